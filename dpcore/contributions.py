@@ -1,0 +1,129 @@
+"""Contributions as ragged columns: who (user) gave how many values to which cell, and the values.
+
+Values are integers on a public grid (quanta), clipped to [0, U] before anything is summed. Under relation "values"
+:class:`Counts` is public; under "participation" nothing here is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.errors import OverflowBoundError, ParameterError
+
+IntArray = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.uint64]
+
+MAX_TOTAL = 2**62
+"""Every integer sum of values must stay below this."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Samples per (cell, user) pair; P pairs sorted by (cell, user), C cells and L users sorted by identifier.
+
+    ``samples`` may hold 0 for a pair that suppression removed.
+    """
+
+    cells: IdArray
+    users: IdArray
+    pair_cell: IntArray
+    pair_user: IntArray
+    samples: IntArray
+
+    @property
+    def n_cells(self) -> int:
+        """C."""
+        return len(self.cells)
+
+    @property
+    def n_users(self) -> int:
+        """L."""
+        return len(self.users)
+
+    @cached_property
+    def cell_start(self) -> IntArray:
+        """Shape (C+1,): pairs of cell g are ``cell_start[g]:cell_start[g+1]``."""
+        return np.searchsorted(self.pair_cell, np.arange(self.n_cells + 1)).astype(np.int64)
+
+    def by_cell(self, column: IntArray) -> IntArray:
+        """Sums of a pair column per cell, shape (C,)."""
+        return _segment_sums(column, self.cell_start)
+
+    def by_user(self, column: IntArray) -> IntArray:
+        """Sums of a pair column per user, shape (L,)."""
+        order = np.argsort(self.pair_user, kind="stable")
+        start = np.searchsorted(self.pair_user[order], np.arange(self.n_users + 1))
+        return _segment_sums(column[order], start.astype(np.int64))
+
+    def max_by_cell(self, column: IntArray) -> IntArray:
+        """Largest entry of a pair column per cell, shape (C,); every cell has at least one pair."""
+        return np.maximum.reduceat(column, self.cell_start[:-1]) if len(column) else np.zeros(self.n_cells, np.int64)
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """Values behind :class:`Counts`: N quanta in [0, ``upper``], sorted by (cell, user, time)."""
+
+    counts: Counts
+    values: IntArray
+    pair_start: IntArray
+    upper: int
+
+    @classmethod
+    def group(cls, cell: IdArray, user: IdArray, time: IntArray, value: IntArray, *, upper: int) -> Contributions:
+        """Group N events (columns of shape (N,)), clipping each value to [0, ``upper``] quanta.
+
+        Raises :class:`ParameterError` for columns of unequal length or ``upper`` < 0, :class:`OverflowBoundError` if
+        N·upper could leave int64.
+        """
+        if upper < 0:
+            raise ParameterError(f"upper bound {upper} quanta is negative; give 0 or more")
+        n = len(value)
+        if not len(cell) == len(user) == len(time) == n:
+            raise ParameterError(f"columns of {len(cell)}, {len(user)}, {len(time)} and {n} rows; give equal lengths")
+        if n * max(upper, 1) >= MAX_TOTAL:
+            raise OverflowBoundError(f"{n} values of up to {upper} quanta could exceed 2^62; use a coarser quantum")
+        order = np.lexsort((value, time, user, cell))
+        cell, user = cell[order], user[order]
+        values = np.clip(value[order].astype(np.int64), 0, upper)
+        new_pair = np.ones(n, dtype=bool)
+        new_pair[1:] = (cell[1:] != cell[:-1]) | (user[1:] != user[:-1])
+        first = np.flatnonzero(new_pair)
+        pair_start = np.append(first, n).astype(np.int64)
+        cells, pair_cell = np.unique(cell[first], return_inverse=True)
+        users, pair_user = np.unique(user[first], return_inverse=True)
+        counts = Counts(cells, users, pair_cell.astype(np.int64), pair_user.astype(np.int64), np.diff(pair_start))
+        return cls(counts, values, pair_start, upper)
+
+    def retain(self, samples: IntArray) -> Contributions:
+        """The first ``samples[p]`` values of every pair p, in time order; pairs with 0 stay, empty."""
+        held = self.counts.samples
+        if len(samples) != len(held) or np.any((samples < 0) | (samples > held)):
+            raise ParameterError("retained counts must lie between 0 and the samples of each pair; plan from these counts")
+        position = np.arange(len(self.values)) - np.repeat(self.pair_start[:-1], held)
+        keep = position < np.repeat(samples, held)
+        counts = Counts(
+            self.counts.cells, self.counts.users, self.counts.pair_cell, self.counts.pair_user, samples.astype(np.int64)
+        )
+        return Contributions(counts, self.values[keep], np.append(0, np.cumsum(samples)).astype(np.int64), self.upper)
+
+    def cell_sums(self) -> IntArray:
+        """Σx per cell in quanta, shape (C,)."""
+        return _segment_sums(self.values, self.pair_start[self.counts.cell_start])
+
+    def cell_squares(self) -> IntArray:
+        """Σx² per cell in quanta², shape (C,); raises :class:`OverflowBoundError` where that could leave int64."""
+        if len(self.values) * max(self.upper, 1) ** 2 >= MAX_TOTAL:
+            raise OverflowBoundError(
+                f"squares of {len(self.values)} values of up to {self.upper} quanta could exceed 2^62; coarser quantum"
+            )
+        return _segment_sums(self.values * self.values, self.pair_start[self.counts.cell_start])
+
+
+def _segment_sums(column: IntArray, start: IntArray) -> IntArray:
+    total = np.append(0, np.cumsum(column, dtype=np.int64))
+    return total[start[1:]] - total[start[:-1]]

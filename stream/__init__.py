@@ -1,0 +1,1 @@
+"""The Hexveil service: vehicle events in, differentially private releases out."""

@@ -1,0 +1,258 @@
+"""TOML and environment into one validated, immutable :class:`Config`."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from dpcore.budget import to_micro
+
+SPEED_TO_KMH = {"km/h": 1.0, "m/s": 3.6, "mph": 1.609344, "kn": 1.852}
+SPEED_QUANTUM_KMH = 0.01
+"""Public grid of speeds: values are integers of this many km/h before anything is summed."""
+
+_DURATION_UNITS = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names the key and the remedy."""
+
+
+def parse_duration(text: object) -> timedelta:
+    """``"90s"``, ``"5m"``, ``"1h"``, ``"1d"`` as a time span; refuses anything else."""
+    if isinstance(text, timedelta):
+        return text
+    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)", text) if isinstance(text, str) else None
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration; write a whole number with ms, s, m, h or d, like '1h'")
+    return timedelta(microseconds=int(match[1]) * _DURATION_UNITS[match[2]])
+
+
+def _known_timezone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise ValueError(f"{name!r} is not an IANA time zone; write one like 'Europe/Paris' or 'UTC'") from None
+    return name
+
+
+def _positive(span: timedelta) -> timedelta:
+    if span <= timedelta(0):
+        raise ValueError("must be longer than zero")
+    return span
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+PositiveDuration = Annotated[timedelta, BeforeValidator(parse_duration), AfterValidator(_positive)]
+TimezoneName = Annotated[str, AfterValidator(_known_timezone)]
+FeedName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
+SpeedUnit = Literal["km/h", "m/s", "mph", "kn"]
+Statistic = Literal["mean", "variance"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Domain(_Section):
+    """Public box in degrees; fixes outside are rejected."""
+
+    south: float = Field(ge=-90, le=90)
+    west: float = Field(ge=-180, le=180)
+    north: float = Field(ge=-90, le=90)
+    east: float = Field(ge=-180, le=180)
+
+    @model_validator(mode="after")
+    def _has_area(self) -> Self:
+        if self.south >= self.north or self.west >= self.east:
+            raise ValueError("the box has no area; south must be below north and west below east")
+        return self
+
+
+class FeedFields(_Section):
+    """Where a declared feed keeps its fields: dotted paths, a number indexes a list (``location.coordinates.1``)."""
+
+    user: str
+    time: str
+    lat: str
+    lng: str
+    speed: str
+    time_format: Literal["rfc3339", "epoch-s", "epoch-ms"] = "rfc3339"
+
+
+class FeedConfig(_Section):
+    """The incoming feed and its units."""
+
+    name: FeedName
+    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
+    format: Literal["canonical", "capmetro", "itms", "declared"] = "canonical"
+    timezone: TimezoneName
+    speed_unit: SpeedUnit = "km/h"
+    domain: Domain
+    fields: FeedFields | None = None
+
+    @model_validator(mode="after")
+    def _fields_belong_to_declared(self) -> Self:
+        if (self.format == "declared") != (self.fields is not None):
+            raise ValueError("[feed.fields] and format = 'declared' go together; give both or neither")
+        return self
+
+
+class WindowConfig(_Section):
+    """Timeslots and how long to wait for them."""
+
+    slot: PositiveDuration = timedelta(hours=1)
+    allowed_delay: Duration = timedelta(minutes=5)
+    idle_timeout: PositiveDuration = timedelta(minutes=5)
+    max_future: Duration = timedelta(minutes=5)
+    max_age: PositiveDuration = timedelta(days=36500)
+
+
+class PrivacyConfig(_Section):
+    """Allowance per window (epsilon) and per period (budget), for one user."""
+
+    epsilon: float = Field(gt=0, le=1000)
+    budget: float = Field(gt=0, le=100_000)
+    period: PositiveDuration = timedelta(days=1)
+    user_key_file: Path = Path("var/user.key")
+
+    @model_validator(mode="after")
+    def _budget_covers_a_window(self) -> Self:
+        if self.budget < self.epsilon:
+            raise ValueError(f"budget {self.budget} is below epsilon {self.epsilon}: no window could ever be released")
+        return self
+
+    @cached_property
+    def epsilon_micro(self) -> int:
+        """Allowance of one user in one window, in µε."""
+        return to_micro(self.epsilon, round_up=False)
+
+    @cached_property
+    def budget_micro(self) -> int:
+        """Allowance of one user in one period, in µε."""
+        return to_micro(self.budget, round_up=False)
+
+
+class HexagonConfig(_Section):
+    """Spatial resolution."""
+
+    resolution: int = Field(ge=0, le=15)
+
+
+class SpeedConfig(_Section):
+    """Statistics of speed per hexagon and timeslot."""
+
+    upper_bound: float = Field(gt=0, le=1000)
+    statistics: tuple[Statistic, ...] = Field(default=("mean", "variance"), min_length=1)
+    suppression: Literal["chop-user", "none"] = "chop-user"
+    allocation: Literal["exact-loss", "uniform"] = "exact-loss"
+    min_users: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _on_the_grid(self) -> Self:
+        if len(set(self.statistics)) != len(self.statistics):
+            raise ValueError(f"statistics {list(self.statistics)} names one twice; name each once")
+        if abs(self.upper_bound / SPEED_QUANTUM_KMH - self.upper_quanta) > 1e-6:
+            raise ValueError(f"upper_bound {self.upper_bound} is not a multiple of {SPEED_QUANTUM_KMH} km/h; round it")
+        return self
+
+    @property
+    def upper_quanta(self) -> int:
+        """U in quanta of :data:`SPEED_QUANTUM_KMH`."""
+        return round(self.upper_bound / SPEED_QUANTUM_KMH)
+
+
+class KafkaConfig(_Section):
+    """Broker and consumer group."""
+
+    bootstrap: str = "127.0.0.1:9092"
+    group: str = "hexveil-worker"
+
+
+class RedisConfig(_Section):
+    """State and ledger store."""
+
+    url: str = "redis://127.0.0.1:6379/0"
+
+
+class SurfaceConfig(_Section):
+    """Address of an HTTP surface."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(ge=0, le=65535)
+
+
+class Config(BaseSettings):
+    """One deployment: everything the worker needs to know, checked before anything starts."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="HEXVEIL_", env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True
+    )
+
+    relation: Literal["values", "participation"]
+    feed: FeedConfig
+    window: WindowConfig = WindowConfig()
+    privacy: PrivacyConfig
+    hexagons: HexagonConfig
+    speed: SpeedConfig
+    kafka: KafkaConfig = KafkaConfig()
+    redis: RedisConfig = RedisConfig()
+    operator: SurfaceConfig = SurfaceConfig(port=6066)
+    public: SurfaceConfig = SurfaceConfig(port=8080)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment above file; nothing else."""
+        return env_settings, init_settings
+
+    @model_validator(mode="after")
+    def _slots_fit_periods(self) -> Self:
+        if self.privacy.period % self.window.slot:
+            raise ValueError(
+                f"window.slot {self.window.slot} does not divide privacy.period {self.privacy.period}; "
+                "a timeslot must never straddle two ledger periods"
+            )
+        return self
+
+
+def load_config(path: str | os.PathLike[str], **overrides: Any) -> Config:
+    """Read ``path`` with environment overrides; ``overrides`` are dotted keys (``feed.format="capmetro"``) above both.
+
+    Raises :class:`ConfigError` naming every bad key, what was found and what would be right.
+    """
+    try:
+        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; start from config/bus-fleet.toml or run 'hexveil init'") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    for key, value in overrides.items():
+        section = data
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[leaf] = value
+    try:
+        return Config(**data)
+    except ValidationError as error:
+        lines = [
+            f"  {'.'.join(map(str, item['loc'])) or '(whole file)'}: {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors()
+        ]
+        raise ConfigError(f"{path}: {len(lines)} problem(s)\n" + "\n".join(lines)) from None
