@@ -94,7 +94,7 @@ class FeedConfig(_Section):
 
     name: FeedName
     topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
-    format: Literal["canonical", "capmetro", "itms", "declared"] = "canonical"
+    format: Literal["canonical", "capmetro", "capmetro-2015", "itms", "declared"] = "canonical"
     timezone: TimezoneName
     speed_unit: SpeedUnit = "km/h"
     domain: Domain
