@@ -35,7 +35,7 @@ class Window(NamedTuple):
 
 
 class Period(NamedTuple):
-    """One ledger period ``[start, end)`` in epoch seconds; ``key`` is its first local date (and the part of the day)."""
+    """One ledger period ``[start, end)``, epoch seconds; ``key`` is its first local date (and part of the day)."""
 
     start: int
     end: int
@@ -74,7 +74,7 @@ class Slotting:
         object.__setattr__(self, "_zone", ZoneInfo(self.timezone))
 
     def slot_starts(self, times_us: IntArray) -> IntArray:
-        """Start (epoch seconds) of the timeslot of each time (µs UTC); one table per distinct UTC day, no loop per row."""
+        """Start (epoch seconds) of the timeslot of each time (µs UTC), from one table per distinct UTC day."""
         seconds = np.asarray(times_us, dtype=np.int64) // 1_000_000
         if seconds.size == 0:
             return seconds
