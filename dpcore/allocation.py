@@ -186,11 +186,13 @@ def allocate(
     """
     beta = _checked_allowances(sensitivities, allowances)
     solution = _solve(sensitivities, beta, tolerance, max_iterations)
-    numerator, denominator, charges = _round_exactly(sensitivities, allowances, solution.scales)
+    numerator, denominator = _round_exactly(sensitivities, allowances, solution.scales)
+    numerator = _fill_slack(sensitivities, allowances, numerator, denominator)
+    charges = exact_charges(sensitivities, numerator, denominator)
+    if np.any(charges > allowances):
+        raise BudgetError("a charge exceeds its allowance after rounding; nothing may be released with these scales")
     objective = float(sensitivities.weight @ (numerator / denominator))
-    return Allocation(
-        numerator, denominator, charges, objective, solution.bound, solution.iterations, solution.prices
-    )
+    return Allocation(numerator, denominator, charges, objective, solution.bound, solution.iterations, solution.prices)
 
 
 def uniform_allocation(sensitivities: Sensitivities, allowances: IntArray) -> Allocation:
@@ -201,6 +203,173 @@ def uniform_allocation(sensitivities: Sensitivities, allowances: IntArray) -> Al
     beta = _checked_allowances(sensitivities, allowances)
     most = int(sensitivities.entries_per_user.max(initial=0))
     scales = sensitivities.row_max(sensitivities.delta * most / beta[sensitivities.user]).astype(np.float64)
-    numerator, denominator, charges = _round_exactly(sensitivities, allowances, scales)
+    numerator, denominator = _round_exactly(sensitivities, allowances, scales)
+    charges = exact_charges(sensitivities, numerator, denominator)
     objective = float(sensitivities.weight @ (numerator / denominator))
     return Allocation(numerator, denominator, charges, objective, 0.0, 0, np.zeros(sensitivities.n_users))
+
+
+def exact_charges(sensitivities: Sensitivities, numerator: IntArray, denominator: IntArray) -> IntArray:
+    """µε per user, shape (L,): Σ ⌈10⁶·Δ·denominator/numerator⌉ in int64.
+
+    Raises :class:`OverflowBoundError` unless every product and sum provably stays below 2^62.
+    """
+    largest = sensitivities.row_max(sensitivities.delta)
+    moved = largest > 0
+    if np.any(numerator[moved] < 1) or np.any(numerator > MAX_NUMERATOR):
+        raise OverflowBoundError("noise scales must have numerators in 1..2^40; use a coarser quantum or a larger budget")
+    if np.any(denominator[moved] > MAX_CHARGE // (MICRO * largest[moved])):
+        raise OverflowBoundError("10^6·sensitivity·denominator exceeds 2^62 for some row; use a coarser quantum")
+    t = numerator[sensitivities.row]
+    cost = -(-(MICRO * sensitivities.delta * denominator[sensitivities.row]) // t)
+    if float(cost.max(initial=0)) * float(sensitivities.entries_per_user.max(initial=0)) >= MAX_CHARGE:
+        raise OverflowBoundError("charges of one user could sum beyond 2^62; use larger scales")
+    # bincount would add in floating point.
+    charges = np.zeros(sensitivities.n_users, dtype=np.int64)
+    np.add.at(charges, sensitivities.user, cost)
+    return charges
+
+
+def _checked_allowances(sensitivities: Sensitivities, allowances: IntArray) -> FloatArray:
+    """Allowances as epsilon for the float solver, after refusing those that cannot be met."""
+    if allowances.shape != (sensitivities.n_users,) or not np.issubdtype(allowances.dtype, np.integer):
+        raise BudgetError(f"allowances must be {sensitivities.n_users} integers of µε, one per user")
+    short = np.flatnonzero(allowances < np.maximum(sensitivities.entries_per_user, 1))
+    if len(short):
+        raise BudgetError(
+            f"{len(short)} users have less than 1 µε for each number they enter (the first has {allowances[short[0]]} µε "
+            f"for {sensitivities.entries_per_user[short[0]]}); leave them out of the window"
+        )
+    if len(allowances) and allowances.max() > MAX_NUMERATOR:
+        raise OverflowBoundError(f"an allowance of {allowances.max()} µε exceeds 2^40; give a smaller one")
+    return allowances / MICRO
+
+
+def _round_exactly(
+    sensitivities: Sensitivities, allowances: IntArray, scales: FloatArray
+) -> tuple[IntArray, IntArray]:
+    """Integer ratios t/s ≥ ``scales`` (s a power of two) whose exact charges are within every allowance.
+
+    A ceiling costs at most 1 µε per entry, so every user is given that much room first; a row whose entries already
+    cost 1 µε each cannot get cheaper and is left there. Numerators near min(2^38, 2^61/β) keep 10⁶·Δ·s ≤ β·t < 2^62.
+    """
+    largest = sensitivities.row_max(sensitivities.delta)
+    moved = largest > 0
+    room = np.maximum(allowances - sensitivities.entries_per_user, 0)
+    with np.errstate(divide="ignore"):
+        inflation = sensitivities.row_max((allowances / room)[sensitivities.user])
+    wanted = np.where(moved, np.minimum(scales * np.maximum(inflation, 1.0), MICRO * largest.astype(np.float64)), 0.0)
+    finest = min(2.0**38, 2.0**61 / max(float(allowances.max(initial=1)), 1.0))
+    slack = 1.0
+    for attempt in range(_ROUNDING_ATTEMPTS):
+        scale = wanted * slack
+        if np.any(scale > MAX_NUMERATOR):
+            raise OverflowBoundError(f"a noise scale of {scale.max():.3g} quanta exceeds 2^40; use a coarser quantum")
+        exponent = np.floor(np.log2(finest / np.where(moved, scale, finest)))
+        denominator = np.left_shift(1, np.clip(exponent, 0, 61).astype(np.int64))
+        numerator = np.where(moved, np.maximum(np.ceil(scale * denominator), 1), 0).astype(np.int64)
+        if np.all(exact_charges(sensitivities, numerator, denominator) <= allowances):
+            return numerator, denominator
+        slack = 1 + 2.0 ** (attempt - 45)
+    raise BudgetError("no rounding of the scales met every allowance; leave out users with next to nothing left")
+
+
+_ROUNDING_ATTEMPTS = 60
+"""Float error is about 2^-48 of a scale, so the second or third attempt succeeds; the last doubles scales many times."""
+
+
+def _fill_slack(
+    sensitivities: Sensitivities, allowances: IntArray, numerator: IntArray, denominator: IntArray
+) -> IntArray:
+    """Lower each row's numerator, costliest rows first, to the least that what its users have left can pay."""
+    numerator = numerator.copy()
+    left = allowances - exact_charges(sensitivities, numerator, denominator)
+    start = sensitivities.row_start
+    order = np.argsort(-sensitivities.weight * numerator / denominator, kind="stable")
+    for row in order[numerator[order] > 0].tolist():
+        part = slice(start[row], start[row + 1])
+        users = sensitivities.user[part]
+        spare = left[users]
+        if not spare.all():
+            continue
+        need = MICRO * sensitivities.delta[part] * denominator[row]
+        cost = -(-need // numerator[row])
+        numerator[row] = (-(-need // (cost + spare))).max()
+        left[users] = spare + cost - -(-need // numerator[row])
+    return numerator
+
+
+def _ascend(
+    matrix: sparse.csr_matrix, transposed: sparse.csr_matrix, weight: FloatArray, price: FloatArray, steps: int
+) -> tuple[FloatArray, int]:
+    """``steps`` multiplicative dual steps: price ← price·loss²."""
+    for _ in range(steps):
+        price = price * (transposed @ np.sqrt(weight / (matrix @ price))) ** _EXPONENT
+    return price, steps
+
+
+@dataclass(frozen=True)
+class _Solution:
+    """Float scales that obey every constraint up to rounding, the dual bound, and the prices that prove it."""
+
+    scales: FloatArray
+    bound: float
+    iterations: int
+    prices: FloatArray
+
+
+_WARM_UP = 30
+"""Dual steps over all users before the program is restricted to those whose constraint can bind."""
+_INNER = 400
+"""Dual steps on the restricted program between two looks at all users."""
+_EXPONENT = 2
+"""Of the multiplicative step: loss is homogeneous of degree −1/2 in the prices, so 2 solves a lone constraint at once."""
+_NEGLIGIBLE = 1e-9
+"""Share of the total price below which a slack user is left out of the restricted program."""
+
+
+def _solve(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max_iterations: int) -> _Solution:
+    """Multiplicative dual ascent on x = 1/b, first over all users, then over the few that bind.
+
+    With prices y, x_r = √(w_r / Σ_l y_l Δ[r,l]) minimises the Lagrangian; the best multiple of y gives the lower bound
+    (Σ √(w·Δy))² / Σ βy. Dividing x_r by the largest loss/β among the users of row r makes any x feasible.
+    """
+    rows = np.flatnonzero(np.diff(sensitivities.row_start))
+    if not len(rows):
+        return _Solution(np.zeros(sensitivities.n_rows), 0.0, 0, np.zeros(sensitivities.n_users))
+    shape = (sensitivities.n_rows, sensitivities.n_users)
+    entries = (sensitivities.delta.astype(np.float64), (sensitivities.row, sensitivities.user))
+    # Allowances scaled to 1: every user's constraint reads Σ (Δ/β)·x ≤ 1.
+    matrix = sparse.csr_matrix(entries, shape=shape)[rows] @ sparse.diags(1 / beta)
+    weight = sensitivities.weight[rows]
+    transposed = matrix.T.tocsr()
+    price = np.asarray(matrix.sum(axis=0)).ravel()
+    price *= weight.sum() / max(price.sum(), np.finfo(float).tiny)
+    price, _ = _ascend(matrix, transposed, weight, price, _WARM_UP)
+    iterations = _WARM_UP
+    best, bound = np.full(len(rows), np.inf), 0.0
+    best_price = price
+    objective = np.inf
+    while True:
+        pressed = matrix @ price
+        x = np.sqrt(weight / pressed)
+        loss = transposed @ x
+        lower = float(np.sqrt(weight * pressed).sum() ** 2 / price.sum())
+        if lower > bound:
+            bound, best_price = lower, price * (np.sqrt(weight * pressed).sum() / price.sum()) ** 2
+        scales = np.maximum.reduceat(loss[matrix.indices], matrix.indptr[:-1]) / x
+        if float(weight @ scales) < objective:
+            objective, best = float(weight @ scales), scales
+        if objective <= bound * (1 + tolerance) or iterations >= max_iterations:
+            break
+        kept = np.flatnonzero((price > _NEGLIGIBLE * price.sum()) | (loss > 1))
+        # A newly binding user starts at a price that can grow; one without any price could not.
+        seed = np.maximum(price[kept], _NEGLIGIBLE * price.sum())
+        part = transposed[kept]
+        seed, done = _ascend(part.T.tocsr(), part, weight, seed, min(_INNER, max_iterations - iterations))
+        iterations += done
+        price = np.zeros(len(price))
+        price[kept] = seed
+    full = np.zeros(sensitivities.n_rows)
+    full[rows] = best
+    return _Solution(full, bound, iterations, best_price / beta)
