@@ -124,8 +124,8 @@ class Closing:
         generation = await self.ledger.generation()
         if generation is None:
             raise LedgerError(
-                f"feed {self.config.feed.name!r} has rows to release but Redis holds no ledger generation; budgets spent "
-                "are unknown. Restore Redis from its append-only file"
+                f"feed {self.config.feed.name!r} has rows to release but Redis holds no ledger generation; what was spent "
+                "is unknown. Restore Redis from its append-only file"
             )
         await self.rows.seal(slot)
         await self._done("seal")
@@ -175,7 +175,8 @@ class Closing:
             mine = encode_plan(plan_window(counts, left, self.config, window, period, generation))
             blob = await self.redis.eval(_REPLACE, 1, key, blob, mine)
         raise LedgerError(
-            f"window {utc_text(slot)}: budgets were spent elsewhere during {_PLAN_ATTEMPTS} plans; it is tried again later"
+            f"window {utc_text(slot)}: budgets were spent elsewhere during {_PLAN_ATTEMPTS} plans; "
+            "it is tried again later"
         )
 
     async def _clean(self, slot: int) -> None:

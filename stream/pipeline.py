@@ -229,7 +229,7 @@ def build_messages(plan: Plan, contributions: Contributions, noise: Noise, confi
     if _counts_digest(counts) != plan.counts_digest:
         raise PlanError(
             f"the rows of window {utc_text(plan.window.start)} changed after they were planned; nothing was drawn. "
-            "Restore the rows, or give the window up with 'hexveil ledger abandon'"
+            "Restore Redis from its append-only file"
         )
     kept = contributions.retain(np.frombuffer(plan.retained, "<i8"))
     shape = (len(plan.statistics), counts.n_cells)

@@ -116,7 +116,7 @@ async def last_marker(bootstrap: str, feed: str) -> bytes | None:
             consumer.seek(partition, starts[partition])
         newest: tuple[int, int, bytes] | None = None
         while remaining:
-            for partition, records in (await consumer.getmany(*remaining, timeout_ms=1000)).items():
+            for records in (await consumer.getmany(*remaining, timeout_ms=1000)).values():
                 for record in records:
                     if record.key == feed.encode() and record.value is not None:
                         found = (record.partition, record.offset, record.value)
