@@ -1,0 +1,162 @@
+"""Timeslots, ledger periods and watermarks: pure functions of time.
+
+A period of whole days runs from one local midnight to another; several days are counted from Monday 1970-01-05. A
+period shorter than a day divides the local day in elapsed time from its midnight, and the last one is cut at the next
+midnight. Timeslots are counted in elapsed time from the start of their period and the last one is cut at its end, so
+a slot never straddles two periods, not even on days of 23, 23.5 or 25 hours. A midnight that the clocks repeat is its
+first occurrence; one that they skip is the instant at which the clock before the change would have shown it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+_DAY = 86_400
+_MICROSECOND = timedelta(microseconds=1)
+_MONDAY = date(1970, 1, 5).toordinal()
+_KEPT_DAYS = 1024
+"""UTC days whose slot tables are kept; a live feed needs two or three."""
+
+
+class Window(NamedTuple):
+    """One timeslot ``[start, end)`` in epoch seconds."""
+
+    start: int
+    end: int
+
+
+class Period(NamedTuple):
+    """One ledger period ``[start, end)``, epoch seconds; ``key`` is its first local date (and part of the day)."""
+
+    start: int
+    end: int
+    key: str
+
+
+class PartitionTime(NamedTuple):
+    """One partition, µs UTC: the largest event time seen (None: no event yet) and when it was last heard of."""
+
+    max_event_us: int | None
+    last_seen_us: int
+
+
+@dataclass(frozen=True)
+class Slotting:
+    """Divides time into timeslots and ledger periods of one time zone.
+
+    Raises :class:`ValueError` for a slot or period that is not a whole positive number of seconds, a slot longer than
+    the period, and a period above a day that is not a whole number of days.
+    """
+
+    slot: timedelta
+    period: timedelta
+    timezone: str
+    _zone: ZoneInfo = field(init=False, repr=False, compare=False)
+    _tables: dict[int, IntArray] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, span in (("slot", self.slot), ("period", self.period)):
+            if span <= timedelta(0) or span.microseconds:
+                raise ValueError(f"{name} {span} is not a positive whole number of seconds; give one like '1h'")
+        if self.slot > self.period:
+            raise ValueError(f"slot {self.slot} is longer than the period {self.period}; make it divide the period")
+        if self.period > timedelta(days=1) and self.period.seconds:
+            raise ValueError(f"period {self.period} is above a day but not whole days; give whole days like '7d'")
+        object.__setattr__(self, "_zone", ZoneInfo(self.timezone))
+
+    def slot_starts(self, times_us: IntArray) -> IntArray:
+        """Start (epoch seconds) of the timeslot of each time (µs UTC), from one table per distinct UTC day."""
+        seconds = np.asarray(times_us, dtype=np.int64) // 1_000_000
+        if seconds.size == 0:
+            return seconds
+        days = seconds // _DAY
+        first, last = int(days.min()), int(days.max())
+        distinct = range(first, last + 1) if last - first <= 1 else np.unique(days).tolist()
+        tables = [self._table(day) for day in distinct]
+        boundaries = tables[0] if len(tables) == 1 else np.concatenate(tables)
+        return boundaries[np.searchsorted(boundaries, seconds, side="right") - 1]
+
+    def window(self, slot_start: int) -> Window:
+        """The timeslot that holds ``slot_start`` (epoch seconds), which need not be its first second."""
+        period = self.period_of(slot_start)
+        length = self.slot // timedelta(seconds=1)
+        start = period.start + (slot_start - period.start) // length * length
+        return Window(start, min(start + length, period.end))
+
+    def period_of(self, slot_start: int) -> Period:
+        """The ledger period that holds the instant ``slot_start`` (epoch seconds)."""
+        whole = max(1, self.period.days)
+        local = datetime.fromtimestamp(slot_start, self._zone).toordinal()
+        first = _MONDAY + (local - _MONDAY) // whole * whole
+        # The clocks may repeat or skip a midnight, so the date on the clock is only a first guess.
+        while self._midnight(first) > slot_start:
+            first -= whole
+        while self._midnight(first + whole) <= slot_start:
+            first += whole
+        start, end = self._midnight(first), self._midnight(first + whole)
+        key = date.fromordinal(first).isoformat()
+        if self.period.days:
+            return Period(start, end, key)
+        length = self.period // timedelta(seconds=1)
+        part = (slot_start - start) // length
+        return Period(start + part * length, min(start + (part + 1) * length, end), f"{key}.{part}")
+
+    def _midnight(self, ordinal: int) -> int:
+        day = date.fromordinal(ordinal)
+        return int(datetime(day.year, day.month, day.day, tzinfo=self._zone).timestamp())
+
+    def _table(self, day: int) -> IntArray:
+        """Starts of all timeslots that touch one UTC day (days since 1970), in order."""
+        table = self._tables.get(day)
+        if table is None:
+            table = self._slots_between(day * _DAY, (day + 1) * _DAY)
+            if len(self._tables) >= _KEPT_DAYS:
+                self._tables.pop(next(iter(self._tables)), None)
+            self._tables[day] = table
+        return table
+
+    def _slots_between(self, start: int, end: int) -> IntArray:
+        length = self.slot // timedelta(seconds=1)
+        parts, instant = [], start
+        while instant < end:
+            period = self.period_of(instant)
+            begin = period.start + (instant - period.start) // length * length
+            parts.append(np.arange(begin, min(end, period.end), length, dtype=np.int64))
+            instant = period.end
+        return np.concatenate(parts)
+
+
+def watermark(
+    partitions: Mapping[str, PartitionTime], now_us: int, allowed_delay: timedelta, idle_timeout: timedelta
+) -> int | None:
+    """Time (µs UTC) before which no more events are awaited; None while that is unknown.
+
+    The minimum over partitions heard of within ``idle_timeout`` of their largest event time less ``allowed_delay``. A
+    time ahead of ``now_us`` counts as ``now_us``, so a fast clock cannot close windows of a live feed, and the
+    slowest partition decides. A partition in use that has shown no event yet holds everything open until it is idle.
+    When all are idle, only the wall clock moves on, and ``now_us - allowed_delay`` closes the tail of a feed that has
+    paused or ended.
+    """
+    delay, timeout = allowed_delay // _MICROSECOND, idle_timeout // _MICROSECOND
+    active = [times.max_event_us for times in partitions.values() if now_us - times.last_seen_us < timeout]
+    if not active:
+        seen_any = any(times.max_event_us is not None for times in partitions.values())
+        return now_us - delay if seen_any else None
+    known = [event for event in active if event is not None]
+    if len(known) < len(active):
+        return None
+    return min(min(known), now_us) - delay
+
+
+def utc_text(epoch_seconds: int) -> str:
+    """``2017-03-21T12:00:00Z``: how messages write the bounds of windows and periods."""
+    return datetime.fromtimestamp(epoch_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,182 @@
+"""Timeslots and periods tile time, on every kind of day; watermarks obey the slowest live partition."""
+
+import math
+import time
+from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream.windows import PartitionTime, Slotting, Window, utc_text, watermark
+
+ZONES = [
+    "America/Chicago",
+    "Europe/London",
+    "Asia/Kathmandu",
+    "Australia/Lord_Howe",
+    "America/Sao_Paulo",
+    "Pacific/Apia",
+]
+DAY = timedelta(days=1)
+YEARS = {"America/Sao_Paulo": 2017, "Pacific/Apia": 2011}
+
+
+def brute_force_windows(zone: str, year: int, slot: timedelta) -> list[Window]:
+    """All slots of a year by walking from local midnight to local midnight, second by second of elapsed time."""
+    tz, step = ZoneInfo(zone), slot // timedelta(seconds=1)
+    midnights = sorted({int(datetime(d.year, d.month, d.day, tzinfo=tz).timestamp()) for d in all_days(year)})
+    return [
+        Window(start, min(start + step, end)) for begin, end in pairwise(midnights) for start in range(begin, end, step)
+    ]
+
+
+def all_days(year: int) -> list[date]:
+    first = date(year, 1, 1).toordinal()
+    return [date.fromordinal(first + i) for i in range(367)]
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize("slot", [timedelta(minutes=15), timedelta(hours=1), timedelta(hours=6), DAY])
+def test_slots_of_a_year_equal_a_walk_over_local_days(zone, slot):
+    slotting = Slotting(slot, DAY, zone)
+    windows = brute_force_windows(zone, YEARS.get(zone, 2017), slot)
+    starts, ends = np.array(windows).T
+    for probe in (starts, (starts + ends) // 2, ends - 1):
+        assert (slotting.slot_starts(probe * 1_000_000) == starts).all()
+    assert (slotting.slot_starts(ends * 1_000_000 - 1) == starts).all()
+    assert all(slotting.window(window.start) == window for window in windows)
+    assert all(left.end == right.start for left, right in pairwise(windows))
+
+
+@pytest.mark.parametrize(
+    ("zone", "day", "hours"),
+    [
+        ("America/Chicago", date(2017, 3, 12), 23),
+        ("America/Chicago", date(2017, 11, 5), 25),
+        ("Europe/London", date(2017, 3, 26), 23),
+        ("Australia/Lord_Howe", date(2017, 10, 1), 23.5),
+        ("Australia/Lord_Howe", date(2017, 4, 2), 24.5),
+        ("Asia/Kathmandu", date(2017, 3, 12), 24),
+    ],
+)
+def test_a_day_with_a_clock_change_is_one_period_of_its_true_length(zone, day, hours):
+    slotting = Slotting(timedelta(hours=1), DAY, zone)
+    noon = int(datetime(day.year, day.month, day.day, 12, tzinfo=ZoneInfo(zone)).timestamp())
+    period = slotting.period_of(noon)
+    assert period.key == day.isoformat()
+    assert period.end - period.start == hours * 3600
+    starts = np.unique(slotting.slot_starts(np.arange(period.start, period.end, 60) * 1_000_000))
+    assert len(starts) == math.ceil(hours)
+    assert slotting.window(int(starts[-1])).end == period.end
+
+
+@given(
+    st.sampled_from(ZONES),
+    st.integers(0, 2_000_000_000),
+    st.sampled_from([60, 900, 3600, 7 * 3600]),
+    st.sampled_from([timedelta(hours=8), DAY, 2 * DAY, 7 * DAY]),
+)
+def test_a_slot_never_straddles_a_period(zone, second, slot, period_length):
+    slotting = Slotting(timedelta(seconds=slot), period_length, zone)
+    window, period = slotting.window(second), slotting.period_of(second)
+    assert period.start <= window.start <= second < window.end <= period.end
+    assert slotting.slot_starts(np.array([second * 1_000_000 + 999_999]))[0] == window.start
+    assert slotting.period_of(period.end).start == period.end
+    assert slotting.period_of(period.start) == period == slotting.period_of(period.end - 1)
+
+
+def test_weeks_begin_on_local_monday():
+    period = Slotting(timedelta(hours=1), 7 * DAY, "America/Chicago").period_of(1490100000)
+    assert period.key == "2017-03-20"
+    assert date.fromisoformat(period.key).weekday() == 0
+
+
+def test_parts_of_a_day_have_their_own_keys_and_end_at_midnight():
+    slotting = Slotting(timedelta(hours=1), timedelta(hours=8), "America/Chicago")
+    start = int(datetime(2017, 11, 5, tzinfo=ZoneInfo("America/Chicago")).timestamp())
+    keys = [slotting.period_of(start + hour * 3600).key for hour in range(25)]
+    assert sorted(set(keys)) == [f"2017-11-05.{part}" for part in range(4)]
+    assert keys.count("2017-11-05.3") == 1
+
+
+def test_times_before_1970_and_unsorted_input_are_slotted():
+    slotting = Slotting(timedelta(hours=1), DAY, "UTC")
+    times = np.array([7200_000_001, -1, 0, 400 * 86_400_000_000])
+    assert slotting.slot_starts(times).tolist() == [7200, -3600, 0, 400 * 86400]
+    assert slotting.slot_starts(np.array([], dtype=np.int64)).size == 0
+
+
+def test_a_million_times_take_well_under_a_second():
+    rng = np.random.default_rng(1)
+    times = rng.integers(1490000000, 1490000000 + 30 * 86400, 1_000_000) * 1_000_000
+    slotting = Slotting(timedelta(hours=1), DAY, "America/Chicago")
+    begin = time.process_time()
+    slotting.slot_starts(times)
+    assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize(
+    ("slot", "period"),
+    [
+        (timedelta(0), DAY),
+        (timedelta(milliseconds=500), DAY),
+        (2 * DAY, DAY),
+        (timedelta(hours=1), timedelta(hours=36)),
+    ],
+)
+def test_slots_and_periods_that_cannot_tile_are_refused(slot, period):
+    with pytest.raises(ValueError, match=r"give|divide"):
+        Slotting(slot, period, "UTC")
+
+
+SECOND = 1_000_000
+DELAY, IDLE = timedelta(seconds=300), timedelta(seconds=600)
+NOW = 1_490_000_000 * SECOND
+
+
+def test_the_slowest_live_partition_decides():
+    partitions = {"t/0": PartitionTime(NOW - 10 * SECOND, NOW), "t/1": PartitionTime(NOW - 900 * SECOND, NOW)}
+    assert watermark(partitions, NOW, DELAY, IDLE) == NOW - 1200 * SECOND
+
+
+def test_an_idle_partition_no_longer_holds_windows_open():
+    partitions = {
+        "t/0": PartitionTime(NOW - 10 * SECOND, NOW),
+        "t/1": PartitionTime(NOW - 900 * SECOND, NOW - 600 * SECOND),
+    }
+    assert watermark(partitions, NOW, DELAY, IDLE) == NOW - 310 * SECOND
+
+
+def test_a_partition_without_events_holds_windows_open_until_it_is_idle():
+    partitions = {"t/0": PartitionTime(NOW, NOW), "t/1": PartitionTime(None, NOW - 599 * SECOND)}
+    assert watermark(partitions, NOW, DELAY, IDLE) is None
+    assert watermark(partitions, NOW + SECOND, DELAY, IDLE) == NOW - 300 * SECOND
+
+
+def test_when_all_are_idle_the_wall_clock_closes_the_tail():
+    recorded = {"t/0": PartitionTime(NOW - 10**15, NOW - 600 * SECOND)}
+    assert watermark(recorded, NOW, DELAY, IDLE) == NOW - 300 * SECOND
+    assert watermark({"t/0": PartitionTime(None, NOW - 600 * SECOND)}, NOW, DELAY, IDLE) is None
+    assert watermark({}, NOW, DELAY, IDLE) is None
+
+
+@given(st.integers(0, 10**15), st.dictionaries(st.sampled_from("abcd"), st.integers(NOW - 10**9, NOW), min_size=1))
+@settings(max_examples=200)
+def test_one_fast_clock_never_moves_the_watermark_past_the_wall_clock_less_the_delay(ahead, events):
+    partitions = {name: PartitionTime(event, NOW) for name, event in events.items()}
+    honest = watermark(partitions, NOW, DELAY, IDLE)
+    partitions["a"] = PartitionTime(NOW + ahead, NOW)
+    moved = watermark(partitions, NOW, DELAY, IDLE)
+    assert honest is not None
+    assert moved is not None
+    assert moved <= NOW - 300 * SECOND
+    others = [event for name, event in events.items() if name != "a"]
+    assert moved == min([*others, NOW]) - 300 * SECOND
+
+
+def test_bounds_are_written_in_utc():
+    assert utc_text(1490097600) == datetime.fromtimestamp(1490097600, UTC).isoformat().replace("+00:00", "Z")
