@@ -144,9 +144,7 @@ class Fleet:
 
     def _measure(self) -> Fixes:
         back_us = (self.now_us - self.phase_us) % self.interval_us
-        chosen = np.flatnonzero(
-            (back_us < round(self.tick * 1e6)) & (self.driving | (self.resting < SILENT_AFTER_S))
-        )
+        chosen = np.flatnonzero((back_us < round(self.tick * 1e6)) & (self.driving | (self.resting < SILENT_AFTER_S)))
         chosen = chosen[np.argsort(-back_us[chosen], kind="stable")]
         at = self.at[chosen] - self.speed[chosen] * back_us[chosen] / 1e6
         lat, lng = self.network.locate(np.maximum(at, self.network.path_start[self.path[chosen]]))

@@ -1,7 +1,8 @@
-"""A synthetic road network and bus routes inside a box: radial, ring and grid roads with stops. No real city is meant."""
+"""A synthetic road network and bus routes inside a box: radial, ring and grid roads. No real city is meant."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +26,10 @@ _KM_PER_DEGREE_LNG = 111.320
 class Network:
     """Directed paths laid end to end on one axis of metres, so that one ``searchsorted`` locates every vehicle.
 
-    Path p covers ``path_start[p] .. path_end[p]``; ``path_next[p]`` is driven after it (the way back, or the loop again).
+    Path p covers ``path_start[p] .. path_end[p]``; ``path_next[p]`` is driven after it (the way back, or the loop).
     ``vertex_*`` are the corners in axis order, ``segment_class[i]`` and ``segment_factor[i]`` (lasting congestion,
-    about 1) belong to the road from corner i to i + 1. ``stop_at`` are the stops in axis order; the last of each path is
-    its terminal, ``first_stop[p]`` the index of its first.
+    about 1) belong to the road from corner i to i + 1. ``stop_at`` are the stops in axis order, the last of each path
+    its terminal; ``first_stop[p]`` is the index of its first.
     """
 
     path_start: np.ndarray
@@ -84,7 +85,7 @@ def _lattice_walk(rng: np.random.Generator, reach: float) -> np.ndarray:
 def _split(points: np.ndarray, longest_km: float = 0.5) -> np.ndarray:
     """The same line with corners added so that no segment is longer than ``longest_km``."""
     pieces = [points[:1]]
-    for a, b in zip(points[:-1], points[1:], strict=True):
+    for a, b in itertools.pairwise(points):
         n = max(int(np.ceil(np.hypot(*(b - a)) / longest_km)), 1)
         pieces.append(a + (b - a) * np.arange(1, n + 1)[:, None] / n)
     return np.concatenate(pieces)
@@ -92,9 +93,7 @@ def _split(points: np.ndarray, longest_km: float = 0.5) -> np.ndarray:
 
 def _lines(rng: np.random.Generator, radius: float, routes: int) -> list[tuple[np.ndarray, int, bool]]:
     """(corners, road class of the line outside the centre, is a loop) of each route."""
-    spokes = [
-        _spoke(rng, 2 * np.pi * k / 9 + rng.normal(0, 0.08), radius * rng.uniform(0.75, 0.95)) for k in range(9)
-    ]
+    spokes = [_spoke(rng, 2 * np.pi * k / 9 + rng.normal(0, 0.08), radius * rng.uniform(0.75, 0.95)) for k in range(9)]
     lines: list[tuple[np.ndarray, int, bool]] = []
     for index in range(routes):
         kind = index % 8

@@ -14,6 +14,7 @@ import numpy as np
 
 from stream.config import SPEED_TO_KMH, FeedConfig
 from stream.sources.fleet import Fixes, Fleet
+from stream.sources.messages import Messages
 from stream.sources.network import build_network
 
 GARBAGE = ("not-json", "no-position", "not-finite", "outside", "far-future", "long-user")
@@ -68,15 +69,6 @@ class Simulation:
 
 
 @dataclass(frozen=True)
-class Messages:
-    """Messages in order of arrival: ``due`` is when each reaches the broker, µs UTC; the key is the vehicle."""
-
-    due: np.ndarray
-    keys: list[bytes]
-    values: list[bytes]
-
-
-@dataclass(frozen=True)
 class _Arrivals:
     """Fixes as they will be sent: ``garbage`` is -1 or an index into :data:`GARBAGE`."""
 
@@ -108,7 +100,9 @@ def simulate(simulation: Simulation) -> Iterator[Messages]:
         interval=simulation.interval.total_seconds(),
     )
     write = _Writer(simulation)
-    end = None if simulation.duration is None else simulation.start_us + simulation.duration // timedelta(microseconds=1)
+    end = (
+        None if simulation.duration is None else simulation.start_us + simulation.duration // timedelta(microseconds=1)
+    )
     waiting: _Arrivals | None = None
     while end is None or fleet.now_us < end:
         fixes = fleet.step()
@@ -132,9 +126,9 @@ def _disturb(fixes: Fixes, faults: Faults, per_degree: tuple[float, float], rng:
     lat = fixes.lat + rng.normal(size=n) * spread / per_degree[0]
     lng = fixes.lng + rng.normal(size=n) * spread / per_degree[1]
     speed = np.where(fixes.speed > 0, np.maximum(fixes.speed + rng.normal(0, 0.3, n), 0.0), 0.0)
-    delay = np.where(
-        rng.random(n) < faults.late, 15 + 60 * rng.standard_exponential(n), rng.uniform(0.1, 2.0, n)
-    ).clip(0, LONGEST_DELAY_S)
+    delay = np.where(rng.random(n) < faults.late, 15 + 60 * rng.standard_exponential(n), rng.uniform(0.1, 2.0, n)).clip(
+        0, LONGEST_DELAY_S
+    )
     kind = np.where(rng.random(n) < faults.garbage, rng.integers(0, len(GARBAGE), n), -1)
     due = fixes.time + np.round(delay * 1e6).astype(np.int64)
     arrivals = _Arrivals(due, fixes.vehicle, fixes.time, lat, lng, speed, kind)
@@ -152,7 +146,7 @@ class _Writer:
     def __init__(self, simulation: Simulation) -> None:
         width = max(len(str(simulation.vehicles - 1)), 4)
         self.names = [f"bus-{index:0{width}d}" for index in range(simulation.vehicles)]
-        self.keys = [name.encode() for name in self.names]
+        self.keys: list[bytes | None] = [name.encode() for name in self.names]
         self.per_ms = 3.6 / SPEED_TO_KMH[simulation.feed.speed_unit]
 
     def __call__(self, arrivals: _Arrivals) -> Messages:
