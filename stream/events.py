@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stream.config import SPEED_QUANTUM_KMH, Config
 from stream.formats import feed_format, is_not_finite, looks_like, time_us
-from stream.pseudonyms import MAX_USER_BYTES, Pseudonyms
+from stream.pseudonyms import Pseudonyms
 
 ROW = np.dtype(
     [("cell", "<u8"), ("user", "<u8"), ("time", "<i8"), ("lat", "<i4"), ("lng", "<i4"), ("value", "<i4")], align=False

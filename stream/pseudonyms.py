@@ -34,7 +34,9 @@ def load_user_key(path: str | os.PathLike[str]) -> bytes:
     if mode & 0o077:
         raise UserKeyError(f"{file}: mode {mode & 0o777:04o} lets others read the user key; run: chmod 600 {file}")
     if len(key) != KEY_BYTES:
-        raise UserKeyError(f"{file}: {len(key)} bytes instead of {KEY_BYTES}; restore it, or move it away to make a new one")
+        raise UserKeyError(
+            f"{file}: {len(key)} bytes instead of {KEY_BYTES}; restore it, or move it away to make a new one"
+        )
     return key
 
 
