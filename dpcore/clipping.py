@@ -46,13 +46,14 @@ def choose_clipping(
     rows: Callable[[IntArray], Sensitivities],
     *,
     bias_weight: float = 1.0,
+    min_users: int = 1,
     max_rounds: int = 30,
 ) -> Clipping:
     """Retained counts of least Σ events·(``bias_weight``·(1 − n/N) + noise) that alternating descent finds.
 
     ``allowances``: shape (L,), µε. ``rows``: retained counts (P,) -> the sensitivities of every released statistic.
-    ``bias_weight``: 1 charges the worst-case clipping bias of the mean; less, what is expected of it. Every cell keeps
-    a sample. Relation "values". Raises :class:`ParameterError` and as :func:`dpcore.allocation.allocate`.
+    ``bias_weight``: 1 charges the worst-case clipping bias of the mean; less, what is expected of it. No cell falls
+    below ``min_users`` contributors. Relation "values". Raises :class:`ParameterError`, and as ``allocate``.
     """
     if not (np.isfinite(bias_weight) and bias_weight >= 0):
         raise ParameterError(f"bias weight {bias_weight} is negative; give 0 or more (1 = worst case)")
@@ -63,7 +64,7 @@ def choose_clipping(
     best = Clipping(samples, sensitivities, allocation, allocation.objective, allocation.objective, 0)
     share = 1.0
     for round_number in range(1, max_rounds + 1):
-        proposed, gain = _retain_at_prices(counts, total, best.samples, best.allocation.prices, bias_weight)
+        proposed, gain = _retain_at_prices(counts, total, best.samples, best.allocation.prices, bias_weight, min_users)
         order = np.argsort(-gain, kind="stable")[: int(np.count_nonzero(gain > 0) * share)]
         if not len(order):
             break
@@ -82,9 +83,9 @@ def choose_clipping(
 
 
 def _retain_at_prices(
-    counts: Counts, total: IntArray, samples: IntArray, prices: FloatArray, bias_weight: float
+    counts: Counts, total: IntArray, samples: IntArray, prices: FloatArray, bias_weight: float, min_users: int
 ) -> tuple[IntArray, FloatArray]:
-    """Per cell the better of two families (everybody's first k samples; all samples of the cheapest users), and its gain.
+    """Per cell the better of two families, and its gain: everybody's first k samples; all of the cheapest users'.
 
     At prices y a cell with retained counts Γ adds bias_weight·(N − n) + 2·√(N·Σ y·Γ/n) to the Lagrangian (in ranges U).
     For given n that is least when the cheapest users fill n, so the second family is optimal up to one user.
@@ -92,19 +93,27 @@ def _retain_at_prices(
     price = prices[counts.pair_user]
     retained = counts.by_cell(samples)
     paid = _cell_sums(counts, price * samples)
-    present = bias_weight * (total - retained) + 2 * np.sqrt(total * paid / retained)
-    capped, capped_cost = _scan(counts, total, counts.samples, price, bias_weight, by_price=False)
-    cheap, cheap_cost = _scan(counts, total, counts.samples, price, bias_weight, by_price=True)
+    present = bias_weight * (total - retained) + 2 * np.sqrt(total * paid / np.maximum(retained, 1))
+    capped, capped_cost = _scan(counts, total, counts.samples, price, bias_weight, min_users, by_price=False)
+    cheap, cheap_cost = _scan(counts, total, counts.samples, price, bias_weight, min_users, by_price=True)
     proposed = np.where((cheap_cost < capped_cost)[counts.pair_cell], cheap, capped)
-    return proposed, present - np.minimum(cheap_cost, capped_cost)
+    least = np.minimum(cheap_cost, capped_cost)
+    return proposed, np.where(np.isfinite(least), present - least, 0.0)
 
 
 def _cell_sums(counts: Counts, column: FloatArray) -> FloatArray:
-    return np.bincount(counts.pair_cell, weights=column, minlength=counts.n_cells)
+    return np.bincount(counts.pair_cell, weights=column, minlength=counts.n_cells).astype(np.float64)
 
 
 def _scan(
-    counts: Counts, total: IntArray, samples: IntArray, price: FloatArray, bias_weight: float, *, by_price: bool
+    counts: Counts,
+    total: IntArray,
+    samples: IntArray,
+    price: FloatArray,
+    bias_weight: float,
+    min_users: int,
+    *,
+    by_price: bool,
 ) -> tuple[IntArray, FloatArray]:
     """(Retained counts (P,), least cost (C,)) over the cuts of each cell's pairs in ascending order."""
     key = price if by_price else samples
@@ -125,7 +134,8 @@ def _scan(
         cost = cost + m * (running(y)[counts.cell_start[1:] - 1][cell] - running(y))
     N = total[cell].astype(np.float64)
     cost = bias_weight * (N - n) + 2 * np.sqrt(np.maximum(N * cost / np.maximum(n, 1), 0))
-    cost[n < 1] = np.inf
+    users = running((m > 0).astype(np.float64)) if by_price else np.full(len(m), np.inf)
+    cost[(n < 1) | (users < min_users)] = np.inf
     least = np.minimum.reduceat(cost, start)
     at = np.where(cost == least[cell], np.arange(len(m)), -1)
     # The last of equal cuts retains most.

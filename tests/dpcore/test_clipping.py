@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from dpcore.allocation import mean_rows
 from dpcore.clipping import _scan, choose_clipping
 from dpcore.contributions import Counts
 from dpcore.errors import ParameterError
+from dpcore.moments import mean_rows
 
 
 def random_counts(rng: np.random.Generator, users: int = 40, cells: int = 10) -> Counts:
@@ -45,7 +45,7 @@ def test_each_family_is_searched_exactly(by_price):
         counts = random_counts(rng, users=5, cells=3)
         price = rng.random(len(counts.samples))
         total = counts.by_cell(counts.samples)
-        kept, cost = _scan(counts, total, counts.samples, price, 0.3, by_price=by_price)
+        kept, cost = _scan(counts, total, counts.samples, price, 0.3, 1, by_price=by_price)
         for g in range(counts.n_cells):
             part = slice(counts.cell_start[g], counts.cell_start[g + 1])
             m, y = counts.samples[part], price[part]
@@ -54,7 +54,7 @@ def test_each_family_is_searched_exactly(by_price):
             else:
                 families = [np.minimum(m, limit) for limit in range(1, m.max() + 1)]
 
-            def error(gamma, y=y, g=g):
+            def error(gamma, y=y, g=g, total=total):
                 n = gamma.sum()
                 return 0.3 * (total[g] - n) + 2 * np.sqrt(total[g] * (y * gamma).sum() / n)
 
@@ -74,6 +74,19 @@ def test_the_cheapest_users_are_optimal_up_to_one_user():
             k = int(np.searchsorted(run, n, side="right"))
             prefix = (m * y)[order][:k].sum()
             assert prefix <= cost + 1e-12
+
+
+def test_suppressed_pairs_and_empty_cells_stay_out_and_min_users_holds():
+    for seed in range(10):
+        counts = random_counts(np.random.default_rng(seed))
+        samples = np.where(np.random.default_rng(seed).random(len(counts.samples)) < 0.2, 0, counts.samples)
+        samples[counts.pair_cell == 3] = 0
+        part = Counts(counts.cells, counts.users, counts.pair_cell, counts.pair_user, samples)
+        allowances = np.full(counts.n_users, 500_000)
+        found = choose_clipping(part, allowances, lambda s, c=part: mean_rows(c, s, 800), bias_weight=0.1, min_users=3)
+        assert np.all(found.samples <= samples)
+        before, after = (part.by_cell((x > 0).astype(np.int64)) for x in (samples, found.samples))
+        assert np.all(after >= np.minimum(before, 3))
 
 
 def test_refuses_a_negative_bias_weight():

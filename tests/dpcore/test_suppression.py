@@ -28,9 +28,7 @@ def random_matrix(rng: np.random.Generator) -> np.ndarray:
 
 
 def cell_error(total: int, kept: list[int], epsilon: float, statistics) -> float:
-    bias, noise = worst_case_error(
-        np.array([total]), np.array([sum(kept)]), np.array([max(kept)]), epsilon, statistics
-    )
+    bias, noise = worst_case_error(np.array([total]), np.array([sum(kept)]), np.array([max(kept)]), epsilon, statistics)
     return float(bias[0] + noise[0])
 
 
@@ -44,7 +42,7 @@ def naive(matrix, epsilon, statistics, min_users=1, stop_at=1, *, bug=""):
         for c in range(cells)
     )
     K = int((g > 0).sum(axis=1).max())
-    while K > stop_at:
+    while stop_at < K:
         saved = g.copy()
         failed = False
         for user in range(users):
