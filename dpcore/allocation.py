@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ from dpcore.contributions import Counts, IntArray
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
 
 FloatArray = npt.NDArray[np.float64]
+
+_T = TypeVar("_T", np.int64, np.float64)
 
 MAX_NUMERATOR = 2**40
 """Largest numerator of a scale (the exact sampler's bound)."""
@@ -74,7 +77,7 @@ class Sensitivities:
         """Shape (L,)."""
         return np.bincount(self.user, minlength=self.n_users).astype(np.int64)
 
-    def row_max(self, column: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    def row_max(self, column: npt.NDArray[_T]) -> npt.NDArray[_T]:
         """Largest entry of a column per row, shape (R,); 0 for a row without entries."""
         out = np.zeros(self.n_rows, dtype=column.dtype)
         filled = np.flatnonzero(np.diff(self.row_start))
@@ -109,33 +112,6 @@ class Allocation:
     def gap(self) -> float:
         """Relative distance to the proved lower bound of the optimum."""
         return self.objective / self.bound - 1 if self.bound > 0 else 0.0
-
-
-def mean_rows(counts: Counts, samples: IntArray, upper: int) -> Sensitivities:
-    """One row per cell for the integer Σx over the retained ``samples`` (P,) of values in [0, ``upper``]: Δ = U·Γ.
-
-    The mean is Σx/n, n public. Weight: events of the cell / range of the row (U·n), so 1 = one full range of error
-    for one event. Relation "values".
-    """
-    retained = counts.by_cell(samples)
-    weight = counts.by_cell(counts.samples) / np.maximum(retained * max(upper, 1), 1)
-    return _rows(counts, samples * upper, weight)
-
-
-def variance_rows(counts: Counts, samples: IntArray, upper: int) -> Sensitivities:
-    """One row per cell for the integer n·Σx² − (Σx)² (n² times the 1/n variance): Δ = U²·j·(n−j), j = min(Γ, ⌊n/2⌋).
-
-    Weight: events / range of the row (U²·⌊n/2⌋·⌈n/2⌉). Relation "values". Raises :class:`OverflowBoundError` where
-    U²n² leaves int64. Source: [C], mechanisms S7.
-    """
-    retained = counts.by_cell(samples)
-    most = int(retained.max(initial=0))
-    if upper**2 * most**2 >= MAX_CHARGE:
-        raise OverflowBoundError(f"variance of {most} values of up to {upper} quanta exceeds 2^62; use a coarser quantum")
-    n = retained[counts.pair_cell]
-    j = np.minimum(samples, n // 2)
-    span = np.maximum(upper * upper * (retained // 2) * (retained - retained // 2), 1)
-    return _rows(counts, upper * upper * j * (n - j), counts.by_cell(counts.samples) / span)
 
 
 def histogram_rows(counts: Counts, samples: IntArray, levels: int) -> Sensitivities:
@@ -217,7 +193,9 @@ def exact_charges(sensitivities: Sensitivities, numerator: IntArray, denominator
     largest = sensitivities.row_max(sensitivities.delta)
     moved = largest > 0
     if np.any(numerator[moved] < 1) or np.any(numerator > MAX_NUMERATOR):
-        raise OverflowBoundError("noise scales must have numerators in 1..2^40; use a coarser quantum or a larger budget")
+        raise OverflowBoundError(
+            "noise scales must have numerators in 1..2^40; use a coarser quantum or a larger budget"
+        )
     if np.any(denominator[moved] > MAX_CHARGE // (MICRO * largest[moved])):
         raise OverflowBoundError("10^6·sensitivity·denominator exceeds 2^62 for some row; use a coarser quantum")
     t = numerator[sensitivities.row]
@@ -237,7 +215,7 @@ def _checked_allowances(sensitivities: Sensitivities, allowances: IntArray) -> F
     short = np.flatnonzero(allowances < np.maximum(sensitivities.entries_per_user, 1))
     if len(short):
         raise BudgetError(
-            f"{len(short)} users have less than 1 µε for each number they enter (the first has {allowances[short[0]]} µε "
+            f"{len(short)} users have less than 1 µε for each number they enter (the first {allowances[short[0]]} µε "
             f"for {sensitivities.entries_per_user[short[0]]}); leave them out of the window"
         )
     if len(allowances) and allowances.max() > MAX_NUMERATOR:
@@ -245,9 +223,7 @@ def _checked_allowances(sensitivities: Sensitivities, allowances: IntArray) -> F
     return allowances / MICRO
 
 
-def _round_exactly(
-    sensitivities: Sensitivities, allowances: IntArray, scales: FloatArray
-) -> tuple[IntArray, IntArray]:
+def _round_exactly(sensitivities: Sensitivities, allowances: IntArray, scales: FloatArray) -> tuple[IntArray, IntArray]:
     """Integer ratios t/s ≥ ``scales`` (s a power of two) whose exact charges are within every allowance.
 
     A ceiling costs at most 1 µε per entry, so every user is given that much room first; a row whose entries already
@@ -275,7 +251,7 @@ def _round_exactly(
 
 
 _ROUNDING_ATTEMPTS = 60
-"""Float error is about 2^-48 of a scale, so the second or third attempt succeeds; the last doubles scales many times."""
+"""Float error is about 2^-48 of a scale, so the second or third attempt succeeds; the last doubles the scales."""
 
 
 def _fill_slack(
@@ -323,7 +299,7 @@ _WARM_UP = 30
 _INNER = 400
 """Dual steps on the restricted program between two looks at all users."""
 _EXPONENT = 2
-"""Of the multiplicative step: loss is homogeneous of degree −1/2 in the prices, so 2 solves a lone constraint at once."""
+"""Of the multiplicative step: loss is homogeneous of degree −1/2 in the prices, so 2 solves a lone constraint."""
 _NEGLIGIBLE = 1e-9
 """Share of the total price below which a slack user is left out of the restricted program."""
 

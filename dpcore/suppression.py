@@ -45,7 +45,7 @@ class Suppression:
 def worst_case_error(
     total: IntArray, retained: IntArray, largest: IntArray, epsilon: float, statistics: Sequence[Statistic]
 ) -> tuple[FloatArray, FloatArray]:
-    """(Clipping bias, noise scale) per cell in the unit U = 1, summed over ``statistics`` that share ``epsilon`` equally.
+    """(Clipping bias, noise scale) per cell in the unit U = 1, summed over ``statistics`` sharing ``epsilon`` equally.
 
     ``total`` N, ``retained`` n and ``largest`` retained count of one user, all of shape (C,). Variance is the 1/n one.
     Source: [C], bias cases as in mechanisms S7 (the talk prints the two variance cases the wrong way round).
@@ -91,7 +91,7 @@ def sweep_chop_user(
     min_users: int = 1,
     limits: Sequence[int] | None = None,
 ) -> Suppression:
-    """Split a fixed ``total_micro`` (µε) over K cells, suppress down to K cells per user, keep the K of least worst error.
+    """Split ``total_micro`` (µε) over K cells, suppress down to K cells per user, keep the K of least worst error.
 
     ``limits``: the values of K to try (default: every one from the present maximum down to 1). The threshold does not
     bind here: a K that cannot be reached without emptying a cell is skipped. Ties go to the larger K (less suppressed).
