@@ -62,7 +62,6 @@ class Ingesting(Service):
         await self._producer.start()
         decoder = Decoder(worker.config, load_user_key(worker.config.privacy.user_key_file))
         self._ingestor = Ingestor(worker.config, worker.redis, decoder, worker.metrics, self._report)
-        worker.ready.set()
 
     async def _report(self, message: Message) -> None:
         assert self._producer is not None
@@ -71,7 +70,14 @@ class Ingesting(Service):
     @Service.task
     async def _read(self) -> None:
         assert self._ingestor is not None
-        await self._ingestor.run()
+        reading = asyncio.create_task(self._ingestor.run())
+        # Before the first assignment the watermark knows nothing of the partitions that wait to be read.
+        waiting = asyncio.create_task(self._ingestor.assigned.wait())
+        await asyncio.wait((reading, waiting), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._ingestor.assigned.is_set():
+            self._worker.ready.set()
+        await reading
 
     async def on_stop(self) -> None:
         """Stop reading, flush what was reported."""

@@ -57,6 +57,7 @@ class Ingestor(ConsumerRebalanceListener):
         self._report = report
         self._slotting = slotting_of(config)
         self._consumer: AIOKafkaConsumer | None = None
+        self.assigned = asyncio.Event()
         self._stopping = asyncio.Event()
         self._done = asyncio.Event()
         self._done.set()
@@ -105,12 +106,19 @@ class Ingestor(ConsumerRebalanceListener):
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """Go on where state ends: Redis, not Kafka, knows what was taken."""
         assert self._consumer is not None
+        assigned = list(assigned)
         offsets = await self._retry(self._state.next_offsets)
+
+        async def expect() -> None:
+            await self._state.expect(map(_name, assigned), time.time_ns() // 1000)
+
+        await self._retry(expect)
         for partition in assigned:
             known = offsets.get(_name(partition))
             if known is not None:
                 self._consumer.seek(partition, known)
                 self._stored[partition] = known
+        self.assigned.set()
         log.info("partitions assigned", partitions=sorted(partition.partition for partition in assigned))
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:

@@ -7,7 +7,7 @@ of the partition, changes nothing. A sealed slot takes no more rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from typing import NamedTuple
 
@@ -62,6 +62,12 @@ class State:
             keys.append(self._key(f"rows:{slot}"))
             args += [slot, rows[part].tobytes(), offsets[part].astype("<i8").tobytes()]
         return Appended(*await self._append(keys=keys, args=args))
+
+    async def expect(self, partitions: Iterable[str], now_us: int) -> None:
+        """Partitions someone is about to read: until they speak or fall idle, they hold windows open."""
+        moments = dict.fromkeys(partitions, now_us)
+        if moments:
+            await self._redis.hset(self._key("seen"), mapping=moments)
 
     async def next_offsets(self) -> dict[str, int]:
         """First offset not yet in state, per partition."""
