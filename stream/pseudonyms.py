@@ -1,7 +1,7 @@
 """Keyed 64-bit pseudonyms: the only form in which a user enters Redis, and the secret they depend on.
 
-All workers of a feed must share one key, and it must not change inside a ledger period: a user with two pseudonyms has two
-budgets. The fingerprint lets the state refuse a second key.
+All workers of a feed must share one key, and it must not change inside a ledger period: a user with two pseudonyms has
+two budgets. The fingerprint lets the state refuse a second key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def load_user_key(path: str | os.PathLike[str]) -> bytes:
     if mode & 0o077:
         raise UserKeyError(f"{file}: mode {mode & 0o777:04o} lets others read the user key; run: chmod 600 {file}")
     if len(key) != KEY_BYTES:
-        raise UserKeyError(f"{file}: {len(key)} bytes instead of {KEY_BYTES}; restore it, or move it away to make a new one")
+        raise UserKeyError(
+            f"{file}: {len(key)} bytes instead of {KEY_BYTES}; restore it, or move it away to make a new one"
+        )
     return key
 
 
