@@ -1,0 +1,140 @@
+"""What replay and simulate share at the terminal: run until done or Ctrl-C, show progress, tell the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
+from rich.progress import Progress as Bars
+
+from stream.config import Config
+from stream.sources.delivery import DeliveryError, KafkaSender, Pacer, Progress, deliver
+from stream.sources.lines import RecordingError
+from stream.sources.messages import Messages
+
+FAILED, USAGE, UNREACHABLE = 1, 2, 3
+
+
+def refuse(message: object, code: int = USAGE) -> typer.Exit:
+    """Say why on stderr; raise what this returns."""
+    typer.echo(f"hexveil: {message}", err=True)
+    return typer.Exit(code)
+
+
+def parse_pace(text: str) -> float | None:
+    """A positive multiple of the recorded pace, or None for ``max``. Raises :class:`typer.BadParameter`."""
+    if text == "max":
+        return None
+    try:
+        return Pacer(float(text)).speed
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a positive number nor 'max'") from None
+
+
+def iso(micros: int) -> str:
+    """µs UTC as RFC 3339 to the second."""
+    return f"{datetime.fromtimestamp(micros // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def feed_kafka(
+    config: Config,
+    blocks: Iterable[Messages],
+    pacer: Pacer,
+    *,
+    limit: int | None,
+    share_read: Callable[[], float] | None,
+    as_json: bool,
+) -> None:
+    """Deliver ``blocks`` to the feed's topic and print a summary; exits 1 on a damaged recording, 3 without Kafka."""
+    progress, failure, interrupted = Progress(), None, False
+    began = time.monotonic()
+    try:
+        interrupted = asyncio.run(_deliver(config, blocks, pacer, progress, limit, share_read))
+    except DeliveryError as error:
+        raise refuse(error, UNREACHABLE) from None
+    except RecordingError as error:
+        failure = error
+    seconds = time.monotonic() - began
+    summary: dict[str, Any] = {
+        "topic": config.feed.topic,
+        "events": progress.sent,
+        "unread": progress.unread,
+        "first": iso(progress.first_due) if progress.sent else None,
+        "last": iso(progress.last_due) if progress.sent else None,
+        "seconds": round(seconds, 3),
+        "events_per_second": round(progress.sent / seconds),
+        "interrupted": interrupted,
+        "error": None if failure is None else str(failure),
+    }
+    if as_json:
+        typer.echo(json.dumps(summary))
+    else:
+        span = f", recorded {summary['first']} to {summary['last']}" if progress.sent else ""
+        unread = f", {progress.unread} of them unreadable and left to the service to reject" if progress.unread else ""
+        rate = summary["events_per_second"]
+        typer.echo(
+            f"{'Stopped: ' if interrupted else ''}{progress.sent} events to {config.feed.topic} "
+            f"in {seconds:.1f} s ({rate}/s){span}{unread}"
+        )
+    if failure is not None:
+        raise refuse(failure, FAILED)
+
+
+async def _deliver(
+    config: Config,
+    blocks: Iterable[Messages],
+    pacer: Pacer,
+    progress: Progress,
+    limit: int | None,
+    share_read: Callable[[], float] | None,
+) -> bool:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    bars = _bars() if sys.stderr.isatty() else None
+    with bars or nullcontext():
+        report: Callable[[], None] = lambda: None  # noqa: E731
+        if bars is not None:
+            report = _reporter(bars, progress, share_read)
+        async with KafkaSender(config.kafka.bootstrap, config.feed.topic) as sender:
+            await deliver(blocks, sender, pacer, progress, stopped=stop.is_set, limit=limit, report=report)
+    return stop.is_set()
+
+
+def _bars() -> Bars:
+    return Bars(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[events]:,} events  {task.fields[rate]:,.0f}/s  {task.fields[recorded]}"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def _reporter(bars: Bars, progress: Progress, share_read: Callable[[], float] | None) -> Callable[[], None]:
+    task = bars.add_task("sending", total=None if share_read is None else 1.0, events=0, rate=0.0, recorded="")
+    began = time.monotonic()
+
+    def report() -> None:
+        bars.update(
+            task,
+            completed=0.0 if share_read is None else share_read(),
+            events=progress.sent,
+            rate=progress.sent / max(time.monotonic() - began, 1e-3),
+            recorded=iso(progress.last_due) if progress.sent else "",
+        )
+
+    return report

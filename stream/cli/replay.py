@@ -1,0 +1,55 @@
+"""``hexveil replay``: a recording to Kafka, or through the whole service without Kafka."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from stream.cli.feeding import feed_kafka, parse_pace, refuse
+from stream.config import ConfigError, load_config
+from stream.sources.delivery import Pacer
+from stream.sources.lines import RecordingError
+from stream.sources.replay import Order, Replay
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command()(replay)
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="CSV or NDJSON, plain or .gz.")],
+    config: Annotated[Path, typer.Option(help="The deployment's TOML file.")],
+    file_format: Annotated[
+        str | None,
+        typer.Option("--format", help="canonical, capmetro, capmetro-2015, itms or declared; default: the feed's."),
+    ] = None,
+    speed: Annotated[str, typer.Option(help="Multiple of the recorded pace, or 'max'.")] = "max",
+    order: Annotated[
+        str, typer.Option(help="'time': by event time, as a live feed; 'file': rows as they lie in the file.")
+    ] = "time",
+    loop: Annotated[bool, typer.Option(help="Begin again at the end, each pass whole days later.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")] = None,
+    offline: Annotated[
+        bool, typer.Option(help="Run the service's windows and mechanisms here; releases to stdout.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Summary as JSON.")] = False,
+) -> None:
+    """Send a recording to the feed's Kafka topic."""
+    if order not in ("time", "file"):
+        raise typer.BadParameter(f"{order!r} is neither 'time' nor 'file'", param_hint="--order")
+    pace = parse_pace(speed)
+    try:
+        settings = load_config(config)
+        chosen = file_format or settings.feed.format
+        if offline:
+            from stream.offline import replay_offline
+
+            raise typer.Exit(replay_offline(settings, file, chosen, out=sys.stdout))
+        source = Replay(file, chosen, settings.feed, order=cast("Order", order), loop=loop)
+    except (ConfigError, RecordingError) as error:
+        raise refuse(error) from None
+    feed_kafka(settings, source, Pacer(pace), limit=limit, share_read=lambda: source.share_read, as_json=as_json)

@@ -1,0 +1,108 @@
+"""``hexveil simulate``: a synthetic bus fleet to Kafka, a file or standard output."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import time
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stream.cli.feeding import FAILED, feed_kafka, parse_pace, refuse
+from stream.config import ConfigError, load_config, parse_duration
+from stream.formats import time_us
+from stream.sources.delivery import Pacer
+from stream.sources.simulate import Faults, Simulation, simulate
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("simulate")(simulate_command)
+
+
+def simulate_command(
+    config: Annotated[Path, typer.Option(help="The deployment's TOML file.")],
+    vehicles: Annotated[int, typer.Option(min=1, help="Size of the fleet.")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same feed.")] = 1,
+    pace: Annotated[
+        str, typer.Option(help="Multiple of real time, or 'max'. A feed that catches up goes on live.")
+    ] = "1",
+    start: Annotated[str | None, typer.Option(help="RFC 3339 start of simulated time; default: now.")] = None,
+    duration: Annotated[str | None, typer.Option(help="Simulated time, like 3h; default: until Ctrl-C.")] = None,
+    interval: Annotated[str, typer.Option(help="Time between two fixes of a vehicle.")] = "30s",
+    late: Annotated[float, typer.Option(min=0, max=1, help="Share of fixes that arrive late.")] = Faults.late,
+    duplicate: Annotated[float, typer.Option(min=0, max=1, help="Share of fixes sent twice.")] = Faults.duplicate,
+    garbage: Annotated[float, typer.Option(min=0, max=1, help="Share of nonsense messages.")] = Faults.garbage,
+    gps_metres: Annotated[float, typer.Option(min=0, max=1000, help="GPS error per axis.")] = Faults.gps_metres,
+    out: Annotated[
+        Path | None, typer.Option(help="NDJSON file (.gz: compressed), '-' for stdout, instead of Kafka.")
+    ] = None,
+    once: Annotated[bool, typer.Option(help="One reporting interval, then stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Summary as JSON.")] = False,
+) -> None:
+    """Feed a made-up bus fleet: synthetic streets, timetables and speeds, with the faults of real feeds."""
+    speed = parse_pace(pace)
+    try:
+        settings = load_config(config)
+        every = parse_duration(interval)
+        length = every if once else None if duration is None else parse_duration(duration)
+        simulation = Simulation(
+            feed=settings.feed,
+            vehicles=vehicles,
+            seed=seed,
+            start_us=time.time_ns() // 1000 if start is None else _start(start),
+            duration=length,
+            interval=every,
+            faults=Faults(late=late, duplicate=duplicate, garbage=garbage, gps_metres=gps_metres),
+        )
+    except (ConfigError, ValueError) as error:
+        raise refuse(error) from None
+    if out is None:
+        feed_kafka(
+            settings, simulate(simulation), Pacer(speed, live=True), limit=None, share_read=None, as_json=as_json
+        )
+        return
+    if length is None:
+        raise refuse("a file needs an end: give --duration (or --once)")
+    _write(simulation, out, as_json)
+
+
+def _start(text: str) -> int:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"--start {text!r} has no offset from UTC; write it like 2026-01-31T06:00:00Z")
+    return time_us(moment)
+
+
+def _write(simulation: Simulation, out: Path, as_json: bool) -> None:
+    if str(out) == "-":
+        with suppress(BrokenPipeError):
+            for block in simulate(simulation):
+                sys.stdout.buffer.writelines(line + b"\n" for line in block.values)
+            sys.stdout.buffer.flush()
+        return
+    began, events = time.monotonic(), 0
+    try:
+        with gzip.open(out, "wb", compresslevel=3) if out.suffix == ".gz" else out.open("wb") as file:
+            for block in simulate(simulation):
+                file.writelines(line + b"\n" for line in block.values)
+                events += len(block.values)
+    except OSError as error:
+        raise refuse(f"{out}: {error.strerror or error}", FAILED) from None
+    seconds = time.monotonic() - began
+    summary = {
+        "file": str(out),
+        "events": events,
+        "seconds": round(seconds, 3),
+        "events_per_second": round(events / seconds),
+    }
+    typer.echo(
+        json.dumps(summary)
+        if as_json
+        else f"{events} events to {out} in {seconds:.1f} s ({summary['events_per_second']}/s)"
+    )

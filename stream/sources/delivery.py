@@ -1,0 +1,195 @@
+"""Messages to Kafka at a chosen pace: idempotent producer, whole batches, one partition per vehicle."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+from aiokafka.partitioner import murmur2
+
+from stream.sources.messages import Messages
+
+BATCH_BYTES = 256 << 10
+_AHEAD = 16
+"""Batches under way before the source is made to wait."""
+_SLICE = 10_000
+_NAP_S = 0.05
+
+
+class DeliveryError(RuntimeError):
+    """Kafka cannot be reached, has no such topic, or did not take a message."""
+
+
+class KafkaSender:
+    """Sends to one topic, in order per key; the partition of a key is the one that Kafka's own clients choose.
+
+    Whole batches are built here: one coroutine per message would be the bottleneck.
+    """
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.bootstrap, self.topic = bootstrap, topic
+        self._producer = AIOKafkaProducer(
+            bootstrap_servers=bootstrap,
+            enable_idempotence=True,
+            acks="all",
+            compression_type="lz4",
+            max_batch_size=BATCH_BYTES,
+            max_request_size=4 * BATCH_BYTES,
+        )
+        self._partitions: list[int] = []
+        self._partition_of: dict[bytes | None, int] = {}
+        self._builders: dict[int, Any] = {}
+        self._under_way: deque[asyncio.Future[Any]] = deque()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._producer.start()
+            self._partitions = sorted(await self._producer.partitions_for(self.topic))
+        except (KafkaError, OSError, ValueError) as error:
+            await self._producer.stop()
+            raise DeliveryError(
+                f"Kafka at {self.bootstrap}, topic {self.topic!r}: {error!r}; is the broker up and the topic created?"
+            ) from None
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        await self._producer.stop()
+
+    async def send(self, messages: Messages) -> None:
+        """Queue ``messages``; waits while too many batches are under way."""
+        partition_of, builders = self._partition_of, self._builders
+        for key, value in zip(messages.keys, messages.values, strict=True):
+            partition = partition_of.get(key)
+            if partition is None:
+                partition = partition_of[key] = self._partitions[
+                    (murmur2(key or b"") & 0x7FFFFFFF) % len(self._partitions)
+                ]
+            builder = builders.get(partition)
+            if builder is None:
+                builder = builders[partition] = self._producer.create_batch()
+            if builder.append(key=key, value=value, timestamp=None) is None:
+                await self._ship(partition)
+                builder = builders[partition] = self._producer.create_batch()
+                builder.append(key=key, value=value, timestamp=None)
+
+    async def flush(self) -> None:
+        """Ship what is queued without waiting for the acknowledgements."""
+        for partition in list(self._builders):
+            await self._ship(partition)
+
+    async def confirm(self) -> None:
+        """Ship everything and wait until Kafka has it. Raises :class:`DeliveryError`."""
+        await self.flush()
+        while self._under_way:
+            await self._acknowledged(self._under_way.popleft())
+
+    async def _ship(self, partition: int) -> None:
+        builder = self._builders.pop(partition)
+        try:
+            self._under_way.append(await self._producer.send_batch(builder, self.topic, partition=partition))
+        except KafkaError as error:
+            raise DeliveryError(f"Kafka at {self.bootstrap} took no batch: {error!r}") from None
+        while len(self._under_way) > _AHEAD:
+            await self._acknowledged(self._under_way.popleft())
+
+    async def _acknowledged(self, batch: Awaitable[Any]) -> None:
+        try:
+            await batch
+        except KafkaError as error:
+            raise DeliveryError(f"Kafka at {self.bootstrap} refused a batch: {error!r}") from None
+
+
+class Pacer:
+    """When a message is due on the wall clock: ``speed`` times the recorded pace, or at once (``None``).
+
+    With ``live``, nothing is due before its own time: an accelerated feed that catches up goes on at real pace.
+    """
+
+    def __init__(self, speed: float | None, *, live: bool = False, clock: Callable[[], float] = time.time) -> None:
+        if speed is not None and not 0 < speed < float("inf"):
+            raise ValueError(f"speed {speed} is not a positive number; give one, or 'max'")
+        self.speed, self.live, self._clock = speed, live, clock
+        self._origin: tuple[float, int] | None = None
+
+    def reached(self, first_due: int) -> float:
+        """Event time (µs UTC) up to which messages are due now; the first call starts the pace at ``first_due``."""
+        now = self._clock()
+        if self._origin is None:
+            self._origin = (now, first_due)
+        wall, due = self._origin
+        reached = float("inf") if self.speed is None else due + (now - wall) * 1e6 * self.speed
+        return min(reached, now * 1e6) if self.live else reached
+
+
+@dataclass
+class Progress:
+    """What has been sent so far."""
+
+    sent: int = 0
+    unread: int = 0
+    first_due: int = 0
+    last_due: int = 0
+
+    def add(self, messages: Messages) -> None:
+        """Count one delivered block."""
+        if not self.sent:
+            self.first_due = self.last_due = int(messages.due[0])
+        self.sent += len(messages.values)
+        self.unread += messages.unread
+        self.last_due = max(self.last_due, int(messages.due[-1]))
+
+
+async def deliver(
+    blocks: Iterable[Messages],
+    sender: KafkaSender,
+    pacer: Pacer,
+    progress: Progress,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    limit: int | None = None,
+    report: Callable[[], None] = lambda: None,
+) -> None:
+    """Send ``blocks`` in order at the pace, until ``stopped`` or ``limit`` messages; returns when Kafka has them all.
+
+    A message that goes back in time is due with the latest one before it. An error of the source is raised after
+    everything before it has been delivered.
+    """
+    latest = np.iinfo(np.int64).min
+    try:
+        for block in blocks:
+            due = np.maximum.accumulate(np.maximum(block.due, latest))
+            n = len(due) if limit is None else min(len(due), limit - progress.sent)
+            start = 0
+            while start < n and not stopped():
+                stop = int(np.searchsorted(due[:n], pacer.reached(int(due[0])), side="right"))
+                stop = min(stop, start + _SLICE)
+                if stop <= start:
+                    await sender.flush()
+                    await asyncio.sleep(_NAP_S)
+                    report()
+                    continue
+                part = block.part(start, stop)
+                await sender.send(part)
+                progress.add(part)
+                report()
+                await asyncio.sleep(0)
+                start = stop
+            if len(due):
+                latest = int(due[-1])
+            if stopped() or progress.sent == limit:
+                break
+            if pacer.speed is not None:
+                await sender.flush()
+    finally:
+        await sender.confirm()
+        report()

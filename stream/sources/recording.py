@@ -1,0 +1,157 @@
+"""Recorded feeds as the messages that a live producer would have sent: same bytes, same keys.
+
+A recording in the feed's own format is passed on (CSV rows as JSON objects, NDJSON lines byte for byte); any known
+format can also be turned into canonical events, speeds in the unit that the feed declares.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Self, get_args
+
+import msgspec
+import numpy as np
+
+from stream.config import SPEED_TO_KMH, FeedConfig
+from stream.formats import feed_format, field_path, time_us, walk
+from stream.sources.lines import Lines, RecordingError
+from stream.sources.messages import Messages
+
+FORMATS: tuple[str, ...] = get_args(FeedConfig.model_fields["format"].annotation)
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class Recording:
+    """One file as messages for ``feed``, in file order, due at their event time; iterated once.
+
+    ``position``/``size`` (stored bytes) serve a progress bar.
+    ``shift`` is added to every event time. Raises :class:`RecordingError` on a file that cannot be read, or not to its
+    end (after what could be read), on missing CSV columns, and on a format that this feed does not take.
+    """
+
+    def __init__(self, path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0)) -> None:
+        if file_format not in FORMATS or (file_format == "declared" and feed.fields is None):
+            known = ", ".join(FORMATS)
+            raise RecordingError(
+                f"{path}: cannot read format {file_format!r}; use one of {known} (declared: [feed.fields])"
+            )
+        if feed.format not in ("canonical", file_format):
+            raise RecordingError(
+                f"{path}: a {file_format} recording cannot be sent to a feed of format {feed.format!r}; "
+                f"set feed.format to 'canonical' or {file_format!r}"
+            )
+        self._format = feed_format(feed.model_copy(update={"format": file_format}))
+        self._as_is = feed.format == file_format
+        self._factor = self._format.kmh / SPEED_TO_KMH[feed.speed_unit]
+        self._shift = shift
+        self._is_csv = ".csv" in path.suffixes
+        self.path = path
+        self._lines = Lines(path)
+
+    @property
+    def position(self) -> int:
+        """Stored bytes read so far."""
+        return self._lines.position
+
+    @property
+    def size(self) -> int:
+        """Stored bytes in all."""
+        return self._lines.size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lines.__exit__()
+
+    def __iter__(self) -> Iterator[Messages]:
+        blocks = iter(self._lines)
+        last = 0
+        names: list[str] | None = None
+        for lines in blocks:
+            if self._is_csv and names is None:
+                names = self._header(lines.pop(0))
+            time: list[int] = []
+            keys: list[bytes | None] = []
+            values: list[bytes] = []
+            unread = 0
+            for line in lines:
+                line = line.rstrip(b"\r")
+                if not line:
+                    continue
+                if names is not None:
+                    line = self._csv_event(line, names)
+                try:
+                    key, last, line = self._event(line)
+                except Exception:  # whatever hostile bytes raise: the service counts them, the replay goes on
+                    key = None
+                    unread += 1
+                time.append(last)
+                keys.append(key)
+                values.append(line)
+            yield Messages(np.array(time, np.int64), keys, values, unread)
+        if self._is_csv and names is None:
+            raise RecordingError(f"{self.path}: empty; a CSV begins with a header line")
+
+    def _header(self, line: bytes) -> list[str]:
+        try:
+            names = next(csv.reader([line.decode("utf-8-sig").rstrip("\r")]), [])
+        except (UnicodeDecodeError, csv.Error):
+            names = []
+        fields = self._format.fields
+        missing = {fields.user, fields.time, fields.lat, fields.lng, fields.speed} - set(names)
+        if missing:
+            raise RecordingError(
+                f"{self.path}: no column {', '.join(sorted(missing))} in its header; choose the format that it has "
+                "(nested formats are read from NDJSON only)"
+            )
+        self._numeric = {names.index(name) for name in (fields.lat, fields.lng, fields.speed)}
+        self._time_column = names.index(fields.time)
+        return names
+
+    def _csv_event(self, line: bytes, names: list[str]) -> bytes:
+        """The row as a JSON object, or the line itself where it is no row of this table."""
+        try:
+            text = line.decode()
+            row: list[Any] = next(csv.reader([text])) if '"' in text else text.split(",")
+            if len(row) != len(names):
+                return line
+            for column in self._numeric:
+                row[column] = float(row[column])
+        except (UnicodeDecodeError, csv.Error, ValueError):
+            return line
+        if row[self._time_column].lstrip("-").isdigit():
+            row[self._time_column] = int(row[self._time_column])
+        return _encode(dict(zip(names, row, strict=True)))
+
+    def _event(self, line: bytes) -> tuple[bytes, int, bytes]:
+        fix = self._format.decode(line)
+        user, time, lat, lng, speed = (read(fix) for read in self._format.getters)
+        moment = time_us(time) + self._shift // timedelta(microseconds=1)
+        key = str(user).encode()
+        if abs(moment) >= 1 << 62:
+            raise ValueError(moment)
+        if self._as_is:
+            return key, moment, self._shifted(line) if self._shift else line
+        if self._shift:
+            time = time + self._shift if isinstance(time, datetime) else moment // 1000
+        # Six decimals are exact for every unit pair that occurs and keep float dust out of the messages.
+        speed = round(speed * self._factor, 6)
+        return key, moment, _encode({"user": str(user), "time": time, "lat": lat, "lng": lng, "speed": speed})
+
+    def _shifted(self, line: bytes) -> bytes:
+        fields = self._format.fields
+        *parents, leaf = field_path(fields.time)
+        tree = _decode(line)
+        holder = walk(tree, tuple(parents))
+        time = holder[leaf]
+        if isinstance(time, str):
+            holder[leaf] = (msgspec.convert(time, datetime) + self._shift).isoformat()
+        else:
+            holder[leaf] = time + self._shift / timedelta(seconds=1 if fields.time_format == "epoch-s" else 0.001)
+        return _encode(tree)

@@ -1,0 +1,184 @@
+"""A synthetic live feed: canonical events of a made-up bus fleet with the faults of real ones. Deterministic by seed.
+
+Nothing in it is measured: the streets, timetables and speeds are invented and only plausible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from zoneinfo import ZoneInfo
+
+import numpy as np
+
+from stream.config import SPEED_TO_KMH, FeedConfig
+from stream.sources.fleet import Fixes, Fleet
+from stream.sources.messages import Messages
+from stream.sources.network import build_network
+
+GARBAGE = ("not-json", "no-position", "not-finite", "outside", "far-future", "long-user")
+"""Kinds of nonsense the feed sends now and then."""
+
+LONGEST_DELAY_S = 280.0
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Shares of fixes, and the GPS error: late ones arrive up to :data:`LONGEST_DELAY_S` later, out of order."""
+
+    late: float = 0.02
+    duplicate: float = 0.005
+    garbage: float = 0.0005
+    gps_metres: float = 6.0
+
+    def __post_init__(self) -> None:
+        for name in ("late", "duplicate", "garbage"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"share of {name} fixes {getattr(self, name)} is not between 0 and 1")
+        if not 0 <= self.gps_metres <= 1000:
+            raise ValueError(f"GPS error {self.gps_metres} m is not between 0 and 1000")
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Parameters of one synthetic feed."""
+
+    feed: FeedConfig
+    vehicles: int
+    start_us: int
+    seed: int = 1
+    duration: timedelta | None = None
+    interval: timedelta = timedelta(seconds=30)
+    faults: Faults = Faults()
+
+    def __post_init__(self) -> None:
+        if self.feed.format != "canonical":
+            raise ValueError(
+                f"feed.format is {self.feed.format!r}, but the simulator sends canonical events; set it to 'canonical'"
+            )
+        if not 1 <= self.vehicles <= 10_000_000:
+            raise ValueError(f"{self.vehicles} vehicles is not between 1 and 10 000 000")
+        if not timedelta(seconds=1) <= self.interval <= timedelta(hours=1):
+            raise ValueError(f"interval {self.interval} is not between 1 s and 1 h")
+
+    @property
+    def routes(self) -> int:
+        """About one route for twelve vehicles."""
+        return min(max(self.vehicles // 12, 2), 120)
+
+
+@dataclass(frozen=True)
+class _Arrivals:
+    """Fixes as they will be sent: ``garbage`` is -1 or an index into :data:`GARBAGE`."""
+
+    due: np.ndarray
+    vehicle: np.ndarray
+    time: np.ndarray
+    lat: np.ndarray
+    lng: np.ndarray
+    speed: np.ndarray
+    garbage: np.ndarray
+
+    def take(self, index: np.ndarray) -> _Arrivals:
+        return _Arrivals(*(column[index] for column in self.__dict__.values()))
+
+    def followed_by(self, other: _Arrivals) -> _Arrivals:
+        return _Arrivals(*map(np.concatenate, zip(self.__dict__.values(), other.__dict__.values(), strict=True)))
+
+
+def simulate(simulation: Simulation) -> Iterator[Messages]:
+    """Messages of ``simulation``, a few seconds of simulated time at a go, until its duration is over."""
+    rng = np.random.Generator(np.random.PCG64(simulation.seed))
+    network = build_network(simulation.feed.domain, simulation.routes, rng)
+    fleet = Fleet(
+        network,
+        simulation.vehicles,
+        simulation.start_us,
+        ZoneInfo(simulation.feed.timezone),
+        rng,
+        interval=simulation.interval.total_seconds(),
+    )
+    write = _Writer(simulation)
+    end = (
+        None if simulation.duration is None else simulation.start_us + simulation.duration // timedelta(microseconds=1)
+    )
+    waiting: _Arrivals | None = None
+    while end is None or fleet.now_us < end:
+        fixes = fleet.step()
+        arriving = _disturb(fixes, simulation.faults, network.metres_per_degree, rng)
+        if end is not None:
+            arriving = arriving.take(arriving.time < end)
+        waiting = arriving if waiting is None else waiting.followed_by(arriving)
+        order = np.argsort(waiting.due, kind="stable")
+        n = int(np.searchsorted(waiting.due[order], fleet.now_us, side="right"))
+        if n:
+            yield write(waiting.take(order[:n]))
+        waiting = waiting.take(order[n:])
+    if waiting is not None and len(waiting.due):
+        yield write(waiting)
+
+
+def _disturb(fixes: Fixes, faults: Faults, per_degree: tuple[float, float], rng: np.random.Generator) -> _Arrivals:
+    """GPS noise (one fix in a hundred off by a street), late arrivals, repeats and garbage."""
+    n = len(fixes.vehicle)
+    spread = faults.gps_metres * np.where(rng.random(n) < 0.01, 12.0, 1.0)
+    lat = fixes.lat + rng.normal(size=n) * spread / per_degree[0]
+    lng = fixes.lng + rng.normal(size=n) * spread / per_degree[1]
+    speed = np.where(fixes.speed > 0, np.maximum(fixes.speed + rng.normal(0, 0.3, n), 0.0), 0.0)
+    delay = np.where(rng.random(n) < faults.late, 15 + 60 * rng.standard_exponential(n), rng.uniform(0.1, 2.0, n)).clip(
+        0, LONGEST_DELAY_S
+    )
+    kind = np.where(rng.random(n) < faults.garbage, rng.integers(0, len(GARBAGE), n), -1)
+    due = fixes.time + np.round(delay * 1e6).astype(np.int64)
+    arrivals = _Arrivals(due, fixes.vehicle, fixes.time, lat, lng, speed, kind)
+    again = np.flatnonzero(rng.random(n) < faults.duplicate)
+    if len(again) == 0:
+        return arrivals
+    repeats = arrivals.take(again)
+    repeats.due[:] += rng.integers(1_000_000, 20_000_000, len(again))
+    return arrivals.followed_by(repeats)
+
+
+class _Writer:
+    """Columns to canonical JSON bytes, speeds in the feed's declared unit."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        width = max(len(str(simulation.vehicles - 1)), 4)
+        self.names = [f"bus-{index:0{width}d}" for index in range(simulation.vehicles)]
+        self.keys: list[bytes | None] = [name.encode() for name in self.names]
+        self.per_ms = 3.6 / SPEED_TO_KMH[simulation.feed.speed_unit]
+
+    def __call__(self, arrivals: _Arrivals) -> Messages:
+        names = self.names
+        vehicles = arrivals.vehicle.tolist()
+        times = np.datetime_as_string((arrivals.time // 1000).view("M8[ms]"), unit="ms").tolist()
+        rows = zip(
+            vehicles,
+            times,
+            arrivals.lat.tolist(),
+            arrivals.lng.tolist(),
+            (arrivals.speed * self.per_ms).tolist(),
+            strict=True,
+        )
+        text = '{"user":"%s","time":"%sZ","lat":%.6f,"lng":%.6f,"speed":%.2f}'
+        values = [(text % (names[v], time, lat, lng, speed)).encode() for v, time, lat, lng, speed in rows]
+        for index in np.flatnonzero(arrivals.garbage >= 0).tolist():
+            values[index] = _garbage(GARBAGE[arrivals.garbage[index]], values[index], names[vehicles[index]])
+        return Messages(arrivals.due, [self.keys[v] for v in vehicles], values)
+
+
+def _garbage(kind: str, value: bytes, name: str) -> bytes:
+    match kind:
+        case "not-json":
+            return value[: len(value) // 2]
+        case "no-position":
+            return value[: value.index(b',"lat"')] + b"}"
+        case "not-finite":
+            return value[: value.index(b'"speed":')] + b'"speed":NaN}'
+        case "outside":
+            return value[: value.index(b',"lat"')] + b',"lat":0.0,"lng":0.0,"speed":0.0}'
+        case "far-future":
+            return value.replace(b'"time":"2', b'"time":"3', 1)
+        case _:
+            return value.replace(name.encode(), name.encode() * 200, 1)
