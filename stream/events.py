@@ -56,7 +56,7 @@ _CODE = {reason: code for code, reason in enumerate(REASONS)}
 
 @dataclass(frozen=True)
 class Batch:
-    """Columns of one batch: ``rows``, the message ``index`` of each, and the ``rejected`` messages with a reason code each.
+    """Columns of one batch: ``rows``, the message ``index`` of each, and the ``rejected`` messages with reason codes.
 
     Both indexes ascend; together they name every message once. ``REASONS[code]`` is the reason.
     """

@@ -76,12 +76,11 @@ class FeedFormat:
 
 
 def feed_format(feed: FeedConfig) -> FeedFormat:
-    """The format that ``feed`` names, with its own unit of speed or, for canonical and declared feeds, the configured."""
+    """The format that ``feed`` names; canonical and declared feeds have the configured unit of speed."""
     configured = SPEED_TO_KMH[feed.speed_unit]
     if feed.format == "declared":
         assert feed.fields is not None
-        getters = tuple(attrgetter(name) for name in ("user", "time", "lat", "lng", "speed"))
-        return FeedFormat(_declared_decoder(feed.fields), getters, feed.fields, configured)
+        return FeedFormat(_declared_decoder(feed.fields), _getters("user time lat lng speed"), feed.fields, configured)
     struct, fields, names, kmh = {
         "canonical": (_Fix, _CANONICAL_FIELDS, "user time lat lng speed", configured),
         "capmetro": (_CapmetroFix, _CAPMETRO_FIELDS, "vehicle_id timestamp latitude longitude speed", 3.6),
@@ -93,10 +92,14 @@ def feed_format(feed: FeedConfig) -> FeedFormat:
         ),
         "itms": (_ItmsFix, _ITMS_FIELDS, "license_plate observation_date_time location location speed", 1.0),
     }[feed.format]
-    getters: tuple[Callable[[Any], Any], ...] = tuple(attrgetter(name) for name in names.split())
+    getters = _getters(names)
     if feed.format == "itms":
         getters = (*getters[:2], _itms_lat, _itms_lng, getters[4])
     return FeedFormat(msgspec.json.Decoder(struct).decode, getters, fields, kmh)
+
+
+def _getters(names: str) -> tuple[Callable[[Any], Any], ...]:
+    return tuple(attrgetter(name) for name in names.split())
 
 
 def _itms_lat(fix: _ItmsFix) -> float:
