@@ -1,12 +1,13 @@
 """Bytes to columns: one pass over the messages of a batch, and a reason for each that is refused.
 
 Speeds are put on the public grid of ``SPEED_QUANTUM_KMH`` (round half to even), positions on one of 1e-7 degree; the H3
-cell is that of the position as sent. No speed is refused for being high: values are clipped to the configured bound later.
+cell is that of the position as sent. No speed is refused for being high: values are clipped to the configured bound
+later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -55,7 +56,7 @@ _CODE = {reason: code for code, reason in enumerate(REASONS)}
 
 @dataclass(frozen=True)
 class Batch:
-    """Columns of one batch: ``rows`` with the message ``index`` of each, and the refused messages with a reason code each.
+    """Columns of one batch: ``rows``, the message ``index`` of each, and the ``rejected`` messages with reason codes.
 
     Both indexes ascend; together they name every message once. ``REASONS[code]`` is the reason.
     """
@@ -133,8 +134,9 @@ class Decoder:
 
     def _pseudonymise(self, users: list[str | int]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
         verdict = np.full(len(users), 255, dtype=np.uint8)
+        lookup: Callable[[Any], int] = self._pseudonyms.__getitem__
         try:
-            return np.fromiter(map(self._pseudonyms.__getitem__, users), np.uint64, len(users)), verdict
+            return np.fromiter(map(lookup, users), np.uint64, len(users)), verdict
         except (KeyError, AttributeError):
             pass
         pseudonyms = np.zeros(len(users), dtype=np.uint64)
