@@ -1,0 +1,351 @@
+"""Exact-loss allocation: noise scales for many released numbers under one budget per user (relation "values" only).
+
+User l loses Σ_r Δ[r,l]/b_r when row r is released with Laplace scale b_r. Under relation "values" every Δ is public, so
+the scales solve a convex program: minimise Σ_r w_r·b_r subject to Σ_r Δ[r,l]/b_r ≤ β_l for every user l.
+Whatever the solver did, the scales handed out are integer ratios whose charges were added up in integers and found
+within every allowance: the guarantee never rests on convergence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+from dpcore.budget import MICRO
+from dpcore.contributions import Counts, IntArray
+from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
+
+FloatArray = npt.NDArray[np.float64]
+
+_T = TypeVar("_T", np.int64, np.float64)
+
+MAX_NUMERATOR = 2**40
+"""Largest numerator of a scale (the exact sampler's bound)."""
+MAX_SENSITIVITY = 2**40
+"""Largest Δ, in quanta of its row."""
+MAX_CHARGE = 2**62
+"""Every integer product and sum of a charge stays below this."""
+
+
+@dataclass(frozen=True)
+class Sensitivities:
+    """Sparse matrix Δ of R rows (released numbers) × L users, in quanta of each row; E entries, sorted by (row, user).
+
+    ``weight``: shape (R,), cost of one quantum of noise scale; 0 is refused. Public under relation "values".
+    """
+
+    row: IntArray
+    user: IntArray
+    delta: IntArray
+    weight: FloatArray
+    n_users: int
+
+    def __post_init__(self) -> None:
+        if not len(self.row) == len(self.user) == len(self.delta):
+            raise ParameterError("row, user and delta must have one entry each; give columns of equal length")
+        if len(self.delta) and (self.delta.min() < 1 or self.delta.max() > MAX_SENSITIVITY):
+            raise OverflowBoundError(
+                f"sensitivities span {self.delta.min()}..{self.delta.max()} quanta, allowed is 1..2^40; "
+                "leave zeros out and use a coarser quantum"
+            )
+        if not (np.all(np.isfinite(self.weight)) and np.all(self.weight > 0)):
+            raise ParameterError("every row weight must be finite and above 0; leave out rows that are not released")
+        key = self.row * max(self.n_users, 1) + self.user
+        if np.any(np.diff(key) <= 0) or np.any(self.row < 0) or np.any(self.row >= self.n_rows):
+            raise ParameterError("entries must be sorted by (row, user) without repeats, rows within the weights")
+        if np.any(self.user < 0) or np.any(self.user >= self.n_users):
+            raise ParameterError(f"user indices must lie in 0..{self.n_users - 1}")
+
+    @property
+    def n_rows(self) -> int:
+        """R."""
+        return len(self.weight)
+
+    @cached_property
+    def row_start(self) -> IntArray:
+        """Shape (R+1,): entries of row r are ``row_start[r]:row_start[r+1]``."""
+        return np.searchsorted(self.row, np.arange(self.n_rows + 1)).astype(np.int64)
+
+    @cached_property
+    def entries_per_user(self) -> IntArray:
+        """Shape (L,)."""
+        return np.bincount(self.user, minlength=self.n_users).astype(np.int64)
+
+    def row_max(self, column: npt.NDArray[_T]) -> npt.NDArray[_T]:
+        """Largest entry of a column per row, shape (R,); 0 for a row without entries."""
+        out = np.zeros(self.n_rows, dtype=column.dtype)
+        filled = np.flatnonzero(np.diff(self.row_start))
+        if len(filled):
+            out[filled] = np.maximum.reduceat(column, self.row_start[filled])
+        return out
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Scales b_r = ``numerator``/``denominator`` (quanta of row r) and what they cost every user.
+
+    ``numerator`` 0: nobody can move the row; it is released without noise. ``charges``: shape (L,), µε, exact upper
+    bound of each user's loss, never above his allowance. ``objective`` = Σ w·b of the handed-out scales, ``bound`` a
+    lower bound of the optimum, ``gap`` = objective/bound − 1. ``prices``: dual price of each user's allowance.
+    """
+
+    numerator: IntArray
+    denominator: IntArray
+    charges: IntArray
+    objective: float
+    bound: float
+    iterations: int
+    prices: FloatArray = field(repr=False)
+
+    @property
+    def scales(self) -> FloatArray:
+        """b, shape (R,), quanta; for reports and intervals, never for drawing."""
+        return self.numerator / self.denominator
+
+    @property
+    def gap(self) -> float:
+        """Relative distance to the proved lower bound of the optimum."""
+        return self.objective / self.bound - 1 if self.bound > 0 else 0.0
+
+
+def histogram_rows(counts: Counts, samples: IntArray, levels: int) -> Sensitivities:
+    """``levels`` rows per cell (cell-major) for a tree of counts over each cell's values: Δ = 2Γ at every level.
+
+    Weight: events / (range n of a count · levels). Relation "values". Source: [T], mechanisms S12.
+    """
+    single = _rows(counts, 2 * samples, counts.by_cell(counts.samples) / np.maximum(counts.by_cell(samples), 1))
+    row = (single.row[:, None] * levels + np.arange(levels)).ravel()
+    order = np.argsort(row, kind="stable")
+    return Sensitivities(
+        row[order],
+        np.repeat(single.user, levels)[order],
+        np.repeat(single.delta, levels)[order],
+        np.repeat(single.weight / levels, levels),
+        single.n_users,
+    )
+
+
+def stack(parts: Sequence[Sensitivities]) -> Sensitivities:
+    """All rows of ``parts`` in one program, in order; they must share the users."""
+    if len({part.n_users for part in parts}) != 1:
+        raise ParameterError("stacked statistics must be about the same users; build them from the same counts")
+    offset = np.append(0, np.cumsum([part.n_rows for part in parts]))
+    return Sensitivities(
+        np.concatenate([part.row + base for part, base in zip(parts, offset[:-1], strict=True)]),
+        np.concatenate([part.user for part in parts]),
+        np.concatenate([part.delta for part in parts]),
+        np.concatenate([part.weight for part in parts]),
+        parts[0].n_users,
+    )
+
+
+def _rows(counts: Counts, delta: IntArray, weight: FloatArray) -> Sensitivities:
+    keep = delta > 0
+    positive = np.where(weight > 0, weight, 1.0)
+    return Sensitivities(counts.pair_cell[keep], counts.pair_user[keep], delta[keep], positive, counts.n_users)
+
+
+def allocate(
+    sensitivities: Sensitivities, allowances: IntArray, *, tolerance: float = 1e-4, max_iterations: int = 500
+) -> Allocation:
+    """Scales of least Σ w·b within every user's allowance (``allowances``: shape (L,), µε, every entry positive).
+
+    Stops at relative gap ``tolerance`` or after ``max_iterations``; either way the charges hold exactly. Relation
+    "values". Raises :class:`BudgetError` for an allowance that cannot pay 1 µε per entry (leave such users out),
+    :class:`OverflowBoundError` where an integer bound fails.
+    """
+    beta = _checked_allowances(sensitivities, allowances)
+    solution = _solve(sensitivities, beta, tolerance, max_iterations)
+    numerator, denominator = _round_exactly(sensitivities, allowances, solution.scales)
+    numerator = _fill_slack(sensitivities, allowances, numerator, denominator)
+    charges = exact_charges(sensitivities, numerator, denominator)
+    if np.any(charges > allowances):
+        raise BudgetError("a charge exceeds its allowance after rounding; nothing may be released with these scales")
+    objective = float(sensitivities.weight @ (numerator / denominator))
+    return Allocation(numerator, denominator, charges, objective, solution.bound, solution.iterations, solution.prices)
+
+
+def uniform_allocation(sensitivities: Sensitivities, allowances: IntArray) -> Allocation:
+    """The papers' allocation: every user's allowance split equally over the most rows anyone has; charges exact.
+
+    b_r = max_l Δ[r,l]·K/β_l, K the largest number of rows of one user. For comparison. Raises as :func:`allocate`.
+    """
+    beta = _checked_allowances(sensitivities, allowances)
+    most = int(sensitivities.entries_per_user.max(initial=0))
+    scales = sensitivities.row_max(sensitivities.delta * most / beta[sensitivities.user]).astype(np.float64)
+    numerator, denominator = _round_exactly(sensitivities, allowances, scales)
+    charges = exact_charges(sensitivities, numerator, denominator)
+    objective = float(sensitivities.weight @ (numerator / denominator))
+    return Allocation(numerator, denominator, charges, objective, 0.0, 0, np.zeros(sensitivities.n_users))
+
+
+def exact_charges(sensitivities: Sensitivities, numerator: IntArray, denominator: IntArray) -> IntArray:
+    """µε per user, shape (L,): Σ ⌈10⁶·Δ·denominator/numerator⌉ in int64.
+
+    Raises :class:`OverflowBoundError` unless every product and sum provably stays below 2^62.
+    """
+    largest = sensitivities.row_max(sensitivities.delta)
+    moved = largest > 0
+    if np.any(numerator[moved] < 1) or np.any(numerator > MAX_NUMERATOR):
+        raise OverflowBoundError(
+            "noise scales must have numerators in 1..2^40; use a coarser quantum or a larger budget"
+        )
+    if np.any(denominator[moved] > MAX_CHARGE // (MICRO * largest[moved])):
+        raise OverflowBoundError("10^6·sensitivity·denominator exceeds 2^62 for some row; use a coarser quantum")
+    t = numerator[sensitivities.row]
+    cost = -(-(MICRO * sensitivities.delta * denominator[sensitivities.row]) // t)
+    if float(cost.max(initial=0)) * float(sensitivities.entries_per_user.max(initial=0)) >= MAX_CHARGE:
+        raise OverflowBoundError("charges of one user could sum beyond 2^62; use larger scales")
+    # bincount would add in floating point.
+    charges = np.zeros(sensitivities.n_users, dtype=np.int64)
+    np.add.at(charges, sensitivities.user, cost)
+    return charges
+
+
+def _checked_allowances(sensitivities: Sensitivities, allowances: IntArray) -> FloatArray:
+    """Allowances as epsilon for the float solver, after refusing those that cannot be met."""
+    if allowances.shape != (sensitivities.n_users,) or not np.issubdtype(allowances.dtype, np.integer):
+        raise BudgetError(f"allowances must be {sensitivities.n_users} integers of µε, one per user")
+    short = np.flatnonzero(allowances < np.maximum(sensitivities.entries_per_user, 1))
+    if len(short):
+        raise BudgetError(
+            f"{len(short)} users have less than 1 µε for each number they enter (the first {allowances[short[0]]} µε "
+            f"for {sensitivities.entries_per_user[short[0]]}); leave them out of the window"
+        )
+    if len(allowances) and allowances.max() > MAX_NUMERATOR:
+        raise OverflowBoundError(f"an allowance of {allowances.max()} µε exceeds 2^40; give a smaller one")
+    return allowances / MICRO
+
+
+def _round_exactly(sensitivities: Sensitivities, allowances: IntArray, scales: FloatArray) -> tuple[IntArray, IntArray]:
+    """Integer ratios t/s ≥ ``scales`` (s a power of two) whose exact charges are within every allowance.
+
+    A ceiling costs at most 1 µε per entry, so every user is given that much room first; a row whose entries already
+    cost 1 µε each cannot get cheaper and is left there. Numerators near min(2^38, 2^61/β) keep 10⁶·Δ·s ≤ β·t < 2^62.
+    """
+    largest = sensitivities.row_max(sensitivities.delta)
+    moved = largest > 0
+    room = np.maximum(allowances - sensitivities.entries_per_user, 0)
+    with np.errstate(divide="ignore"):
+        inflation = sensitivities.row_max((allowances / room)[sensitivities.user])
+    wanted = np.where(moved, np.minimum(scales * np.maximum(inflation, 1.0), MICRO * largest.astype(np.float64)), 0.0)
+    finest = min(2.0**38, 2.0**61 / max(float(allowances.max(initial=1)), 1.0))
+    slack = 1.0
+    for attempt in range(_ROUNDING_ATTEMPTS):
+        scale = wanted * slack
+        if np.any(scale > MAX_NUMERATOR):
+            raise OverflowBoundError(f"a noise scale of {scale.max():.3g} quanta exceeds 2^40; use a coarser quantum")
+        exponent = np.floor(np.log2(finest / np.where(moved, scale, finest)))
+        denominator = np.left_shift(1, np.clip(exponent, 0, 61).astype(np.int64))
+        numerator = np.where(moved, np.maximum(np.ceil(scale * denominator), 1), 0).astype(np.int64)
+        if np.all(exact_charges(sensitivities, numerator, denominator) <= allowances):
+            return numerator, denominator
+        slack = 1 + 2.0 ** (attempt - 45)
+    raise BudgetError("no rounding of the scales met every allowance; leave out users with next to nothing left")
+
+
+_ROUNDING_ATTEMPTS = 60
+"""Float error is about 2^-48 of a scale, so the second or third attempt succeeds; the last doubles the scales."""
+
+
+def _fill_slack(
+    sensitivities: Sensitivities, allowances: IntArray, numerator: IntArray, denominator: IntArray
+) -> IntArray:
+    """Lower each row's numerator, costliest rows first, to the least that what its users have left can pay."""
+    numerator = numerator.copy()
+    left = allowances - exact_charges(sensitivities, numerator, denominator)
+    start = sensitivities.row_start
+    order = np.argsort(-sensitivities.weight * numerator / denominator, kind="stable")
+    for row in order[numerator[order] > 0].tolist():
+        part = slice(start[row], start[row + 1])
+        users = sensitivities.user[part]
+        spare = left[users]
+        if not spare.all():
+            continue
+        need = MICRO * sensitivities.delta[part] * denominator[row]
+        cost = -(-need // numerator[row])
+        numerator[row] = (-(-need // (cost + spare))).max()
+        left[users] = spare + cost - -(-need // numerator[row])
+    return numerator
+
+
+def _ascend(
+    matrix: sparse.csr_matrix, transposed: sparse.csr_matrix, weight: FloatArray, price: FloatArray, steps: int
+) -> tuple[FloatArray, int]:
+    """``steps`` multiplicative dual steps: price ← price·loss²."""
+    for _ in range(steps):
+        price = price * (transposed @ np.sqrt(weight / (matrix @ price))) ** _EXPONENT
+    return price, steps
+
+
+@dataclass(frozen=True)
+class _Solution:
+    """Float scales that obey every constraint up to rounding, the dual bound, and the prices that prove it."""
+
+    scales: FloatArray
+    bound: float
+    iterations: int
+    prices: FloatArray
+
+
+_WARM_UP = 30
+"""Dual steps over all users before the program is restricted to those whose constraint can bind."""
+_INNER = 400
+"""Dual steps on the restricted program between two looks at all users."""
+_EXPONENT = 2
+"""Of the multiplicative step: loss is homogeneous of degree −1/2 in the prices, so 2 solves a lone constraint."""
+_NEGLIGIBLE = 1e-9
+"""Share of the total price below which a slack user is left out of the restricted program."""
+
+
+def _solve(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max_iterations: int) -> _Solution:
+    """Multiplicative dual ascent on x = 1/b, first over all users, then over the few that bind.
+
+    With prices y, x_r = √(w_r / Σ_l y_l Δ[r,l]) minimises the Lagrangian; the best multiple of y gives the lower bound
+    (Σ √(w·Δy))² / Σ βy. Dividing x_r by the largest loss/β among the users of row r makes any x feasible.
+    """
+    rows = np.flatnonzero(np.diff(sensitivities.row_start))
+    if not len(rows):
+        return _Solution(np.zeros(sensitivities.n_rows), 0.0, 0, np.zeros(sensitivities.n_users))
+    shape = (sensitivities.n_rows, sensitivities.n_users)
+    entries = (sensitivities.delta.astype(np.float64), (sensitivities.row, sensitivities.user))
+    # Allowances scaled to 1: every user's constraint reads Σ (Δ/β)·x ≤ 1.
+    matrix = sparse.csr_matrix(entries, shape=shape)[rows] @ sparse.diags(1 / beta)
+    weight = sensitivities.weight[rows]
+    transposed = matrix.T.tocsr()
+    price = np.asarray(matrix.sum(axis=0)).ravel()
+    price *= weight.sum() / max(price.sum(), np.finfo(float).tiny)
+    price, _ = _ascend(matrix, transposed, weight, price, _WARM_UP)
+    iterations = _WARM_UP
+    best, bound = np.full(len(rows), np.inf), 0.0
+    best_price = price
+    objective = np.inf
+    while True:
+        pressed = matrix @ price
+        x = np.sqrt(weight / pressed)
+        loss = transposed @ x
+        lower = float(np.sqrt(weight * pressed).sum() ** 2 / price.sum())
+        if lower > bound:
+            bound, best_price = lower, price * (np.sqrt(weight * pressed).sum() / price.sum()) ** 2
+        scales = np.maximum.reduceat(loss[matrix.indices], matrix.indptr[:-1]) / x
+        if float(weight @ scales) < objective:
+            objective, best = float(weight @ scales), scales
+        if objective <= bound * (1 + tolerance) or iterations >= max_iterations:
+            break
+        kept = np.flatnonzero((price > _NEGLIGIBLE * price.sum()) | (loss > 1))
+        # A newly binding user starts at a price that can grow; one without any price could not.
+        seed = np.maximum(price[kept], _NEGLIGIBLE * price.sum())
+        part = transposed[kept]
+        seed, done = _ascend(part.T.tocsr(), part, weight, seed, min(_INNER, max_iterations - iterations))
+        iterations += done
+        price = np.zeros(len(price))
+        price[kept] = seed
+    full = np.zeros(sensitivities.n_rows)
+    full[rows] = best
+    return _Solution(full, bound, iterations, best_price / beta)

@@ -1,0 +1,149 @@
+"""Joint choice of retained counts and noise scales: give up samples whose noise costs more than their bias.
+
+Every sample a user keeps in a cell raises his sensitivity there, and his allowance has a price (the dual of
+:func:`dpcore.allocation.allocate`). Alternate: at the present prices choose what each cell retains, then solve for
+scales and prices again; keep a round only if the predicted total error falls. Counts only, so relation "values" only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.allocation import Allocation, Sensitivities, allocate
+from dpcore.contributions import Counts, IntArray
+from dpcore.errors import ParameterError
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """``samples``: shape (P,), retained counts. Errors are Σ events·(bias + noise), in ranges U, before and after.
+
+    ``allocation`` and ``sensitivities`` are those of the retained counts, so nothing has to be solved again.
+    """
+
+    samples: IntArray
+    sensitivities: Sensitivities
+    allocation: Allocation
+    error_before: float
+    error: float
+    rounds: int
+
+    @property
+    def improvement(self) -> float:
+        """Share of the predicted error that clipping removed."""
+        return 1 - self.error / self.error_before if self.error_before > 0 else 0.0
+
+
+def choose_clipping(
+    counts: Counts,
+    allowances: IntArray,
+    rows: Callable[[IntArray], Sensitivities],
+    *,
+    bias_weight: float = 1.0,
+    min_users: int = 1,
+    max_rounds: int = 30,
+) -> Clipping:
+    """Retained counts of least Σ events·(``bias_weight``·(1 − n/N) + noise) that alternating descent finds.
+
+    ``allowances``: shape (L,), µε. ``rows``: retained counts (P,) -> the sensitivities of every released statistic.
+    ``bias_weight``: 1 charges the worst-case clipping bias of the mean; less, what is expected of it. No cell falls
+    below ``min_users`` contributors. Relation "values". Raises :class:`ParameterError`, and as ``allocate``.
+    """
+    if not (np.isfinite(bias_weight) and bias_weight >= 0):
+        raise ParameterError(f"bias weight {bias_weight} is negative; give 0 or more (1 = worst case)")
+    total = counts.by_cell(counts.samples)
+    samples = counts.samples
+    sensitivities = rows(samples)
+    allocation = allocate(sensitivities, allowances)
+    best = Clipping(samples, sensitivities, allocation, allocation.objective, allocation.objective, 0)
+    share = 1.0
+    for round_number in range(1, max_rounds + 1):
+        proposed, gain = _retain_at_prices(counts, total, best.samples, best.allocation.prices, bias_weight, min_users)
+        order = np.argsort(-gain, kind="stable")[: int(np.count_nonzero(gain > 0) * share)]
+        if not len(order):
+            break
+        chosen = np.zeros(counts.n_cells, dtype=bool)
+        chosen[order] = True
+        samples = np.where(chosen[counts.pair_cell], proposed, best.samples)
+        sensitivities = rows(samples)
+        allocation = allocate(sensitivities, allowances)
+        error = allocation.objective + bias_weight * float((total - counts.by_cell(samples)).sum())
+        if error < best.error:
+            best = Clipping(samples, sensitivities, allocation, best.error_before, error, round_number)
+        else:
+            # Prices hold for small changes only: try again in the cells that gain most.
+            share /= 2
+    return best
+
+
+def _retain_at_prices(
+    counts: Counts, total: IntArray, samples: IntArray, prices: FloatArray, bias_weight: float, min_users: int
+) -> tuple[IntArray, FloatArray]:
+    """Per cell the better of two families, and its gain: everybody's first k samples; all of the cheapest users'.
+
+    At prices y a cell with retained counts Γ adds bias_weight·(N − n) + 2·√(N·Σ y·Γ/n) to the Lagrangian (in ranges U).
+    For given n that is least when the cheapest users fill n, so the second family is optimal up to one user.
+    """
+    price = prices[counts.pair_user]
+    retained = counts.by_cell(samples)
+    paid = _cell_sums(counts, price * samples)
+    present = bias_weight * (total - retained) + 2 * np.sqrt(total * paid / np.maximum(retained, 1))
+    capped, capped_cost = _scan(counts, total, counts.samples, price, bias_weight, min_users, by_price=False)
+    cheap, cheap_cost = _scan(counts, total, counts.samples, price, bias_weight, min_users, by_price=True)
+    proposed = np.where((cheap_cost < capped_cost)[counts.pair_cell], cheap, capped)
+    least = np.minimum(cheap_cost, capped_cost)
+    return proposed, np.where(np.isfinite(least), present - least, 0.0)
+
+
+def _cell_sums(counts: Counts, column: FloatArray) -> FloatArray:
+    return np.bincount(counts.pair_cell, weights=column, minlength=counts.n_cells).astype(np.float64)
+
+
+def _scan(
+    counts: Counts,
+    total: IntArray,
+    samples: IntArray,
+    price: FloatArray,
+    bias_weight: float,
+    min_users: int,
+    *,
+    by_price: bool,
+) -> tuple[IntArray, FloatArray]:
+    """(Retained counts (P,), least cost (C,)) over the cuts of each cell's pairs in ascending order."""
+    key = price if by_price else samples
+    order = np.lexsort((key, counts.pair_cell))
+    cell, m, y = counts.pair_cell[order], samples[order].astype(np.float64), price[order]
+    start = counts.cell_start[:-1]
+
+    def running(column: FloatArray) -> FloatArray:
+        summed = np.cumsum(column)
+        return summed - (summed[start] - column[start])[cell]
+
+    n, cost = running(m), running(m * y)
+    if not by_price:
+        # Those later in the order keep as many samples as this pair has.
+        everyone = counts.cell_start[1:] - start
+        later = (everyone[cell] - 1) - (np.arange(len(m)) - start[cell])
+        n = n + m * later
+        cost = cost + m * (running(y)[counts.cell_start[1:] - 1][cell] - running(y))
+    N = total[cell].astype(np.float64)
+    cost = bias_weight * (N - n) + 2 * np.sqrt(np.maximum(N * cost / np.maximum(n, 1), 0))
+    users = running((m > 0).astype(np.float64)) if by_price else np.full(len(m), np.inf)
+    cost[(n < 1) | (users < min_users)] = np.inf
+    least = np.minimum.reduceat(cost, start)
+    at = np.where(cost == least[cell], np.arange(len(m)), -1)
+    # The last of equal cuts retains most.
+    cut = np.maximum.reduceat(at, start)
+    if by_price:
+        kept = np.where(np.arange(len(m)) <= cut[cell], samples[order], 0)
+    else:
+        kept = np.minimum(samples[order], samples[order][cut][cell])
+    out = np.empty_like(samples)
+    out[order] = kept
+    return out, least

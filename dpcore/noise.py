@@ -1,0 +1,253 @@
+"""Exact discrete noise from injected entropy: discrete Laplace and the exponential mechanism, vectorised.
+
+Every sample is drawn from exactly the stated distribution: integers and rejection only, no floating point between the
+entropy and the result (Mironov 2012 shows why). Algorithms after Canonne, Kamath and Steinke, *The Discrete Gaussian for
+Differential Privacy* (2020), Algorithms 1 and 2.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.errors import OverflowBoundError, ParameterError
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+EntropySource = Callable[[int], bytes]
+"""n -> n uniformly random bytes."""
+
+MAX_SCALE_NUMERATOR = 2**40
+"""Largest numerator t of a scale t/s: t·V stays below 2^63 for every geometric V below :data:`_MAX_GEOMETRIC`."""
+
+_MAX_GEOMETRIC = 2**22
+_RATIO_BITS = 32
+_FACTORIAL_20 = math.factorial(20)
+_INVERSE_FACTORIALS = np.array([_FACTORIAL_20 // math.factorial(k) for k in range(20, 0, -1)], dtype=np.int64)
+"""20!/k! for k = 20..1, ascending: P(w < 20!/k!) = 1/k! for w uniform on 0..20!-1."""
+_MAX_PROPOSALS = 1 << 22
+
+
+class Noise:
+    """Samplers over one entropy source. Production uses ``os.urandom``; tests inject a recorded tape.
+
+    Never give it a seeded generator in production: whoever knows the seed can subtract the noise.
+    """
+
+    def __init__(self, entropy: EntropySource = os.urandom) -> None:
+        self._entropy = entropy
+
+    def _words(self, n: int) -> npt.NDArray[np.uint64]:
+        return np.frombuffer(self._entropy(8 * n), dtype="<u8")
+
+    def below(self, bound: int | IntArray, size: int | None = None) -> IntArray:
+        """Uniform integers on 0..bound-1, shape (size,) or the shape of ``bound``; 1 <= bound < 2^63.
+
+        Raises :class:`ParameterError` for a bound below 1.
+        """
+        if np.ndim(bound) == 0:
+            return self._below_scalar(int(bound), 1 if size is None else size)
+        bounds = np.asarray(bound).astype(np.uint64)
+        if np.any(np.asarray(bound) < 1):
+            raise ParameterError("a bound below 1 has nothing to draw from; give at least 1")
+        words = self._words(len(bounds))
+        result = words % bounds
+        # The last, incomplete run of residues is rejected. A word is in it iff its run would pass 2^64.
+        pending = np.flatnonzero(words - result > (0 - bounds))
+        while len(pending):
+            words = self._words(len(pending))
+            result[pending] = words % bounds[pending]
+            pending = pending[words - result[pending] > (0 - bounds[pending])]
+        return result.astype(np.int64)
+
+    def _below_scalar(self, bound: int, size: int) -> IntArray:
+        if not 1 <= bound < 2**63:
+            raise ParameterError(f"bound {bound} is outside 1..2^63-1; nothing to draw from")
+        words = self._words(size)
+        if bound & (bound - 1) == 0:
+            return (words & np.uint64(bound - 1)).astype(np.int64)
+        limit = np.uint64(2**64 - 2**64 % bound)
+        pending = np.flatnonzero(words >= limit)
+        if len(pending):
+            words = words.copy()
+            while len(pending):
+                words[pending] = self._words(len(pending))
+                pending = pending[words[pending] >= limit]
+        return (words % np.uint64(bound)).astype(np.int64)
+
+    def _bernoulli_exp_one(self, size: int) -> BoolArray:
+        """P(True) = exp(-1): CKS Algorithm 1 with γ = 1 stops at K with P(K > k) = 1/k!; True iff K is odd."""
+        w = self._below_scalar(_FACTORIAL_20, size)
+        passed = 20 - np.searchsorted(_INVERSE_FACTORIALS, w, side="right")
+        accepted = passed % 2 == 0
+        for i in np.flatnonzero(w == 0):
+            k = 21
+            while self._below_scalar(k, 1)[0] == 0:
+                k += 1
+            accepted[i] = k % 2 == 1
+        return accepted
+
+    def _geometric(self, size: int) -> IntArray:
+        """V with P(V >= k) = exp(-k)."""
+        result = np.zeros(size, dtype=np.int64)
+        pending = np.arange(size)
+        while len(pending):
+            pending = pending[self._bernoulli_exp_one(len(pending))]
+            result[pending] += 1
+        return result
+
+    def _bernoulli_exp_fraction(self, numerator: IntArray, denominator: IntArray) -> BoolArray:
+        """P(True) = exp(-numerator/denominator) for 0 <= numerator <= denominator <= 2^40 (CKS Algorithm 1)."""
+        k = 1
+        accepted = np.ones(len(numerator), dtype=bool)
+        pending = np.arange(len(numerator))
+        n, d = numerator, denominator
+        while len(pending):
+            going = self.below(d * k) < n
+            stopped = pending[~going]
+            accepted[stopped] = k % 2 == 1
+            pending, n, d = pending[going], n[going], d[going]
+            k += 1
+        return accepted
+
+    def bernoulli_exp(self, numerator: IntArray, denominator: int | IntArray) -> BoolArray:
+        """P(True) = exp(-numerator/denominator), elementwise, for integers numerator >= 0 and 1 <= denominator <= 2^40.
+
+        Raises :class:`ParameterError` outside these bounds.
+        """
+        n = np.asarray(numerator, dtype=np.int64)
+        d = np.broadcast_to(np.asarray(denominator, dtype=np.int64), n.shape)
+        if np.any(n < 0) or np.any(d < 1) or np.any(d > MAX_SCALE_NUMERATOR):
+            raise ParameterError("exp(-n/d) needs n >= 0 and 1 <= d <= 2^40; reduce the ratio")
+        whole, rest = np.divmod(n, d)
+        accepted = np.ones(len(n), dtype=bool)
+        large = np.flatnonzero(whole)
+        accepted[large] = self._geometric(len(large)) >= whole[large]
+        alive = np.flatnonzero(accepted & (rest > 0))
+        accepted[alive] = self._bernoulli_exp_fraction(rest[alive], d[alive])
+        return accepted
+
+    def discrete_laplace(
+        self, numerator: int | IntArray, denominator: int | IntArray = 1, size: int | None = None
+    ) -> IntArray:
+        """Integers X with P(X = x) ∝ exp(-|x|·denominator/numerator): scale b = numerator/denominator (CKS Algorithm 2).
+
+        Shape (size,) or the broadcast shape of the scales. 1 <= numerator <= 2^40, denominator >= 1, else
+        :class:`ParameterError`.
+        """
+        if size is None:
+            t, s = np.broadcast_arrays(np.asarray(numerator), np.asarray(denominator))
+            shape = t.shape
+            t, s = t.astype(np.int64).ravel(), s.astype(np.int64).ravel()
+        else:
+            shape = (size,)
+            t, s = np.full(size, numerator, dtype=np.int64), np.full(size, denominator, dtype=np.int64)
+        if np.any(t < 1) or np.any(t > MAX_SCALE_NUMERATOR) or np.any(s < 1):
+            raise ParameterError("a noise scale t/s needs 1 <= t <= 2^40 and s >= 1; use a coarser quantum")
+        result = np.zeros(len(t), dtype=np.int64)
+        pending = np.arange(len(t))
+        while len(pending):
+            tp = t[pending]
+            u = self.below(tp)
+            kept = np.flatnonzero(self._bernoulli_exp_fraction(u, tp))
+            magnitude = self._magnitude(u[kept], tp[kept], s[pending[kept]])
+            negative = (np.frombuffer(self._entropy(len(kept)), dtype=np.uint8) & 1).astype(bool)
+            done = ~(negative & (magnitude == 0))
+            index = pending[kept[done]]
+            result[index] = np.where(negative[done], -magnitude[done], magnitude[done])
+            unfinished = np.ones(len(pending), dtype=bool)
+            unfinished[kept[done]] = False
+            pending = pending[unfinished]
+        return result.reshape(shape)
+
+    def _magnitude(self, u: IntArray, t: IntArray, s: IntArray) -> IntArray:
+        v = self._geometric(len(u))
+        if len(v) and int(v.max()) >= _MAX_GEOMETRIC:
+            raise OverflowBoundError("a geometric draw passed 2^22 (probability below e^-4000000): entropy is broken")
+        return (u + t * v) // s
+
+    def exponential(
+        self,
+        costs: IntArray,
+        numerator: int,
+        denominator: int,
+        *,
+        offsets: IntArray | None = None,
+        weights: IntArray | None = None,
+    ) -> IntArray:
+        """Exponential mechanism: index i with P(i) ∝ weights[i]·exp(-costs[i]·numerator/denominator), exactly.
+
+        ``offsets`` of shape (k+1,) makes k independent selections over ``costs[offsets[j]:offsets[j+1]]`` in one call;
+        the result has shape (k,) and is relative to each group's start. Uniform proposals are accepted with
+        exp(-excess cost), so the expected work of a group is Σweights / Σweights·exp(-excess).
+
+        Raises :class:`ParameterError` for an empty group, weights that are negative or sum to 0, or a ratio out of
+        bounds; :class:`OverflowBoundError` where a product could leave int64.
+        """
+        costs = np.asarray(costs, dtype=np.int64)
+        bounds = np.array([0, len(costs)]) if offsets is None else np.asarray(offsets, dtype=np.int64)
+        if np.any(np.diff(bounds) < 1):
+            raise ParameterError("a selection without candidates has no outcome; give every group at least one")
+        if numerator < 0 or not 1 <= denominator <= MAX_SCALE_NUMERATOR:
+            raise ParameterError(f"exponent ratio {numerator}/{denominator} is out of bounds; need n >= 0, 1 <= d <= 2^40")
+        w = np.ones(len(costs), dtype=np.int64) if weights is None else np.asarray(weights, dtype=np.int64)
+        if np.any(w < 0):
+            raise ParameterError("a negative weight is no measure; give weights of 0 or more")
+        if float(w.astype(np.float64).sum()) >= 2.0**62:
+            raise OverflowBoundError("the weights sum to 2^62 or more; use coarser weights")
+        cumulative = np.append(0, np.cumsum(w))
+        base = cumulative[bounds[:-1]]
+        total = cumulative[bounds[1:]] - base
+        if np.any(total == 0):
+            raise ParameterError("all weights of a selection are 0; give one candidate a positive weight")
+        usable = np.where(w > 0, costs, np.iinfo(np.int64).max)
+        excess = costs - np.repeat(np.minimum.reduceat(usable, bounds[:-1]), np.diff(bounds))
+        excess[w == 0] = 0
+        if int(excess.max()) * numerator >= 2**62:
+            raise OverflowBoundError(f"cost range {int(excess.max())} times {numerator} exceeds 2^62; use coarser costs")
+        exponent = excess * numerator
+        result = np.empty(len(total), dtype=np.int64)
+        pending = np.arange(len(total))
+        repeats = 2
+        while len(pending):
+            group = np.repeat(pending, repeats)
+            draw = base[group] + self.below(total[group])
+            candidate = np.searchsorted(cumulative, draw, side="right") - 1
+            accepted = self.bernoulli_exp(exponent[candidate], denominator).reshape(len(pending), repeats)
+            hit = accepted.any(axis=1)
+            first = candidate.reshape(len(pending), repeats)[np.arange(len(pending)), accepted.argmax(axis=1)]
+            result[pending[hit]] = first[hit] - bounds[pending[hit]]
+            pending = pending[~hit]
+            repeats = max(2, min(2 * repeats, _MAX_PROPOSALS // max(len(pending), 1)))
+        return result
+
+
+def scale_ratio(scale: float | FloatArray) -> tuple[IntArray, IntArray]:
+    """Noise scales as integer ratios t/s >= ``scale`` (rounded up, so the noise never falls short), 2^-31 relative.
+
+    ``scale`` of any shape, positive and at most 2^40; s is a power of two, t <= 2^40.
+    """
+    b = np.asarray(scale, dtype=np.float64)
+    if not np.all(np.isfinite(b)) or np.any(b <= 0) or np.any(b > MAX_SCALE_NUMERATOR):
+        raise ParameterError("a noise scale must lie in (0, 2^40]; use a coarser quantum or a larger epsilon")
+    exponent = np.clip(_RATIO_BITS - np.ceil(np.log2(b)), 0, 40)
+    s = np.exp2(exponent)
+    t = np.maximum(np.ceil(b * s), 1.0)
+    return t.astype(np.int64), s.astype(np.int64)
+
+
+def interval_half_width(
+    numerator: int | IntArray, denominator: int | IntArray = 1, confidence: float = 0.95
+) -> FloatArray:
+    """Smallest integer w with P(|X| <= w) >= ``confidence`` for discrete Laplace noise of scale t/s, in quanta."""
+    if not 0 < confidence < 1:
+        raise ParameterError(f"confidence {confidence} is outside (0, 1); 0.95 is usual")
+    b = np.asarray(numerator, dtype=np.float64) / np.asarray(denominator, dtype=np.float64)
+    # P(|X| > w) = 2·a^(w+1)/(1+a) with a = exp(-1/b).
+    tail = (1.0 - confidence) * (1.0 + np.exp(-1.0 / b)) / 2.0
+    return np.asarray(np.maximum(np.ceil(-b * np.log(tail) - 1.0 - 1e-9), 0.0))

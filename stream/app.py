@@ -1,0 +1,234 @@
+"""The worker: a Faust application whose services ingest the feed, watch the watermark and close windows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from importlib.metadata import PackageNotFoundError, version
+
+import faust
+import structlog
+from aiokafka import AIOKafkaProducer
+from faust.sensors.prometheus import setup_prometheus_sensors
+from faust.web import Request, Response, View
+from mode import Service
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from stream.closer import CloseReport, close_in_process, verify_ledger
+from stream.closing import slotting_of
+from stream.config import Config
+from stream.events import Decoder
+from stream.ingest import Ingestor
+from stream.ledger import LedgerError
+from stream.local import die_with_parent
+from stream.metrics import OperatorMetrics
+from stream.pseudonyms import load_user_key
+from stream.publishing import make_producer
+from stream.releases import Message
+from stream.state import State
+from stream.windows import utc_text, watermark
+
+log = structlog.get_logger()
+
+_LOOK_SECONDS = 1.0
+_RETRY_SECONDS = 5.0
+
+
+class Ingesting(Service):
+    """Reads the feed into Redis."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+        self._producer: AIOKafkaProducer | None = None
+        self._ingestor: Ingestor | None = None
+
+    async def on_start(self) -> None:
+        """Connect, refuse to work with a lost ledger, start reading."""
+        worker = self._worker
+        try:
+            generation = await verify_ledger(worker.config, worker.redis)
+        except LedgerError as error:
+            worker.metrics.ledger_errors.inc()
+            log.error("ledger refused", reason=str(error))
+            raise
+        log.info("ledger verified", generation=generation)
+        self._producer = make_producer(worker.config.kafka.bootstrap)
+        await self._producer.start()
+        decoder = Decoder(worker.config, load_user_key(worker.config.privacy.user_key_file))
+        self._ingestor = Ingestor(worker.config, worker.redis, decoder, worker.metrics, self._report)
+        worker.ready.set()
+
+    async def _report(self, message: Message) -> None:
+        assert self._producer is not None
+        await self._producer.send(message.topic, message.value, key=message.key, headers=list(message.headers))
+
+    @Service.task
+    async def _read(self) -> None:
+        assert self._ingestor is not None
+        await self._ingestor.run()
+
+    async def on_stop(self) -> None:
+        """Stop reading, flush what was reported."""
+        if self._ingestor is not None:
+            await self._ingestor.stop()
+        if self._producer is not None:
+            await self._producer.stop()
+
+
+class Watching(Service):
+    """Watches the watermark and has due windows closed in a process of their own, oldest first."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+        self._pool: ProcessPoolExecutor | None = None
+
+    @Service.task
+    async def _watch(self) -> None:
+        await self._worker.ready.wait()
+        while not self.should_stop:
+            pause = _LOOK_SECONDS
+            try:
+                due = await self._worker.due_slots()
+                if due:
+                    pause = await self._close(due)
+            except RedisError as error:
+                self._worker.metrics.redis_errors.inc()
+                log.warning("redis unreachable", reason=str(error))
+                pause = _RETRY_SECONDS
+            await self.sleep(pause)
+
+    async def _close(self, due: list[int]) -> float:
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            parent = multiprocessing.current_process().pid or 0
+            self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=die_with_parent, initargs=(parent,))
+        loop = asyncio.get_running_loop()
+        try:
+            reports = await loop.run_in_executor(self._pool, close_in_process, self._worker.config, due)
+        except BrokenProcessPool:
+            log.error("closing process died", windows=len(due))
+            self._pool = None
+            return _RETRY_SECONDS
+        for report in reports:
+            self._worker.record(report)
+        return _RETRY_SECONDS if any(report.failure for report in reports) else 0.0
+
+    async def on_stop(self) -> None:
+        """Let the closing process finish its step; whatever it leaves is taken up at the next start."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Worker:
+    """One worker process: configuration, connections and metrics shared by its services."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.metrics = OperatorMetrics()
+        self.metrics.build_info.labels(_version()).set(1)
+        self.redis = Redis.from_url(config.redis.url)
+        self.state = State(self.redis, config.feed.name)
+        self.slotting = slotting_of(config)
+        self.ready = asyncio.Event()
+        self.app = self._make_app()
+
+    def _make_app(self) -> faust.App:
+        config = self.config
+        app = faust.App(
+            config.kafka.group,
+            broker=f"kafka://{config.kafka.bootstrap}",
+            store="memory://",
+            autodiscover=False,
+            topic_disable_leader=True,
+            web_host=config.operator.host,
+            web_port=config.operator.port,
+            web_bind=config.operator.host,
+        )
+        app.producer_only = True
+        setup_prometheus_sensors(app, pattern="/metrics", registry=self.metrics.registry, name_prefix="faust")
+
+        @app.page("/healthz")
+        async def healthz(view: View, request: Request) -> Response:
+            return view.json({"status": "ok"})
+
+        @app.page("/readyz")
+        async def readyz(view: View, request: Request) -> Response:
+            problems = await self.problems()
+            return view.json({"ready": not problems, "problems": problems}, status=503 if problems else 200)
+
+        return app
+
+    async def problems(self) -> list[str]:
+        """Why this worker is not ready; empty where it is."""
+        found = [] if self.ready.is_set() else ["starting, or the ledger was refused: see the log"]
+        try:
+            await self.redis.ping()
+        except RedisError:
+            found.append("Redis does not answer")
+        return found
+
+    async def due_slots(self) -> list[int]:
+        """Open slots whose window ends at or before the watermark, oldest first; updates the gauges."""
+        partitions = await self.state.partition_times()
+        open_slots = sorted(await self.state.open_slots())
+        self.metrics.open_windows.set(len(open_slots))
+        window = self.config.window
+        mark = watermark(partitions, time.time_ns() // 1000, window.allowed_delay, window.idle_timeout)
+        if mark is None:
+            return []
+        self.metrics.watermark_seconds.set(mark / 1e6)
+        due = [slot for slot in open_slots if self.slotting.window(slot).end * 1_000_000 <= mark]
+        self.metrics.outbox_windows.set(len(due))
+        return due
+
+    def record(self, report: CloseReport) -> None:
+        """Count one attempt to close a window and log it, without anything about users."""
+        metrics = self.metrics
+        metrics.noise_redraw.inc(report.redraws)
+        if report.failure is None:
+            metrics.windows_closed.inc()
+            metrics.window_close_seconds.observe(report.seconds)
+            metrics.messages_published.inc(report.messages)
+            log.info("window closed", window=utc_text(report.slot), messages=report.messages)
+            return
+        {
+            "ledger": metrics.ledger_errors,
+            "redis": metrics.redis_errors,
+            "publish": metrics.publish_failures,
+        }[report.failure].inc()
+        log.error("window not closed", window=utc_text(report.slot), failure=report.failure, reason=report.reason)
+
+
+def run_worker(config: Config) -> None:
+    """Run a worker until SIGTERM or SIGINT; returns after a clean shutdown."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    worker = Worker(config)
+    faust_worker = faust.Worker(
+        worker.app,
+        Ingesting(worker),
+        Watching(worker),
+        loglevel="warning",
+        redirect_stdouts=False,
+        quiet=True,
+        override_logging=False,
+        loop=loop,
+    )
+    log.info("worker starting", feed=config.feed.name, relation=config.relation)
+    with contextlib.suppress(SystemExit):
+        faust_worker.execute_from_commandline()
+    log.info("worker stopped")
+
+
+def _version() -> str:
+    try:
+        return version("hexveil")
+    except PackageNotFoundError:
+        return "source"

@@ -1,0 +1,33 @@
+"""``hexveil doctor``: is this deployment healthy? Needs its servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import typer
+
+from stream.cli.options import DEFAULT_CONFIG, FAILED, UNREACHABLE, AsJson, ConfigFile, read_config
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("doctor")
+    def doctor(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+        """Check broker, topics, retention, Redis durability, clocks and the ledger; a remedy for each failure."""
+        from stream.doctor import examine
+
+        findings = asyncio.run(examine(read_config(config)))
+        if as_json:
+            typer.echo(json.dumps([finding.as_dict() for finding in findings]))
+        else:
+            for finding in findings:
+                mark = "ok  " if finding.ok else "FAIL"
+                typer.echo(f"{mark} {finding.check}: {finding.found}")
+                if not finding.ok:
+                    typer.echo(f"     remedy: {finding.remedy}")
+        if any(finding.unreachable for finding in findings):
+            raise typer.Exit(UNREACHABLE)
+        if not all(finding.ok for finding in findings):
+            raise typer.Exit(FAILED)

@@ -1,0 +1,27 @@
+"""``hexveil init``: a commented configuration to start from."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stream.cli.options import USAGE, stop
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("init")
+    def init(
+        path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("hexveil.toml"),
+        force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    ) -> None:
+        """Write a complete, commented configuration for a bus fleet."""
+        if path.exists() and not force:
+            stop(f"{path} exists; choose another name or pass --force", USAGE)
+        text = resources.files("stream").joinpath("templates", "bus-fleet.toml").read_text(encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
+        typer.echo(f"{path} written. Choose relation, epsilon and budget in it, then: hexveil check --config {path}")

@@ -1,0 +1,37 @@
+"""``hexveil topics``: create the topics of a deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import typer
+from aiokafka.errors import KafkaError
+
+from stream.cli.options import DEFAULT_CONFIG, UNREACHABLE, AsJson, ConfigFile, read_config, stop
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    topics = typer.Typer(help="Topics of this deployment.", no_args_is_help=True)
+    app.add_typer(topics, name="topics")
+
+    @topics.callback()
+    def group() -> None:
+        """Topics of this deployment."""
+
+    @topics.command("create")
+    def create(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+        """Create the input and output topics that are missing; leave the others as they are."""
+        from stream.topics import create_topics
+
+        settings = read_config(config)
+        try:
+            result = asyncio.run(create_topics(settings))
+        except (KafkaError, OSError) as error:
+            stop(f"Kafka at {settings.kafka.bootstrap} did not create the topics: {error}", UNREACHABLE)
+        if as_json:
+            typer.echo(json.dumps(result))
+            return
+        for name, outcome in result.items():
+            typer.echo(f"{outcome:8} {name}")

@@ -1,0 +1,190 @@
+"""The release protocol: read, plan, charge, draw, commit, publish, confirm, clean up. Every step may be repeated.
+
+No lock is needed: a stored plan, a charged chunk and a committed window are each written once, first writer wins.
+Charge comes before draw; the bytes that leave are the committed ones, whoever drew them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from redis.asyncio import Redis
+
+from dpcore.contributions import Contributions
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.ledger import Ledger, LedgerError
+from stream.pipeline import Plan, build_messages, contributions_of, decode_plan, encode_plan, plan_window
+from stream.releases import Message, decode_outbox, encode_outbox
+from stream.windows import Slotting, utc_text
+
+STEPS = ("seal", "read", "plan", "charge", "draw", "commit", "publish", "confirm", "clean")
+"""Protocol steps in order, as reported to ``after_step``."""
+
+_PLAN_ATTEMPTS = 5
+
+_REPLACE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
+return redis.call('GET', KEYS[1])
+"""
+
+
+class RowStore(Protocol):
+    """What closing needs of :class:`stream.state.State`."""
+
+    async def seal(self, slot: int) -> None:
+        """Later rows of the slot are late from now on."""
+
+    async def read_rows(self, slot: int) -> npt.NDArray[np.void]:
+        """Every row of the slot."""
+
+    async def drop_rows(self, slot: int) -> None:
+        """Forget the slot's rows."""
+
+
+class Publisher(Protocol):
+    """Where committed messages go."""
+
+    async def publish(self, messages: Sequence[Message]) -> None:
+        """Send all, the last one (the close marker) after the others are acknowledged."""
+
+    async def confirm(self, messages: Sequence[Message]) -> None:
+        """Read them back from the output; raises where one is missing or differs."""
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """What Redis remembers of a released window."""
+
+    messages: int
+    digest: str
+    period: str
+
+
+@dataclass(frozen=True)
+class Closing:
+    """The parts of the protocol for one feed. ``after_step`` is told of every finished step."""
+
+    config: Config
+    redis: Redis
+    rows: RowStore
+    ledger: Ledger
+    publisher: Publisher
+    noise: Noise
+    after_step: Callable[[str], Awaitable[None] | None] = lambda _: None
+    on_redraw: Callable[[], None] = lambda: None
+
+    def _key(self, name: str) -> str:
+        return f"hv:{{{self.config.feed.name}}}:{name}"
+
+    @property
+    def slotting(self) -> Slotting:
+        """Timeslots and periods of the feed."""
+        return slotting_of(self.config)
+
+    async def _done(self, step: str) -> None:
+        waiting = self.after_step(step)
+        if waiting is not None:
+            await waiting
+
+    async def closed(self, slot: int) -> Closed | None:
+        """What is remembered of a released window; None while it is open."""
+        found = await self.redis.hget(self._key("closed"), str(slot))
+        return None if found is None else msgspec.json.decode(found, type=Closed)
+
+    async def close(self, slot: int) -> Closed:
+        """Release one window, from whatever step an earlier attempt reached.
+
+        Raises :class:`LedgerError` where budgets cannot be vouched for; errors of Redis and Kafka pass through, and
+        the next attempt goes on where this one stopped.
+        """
+        known = await self.closed(slot)
+        if known is not None:
+            await self._clean(slot)
+            return known
+        outbox = await self.redis.get(self._key(f"outbox:{slot}"))
+        if outbox is None:
+            outbox = await self._commit(slot)
+        messages = decode_outbox(outbox)
+        await self.publisher.publish(messages)
+        await self._done("publish")
+        await self.publisher.confirm(messages)
+        await self._done("confirm")
+        marker = msgspec.json.decode(messages[-1].value)
+        result = Closed(len(messages), marker["digest"], self.slotting.period_of(slot).key)
+        await self.redis.hset(self._key("closed"), str(slot), msgspec.json.encode(result))
+        await self._clean(slot)
+        return result
+
+    async def _commit(self, slot: int) -> bytes:
+        generation = await self.ledger.generation()
+        if generation is None:
+            raise LedgerError(
+                f"feed {self.config.feed.name!r} has rows to release but Redis holds no ledger generation; what was spent "
+                "is unknown. Restore Redis from its append-only file"
+            )
+        await self.rows.seal(slot)
+        await self._done("seal")
+        contributions = contributions_of(await self.rows.read_rows(slot), self.config)
+        await self._done("read")
+        plan = await self._charged_plan(slot, contributions, generation)
+        messages = build_messages(plan, contributions, self.noise, self.config)
+        await self._done("draw")
+        blob = encode_outbox(messages)
+        first = await self.redis.set(self._key(f"outbox:{slot}"), blob, nx=True)
+        if not first:
+            self.on_redraw()
+        stored: bytes | None = await self.redis.get(self._key(f"outbox:{slot}"))
+        if stored is None:
+            done = await self.closed(slot)
+            raise LedgerError(
+                f"window {utc_text(slot)} was committed and cleaned up by another worker"
+                if done
+                else f"Redis lost the committed messages of window {utc_text(slot)}; nothing is published"
+            )
+        await self._done("commit")
+        return stored
+
+    async def _charged_plan(self, slot: int, contributions: Contributions, generation: str) -> Plan:
+        """The stored plan with every charge made; a plan that meets an exhausted budget is replaced, never refunded."""
+        key = self._key(f"plan:{slot}")
+        window, period = self.slotting.window(slot), self.slotting.period_of(slot)
+        counts = contributions.counts
+        blob: bytes | None = await self.redis.get(key)
+        for _ in range(_PLAN_ATTEMPTS):
+            if blob is None:
+                left = self.config.privacy.budget_micro - await self.ledger.spent(period.key, counts.users)
+                mine = encode_plan(plan_window(counts, left, self.config, window, period, generation))
+                await self.redis.set(key, mine, nx=True)
+                blob = await self.redis.get(key) or mine
+            plan = decode_plan(blob)
+            await self._done("plan")
+            users, charges = plan.charged_users()
+            refused = await self.ledger.charge(
+                slot, period.key, plan.digest, plan.generation, users, charges, plan.budget_micro
+            )
+            if not len(refused):
+                await self._done("charge")
+                return plan
+            left = self.config.privacy.budget_micro - await self.ledger.spent(period.key, counts.users)
+            left[np.isin(counts.users, refused)] = 0
+            mine = encode_plan(plan_window(counts, left, self.config, window, period, generation))
+            blob = await self.redis.eval(_REPLACE, 1, key, blob, mine)
+        raise LedgerError(
+            f"window {utc_text(slot)}: budgets were spent elsewhere during {_PLAN_ATTEMPTS} plans; "
+            "it is tried again later"
+        )
+
+    async def _clean(self, slot: int) -> None:
+        await self.rows.drop_rows(slot)
+        await self.redis.delete(*(self._key(f"{name}:{slot}") for name in ("plan", "charged", "outbox")))
+        await self._done("clean")
+
+
+def slotting_of(config: Config) -> Slotting:
+    """Timeslots and ledger periods as configured."""
+    return Slotting(config.window.slot, config.privacy.period, config.feed.timezone)

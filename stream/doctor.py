@@ -1,0 +1,143 @@
+"""Checks of a running deployment, each with a remedy."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from stream.closer import verify_ledger
+from stream.config import Config
+from stream.ledger import LedgerError
+from stream.pseudonyms import UserKeyError, load_user_key
+from stream.releases import OUTPUT_TOPICS
+from stream.topics import topic_plans
+
+_MAX_SKEW_SECONDS = 2.0
+_MIN_OUTPUT_RETENTION_MS = 86_400_000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check: what was looked at, whether it holds, what to do where it does not."""
+
+    check: str
+    ok: bool
+    found: str
+    remedy: str = ""
+    unreachable: bool = False
+
+    def as_dict(self) -> dict[str, object]:
+        """For ``--json``."""
+        return asdict(self)
+
+
+async def examine(config: Config) -> list[Finding]:
+    """Every check, in order; a server that does not answer fails its checks and skips those that need it."""
+    redis = Redis.from_url(config.redis.url)
+    try:
+        findings = [_user_key(config), *await _redis(config, redis), *await _kafka(config)]
+        if all(finding.ok for finding in findings):
+            findings.append(await _ledger(config, redis))
+    finally:
+        await redis.aclose()
+    return findings
+
+
+def _user_key(config: Config) -> Finding:
+    path = config.privacy.user_key_file
+    if not path.exists():
+        return Finding("user key", True, f"{path} is not there yet; the worker makes it on first use")
+    try:
+        load_user_key(path)
+    except (UserKeyError, OSError) as error:
+        return Finding("user key", False, str(error), f"repair or restore {path}")
+    return Finding("user key", True, f"{path} readable by its owner only")
+
+
+async def _redis(config: Config, redis: Redis) -> list[Finding]:
+    try:
+        before = time.time()
+        seconds, micros = await redis.time()
+        skew = abs(seconds + micros / 1e6 - (before + time.time()) / 2)
+        settings = await redis.config_get("append*", "maxmemory-policy")
+    except (RedisError, OSError) as error:
+        return [Finding("redis", False, f"{config.redis.url}: {error}", "start Redis or correct redis.url", True)]
+    policy = settings.get("maxmemory-policy", "?")
+    appendonly, fsync = settings.get("appendonly", "?"), settings.get("appendfsync", "?")
+    return [
+        Finding("redis", True, f"{config.redis.url} answers"),
+        Finding(
+            "redis append-only file",
+            appendonly == "yes",
+            f"appendonly {appendonly}",
+            "CONFIG SET appendonly yes, and in redis.conf: a lost ledger is lost privacy",
+        ),
+        Finding(
+            "redis fsync",
+            fsync == "always",
+            f"appendfsync {fsync}",
+            "CONFIG SET appendfsync always: charges must be on disk before noise is drawn",
+        ),
+        Finding(
+            "redis eviction",
+            policy == "noeviction",
+            f"maxmemory-policy {policy}",
+            "CONFIG SET maxmemory-policy noeviction: an evicted ledger is lost privacy",
+        ),
+        Finding(
+            "clock skew",
+            skew <= _MAX_SKEW_SECONDS,
+            f"{skew:.3f} s between this machine and Redis",
+            f"synchronise the clocks to within {_MAX_SKEW_SECONDS:.0f} s (NTP)",
+        ),
+    ]
+
+
+async def _kafka(config: Config) -> list[Finding]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=config.kafka.bootstrap)
+    try:
+        await admin.start()
+    except (KafkaError, OSError) as error:
+        remedy = "start the broker or correct kafka.bootstrap"
+        return [Finding("kafka", False, f"{config.kafka.bootstrap}: {error}", remedy, True)]
+    try:
+        findings = [Finding("kafka", True, f"{config.kafka.bootstrap} answers")]
+        existing = set(await admin.list_topics())
+        for plan in topic_plans(config):
+            there = plan.name in existing
+            found = "exists" if there else "missing"
+            findings.append(Finding(f"topic {plan.name}", there, found, "hexveil topics create"))
+            if there and plan.name in OUTPUT_TOPICS:
+                findings.append(await _retention(admin, plan.name))
+        return findings
+    except KafkaError as error:
+        return [Finding("kafka", False, str(error), "see the broker's log", True)]
+    finally:
+        await admin.close()
+
+
+async def _retention(admin: AIOKafkaAdminClient, topic: str) -> Finding:
+    answers = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+    settings = {entry[0]: entry[1] for answer in answers for resource in answer.resources for entry in resource[4]}
+    policy, retention = settings.get("cleanup.policy", "?"), int(settings.get("retention.ms", "-1"))
+    kept = "for ever" if retention < 0 else f"{retention / 86_400_000:.1f} days"
+    return Finding(
+        f"retention {topic}",
+        policy == "delete" and (retention < 0 or retention >= _MIN_OUTPUT_RETENTION_MS),
+        f"cleanup.policy {policy}, kept {kept}",
+        "set cleanup.policy=delete and retention.ms of a day or more: start-up reads the last close marker",
+    )
+
+
+async def _ledger(config: Config, redis: Redis) -> Finding:
+    try:
+        generation = await verify_ledger(config, redis)
+    except LedgerError as error:
+        return Finding("ledger", False, str(error), "restore Redis from its append-only file")
+    return Finding("ledger", True, f"generation {generation} knows the last release")

@@ -1,0 +1,98 @@
+"""The durable per-user budget ledger: what each user has spent in a period, in integer µε.
+
+Storage invariants the proof needs: a user's entry only grows; a chunk of charges is added once or not at all; a charge
+that would pass the budget adds nothing; the generation id changes only when the ledger is lost. No refunds, no expiry.
+"""
+
+from __future__ import annotations
+
+import uuid
+from importlib import resources
+
+import numpy as np
+import numpy.typing as npt
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+IntArray = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.uint64]
+
+CHUNK = 2_000
+"""Users charged per Lua call: a few milliseconds of Redis time."""
+
+
+class LedgerError(RuntimeError):
+    """The ledger cannot vouch for what was spent; nothing may be released."""
+
+
+class Ledger:
+    """Spent budgets of one feed. Counts are exact below 2^53 µε (Lua numbers), far above any configurable budget."""
+
+    def __init__(self, redis: Redis, feed: str) -> None:
+        self._redis = redis
+        self._prefix = f"hv:{{{feed}}}:"
+        script = resources.files("stream").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
+        self._charge = redis.register_script(script)
+
+    async def generation(self) -> str | None:
+        """Identity of this ledger; None where there is none (never started, or lost)."""
+        found = await self._redis.get(self._prefix + "generation")
+        return None if found is None else found.decode()
+
+    async def start_generation(self) -> str:
+        """The ledger's identity, made if there is none. Only for a feed that has never released anything."""
+        await self._redis.set(self._prefix + "generation", str(uuid.uuid4()), nx=True)
+        found = await self.generation()
+        if found is None:
+            raise LedgerError("Redis did not keep the ledger generation it was given; check its memory policy and AOF")
+        return found
+
+    async def spent(self, period: str, users: IdArray) -> IntArray:
+        """µε spent in ``period`` by each of ``users``, shape (L,)."""
+        key = self._prefix + f"ledger:{period}"
+        columns = []
+        for start in range(0, len(users), 10 * CHUNK):
+            fields = [str(user) for user in users[start : start + 10 * CHUNK].tolist()]
+            found = await self._redis.hmget(key, fields)
+            columns.append(np.array([0 if value is None else int(value) for value in found], dtype=np.int64))
+        return np.concatenate(columns) if columns else np.zeros(0, dtype=np.int64)
+
+    async def charge(
+        self, slot: int, period: str, plan: str, generation: str, users: IdArray, charges: IntArray, budget: int
+    ) -> IdArray:
+        """Charge ``users`` for one plan, chunk by chunk, each once; returns those whose budget would not bear it.
+
+        A non-empty answer means that the plan must not be drawn. Chunks charged before stay charged.
+        Raises :class:`LedgerError` when the ledger is another one than the plan was made for.
+        """
+        keys = [self._prefix + f"ledger:{period}", self._prefix + f"charged:{slot}", self._prefix + "generation"]
+        refused: list[int] = []
+        for number, start in enumerate(range(0, len(users), CHUNK)):
+            part = slice(start, start + CHUNK)
+            pairs = np.column_stack([users[part].astype(object), charges[part].astype(object)]).ravel().tolist()
+            try:
+                answer = await self._charge(keys=keys, args=[f"{plan}/{number}", budget, generation, *pairs])
+            except ResponseError as error:
+                if "GENERATION" in str(error):
+                    raise LedgerError(
+                        f"the ledger generation {generation} is gone from Redis; budgets spent are unknown, so nothing "
+                        "is released. Restore Redis from its append-only file"
+                    ) from None
+                raise
+            if answer[0] != b"done":
+                refused += [int(user) for user in answer[1:]]
+        return np.array(refused, dtype=np.uint64)
+
+    async def total(self, period: str) -> tuple[int, int]:
+        """(Users, µε) charged in ``period``; inside the trust boundary only."""
+        users = total = 0
+        async for _, value in self._redis.hscan_iter(self._prefix + f"ledger:{period}", count=5_000):
+            users += 1
+            total += int(value)
+        return users, total
+
+    async def periods(self) -> list[str]:
+        """Periods with charges, in order."""
+        prefix = (self._prefix + "ledger:").encode()
+        pattern = prefix.replace(b"[", b"\\[") + b"*"
+        return sorted([key.removeprefix(prefix).decode() async for key in self._redis.scan_iter(match=pattern)])

@@ -1,0 +1,160 @@
+"""The same windows, ledger and mechanisms over a recording, without Kafka: releases as NDJSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import numpy.typing as npt
+from redis.asyncio import Redis
+
+from dpcore.noise import Noise
+from stream.closing import Closing, slotting_of
+from stream.config import Config
+from stream.events import REASONS, ROW, Decoder
+from stream.ledger import Ledger
+from stream.local import RedisServer
+from stream.pseudonyms import load_user_key
+from stream.releases import WINDOW, Message
+from stream.sources.recording import Recording
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class OfflineSummary:
+    """What an offline replay did; inside the trust boundary."""
+
+    events: int
+    rejected: dict[str, int]
+    windows: list[str]
+    already_released: int
+    messages: int
+    charged_micro: dict[str, tuple[int, int]]
+    seconds: float
+
+
+@dataclass
+class MemoryRows:
+    """Rows of a recording by slot; the recording is complete, so nothing is ever late."""
+
+    rows: dict[int, npt.NDArray[np.void]]
+
+    async def seal(self, slot: int) -> None:
+        """Nothing can arrive any more."""
+
+    async def read_rows(self, slot: int) -> npt.NDArray[np.void]:
+        """Rows of one slot."""
+        return self.rows[slot]
+
+    async def drop_rows(self, slot: int) -> None:
+        """Free the memory."""
+        self.rows.pop(slot, None)
+
+
+@dataclass
+class LinePublisher:
+    """Writes each message as one line: topic, key, headers, value."""
+
+    out: TextIO
+    messages: int = 0
+    windows: list[str] = field(default_factory=list)
+
+    async def publish(self, messages: Sequence[Message]) -> None:
+        """Write all messages in order."""
+        for message in messages:
+            head = {"topic": message.topic, "key": message.key.decode()}
+            head["headers"] = {name: value.decode() for name, value in message.headers}
+            line = json.dumps(head, separators=(",", ":"))[:-1]
+            self.out.write(f'{line},"value":{message.value.decode()}}}\n')
+            if message.topic == WINDOW:
+                self.windows.append(json.loads(message.value)["window"]["start"])
+        self.messages += len(messages)
+
+    async def confirm(self, messages: Sequence[Message]) -> None:
+        """What was written stands."""
+        self.out.flush()
+
+
+def read_recording(
+    config: Config, path: Path, file_format: str, on_progress: Progress = lambda done, size: None
+) -> tuple[npt.NDArray[np.void], Counter[str]]:
+    """All events of a recording as rows, and counts of refusals by reason."""
+    decoder = Decoder(config, load_user_key(config.privacy.user_key_file))
+    parts: list[npt.NDArray[np.void]] = []
+    rejected: Counter[str] = Counter()
+    now_us = time.time_ns() // 1000
+    with Recording(path, file_format, config.feed) as recording:
+        for block in recording:
+            batch = decoder.decode(block.values, now_us)
+            parts.append(batch.rows)
+            rejected.update(REASONS[code].value for code in batch.reason.tolist())
+            on_progress(recording.position, recording.size)
+    return (np.concatenate(parts) if parts else np.zeros(0, dtype=ROW)), rejected
+
+
+def split_by_slot(rows: npt.NDArray[np.void], config: Config) -> dict[int, npt.NDArray[np.void]]:
+    """Rows of each timeslot, oldest slot first."""
+    starts = slotting_of(config).slot_starts(rows["time"].astype(np.int64))
+    order = np.argsort(starts, kind="stable")
+    slots, first = np.unique(starts[order], return_index=True)
+    return dict(zip(slots.tolist(), np.split(rows[order], first[1:]), strict=True)) if len(slots) else {}
+
+
+def replay_offline(
+    config: Config,
+    path: Path,
+    file_format: str,
+    out: TextIO,
+    *,
+    state: Path | None = None,
+    on_progress: Progress = lambda done, size: None,
+) -> OfflineSummary:
+    """Release every window of a recording to ``out``.
+
+    ``state``: folder of the embedded Redis. With one, the ledger outlives the run and a released window is not
+    released again; without, every run spends budgets anew, and two published runs over one recording add up.
+    """
+    started = time.monotonic()
+    rows, rejected = read_recording(config, path, file_format, on_progress)
+    by_slot = split_by_slot(rows, config)
+    with tempfile.TemporaryDirectory(prefix="hexveil-") as scratch:
+        folder = state or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        with RedisServer(folder, appendfsync="always" if state else "no") as server:
+            return asyncio.run(_release(config, server.url, by_slot, len(rows), rejected, out, started))
+
+
+async def _release(
+    config: Config,
+    url: str,
+    by_slot: dict[int, npt.NDArray[np.void]],
+    events: int,
+    rejected: Counter[str],
+    out: TextIO,
+    started: float,
+) -> OfflineSummary:
+    redis = Redis.from_url(url)
+    try:
+        ledger = Ledger(redis, config.feed.name)
+        await ledger.start_generation()
+        publisher = LinePublisher(out)
+        closing = Closing(config, redis, MemoryRows(dict(by_slot)), ledger, publisher, Noise())
+        already = 0
+        for slot in by_slot:
+            already += await closing.closed(slot) is not None
+            await closing.close(slot)
+        charged = {period: await ledger.total(period) for period in await ledger.periods()}
+    finally:
+        await redis.aclose()
+    return OfflineSummary(
+        events, dict(rejected), publisher.windows, already, publisher.messages, charged, time.monotonic() - started
+    )

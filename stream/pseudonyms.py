@@ -1,0 +1,96 @@
+"""Keyed 64-bit pseudonyms: the only form in which a user enters Redis, and the secret they depend on.
+
+All workers of a feed must share one key, and it must not change inside a ledger period: a user with two pseudonyms has two
+budgets. The fingerprint lets the state refuse a second key.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from hashlib import blake2b
+from pathlib import Path
+
+KEY_BYTES = 32
+MAX_USER_BYTES = 256
+
+
+class UserKeyError(ValueError):
+    """A key file that must not be used; the message says how to repair it."""
+
+
+def load_user_key(path: str | os.PathLike[str]) -> bytes:
+    """The 32 secret bytes of ``path``; made on first use, readable by the owner only.
+
+    Two processes that start together get the same key: the first complete file wins. Raises :class:`UserKeyError` for a
+    file that others may read or that is not 32 bytes.
+    """
+    file = Path(path)
+    if not file.exists():
+        _make_key(file)
+    with file.open("rb") as handle:
+        mode = os.fstat(handle.fileno()).st_mode
+        key = handle.read(KEY_BYTES + 1)
+    if mode & 0o077:
+        raise UserKeyError(f"{file}: mode {mode & 0o777:04o} lets others read the user key; run: chmod 600 {file}")
+    if len(key) != KEY_BYTES:
+        raise UserKeyError(
+            f"{file}: {len(key)} bytes instead of {KEY_BYTES}; restore it, or move it away to make a new one"
+        )
+    return key
+
+
+def _make_key(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            handle.write(secrets.token_bytes(KEY_BYTES))
+            handle.flush()
+            os.fsync(handle.fileno())
+        try:
+            os.link(draft, file)
+        except FileExistsError:
+            return
+        directory = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    finally:
+        draft.unlink()
+
+
+def key_fingerprint(key: bytes) -> str:
+    """Public name of a key (hex); reveals nothing about it or about pseudonyms."""
+    return blake2b(key, digest_size=16, person=b"hexveil key").hexdigest()
+
+
+class Pseudonyms(dict[str, int]):
+    """``pseudonyms[user]`` is the keyed BLAKE2b-64 of the identifier; at most ``capacity`` of them are remembered.
+
+    Raises :class:`KeyError` for an identifier that is empty, longer than 256 bytes of UTF-8 or not encodable.
+    """
+
+    def __init__(self, key: bytes, capacity: int = 1 << 20) -> None:
+        super().__init__()
+        if len(key) != KEY_BYTES:
+            raise UserKeyError(f"a user key has {KEY_BYTES} bytes, not {len(key)}; take it from load_user_key")
+        self._hash = blake2b(key=key, digest_size=8)
+        self._capacity = capacity
+
+    def __missing__(self, user: str) -> int:
+        try:
+            raw = user.encode()
+        except UnicodeEncodeError:
+            raise KeyError(user) from None
+        if not 0 < len(raw) <= MAX_USER_BYTES:
+            raise KeyError(user)
+        hashed = self._hash.copy()
+        hashed.update(raw)
+        pseudonym = int.from_bytes(hashed.digest(), "little")
+        if len(self) >= self._capacity:
+            self.clear()
+        self[user] = pseudonym
+        return pseudonym

@@ -1,0 +1,110 @@
+"""Redis state of a feed: rows by timeslot, offsets, watermarks. Exactly-once whatever Kafka redelivers.
+
+A batch of one partition becomes one blob per timeslot, appended by one Lua call that also moves the partition's offset;
+rows below the stored offset are trimmed, so a second delivery, also with other batch boundaries or by a former owner
+of the partition, changes nothing. A sealed slot takes no more rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import resources
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from redis.asyncio import Redis
+
+from stream.events import ROW
+from stream.windows import PartitionTime
+
+_BLOBS_PER_READ = 512
+
+
+class Appended(NamedTuple):
+    """Rows of one call: taken, known already, too late."""
+
+    appended: int
+    duplicates: int
+    late: int
+
+
+class State:
+    """Rows, offsets and watermarks of one feed; all keys share one hash slot."""
+
+    def __init__(self, redis: Redis, feed: str) -> None:
+        self._redis = redis
+        self._prefix = f"hv:{{{feed}}}:"
+        script = resources.files("stream").joinpath("lua", "append.lua").read_text(encoding="utf-8")
+        self._append = redis.register_script(script)
+
+    def _key(self, name: str) -> str:
+        return self._prefix + name
+
+    async def append(
+        self,
+        partition: str,
+        first_offset: int,
+        next_offset: int,
+        rows: NDArray[np.void],
+        offsets: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        now_us: int,
+    ) -> Appended:
+        """Append ``rows`` with their ascending message ``offsets`` and timeslot starts ``slots``, all of shape (n,).
+
+        The batch covers offsets first_offset..next_offset-1 of ``partition`` ("topic/number"), rejected ones included.
+        """
+        largest = str(int(rows["time"].max())) if len(rows) else ""
+        keys = [self._key(name) for name in ("offsets", "watermarks", "seen", "slots", "sealed")]
+        args: list[str | int | bytes] = [partition, first_offset, next_offset, now_us, largest]
+        for slot, part in _by_slot(slots):
+            keys.append(self._key(f"rows:{slot}"))
+            args += [slot, rows[part].tobytes(), offsets[part].astype("<i8").tobytes()]
+        return Appended(*await self._append(keys=keys, args=args))
+
+    async def next_offsets(self) -> dict[str, int]:
+        """First offset not yet in state, per partition."""
+        found = await self._redis.hgetall(self._key("offsets"))
+        return {partition.decode(): int(offset) for partition, offset in found.items()}
+
+    async def partition_times(self) -> dict[str, PartitionTime]:
+        """Largest event time and last arrival of every partition that was ever read."""
+        largest = await self._redis.hgetall(self._key("watermarks"))
+        seen = await self._redis.hgetall(self._key("seen"))
+        return {
+            partition.decode(): PartitionTime(int(largest[partition]) if partition in largest else None, int(moment))
+            for partition, moment in seen.items()
+        }
+
+    async def open_slots(self) -> list[int]:
+        """Starts of timeslots with rows, oldest first."""
+        return [int(slot) for slot in await self._redis.zrange(self._key("slots"), 0, -1)]
+
+    async def seal(self, slot: int) -> None:
+        """From now on rows of ``slot`` are late: what is stored is what will be released."""
+        await self._redis.sadd(self._key("sealed"), slot)
+
+    async def read_rows(self, slot: int) -> NDArray[np.void]:
+        """Every row of ``slot``, in order of arrival."""
+        key = self._key(f"rows:{slot}")
+        parts: list[bytes] = []
+        while found := await self._redis.lrange(key, len(parts), len(parts) + _BLOBS_PER_READ - 1):
+            parts += found
+        return np.frombuffer(b"".join(parts), dtype=ROW)
+
+    async def drop_rows(self, slot: int) -> None:
+        """Delete the rows of a released slot; it stays sealed."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.unlink(self._key(f"rows:{slot}"))
+            pipe.zrem(self._key("slots"), slot)
+            await pipe.execute()
+
+
+def _by_slot(slots: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
+    """Each distinct slot with its rows, order kept."""
+    if len(slots) and (slots == slots[0]).all():
+        yield int(slots[0]), slice(None)
+        return
+    for slot in np.unique(slots).tolist():
+        yield slot, np.flatnonzero(slots == slot)

@@ -1,0 +1,64 @@
+"""Real servers for the tests: one Kafka broker per run, one Redis per worker process."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from stream.local import REPO_ROOT, KafkaServer, RedisServer
+from tests.broker import shared_bootstrap
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    return REPO_ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data(repo_root: Path) -> Path:
+    """Folder of the recordings: HEXVEIL_DATA, else ../shared/data beside the repository."""
+    folder = Path(os.environ.get("HEXVEIL_DATA") or repo_root.parent / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip(f"no recordings in {folder}; let HEXVEIL_DATA name their folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Bootstrap address of a real broker, shared by all workers of the run; topics must be created (no guessing)."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        yield shared_bootstrap(tmp_path_factory.getbasetemp().parent / "broker", owner=os.getppid())
+        return
+    with KafkaServer() as server:
+        yield server.bootstrap
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
+    """A client of an emptied Redis; its address is ``redis_url``."""
+    client = Redis.from_url(redis_server.url)
+    await client.flushall()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    return redis_server.url
+
+
+@pytest.fixture
+def topic_name() -> str:
+    """A topic (or group) name that no other test uses; derive more of them by a suffix."""
+    return f"t-{uuid.uuid4().hex[:12]}"

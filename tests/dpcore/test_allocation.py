@@ -1,0 +1,253 @@
+"""Charges hold exactly for every user, whatever the solver did; the scales are close to the optimum."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize
+
+from dpcore import allocation as module
+from dpcore.allocation import (
+    Sensitivities,
+    allocate,
+    exact_charges,
+    histogram_rows,
+    stack,
+    uniform_allocation,
+)
+from dpcore.contributions import Counts
+from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
+from dpcore.moments import mean_rows, variance_rows
+
+
+def from_dense(matrix: np.ndarray, weight: np.ndarray | None = None) -> Sensitivities:
+    row, user = np.nonzero(matrix)
+    weight = np.ones(len(matrix)) if weight is None else weight
+    return Sensitivities(row, user, matrix[row, user].astype(np.int64), weight, matrix.shape[1])
+
+
+def losses(matrix: np.ndarray, numerator, denominator) -> list[Fraction]:
+    """Every user's loss in µε as an exact fraction: the independent judge of the charges."""
+    unit = [Fraction(int(s) * 10**6, int(t)) if t else 0 for t, s in zip(numerator, denominator, strict=True)]
+    return [sum((int(d) * u for d, u in zip(column, unit, strict=True) if d), Fraction(0)) for column in matrix.T]
+
+
+def overcharged(matrix: np.ndarray, found) -> bool:
+    exact = losses(matrix, found.numerator, found.denominator)
+    return any(loss > int(charge) for loss, charge in zip(exact, found.charges, strict=True))
+
+
+matrices = (
+    st.integers(1, 6)
+    .flatmap(
+        lambda rows: st.integers(1, 6).flatmap(
+            lambda users: st.lists(
+                st.lists(st.sampled_from([0, 0, 1, 2, 7, 800, 10**6]), min_size=users, max_size=users),
+                min_size=rows,
+                max_size=rows,
+            )
+        )
+    )
+    .map(lambda rows: np.array(rows, dtype=np.int64))
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(matrices, st.integers(0, 2**32), st.sampled_from([20, 1000, 10**6, 10**7]))
+def test_no_user_ever_loses_more_than_his_charge_nor_is_charged_more_than_his_allowance(matrix, seed, most):
+    rng = np.random.default_rng(seed)
+    allowances = rng.integers(10, most, matrix.shape[1])
+    sensitivities = from_dense(matrix, rng.uniform(0.01, 100, len(matrix)))
+    for found in (
+        allocate(sensitivities, allowances),
+        allocate(sensitivities, allowances, max_iterations=0),
+        uniform_allocation(sensitivities, allowances),
+    ):
+        assert np.all(found.charges <= allowances)
+        assert not overcharged(matrix, found)
+        assert np.all(found.numerator[matrix.any(axis=1)] > 0)
+        assert np.all(found.numerator[~matrix.any(axis=1)] == 0)
+
+
+def test_charging_with_a_float_floor_is_caught_by_the_exact_judge(monkeypatch):
+    def floored(s, numerator, denominator):
+        cost = np.floor(1e6 * s.delta * denominator[s.row] / numerator[s.row])
+        return np.bincount(s.user, weights=cost, minlength=s.n_users).astype(np.int64)
+
+    monkeypatch.setattr(module, "exact_charges", floored)
+    matrix = np.random.default_rng(3).integers(1, 50, (6, 9))
+    found = allocate(from_dense(matrix), np.full(9, 1000))
+    assert any(
+        loss > int(c) for loss, c in zip(losses(matrix, found.numerator, found.denominator), found.charges, strict=True)
+    )
+
+
+def test_skipping_the_final_scale_down_is_caught_by_the_exact_judge():
+    matrix = np.random.default_rng(4).integers(1, 50, (20, 40)) * (np.random.default_rng(5).random((20, 40)) < 0.4)
+    sensitivities = from_dense(matrix)
+    price = np.ones(40)
+    pressed = np.array([matrix[r] @ price for r in range(20)])
+    scales = np.sqrt(pressed) * 1.0
+    scales *= np.median([(matrix[:, u] / scales).sum() for u in range(40)]) / 2.0
+    numerator = np.round(scales * 2**20).astype(np.int64)
+    charges = exact_charges(sensitivities, numerator, np.full(20, 2**20))
+    assert np.any(charges > 2_000_000), "an unscaled dual iterate overspends for somebody, and the charges show it"
+
+
+def reference(matrix: np.ndarray, weight: np.ndarray, beta: np.ndarray) -> float:
+    """min Σ w·b subject to Σ Δ/b ≤ β, by SLSQP over shares z = x/x₀ of a feasible point x₀, from several starts."""
+    even = 1 / ((matrix > 0).sum(0).max() * (matrix / beta).max(1))
+    unit = float((weight / even).sum())
+    best = math.inf
+    for start in (0.9, 0.5, 0.2):
+        found = optimize.minimize(
+            lambda z: float((weight / even / z).sum()) / unit,
+            np.full(len(matrix), start),
+            jac=lambda z: -weight / even / z**2 / unit,
+            bounds=[(1e-3, None)] * len(matrix),
+            constraints={
+                "type": "ineq",
+                "fun": lambda z: 1 - (matrix.T @ (even * z)) / beta,
+                "jac": lambda z: -(matrix.T * even[None, :]) / beta[:, None],
+            },
+            method="SLSQP",
+            options={"maxiter": 1000, "ftol": 1e-12},
+        )
+        if found.success:
+            best = min(best, float(found.fun) * unit)
+    return best
+
+
+def test_reaches_the_optimum_of_an_independent_solver():
+    rng = np.random.default_rng(6)
+    for _ in range(25):
+        matrix = rng.integers(1, 20, (rng.integers(2, 7), rng.integers(2, 12)))
+        matrix = matrix * (rng.random(matrix.shape) < 0.6)
+        matrix = matrix[matrix.any(axis=1)]
+        weight, beta = rng.uniform(0.1, 10, len(matrix)), rng.integers(500_000, 4_000_000, matrix.shape[1])
+        if not len(matrix):
+            continue
+        found = allocate(from_dense(matrix, weight), beta, tolerance=1e-6, max_iterations=5000)
+        expected = reference(matrix.astype(float), weight, beta / 1e6)
+        assert found.objective == pytest.approx(expected, rel=1e-3)
+        assert found.bound <= expected * (1 + 1e-6)
+        assert 0 <= found.gap + 1e-9 < 1e-3
+
+
+def test_a_bigger_allowance_never_hurts():
+    rng = np.random.default_rng(7)
+    for _ in range(30):
+        matrix = rng.integers(1, 20, (8, 15)) * (rng.random((8, 15)) < 0.4)
+        beta = rng.integers(500_000, 4_000_000, 15)
+        more = beta + rng.integers(0, 2_000_000, 15)
+        s = from_dense(matrix)
+        assert allocate(s, more).objective <= allocate(s, beta).objective * (1 + 1e-3)
+
+
+def test_same_input_gives_the_same_bits():
+    rng = np.random.default_rng(8)
+    matrix = rng.integers(1, 20, (40, 300)) * (rng.random((40, 300)) < 0.2)
+    first, second = (allocate(from_dense(matrix), np.full(300, 2_000_000)) for _ in range(2))
+    assert np.array_equal(first.numerator, second.numerator)
+    assert np.array_equal(first.denominator, second.denominator)
+    assert np.array_equal(first.prices, second.prices)
+
+
+def random_counts(rng: np.random.Generator) -> Counts:
+    users, cells = 30, 12
+    matrix = rng.integers(1, 9, (users, cells)) * (rng.random((users, cells)) < 0.3)
+    matrix[:, 0] = 1
+    matrix[0] = 2
+    cell, user = np.nonzero(matrix.T)
+    return Counts(np.arange(cells, dtype=np.uint64), np.arange(users, dtype=np.uint64), cell, user, matrix[user, cell])
+
+
+def test_mean_variance_and_histogram_rows_share_one_program():
+    counts = random_counts(np.random.default_rng(10))
+    parts = [
+        mean_rows(counts, counts.samples, 100),
+        variance_rows(counts, counts.samples, 100, 10),
+        histogram_rows(counts, counts.samples, 2),
+    ]
+    joint = stack(parts)
+    assert joint.n_rows == 4 * counts.n_cells
+    allowances = np.full(counts.n_users, 2_000_000)
+    found = allocate(joint, allowances)
+    assert np.all(found.charges <= allowances)
+    assert found.gap < 1e-3
+    assert found.objective < uniform_allocation(joint, allowances).objective
+
+
+def test_uniform_allocation_is_the_papers_when_allowances_are_equal():
+    counts = random_counts(np.random.default_rng(11))
+    s = mean_rows(counts, counts.samples, 100)
+    most = int(s.entries_per_user.max())
+    found = uniform_allocation(s, np.full(counts.n_users, 2_000_000))
+    assert found.scales == pytest.approx(counts.max_by_cell(counts.samples) * 100 * most / 2, rel=1e-4)
+
+
+def test_refuses_what_it_cannot_prove():
+    s = from_dense(np.array([[5, 5], [5, 0]]))
+    with pytest.raises(BudgetError):
+        allocate(s, np.array([1, 0]))
+    with pytest.raises(BudgetError):
+        allocate(s, np.array([1.0, 2.0]))
+    with pytest.raises(BudgetError):
+        allocate(s, np.array([1, 2_000_000]))
+    with pytest.raises(OverflowBoundError):
+        from_dense(np.array([[2**41]]))
+    with pytest.raises(OverflowBoundError):
+        allocate(from_dense(np.array([[2**40]])), np.array([1000]))
+    with pytest.raises(OverflowBoundError):
+        exact_charges(s, np.array([1, 1]), np.array([2**61, 1]))
+    with pytest.raises(ParameterError):
+        from_dense(np.array([[5, 5]]), np.array([0.0]))
+    with pytest.raises(ParameterError):
+        Sensitivities(np.array([0, 0]), np.array([1, 1]), np.array([1, 1]), np.ones(1), 2)
+
+
+def test_a_row_nobody_can_move_needs_no_noise():
+    found = allocate(from_dense(np.array([[0, 0], [3, 1]])), np.array([10**6, 10**6]))
+    assert found.numerator[0] == 0
+    assert found.scales[1] == pytest.approx(3, rel=1e-5)
+
+
+def test_a_bus_hour_has_the_known_noise(shared_data):
+    """CapMetro 2017-03-21 07:00 local, H3 res 7, U = 80 km/h, mean only, ε = 2: event-weighted scale, km/h."""
+    h3 = pytest.importorskip("h3")
+    counts = bus_hour(shared_data / "capmetro" / "2017-03-21.csv.gz", h3)
+    assert (counts.n_users, counts.n_cells) == (306, 115)
+    s = mean_rows(counts, counts.samples, 800)
+    allowances = np.full(counts.n_users, 2_000_000)
+    events = counts.by_cell(counts.samples)
+    error = {
+        name: float((make(s, allowances).scales * 0.1).sum() / events.sum())
+        for name, make in (("exact", allocate), ("uniform", uniform_allocation))
+    }
+    assert error["exact"] == pytest.approx(20.36, abs=0.05)
+    assert error["uniform"] == pytest.approx(104.93, abs=0.05)
+
+
+def bus_hour(path, h3) -> Counts:
+    import csv
+    import gzip
+
+    seen, pairs = set(), {}
+    with gzip.open(path, "rt") as lines:
+        for row in csv.DictReader(lines):
+            key = (row["vehicle_id"], row["timestamp"])
+            if not row["timestamp"].startswith("2017-03-21T07") or key in seen:
+                continue
+            seen.add(key)
+            cell = h3.str_to_int(h3.latlng_to_cell(float(row["latitude"]), float(row["longitude"]), 7))
+            pairs[cell, row["vehicle_id"]] = pairs.get((cell, row["vehicle_id"]), 0) + 1
+    cells, cell = np.unique(np.array([k[0] for k in pairs], dtype=np.uint64), return_inverse=True)
+    users, user = np.unique(np.array([k[1] for k in pairs]), return_inverse=True)
+    order = np.lexsort((user, cell))
+    samples = np.array(list(pairs.values()), dtype=np.int64)[order]
+    return Counts(cells, np.arange(len(users), dtype=np.uint64), cell[order], user[order], samples)

@@ -1,0 +1,95 @@
+"""Clipping at dual prices: keeps every cell, never predicts worse, and its families are searched exactly."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dpcore.clipping import _scan, choose_clipping
+from dpcore.contributions import Counts
+from dpcore.errors import ParameterError
+from dpcore.moments import mean_rows
+
+
+def random_counts(rng: np.random.Generator, users: int = 40, cells: int = 10) -> Counts:
+    matrix = rng.geometric(0.2, (users, cells)) * (rng.random((users, cells)) < 0.3)
+    matrix[:, 0] = 1
+    matrix[0] = 9
+    cell, user = np.nonzero(matrix.T)
+    return Counts(np.arange(cells, dtype=np.uint64), np.arange(users, dtype=np.uint64), cell, user, matrix[user, cell])
+
+
+@pytest.mark.parametrize("bias_weight", [1.0, 0.1, 0.0])
+def test_predicted_error_never_grows_and_every_cell_keeps_a_sample(bias_weight):
+    improved = 0
+    for seed in range(15):
+        counts = random_counts(np.random.default_rng(seed))
+        allowances = np.full(counts.n_users, 500_000)
+        found = choose_clipping(counts, allowances, lambda s, c=counts: mean_rows(c, s, 800), bias_weight=bias_weight)
+        assert found.error <= found.error_before
+        assert np.all(counts.by_cell(found.samples) >= 1)
+        assert np.all((found.samples >= 0) & (found.samples <= counts.samples))
+        assert np.all(found.allocation.charges <= allowances)
+        bias = bias_weight * (counts.samples.sum() - found.samples.sum())
+        assert found.error == pytest.approx(found.allocation.objective + bias)
+        improved += found.improvement > 0
+    assert improved > 5
+
+
+@pytest.mark.parametrize("by_price", [True, False])
+def test_each_family_is_searched_exactly(by_price):
+    rng = np.random.default_rng(1)
+    for _ in range(40):
+        counts = random_counts(rng, users=5, cells=3)
+        price = rng.random(len(counts.samples))
+        total = counts.by_cell(counts.samples)
+        kept, cost = _scan(counts, total, counts.samples, price, 0.3, 1, by_price=by_price)
+        for g in range(counts.n_cells):
+            part = slice(counts.cell_start[g], counts.cell_start[g + 1])
+            m, y = counts.samples[part], price[part]
+            if by_price:
+                families = [np.where(y <= limit, m, 0) for limit in y]
+            else:
+                families = [np.minimum(m, limit) for limit in range(1, m.max() + 1)]
+
+            def error(gamma, y=y, g=g, total=total):
+                n = gamma.sum()
+                return 0.3 * (total[g] - n) + 2 * np.sqrt(total[g] * (y * gamma).sum() / n)
+
+            assert cost[g] == pytest.approx(min(map(error, families)))
+            assert error(kept[part]) == pytest.approx(cost[g])
+
+
+def test_the_cheapest_users_are_optimal_up_to_one_user():
+    rng = np.random.default_rng(2)
+    for _ in range(200):
+        m, y = rng.integers(1, 5, 6), rng.random(6)
+        subsets = [np.array(b) for b in itertools.product((0, 1), repeat=6) if any(b)]
+        order = np.argsort(y)
+        for keep in subsets:
+            n, cost = (m * keep).sum(), (m * y * keep).sum()
+            run = np.cumsum(m[order])
+            k = int(np.searchsorted(run, n, side="right"))
+            prefix = (m * y)[order][:k].sum()
+            assert prefix <= cost + 1e-12
+
+
+def test_suppressed_pairs_and_empty_cells_stay_out_and_min_users_holds():
+    for seed in range(10):
+        counts = random_counts(np.random.default_rng(seed))
+        samples = np.where(np.random.default_rng(seed).random(len(counts.samples)) < 0.2, 0, counts.samples)
+        samples[counts.pair_cell == 3] = 0
+        part = Counts(counts.cells, counts.users, counts.pair_cell, counts.pair_user, samples)
+        allowances = np.full(counts.n_users, 500_000)
+        found = choose_clipping(part, allowances, lambda s, c=part: mean_rows(c, s, 800), bias_weight=0.1, min_users=3)
+        assert np.all(found.samples <= samples)
+        before, after = (part.by_cell((x > 0).astype(np.int64)) for x in (samples, found.samples))
+        assert np.all(after >= np.minimum(before, 3))
+
+
+def test_refuses_a_negative_bias_weight():
+    counts = random_counts(np.random.default_rng(3))
+    with pytest.raises(ParameterError):
+        choose_clipping(counts, np.full(40, 10**6), lambda s: mean_rows(counts, s, 8), bias_weight=-1)

