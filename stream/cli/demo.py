@@ -19,7 +19,7 @@ from typing import Annotated
 from zoneinfo import ZoneInfo
 
 import typer
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 from redis.asyncio import Redis
 from rich.console import Console
@@ -186,10 +186,8 @@ async def _watch(
 
 async def _read(config: Config, releases: Releases) -> None:
     async with AIOKafkaConsumer(
-        bootstrap_servers=config.kafka.bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
+        *OUTPUT_TOPICS, bootstrap_servers=config.kafka.bootstrap, group_id=None, auto_offset_reset="earliest"
     ) as consumer:
-        partitions = [TopicPartition(t, p) for t in OUTPUT_TOPICS for p in consumer.partitions_for_topic(t) or ()]
-        consumer.assign(partitions)
         async for record in consumer:
             releases.add(record.topic, dict(record.headers), record.value)
 

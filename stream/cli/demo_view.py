@@ -60,14 +60,14 @@ class WindowView:
                 self.busiest = (events, body["cell"], body["mean"])
 
     def texts(self, timezone: ZoneInfo) -> tuple[str, str, str, str, str, str, str]:
-        """Window, cells, suppressed, busiest cell, its mean with interval, median interval, ε."""
+        """Window, cells, suppressed, busiest cell, its mean with 95 % interval, median half width over cells, ε."""
         start, end = (datetime.fromisoformat(moment).astimezone(timezone) for moment in (self.start, self.end))
         busy, mean = "-", "-"
         if self.busiest is not None:
             events, cell, body = self.busiest
             low, high = body["interval"]
             busy = f"{cell} ({events:g} events)"
-            mean = f"{body['value']:.1f} ± {(high - low) / 2:.1f} {body['unit']}"
+            mean = f"{body['value']:.1f} {body['unit']} ({low:.0f} to {high:.0f})"
         typical = f"± {median(self.half_widths):.1f}" if self.half_widths else "-"
         window = f"{start:%Y-%m-%d %H:%M}–{end:%H:%M}"
         return window, str(self.cells), str(self.suppressed), busy, mean, typical, f"{self.epsilon:g}"
@@ -113,7 +113,15 @@ class Releases:
 
     def table(self) -> Table:
         """The latest complete windows."""
-        columns = ("window", "cells", "suppressed", "busiest cell", "mean, 95 % interval", "median over cells", "ε")
+        columns = (
+            "window",
+            "cells",
+            "suppressed",
+            "busiest cell",
+            "its mean (95 % interval)",
+            "all cells (median)",
+            "ε",
+        )
         table = Table(title=f"Private releases: {len(self._order)} windows, {self.messages} messages")
         for number, column in enumerate(columns):
             table.add_column(column, justify="right" if number in (1, 2, 6) else "left")
@@ -124,7 +132,7 @@ class Releases:
     def lines(self) -> list[str]:
         """One plain line per complete window, in order of arrival."""
         return [
-            f"{window}  {cells} cells ({suppressed} suppressed)  busiest {busy}: {mean}  median {typical}  ε {epsilon}"
+            f"{window}  {cells} cells ({suppressed} suppressed)  busiest {busy}: {mean}  all cells {typical}  ε {epsilon}"
             for window, cells, suppressed, busy, mean, typical, epsilon in (
                 view.texts(self.timezone) for view in self._order
             )
