@@ -104,9 +104,7 @@ def shrink(
     return Shrunken(bounded[0], bounded[1], bounded[2], error)
 
 
-def _level_kernel(
-    covariates: FloatArray | None, events: npt.NDArray[np.int64], upper: float, cells: int
-) -> FloatArray:
+def _level_kernel(covariates: FloatArray | None, events: npt.NDArray[np.int64], upper: float, cells: int) -> FloatArray:
     """Prior covariance of the intercept (sd U/2 around U/2) and of the covariates' effects (sd U/10 per unit each)."""
     kernel = np.full((cells, cells), (upper / 2) ** 2)
     if covariates is None:

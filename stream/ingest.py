@@ -46,7 +46,7 @@ class IngestMetrics(Protocol):
     consumer_lag: Gauge
 
 
-class Ingestor(ConsumerRebalanceListener):
+class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]
     """Reads the feed's topic into Redis until stopped. Kafka offsets are committed after the append."""
 
     def __init__(self, config: Config, redis: Redis, decoder: Decoder, metrics: IngestMetrics, report: Report) -> None:
