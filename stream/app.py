@@ -70,14 +70,14 @@ class Ingesting(Service):
     @Service.task
     async def _read(self) -> None:
         assert self._ingestor is not None
-        reading = asyncio.create_task(self._ingestor.run())
+        await self._ingestor.run()
+
+    @Service.task
+    async def _await_partitions(self) -> None:
         # Before the first assignment the watermark knows nothing of the partitions that wait to be read.
-        waiting = asyncio.create_task(self._ingestor.assigned.wait())
-        await asyncio.wait((reading, waiting), return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if self._ingestor.assigned.is_set():
-            self._worker.ready.set()
-        await reading
+        assert self._ingestor is not None
+        await self._ingestor.assigned.wait()
+        self._worker.ready.set()
 
     async def on_stop(self) -> None:
         """Stop reading, flush what was reported."""
@@ -173,7 +173,9 @@ class Worker:
 
     async def problems(self) -> list[str]:
         """Why this worker is not ready; empty where it is."""
-        found = [] if self.ready.is_set() else ["starting, or the ledger was refused: see the log"]
+        found = (
+            [] if self.ready.is_set() else ["starting, without partitions yet, or the ledger was refused: see the log"]
+        )
         try:
             await self.redis.ping()
         except RedisError:

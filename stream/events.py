@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stream.config import SPEED_QUANTUM_KMH, Config
 from stream.formats import feed_format, is_not_finite, looks_like, time_us
-from stream.pseudonyms import Pseudonyms
+from stream.pseudonyms import Pseudonyms, key_fingerprint
 
 ROW = np.dtype(
     [("cell", "<u8"), ("user", "<u8"), ("time", "<i8"), ("lat", "<i4"), ("lng", "<i4"), ("value", "<i4")], align=False
@@ -73,6 +73,7 @@ class Decoder:
     def __init__(self, config: Config, user_key: bytes) -> None:
         self._format = feed_format(config.feed)
         self._pseudonyms = Pseudonyms(user_key)
+        self.key_fingerprint = key_fingerprint(user_key)
         self._domain = config.feed.domain
         self._resolution = config.hexagons.resolution
         self._quanta = self._format.kmh / SPEED_QUANTUM_KMH
