@@ -60,9 +60,9 @@ class WindowView:
                 self.busiest = (events, body["cell"], body["mean"])
 
     def span(self, timezone: ZoneInfo) -> str:
-        """Local date and hours."""
+        """Local month, day and hours."""
         start, end = (datetime.fromisoformat(moment).astimezone(timezone) for moment in (self.start, self.end))
-        return f"{start:%Y-%m-%d %H:%M}–{end:%H:%M}"
+        return f"{start:%m-%d %H:%M}–{end:%H:%M}"
 
     def busiest_mean(self) -> str:
         """Mean of the cell with most events, with its 95 % interval."""
@@ -70,7 +70,7 @@ class WindowView:
             return "-"
         mean = self.busiest[2]
         low, high = mean["interval"]
-        return f"{mean['value']:.1f} ({low:.0f} to {high:.0f})"
+        return f"{mean['value']:.1f} ({low:.0f}–{high:.0f})"
 
     def typical_half_width(self) -> str:
         """Median over cells of half a 95 % interval."""
@@ -119,10 +119,10 @@ class Releases:
         """The latest complete windows."""
         table = Table(
             title=f"Private releases: {len(self._order)} windows, {self.messages} messages",
-            caption="busiest: most events; its mean speed in km/h (95 % interval); all cells: median half width",
+            caption="busiest: most events; its mean in km/h (95 % interval); typical: half a 95 % interval",
         )
         table.add_column("window", no_wrap=True)
-        for column in ("cells", "suppr.", "busiest", "its mean", "all cells", "ε"):
+        for column in ("cells", "suppr.", "busiest", "its mean", "typical", "ε"):
             table.add_column(column, justify="right", no_wrap=True)
         for window in self._order[-_ROWS:]:
             events = "-" if window.busiest is None else f"{window.busiest[0]:g}"
