@@ -121,6 +121,9 @@ def _run(config: Path, feeding: Feeding, seconds: float | None, scratch: Path) -
         source = stack.enter_context(_child(arguments, scratch / "source.log"))
         releases = Releases(ZoneInfo(settings.feed.timezone))
         failure = asyncio.run(_watch(settings, releases, worker, source, seconds, scratch))
+        # Impatience while everything ends would lose the summary; each wait below is bounded.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_process(source, 10)
         end_process(worker, 20)
         sent = _events_sent(scratch / "source.log")

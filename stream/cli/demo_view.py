@@ -59,18 +59,22 @@ class WindowView:
             if self.busiest is None or events > self.busiest[0]:
                 self.busiest = (events, body["cell"], body["mean"])
 
-    def texts(self, timezone: ZoneInfo) -> tuple[str, str, str, str, str, str, str]:
-        """Window, cells, suppressed, busiest cell, its mean with 95 % interval, median half width over cells, ε."""
+    def span(self, timezone: ZoneInfo) -> str:
+        """Local month, day and hours."""
         start, end = (datetime.fromisoformat(moment).astimezone(timezone) for moment in (self.start, self.end))
-        busy, mean = "-", "-"
-        if self.busiest is not None:
-            events, cell, body = self.busiest
-            low, high = body["interval"]
-            busy = f"{cell} ({events:g} events)"
-            mean = f"{body['value']:.1f} {body['unit']} ({low:.0f} to {high:.0f})"
-        typical = f"± {median(self.half_widths):.1f}" if self.half_widths else "-"
-        window = f"{start:%Y-%m-%d %H:%M}–{end:%H:%M}"
-        return window, str(self.cells), str(self.suppressed), busy, mean, typical, f"{self.epsilon:g}"
+        return f"{start:%m-%d %H:%M}–{end:%H:%M}"
+
+    def busiest_mean(self) -> str:
+        """Mean of the cell with most events, with its 95 % interval."""
+        if self.busiest is None:
+            return "-"
+        mean = self.busiest[2]
+        low, high = mean["interval"]
+        return f"{mean['value']:.1f} ({low:.0f}–{high:.0f})"
+
+    def typical_half_width(self) -> str:
+        """Median over cells of half a 95 % interval."""
+        return f"± {median(self.half_widths):.1f}" if self.half_widths else "-"
 
 
 class Releases:
@@ -113,30 +117,30 @@ class Releases:
 
     def table(self) -> Table:
         """The latest complete windows."""
-        columns = (
-            "window",
-            "cells",
-            "suppressed",
-            "busiest cell",
-            "its mean (95 % interval)",
-            "all cells (median)",
-            "ε",
+        table = Table(
+            title=f"Private releases: {len(self._order)} windows, {self.messages} messages",
+            caption="busiest: most events; its mean in km/h (95 % interval); typical: half a 95 % interval",
         )
-        table = Table(title=f"Private releases: {len(self._order)} windows, {self.messages} messages")
-        for number, column in enumerate(columns):
-            table.add_column(column, justify="right" if number in (1, 2, 6) else "left")
+        table.add_column("window", no_wrap=True)
+        for column in ("cells", "suppr.", "busiest", "its mean", "typical", "ε"):
+            table.add_column(column, justify="right", no_wrap=True)
         for window in self._order[-_ROWS:]:
-            table.add_row(*window.texts(self.timezone))
+            events = "-" if window.busiest is None else f"{window.busiest[0]:g}"
+            columns = (str(window.cells), str(window.suppressed), events, window.busiest_mean())
+            table.add_row(window.span(self.timezone), *columns, window.typical_half_width(), f"{window.epsilon:g}")
         return table
 
     def lines(self) -> list[str]:
         """One plain line per complete window, in order of arrival."""
-        return [
-            f"{window}  {cells} cells ({suppressed} suppressed)  busiest {busy}: {mean}  all cells {typical}  ε {epsilon}"
-            for window, cells, suppressed, busy, mean, typical, epsilon in (
-                view.texts(self.timezone) for view in self._order
-            )
-        ]
+        return [self._line(window) for window in self._order]
+
+    def _line(self, window: WindowView) -> str:
+        busy = "-" if window.busiest is None else f"{window.busiest[1]} ({window.busiest[0]:g} events)"
+        return (
+            f"{window.span(self.timezone)}  {window.cells} cells ({window.suppressed} suppressed)  "
+            f"busiest {busy}: mean {window.busiest_mean()} km/h  "
+            f"all cells (median) {window.typical_half_width()}  ε {window.epsilon:g}"
+        )
 
     def summary(self) -> str:
         """Counts of everything seen."""
