@@ -155,6 +155,8 @@ class SpeedConfig(_Section):
     statistics: tuple[Statistic, ...] = Field(default=("mean", "variance"), min_length=1)
     suppression: Literal["chop-user", "none"] = "chop-user"
     allocation: Literal["exact-loss", "uniform"] = "exact-loss"
+    clipping: Literal["joint", "none"] = "joint"
+    post_processing: tuple[Literal["empirical-bayes"], ...] = ("empirical-bayes",)
     min_users: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")

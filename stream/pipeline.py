@@ -7,13 +7,16 @@ everything in :class:`Plan` is a function of public counts, the configuration an
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 
+import h3
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.allocation import Allocation, Sensitivities, allocate, stack, uniform_allocation
+from dpcore.clipping import choose_clipping
 from dpcore.contributions import Contributions, Counts
 from dpcore.moments import (
     cell_variances,
@@ -23,6 +26,7 @@ from dpcore.moments import (
     variance_rows,
 )
 from dpcore.noise import Noise, interval_half_width
+from dpcore.shrinkage import local_kilometres, shrink
 from dpcore.suppression import sweep_chop_user
 from stream.config import SPEED_QUANTUM_KMH, Config
 from stream.releases import HEXAGON_SPEED, WINDOW, Message, cell_text, digest, window_message
@@ -153,9 +157,19 @@ def _least_error(counts: Counts, admitted: IntArray, config: Config) -> tuple[In
     """Retained counts and scales of the least predicted error among the configured candidates; public counts only."""
     speed = config.speed
     plain = _enough_users(counts, admitted, speed.min_users)
+    active = plain > 0
+    part = _active_part(counts, plain)
     candidates = [plain]
-    if speed.suppression == "chop-user" and plain.any():
-        candidates.append(_suppressed(counts, plain, config))
+    if active.any():
+        proposals = []
+        if speed.suppression == "chop-user":
+            proposals.append(_suppressed(part, config))
+        if speed.clipping == "joint" and speed.allocation == "exact-loss" and len(part.samples) <= _MANY_PAIRS:
+            proposals.append(_clipped(part, config))
+        for samples in proposals:
+            retained = np.zeros_like(plain)
+            retained[active] = samples
+            candidates.append(retained)
     best: tuple[float, IntArray, Allocation] | None = None
     for retained in candidates:
         allocation = _allocation(counts, retained, config)
@@ -166,39 +180,51 @@ def _least_error(counts: Counts, admitted: IntArray, config: Config) -> tuple[In
     return best[1], best[2]
 
 
-def _suppressed(counts: Counts, samples: IntArray, config: Config) -> IntArray:
+def _active_part(counts: Counts, samples: IntArray) -> Counts:
+    """The pairs with samples, and the cells and users they name."""
     active = samples > 0
     cells, pair_cell = np.unique(counts.pair_cell[active], return_inverse=True)
     users, pair_user = np.unique(counts.pair_user[active], return_inverse=True)
-    part = Counts(counts.cells[cells], counts.users[users], pair_cell, pair_user, samples[active])
-    found = sweep_chop_user(
+    return Counts(counts.cells[cells], counts.users[users], pair_cell, pair_user, samples[active])
+
+
+def _suppressed(part: Counts, config: Config) -> IntArray:
+    return sweep_chop_user(
         part,
         config.privacy.epsilon_micro,
         statistics=config.speed.statistics,
         min_users=config.speed.min_users,
         limits=_FEW_LIMITS if len(part.samples) > _MANY_PAIRS else None,
-    )
-    retained = np.zeros_like(samples)
-    retained[active] = found.samples
-    return retained
+    ).samples
+
+
+def _clipped(part: Counts, config: Config) -> IntArray:
+    allowances = np.full(part.n_users, config.privacy.epsilon_micro, dtype=np.int64)
+    return choose_clipping(
+        part, allowances, lambda samples: _program(part, samples, config), min_users=config.speed.min_users
+    ).samples
+
+
+def _program(counts: Counts, retained: IntArray, config: Config) -> Sensitivities:
+    """Sensitivities of every statistic of every cell, statistic-major."""
+    upper = config.speed.upper_quanta
+    rows = {
+        "mean": lambda: mean_rows(counts, retained, upper),
+        "variance": lambda: variance_rows(counts, retained, upper, VARIANCE_GRID),
+    }
+    return stack([rows[name]() for name in config.speed.statistics])
 
 
 def _allocation(counts: Counts, retained: IntArray, config: Config) -> Allocation:
-    upper = config.speed.upper_quanta
-    rows: dict[str, Sensitivities] = {
-        "mean": mean_rows(counts, retained, upper),
-        "variance": variance_rows(counts, retained, upper, VARIANCE_GRID),
-    }
-    program = stack([rows[name] for name in config.speed.statistics])
     allowances = np.full(counts.n_users, config.privacy.epsilon_micro, dtype=np.int64)
     solve = allocate if config.speed.allocation == "exact-loss" else uniform_allocation
-    return solve(program, allowances)
+    return solve(_program(counts, retained, config), allowances)
 
 
 def _predicted_error(
     counts: Counts, admitted: IntArray, retained: IntArray, allocation: Allocation, config: Config
 ) -> float:
-    """Σ over published cells and statistics of events × (noise scale + clipping bias) in units of the full range."""
+    """Σ over cells and statistics of events × (noise scale + clipping bias) in full ranges, at most 1 each."""
     total, kept = counts.by_cell(admitted), counts.by_cell(retained)
     scales = (allocation.numerator / np.maximum(allocation.denominator, 1)).reshape(-1, counts.n_cells)
     upper = config.speed.upper_quanta
@@ -220,8 +246,30 @@ def _counts_digest(counts: Counts) -> str:
     return state.hexdigest()
 
 
-def build_messages(plan: Plan, contributions: Contributions, noise: Noise, config: Config) -> list[Message]:
-    """Draw all noise of the window in one batch and write every message, close marker last.
+@dataclass(frozen=True)
+class Columns:
+    """One statistic over all cells, shape (C,) each, in released units; ``low``/``high`` before clamping."""
+
+    raw: FloatArray
+    value: FloatArray
+    scale: FloatArray
+    low: FloatArray
+    high: FloatArray
+    top: float
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A post-processed statistic over all cells, shape (C,) each."""
+
+    method: str
+    value: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+
+def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
+    """Draw all noise of the window in one batch; every statistic over all cells, also those not published.
 
     Raises :class:`PlanError` if the rows are not those that were planned and charged.
     """
@@ -235,53 +283,92 @@ def build_messages(plan: Plan, contributions: Contributions, noise: Noise, confi
     shape = (len(plan.statistics), counts.n_cells)
     numerators = np.frombuffer(plan.numerators, "<i8").reshape(shape)
     denominators = np.maximum(np.frombuffer(plan.denominators, "<i8").reshape(shape), 1)
-    sums = {"mean": kept.cell_sums(), "variance": cell_variances(kept, VARIANCE_GRID)}
-    exact = np.array([sums[name] for name in plan.statistics], dtype=np.int64).reshape(shape)
-    noisy = exact.copy()
+    noisy = exact_statistics(plan, kept)
     hidden = numerators > 0
     noisy[hidden] += noise.discrete_laplace(numerators[hidden], denominators[hidden])
     widths = np.zeros(shape)
     widths[hidden] = interval_half_width(numerators[hidden], denominators[hidden])
-    retained_n = np.maximum(kept.counts.by_cell(kept.counts.samples), 1)
-    upper_kmh = plan.upper_quanta * SPEED_QUANTUM_KMH
-    columns: dict[str, list[dict[str, Any]]] = {}
+    units, tops = released_units(plan, kept.counts)
+    columns = {}
     for index, name in enumerate(plan.statistics):
-        unit, top = (
-            (SPEED_QUANTUM_KMH / retained_n, upper_kmh)
-            if name == "mean"
-            else (np.full(counts.n_cells, VARIANCE_GRID * SPEED_QUANTUM_KMH**2), upper_kmh**2 / 4)
-        )
-        columns[name] = _estimates(
-            name, noisy[index], numerators[index] / denominators[index], widths[index], unit, top
-        )
-    return _messages(plan, counts, columns, config)
+        raw = np.round(noisy[index] * units[index], _DECIMALS[name])
+        # Rounding moved the released value by up to half its granularity; the interval covers that too.
+        half = np.where(widths[index] > 0, widths[index] * units[index] + 0.5 * 10.0 ** -_DECIMALS[name], 0.0)
+        scale = numerators[index] / denominators[index] * units[index]
+        columns[name] = Columns(raw, np.clip(raw, 0.0, tops[index]), scale, raw - half, raw + half, tops[index])
+    return columns
 
 
-def _estimates(
-    name: str, noisy: IntArray, scale: FloatArray, width: FloatArray, unit: FloatArray, top: float
-) -> list[dict[str, Any]]:
-    """One JSON object per cell: raw value, value clamped to [0, ``top``], scale and interval in released units."""
+def exact_statistics(plan: Plan, kept: Contributions) -> IntArray:
+    """The integers that noise is added to, shape (S, C): never to be shown."""
+    sums = {"mean": kept.cell_sums(), "variance": cell_variances(kept, VARIANCE_GRID)}
+    return np.array([sums[name] for name in plan.statistics], dtype=np.int64).reshape(-1, kept.counts.n_cells)
+
+
+def released_units(plan: Plan, kept: Counts) -> tuple[FloatArray, list[float]]:
+    """Released units per integer, shape (S, C), and the public upper end of each statistic's range."""
+    n = np.maximum(kept.by_cell(kept.samples), 1)
+    upper = plan.upper_quanta * SPEED_QUANTUM_KMH
+    unit = {"mean": SPEED_QUANTUM_KMH / n, "variance": np.full(len(n), VARIANCE_GRID * SPEED_QUANTUM_KMH**2)}
+    top = {"mean": upper, "variance": upper**2 / 4}
+    return np.array([unit[name] for name in plan.statistics]), [top[name] for name in plan.statistics]
+
+
+def post_process(plan: Plan, counts: Counts, columns: dict[str, Columns], config: Config) -> dict[str, Derived]:
+    """Estimates from released values and public counts alone; they cost no budget."""
+    published = np.flatnonzero(np.frombuffer(plan.published, np.uint8))
+    if "mean" not in columns or "empirical-bayes" not in config.speed.post_processing or not len(published):
+        return {}
+    mean = columns["mean"]
+    events = counts.by_cell(counts.samples)[published]
+    places = np.array([h3.cell_to_latlng(cell_text(cell)) for cell in counts.cells[published].tolist()])
+    found = shrink(
+        mean.raw[published],
+        mean.scale[published],
+        events,
+        upper=mean.top,
+        positions_km=local_kilometres(places[:, 0], places[:, 1]),
+        covariates=np.log(events)[:, None],
+    )
+    spread = [np.zeros(counts.n_cells) for _ in range(3)]
+    for column, values in zip(spread, (found.value, found.low, found.high), strict=True):
+        column[published] = values
+    return {"mean": Derived("empirical-bayes", *spread)}
+
+
+def build_messages(plan: Plan, contributions: Contributions, noise: Noise, config: Config) -> list[Message]:
+    """Draw the window and write every message, close marker last. Raises :class:`PlanError` as :func:`draw`."""
+    columns = draw(plan, contributions, noise)
+    derived = post_process(plan, contributions.counts, columns, config)
+    return _messages(plan, contributions.counts, columns, derived, config)
+
+
+def _estimate(name: str, column: Columns, g: int) -> dict[str, Any]:
     decimals = _DECIMALS[name]
-    raw = np.round(noisy * unit, decimals)
-    value = np.clip(raw, 0.0, top)
-    # Rounding moved the released value by up to half its granularity; the interval covers that too.
-    half = np.where(width > 0, width * unit + 0.5 * 10.0**-decimals, 0.0)
-    low, high = np.clip(raw - half, 0.0, top), np.clip(raw + half, 0.0, top)
-    released_scale = scale * unit
-    return [
-        {
-            "value": round(float(value[g]), decimals),
-            "raw": round(float(raw[g]), decimals),
-            "clamped": bool(value[g] != raw[g]),
-            "scale": float(f"{released_scale[g]:.6g}"),
-            "interval": [round(float(low[g]), decimals), round(float(high[g]), decimals)],
-            "unit": UNITS[name],
-        }
-        for g in range(len(raw))
-    ]
+    raw, value = float(column.raw[g]), float(column.value[g])
+    return {
+        "value": round(value, decimals),
+        "raw": round(raw, decimals),
+        "clamped": value != raw,
+        "scale": float(f"{column.scale[g]:.6g}"),
+        "interval": [round(min(max(float(end[g]), 0.0), column.top), decimals) for end in (column.low, column.high)],
+        "unit": UNITS[name],
+    }
 
 
-def _messages(plan: Plan, counts: Counts, columns: dict[str, list[dict[str, Any]]], config: Config) -> list[Message]:
+def _derived_estimate(name: str, column: Derived, g: int) -> dict[str, Any]:
+    decimals = _DECIMALS[name]
+    return {
+        "method": column.method,
+        "value": round(float(column.value[g]), decimals),
+        "interval": [round(float(column.low[g]), decimals), round(float(column.high[g]), decimals)],
+        "unit": UNITS[name],
+    }
+
+
+def _messages(
+    plan: Plan, counts: Counts, columns: dict[str, Columns], derived: dict[str, Derived], config: Config
+) -> list[Message]:
     feed = config.feed.name
     window = {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)}
     events = counts.by_cell(counts.samples)
@@ -301,7 +388,9 @@ def _messages(plan: Plan, counts: Counts, columns: dict[str, list[dict[str, Any]
             "users": int(users[g]),
         }
         if published[g]:
-            body |= {name: columns[name][g] for name in plan.statistics}
+            body |= {name: _estimate(name, column, g) for name, column in columns.items()}
+            if derived:
+                body["post_processed"] = {name: _derived_estimate(name, column, g) for name, column in derived.items()}
         messages.append(window_message(HEXAGON_SPEED, feed, plan.window, body["cell"], body["cell"], body))
     marker = {
         "feed": feed,

@@ -14,10 +14,9 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from dpcore.spatial.domain import IntGrid
 from scipy.optimize import LinearConstraint, linprog, milp
 from scipy.sparse import coo_array, csr_array
-
-from dpcore.spatial.domain import IntGrid
 
 IntArray = npt.NDArray[np.int64]
 Grade = Literal["noisy", "consistent", "covert"]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 
 from dpcore.errors import ParameterError
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 
 IntArray = npt.NDArray[np.int64]
 

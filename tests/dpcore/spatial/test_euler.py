@@ -10,6 +10,9 @@ import time
 import numpy as np
 import numpy.typing as npt
 import pytest
+from dpcore.spatial.domain import Domain
+from dpcore.spatial.histogram import HistogramError
+from dpcore.spatial.queries import QueryError, Rectangles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta
@@ -17,11 +20,8 @@ from scipy.stats import beta
 from dpcore.budget import MICRO
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain
 from dpcore.spatial.euler import Euler, EulerHistogram
 from dpcore.spatial.euler_inference import _Program, infer, is_consistent, is_covert
-from dpcore.spatial.histogram import HistogramError
-from dpcore.spatial.queries import QueryError, Rectangles
 from dpcore.spatial.regions import Footprints, Regions
 from tests.dpcore.spatial.test_regions import Point, corners_strategy, grid, hull, meets
 

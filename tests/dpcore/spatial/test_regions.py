@@ -8,10 +8,10 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from dpcore.spatial.domain import Domain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpcore.spatial.domain import Domain
 from dpcore.spatial.regions import MAX_CORNERS, Footprints, RegionError, Regions, extract_regions
 
 Point = tuple[Fraction, Fraction]

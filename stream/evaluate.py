@@ -1,0 +1,219 @@
+"""Error of the releases against the truth over a recording. NOT PRIVATE: it reads true values and prints what they say.
+
+Runs the very plan and draw of the service, many times, with a ledger that carries over from window to window.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.contributions import Contributions
+from dpcore.noise import Noise
+from stream.closing import slotting_of
+from stream.config import Config
+from stream.pipeline import (
+    Plan,
+    contributions_of,
+    draw,
+    exact_statistics,
+    plan_window,
+    post_process,
+    released_units,
+)
+
+FloatArray = npt.NDArray[np.float64]
+
+NOT_PRIVATE = "NOT PRIVATE: computed from true values. Keep it inside the trust boundary; it is not a release."
+USEFUL_KMH = 5.0
+"""A mean within this many km/h of the truth is useful."""
+
+VARIANTS: dict[str, dict[str, str]] = {
+    "uniform": {"allocation": "uniform", "suppression": "none", "clipping": "none"},
+    "chop-user": {"allocation": "uniform", "suppression": "chop-user", "clipping": "none"},
+    "exact-loss": {"allocation": "exact-loss", "suppression": "none", "clipping": "none"},
+    "exact-loss+chop-user": {"allocation": "exact-loss", "suppression": "chop-user", "clipping": "none"},
+    "exact-loss+clipping": {"allocation": "exact-loss", "suppression": "none", "clipping": "joint"},
+}
+"""Ways to share each user's epsilon, all at equal loss per user and window."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Event-weighted errors of one estimator of one statistic, over all windows and trials, in the released unit.
+
+    ``mae``, ``rmse``, ``bias``: of the clamped value. ``noise``: mean absolute noise. ``coverage``: share of cells whose
+    95 % interval holds what noise was added to. ``useful_coverage``: share of events in cells within ±5 km/h (means).
+    """
+
+    mechanism: str
+    statistic: str
+    estimator: str
+    epsilon: float
+    mae: float
+    rmse: float
+    bias: float
+    noise: float | None
+    coverage: float | None
+    useful_coverage: float | None
+    useful_cells: float | None
+    windows: int
+    cells: int
+    charge_median: float
+    charge_max: float
+    seconds: float
+
+
+@dataclass
+class _Errors:
+    """Columns of one estimator: error, weight, noise, covered."""
+
+    error: list[FloatArray]
+    weight: list[FloatArray]
+    noise: list[FloatArray]
+    covered: list[npt.NDArray[np.bool_]]
+
+    def add(self, error: FloatArray, weight: FloatArray) -> None:
+        self.error.append(error)
+        self.weight.append(weight)
+
+
+def with_speed(config: Config, **changes: Any) -> Config:
+    """``config`` with other speed settings."""
+    return config.model_copy(update={"speed": config.speed.model_copy(update=changes)})
+
+
+def with_epsilon(config: Config, epsilon: float) -> Config:
+    """``config`` with another epsilon, its budget in proportion."""
+    privacy = config.privacy
+    budget = privacy.budget * epsilon / privacy.epsilon
+    return config.model_copy(
+        update={"privacy": type(privacy)(**{**dict(privacy), "epsilon": epsilon, "budget": budget})}
+    )
+
+
+def true_statistics(contributions: Contributions, plan: Plan) -> dict[str, FloatArray]:
+    """Mean and variance per cell over all events, clipped to [0, U], in released units."""
+    everything = msgspec.structs.replace(plan, retained=contributions.counts.samples.astype("<i8").tobytes())
+    units, _ = released_units(everything, contributions.counts)
+    exact = exact_statistics(everything, contributions)
+    return {name: exact[index] * units[index] for index, name in enumerate(plan.statistics)}
+
+
+def evaluate(
+    config: Config,
+    windows: dict[int, npt.NDArray[np.void]],
+    trials: int,
+    mechanism: str = "configured",
+    on_window: Callable[[], None] = lambda: None,
+) -> list[Score]:
+    """Score one configuration over ``windows`` (slot -> rows), ``trials`` draws each."""
+    started = time.monotonic()
+    slotting = slotting_of(config)
+    spent: dict[str, dict[int, int]] = {}
+    tables: dict[tuple[str, str], _Errors] = {}
+    charges: list[npt.NDArray[np.int64]] = []
+    cells = 0
+    for slot in sorted(windows):
+        contributions = contributions_of(windows[slot], config)
+        counts = contributions.counts
+        period = slotting.period_of(slot)
+        ledger = spent.setdefault(period.key, {})
+        left = np.array([config.privacy.budget_micro - ledger.get(user, 0) for user in counts.users.tolist()])
+        plan = plan_window(counts, left.astype(np.int64), config, slotting.window(slot), period, "evaluation")
+        users, charged = plan.charged_users()
+        for user, charge in zip(users.tolist(), charged.tolist(), strict=True):
+            ledger[user] = ledger.get(user, 0) + charge
+        charges.append(np.frombuffer(plan.charges, "<i8"))
+        cells += counts.n_cells
+        for _ in range(trials):
+            _score_draw(plan, contributions, config, tables)
+        on_window()
+    seconds = time.monotonic() - started
+    all_charges = np.concatenate(charges) / 1e6 if charges else np.zeros(1)
+    return [
+        _score(mechanism, statistic, estimator, config, table, len(windows), cells, all_charges, seconds)
+        for (statistic, estimator), table in tables.items()
+    ]
+
+
+def _score_draw(
+    plan: Plan, contributions: Contributions, config: Config, tables: dict[tuple[str, str], _Errors]
+) -> None:
+    counts = contributions.counts
+    published = np.frombuffer(plan.published, np.uint8).astype(bool)
+    weight = counts.by_cell(counts.samples)[published].astype(np.float64)
+    truth = true_statistics(contributions, plan)
+    kept = contributions.retain(np.frombuffer(plan.retained, "<i8"))
+    units, _ = released_units(plan, kept.counts)
+    before = exact_statistics(plan, kept) * units
+    columns = draw(plan, contributions, Noise())
+    for index, (name, column) in enumerate(columns.items()):
+        table = tables.setdefault((name, "released"), _Errors([], [], [], []))
+        table.add((column.value - truth[name])[published], weight)
+        table.noise.append(np.abs(column.raw - before[index])[published])
+        noisy = published & (column.scale > 0)
+        table.covered.append((column.low <= before[index] + 1e-9)[noisy] & (before[index] <= column.high + 1e-9)[noisy])
+    for name, derived in post_process(plan, counts, columns, config).items():
+        table = tables.setdefault((name, derived.method), _Errors([], [], [], []))
+        table.add((derived.value - truth[name])[published], weight)
+        inside = (derived.low <= truth[name]) & (truth[name] <= derived.high)
+        table.covered.append(inside[published])
+
+
+def _score(
+    mechanism: str,
+    statistic: str,
+    estimator: str,
+    config: Config,
+    table: _Errors,
+    windows: int,
+    cells: int,
+    charges: FloatArray,
+    seconds: float,
+) -> Score:
+    error, weight = np.concatenate(table.error), np.concatenate(table.weight)
+    share = weight / weight.sum() if len(weight) else weight
+    useful = np.abs(error) <= USEFUL_KMH
+    noise = np.concatenate(table.noise) if table.noise else None
+    return Score(
+        mechanism=mechanism,
+        statistic=statistic,
+        estimator=estimator,
+        epsilon=config.privacy.epsilon,
+        mae=float(share @ np.abs(error)),
+        rmse=float(np.sqrt(share @ np.square(error))),
+        bias=float(share @ error),
+        noise=None if noise is None else float(share @ noise),
+        coverage=float(np.concatenate(table.covered).mean()) if table.covered else None,
+        useful_coverage=float(share @ useful) if statistic == "mean" else None,
+        useful_cells=float(useful.mean()) if statistic == "mean" else None,
+        windows=windows,
+        cells=cells,
+        charge_median=float(np.median(charges)),
+        charge_max=float(charges.max()),
+        seconds=seconds,
+    )
+
+
+def variants(config: Config, names: list[str]) -> Iterator[tuple[str, Config]]:
+    """The named variants of a configuration."""
+    for name in names:
+        yield name, config if name == "configured" else with_speed(config, **VARIANTS[name])
+
+
+def report(source: str, trials: int, scores: list[Score]) -> dict[str, Any]:
+    """Everything as JSON, marked for what it is."""
+    return {
+        "private": False,
+        "warning": NOT_PRIVATE,
+        "recording": source,
+        "trials": trials,
+        "scores": [asdict(score) for score in scores],
+    }
