@@ -1,0 +1,162 @@
+"""The public box of a spatial histogram and its count grid: points become integer counts of half-open cells.
+
+The box and its grid are configuration, never taken from data. Axis 0 (rows) runs from south to north, axis 1 (columns)
+from west to east; a generic x/y box reads south/north as x and west/east as y.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.errors import ParameterError
+
+IntGrid = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+MAX_CELLS = 2**26
+"""Cells of the largest count grid: 64 Mi int64 counts are 512 MiB."""
+
+
+class DomainError(ParameterError):
+    """A box without area, a grid without cells, or points and counts that do not fit them."""
+
+
+@dataclass(frozen=True)
+class PointCounts:
+    """Counts per cell, shape (rows, columns), and how many points fell outside the box (never for publication)."""
+
+    counts: IntGrid
+    outside: int
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Public box [south, north) × [west, east) cut into ``rows`` × ``columns`` equal half-open cells.
+
+    Raises :class:`DomainError` for bounds that are not finite, zero or negative area, or grid sizes below 1.
+    """
+
+    south: float
+    west: float
+    north: float
+    east: float
+    rows: int = 256
+    columns: int = 256
+
+    def __post_init__(self) -> None:
+        bounds = (self.south, self.west, self.north, self.east)
+        if not all(math.isfinite(bound) for bound in bounds):
+            raise DomainError(f"box {bounds} has a bound that is not finite; give four finite numbers")
+        if self.south >= self.north or self.west >= self.east:
+            raise DomainError(
+                f"box {bounds} (south, west, north, east) has no area; give south < north and west < east"
+            )
+        if self.rows < 1 or self.columns < 1:
+            raise DomainError(f"grid of {self.rows} × {self.columns} cells; give at least 1 × 1")
+        if self.rows * self.columns > MAX_CELLS:
+            raise DomainError(f"grid of {self.rows} × {self.columns} cells exceeds {MAX_CELLS}; give a coarser grid")
+
+    @classmethod
+    def unit_cells(cls, rows: int, columns: int) -> Domain:
+        """A box in which every cell is 1 × 1: for data that arrives as counts."""
+        return cls(0.0, 0.0, float(max(rows, 1)), float(max(columns, 1)), rows, columns)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns)."""
+        return self.rows, self.columns
+
+    @property
+    def cells(self) -> int:
+        """rows · columns."""
+        return self.rows * self.columns
+
+    def cell_coordinates(self, latitude: FloatArray, longitude: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Positions in units of cells from the south-west corner; not clipped to the box."""
+        x = (np.asarray(latitude, dtype=np.float64) - self.south) * (self.rows / (self.north - self.south))
+        y = (np.asarray(longitude, dtype=np.float64) - self.west) * (self.columns / (self.east - self.west))
+        return x, y
+
+    def count(self, points: FloatArray) -> PointCounts:
+        """Counts of ``points``, shape (N, 2) of (latitude, longitude) or (x, y).
+
+        A point outside the box contributes nothing to any cell; it is only counted, for the operator inside the trust
+        boundary. Dropping depends on that point alone, so the sensitivity stays s for s points per user.
+        Raises :class:`DomainError` for another shape and for NaN or infinite coordinates.
+        """
+        points = np.asarray(points, dtype=np.float64)
+        if points.size == 0:
+            return PointCounts(np.zeros(self.shape, np.int64), 0)
+        if points.ndim != 2 or points.shape[1] != 2:
+            raise DomainError(f"points of shape {points.shape}; give (N, 2)")
+        latitude, longitude = points[:, 0], points[:, 1]
+        # One pass: the sum of finite float64 coordinates is finite unless they are absurdly large.
+        if not (np.isfinite(latitude.sum()) and np.isfinite(longitude.sum())) and not np.isfinite(points).all():
+            raise DomainError("points hold NaN or infinite coordinates; reject them before counting")
+        inside = (latitude >= self.south) & (latitude < self.north) & (longitude >= self.west) & (longitude < self.east)
+        kept = int(np.count_nonzero(inside))
+        if kept < len(points):
+            latitude, longitude = latitude[inside], longitude[inside]
+        x, y = self.cell_coordinates(latitude, longitude)
+        # Rounding may carry a point just below the north or east edge onto it.
+        flat = np.minimum(x.astype(np.int64), self.rows - 1) * self.columns
+        flat += np.minimum(y.astype(np.int64), self.columns - 1)
+        counts = np.bincount(flat, minlength=self.cells).astype(np.int64)
+        return PointCounts(counts.reshape(self.shape), len(points) - kept)
+
+    def counts_of(self, points_or_counts: npt.NDArray[Any]) -> IntGrid:
+        """Counts of shape (rows, columns) from an integer array of that shape or from float points of shape (N, 2).
+
+        Raises :class:`DomainError` for counts of another shape or below 0.
+        """
+        given = np.asarray(points_or_counts)
+        if not np.issubdtype(given.dtype, np.integer):
+            return self.count(given).counts
+        if given.shape != self.shape:
+            raise DomainError(
+                f"counts of shape {given.shape} for a grid of {self.shape}; give counts of the grid's shape"
+            )
+        if given.size and int(given.min()) < 0:
+            raise DomainError(f"counts hold {int(given.min())}; give counts of 0 or more")
+        return given.astype(np.int64)
+
+    def to_release(self) -> dict[str, Any]:
+        """The domain as JSON."""
+        return {
+            "south": self.south,
+            "west": self.west,
+            "north": self.north,
+            "east": self.east,
+            "rows": self.rows,
+            "columns": self.columns,
+        }
+
+    @classmethod
+    def from_release(cls, document: dict[str, Any]) -> Domain:
+        """The domain of a release; raises :class:`DomainError` as the constructor does."""
+        try:
+            return cls(**{key: document[key] for key in ("south", "west", "north", "east", "rows", "columns")})
+        except KeyError as missing:
+            raise DomainError(f"domain without {missing}; give south, west, north, east, rows and columns") from None
+
+
+def cuts(cells: int, parts: int) -> IntGrid:
+    """Edges of ``parts`` nearly equal parts of ``cells`` cells, shape (parts+1,); ``parts`` is capped at ``cells``.
+
+    Parts follow cell boundaries, so that every histogram is exact on the count grid; they differ by at most one cell.
+    """
+    if parts < 1:
+        raise DomainError(f"{parts} parts of an axis; give at least 1")
+    parts = min(parts, cells)
+    return np.arange(parts + 1, dtype=np.int64) * cells // parts
+
+
+def block_sums(counts: IntGrid, x_edges: IntGrid, y_edges: IntGrid) -> IntGrid:
+    """Sums of ``counts`` over the blocks between strictly increasing edges, shape (len(x)-1, len(y)-1)."""
+    rows = np.add.reduceat(counts, x_edges[:-1], axis=0)
+    return np.asarray(np.add.reduceat(rows, y_edges[:-1], axis=1), dtype=np.int64)

@@ -1,0 +1,256 @@
+"""Released spatial histograms: answer any rectangle with an interval, become JSON and come back.
+
+A histogram is a partition of the count grid into rectangles with noisy counts, uniform inside each. Intervals cover the
+noise alone, not the uniformity assumption; noise variances of the parts are added as if independent, which for
+consistent trees is an upper bound in practice and never a claim about privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from dpcore.errors import ParameterError
+from dpcore.spatial.domain import Domain, FloatArray, IntGrid
+from dpcore.spatial.queries import Rectangles, answer, axis_overlaps, integral_image
+
+LAPLACE_95 = math.log(20) / math.sqrt(2)
+"""Half width of the 95 % interval of Laplace noise in standard deviations: 2.118; sums of Laplace noise need less."""
+
+PAIRS_PER_CHUNK = 2**22
+"""Query × part overlaps held at once."""
+
+
+class HistogramError(ParameterError):
+    """Parts that do not tile the grid, or a release document that is not a histogram."""
+
+
+@runtime_checkable
+class Histogram(Protocol):
+    """What every spatial mechanism returns."""
+
+    @property
+    def domain(self) -> Domain:
+        """The public box and its count grid."""
+        ...
+
+    def answers(self, rectangles: Rectangles) -> FloatArray:
+        """Estimated counts, shape (Q,)."""
+        ...
+
+    def half_widths(self, rectangles: Rectangles) -> FloatArray:
+        """Half widths of 95 % noise intervals, shape (Q,)."""
+        ...
+
+    def query(self, rectangles: Rectangles) -> tuple[FloatArray, FloatArray]:
+        """Estimated counts and half widths, each of shape (Q,)."""
+        ...
+
+    def to_release(self) -> dict[str, Any]:
+        """``{"domain": …, "structure": …}`` as JSON values."""
+        ...
+
+
+@dataclass(frozen=True)
+class GridHistogram:
+    """Counts of the blocks between ``x_edges`` and ``y_edges`` (cell units, from 0 to rows and columns).
+
+    ``counts`` and ``variances`` (noise variance of each count) have shape (len(x_edges)-1, len(y_edges)-1);
+    ``variances`` may be one number for all.
+    """
+
+    domain: Domain
+    x_edges: IntGrid
+    y_edges: IntGrid
+    counts: FloatArray
+    variances: FloatArray | float
+
+    def __post_init__(self) -> None:
+        for name, edges, cells in (("x", self.x_edges, self.domain.rows), ("y", self.y_edges, self.domain.columns)):
+            if len(edges) < 2 or edges[0] != 0 or edges[-1] != cells or np.any(np.diff(edges) < 1):
+                raise HistogramError(f"{name} edges must rise from 0 to {cells}; give the edges of a partition")
+        if self.counts.shape != (len(self.x_edges) - 1, len(self.y_edges) - 1):
+            raise HistogramError(f"counts of shape {self.counts.shape} do not match the edges; give one per block")
+
+    @cached_property
+    def _image(self) -> FloatArray:
+        return np.asarray(integral_image(self.counts.astype(np.float64)), dtype=np.float64)
+
+    def _in_blocks(self, rectangles: Rectangles) -> Rectangles:
+        rectangles.require_inside(self.domain)
+        x_position, y_position = np.arange(len(self.x_edges)), np.arange(len(self.y_edges))
+        return Rectangles(
+            np.interp(rectangles.x0, self.x_edges, x_position),
+            np.interp(rectangles.x1, self.x_edges, x_position),
+            np.interp(rectangles.y0, self.y_edges, y_position),
+            np.interp(rectangles.y1, self.y_edges, y_position),
+        )
+
+    def answers(self, rectangles: Rectangles) -> FloatArray:
+        """Estimated counts, shape (Q,); raises ``QueryError`` outside the domain."""
+        return answer(self._image, self._in_blocks(rectangles))
+
+    def half_widths(self, rectangles: Rectangles) -> FloatArray:
+        """Half widths of 95 % noise intervals, shape (Q,)."""
+        rectangles.require_inside(self.domain)
+        widths = np.zeros(len(rectangles))
+        step = max(1, PAIRS_PER_CHUNK // (len(self.x_edges) + len(self.y_edges)))
+        for start in range(0, len(rectangles), step):
+            part = slice(start, start + step)
+            ox = axis_overlaps(self.x_edges, rectangles.x0[part], rectangles.x1[part]) ** 2
+            oy = axis_overlaps(self.y_edges, rectangles.y0[part], rectangles.y1[part]) ** 2
+            if isinstance(self.variances, np.ndarray):
+                variance = np.einsum("qi,qi->q", ox @ self.variances, oy)
+            else:
+                variance = ox.sum(axis=1) * oy.sum(axis=1) * self.variances
+            widths[part] = LAPLACE_95 * np.sqrt(variance)
+        return widths
+
+    def query(self, rectangles: Rectangles) -> tuple[FloatArray, FloatArray]:
+        """Estimated counts and half widths of 95 % noise intervals, each of shape (Q,)."""
+        return self.answers(rectangles), self.half_widths(rectangles)
+
+    def to_release(self) -> dict[str, Any]:
+        """``kind`` "grid": edges, rows of counts and their variances."""
+        many = isinstance(self.variances, np.ndarray)
+        return {
+            "domain": self.domain.to_release(),
+            "structure": {
+                "kind": "grid",
+                "x_edges": self.x_edges.tolist(),
+                "y_edges": self.y_edges.tolist(),
+                "counts": _numbers(self.counts),
+                "variances": _numbers(np.asarray(self.variances)) if many else float(self.variances),
+            },
+        }
+
+
+@dataclass(frozen=True)
+class PartitionHistogram:
+    """P disjoint rectangles [x0, x1) × [y0, y1) of whole cells that tile the grid, with counts and noise variances.
+
+    ``boxes``: int64 (P, 4) of x0, x1, y0, y1; ``counts`` and ``variances``: (P,). Raises :class:`HistogramError` for
+    parts that overlap, leave a gap or reach outside.
+    """
+
+    domain: Domain
+    boxes: IntGrid
+    counts: FloatArray
+    variances: FloatArray
+    parts: IntGrid = field(init=False, repr=False)
+    """Part of each cell, shape (rows, columns)."""
+
+    def __post_init__(self) -> None:
+        boxes = np.asarray(self.boxes, dtype=np.int64).reshape(-1, 4)
+        object.__setattr__(self, "boxes", boxes)
+        if not len(boxes) == len(self.counts) == len(self.variances):
+            raise HistogramError(
+                f"{len(boxes)} parts, {len(self.counts)} counts and {len(self.variances)} variances; give one per part"
+            )
+        object.__setattr__(self, "parts", paint(self.domain, boxes))
+
+    @cached_property
+    def _image(self) -> FloatArray:
+        density = self.counts / self.areas
+        return np.asarray(integral_image(density[self.parts]), dtype=np.float64)
+
+    @property
+    def areas(self) -> IntGrid:
+        """Cells per part, shape (P,)."""
+        return (self.boxes[:, 1] - self.boxes[:, 0]) * (self.boxes[:, 3] - self.boxes[:, 2])
+
+    def answers(self, rectangles: Rectangles) -> FloatArray:
+        """Estimated counts, shape (Q,); raises ``QueryError`` outside the domain."""
+        rectangles.require_inside(self.domain)
+        return answer(self._image, rectangles)
+
+    def half_widths(self, rectangles: Rectangles) -> FloatArray:
+        """Half widths of 95 % noise intervals, shape (Q,)."""
+        rectangles.require_inside(self.domain)
+        widths = np.zeros(len(rectangles))
+        x0, x1, y0, y1 = self.boxes.T.astype(np.float64)
+        step = max(1, PAIRS_PER_CHUNK // len(self.boxes))
+        for start in range(0, len(rectangles), step):
+            part = slice(start, start + step)
+            ox = np.minimum(rectangles.x1[part, None], x1) - np.maximum(rectangles.x0[part, None], x0)
+            oy = np.minimum(rectangles.y1[part, None], y1) - np.maximum(rectangles.y0[part, None], y0)
+            share = np.maximum(ox, 0.0) * np.maximum(oy, 0.0) / self.areas
+            widths[part] = LAPLACE_95 * np.sqrt((share**2) @ self.variances)
+        return widths
+
+    def query(self, rectangles: Rectangles) -> tuple[FloatArray, FloatArray]:
+        """Estimated counts and half widths of 95 % noise intervals, each of shape (Q,)."""
+        return self.answers(rectangles), self.half_widths(rectangles)
+
+    def to_release(self) -> dict[str, Any]:
+        """``kind`` "partition": boxes of cell indices with counts and variances."""
+        return {
+            "domain": self.domain.to_release(),
+            "structure": {
+                "kind": "partition",
+                "boxes": self.boxes.tolist(),
+                "counts": _numbers(self.counts),
+                "variances": _numbers(self.variances),
+            },
+        }
+
+
+def paint(domain: Domain, boxes: IntGrid) -> IntGrid:
+    """Index of the box that holds each cell, shape (rows, columns).
+
+    Raises :class:`HistogramError` unless the boxes tile the grid exactly.
+    """
+    x0, x1, y0, y1 = boxes.T
+    if not len(boxes) or min(x0.min(), y0.min()) < 0 or x1.max() > domain.rows or y1.max() > domain.columns:
+        raise HistogramError("parts are missing or reach outside the grid; give boxes of cells inside it")
+    if np.any(x0 >= x1) or np.any(y0 >= y1):
+        raise HistogramError("a part has no cells; give x0 < x1 and y0 < y1")
+    # Second differences: each box adds its index (and, beside it, 1) at its corners; summed twice they fill the boxes.
+    change = np.zeros((2, domain.rows + 1, domain.columns + 1), dtype=np.int64)
+    for layer, weight in enumerate((np.arange(len(boxes), dtype=np.int64), np.ones(len(boxes), dtype=np.int64))):
+        np.add.at(change[layer], (x0, y0), weight)
+        np.add.at(change[layer], (x1, y1), weight)
+        np.add.at(change[layer], (x0, y1), -weight)
+        np.add.at(change[layer], (x1, y0), -weight)
+    owner, cover = np.asarray(change.cumsum(axis=1).cumsum(axis=2)[:, :-1, :-1], dtype=np.int64)
+    if np.any(cover != 1):
+        raise HistogramError("parts overlap or leave a gap; give boxes that tile the grid")
+    return np.asarray(owner, dtype=np.int64)
+
+
+def _numbers(values: FloatArray) -> Any:
+    """JSON numbers; a whole number without its decimal point."""
+    if np.array_equal(values, np.rint(values)):
+        return np.rint(values).astype(np.int64).tolist()
+    return np.asarray(values, dtype=np.float64).tolist()
+
+
+def histogram_from_release(document: dict[str, Any]) -> GridHistogram | PartitionHistogram:
+    """The histogram of a release document (``domain`` and ``structure``); raises :class:`HistogramError` otherwise."""
+    try:
+        domain = Domain.from_release(document["domain"])
+        structure = document["structure"]
+        kind = structure["kind"]
+        if kind == "grid":
+            variances = structure["variances"]
+            return GridHistogram(
+                domain,
+                np.asarray(structure["x_edges"], dtype=np.int64),
+                np.asarray(structure["y_edges"], dtype=np.int64),
+                np.asarray(structure["counts"], dtype=np.float64),
+                np.asarray(variances, dtype=np.float64) if isinstance(variances, list) else float(variances),
+            )
+        if kind == "partition":
+            return PartitionHistogram(
+                domain,
+                np.asarray(structure["boxes"], dtype=np.int64),
+                np.asarray(structure["counts"], dtype=np.float64),
+                np.asarray(structure["variances"], dtype=np.float64),
+            )
+    except KeyError as missing:
+        raise HistogramError(f"release without {missing}; give domain and structure of a spatial histogram") from None
+    raise HistogramError(f"structure of kind {kind!r}; this version reads grid and partition")

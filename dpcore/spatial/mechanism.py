@@ -1,0 +1,103 @@
+"""What spatial mechanisms share: their interface, exact budget shares, exact noise for counts, exact private choice.
+
+Neighbours (relation A) differ by all points of one user, at most s of them; a count vector that partitions the points
+changes by at most s in L1, so its sensitivity is s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.budget import MICRO
+from dpcore.errors import BudgetError, ParameterError
+from dpcore.noise import Noise
+from dpcore.spatial.domain import Domain, IntGrid
+from dpcore.spatial.histogram import Histogram
+
+
+class SpatialMechanism(Protocol):
+    """A frozen dataclass of public parameters that turns points or counts into a released histogram."""
+
+    def fit(
+        self,
+        points_or_counts: npt.NDArray[Any],
+        domain: Domain,
+        epsilon_micro: int,
+        noise: Noise,
+        points_per_user: int = 1,
+    ) -> Histogram:
+        """Spend exactly ``epsilon_micro`` under relation A with at most ``points_per_user`` points per user."""
+        ...
+
+
+@dataclass(frozen=True)
+class BudgetSplit:
+    """Shares of a budget in integer µε, spent one after another on the same user; they add up to ``total`` exactly.
+
+    Raises :class:`BudgetError` for shares below 1 µε or that do not add up.
+    """
+
+    total: int
+    shares: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.shares or min(self.shares) < 1:
+            raise BudgetError(f"shares {self.shares} µε; every share must be at least 1 µε, give a larger epsilon")
+        if sum(self.shares) != self.total:
+            raise BudgetError(f"shares {self.shares} µε add up to {sum(self.shares)}, not {self.total}; correct them")
+
+    @classmethod
+    def by_weights(cls, total: int, weights: Sequence[float]) -> BudgetSplit:
+        """Shares in proportion to public positive ``weights``, rounded down, the remainder to the largest."""
+        if not weights or not all(math.isfinite(weight) and weight > 0 for weight in weights):
+            raise BudgetError(f"budget weights {list(weights)}; give finite numbers above 0")
+        exact = [Fraction(weight) for weight in weights]
+        whole = sum(exact)
+        shares = [int(total * weight / whole) for weight in exact]
+        shares[max(range(len(shares)), key=lambda i: exact[i])] += total - sum(shares)
+        return cls(total, tuple(shares))
+
+
+def require_budget(epsilon_micro: int, points_per_user: int) -> None:
+    """Refuse a budget below 1 µε or fewer than 1 point per user."""
+    if epsilon_micro < 1:
+        raise BudgetError(f"budget of {epsilon_micro} µε; give at least 1")
+    if points_per_user < 1:
+        raise ParameterError(f"{points_per_user} points per user; give at least 1")
+
+
+def laplace_ratio(epsilon_micro: int, sensitivity: int) -> tuple[int, int]:
+    """Noise scale ``sensitivity``/ε as an integer ratio in lowest terms."""
+    numerator, denominator = sensitivity * MICRO, epsilon_micro
+    common = math.gcd(numerator, denominator)
+    return numerator // common, denominator // common
+
+
+def noisy_counts(counts: IntGrid, epsilon_micro: int, sensitivity: int, noise: Noise) -> IntGrid:
+    """``counts`` + discrete Laplace noise of scale ``sensitivity``/ε on every entry: ε-DP where ``counts`` as a whole
+    changes by at most ``sensitivity`` in L1.
+    """
+    numerator, denominator = laplace_ratio(epsilon_micro, sensitivity)
+    drawn = noise.discrete_laplace(numerator, denominator, size=counts.size)
+    return counts + np.asarray(drawn, dtype=np.int64).reshape(counts.shape)
+
+
+def laplace_variance(epsilon_micro: int, sensitivity: int) -> float:
+    """Variance of one draw of :func:`noisy_counts`: 2q/(1−q)², q = exp(−ε/sensitivity)."""
+    rate = epsilon_micro / (sensitivity * MICRO)
+    # Far below any count's unit the noise is 0 in effect, and expm1 would overflow.
+    return 0.0 if rate > 600 else float(1.0 / (math.cosh(rate) - 1.0)) if rate > 1e-4 else 2.0 / rate**2
+
+
+def choose(costs: IntGrid, epsilon_micro: int, sensitivity: int, noise: Noise) -> int:
+    """Index drawn with P ∝ exp(−ε·cost/(2·sensitivity)), exactly: ε-DP where every cost changes by at most
+    ``sensitivity`` between neighbours.
+    """
+    return int(noise.exponential(costs, epsilon_micro, 2 * sensitivity * MICRO)[0])
