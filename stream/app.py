@@ -62,7 +62,6 @@ class Ingesting(Service):
         await self._producer.start()
         decoder = Decoder(worker.config, load_user_key(worker.config.privacy.user_key_file))
         self._ingestor = Ingestor(worker.config, worker.redis, decoder, worker.metrics, self._report)
-        worker.ready.set()
 
     async def _report(self, message: Message) -> None:
         assert self._producer is not None
@@ -72,6 +71,13 @@ class Ingesting(Service):
     async def _read(self) -> None:
         assert self._ingestor is not None
         await self._ingestor.run()
+
+    @Service.task
+    async def _await_partitions(self) -> None:
+        # Before the first assignment the watermark knows nothing of the partitions that wait to be read.
+        assert self._ingestor is not None
+        await self._ingestor.assigned.wait()
+        self._worker.ready.set()
 
     async def on_stop(self) -> None:
         """Stop reading, flush what was reported."""
@@ -167,7 +173,9 @@ class Worker:
 
     async def problems(self) -> list[str]:
         """Why this worker is not ready; empty where it is."""
-        found = [] if self.ready.is_set() else ["starting, or the ledger was refused: see the log"]
+        found = (
+            [] if self.ready.is_set() else ["starting, without partitions yet, or the ledger was refused: see the log"]
+        )
         try:
             await self.redis.ping()
         except RedisError:

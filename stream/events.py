@@ -1,12 +1,13 @@
 """Bytes to columns: one pass over the messages of a batch, and a reason for each that is refused.
 
 Speeds are put on the public grid of ``SPEED_QUANTUM_KMH`` (round half to even), positions on one of 1e-7 degree; the H3
-cell is that of the position as sent. No speed is refused for being high: values are clipped to the configured bound later.
+cell is that of the position as sent. No speed is refused for being high: values are clipped to the configured bound
+later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from stream.config import SPEED_QUANTUM_KMH, Config
 from stream.formats import feed_format, is_not_finite, looks_like, time_us
-from stream.pseudonyms import Pseudonyms
+from stream.pseudonyms import Pseudonyms, key_fingerprint
 
 ROW = np.dtype(
     [("cell", "<u8"), ("user", "<u8"), ("time", "<i8"), ("lat", "<i4"), ("lng", "<i4"), ("value", "<i4")], align=False
@@ -55,7 +56,7 @@ _CODE = {reason: code for code, reason in enumerate(REASONS)}
 
 @dataclass(frozen=True)
 class Batch:
-    """Columns of one batch: ``rows`` with the message ``index`` of each, and the refused messages with a reason code each.
+    """Columns of one batch: ``rows``, the message ``index`` of each, and the ``rejected`` messages with reason codes.
 
     Both indexes ascend; together they name every message once. ``REASONS[code]`` is the reason.
     """
@@ -72,6 +73,7 @@ class Decoder:
     def __init__(self, config: Config, user_key: bytes) -> None:
         self._format = feed_format(config.feed)
         self._pseudonyms = Pseudonyms(user_key)
+        self.key_fingerprint = key_fingerprint(user_key)
         self._domain = config.feed.domain
         self._resolution = config.hexagons.resolution
         self._quanta = self._format.kmh / SPEED_QUANTUM_KMH
@@ -133,8 +135,9 @@ class Decoder:
 
     def _pseudonymise(self, users: list[str | int]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
         verdict = np.full(len(users), 255, dtype=np.uint8)
+        lookup: Callable[[Any], int] = self._pseudonyms.__getitem__
         try:
-            return np.fromiter(map(self._pseudonyms.__getitem__, users), np.uint64, len(users)), verdict
+            return np.fromiter(map(lookup, users), np.uint64, len(users)), verdict
         except (KeyError, AttributeError):
             pass
         pseudonyms = np.zeros(len(users), dtype=np.uint64)

@@ -1,7 +1,7 @@
 """Feed formats: where each keeps its fields and in which unit, and the fast typed decoders of the known ones.
 
-A format is a set of field paths (``FeedFields``) and a speed unit; the typed structs only make the known ones fast. All of
-them yield the same five fields, so nothing downstream knows the format.
+A format is a set of field paths (``FeedFields``) and a speed unit; the typed structs only make the known ones fast.
+All of them yield the same five fields, so nothing downstream knows the format.
 """
 
 from __future__ import annotations
@@ -76,12 +76,11 @@ class FeedFormat:
 
 
 def feed_format(feed: FeedConfig) -> FeedFormat:
-    """The format that ``feed`` names, with the unit it fixes or, for canonical and declared feeds, the configured one."""
+    """The format that ``feed`` names; canonical and declared feeds have the configured unit of speed."""
     configured = SPEED_TO_KMH[feed.speed_unit]
     if feed.format == "declared":
         assert feed.fields is not None
-        getters = tuple(attrgetter(name) for name in ("user", "time", "lat", "lng", "speed"))
-        return FeedFormat(_declared_decoder(feed.fields), getters, feed.fields, configured)
+        return FeedFormat(_declared_decoder(feed.fields), _getters("user time lat lng speed"), feed.fields, configured)
     struct, fields, names, kmh = {
         "canonical": (_Fix, _CANONICAL_FIELDS, "user time lat lng speed", configured),
         "capmetro": (_CapmetroFix, _CAPMETRO_FIELDS, "vehicle_id timestamp latitude longitude speed", 3.6),
@@ -93,10 +92,14 @@ def feed_format(feed: FeedConfig) -> FeedFormat:
         ),
         "itms": (_ItmsFix, _ITMS_FIELDS, "license_plate observation_date_time location location speed", 1.0),
     }[feed.format]
-    getters = tuple(attrgetter(name) for name in names.split())
+    getters = _getters(names)
     if feed.format == "itms":
         getters = (*getters[:2], _itms_lat, _itms_lng, getters[4])
     return FeedFormat(msgspec.json.Decoder(struct).decode, getters, fields, kmh)
+
+
+def _getters(names: str) -> tuple[Callable[[Any], Any], ...]:
+    return tuple(attrgetter(name) for name in names.split())
 
 
 def _itms_lat(fix: _ItmsFix) -> float:
@@ -173,7 +176,7 @@ def parse_time(text: str) -> int:
 def looks_like(message: bytes, fields: FeedFields) -> tuple[bool, list[tuple[str, Any]]]:
     """Second, lenient reading of a refused message: whether it is JSON at all, and the fields that it does hold."""
     try:
-        tree = json.loads(message)
+        tree = json.loads(message.decode(), parse_int=float)
     except (ValueError, RecursionError):
         return False, []
     found = []
@@ -189,6 +192,4 @@ def looks_like(message: bytes, fields: FeedFields) -> tuple[bool, list[tuple[str
 
 def is_not_finite(value: Any) -> bool:
     """Whether a JSON number is NaN, infinite or beyond what a double holds."""
-    if isinstance(value, int):
-        return abs(value).bit_length() > 1023
     return isinstance(value, float) and not math.isfinite(value)

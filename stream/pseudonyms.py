@@ -1,7 +1,7 @@
 """Keyed 64-bit pseudonyms: the only form in which a user enters Redis, and the secret they depend on.
 
-All workers of a feed must share one key, and it must not change inside a ledger period: a user with two pseudonyms has two
-budgets. The fingerprint lets the state refuse a second key.
+All workers of a feed must share one key, and it must not change inside a ledger period: a user with two pseudonyms has
+two budgets. The fingerprint lets the state refuse a second key.
 """
 
 from __future__ import annotations

@@ -2,14 +2,15 @@
 
 A batch of one partition becomes one blob per timeslot, appended by one Lua call that also moves the partition's offset;
 rows below the stored offset are trimmed, so a second delivery, also with other batch boundaries or by a former owner
-of the partition, changes nothing. A sealed slot takes no more rows.
+of the partition, changes nothing. A batch beyond the stored offset is refused, so nothing is skipped where Redis was set
+back. A sealed slot takes no more rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,22 @@ from stream.events import ROW
 from stream.windows import PartitionTime
 
 _BLOBS_PER_READ = 512
+
+_MOVE = """
+if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
+"""
+
+
+class StateError(RuntimeError):
+    """State that this worker must not add to; the message says why and what to do."""
+
+
+class Behind(Exception):  # noqa: N818 - an answer of the state, not a fault
+    """The batch begins beyond ``stored``, the offset at which state ends: read again from there."""
+
+    def __init__(self, partition: str, stored: int) -> None:
+        super().__init__(f"state of {partition} ends at offset {stored}")
+        self.stored = stored
 
 
 class Appended(NamedTuple):
@@ -33,7 +50,7 @@ class State:
     """Rows, offsets and watermarks of one feed; all keys share one hash slot."""
 
     def __init__(self, redis: Redis, feed: str) -> None:
-        self._redis = redis
+        self._redis: Any = redis  # typed by redis-py as answering str too; this client answers bytes
         self._prefix = f"hv:{{{feed}}}:"
         script = resources.files("stream").joinpath("lua", "append.lua").read_text(encoding="utf-8")
         self._append = redis.register_script(script)
@@ -53,7 +70,8 @@ class State:
     ) -> Appended:
         """Append ``rows`` with their ascending message ``offsets`` and timeslot starts ``slots``, all of shape (n,).
 
-        The batch covers offsets first_offset..next_offset-1 of ``partition`` ("topic/number"), rejected ones included.
+        The batch covers offsets first_offset..next_offset-1 of ``partition`` ("topic/number"), rejected ones and those
+        the log has no message for included. Raises :class:`Behind` where offsets before it are not in state.
         """
         largest = str(int(rows["time"].max())) if len(rows) else ""
         keys = [self._key(name) for name in ("offsets", "watermarks", "seen", "slots", "sealed")]
@@ -61,7 +79,33 @@ class State:
         for slot, part in _by_slot(slots):
             keys.append(self._key(f"rows:{slot}"))
             args += [slot, rows[part].tobytes(), offsets[part].astype("<i8").tobytes()]
-        return Appended(*await self._append(keys=keys, args=args))
+        answer = await self._append(keys=keys, args=args)
+        if len(answer) == 1:
+            raise Behind(partition, answer[0])
+        return Appended(*answer)
+
+    async def claim_key(self, fingerprint: str) -> None:
+        """Bind the feed to one user key: with two, a user would have two pseudonyms and two budgets.
+
+        Raises :class:`StateError` where the feed was filled under another key.
+        """
+        await self._redis.set(self._key("user-key"), fingerprint, nx=True)
+        known = await self._redis.get(self._key("user-key"))
+        if known is None or known.decode() != fingerprint:
+            raise StateError(
+                "the pseudonyms in Redis were made with another user key than this worker's; give every worker of the feed "
+                "the same privacy.user_key_file, or start a new feed name once the period is over"
+            )
+
+    async def awaken(self, partitions: Iterable[str], now_us: int) -> None:
+        """Count ``partitions`` as heard of now: until idle again, what they hold unread keeps windows open."""
+        moments = dict.fromkeys(partitions, now_us)
+        if moments:
+            await self._redis.hset(self._key("seen"), mapping=moments)
+
+    async def move(self, partition: str, stored: int, offset: int) -> None:
+        """Let ``partition`` go on at ``offset``, because its log no longer has ``stored``; no change if another did."""
+        await self._redis.eval(_MOVE, 1, self._key("offsets"), partition, stored, offset)
 
     async def next_offsets(self) -> dict[str, int]:
         """First offset not yet in state, per partition."""
@@ -69,7 +113,7 @@ class State:
         return {partition.decode(): int(offset) for partition, offset in found.items()}
 
     async def partition_times(self) -> dict[str, PartitionTime]:
-        """Largest event time and last arrival of every partition that was ever read."""
+        """Largest event time and last arrival of every partition in use."""
         largest = await self._redis.hgetall(self._key("watermarks"))
         seen = await self._redis.hgetall(self._key("seen"))
         return {
@@ -106,5 +150,6 @@ def _by_slot(slots: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] 
     if len(slots) and (slots == slots[0]).all():
         yield int(slots[0]), slice(None)
         return
-    for slot in np.unique(slots).tolist():
-        yield slot, np.flatnonzero(slots == slot)
+    order = np.argsort(slots, kind="stable")
+    distinct, start = np.unique(slots[order], return_index=True)
+    yield from zip(distinct.tolist(), np.split(order, start[1:]), strict=bool(len(distinct)))

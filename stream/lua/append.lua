@@ -2,10 +2,12 @@
 -- KEYS: offsets, watermarks, seen, slots, sealed, then one rows key per slot
 -- ARGV: partition field, first offset, next offset, now (µs), largest event time (µs, '' = none),
 --       then per slot: slot, blob of rows, blob of their offsets (int64 LE, ascending)
--- Returns {appended, duplicate rows, late rows}.
+-- Returns {appended, duplicate rows, late rows}, or {stored offset} with nothing written where the batch begins beyond
+-- it: Redis was set back, and what lies between must be read again. A partition never seen begins where its batch does.
 local ROW, OFFSET = 36, 8
-local stored = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or '0')
 local first, next_offset = tonumber(ARGV[2]), tonumber(ARGV[3])
+local stored = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or first)
+if first > stored then return {stored} end
 local appended, duplicates, late = 0, 0, 0
 
 local function below(offsets, limit)
@@ -37,8 +39,9 @@ for i = 1, n do
 end
 if next_offset > stored then
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-  redis.call('HSET', KEYS[3], ARGV[1], ARGV[4])
+  -- Refused messages alone do not keep a partition alive: a source of rubbish must not hold windows open for ever.
   if ARGV[5] ~= '' then
+    redis.call('HSET', KEYS[3], ARGV[1], ARGV[4])
     local known = redis.call('HGET', KEYS[2], ARGV[1])
     if not known or tonumber(known) < tonumber(ARGV[5]) then redis.call('HSET', KEYS[2], ARGV[1], ARGV[5]) end
   end
