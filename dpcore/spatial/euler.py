@@ -13,14 +13,14 @@ from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid
-from dpcore.spatial.histogram import LAPLACE_95, HistogramError
-from dpcore.spatial.mechanism import laplace_variance, noisy_counts
-from dpcore.spatial.queries import QueryError, Rectangles, integral_image
 
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
+from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 from dpcore.spatial.euler_inference import Grade, infer
+from dpcore.spatial.histogram import LAPLACE_95, HistogramError
+from dpcore.spatial.mechanism import laplace_variance, noisy_counts
+from dpcore.spatial.queries import QueryError, Rectangles, integral_image
 from dpcore.spatial.regions import Footprints, Regions
 
 MAX_INFERENCE_CELLS = 128 * 128

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 
 from dpcore.errors import ParameterError
+from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 
 IntArray = npt.NDArray[np.int64]
 
@@ -102,19 +102,17 @@ class Regions:
         """Each region scaled about the mean of its corners so that its diameter is at most ``diameter``."""
         if not (math.isfinite(diameter) and diameter > 0):
             raise RegionError(f"diameter {diameter} is not a positive length; give the public bound B")
-        with np.errstate(divide="ignore"):
-            factor = np.minimum(diameter * _SHRINK_MARGIN / self.diameters(), 1.0)
+        if len(self) == 0:
+            return self
+        widest = self.diameters()
         sizes = np.diff(self.start)
-        factor = np.repeat(factor, sizes)
+        factor = np.repeat(
+            np.divide(diameter * _SHRINK_MARGIN, widest, out=np.ones(len(self)), where=widest > diameter), sizes
+        )
         x, y = (
-            (
-                centre + (column - centre) * factor
-                for column, centre in (
-                    (c, np.repeat(np.add.reduceat(c, self.start[:-1]) / sizes, sizes)) for c in (self.x, self.y)
-                )
-            )
-            if len(self)
-            else (self.x, self.y)
+            np.where(factor < 1, centre + (column - centre) * factor, column)
+            for column in (self.x, self.y)
+            for centre in [np.repeat(np.add.reduceat(column, self.start[:-1]) / sizes, sizes)]
         )
         return Regions(self.start, x, y, self.user)
 

@@ -10,9 +10,6 @@ import time
 import numpy as np
 import numpy.typing as npt
 import pytest
-from dpcore.spatial.domain import Domain
-from dpcore.spatial.histogram import HistogramError
-from dpcore.spatial.queries import QueryError, Rectangles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta
@@ -20,8 +17,11 @@ from scipy.stats import beta
 from dpcore.budget import MICRO
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
+from dpcore.spatial.domain import Domain
 from dpcore.spatial.euler import Euler, EulerHistogram
 from dpcore.spatial.euler_inference import _Program, infer, is_consistent, is_covert
+from dpcore.spatial.histogram import HistogramError
+from dpcore.spatial.queries import QueryError, Rectangles
 from dpcore.spatial.regions import Footprints, Regions
 from tests.dpcore.spatial.test_regions import Point, corners_strategy, grid, hull, meets
 
@@ -133,7 +133,7 @@ def test_inferred_counts_are_integral_and_covert_and_answer_every_rectangle_mono
 def test_without_the_covertness_constraints_the_same_check_fails() -> None:
     caught = 0
     for seed in range(12):
-        components = _Program(noisy_array(seed), covert=False).relaxed()
+        components = _Program(noisy_array(seed), covert=False).solve()
         assert components is not None, "difference constraints have integral vertices"
         assert is_consistent(components)
         caught += not honours_p4(components)
@@ -166,20 +166,51 @@ def test_inference_leaves_covert_counts_alone() -> None:
     assert (infer(true).components == true).all()
 
 
-def test_a_relaxation_that_is_not_integral_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halves_are_rounded_to_a_covert_array_at_the_same_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The average of two optimal arrays is optimal, and fractional wherever they differ.
+    noisy = np.zeros((1, 5), dtype=np.int64)
+    noisy[0, ::2] = 2, 1, 2
+    noisy[0, 1::2] = 1, 2
+    expected = infer(noisy)
+    monkeypatch.setattr(_Program, "relaxed", lambda self: np.array([2, 1, 1.5, 1.5, 2]))
+    result = infer(noisy)
+    assert result.grade == "covert"
+    assert result.distance == expected.distance == 1
+
+
+def test_without_a_covert_rounding_the_result_is_consistent_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     noisy = noisy_array(3, n=4)
-    expected = infer(noisy).distance
     relaxed = _Program.relaxed
-    monkeypatch.setattr(
-        _Program,
-        "relaxed",
-        lambda self: None if self.aux else relaxed(self),  # the covert relaxation "fails"
+    monkeypatch.setattr(_Program, "relaxed", lambda self: None if self.aux else relaxed(self))
+    result = infer(noisy)
+    assert result.grade == "consistent"
+    assert is_consistent(result.components)
+    monkeypatch.setattr(_Program, "relaxed", lambda self: None)
+    assert infer(noisy).grade == "noisy"
+
+
+def test_the_covertness_constraints_alone_are_not_integral() -> None:
+    # Integers are a whole number away from integers; this relaxation's best is not, so no integral vertex attains it.
+    noisy = np.array(
+        [
+            [-35, 6, 8, 13, 14, 4, -5],
+            [1, -9, 6, -15, 11, 18, 20],
+            [2, 0, 2, 4, 7, 11, 14],
+            [13, -1, 8, 13, -2, -1, -12],
+            [3, 3, 8, -5, 4, 7, 5],
+            [4, -4, 12, -8, 2, 6, 12],
+            [-1, -1, -16, 8, 4, 10, -14],
+        ]
     )
-    assert (infer(noisy).grade, infer(noisy).distance) == ("covert", expected)
-    monkeypatch.setattr(_Program, "integral", lambda self: None)
-    plain = infer(noisy)
-    assert plain.grade == "consistent"
-    assert is_consistent(plain.components)
+    relaxed = _Program(noisy, covert=True).relaxed()
+    assert relaxed is not None
+    assert np.abs(relaxed - noisy.ravel()).sum() == pytest.approx(261.5)
+    assert (infer(noisy).grade, infer(noisy).distance) == ("covert", 262)
+
+
+def test_large_noisy_grids_are_inferred_covertly_whether_or_not_the_relaxation_is_integral() -> None:
+    for seed in range(6):
+        assert infer(noisy_array(seed, n=24, scale=20.0)).grade == "covert"
 
 
 def test_inference_lowers_the_error() -> None:
@@ -271,7 +302,7 @@ def test_forty_by_forty_with_ten_thousand_regions_takes_seconds() -> None:
     regions = Regions.of_polygons(list(rng.normal(20, 7, (10_000, 1, 2)) + rng.normal(0, 0.5, (10_000, 12, 2))))
     began = time.perf_counter()
     released = Euler(2.0).fit(regions, grid(40, 40), MICRO, Noise())
-    assert time.perf_counter() - began < 8.0, "0.8 s on an idle core"
+    assert time.perf_counter() - began < 15.0, "about 1 s on an idle core"
     assert released.grade == "covert"
 
 

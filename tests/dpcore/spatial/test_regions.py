@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from dpcore.spatial.domain import Domain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpcore.spatial.domain import Domain
 from dpcore.spatial.regions import MAX_CORNERS, Footprints, RegionError, Regions, extract_regions
 
 Point = tuple[Fraction, Fraction]
@@ -57,7 +57,7 @@ def clipped(polygon: list[Point], low: Point, high: Point) -> list[Point]:
 
 
 def area(polygon: list[Point]) -> Fraction:
-    return sum((turn(polygon[0], a, b) for a, b in zip(polygon[1:], polygon[2:], strict=False)), Fraction(0))
+    return sum((turn(polygon[0], a, b) for a, b in pairwise(polygon[1:])), Fraction(0))
 
 
 def meets(polygon: list[Point], low: Point, high: Point) -> bool:
@@ -131,9 +131,7 @@ def test_the_sensitivity_is_attained(k: int, half: float, centre: float) -> None
 def test_counting_closed_touching_would_break_the_sensitivity() -> None:
     # A side of length B along a grid line: its closed set touches 5 × 3 components, its interior is empty: one face.
     flat = [(2.0, 3.0), (3.0, 3.0)]
-    touched = sum(2 <= 2 * x <= 2 * 3 for x in np.arange(1.0, 4.1, 0.5) if 2 <= x <= 3 or x in (1.5, 3.5)) * 3
     closed = 5 * 3
-    assert touched <= closed
     assert closed > Footprints.sensitivity(grid(6, 6), 1.0) == 9
     assert Footprints.of(Regions.of_polygons([flat]), grid(6, 6), 1.0).total().sum() == 1
 
