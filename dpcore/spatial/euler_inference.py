@@ -14,18 +14,11 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-<<<<<<< HEAD
-from dpcore.spatial.domain import IntGrid
-from scipy.optimize import LinearConstraint, linprog, milp
-from scipy.sparse import coo_array, csr_array
-
-=======
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import coo_array, csr_array
 
 from dpcore.spatial.domain import FloatArray, IntGrid
 
->>>>>>> sources
 IntArray = npt.NDArray[np.int64]
 Grade = Literal["noisy", "consistent", "covert"]
 """What holds of the counts: nothing; C1 and C2; C1, C2 and covertness."""
