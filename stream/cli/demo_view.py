@@ -15,17 +15,17 @@ from rich.table import Table
 
 from stream.releases import HEXAGON_SPEED, REJECTED, WINDOW, schema
 
-try:
-    from jsonschema import Draft202012Validator
-except ImportError:  # the demo of an installation without the development extra
-    Draft202012Validator = None
-
 _ROWS = 16
 
 
 @cache
 def _validator(topic: str) -> Any:
-    return None if Draft202012Validator is None else Draft202012Validator(schema(topic))
+    """Validator of a topic's schema; None without jsonschema, which comes with the development extra."""
+    try:
+        from jsonschema import Draft202012Validator
+    except ImportError:
+        return None
+    return Draft202012Validator(schema(topic))
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Releases:
     def summary(self) -> str:
         """Counts of everything seen."""
         refused = ", ".join(f"{reason} {count}" for reason, count in sorted(self.rejected.items())) or "none"
-        checked = "not checked: jsonschema is not installed" if Draft202012Validator is None else str(self.invalid)
+        checked = "not checked: jsonschema is not installed" if _validator(WINDOW) is None else str(self.invalid)
         problem = "" if self.first_problem is None else f" ({self.first_problem})"
         return (
             f"Windows closed: {len(self._order)}\n"
