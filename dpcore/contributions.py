@@ -103,7 +103,9 @@ class Contributions:
         """The first ``samples[p]`` values of every pair p, in time order; pairs with 0 stay, empty."""
         held = self.counts.samples
         if len(samples) != len(held) or np.any((samples < 0) | (samples > held)):
-            raise ParameterError("retained counts must lie between 0 and the samples of each pair; plan from these counts")
+            raise ParameterError(
+                "retained counts must lie between 0 and the samples of each pair; plan from these counts"
+            )
         position = np.arange(len(self.values)) - np.repeat(self.pair_start[:-1], held)
         keep = position < np.repeat(samples, held)
         counts = Counts(
@@ -126,4 +128,5 @@ class Contributions:
 
 def _segment_sums(column: IntArray, start: IntArray) -> IntArray:
     total = np.append(0, np.cumsum(column, dtype=np.int64))
-    return total[start[1:]] - total[start[:-1]]
+    sums: IntArray = total[start[1:]] - total[start[:-1]]
+    return sums

@@ -23,7 +23,8 @@ _INT64_SAFE = 2**62
 def mean_sensitivity(counts: Counts, samples: IntArray, upper: int) -> IntArray:
     """Δ of Σx over retained ``samples`` (P,) for each pair, in quanta: U·Γ, shape (P,)."""
     _check_shape(counts, samples)
-    return samples * upper
+    delta: IntArray = samples * upper
+    return delta
 
 
 def variance_sensitivity(counts: Counts, samples: IntArray, upper: int, grid: int) -> IntArray:
@@ -38,7 +39,8 @@ def variance_sensitivity(counts: Counts, samples: IntArray, upper: int, grid: in
     dtype: Any = np.int64 if (upper * upper) * max(top, 1) ** 2 * max(grid, 1) < _INT64_SAFE else object
     moved = (upper * upper) * (j.astype(dtype) * (n - j).astype(dtype))
     unit = np.maximum(n.astype(dtype) * n.astype(dtype) * grid, 1)
-    return (-(-moved // unit)).astype(np.int64)
+    ceiling: IntArray = (-(-moved // unit)).astype(np.int64)
+    return ceiling
 
 
 def mean_rows(counts: Counts, samples: IntArray, upper: int) -> Sensitivities:

@@ -84,7 +84,7 @@ class Noise:
         """P(True) = exp(-1): CKS Algorithm 1 with γ = 1 stops at K with P(K > k) = 1/k!; True iff K is odd."""
         w = self._below_scalar(_FACTORIAL_20, size)
         passed = 20 - np.searchsorted(_INVERSE_FACTORIALS, w, side="right")
-        accepted = passed % 2 == 0
+        accepted: BoolArray = passed % 2 == 0
         for i in np.flatnonzero(w == 0):
             k = 21
             while self._below_scalar(k, 1)[0] == 0:
@@ -194,7 +194,9 @@ class Noise:
         if np.any(np.diff(bounds) < 1):
             raise ParameterError("a selection without candidates has no outcome; give every group at least one")
         if numerator < 0 or not 1 <= denominator <= MAX_SCALE_NUMERATOR:
-            raise ParameterError(f"exponent ratio {numerator}/{denominator} is out of bounds; need n >= 0, 1 <= d <= 2^40")
+            raise ParameterError(
+                f"exponent ratio {numerator}/{denominator} is out of bounds; need n >= 0, 1 <= d <= 2^40"
+            )
         w = np.ones(len(costs), dtype=np.int64) if weights is None else np.asarray(weights, dtype=np.int64)
         if np.any(w < 0):
             raise ParameterError("a negative weight is no measure; give weights of 0 or more")
@@ -209,7 +211,9 @@ class Noise:
         excess = costs - np.repeat(np.minimum.reduceat(usable, bounds[:-1]), np.diff(bounds))
         excess[w == 0] = 0
         if int(excess.max()) * numerator >= 2**62:
-            raise OverflowBoundError(f"cost range {int(excess.max())} times {numerator} exceeds 2^62; use coarser costs")
+            raise OverflowBoundError(
+                f"cost range {int(excess.max())} times {numerator} exceeds 2^62; use coarser costs"
+            )
         exponent = excess * numerator
         result = np.empty(len(total), dtype=np.int64)
         pending = np.arange(len(total))

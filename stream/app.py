@@ -74,6 +74,7 @@ class Ingesting(Service):
 
     @Service.task
     async def _await_partitions(self) -> None:
+        # Before the first assignment the watermark knows nothing of the partitions that wait to be read.
         assert self._ingestor is not None
         await self._ingestor.assigned.wait()
         self._worker.ready.set()

@@ -98,7 +98,7 @@ async def verify_ledger(config: Config, redis: Redis) -> str:
         return generation or await ledger.start_generation()
     known = msgspec.json.decode(marker)
     start = known["window"]["start"]
-    if generation != known["generation"]:
+    if generation is None or generation != known["generation"]:
         raise LedgerError(
             f"the last release of feed {config.feed.name!r} (window {start}) was made under ledger generation "
             f"{known['generation']}, Redis holds {generation or 'none'}: spent budgets are lost, so nothing is released. "

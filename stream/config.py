@@ -222,6 +222,15 @@ class Config(BaseSettings):
         return env_settings, init_settings
 
     @model_validator(mode="after")
+    def _relation_is_carried_through(self) -> Self:
+        if self.relation == "participation":
+            raise ValueError(
+                "relation 'participation' is not supported yet: counts, visited cells and noise scales would leak who was "
+                "where. Only relation 'values' can be released; do not use it for private cars, taxis or riders"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _slots_fit_periods(self) -> Self:
         if self.privacy.period % self.window.slot:
             raise ValueError(

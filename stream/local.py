@@ -125,8 +125,8 @@ def _fetch_jars(folder: Path) -> None:
     command = [maven, "-B", "-q", "-f", str(POM), "dependency:copy-dependencies", "-DincludeScope=runtime"]
     done = subprocess.run([*command, f"-DoutputDirectory={folder}"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        tail = "\n".join((done.stdout + done.stderr).splitlines()[-_LOG_TAIL_LINES:])
-        raise MavenMissingError(f"Maven could not fetch the Kafka jars; check the network, then try again.\n{tail}")
+        said = "\n".join((done.stdout + done.stderr).splitlines()[-_LOG_TAIL_LINES:])
+        raise MavenMissingError(f"Maven could not fetch the Kafka jars; check the network, then try again.\n{said}")
 
 
 def find_redis() -> str:
@@ -153,6 +153,35 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
+def spawn(
+    command: list[str],
+    log: Path,
+    *,
+    stdout: int | None = None,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """A child in a session of its own, output appended to ``log``: Ctrl-C reaches the parent alone, which stops it in
+    order. The kernel kills it with the *thread* that started it; start it from one that outlives its use.
+    """
+    with log.open("ab") as said:
+        return subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=said if stdout is None else stdout,
+            stderr=said,
+            start_new_session=True,
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),
+        )
+
+
+def tail(log: Path) -> str:
+    """The last lines of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+
+
 def end_process(process: subprocess.Popen[bytes], seconds: float) -> None:
     """SIGTERM, then SIGKILL after ``seconds``; returns when the process is gone."""
     if process.poll() is None:
@@ -165,10 +194,7 @@ def end_process(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 class _Server:
-    """One child process in a session of its own: Ctrl-C reaches the parent alone, which stops it in order.
-
-    The kernel ends it with the *thread* that started it; start it from one that outlives its use.
-    """
+    """One child process with a folder and a log; see :func:`spawn` for how it ends."""
 
     name: str
     stop_seconds = 10.0
@@ -203,24 +229,14 @@ class _Server:
             self._process = None
 
     def _run(self, command: list[str], ready: Callable[[], bool], seconds: float) -> None:
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=functools.partial(die_with_parent, os.getpid()),
-            )
+        self._process = spawn(command, self.log, cwd=self.folder)
         deadline = time.monotonic() + seconds
         while not ready():
             code = self._process.poll()
             if code is not None or time.monotonic() > deadline:
                 why = f"ended with code {code}" if code is not None else f"did not answer within {seconds:g} s"
-                tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
                 self.kill()
-                raise StartError(f"{self.name} {why}; the end of {self.log}:\n{tail}")
+                raise StartError(f"{self.name} {why}; the end of {self.log}:\n{tail(self.log)}")
             time.sleep(_POLL_SECONDS)
 
     def __exit__(self, *_: object) -> None:
@@ -276,8 +292,9 @@ class KafkaServer(_Server):
         return self.start()
 
 
-# One node, so one replica of everything and no wait for more group members. Recordings carry timestamps of years
-# ago and a simulated clock runs ahead: neither may expire or be refused. Topics are created, never guessed.
+# One node, so one replica of everything and no wait for more group members. Releases of a recording carry timestamps
+# of years ago, which any retention would delete at its first look: that look (log.initial.task.delay) comes after a
+# day. A simulated clock may run ahead. Topics are created, never guessed.
 _SETTINGS = """\
 process.roles=broker,controller
 node.id=1
@@ -299,6 +316,7 @@ share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
 log.retention.ms=-1
 log.message.timestamp.after.max.ms=9223372036854775807
+log.initial.task.delay.ms=86400000
 """
 
 _LOG4J = """\

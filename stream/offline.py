@@ -71,8 +71,8 @@ class LinePublisher:
     async def publish(self, messages: Sequence[Message]) -> None:
         """Write all messages in order."""
         for message in messages:
-            head = {"topic": message.topic, "key": message.key.decode()}
-            head["headers"] = {name: value.decode() for name, value in message.headers}
+            headers = {name: value.decode() for name, value in message.headers}
+            head = {"topic": message.topic, "key": message.key.decode(), "headers": headers}
             line = json.dumps(head, separators=(",", ":"))[:-1]
             self.out.write(f'{line},"value":{message.value.decode()}}}\n')
             if message.topic == WINDOW:

@@ -235,11 +235,8 @@ def build_messages(plan: Plan, contributions: Contributions, noise: Noise, confi
     shape = (len(plan.statistics), counts.n_cells)
     numerators = np.frombuffer(plan.numerators, "<i8").reshape(shape)
     denominators = np.maximum(np.frombuffer(plan.denominators, "<i8").reshape(shape), 1)
-    statistic = {
-        "mean": kept.cell_sums,
-        "variance": lambda: cell_variances(kept, VARIANCE_GRID),
-    }
-    exact = np.array([statistic[name]() for name in plan.statistics], dtype=np.int64).reshape(shape)
+    sums = {"mean": kept.cell_sums(), "variance": cell_variances(kept, VARIANCE_GRID)}
+    exact = np.array([sums[name] for name in plan.statistics], dtype=np.int64).reshape(shape)
     noisy = exact.copy()
     hidden = numerators > 0
     noisy[hidden] += noise.discrete_laplace(numerators[hidden], denominators[hidden])

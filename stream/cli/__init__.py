@@ -8,7 +8,7 @@ from importlib import import_module
 import structlog
 import typer
 
-SUBJECTS = ("init", "check", "doctor", "worker", "replay", "simulate", "topics", "ledger", "bench")
+SUBJECTS = ("init", "check", "doctor", "worker", "replay", "simulate", "topics", "ledger", "bench", "demo")
 
 app = typer.Typer(
     name="hexveil",

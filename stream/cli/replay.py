@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
-from stream.config import ConfigError, load_config
+from stream.config import Config, ConfigError, load_config
 from stream.sources.delivery import Pacer
 from stream.sources.lines import RecordingError
 from stream.sources.replay import Order, Replay
@@ -46,10 +48,25 @@ def replay(
         settings = load_config(config)
         chosen = file_format or settings.feed.format
         if offline:
-            from stream.offline import replay_offline
-
-            raise typer.Exit(replay_offline(settings, file, chosen, out=sys.stdout))
+            _replay_offline(settings, file, chosen, as_json)
+            return
         source = Replay(file, chosen, settings.feed, order=cast("Order", order), loop=loop)
     except (ConfigError, RecordingError) as error:
         raise refuse(error) from None
     feed_kafka(settings, source, Pacer(pace), limit=limit, share_read=lambda: source.share_read, as_json=as_json)
+
+
+def _replay_offline(settings: Config, file: Path, file_format: str, as_json: bool) -> None:
+    """Releases to stdout, the outcome to stderr."""
+    from stream.offline import replay_offline  # the whole service; a replay to Kafka starts without it
+
+    summary = replay_offline(settings, file, file_format, sys.stdout)
+    if as_json:
+        typer.echo(json.dumps(asdict(summary)), err=True)
+        return
+    rejected = sum(summary.rejected.values())
+    typer.echo(
+        f"{summary.events} events ({rejected} rejected), {len(summary.windows)} windows released, "
+        f"{summary.already_released} released before, {summary.messages} messages in {summary.seconds:.1f} s",
+        err=True,
+    )

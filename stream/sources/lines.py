@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 LONGEST_LINE = 16 << 20
-"""Longer lines are skipped whole: a file without line ends must not fill the memory."""
+"""Of a longer line only its beginning is kept: a file without line ends must not fill the memory."""
+_KEPT = 1024
 
 _READ = 1 << 18
 _INFLATE = 1 << 20
@@ -33,7 +34,6 @@ class Lines:
             raise RecordingError(f"{path}: {error.strerror or error}; name a readable file") from None
         self.position = 0
         self.read = 0
-        self.too_long = 0
 
     def __enter__(self) -> Lines:
         return self
@@ -58,8 +58,8 @@ class Lines:
             lines = (carry + block).split(b"\n")
             carry = lines.pop()
             if len(carry) > LONGEST_LINE:
+                lines.append(carry[:_KEPT])
                 carry, skipping = b"", True
-                self.too_long += 1
             self.read += len(lines)
             if lines:
                 yield lines

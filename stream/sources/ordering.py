@@ -1,7 +1,7 @@
 """Recordings in the order in which their fixes were made, in bounded memory.
 
-A day's dump is often grouped by route or trip (CapMetro's are): sent as it lies, its first trips would carry the
-watermark to the evening and leave every other vehicle late. Sorting by event time, stably, gives back the order of a live feed.
+A day's dump is often grouped by route or trip (CapMetro's are). Sent as it lies, its first trips would carry the
+watermark to the evening and leave every other vehicle late; sorted by event time, stably, it is a live feed again.
 """
 
 from __future__ import annotations

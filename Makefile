@@ -1,0 +1,56 @@
+# demo  Kafka, Redis, a worker and a feed on this machine    make demo [SECONDS=60] [FEED=path.csv.gz FORMAT=capmetro]
+# test  everything the tests need, then the tests, against real servers
+# lint  ruff and mypy     bench  every benchmark as JSON     clean  what these targets made
+.PHONY: demo test lint bench clean system jars
+.DEFAULT_GOAL := test
+
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+READY := .venv/.ready
+
+# What the tests need beyond Python: "command package", Debian's names.
+NEEDS := java:default-jre-headless mvn:maven chromium:chromium promtool:prometheus
+
+$(READY): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || \
+	  { echo "no virtual environment could be made (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	$(BIN)/pip install -q --disable-pip-version-check -c requirements.lock -e '.[dev,parquet]'
+	@touch $@
+
+# As root on Debian the missing packages are installed; elsewhere this names them, and the tests that need them fail.
+system:
+	@missing=; for need in $(NEEDS); do \
+	  command -v $${need%%:*} >/dev/null || missing="$$missing $${need##*:}"; done; \
+	test -z "$$missing" && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	else \
+	  echo "Missing for the tests; install them (Debian: sudo apt-get install$$missing), or tests will fail." >&2; \
+	fi
+
+# A failure is told once, here, instead of by every test that wants the broker.
+jars: $(READY) system
+	@$(BIN)/python -c 'from stream.local import find_java, find_redis, kafka_jars; find_java(); kafka_jars(); find_redis()'
+
+test: $(READY) system jars
+	$(BIN)/python -m pytest -n $(WORKERS) -q
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+demo: $(READY)
+	@$(BIN)/hexveil demo $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FEED),--feed '$(FEED)') $(if $(FORMAT),--format $(FORMAT))
+
+bench: $(READY) jars
+	@$(BIN)/hexveil bench ingest --json
+	@$(BIN)/hexveil bench mechanisms --json
+
+clean:
+	rm -rf .venv .local build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

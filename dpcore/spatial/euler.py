@@ -1,0 +1,154 @@
+"""Euler histograms: how many users' regions meet a rectangle of cells, each region counted once.
+
+A (2·rows−1) × (2·columns−1) array counts the regions whose interior meets each face (even–even), vertex (odd–odd) and edge
+of the grid. Over a block of cells the alternating sum Σ(−1)^(i+j) H of the components strictly inside it counts every convex
+region once, however many cells it covers. Relation A. Source: [B], with the sensitivity and constraints corrected.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+
+from dpcore.errors import ParameterError
+from dpcore.noise import Noise
+from dpcore.spatial.domain import Domain, FloatArray, IntGrid
+from dpcore.spatial.euler_inference import Grade, infer
+from dpcore.spatial.histogram import LAPLACE_95, HistogramError
+from dpcore.spatial.mechanism import laplace_variance, noisy_counts
+from dpcore.spatial.queries import QueryError, Rectangles, integral_image
+from dpcore.spatial.regions import Footprints, Regions
+
+MAX_INFERENCE_CELLS = 128 * 128
+"""Larger grids are released without inference: the linear program would take minutes."""
+
+
+@dataclass(frozen=True)
+class EulerHistogram:
+    """Released component counts, int64 (2·rows−1, 2·columns−1), and the noise variance of each before inference.
+
+    ``grade`` says what holds of them: ``noisy`` (unbiased, may be negative), ``consistent`` or ``covert`` (every answer
+    ≥ 0, and never smaller for a larger rectangle). Raises :class:`~dpcore.spatial.histogram.HistogramError`.
+    """
+
+    domain: Domain
+    components: IntGrid
+    variance: float
+    grade: Grade
+
+    def __post_init__(self) -> None:
+        shape = 2 * self.domain.rows - 1, 2 * self.domain.columns - 1
+        if self.components.shape != shape:
+            raise HistogramError(f"components of shape {self.components.shape}; this grid has {shape}")
+        if not (math.isfinite(self.variance) and self.variance >= 0) or self.grade not in get_args(Grade):
+            raise HistogramError(
+                f"variance {self.variance}, grade {self.grade!r}; give a finite variance and a known grade"
+            )
+
+    @cached_property
+    def _image(self) -> IntGrid:
+        rows, columns = (np.arange(size) for size in self.components.shape)
+        signs = 1 - 2 * ((rows[:, None] + columns[None, :]) % 2)
+        return np.asarray(integral_image(self.components * signs), dtype=np.int64)
+
+    def _blocks(self, rectangles: Rectangles) -> tuple[IntGrid, ...]:
+        rectangles.require_inside(self.domain)
+        columns = (rectangles.x0, rectangles.x1, rectangles.y0, rectangles.y1)
+        if not all(np.array_equal(column, np.floor(column)) for column in columns):
+            raise QueryError("a query cuts through cells; an Euler histogram answers for whole cells only")
+        return tuple(column.astype(np.int64) for column in columns)
+
+    def answers(self, rectangles: Rectangles) -> FloatArray:
+        """Regions that meet each rectangle of whole cells, shape (Q,); raises ``QueryError`` for others."""
+        x0, x1, y0, y1 = self._blocks(rectangles)
+        empty = (x0 == x1) | (y0 == y1)
+        # Cells x0 .. x1−1 are component rows 2·x0 .. 2·x1−2: their half-open range ends at 2·x1−1.
+        top, bottom = np.where(empty, 0, 2 * x0), np.where(empty, 0, 2 * x1 - 1)
+        left, right = np.where(empty, 0, 2 * y0), np.where(empty, 0, 2 * y1 - 1)
+        image = self._image
+        exact = image[bottom, right] - image[top, right] - image[bottom, left] + image[top, left]
+        return np.asarray(exact, dtype=np.float64)
+
+    def half_widths(self, rectangles: Rectangles) -> FloatArray:
+        """Half widths of 95 % intervals of the noise before inference, which only moves it, shape (Q,)."""
+        x0, x1, y0, y1 = self._blocks(rectangles)
+        inside = np.maximum(2 * (x1 - x0) - 1, 0) * np.maximum(2 * (y1 - y0) - 1, 0)
+        return np.asarray(LAPLACE_95 * np.sqrt(inside * self.variance), dtype=np.float64)
+
+    def query(self, rectangles: Rectangles) -> tuple[FloatArray, FloatArray]:
+        """Answers and half widths, each of shape (Q,)."""
+        return self.answers(rectangles), self.half_widths(rectangles)
+
+    def to_release(self) -> dict[str, Any]:
+        """``kind`` "euler": components row by row, their variance and grade."""
+        return {
+            "domain": self.domain.to_release(),
+            "structure": {
+                "kind": "euler",
+                "components": self.components.tolist(),
+                "variance": self.variance,
+                "grade": self.grade,
+            },
+        }
+
+    @classmethod
+    def from_release(cls, document: dict[str, Any]) -> EulerHistogram:
+        """The histogram of a release document; raises :class:`~dpcore.spatial.histogram.HistogramError` for any other."""
+        try:
+            structure = document["structure"]
+            kind = structure["kind"]
+            if kind != "euler":
+                raise HistogramError(f"structure of kind {kind!r}; this reads euler")
+            components = np.asarray(structure["components"], dtype=np.int64)
+            grade = cast("Grade", structure["grade"])
+            return cls(Domain.from_release(document["domain"]), components, float(structure["variance"]), grade)
+        except (KeyError, TypeError, OverflowError) as error:
+            raise HistogramError(f"release without a usable {error}; give the release of an Euler histogram") from None
+
+
+@dataclass(frozen=True)
+class Euler:
+    """ε-DP counts of the regions that meet any rectangle of cells, for regions of diameter at most ``diameter`` (B).
+
+    ``regions_per_user`` (r) multiplies the sensitivity; further regions of a user are left out. ``inference`` makes the
+    counts covert where the grid has at most :data:`MAX_INFERENCE_CELLS` cells. Raises :class:`ParameterError`.
+    """
+
+    diameter: float
+    regions_per_user: int = 1
+    inference: bool = True
+    relation: Literal["participation"] = "participation"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.diameter) and self.diameter > 0):
+            raise ParameterError(f"diameter {self.diameter} is not a positive length; give the public bound B")
+        if self.regions_per_user < 1:
+            raise ParameterError(f"{self.regions_per_user} regions per user; give at least 1")
+        if self.relation != "participation":
+            raise ParameterError(
+                f"relation {self.relation!r}: where a user is must be private here; use 'participation'"
+            )
+
+    def sensitivity(self, domain: Domain) -> int:
+        """r·(2k+1)², k = ⌈B/d⌉: the L1 change of the component counts when one user leaves."""
+        return self.regions_per_user * Footprints.sensitivity(domain, self.diameter)
+
+    def fit(self, regions: Regions, domain: Domain, epsilon_micro: int, noise: Noise) -> EulerHistogram:
+        """Spend exactly ``epsilon_micro`` under relation A on ``regions``, in the unit of length of ``domain``.
+
+        Regions are shrunk to the diameter, never refused. Nothing is truncated before inference: that would bias it.
+        """
+        if epsilon_micro < 1:
+            raise ParameterError(f"a budget of {epsilon_micro} µε; give at least 1")
+        sensitivity = self.sensitivity(domain)
+        true = Footprints.of(regions.at_most(self.regions_per_user), domain, self.diameter).total()
+        noisy = noisy_counts(true, epsilon_micro, sensitivity, noise)
+        variance = laplace_variance(epsilon_micro, sensitivity)
+        if not self.inference or domain.cells > MAX_INFERENCE_CELLS:
+            return EulerHistogram(domain, noisy, variance, "noisy")
+        inferred = infer(noisy)
+        return EulerHistogram(domain, inferred.components, variance, inferred.grade)

@@ -1,0 +1,284 @@
+"""Users' spatial regions: extraction from fixes, shrinking to a public diameter, footprints on the Euler grid.
+
+Everything here is done to one user's data at a time, so it costs no privacy; what one user can change in the sum of
+footprints is bounded by :meth:`Footprints.sensitivity`. Coordinates are planar, in one unit of length, on the box of a
+:class:`~dpcore.spatial.domain.Domain` in that unit (x along its rows). Source: [B], sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.errors import ParameterError
+from dpcore.spatial.domain import Domain, FloatArray, IntGrid
+
+IntArray = npt.NDArray[np.int64]
+
+MAX_CORNERS = 64
+"""Corners of one region: footprints look at every pair."""
+MAX_DENSITY_FIXES = 1024
+"""Fixes of one user whose density is compared; of more, this many evenly spaced ones."""
+_SHRINK_MARGIN = 1 - 1e-9
+_FLAT = 1e-9
+"""Regions thinner than this many cells are degenerate: one face."""
+
+
+class RegionError(ParameterError):
+    """Regions whose columns do not fit together or are not finite, or parameters of extraction outside their range."""
+
+
+@dataclass(frozen=True)
+class Regions:
+    """R regions: the convex hulls of the corners ``start[r] .. start[r+1]`` (in any order) of ``x`` and ``y``.
+
+    ``user``: int64 (R,), who each belongs to. Raises :class:`RegionError` for columns that do not fit, coordinates that
+    are not finite, a region without corners or with more than :data:`MAX_CORNERS`.
+    """
+
+    start: IntArray
+    x: FloatArray
+    y: FloatArray
+    user: IntArray
+
+    def __post_init__(self) -> None:
+        sizes = np.diff(self.start)
+        if len(self.start) != len(self.user) + 1 or self.start[0] != 0 or not len(self.x) == len(self.y):
+            raise RegionError(f"{len(self.user)} users and {len(self.start)} starts; give one more start than users")
+        if self.start[-1] != len(self.x) or (len(sizes) and not 1 <= sizes.min() <= sizes.max() <= MAX_CORNERS):
+            raise RegionError(f"a region needs 1 to {MAX_CORNERS} corners; reduce larger ones to their hull")
+        if not (np.isfinite(self.x).all() and np.isfinite(self.y).all()):
+            raise RegionError("corners hold NaN or infinite coordinates; reject them before")
+
+    def __len__(self) -> int:
+        return len(self.user)
+
+    @classmethod
+    def of_polygons(cls, polygons: list[npt.ArrayLike], user: npt.ArrayLike | None = None) -> Regions:
+        """From one (corners, 2) array per region; without ``user`` each belongs to somebody else."""
+        corners = [np.asarray(polygon, dtype=np.float64).reshape(-1, 2) for polygon in polygons]
+        stacked = np.concatenate(corners) if corners else np.zeros((0, 2))
+        start = np.cumsum([0, *map(len, corners)], dtype=np.int64)
+        owners = np.arange(len(corners)) if user is None else np.asarray(user)
+        return cls(start, stacked[:, 0], stacked[:, 1], owners.astype(np.int64))
+
+    def at_most(self, per_user: int) -> Regions:
+        """The first ``per_user`` regions of every user."""
+        order = np.argsort(self.user, kind="stable")
+        users = self.user[order]
+        rank = np.arange(len(users)) - np.searchsorted(users, users, side="left")
+        kept = np.sort(order[rank < per_user])
+        if len(kept) == len(self):
+            return self
+        chosen = np.zeros(len(self), dtype=bool)
+        chosen[kept] = True
+        sizes = np.diff(self.start)
+        corner = np.repeat(chosen, sizes)
+        start = np.concatenate([[0], np.cumsum(sizes[chosen])]).astype(np.int64)
+        return Regions(start, self.x[corner], self.y[corner], self.user[chosen])
+
+    def pairs(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Every pair of corners of each region, and each corner with itself: region, first and second corner."""
+        sizes = np.diff(self.start)
+        squares = sizes * sizes
+        region = np.repeat(np.arange(len(self)), squares)
+        within = np.arange(int(squares.sum())) - np.repeat(np.cumsum(squares) - squares, squares)
+        first, second = within // sizes[region], within % sizes[region]
+        once = first <= second
+        region, first, second = region[once], first[once], second[once]
+        return region, self.start[region] + first, self.start[region] + second
+
+    def diameters(self) -> FloatArray:
+        """Largest distance between two corners, shape (R,)."""
+        region, a, b = self.pairs()
+        widest = np.zeros(len(self))
+        np.maximum.at(widest, region, np.hypot(self.x[a] - self.x[b], self.y[a] - self.y[b]))
+        return widest
+
+    def shrunk(self, diameter: float) -> Regions:
+        """Each region scaled about the mean of its corners so that its diameter is at most ``diameter``."""
+        if not (math.isfinite(diameter) and diameter > 0):
+            raise RegionError(f"diameter {diameter} is not a positive length; give the public bound B")
+        with np.errstate(divide="ignore"):
+            factor = np.minimum(diameter * _SHRINK_MARGIN / self.diameters(), 1.0)
+        sizes = np.diff(self.start)
+        factor = np.repeat(factor, sizes)
+        x, y = (
+            (
+                centre + (column - centre) * factor
+                for column, centre in (
+                    (c, np.repeat(np.add.reduceat(c, self.start[:-1]) / sizes, sizes)) for c in (self.x, self.y)
+                )
+            )
+            if len(self)
+            else (self.x, self.y)
+        )
+        return Regions(self.start, x, y, self.user)
+
+
+def extract_regions(user: IntArray, x: FloatArray, y: FloatArray, *, nearest: int, bandwidth: float) -> Regions:
+    """One region per user: the ``nearest`` fixes to the mode of his fixes' density, as corners of a hull.
+
+    The mode is the fix with the highest Gaussian kernel density (``bandwidth`` in the unit of length). Columns of shape
+    (N,); regions come in ascending order of user. Raises :class:`RegionError`. Source: [B], section 3.
+    """
+    if not 1 <= nearest <= MAX_CORNERS:
+        raise RegionError(f"{nearest} nearest fixes; give 1 to {MAX_CORNERS}")
+    if not (math.isfinite(bandwidth) and bandwidth > 0):
+        raise RegionError(f"bandwidth {bandwidth} is not a positive length")
+    if not len(user) == len(x) == len(y):
+        raise RegionError(f"columns of {len(user)}, {len(x)} and {len(y)} fixes; give one value of each per fix")
+    order = np.argsort(user, kind="stable")
+    points = np.column_stack([x, y]).astype(np.float64)[order]
+    if not np.isfinite(points).all():
+        raise RegionError("fixes hold NaN or infinite coordinates; reject them before")
+    users, first = np.unique(user[order], return_index=True)
+    corners: list[npt.ArrayLike] = []
+    for own in np.split(points, first[1:]) if len(users) else []:
+        step = -(-len(own) // MAX_DENSITY_FIXES)
+        sample = own[::step]
+        squared = ((sample[:, None, :] - sample[None, :, :]) ** 2).sum(axis=2)
+        mode = sample[np.argmax(np.exp(-squared / (2 * bandwidth**2)).sum(axis=1))]
+        distance = ((own - mode) ** 2).sum(axis=1)
+        corners.append(own[np.argsort(distance, kind="stable")[:nearest]])
+    return Regions.of_polygons(corners, users)
+
+
+@dataclass(frozen=True)
+class Footprints:
+    """Which components of the (2·rows−1) × (2·columns−1) array the interior of each region meets: runs of one row each.
+
+    ``region``, ``row``, ``low``, ``high`` (inclusive columns), int64 (S,). Even–even is a face, odd–odd a vertex, the rest
+    edges. A region meets a contiguous run in every component row, both ends of which are faces or edges across.
+    """
+
+    domain: Domain
+    region: IntArray
+    row: IntArray
+    low: IntArray
+    high: IntArray
+
+    @staticmethod
+    def reach(domain: Domain, diameter: float) -> tuple[int, int]:
+        """k = ⌈B/d⌉ along the rows and the columns."""
+        sides = (domain.north - domain.south) / domain.rows, (domain.east - domain.west) / domain.columns
+        if not (math.isfinite(diameter) and diameter > 0):
+            raise RegionError(f"diameter {diameter} is not a positive length; give the public bound B")
+        return math.ceil(diameter / sides[0]), math.ceil(diameter / sides[1])
+
+    @staticmethod
+    def sensitivity(domain: Domain, diameter: float) -> int:
+        """Components that one region of this diameter can meet: (2k+1)², or (2k₁+1)(2k₂+1) where cells are not square."""
+        k, l = Footprints.reach(domain, diameter)  # noqa: E741
+        return (2 * k + 1) * (2 * l + 1)
+
+    @classmethod
+    def of(cls, regions: Regions, domain: Domain, diameter: float) -> Footprints:
+        """Footprints of ``regions`` shrunk to ``diameter``; what lies outside the box is cut off.
+
+        At most 2k+1 rows and columns per region are kept, by index, so that rounding cannot break the sensitivity.
+        """
+        if len(regions) == 0:
+            none = np.zeros(0, dtype=np.int64)
+            return cls(domain, none, none, none, none)
+        regions = regions.shrunk(diameter)
+        x, y = domain.cell_coordinates(regions.x, regions.y)
+        # Far outside the box nothing is counted, but the integers below must not overflow.
+        x, y = x.clip(-1e6, 1e6 + domain.rows), y.clip(-1e6, 1e6 + domain.columns)
+        rows, columns = cls.reach(domain, diameter)
+        top, bottom = (f.reduceat(x, regions.start[:-1]) for f in (np.minimum, np.maximum))
+        first = np.floor(top).astype(np.int64)
+        bands = np.minimum(np.maximum(np.ceil(bottom).astype(np.int64) - first, 1), rows + 1)
+        flat = _flat(regions, x, y)
+        bands[flat] = 1
+        n = 2 * bands - 1
+        offset = np.cumsum(n) - n
+        low, high = _extents(regions, x, y, first, n, offset)
+        left = np.floor(low).astype(np.int64)
+        right = np.maximum(np.ceil(high).astype(np.int64) - 1, left)
+        left, right = 2 * left, 2 * right
+        region = np.repeat(np.arange(len(regions)), n)
+        row = np.arange(len(region)) - offset[region]
+        _contain_lines(row, left, right)
+        middle_x, middle_y = (np.add.reduceat(c, regions.start[:-1]) / np.diff(regions.start) for c in (x, y))
+        left[offset[flat]] = right[offset[flat]] = 2 * np.floor(middle_y[flat]).astype(np.int64)
+        first[flat] = np.floor(middle_x[flat]).astype(np.int64)
+        last = np.minimum.reduceat(left, offset)[region] + 2 * columns
+        left, right = np.minimum(left, last), np.minimum(right, last)
+        row += 2 * first[region]
+        inside = (row >= 0) & (row <= 2 * domain.rows - 2) & (right >= 0) & (left <= 2 * domain.columns - 2)
+        left, right = np.maximum(left, 0), np.minimum(right, 2 * domain.columns - 2)
+        return cls(domain, region[inside], row[inside], left[inside], right[inside])
+
+    def total(self) -> IntGrid:
+        """How many regions meet each component, shape (2·rows−1, 2·columns−1)."""
+        shape = (2 * self.domain.rows - 1, 2 * self.domain.columns)
+        steps = np.bincount(self.row * shape[1] + self.low, minlength=shape[0] * shape[1])
+        steps -= np.bincount(self.row * shape[1] + self.high + 1, minlength=len(steps))
+        return np.cumsum(steps.reshape(shape), axis=1)[:, :-1].astype(np.int64)
+
+
+def _flat(regions: Regions, x: FloatArray, y: FloatArray) -> npt.NDArray[np.bool_]:
+    """Regions without interior: all corners within a hair of one line."""
+    region, a, b = regions.pairs()
+    dx, dy = x[b] - x[a], y[b] - y[a]
+    length = np.hypot(dx, dy)
+    longest = np.zeros(len(regions))
+    np.maximum.at(longest, region, length)
+    best = np.full(len(regions), -1)
+    winners = np.flatnonzero(length >= longest[region])
+    best[region[winners]] = winners
+    sizes = np.diff(regions.start)
+    direction_x, direction_y, base = (np.repeat(c[best], sizes) for c in (dx, dy, a))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        away = np.abs(direction_x * (y - y[base]) - direction_y * (x - x[base])) / np.repeat(longest, sizes)
+    widest = np.maximum.reduceat(np.nan_to_num(away), regions.start[:-1])
+    return np.asarray(widest < _FLAT)
+
+
+def _extents(
+    regions: Regions, x: FloatArray, y: FloatArray, first: IntArray, n: IntArray, offset: IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """Infimum and supremum of y over the part of each region in each of its bands and on each grid line between them.
+
+    A hull's section by a line ends where some segment between two corners crosses it, so all pairs are looked at.
+    """
+    low, high = np.full(int(n.sum()), np.inf), np.full(int(n.sum()), -np.inf)
+
+    def meet(region: IntArray, row: IntArray, value: FloatArray) -> None:
+        valid = (row >= 0) & (row < n[region])
+        at, met = offset[region[valid]] + row[valid], value[valid]
+        np.minimum.at(low, at, met)
+        np.maximum.at(high, at, met)
+
+    region = np.repeat(np.arange(len(regions)), np.diff(regions.start))
+    for side in (np.floor(x), np.ceil(x) - 1):  # a corner on a grid line belongs to the bands on both sides
+        meet(region, 2 * (side.astype(np.int64) - first[region]), y)
+    region, a, b = regions.pairs()
+    a, b = np.where(x[a] <= x[b], a, b), np.where(x[a] <= x[b], b, a)
+    from_line = np.ceil(x[a]).astype(np.int64)
+    lines = np.maximum(np.floor(x[b]).astype(np.int64) - from_line + 1, 0)
+    segment = np.repeat(np.arange(len(region)), lines)
+    line = np.arange(len(segment)) - np.repeat(np.cumsum(lines) - lines, lines) + from_line[segment]
+    region, a, b = region[segment], a[segment], b[segment]
+    width = x[b] - x[a]
+    share = np.divide(line - x[a], width, out=np.zeros(len(segment)), where=width > 0)
+    crossing = y[a] + share * (y[b] - y[a])
+    row = 2 * (line - first[region]) - 1
+    for near in (row - 1, row, row + 1):
+        meet(region, near, crossing)
+    # The top or bottom corner of the region may round past its own band; it has no other.
+    missing = np.flatnonzero(~np.isfinite(low))
+    low[missing] = high[missing] = y[regions.start[np.searchsorted(offset, missing, side="right") - 1]]
+    return low, high
+
+
+def _contain_lines(row: IntArray, left: IntArray, right: IntArray) -> None:
+    """Widen bands to the runs of the lines beside them: convexity gives it, rounding may lose it."""
+    lines = np.flatnonzero(row % 2 == 1)
+    for band in (lines - 1, lines + 1):
+        np.minimum.at(left, band, left[lines])
+        np.maximum.at(right, band, right[lines])

@@ -1,0 +1,156 @@
+"""Releases as the demo shows them: one row per window, and a summary."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from statistics import median
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from rich.table import Table
+
+from stream.releases import HEXAGON_SPEED, REJECTED, WINDOW, schema
+
+try:
+    from jsonschema import Draft202012Validator
+except ImportError:  # the demo of an installation without the development extra
+    Draft202012Validator = None
+
+_ROWS = 16
+
+
+@cache
+def _validator(topic: str) -> Any:
+    return None if Draft202012Validator is None else Draft202012Validator(schema(topic))
+
+
+@dataclass
+class WindowView:
+    """What arrived of one window; complete once its close marker and every message it counts are here."""
+
+    start: str
+    end: str
+    epsilon: float = 0.0
+    cells: int = 0
+    suppressed: int = 0
+    busiest: tuple[int, str, dict[str, Any]] | None = None
+    half_widths: list[float] = field(default_factory=list)
+    announced: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        """All cells and the marker arrived."""
+        return self.announced is not None and self.cells >= self.announced
+
+    def add_cell(self, body: dict[str, Any]) -> None:
+        """One hexagon."""
+        self.cells += 1
+        self.epsilon = body["epsilon"]
+        if body["status"] != "published":
+            self.suppressed += 1
+        elif "mean" in body:
+            low, high = body["mean"]["interval"]
+            self.half_widths.append((high - low) / 2)
+            events = body["events"] if isinstance(body["events"], int) else body["events"]["value"]
+            if self.busiest is None or events > self.busiest[0]:
+                self.busiest = (events, body["cell"], body["mean"])
+
+    def span(self, timezone: ZoneInfo) -> str:
+        """Local month, day and hours."""
+        start, end = (datetime.fromisoformat(moment).astimezone(timezone) for moment in (self.start, self.end))
+        return f"{start:%m-%d %H:%M}–{end:%H:%M}"
+
+    def busiest_mean(self) -> str:
+        """Mean of the cell with most events, with its 95 % interval."""
+        if self.busiest is None:
+            return "-"
+        mean = self.busiest[2]
+        low, high = mean["interval"]
+        return f"{mean['value']:.1f} ({low:.0f}–{high:.0f})"
+
+    def typical_half_width(self) -> str:
+        """Median over cells of half a 95 % interval."""
+        return f"± {median(self.half_widths):.1f}" if self.half_widths else "-"
+
+
+class Releases:
+    """Everything read from the output topics, each ``ce_id`` once."""
+
+    def __init__(self, timezone: ZoneInfo) -> None:
+        self.timezone = timezone
+        self.messages = self.duplicates = self.invalid = 0
+        self.first_problem: str | None = None
+        self.rejected: Counter[str] = Counter()
+        self.windows: dict[str, WindowView] = {}
+        self._order: list[WindowView] = []
+        self._seen: set[bytes] = set()
+
+    def add(self, topic: str, headers: dict[str, bytes], value: bytes) -> None:
+        """Take one record; what repeats or fails its schema is counted and not shown."""
+        self.messages += 1
+        if headers["ce_id"] in self._seen:
+            self.duplicates += 1
+            return
+        self._seen.add(headers["ce_id"])
+        body = json.loads(value)
+        validator = _validator(topic)
+        problem = None if validator is None else next(validator.iter_errors(body), None)
+        if problem is not None:
+            self.invalid += 1
+            self.first_problem = self.first_problem or f"{topic}: {problem.message}"
+            return
+        if topic == REJECTED:
+            self.rejected[body["reason"]] += body["count"]
+        elif topic in (HEXAGON_SPEED, WINDOW):
+            window = self.windows.setdefault(body["window"]["start"], WindowView(**body["window"]))
+            if topic == WINDOW:
+                window.announced = body["messages"]
+                window.epsilon = body["epsilon"]
+            else:
+                window.add_cell(body)
+            if window.complete and window not in self._order:
+                self._order.append(window)
+
+    def table(self) -> Table:
+        """The latest complete windows."""
+        table = Table(
+            title=f"Private releases: {len(self._order)} windows, {self.messages} messages",
+            caption="busiest: most events; its mean in km/h (95 % interval); typical: half a 95 % interval",
+        )
+        table.add_column("window", no_wrap=True)
+        for column in ("cells", "suppr.", "busiest", "its mean", "typical", "ε"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for window in self._order[-_ROWS:]:
+            events = "-" if window.busiest is None else f"{window.busiest[0]:g}"
+            columns = (str(window.cells), str(window.suppressed), events, window.busiest_mean())
+            table.add_row(window.span(self.timezone), *columns, window.typical_half_width(), f"{window.epsilon:g}")
+        return table
+
+    def lines(self) -> list[str]:
+        """One plain line per complete window, in order of arrival."""
+        return [self._line(window) for window in self._order]
+
+    def _line(self, window: WindowView) -> str:
+        busy = "-" if window.busiest is None else f"{window.busiest[1]} ({window.busiest[0]:g} events)"
+        return (
+            f"{window.span(self.timezone)}  {window.cells} cells ({window.suppressed} suppressed)  "
+            f"busiest {busy}: mean {window.busiest_mean()} km/h  "
+            f"all cells (median) {window.typical_half_width()}  ε {window.epsilon:g}"
+        )
+
+    def summary(self) -> str:
+        """Counts of everything seen."""
+        refused = ", ".join(f"{reason} {count}" for reason, count in sorted(self.rejected.items())) or "none"
+        checked = "not checked: jsonschema is not installed" if Draft202012Validator is None else str(self.invalid)
+        problem = "" if self.first_problem is None else f" ({self.first_problem})"
+        return (
+            f"Windows closed: {len(self._order)}\n"
+            f"  messages read from the output topics: {self.messages}\n"
+            f"  duplicates by ce_id: {self.duplicates}\n"
+            f"  failing their JSON Schema: {checked}{problem}\n"
+            f"  events rejected: {refused}"
+        )

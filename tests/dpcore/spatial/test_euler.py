@@ -1,0 +1,316 @@
+"""Euler histograms: exact answers, the corrected sensitivity and constraints, the privacy claimed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import beta
+
+from dpcore.budget import MICRO
+from dpcore.errors import ParameterError
+from dpcore.noise import Noise
+from dpcore.spatial.domain import Domain
+from dpcore.spatial.euler import Euler, EulerHistogram
+from dpcore.spatial.euler_inference import _Program, infer, is_consistent, is_covert
+from dpcore.spatial.histogram import HistogramError
+from dpcore.spatial.queries import QueryError, Rectangles
+from dpcore.spatial.regions import Footprints, Regions
+from tests.dpcore.spatial.test_regions import Point, corners_strategy, grid, hull, meets
+
+
+def histogram(components: npt.NDArray[np.int64]) -> EulerHistogram:
+    rows, columns = ((size + 1) // 2 for size in components.shape)
+    return EulerHistogram(grid(rows, columns), components, 1.0, "noisy")
+
+
+def every_rectangle(rows: int, columns: int) -> Rectangles:
+    """All rectangles of at least one cell."""
+    sides = [[(a, b) for a in range(n) for b in range(a + 1, n + 1)] for n in (rows, columns)]
+    return Rectangles(*np.array([(*x, *y) for x, y in itertools.product(*sides)], dtype=float).T)
+
+
+def honours_p4(components: npt.NDArray[np.int64]) -> bool:
+    """Every rectangle's answer is ≥ 0 and no smaller than that of any rectangle inside it, one by one."""
+    h = histogram(components)
+    boxes = every_rectangle(h.domain.rows, h.domain.columns)
+    answers = h.answers(boxes)
+    columns = (boxes.x0, boxes.x1, boxes.y0, boxes.y1)
+    x0, x1, y0, y1 = (c[:, None] for c in columns)
+    inside = (x0 >= boxes.x0) & (x1 <= boxes.x1) & (y0 >= boxes.y0) & (y1 <= boxes.y1)
+    return bool((answers >= 0).all() and (answers[:, None] <= answers[None, :])[inside].all())
+
+
+def noisy_array(seed: int, n: int = 5, scale: float = 3.0) -> npt.NDArray[np.int64]:
+    rng = np.random.default_rng(seed)
+    centres = rng.uniform(0, n, (30, 1, 2))
+    regions = Regions.of_polygons(list(centres + rng.normal(0, 0.4, (30, 6, 2))))
+    true = Footprints.of(regions, grid(n, n), 2.0).total()
+    return (true + np.rint(rng.laplace(0, scale, true.shape))).astype(np.int64)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(corners_strategy, min_size=1, max_size=5))
+def test_a_block_of_cells_is_answered_with_the_regions_that_meet_it(groups: list[list[Point]]) -> None:
+    polygons = [hull(group) for group in groups]
+    convex = [polygon for polygon in polygons if len(polygon) > 2]
+    regions = Regions.of_polygons([np.array(polygon, dtype=float) for polygon in convex])
+    components = Footprints.of(regions, grid(4, 4), 100.0).total()
+    boxes = every_rectangle(4, 4)
+    expected = [
+        sum(meets(polygon, (x0, y0), (x1, y1)) for polygon in convex)
+        for x0, x1, y0, y1 in zip(
+            *(c.astype(int).tolist() for c in (boxes.x0, boxes.x1, boxes.y0, boxes.y1)), strict=True
+        )
+    ]
+    assert histogram(components).answers(boxes).tolist() == expected
+    assert is_covert(components), "true data satisfies every constraint"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(corners_strategy, min_size=1, max_size=4), st.integers(1, 3), st.sampled_from([0.5, 1.0, 2.5]))
+def test_one_user_changes_the_counts_by_at_most_the_sensitivity(
+    groups: list[list[Point]], per_user: int, diameter: float
+) -> None:
+    domain = grid(5, 5)
+    others = [np.array([(1.2, 1.3), (2.4, 1.1), (1.9, 2.2)])]
+    with_him = Regions.of_polygons([*others, *(np.array(g, dtype=float) for g in groups)], user=[0] + [1] * len(groups))
+    euler = Euler(diameter, regions_per_user=per_user)
+    before = Footprints.of(Regions.of_polygons(others), domain, diameter).total()
+    after = Footprints.of(with_him.at_most(per_user), domain, diameter).total()
+    assert np.abs(after - before).sum() <= euler.sensitivity(domain)
+
+
+def test_the_noise_has_the_scale_of_the_sensitivity() -> None:
+    # n = 199² draws of scale 9/2: the mean absolute value has relative standard error 0.5 %; the bound is 4 of them.
+    domain = grid(100, 100)
+    released = Euler(1.0, inference=False).fit(Regions.of_polygons([]), domain, 2 * MICRO, Noise())
+    scale = 9 / 2
+    expected = 2 * math.exp(-1 / scale) / (1 - math.exp(-2 / scale))
+    assert np.abs(released.components).mean() == pytest.approx(expected, rel=0.02)
+    assert released.components.std() == pytest.approx(math.sqrt(released.variance), rel=0.04)
+    assert (released.components < 0).any(), "nothing is truncated before inference"
+
+
+def test_consistent_counts_may_answer_minus_three_and_covertness_forbids_it() -> None:
+    components = np.ones((5, 5), dtype=np.int64)
+    components[1::2, 1::2] = 0
+    assert histogram(components).answers(Rectangles.of_cells([0, 2, 0, 2])).tolist() == [-3.0]
+    assert is_consistent(components)
+    assert not is_covert(components)
+    repaired = infer(components)
+    assert repaired.grade == "covert"
+    assert honours_p4(repaired.components)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=15, max_size=15))
+def test_the_covertness_check_is_p4_for_consistent_counts(values: list[int]) -> None:
+    components = np.array(values, dtype=np.int64).reshape(3, 5)
+    components[::2, ::2] += 3
+    components[1::2, ::2] += 1
+    components[::2, 1::2] += 1
+    if is_consistent(components):
+        assert is_covert(components) == honours_p4(components)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_inferred_counts_are_integral_and_covert_and_answer_every_rectangle_monotonely(seed: int) -> None:
+    noisy = noisy_array(seed)
+    result = infer(noisy)
+    assert result.grade == "covert"
+    assert honours_p4(result.components)
+    assert result.distance == np.abs(result.components - noisy).sum()
+
+
+def test_without_the_covertness_constraints_the_same_check_fails() -> None:
+    caught = 0
+    for seed in range(12):
+        components = _Program(noisy_array(seed), covert=False).relaxed()
+        assert components is not None, "difference constraints have integral vertices"
+        assert is_consistent(components)
+        caught += not honours_p4(components)
+    assert caught >= 10
+
+
+def test_inference_is_the_nearest_covert_array() -> None:
+    options = np.array(list(itertools.product(range(4), repeat=5)), dtype=np.int64)
+    rng = np.random.default_rng(11)
+    for _ in range(10):
+        noisy = rng.integers(-1, 4, (1, 5))
+        valid = [row for row in options if is_covert(row.reshape(1, 5))]
+        best = min(int(np.abs(row - noisy[0]).sum()) for row in valid)
+        assert infer(noisy.astype(np.int64)).distance == best
+    square = np.array(list(itertools.product(range(3), repeat=9)), dtype=np.int64).reshape(-1, 3, 3)
+    f, e, v = square[:, ::2, ::2].reshape(-1, 4), square, square[:, 1, 1]
+    edges = np.stack([e[:, 0, 1], e[:, 1, 0], e[:, 1, 2], e[:, 2, 1]], axis=1)
+    ends = np.array([[0, 1], [0, 2], [1, 3], [2, 3]])
+    plausible = (edges <= f[:, ends].min(axis=2)).all(axis=1) & (v <= edges.min(axis=1))
+    covert = np.array([array for array in square[plausible] if is_covert(array)])
+    for _ in range(10):
+        noisy = rng.integers(-1, 3, (3, 3))
+        best = int(np.abs(covert - noisy).sum(axis=(1, 2)).min())
+        assert infer(noisy.astype(np.int64)).distance == best
+
+
+def test_inference_leaves_covert_counts_alone() -> None:
+    regions = Regions.of_polygons([[(0.5, 0.5), (2.5, 0.7), (1.5, 2.5)], [(1.1, 1.1), (1.4, 1.2), (1.2, 1.5)]])
+    true = Footprints.of(regions, grid(4, 4), 9.0).total()
+    assert (infer(true).components == true).all()
+
+
+def test_a_relaxation_that_is_not_integral_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    noisy = noisy_array(3, n=4)
+    expected = infer(noisy).distance
+    relaxed = _Program.relaxed
+    monkeypatch.setattr(
+        _Program,
+        "relaxed",
+        lambda self: None if self.aux else relaxed(self),  # the covert relaxation "fails"
+    )
+    assert (infer(noisy).grade, infer(noisy).distance) == ("covert", expected)
+    monkeypatch.setattr(_Program, "integral", lambda self: None)
+    plain = infer(noisy)
+    assert plain.grade == "consistent"
+    assert is_consistent(plain.components)
+
+
+def test_inference_lowers_the_error() -> None:
+    domain = grid(12, 12)
+    rng = np.random.default_rng(2)
+    regions = Regions.of_polygons(list(rng.normal(6, 2, (400, 1, 2)) + rng.normal(0, 0.2, (400, 5, 2))))
+    true = histogram(Footprints.of(regions, domain, 1.0).total())
+    boxes = every_rectangle(12, 12)
+    error = {}
+    for inference in (True, False):
+        runs = [Euler(1.0, inference=inference).fit(regions, domain, MICRO, Noise()) for _ in range(4)]
+        error[inference] = np.mean([np.abs(run.answers(boxes) - true.answers(boxes)).mean() for run in runs])
+    assert error[True] < 0.8 * error[False]
+
+
+def test_intervals_hold_without_inference() -> None:
+    # n = 24 · 3 081 answers, correlated; a 95 % interval that covers less than 93 % would be wrong.
+    domain = grid(12, 12)
+    boxes = every_rectangle(12, 12)
+    covered = []
+    for _ in range(24):
+        run = Euler(1.0, inference=False).fit(Regions.of_polygons([]), domain, MICRO, Noise())
+        answers, widths = run.query(boxes)
+        covered.append((np.abs(answers) <= widths).mean())
+    assert np.mean(covered) > 0.93
+
+
+TRIALS_PER_SIDE = 200
+AUDIT_ALPHA = 1e-4
+
+
+def epsilon_lower_bound(scale_factor: float, epsilon: float) -> float:
+    """Lower bound of ε at confidence 1 − 2·AUDIT_ALPHA from 120 000 trials of a user present or absent.
+
+    Disjoint 2 × 2 blocks with a margin are independent trials: the noise is. The event "all nine components of the vertex
+    are ≥ 1" has the largest likelihood ratio there is, e^ε exactly where the whole sensitivity is used.
+    """
+    n = 3 * TRIALS_PER_SIDE
+    domain = grid(n, n)
+    corner = np.arange(TRIALS_PER_SIDE) * 3 + 1.0
+    x, y = (c.ravel() for c in np.meshgrid(corner, corner, indexing="ij"))
+    diamonds = np.array([(-0.3, 0), (0.3, 0), (0, -0.3), (0, 0.3)])
+    present = Regions.of_polygons(list(np.stack([x, y], axis=1)[:, None, :] + diamonds))
+    hits = {}
+    euler = Euler(1.0, inference=False)
+    for name, regions in (("present", present), ("absent", Regions.of_polygons([]))):
+        hits[name] = 0
+        for _ in range(3):
+            h = euler.fit(regions, domain, round(epsilon * MICRO / scale_factor), Noise()).components
+            nine = np.stack([h[a::6, b::6][:TRIALS_PER_SIDE, :TRIALS_PER_SIDE] for a in range(3) for b in range(3)])
+            hits[name] += int((nine >= 1).all(axis=0).sum())
+    trials = 3 * TRIALS_PER_SIDE**2
+    low = beta.ppf(AUDIT_ALPHA, hits["present"], trials - hits["present"] + 1)
+    high = beta.ppf(1 - AUDIT_ALPHA, hits["absent"] + 1, trials - hits["absent"])
+    return math.log(low / high)
+
+
+def test_the_audit_finds_no_more_than_epsilon() -> None:
+    # About 600 and 80 hits: at ε = 2 the bound is near 1.4, and above 2 with probability below 2·AUDIT_ALPHA.
+    assert 1.0 < epsilon_lower_bound(1.0, 2.0) <= 2.0
+
+
+def test_the_audit_catches_half_the_noise() -> None:
+    # The true loss is 4; about 1 400 and 25 hits give a bound near 3.2.
+    assert epsilon_lower_bound(0.5, 2.0) > 2.0
+
+
+def test_a_release_comes_back_as_it_went() -> None:
+    regions = Regions.of_polygons([[(0.5, 0.5), (2.5, 0.7), (1.5, 2.5)]])
+    released = Euler(1.0).fit(regions, grid(4, 3), MICRO, Noise())
+    back = EulerHistogram.from_release(json.loads(json.dumps(released.to_release())))
+    boxes = every_rectangle(4, 3)
+    assert (back.answers(boxes) == released.answers(boxes)).all()
+    assert (back.half_widths(boxes) == released.half_widths(boxes)).all()
+    assert (back.domain, back.grade) == (released.domain, released.grade)
+
+
+def test_an_empty_rectangle_is_zero_and_one_through_cells_is_refused() -> None:
+    h = histogram(np.ones((5, 5), dtype=np.int64))
+    answer, width = h.query(Rectangles([1.0], [1.0], [0.0], [3.0]))  # type: ignore[arg-type]
+    assert (answer.tolist(), width.tolist()) == ([0.0], [0.0])
+    for bad in ((0.5, 2, 0, 1), (0, 4, 0, 1)):
+        with pytest.raises(QueryError):
+            h.answers(Rectangles(*(np.array([float(b)]) for b in bad)))
+
+
+def test_forty_by_forty_with_ten_thousand_regions_takes_seconds() -> None:
+    rng = np.random.default_rng(1)
+    regions = Regions.of_polygons(list(rng.normal(20, 7, (10_000, 1, 2)) + rng.normal(0, 0.5, (10_000, 12, 2))))
+    began = time.perf_counter()
+    released = Euler(2.0).fit(regions, grid(40, 40), MICRO, Noise())
+    assert time.perf_counter() - began < 8.0, "0.8 s on an idle core"
+    assert released.grade == "covert"
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Euler(0.0),
+        lambda: Euler(float("nan")),
+        lambda: Euler(1.0, regions_per_user=0),
+        lambda: Euler(1.0, relation="values"),  # type: ignore[arg-type]
+        lambda: Euler(1.0).fit(Regions.of_polygons([]), grid(2, 2), 0, Noise()),
+    ],
+)
+def test_bad_parameters_are_typed_errors(build: object) -> None:
+    with pytest.raises(ParameterError):
+        build()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"domain": {}, "structure": {"kind": "grid"}},
+        {
+            "domain": grid(2, 2).to_release(),
+            "structure": {"kind": "euler", "components": [[1]], "variance": 1, "grade": "noisy"},
+        },
+        {
+            "domain": grid(1, 1).to_release(),
+            "structure": {"kind": "euler", "components": [[1]], "variance": 1, "grade": "?"},
+        },
+    ],
+)
+def test_a_document_that_is_no_euler_histogram_is_refused(document: dict[str, object]) -> None:
+    with pytest.raises(HistogramError):
+        EulerHistogram.from_release(document)
+
+
+def test_a_grid_of_one_cell_or_one_row_works() -> None:
+    for rows, columns in ((1, 1), (1, 4), (4, 1)):
+        domain = Domain(0.0, 0.0, float(rows), float(columns), rows, columns)
+        assert Euler(1.0).fit(Regions.of_polygons([[(0.5, 0.5)]]), domain, MICRO, Noise()).grade == "covert"

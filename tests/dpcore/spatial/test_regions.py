@@ -1,0 +1,227 @@
+"""Footprints are exactly the components whose interior a region's interior meets; extraction is local and bounded."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpcore.spatial.domain import Domain
+from dpcore.spatial.regions import MAX_CORNERS, Footprints, RegionError, Regions, extract_regions
+
+Point = tuple[Fraction, Fraction]
+
+
+def grid(rows: int, columns: int) -> Domain:
+    return Domain(0.0, 0.0, float(rows), float(columns), rows, columns)
+
+
+def hull(points: list[Point]) -> list[Point]:
+    """Monotone chain in exact arithmetic, counter-clockwise, no three corners on a line."""
+    points = sorted(set(points))
+
+    def half(sequence: list[Point]) -> list[Point]:
+        chain: list[Point] = []
+        for p in sequence:
+            while len(chain) >= 2 and turn(chain[-2], chain[-1], p) <= 0:
+                chain.pop()
+            chain.append(p)
+        return chain[:-1]
+
+    return half(points) + half(points[::-1]) if len(points) > 2 else points
+
+
+def turn(a: Point, b: Point, c: Point) -> Fraction:
+    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
+
+
+def clipped(polygon: list[Point], low: Point, high: Point) -> list[Point]:
+    """The convex polygon cut to a closed box, in exact arithmetic."""
+    for axis, bound, sign in ((0, low[0], 1), (0, high[0], -1), (1, low[1], 1), (1, high[1], -1)):
+        result: list[Point] = []
+        for index, b in enumerate(polygon):
+            a = polygon[index - 1]
+            inside_a, inside_b = sign * (a[axis] - bound) >= 0, sign * (b[axis] - bound) >= 0
+            if inside_a != inside_b:
+                share = (bound - a[axis]) / (b[axis] - a[axis])
+                result.append((a[0] + share * (b[0] - a[0]), a[1] + share * (b[1] - a[1])))
+            if inside_b:
+                result.append(b)
+        polygon = result
+    return polygon
+
+
+def area(polygon: list[Point]) -> Fraction:
+    return sum((turn(polygon[0], a, b) for a, b in zip(polygon[1:], polygon[2:], strict=False)), Fraction(0))
+
+
+def meets(polygon: list[Point], low: Point, high: Point) -> bool:
+    """Whether the polygon's interior meets the open box."""
+    return area(clipped(polygon, low, high)) > 0
+
+
+def oracle(corners: list[Point], rows: int, columns: int) -> npt.NDArray[np.int64]:
+    """Components whose open set meets the interior of the hull, one by one: two sides of every edge, all four of a vertex.
+
+    An open convex set meets an open edge iff it has area on both sides within the two faces *and* crosses it: tested by
+    a thin box around it; likewise for a vertex.
+    """
+    polygon = hull(corners)
+    thin = Fraction(1, 10**12)
+    found = np.zeros((2 * rows - 1, 2 * columns - 1), dtype=np.int64)
+    if len(polygon) < 3:
+        middle = [sum(p[axis] for p in corners) / len(corners) for axis in (0, 1)]
+        x, y = int(middle[0] // 1), int(middle[1] // 1)
+        if 0 <= x < rows and 0 <= y < columns:
+            found[2 * x, 2 * y] = 1
+        return found
+    for i in range(2 * rows - 1):
+        for j in range(2 * columns - 1):
+            x, y = Fraction(i // 2 + i % 2), Fraction(j // 2 + j % 2)
+            if i % 2 == 0 and j % 2 == 0:
+                found[i, j] = meets(polygon, (x, y), (x + 1, y + 1))
+            elif i % 2 and j % 2:
+                found[i, j] = all(
+                    turn(a, b, (x, y)) > 0 for a, b in zip(polygon, polygon[1:] + polygon[:1], strict=True)
+                )
+            elif i % 2:
+                found[i, j] = all(meets(polygon, (x - thin * (1 - s), y), (x + thin * s, y + 1)) for s in (0, 1))
+            else:
+                found[i, j] = all(meets(polygon, (x, y - thin * (1 - s)), (x + 1, y + thin * s)) for s in (0, 1))
+    return found
+
+
+coordinate = st.integers(-2, 22).map(lambda quarter: Fraction(quarter, 4))
+corners_strategy = st.lists(st.tuples(coordinate, coordinate), min_size=1, max_size=7)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(corners_strategy, min_size=1, max_size=4))
+def test_footprints_are_the_components_whose_interior_meets_the_regions(groups: list[list[Point]]) -> None:
+    # Quarter cells put many corners and sides exactly on grid lines, where open and closed differ.
+    regions = Regions.of_polygons([np.array(group, dtype=float) for group in groups])
+    found = Footprints.of(regions, grid(5, 5), 100.0).total()
+    assert found.tolist() == sum(oracle(group, 5, 5) for group in groups).tolist()
+
+
+@settings(max_examples=150, deadline=None)
+@given(corners_strategy, st.sampled_from([0.3, 0.8, 1.0, 1.5, 2.0, 3.0]))
+def test_no_region_meets_more_components_than_the_sensitivity(corners: list[Point], diameter: float) -> None:
+    domain = grid(6, 5)
+    regions = Regions.of_polygons([np.array(corners, dtype=float)])
+    found = Footprints.of(regions, domain, diameter).total()
+    k = int(np.ceil(diameter))
+    assert Footprints.sensitivity(domain, diameter) == (2 * k + 1) ** 2
+    assert found.sum() <= (2 * k + 1) ** 2
+
+
+@pytest.mark.parametrize(("k", "half", "centre"), [(1, 0.3, 5.0), (2, 0.7, 5.5), (3, 1.05, 5.0)])
+def test_the_sensitivity_is_attained(k: int, half: float, centre: float) -> None:
+    square = [(centre + half * a, centre + half * b) for a in (-1, 1) for b in (-1, 1)]
+    assert 2 * half * 2**0.5 < k
+    found = Footprints.of(Regions.of_polygons([square]), grid(10, 10), float(k)).total()
+    assert found.sum() == (2 * k + 1) ** 2 == Footprints.sensitivity(grid(10, 10), float(k))
+
+
+def test_counting_closed_touching_would_break_the_sensitivity() -> None:
+    # A side of length B along a grid line: its closed set touches 5 × 3 components, its interior is empty: one face.
+    flat = [(2.0, 3.0), (3.0, 3.0)]
+    touched = sum(2 <= 2 * x <= 2 * 3 for x in np.arange(1.0, 4.1, 0.5) if 2 <= x <= 3 or x in (1.5, 3.5)) * 3
+    closed = 5 * 3
+    assert touched <= closed
+    assert closed > Footprints.sensitivity(grid(6, 6), 1.0) == 9
+    assert Footprints.of(Regions.of_polygons([flat]), grid(6, 6), 1.0).total().sum() == 1
+
+
+def test_cells_that_are_not_square_have_a_sensitivity_per_axis() -> None:
+    domain = Domain(0.0, 0.0, 10.0, 30.0, 10, 10)  # cells of 1 × 3
+    assert Footprints.reach(domain, 3.0) == (3, 1)
+    assert Footprints.sensitivity(domain, 3.0) == 7 * 3
+
+
+@pytest.mark.parametrize("corners", [[(2.5, 3.5)], [(2.0, 3.0)], [(2.2, 3.2), (2.8, 3.8)], [(2.5, 3.5)] * 5])
+def test_a_point_and_a_flat_hull_are_one_face(corners: list[tuple[float, float]]) -> None:
+    found = Footprints.of(Regions.of_polygons([corners]), grid(6, 6), 1.0).total()
+    assert found[4, 6] == found.sum() == 1
+
+
+def test_what_lies_outside_the_box_is_cut_off() -> None:
+    corners = [(-1.5, -1.5), (-1.5, 1.5), (1.5, -1.5), (1.5, 1.5)]
+    far = [(1e12, -1e15), (1e12, 0.0), (-1e300, 5.0)]
+    found = Footprints.of(Regions.of_polygons([corners, far]), grid(6, 6), 5.0).total()
+    assert found[:3, :3].tolist() == [[1] * 3] * 3
+    assert found.sum() == 9
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(corners_strategy, min_size=1, max_size=5), st.floats(0.01, 50))
+def test_shrinking_bounds_the_diameter_and_keeps_smaller_regions(groups: list[list[Point]], bound: float) -> None:
+    regions = Regions.of_polygons([np.array(group, dtype=float) for group in groups])
+    shrunk = regions.shrunk(bound)
+    exact = [
+        max([float(np.hypot(float(a[0] - b[0]), float(a[1] - b[1]))) for a, b in combinations(g, 2)], default=0.0)
+        for g in groups
+    ]
+    assert regions.diameters() == pytest.approx(exact)
+    assert (shrunk.diameters() <= bound).all()
+    for index in np.flatnonzero(np.array(exact) < bound * 0.999):
+        part = slice(regions.start[index], regions.start[index + 1])
+        assert (shrunk.x[part] == regions.x[part]).all()
+
+
+def test_extraction_takes_the_nearest_fixes_to_the_densest_place_of_each_user() -> None:
+    rng = np.random.default_rng(5)
+    home, work = rng.normal([10, 10], 0.1, (30, 2)), rng.normal([50, 50], 5, (40, 2))
+    other = rng.normal([80, 20], 0.1, (8, 2))
+    points = np.concatenate([work, home, other])
+    user = np.array([7] * 70 + [3] * 8)
+    shuffled = rng.permutation(78)
+    regions = extract_regions(user[shuffled], *points[shuffled].T, nearest=12, bandwidth=0.5)
+    assert regions.user.tolist() == [3, 7]
+    assert np.diff(regions.start).tolist() == [8, 12]
+    assert np.hypot(regions.x[8:] - 10, regions.y[8:] - 10).max() < 1
+    alone = extract_regions(user[user == 7], *points[user == 7].T, nearest=12, bandwidth=0.5)
+    assert sorted(alone.x) == sorted(regions.x[8:]), "nobody else's fixes matter"
+
+
+def test_a_user_with_very_many_fixes_is_sampled() -> None:
+    x = np.random.default_rng(0).normal(3.0, 0.2, 50_000)
+    regions = extract_regions(np.zeros(50_000, np.int64), x, x, nearest=MAX_CORNERS, bandwidth=0.1)
+    assert len(regions.x) == MAX_CORNERS
+
+
+def test_only_the_first_regions_of_a_user_count() -> None:
+    square = np.array([(0.2, 0.2), (0.8, 0.2), (0.2, 0.8)])
+    regions = Regions.of_polygons([square, square + 1, square + 2, square + 3], user=[1, 2, 1, 1])
+    assert regions.at_most(2).user.tolist() == [1, 2, 1]
+    assert regions.at_most(1).x.tolist() == regions.x[:6].tolist()
+    assert regions.at_most(5) is regions
+
+
+def test_no_region_is_no_footprint() -> None:
+    assert Footprints.of(Regions.of_polygons([]), grid(3, 3), 1.0).total().sum() == 0
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Regions.of_polygons([[]]),
+        lambda: Regions.of_polygons([[(np.nan, 1.0)]]),
+        lambda: Regions.of_polygons([np.zeros((MAX_CORNERS + 1, 2))]),
+        lambda: Regions.of_polygons([[(0, 0)]], user=[1, 2]),
+        lambda: Regions.of_polygons([[(0, 0)]]).shrunk(0.0),
+        lambda: Footprints.sensitivity(grid(3, 3), float("inf")),
+        lambda: extract_regions(np.zeros(1, np.int64), np.zeros(1), np.zeros(1), nearest=0, bandwidth=1.0),
+        lambda: extract_regions(np.zeros(1, np.int64), np.zeros(1), np.zeros(1), nearest=3, bandwidth=0.0),
+        lambda: extract_regions(np.zeros(2, np.int64), np.zeros(1), np.zeros(1), nearest=3, bandwidth=1.0),
+        lambda: extract_regions(np.zeros(1, np.int64), np.array([np.inf]), np.zeros(1), nearest=3, bandwidth=1.0),
+    ],
+)
+def test_bad_input_is_a_typed_error(build: object) -> None:
+    with pytest.raises(RegionError):
+        build()  # type: ignore[operator]

@@ -1,0 +1,133 @@
+"""Mean and variance over cells: integer sensitivities by brute force, bias formulas, budgets and columns."""
+
+from __future__ import annotations
+
+import itertools
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpcore.budget import to_micro
+from dpcore.contributions import Contributions
+from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterError
+from dpcore.moments import (
+    cell_variances,
+    mean_clipping_bias,
+    mean_sensitivity,
+    variance_clipping_bias,
+    variance_sensitivity,
+)
+
+
+def group(rows: list[tuple[int, int, int, int]], upper: int) -> Contributions:
+    cell, user, time, value = (np.array(column) for column in zip(*rows, strict=True))
+    return Contributions.group(cell.astype(np.uint64), user.astype(np.uint64), time, value, upper=upper)
+
+
+@pytest.mark.parametrize("samples", [(1,), (1, 1), (2, 1), (1, 2, 2), (3, 1, 1), (4, 2)])
+def test_sensitivities_are_the_worst_change_over_all_values_of_one_user(samples: tuple[int, ...]) -> None:
+    """Exhaustive over values in {0, U} and a middle one; the worst case of a convex function sits at its corners."""
+    upper, grid = 10, 1
+    rows = [(1, user, k, 0) for user, m in enumerate(samples) for k in range(m)]
+    n = len(rows)
+    counts = group(rows, upper).counts
+    claimed_mean = mean_sensitivity(counts, counts.samples, upper)
+    claimed_variance = variance_sensitivity(counts, counts.samples, upper, grid)
+    worst_mean, worst_variance = np.zeros(len(samples), int), np.zeros(len(samples), int)
+    statistics = {}
+    for values in itertools.product((0, 5, 10), repeat=n):
+        held = group([(c, u, k, v) for (c, u, k, _), v in zip(rows, values, strict=True)], upper)
+        statistics[values] = int(held.cell_sums()[0]), int(cell_variances(held, grid)[0])
+    owner = [user for _, user, _, _ in rows]
+    for user in range(len(samples)):
+        rest = [i for i in range(n) if owner[i] != user]
+        groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for values, found in statistics.items():
+            groups.setdefault(tuple(values[i] for i in rest), []).append(found)
+        for found in groups.values():
+            columns = np.array(found)
+            spread = columns.max(axis=0) - columns.min(axis=0)
+            worst_mean[user] = max(worst_mean[user], spread[0])
+            worst_variance[user] = max(worst_variance[user], spread[1])
+    assert (worst_mean == claimed_mean).all()
+    assert (worst_variance <= claimed_variance).all()
+    assert (claimed_variance - worst_variance <= 1).all(), "looser than the rounding explains"
+
+
+def test_the_printed_item_level_variance_sensitivity_is_wrong() -> None:
+    """U²(L−1)/L would be L times too large: the true item-level value is U²(L−1)/L²."""
+    upper, users = 100, 5
+    rows = [(1, user, 0, 0) for user in range(users)]
+    counts = group(rows, upper).counts
+    expected = Fraction(upper**2 * (users - 1), users**2)
+    assert set(variance_sensitivity(counts, counts.samples, upper, 1).tolist()) == {int(-(-expected // 1))}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_changing_one_users_values_moves_each_integer_by_at_most_its_sensitivity(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    upper, grid, n = 6500, 100, int(rng.integers(1, 60))
+    cell, user = rng.integers(0, 4, n).astype(np.uint64), rng.integers(0, 6, n).astype(np.uint64)
+    time, value = rng.permutation(n), rng.integers(-10, 9000, n)
+    other = np.where(user == user[0], rng.choice([0, upper, 3000], n), value)
+    one = Contributions.group(cell, user, time, value, upper=upper)
+    two = Contributions.group(cell, user, time, other, upper=upper)
+    retained = np.minimum(one.counts.samples, rng.integers(0, 5, len(one.counts.samples)))
+    one, two = one.retain(retained), two.retain(retained)
+    mine = one.counts.users[one.counts.pair_user] == user[0]
+    for exact, delta in (
+        (Contributions.cell_sums, mean_sensitivity(one.counts, retained, upper)),
+        (lambda c: cell_variances(c, grid), variance_sensitivity(one.counts, retained, upper, grid)),
+    ):
+        allowed = one.counts.by_cell(np.where(mine, delta, 0))
+        assert (np.abs(exact(one) - exact(two)) <= allowed).all()
+
+
+@pytest.mark.parametrize("total", range(1, 9))
+def test_clipping_bias_is_the_worst_case_by_brute_force(total: int) -> None:
+    for kept in range(1, total + 1):
+        mean = variance = 0.0
+        for ones in itertools.product((0.0, 1.0), repeat=total):
+            x = np.array(ones)
+            mean = max(mean, abs(x.mean() - x[:kept].mean()))
+            variance = max(variance, abs(x.var() - x[:kept].var()))
+        n, N = np.array([kept]), np.array([total])
+        assert mean == pytest.approx(mean_clipping_bias(N, n, 1.0)[0])
+        assert variance == pytest.approx(variance_clipping_bias(N, n, 1.0)[0])
+
+
+def test_values_are_clipped_before_they_are_summed_and_the_first_in_time_are_retained() -> None:
+    held = group([(1, 1, 3, 99), (1, 1, 1, -5), (1, 1, 2, 4), (2, 1, 0, 7)], upper=10)
+    assert held.values.tolist() == [0, 4, 10, 7]
+    assert held.retain(np.array([2, 0])).values.tolist() == [0, 4]
+    with pytest.raises(ParameterError):
+        held.retain(np.array([4, 0]))
+
+
+def test_sums_that_could_leave_int64_are_refused() -> None:
+    zeros = np.zeros(4, dtype=np.uint64)
+    with pytest.raises(OverflowBoundError):
+        Contributions.group(zeros, zeros, np.arange(4), np.arange(4), upper=2**61)
+    held = Contributions.group(zeros, zeros, np.arange(4), np.arange(4), upper=2**31)
+    with pytest.raises(OverflowBoundError):
+        held.cell_squares()
+
+
+@given(st.decimals(min_value="0.000001", max_value="1000000", allow_nan=False))
+def test_charges_round_up_and_allowances_round_down(epsilon: Decimal) -> None:
+    exact = Fraction(epsilon) * 1_000_000
+    assert to_micro(epsilon, round_up=False) <= exact <= to_micro(epsilon, round_up=True)
+    assert to_micro(0.1, round_up=False) == to_micro(0.1, round_up=True) == 100_000
+
+
+@pytest.mark.parametrize("epsilon", [0, -1.0, float("nan"), float("inf"), "x", 1e-9])
+def test_budgets_that_mean_nothing_are_refused(epsilon: float | str) -> None:
+    with pytest.raises(BudgetError) as caught:
+        to_micro(epsilon, round_up=False)
+    assert isinstance(caught.value, DPError)
+    assert "give" in str(caught.value)

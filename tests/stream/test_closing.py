@@ -1,0 +1,224 @@
+"""The release protocol against real Redis and real Kafka, interrupted everywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from dpcore.noise import Noise
+from stream.closer import verify_ledger
+from stream.closing import STEPS, Closing
+from stream.config import Config
+from stream.ledger import Ledger, LedgerError
+from stream.local import REPO_ROOT
+from stream.pipeline import PlanError, contributions_of, plan_window
+from stream.publishing import KafkaPublisher, make_producer
+from stream.releases import HEXAGON_SPEED, WINDOW, Message, digest
+from stream.state import State
+from stream.topics import create_topics
+from tests.builders import SLOT, bus_config, random_rows
+from tests.stream.topics_reader import read_all
+
+
+class Collected:
+    """A publisher that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    async def publish(self, messages) -> None:
+        self.messages += messages
+
+    async def confirm(self, messages) -> None:
+        assert self.messages[-len(messages) :] == list(messages)
+
+
+async def store(redis: Redis, config: Config, rows: np.ndarray, slot: int = SLOT) -> State:
+    state = State(redis, config.feed.name)
+    await Ledger(redis, config.feed.name).start_generation()
+    n = len(rows)
+    await state.append("bus/0", 0, n, rows, np.arange(n), np.full(n, slot), 0)
+    return state
+
+
+def closing_of(redis: Redis, config: Config, publisher, **hooks) -> Closing:
+    feed = config.feed.name
+    return Closing(config, redis, State(redis, feed), Ledger(redis, feed), publisher, Noise(), **hooks)
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_once_with_the_same_bytes(
+    step: str, kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
+) -> None:
+    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+    await create_topics(config)
+    await store(redis, config, random_rows(1, 400))
+    command = [sys.executable, str(Path(__file__).with_name("protocol_child.py"))]
+    command += [str(REPO_ROOT / "config" / "bus-fleet.toml"), topic_name, str(tmp_path / "user.key"), kafka, redis_url]
+
+    def run(last_step: str) -> int:
+        done = subprocess.run([*command, str(SLOT), last_step], cwd=REPO_ROOT, env={"PYTHONPATH": str(REPO_ROOT)})
+        return done.returncode
+
+    assert run(step) == -9
+    ledger = Ledger(redis, topic_name)
+    charged_before = await ledger.total("2017-03-21")
+    if STEPS.index(step) >= STEPS.index("charge"):
+        assert charged_before[1] > 0, "noise was drawn before anybody was charged"
+    assert run("never") == 0
+
+    bodies = defaultdict(set)
+    for record in await read_all(kafka, topic_name):
+        bodies[dict(record.headers)["ce_id"]].add(record.value)
+    assert all(len(values) == 1 for values in bodies.values()), "one identifier with two different payloads"
+    markers = [value for key, (value,) in ((k, tuple(v)) for k, v in bodies.items()) if key.startswith(WINDOW.encode())]
+    assert len(markers) == 1
+    marker = msgspec.json.decode(markers[0])
+    releases = {k: next(iter(v)) for k, v in bodies.items() if k.startswith(HEXAGON_SPEED.encode())}
+    assert marker["messages"] == len(releases)
+    assert marker["digest"] == digest(releases[key] for key in sorted(releases))
+    counts = contributions_of(random_rows(1, 400), config).counts
+    window, period = Closing.slotting.fget(closing_of(redis, config, Collected())).window(SLOT), None
+    slotting = closing_of(redis, config, Collected()).slotting
+    period = slotting.period_of(SLOT)
+    full = np.full(counts.n_users, config.privacy.budget_micro)
+    planned = plan_window(counts, full, config, window, period, marker["generation"])
+    assert await ledger.total("2017-03-21") == (counts.n_users, int(planned.charged_users()[1].sum()))
+    assert await State(redis, topic_name).open_slots() == []
+
+
+async def test_the_bytes_that_leave_are_the_committed_ones_and_a_second_draw_is_thrown_away(
+    redis: Redis, tmp_path: Path
+) -> None:
+    config = bus_config(tmp_path)
+    await store(redis, config, random_rows(2, 200))
+    redraws: list[int] = []
+    rival, mine = Collected(), Collected()
+    other = closing_of(redis, config, rival)
+
+    async def overtaken(step: str) -> None:
+        if step == "draw":
+            await other._commit(SLOT)
+
+    closing = closing_of(redis, config, mine, after_step=overtaken, on_redraw=lambda: redraws.append(1))
+    await closing.close(SLOT)
+    committed = closing_of(redis, config, rival)
+    assert redraws == [1]
+    assert (await committed.closed(SLOT)).messages == len(mine.messages)
+    users = contributions_of(random_rows(2, 200), config).counts.n_users
+    total = (await Ledger(redis, config.feed.name).total("2017-03-21"))[1]
+    assert total <= users * config.privacy.epsilon_micro, "two draws of one plan were charged twice"
+
+
+async def test_a_lost_ledger_generation_stops_the_release_before_anything_is_drawn(
+    redis: Redis, tmp_path: Path
+) -> None:
+    config = bus_config(tmp_path)
+    await store(redis, config, random_rows(3, 50))
+    await redis.delete("hv:{bus}:generation")
+    publisher = Collected()
+    with pytest.raises(LedgerError, match="append-only"):
+        await closing_of(redis, config, publisher).close(SLOT)
+    assert publisher.messages == []
+    assert await redis.get(f"hv:{{bus}}:outbox:{SLOT}") is None
+
+
+async def test_start_up_refuses_a_redis_that_forgot_or_was_set_back(
+    kafka: str, redis: Redis, tmp_path: Path, topic_name: str
+) -> None:
+    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+    await create_topics(config)
+    await store(redis, config, random_rows(4, 60))
+    producer = make_producer(kafka)
+    await producer.start()
+    try:
+        await closing_of(redis, config, KafkaPublisher(producer, kafka)).close(SLOT)
+    finally:
+        await producer.stop()
+    generation = await verify_ledger(config, redis)
+    closed = await redis.hgetall(f"hv:{{{topic_name}}}:closed")
+    await redis.delete(f"hv:{{{topic_name}}}:closed")
+    with pytest.raises(LedgerError, match="older state"):
+        await verify_ledger(config, redis)
+    await redis.hset(f"hv:{{{topic_name}}}:closed", mapping=closed)
+    assert await verify_ledger(config, redis) == generation
+    await redis.flushall()
+    with pytest.raises(LedgerError, match="spent budgets are lost"):
+        await verify_ledger(config, redis)
+
+
+async def test_rows_that_change_after_the_plan_are_never_drawn(redis: Redis, tmp_path: Path) -> None:
+    config = bus_config(tmp_path)
+    state = await store(redis, config, random_rows(5, 80))
+    publisher = Collected()
+
+    async def tamper(step: str) -> None:
+        if step == "seal":
+            await redis.delete(f"hv:{{bus}}:rows:{SLOT}")
+
+    contributions = contributions_of(await state.read_rows(SLOT), config)
+    closing = closing_of(redis, config, publisher)
+    generation = await Ledger(redis, "bus").generation()
+    await closing._charged_plan(SLOT, contributions, generation)
+    with pytest.raises(PlanError, match="changed after they were planned"):
+        await closing_of(redis, config, publisher, after_step=tamper).close(SLOT)
+    assert publisher.messages == []
+
+
+async def test_a_budget_spent_between_plan_and_charge_makes_a_new_plan_without_that_user(
+    redis: Redis, tmp_path: Path
+) -> None:
+    config = bus_config(tmp_path)
+    rows = random_rows(6, 120)
+    await store(redis, config, rows)
+    victim = str(int(rows["user"][0]))
+    budget = config.privacy.budget_micro
+    seen: list[str] = []
+
+    async def spend(step: str) -> None:
+        seen.append(step)
+        if step == "plan" and seen.count("plan") == 1:
+            await redis.hset("hv:{bus}:ledger:2017-03-21", victim, budget)
+
+    publisher = Collected()
+    await closing_of(redis, config, publisher, after_step=spend).close(SLOT)
+    assert seen.count("plan") == 2
+    assert int(await redis.hget("hv:{bus}:ledger:2017-03-21", victim)) == budget
+
+
+async def test_a_user_without_a_full_grant_contributes_nothing_and_pays_nothing(redis: Redis, tmp_path: Path) -> None:
+    config = bus_config(tmp_path)
+    rows = random_rows(7, 120)
+    counts = contributions_of(rows, config).counts
+    slotting = closing_of(redis, config, Collected()).slotting
+    left = np.full(counts.n_users, config.privacy.epsilon_micro)
+    left[3] -= 1
+    plan = plan_window(counts, left, config, slotting.window(SLOT), slotting.period_of(SLOT), "g")
+    charges = np.frombuffer(plan.charges, "<i8")
+    retained = np.frombuffer(plan.retained, "<i8")
+    assert charges[3] == 0
+    assert retained[counts.pair_user == 3].sum() == 0
+    assert (charges <= config.privacy.epsilon_micro).all()
+    assert charges[charges > 0].size == counts.n_users - 1
+
+
+async def test_charges_are_added_once_however_often_a_chunk_is_sent_and_never_beyond_the_budget(redis: Redis) -> None:
+    ledger = Ledger(redis, "bus")
+    generation = await ledger.start_generation()
+    users = np.arange(1, 5001, dtype=np.uint64) * np.uint64(3_000_000_000_000_001)
+    charges = np.arange(1, 5001, dtype=np.int64)
+    for _ in range(3):
+        assert not len(await ledger.charge(SLOT, "p", "plan-a", generation, users, charges, 10_000))
+    assert (await ledger.spent("p", users) == charges).all()
+    refused = await ledger.charge(SLOT, "p", "plan-b", generation, users[-3:], np.full(3, 5001), 10_000)
+    assert set(refused.tolist()) == {int(users[-1])}
+    assert (await ledger.spent("p", users[-3:]) == charges[-3:]).all(), "a refused chunk wrote something"
+    with pytest.raises(LedgerError):
+        await ledger.charge(SLOT, "p", "plan-c", "another generation", users, charges, 10_000)

@@ -1,0 +1,144 @@
+"""Plans and messages: reproducible, within charge, valid, and honest about what was clamped."""
+
+from __future__ import annotations
+
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpcore.contributions import Contributions
+from dpcore.noise import Noise
+from stream.closing import slotting_of
+from stream.config import Config
+from stream.pipeline import VARIANCE_GRID, Plan, build_messages, contributions_of, decode_plan, encode_plan, plan_window
+from stream.releases import HEXAGON_SPEED, WINDOW, decode_outbox, digest, encode_outbox, rejected_message, schema
+from tests.builders import SLOT, bus_config, random_rows
+
+
+def planned(config: Config, rows: np.ndarray) -> tuple[Plan, Contributions]:
+    held = contributions_of(rows, config)
+    slotting = slotting_of(config)
+    left = np.full(held.counts.n_users, config.privacy.budget_micro)
+    window, period = slotting.window(SLOT), slotting.period_of(SLOT)
+    return plan_window(held.counts, left, config, window, period, "11111111-1111-4111-8111-111111111111"), held
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"speed.suppression": "none"}, {"speed.allocation": "uniform"}, {"speed.min_users": 3}]
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_loss_of_changing_one_users_values_never_exceeds_his_charge(
+    tmp_path: Path, seed: int, settings: dict[str, object]
+) -> None:
+    """Pre-noise integers of neighbouring windows, divided by the scales in exact fractions, against the µε charged."""
+    config = bus_config(tmp_path, **settings)
+    rows = random_rows(seed, 250)
+    plan, held = planned(config, rows)
+    charges = dict(zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+    retained = np.frombuffer(plan.retained, "<i8")
+    shape = (2, held.counts.n_cells)
+    t = np.frombuffer(plan.numerators, "<i8").reshape(shape)
+    s = np.frombuffer(plan.denominators, "<i8").reshape(shape)
+    from dpcore.moments import cell_variances
+
+    def integers(of: np.ndarray) -> np.ndarray:
+        kept = contributions_of(of, config).retain(retained)
+        return np.array([kept.cell_sums(), cell_variances(kept, VARIANCE_GRID)])
+
+    rng = np.random.default_rng(seed)
+    for user in held.counts.users.tolist():
+        changed = rows.copy()
+        mine = rows["user"] == user
+        changed["value"][mine] = rng.choice([0, 6500], mine.sum())
+        other, _ = planned(config, changed)
+        assert other.digest == plan.digest, "the plan looked at values"
+        moved = np.abs(integers(rows) - integers(changed))
+        loss = Fraction(0)
+        for where in zip(*np.nonzero(moved), strict=True):
+            assert t[where] > 0, "a number that moved was released without noise"
+            loss += Fraction(int(moved[where]) * int(s[where]), int(t[where]))
+        assert loss * 1_000_000 <= charges[user] <= config.privacy.epsilon_micro
+
+
+def test_the_same_rows_in_any_order_with_duplicates_give_the_same_plan_and_messages(tmp_path: Path) -> None:
+    config = bus_config(tmp_path)
+    rows = random_rows(1, 300)
+    shuffled = np.random.default_rng(0).permutation(np.concatenate([rows, rows[:50]]))
+
+    def messages(of: np.ndarray):
+        plan, held = planned(config, of)
+        return encode_outbox(build_messages(plan, held, Noise(np.random.default_rng(5).bytes), config))
+
+    assert messages(rows) == messages(shuffled)
+
+
+def test_every_message_validates_and_the_marker_vouches_for_the_rest(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **{"speed.min_users": 2})
+    plan, held = planned(config, random_rows(2, 60))
+    messages = decode_outbox(encode_outbox(build_messages(plan, held, Noise(), config)))
+    for message in [*messages, rejected_message("bus", "not-json", "bus.positions", 0, 3, 9, 4)]:
+        checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+        jsonschema.Draft202012Validator(schema(message.topic), format_checker=checker).validate(
+            json.loads(message.value)
+        )
+        assert message.ce_id.startswith(message.topic)
+    marker = json.loads(messages[-1].value)
+    assert messages[-1].topic == WINDOW
+    assert marker["messages"] == len(messages) - 1
+    assert marker["digest"] == digest(message.value for message in messages[:-1])
+    assert len({message.ce_id for message in messages}) == len(messages)
+    assert all(message.timestamp_ms == (SLOT + 3600) * 1000 for message in messages)
+
+
+def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(tmp_path: Path) -> None:
+    """n = 60 windows × about 6 cells × 2 statistics; α = 1e-6; a width of one half covers 78 % (power 1 at this n)."""
+    config = bus_config(tmp_path)
+    rows = random_rows(3, 400)
+    plan, held = planned(config, rows)
+    kept = held.retain(np.frombuffer(plan.retained, "<i8"))
+    n = kept.counts.by_cell(kept.counts.samples)
+    means = kept.cell_sums() / n * 0.01
+    covered = narrow = total = 0
+    for _ in range(60):
+        for truth, message in zip(means, build_messages(plan, held, Noise(), config), strict=False):
+            body = json.loads(message.value)
+            low, high = body["mean"]["interval"]
+            covered += low <= truth <= high
+            width = body["mean"]["scale"] * math.log(20) / 2
+            narrow += abs(body["mean"]["raw"] - truth) <= width
+            total += 1
+    assert stats.binomtest(covered, total, 0.95, "less").pvalue > 1e-6
+    assert stats.binomtest(narrow, total, 0.95, "less").pvalue < 1e-6
+
+
+def test_a_value_outside_its_range_is_clamped_and_says_so(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **{"privacy.epsilon": 0.01})
+    plan, held = planned(config, random_rows(4, 40))
+    bodies = [json.loads(m.value) for m in build_messages(plan, held, Noise(), config) if m.topic == HEXAGON_SPEED]
+    assert any(body["mean"]["clamped"] for body in bodies if body["status"] == "published")
+    for body in bodies:
+        mean = body["mean"]
+        assert 0 <= mean["value"] <= 65
+        assert mean["clamped"] == (mean["raw"] != mean["value"])
+        assert mean["interval"][0] <= mean["value"] <= mean["interval"][1]
+
+
+def test_a_plan_survives_storage_bit_for_bit(tmp_path: Path) -> None:
+    plan, _ = planned(bus_config(tmp_path), random_rows(5, 100))
+    assert decode_plan(encode_plan(plan)) == plan
+    assert decode_plan(encode_plan(plan)).digest == plan.digest
+
+
+def test_a_cell_below_min_users_is_suppressed_and_costs_nobody_anything(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **{"speed.min_users": 100})
+    plan, held = planned(config, random_rows(6, 100))
+    bodies = [json.loads(m.value) for m in build_messages(plan, held, Noise(), config)[:-1]]
+    assert {body["status"] for body in bodies} == {"suppressed"}
+    assert not any("mean" in body for body in bodies)
+    assert not np.frombuffer(plan.charges, "<i8").any()
