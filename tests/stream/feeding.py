@@ -15,9 +15,12 @@ from stream.events import Decoder
 
 KEY = bytes(range(32))
 START_MS = 1_490_072_400_000  # 2017-03-21T00:00 in Chicago
+NOW_US = START_MS * 1000 + 10**12
 
 
-def make_config(topic: str = "t", bootstrap: str = "127.0.0.1:1", redis_url: str = "redis://127.0.0.1:1/0") -> Config:
+def make_config(
+    topic: str = "t", bootstrap: str = "127.0.0.1:1", redis_url: str = "redis://127.0.0.1:1/0", group: str = "group"
+) -> Config:
     return Config(
         relation="values",
         feed={
@@ -29,7 +32,7 @@ def make_config(topic: str = "t", bootstrap: str = "127.0.0.1:1", redis_url: str
         privacy={"epsilon": 2.0, "budget": 48.0},
         hexagons={"resolution": 7},
         speed={"upper_bound": 65.0},
-        kafka={"bootstrap": bootstrap, "group": f"{topic}-group"},
+        kafka={"bootstrap": bootstrap, "group": f"{topic}-{group}"},
         redis={"url": redis_url},
     )
 
@@ -57,7 +60,7 @@ def messages(count: int, seed: int = 0) -> list[bytes]:
 
 def expected_rows(config: Config, values: Sequence[bytes]) -> list[bytes]:
     """The rows of ``values``, sorted: what state must hold, each once."""
-    return sorted(row.tobytes() for row in Decoder(config, KEY).decode(values, START_MS * 1000).rows)
+    return sorted(row.tobytes() for row in Decoder(config, KEY).decode(values, NOW_US).rows)
 
 
 async def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
@@ -74,7 +77,10 @@ async def produce(bootstrap: str, topic: str, values: Sequence[bytes | None], pa
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5, acks=1, max_request_size=32 << 20)
     await producer.start()
     try:
-        sent = [await producer.send(topic, value, partition=(first + i) % partitions) for i, value in enumerate(values)]
+        sent = [
+            await producer.send(topic, value, key=b"k", partition=(first + i) % partitions)
+            for i, value in enumerate(values)
+        ]
         await asyncio.gather(*sent)
     finally:
         await producer.stop()

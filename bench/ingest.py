@@ -1,0 +1,219 @@
+"""Events per second and core from a Kafka topic to durable Redis state, beside a plain Faust agent doing the same.
+
+Both read the same topic (one partition, JSON of some 330 bytes as a city sends it), into the same kind of Redis (append-only
+file on, synced every second), each in a process of its own, with the same decoder, cells and pseudonyms. The agent does what
+a Faust program does by itself: one event at a time, one append to Redis each. Rates per core divide by the CPU seconds of
+the process; Redis and Kafka have theirs beside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import faust
+import structlog
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from redis.asyncio import Redis
+
+from stream.config import Config
+from stream.events import Decoder
+from stream.ingest import Ingestor
+from stream.local import KafkaServer, RedisServer
+from stream.metrics import OperatorMetrics
+from stream.releases import Message
+from stream.windows import Slotting
+
+EVENTS = 600_000
+AGENT_SECONDS = 15.0
+TOPIC = "bench.positions"
+_KEY = bytes(32)
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def bench_config(bootstrap: str, redis_url: str) -> Config:
+    return Config(
+        relation="values",
+        feed={
+            "name": "bench",
+            "topic": TOPIC,
+            "format": "itms",
+            "timezone": "Asia/Kolkata",
+            "domain": {"south": 20.9, "west": 72.6, "north": 21.4, "east": 73.1},
+        },
+        privacy={"epsilon": 2.0, "budget": 48.0},
+        hexagons={"resolution": 7},
+        speed={"upper_bound": 65.0},
+        kafka={"bootstrap": bootstrap, "group": "bench"},
+        redis={"url": redis_url},
+    )
+
+
+def synthetic_event(rng: random.Random, second: int) -> bytes:
+    """One position of a city bus in the Surat format; ``second`` of 2021-05-08, local time."""
+    bus = rng.randrange(1000)
+    clock = f"{second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
+    body = {
+        "vehicle_label": f"M{bus}",
+        "route_id": str(bus % 90),
+        "id": "suratmunicipal.org/6db486cb4f720e8585ba1f45a931c63c25dbbbda/rs.iudx.org.in/surat-itms-realtime-info",
+        "location": {"coordinates": [72.7 + rng.random() * 0.3, 21.0 + rng.random() * 0.3], "type": "Point"},
+        "speed": round(rng.random() * 60, 1),
+        "observationDateTime": f"2021-05-08T{clock}+05:30",
+        "trip_id": str(14_000_000 + bus),
+        "license_plate": f"GJ05NH{bus:04d}",
+        "trip_delay": rng.randrange(200),
+        "trip_direction": "UP",
+    }
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+async def fill(bootstrap: str, events: int) -> float:
+    """Make the topic and send the events, an hour of them in order; returns their mean size in bytes."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    await admin.create_topics([NewTopic(TOPIC, 1, 1)])
+    await admin.close()
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks=1, linger_ms=20, max_batch_size=1 << 18)
+    await producer.start()
+    rng, size, sent = random.Random(1), 0, None
+    try:
+        for number in range(events):
+            value = synthetic_event(rng, 8 * 3600 + number * 7200 // events)
+            size += len(value)
+            sent = await producer.send(TOPIC, value, partition=0)
+        if sent is not None:
+            await sent
+    finally:
+        await producer.stop()
+    return size / events
+
+
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def report(count: int, cpu: float, wall: float) -> None:
+    """Hand the result to the parent."""
+    print(json.dumps({"events": count, "cpu_seconds": cpu, "wall_seconds": wall}), flush=True)
+
+
+async def batches(bootstrap: str, redis_url: str, events: int) -> None:
+    """Hexveil's way: the ingestor of the worker."""
+    config, metrics = bench_config(bootstrap, redis_url), OperatorMetrics()
+
+    async def ignore(message: Message) -> None:
+        raise RuntimeError(f"the bench sent something bad: {message.value!r}")
+
+    async with Redis.from_url(redis_url) as redis:
+        ingestor = Ingestor(config, redis, Decoder(config, _KEY), metrics, ignore)
+        task = asyncio.create_task(ingestor.run())
+        await ingestor.assigned.wait()
+        cpu, wall = cpu_seconds(), time.perf_counter()
+        while (metrics.registry.get_sample_value("hexveil_events_ingested_total") or 0) < events:
+            await asyncio.sleep(0.01)
+        report(events, cpu_seconds() - cpu, time.perf_counter() - wall)
+        await ingestor.stop()
+        await task
+
+
+def agent(bootstrap: str, redis_url: str, events: int) -> None:
+    """A plain Faust agent: per event, decode, slot, and one transaction that appends the row and moves the offset."""
+    config = bench_config(bootstrap, redis_url)
+    app = faust.App(
+        "bench-agent",
+        broker=f"kafka://{bootstrap}",
+        store="memory://",
+        autodiscover=False,
+        topic_disable_leader=True,
+        web_enabled=False,
+        stream_wait_empty=False,
+        consumer_auto_offset_reset="earliest",
+    )
+    redis, decoder = Redis.from_url(redis_url), Decoder(config, _KEY)
+    slotting = Slotting(config.window.slot, config.privacy.period, config.feed.timezone)
+
+    @app.agent(app.topic(TOPIC, value_serializer="raw"))
+    async def store(stream: faust.StreamT[bytes]) -> None:
+        count, cpu, wall = 0, cpu_seconds(), time.perf_counter()
+        async for event in stream.events():
+            batch = decoder.decode([event.value], time.time_ns() // 1000)
+            slot = int(slotting.slot_starts(batch.rows["time"])[0])
+            async with redis.pipeline(transaction=True) as pipe:
+                pipe.rpush(f"rows:{slot}", batch.rows.tobytes())
+                pipe.hset("offsets", f"{TOPIC}/{event.message.partition}", event.message.offset + 1)
+                await pipe.execute()
+            count += 1
+            if count == events or time.perf_counter() - wall > AGENT_SECONDS:
+                report(count, cpu_seconds() - cpu, time.perf_counter() - wall)
+                os._exit(0)
+
+    faust.Worker(
+        app, loglevel="error", quiet=True, redirect_stdouts=False, override_logging=False
+    ).execute_from_commandline()
+
+
+def measure(way: str, bootstrap: str, events: int) -> dict[str, float]:
+    """Run one way in a process of its own, into a Redis of its own; events/s per core and by the clock."""
+    with RedisServer(appendfsync="everysec") as redis:
+        command = [sys.executable, "-m", "bench.ingest", way, bootstrap, redis.url, str(events)]
+        done = subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, timeout=600, check=True)
+        server_cpu = _cpu_of(redis.pid)
+    # Faust writes terminal codes to stdout, also when it is quiet.
+    found = json.loads(next(line[line.index(b"{") :] for line in done.stdout.splitlines() if b'{"events"' in line))
+    return {
+        "events": found["events"],
+        "per_second_per_core": found["events"] / found["cpu_seconds"],
+        "per_second_wall": found["events"] / found["wall_seconds"],
+        "redis_us_per_event": server_cpu / found["events"] * 1e6,
+    }
+
+
+def _cpu_of(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def run(events: int = EVENTS, repeats: int = 3) -> dict[str, Any]:
+    """Both ways over one topic; the batches best of ``repeats``, the agent once for some seconds."""
+    with KafkaServer() as kafka:
+        size = asyncio.run(fill(kafka.bootstrap, events))
+        ours = [measure("batches", kafka.bootstrap, events) for _ in range(repeats)]
+        plain = measure("agent", kafka.bootstrap, events)
+    best = max(ours, key=lambda result: result["per_second_per_core"])
+    return {
+        "event_bytes": round(size, 1),
+        "batches": best,
+        "batches_per_second_per_core": [round(result["per_second_per_core"]) for result in ours],
+        "faust_agent": plain,
+        "ratio_per_core": best["per_second_per_core"] / plain["per_second_per_core"],
+        "ratio_wall": best["per_second_wall"] / plain["per_second_wall"],
+    }
+
+
+def main() -> None:
+    if len(sys.argv) == 1:
+        print(json.dumps(run(), indent=2))
+        return
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    logging.disable(logging.WARNING)
+    way, bootstrap, redis_url, events = sys.argv[1:]
+    if way == "agent":
+        agent(bootstrap, redis_url, int(events))
+    else:
+        asyncio.run(batches(bootstrap, redis_url, int(events)))
+
+
+if __name__ == "__main__":
+    main()
