@@ -16,7 +16,7 @@ from dpcore.noise import Noise
 from stream.closing import Closing
 from stream.config import Config
 from stream.ledger import Ledger, LedgerError
-from stream.pipeline import PlanError
+from stream.plan import PlanError
 from stream.publishing import KafkaPublisher, PublishError, last_marker, make_producer
 from stream.state import State
 

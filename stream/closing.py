@@ -19,7 +19,8 @@ from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.ledger import Ledger, LedgerError
-from stream.pipeline import Plan, build_messages, contributions_of, decode_plan, encode_plan, plan_window
+from stream.pipeline import build_messages, contributions_of, plan_window
+from stream.plan import Plan, decode_plan, encode_plan
 from stream.releases import Message, decode_outbox, encode_outbox
 from stream.windows import Slotting, utc_text
 

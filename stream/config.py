@@ -173,6 +173,15 @@ class SpeedConfig(_Section):
         return round(self.upper_bound / SPEED_QUANTUM_KMH)
 
 
+class ParticipationConfig(_Section):
+    """Public bounds of relation "participation": cell list and caps per user."""
+
+    geojson: Path | None = None
+    max_cells: int = Field(default=5_000, ge=1, le=1_000_000)
+    cells_per_user: int = Field(ge=1, le=1_000)
+    samples_per_cell: int = Field(ge=1, le=100_000)
+
+
 class KafkaConfig(_Section):
     """Broker and consumer group."""
 
@@ -206,6 +215,7 @@ class Config(BaseSettings):
     privacy: PrivacyConfig
     hexagons: HexagonConfig
     speed: SpeedConfig
+    participation: ParticipationConfig | None = None
     kafka: KafkaConfig = KafkaConfig()
     redis: RedisConfig = RedisConfig()
     operator: SurfaceConfig = SurfaceConfig(port=6066)
@@ -224,12 +234,25 @@ class Config(BaseSettings):
         return env_settings, init_settings
 
     @model_validator(mode="after")
-    def _relation_is_carried_through(self) -> Self:
-        if self.relation == "participation":
-            raise ValueError(
-                "relation 'participation' is not supported yet: counts, visited cells and noise scales would leak who was "
-                "where. Only relation 'values' can be released; do not use it for private cars, taxis or riders"
-            )
+    def _participation_reads_no_counts(self) -> Self:
+        if (self.relation == "participation") != (self.participation is not None):
+            raise ValueError("[participation] and relation = 'participation' go together; give both or neither")
+        if self.relation == "values":
+            return self
+        refused = {
+            "speed.suppression": (self.speed.suppression != "none", "chop-user drops users by raw counts", "'none'"),
+            "speed.allocation": (
+                self.speed.allocation != "uniform",
+                "exact-loss sets noise by raw counts",
+                "'uniform'",
+            ),
+            "speed.clipping": (self.speed.clipping != "none", "joint clipping reads counts", "'none'"),
+            "speed.post_processing": (bool(self.speed.post_processing), "empirical-bayes reads exact counts", "[]"),
+            "speed.min_users": (self.speed.min_users != 1, "a threshold on true counts shows who was there", "1"),
+        }
+        problems = [f"{key}: {why}; set it to {fix}" for key, (bad, why, fix) in refused.items() if bad]
+        if problems:
+            raise ValueError("not under relation 'participation': " + "; ".join(problems))
         return self
 
     @model_validator(mode="after")

@@ -18,15 +18,9 @@ from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.closing import slotting_of
 from stream.config import Config
-from stream.pipeline import (
-    Plan,
-    contributions_of,
-    draw,
-    exact_statistics,
-    plan_window,
-    post_process,
-    released_units,
-)
+from stream.pipeline import contributions_of, draw, plan_window, post_process
+from stream.plan import Plan
+from stream.values import exact_statistics, released_units
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -146,6 +140,9 @@ def evaluate(
 def _score_draw(
     plan: Plan, contributions: Contributions, config: Config, tables: dict[tuple[str, str], _Errors]
 ) -> None:
+    if plan.relation == "participation":
+        _score_participation(plan, contributions, tables)
+        return
     counts = contributions.counts
     published = np.frombuffer(plan.published, np.uint8).astype(bool)
     weight = counts.by_cell(counts.samples)[published].astype(np.float64)
@@ -165,6 +162,23 @@ def _score_draw(
         table.add((derived.value - truth[name])[published], weight)
         inside = (derived.low <= truth[name]) & (truth[name] <= derived.high)
         table.covered.append(inside[published])
+
+
+def _score_participation(plan: Plan, contributions: Contributions, tables: dict[tuple[str, str], _Errors]) -> None:
+    """Errors in the visited cells of the public list; coverage of the truth before any cap."""
+    counts = contributions.counts
+    cells = np.frombuffer(plan.cells, "<u8")
+    listed = np.isin(counts.cells, cells)
+    at = np.searchsorted(cells, counts.cells[listed])
+    truth = true_statistics(contributions, plan)
+    weight = counts.by_cell(counts.samples)[listed].astype(np.float64)
+    for name, column in draw(plan, contributions, Noise()).items():
+        if name not in truth:
+            continue
+        table = tables.setdefault((name, "released"), _Errors([], [], [], []))
+        true = truth[name][listed]
+        table.add(column.value[at] - true, weight)
+        table.covered.append((column.low[at] <= true) & (true <= column.high[at]))
 
 
 def _score(

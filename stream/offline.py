@@ -53,7 +53,7 @@ class MemoryRows:
 
     async def read_rows(self, slot: int) -> npt.NDArray[np.void]:
         """Rows of one slot."""
-        return self.rows[slot]
+        return self.rows.get(slot, np.zeros(0, dtype=ROW))
 
     async def drop_rows(self, slot: int) -> None:
         """Free the memory."""
@@ -133,6 +133,17 @@ def replay_offline(
             return asyncio.run(_release(config, server.url, by_slot, len(rows), rejected, out, started))
 
 
+def _slots_to_release(config: Config, by_slot: dict[int, npt.NDArray[np.void]]) -> list[int]:
+    """The visited slots; under "participation" every slot from the first to the last, visited or not."""
+    visited = sorted(by_slot)
+    if config.relation == "values" or not visited:
+        return visited
+    slotting, slots = slotting_of(config), [visited[0]]
+    while slots[-1] < visited[-1]:
+        slots.append(slotting.window(slots[-1]).end)
+    return slots
+
+
 async def _release(
     config: Config,
     url: str,
@@ -149,7 +160,7 @@ async def _release(
         publisher = LinePublisher(out)
         closing = Closing(config, redis, MemoryRows(dict(by_slot)), ledger, publisher, Noise())
         already = 0
-        for slot in by_slot:
+        for slot in _slots_to_release(config, by_slot):
             already += await closing.closed(slot) is not None
             await closing.close(slot)
         charged = {period: await ledger.total(period) for period in await ledger.periods()}

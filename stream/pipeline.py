@@ -1,98 +1,27 @@
 """Where service and mathematics meet: rows and budgets in, a plan out; plan, rows and noise in, messages out.
 
-Pure: no server, no clock. A window is reproducible from its rows, its plan and a noise tape. Relation "values":
-everything in :class:`Plan` is a function of public counts, the configuration and the ledger.
+Pure: no server, no clock. A window is reproducible from its rows, its plan and a noise tape.
 """
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
 from typing import Any
 
-import h3
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.allocation import Allocation, Sensitivities, allocate, stack, uniform_allocation
-from dpcore.clipping import choose_clipping
 from dpcore.contributions import Contributions, Counts
-from dpcore.moments import (
-    cell_variances,
-    mean_clipping_bias,
-    mean_rows,
-    variance_clipping_bias,
-    variance_rows,
-)
-from dpcore.noise import Noise, interval_half_width
-from dpcore.shrinkage import local_kilometres, shrink
-from dpcore.suppression import sweep_chop_user
+from dpcore.noise import Noise
 from stream.config import SPEED_QUANTUM_KMH, Config
+from stream.participation import draw_participation, plan_participation
+from stream.plan import DECIMALS, Columns, Derived, Plan
 from stream.releases import HEXAGON_SPEED, WINDOW, Message, cell_text, digest, window_message
+from stream.values import draw_values, plan_values, shrink_values
 from stream.windows import Period, Window, utc_text
 
 IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
-FloatArray = npt.NDArray[np.float64]
 
-VARIANCE_GRID = 100
-"""Output grid of the variance in quanta²: 0.01 (km/h)²."""
-UNITS = {"mean": "km/h", "variance": "(km/h)^2"}
-_DECIMALS = {"mean": 3, "variance": 2}
-"""Fixed output granularity per statistic."""
-_MANY_PAIRS = 200_000
-_FEW_LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Cells per user that the suppression sweep tries in a very large window."""
-
-
-class PlanError(RuntimeError):
-    """Rows and plan that do not belong together; nothing may be released."""
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything decided about a window before any noise is drawn. Arrays are little-endian int64 bytes.
-
-    ``users``/``charges``: (L,) ids and µε, 0 for users who take no part. ``retained``: (P,) samples kept per pair.
-    ``published``: (C,) 0/1. ``numerators``/``denominators``: (S, C) noise scales, numerator 0 = nothing to hide.
-    """
-
-    window: Window
-    period: Period
-    generation: str
-    epsilon: float
-    budget: float
-    budget_micro: int
-    statistics: tuple[str, ...]
-    upper_quanta: int
-    resolution: int
-    counts_digest: str
-    users: bytes
-    charges: bytes
-    retained: bytes
-    published: bytes
-    numerators: bytes
-    denominators: bytes
-
-    @property
-    def digest(self) -> str:
-        """Identity of this plan; charges are marked under it."""
-        return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
-
-    def charged_users(self) -> tuple[IdArray, IntArray]:
-        """Users with a charge above 0, and their charges in µε."""
-        users, charges = np.frombuffer(self.users, "<u8"), np.frombuffer(self.charges, "<i8")
-        return users[charges > 0], charges[charges > 0]
-
-
-def encode_plan(plan: Plan) -> bytes:
-    """Stored form of a plan."""
-    return msgspec.msgpack.encode(plan)
-
-
-def decode_plan(blob: bytes) -> Plan:
-    """A stored plan, exactly."""
-    return msgspec.msgpack.decode(blob, type=Plan)
+UNITS = {"mean": "km/h", "variance": "(km/h)^2", "events": "1", "users": "1"}
 
 
 def contributions_of(rows: npt.NDArray[np.void], config: Config) -> Contributions:
@@ -118,222 +47,23 @@ def contributions_of(rows: npt.NDArray[np.void], config: Config) -> Contribution
 def plan_window(
     counts: Counts, left: IntArray, config: Config, window: Window, period: Period, generation: str
 ) -> Plan:
-    """Decide who takes part, what is retained, the noise scales and every user's charge.
+    """Decide who takes part, what is retained, the noise scales and every user's charge, before any noise.
 
-    ``left``: (L,) µε each user of ``counts`` has left in ``period``. A user takes part if a whole window's grant is
-    left, so that one nearly exhausted user cannot inflate the noise of everybody in his cells.
+    ``left``: (L,) µε each user of ``counts`` has left in ``period``.
     """
-    grant = config.privacy.epsilon_micro
-    statistics = config.speed.statistics
-    admitted = np.where(left[counts.pair_user] >= grant, counts.samples, 0)
-    retained, allocation = _least_error(counts, admitted, config)
-    return Plan(
-        window=window,
-        period=period,
-        generation=generation,
-        epsilon=config.privacy.epsilon,
-        budget=config.privacy.budget,
-        budget_micro=config.privacy.budget_micro,
-        statistics=statistics,
-        upper_quanta=config.speed.upper_quanta,
-        resolution=config.hexagons.resolution,
-        counts_digest=_counts_digest(counts),
-        users=counts.users.astype("<u8").tobytes(),
-        charges=allocation.charges.astype("<i8").tobytes(),
-        retained=retained.astype("<i8").tobytes(),
-        published=(counts.by_cell(retained) > 0).astype(np.uint8).tobytes(),
-        numerators=allocation.numerator.astype("<i8").tobytes(),
-        denominators=allocation.denominator.astype("<i8").tobytes(),
-    )
-
-
-def _enough_users(counts: Counts, samples: IntArray, min_users: int) -> IntArray:
-    """``samples`` with every pair of a cell below ``min_users`` contributors set to 0: a public rule on counts."""
-    contributors = counts.by_cell((samples > 0).astype(np.int64))
-    return np.where(contributors[counts.pair_cell] >= min_users, samples, 0)
-
-
-def _least_error(counts: Counts, admitted: IntArray, config: Config) -> tuple[IntArray, Allocation]:
-    """Retained counts and scales of the least predicted error among the configured candidates; public counts only."""
-    speed = config.speed
-    plain = _enough_users(counts, admitted, speed.min_users)
-    active = plain > 0
-    part = _active_part(counts, plain)
-    candidates = [plain]
-    if active.any():
-        proposals = []
-        if speed.suppression == "chop-user":
-            proposals.append(_suppressed(part, config))
-        if speed.clipping == "joint" and speed.allocation == "exact-loss" and len(part.samples) <= _MANY_PAIRS:
-            proposals.append(_clipped(part, config))
-        for samples in proposals:
-            retained = np.zeros_like(plain)
-            retained[active] = samples
-            candidates.append(retained)
-    best: tuple[float, IntArray, Allocation] | None = None
-    for retained in candidates:
-        allocation = _allocation(counts, retained, config)
-        error = _predicted_error(counts, admitted, retained, allocation, config)
-        if best is None or error < best[0]:
-            best = error, retained, allocation
-    assert best is not None, "the plain candidate is always there"
-    return best[1], best[2]
-
-
-def _active_part(counts: Counts, samples: IntArray) -> Counts:
-    """The pairs with samples, and the cells and users they name."""
-    active = samples > 0
-    cells, pair_cell = np.unique(counts.pair_cell[active], return_inverse=True)
-    users, pair_user = np.unique(counts.pair_user[active], return_inverse=True)
-    return Counts(counts.cells[cells], counts.users[users], pair_cell, pair_user, samples[active])
-
-
-def _suppressed(part: Counts, config: Config) -> IntArray:
-    return sweep_chop_user(
-        part,
-        config.privacy.epsilon_micro,
-        statistics=config.speed.statistics,
-        min_users=config.speed.min_users,
-        limits=_FEW_LIMITS if len(part.samples) > _MANY_PAIRS else None,
-    ).samples
-
-
-def _clipped(part: Counts, config: Config) -> IntArray:
-    allowances = np.full(part.n_users, config.privacy.epsilon_micro, dtype=np.int64)
-    return choose_clipping(
-        part, allowances, lambda samples: _program(part, samples, config), min_users=config.speed.min_users
-    ).samples
-
-
-def _program(counts: Counts, retained: IntArray, config: Config) -> Sensitivities:
-    """Sensitivities of every statistic of every cell, statistic-major."""
-    upper = config.speed.upper_quanta
-    rows = {
-        "mean": lambda: mean_rows(counts, retained, upper),
-        "variance": lambda: variance_rows(counts, retained, upper, VARIANCE_GRID),
-    }
-    return stack([rows[name]() for name in config.speed.statistics])
-
-
-def _allocation(counts: Counts, retained: IntArray, config: Config) -> Allocation:
-    allowances = np.full(counts.n_users, config.privacy.epsilon_micro, dtype=np.int64)
-    solve = allocate if config.speed.allocation == "exact-loss" else uniform_allocation
-    return solve(_program(counts, retained, config), allowances)
-
-
-def _predicted_error(
-    counts: Counts, admitted: IntArray, retained: IntArray, allocation: Allocation, config: Config
-) -> float:
-    """Σ over cells and statistics of events × (noise scale + clipping bias) in full ranges, at most 1 each."""
-    total, kept = counts.by_cell(admitted), counts.by_cell(retained)
-    scales = (allocation.numerator / np.maximum(allocation.denominator, 1)).reshape(-1, counts.n_cells)
-    upper = config.speed.upper_quanta
-    bias = {
-        "mean": mean_clipping_bias(total, kept, 1.0),
-        "variance": 4 * variance_clipping_bias(total, kept, 1.0),
-    }
-    error = 0.0
-    for name, scale in zip(config.speed.statistics, scales, strict=True):
-        span = np.maximum(kept * upper, 1) if name == "mean" else upper * upper / 4 / VARIANCE_GRID
-        error += float((total * np.where(kept > 0, np.minimum(scale / span + bias[name], 1.0), 1.0)).sum())
-    return error
-
-
-def _counts_digest(counts: Counts) -> str:
-    state = hashlib.sha256()
-    for column in (counts.cells, counts.users, counts.pair_cell, counts.pair_user, counts.samples):
-        state.update(np.ascontiguousarray(column).tobytes())
-    return state.hexdigest()
-
-
-@dataclass(frozen=True)
-class Columns:
-    """One statistic over all cells, shape (C,) each, in released units; ``low``/``high`` before clamping."""
-
-    raw: FloatArray
-    value: FloatArray
-    scale: FloatArray
-    low: FloatArray
-    high: FloatArray
-    top: float
-
-
-@dataclass(frozen=True)
-class Derived:
-    """A post-processed statistic over all cells, shape (C,) each."""
-
-    method: str
-    value: FloatArray
-    low: FloatArray
-    high: FloatArray
+    decide = plan_values if config.relation == "values" else plan_participation
+    return decide(counts, left, config, window, period, generation)
 
 
 def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
-    """Draw all noise of the window in one batch; every statistic over all cells, also those not published.
-
-    Raises :class:`PlanError` if the rows are not those that were planned and charged.
-    """
-    counts = contributions.counts
-    if _counts_digest(counts) != plan.counts_digest:
-        raise PlanError(
-            f"the rows of window {utc_text(plan.window.start)} changed after they were planned; nothing was drawn. "
-            "Restore Redis from its append-only file"
-        )
-    kept = contributions.retain(np.frombuffer(plan.retained, "<i8"))
-    shape = (len(plan.statistics), counts.n_cells)
-    numerators = np.frombuffer(plan.numerators, "<i8").reshape(shape)
-    denominators = np.maximum(np.frombuffer(plan.denominators, "<i8").reshape(shape), 1)
-    noisy = exact_statistics(plan, kept)
-    hidden = numerators > 0
-    noisy[hidden] += noise.discrete_laplace(numerators[hidden], denominators[hidden])
-    widths = np.zeros(shape)
-    widths[hidden] = interval_half_width(numerators[hidden], denominators[hidden])
-    units, tops = released_units(plan, kept.counts)
-    columns = {}
-    for index, name in enumerate(plan.statistics):
-        raw = np.round(noisy[index] * units[index], _DECIMALS[name])
-        # Rounding moved the released value by up to half its granularity; the interval covers that too.
-        half = np.where(widths[index] > 0, widths[index] * units[index] + 0.5 * 10.0 ** -_DECIMALS[name], 0.0)
-        scale = numerators[index] / denominators[index] * units[index]
-        columns[name] = Columns(raw, np.clip(raw, 0.0, tops[index]), scale, raw - half, raw + half, tops[index])
-    return columns
-
-
-def exact_statistics(plan: Plan, kept: Contributions) -> IntArray:
-    """The integers that noise is added to, shape (S, C): never to be shown."""
-    sums = {"mean": kept.cell_sums(), "variance": cell_variances(kept, VARIANCE_GRID)}
-    return np.array([sums[name] for name in plan.statistics], dtype=np.int64).reshape(-1, kept.counts.n_cells)
-
-
-def released_units(plan: Plan, kept: Counts) -> tuple[FloatArray, list[float]]:
-    """Released units per integer, shape (S, C), and the public upper end of each statistic's range."""
-    n = np.maximum(kept.by_cell(kept.samples), 1)
-    upper = plan.upper_quanta * SPEED_QUANTUM_KMH
-    unit = {"mean": SPEED_QUANTUM_KMH / n, "variance": np.full(len(n), VARIANCE_GRID * SPEED_QUANTUM_KMH**2)}
-    top = {"mean": upper, "variance": upper**2 / 4}
-    return np.array([unit[name] for name in plan.statistics]), [top[name] for name in plan.statistics]
+    """All noise of the window in one batch: every statistic over the plan's cells. Raises :class:`stream.plan.PlanError`."""
+    sample = draw_values if plan.relation == "values" else draw_participation
+    return sample(plan, contributions, noise)
 
 
 def post_process(plan: Plan, counts: Counts, columns: dict[str, Columns], config: Config) -> dict[str, Derived]:
-    """Estimates from released values and public counts alone; they cost no budget."""
-    published = np.flatnonzero(np.frombuffer(plan.published, np.uint8))
-    if "mean" not in columns or "empirical-bayes" not in config.speed.post_processing or not len(published):
-        return {}
-    mean = columns["mean"]
-    events = counts.by_cell(counts.samples)[published]
-    places = np.array([h3.cell_to_latlng(cell_text(cell)) for cell in counts.cells[published].tolist()])
-    found = shrink(
-        mean.raw[published],
-        mean.scale[published],
-        events,
-        upper=mean.top,
-        positions_km=local_kilometres(places[:, 0], places[:, 1]),
-        covariates=np.log(events)[:, None],
-    )
-    spread = [np.zeros(counts.n_cells) for _ in range(3)]
-    for column, values in zip(spread, (found.value, found.low, found.high), strict=True):
-        column[published] = values
-    return {"mean": Derived("empirical-bayes", *spread)}
+    """Estimates from released values and public facts alone; they cost no budget. None under "participation"."""
+    return shrink_values(plan, counts, columns, config) if plan.relation == "values" else {}
 
 
 def build_messages(plan: Plan, contributions: Contributions, noise: Noise, config: Config) -> list[Message]:
@@ -344,7 +74,7 @@ def build_messages(plan: Plan, contributions: Contributions, noise: Noise, confi
 
 
 def _estimate(name: str, column: Columns, g: int) -> dict[str, Any]:
-    decimals = _DECIMALS[name]
+    decimals = DECIMALS[name]
     raw, value = float(column.raw[g]), float(column.value[g])
     return {
         "value": round(value, decimals),
@@ -357,7 +87,7 @@ def _estimate(name: str, column: Columns, g: int) -> dict[str, Any]:
 
 
 def _derived_estimate(name: str, column: Derived, g: int) -> dict[str, Any]:
-    decimals = _DECIMALS[name]
+    decimals = DECIMALS[name]
     return {
         "method": column.method,
         "value": round(float(column.value[g]), decimals),
@@ -366,36 +96,45 @@ def _derived_estimate(name: str, column: Derived, g: int) -> dict[str, Any]:
     }
 
 
+def _how_many(plan: Plan, counts: Counts, columns: dict[str, Columns]) -> tuple[list[Any], list[Any]]:
+    """Events and users per cell: exact where counts are public, noisy estimates where they are not."""
+    if plan.relation == "values":
+        return counts.by_cell(counts.samples).tolist(), np.diff(counts.cell_start).tolist()
+    events, users = (
+        [_estimate(name, columns[name], g) for g in range(len(columns[name].raw))] for name in ("events", "users")
+    )
+    return events, users
+
+
 def _messages(
     plan: Plan, counts: Counts, columns: dict[str, Columns], derived: dict[str, Derived], config: Config
 ) -> list[Message]:
     feed = config.feed.name
     window = {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)}
-    events = counts.by_cell(counts.samples)
-    users = np.diff(counts.cell_start)
+    events, users = _how_many(plan, counts, columns)
     published = np.frombuffer(plan.published, np.uint8)
     messages = []
-    for g, cell in enumerate(counts.cells.tolist()):
+    for g, cell in enumerate(np.frombuffer(plan.cells, "<u8").tolist()):
         body: dict[str, Any] = {
             "feed": feed,
             "window": window,
             "cell": cell_text(cell),
             "resolution": plan.resolution,
-            "relation": "values",
+            "relation": plan.relation,
             "epsilon": plan.epsilon,
             "status": "published" if published[g] else "suppressed",
-            "events": int(events[g]),
-            "users": int(users[g]),
+            "events": events[g],
+            "users": users[g],
         }
         if published[g]:
-            body |= {name: _estimate(name, column, g) for name, column in columns.items()}
+            body |= {name: _estimate(name, columns[name], g) for name in plan.statistics}
             if derived:
                 body["post_processed"] = {name: _derived_estimate(name, column, g) for name, column in derived.items()}
         messages.append(window_message(HEXAGON_SPEED, feed, plan.window, body["cell"], body["cell"], body))
     marker = {
         "feed": feed,
         "window": window,
-        "relation": "values",
+        "relation": plan.relation,
         "epsilon": plan.epsilon,
         "budget": plan.budget,
         "period": {

@@ -18,7 +18,8 @@ from stream.closing import STEPS, Closing
 from stream.config import Config
 from stream.ledger import Ledger, LedgerError
 from stream.local import REPO_ROOT
-from stream.pipeline import PlanError, contributions_of, plan_window
+from stream.pipeline import contributions_of, plan_window
+from stream.plan import PlanError
 from stream.publishing import KafkaPublisher, make_producer
 from stream.releases import HEXAGON_SPEED, WINDOW, Message, digest
 from stream.state import State

@@ -24,7 +24,7 @@ def test_the_shipped_configuration_is_sound_and_init_writes_the_same() -> None:
     [
         ("feed.nme", 1, "feed.nme"),
         ("relation", "record", "relation"),
-        ("relation", "participation", "not supported"),
+        ("relation", "participation", "go together"),
         ("privacy.epsilon", -1, "privacy.epsilon"),
         ("privacy.budget", 0.5, "no window could ever be released"),
         ("window.slot", "7h", "does not divide"),

@@ -16,7 +16,8 @@ from stream.closing import slotting_of
 from stream.events import Decoder
 from stream.ingest import Ingestor
 from stream.metrics import OperatorMetrics
-from stream.pipeline import contributions_of, encode_plan, plan_window
+from stream.pipeline import contributions_of, plan_window
+from stream.plan import encode_plan
 from stream.pseudonyms import load_user_key
 from stream.sources.recording import Recording
 from stream.state import Appended, State

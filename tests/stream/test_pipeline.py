@@ -16,7 +16,8 @@ from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.closing import slotting_of
 from stream.config import Config
-from stream.pipeline import VARIANCE_GRID, Plan, build_messages, contributions_of, decode_plan, encode_plan, plan_window
+from stream.pipeline import build_messages, contributions_of, plan_window
+from stream.plan import VARIANCE_GRID, Plan, decode_plan, encode_plan
 from stream.releases import HEXAGON_SPEED, WINDOW, decode_outbox, digest, encode_outbox, rejected_message, schema
 from tests.builders import SLOT, bus_config, random_rows
 

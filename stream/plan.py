@@ -1,0 +1,113 @@
+"""What is decided about a window before noise is drawn, and the columns that come out of the draw."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.contributions import Contributions, Counts
+from stream.windows import Period, Window, utc_text
+
+IntArray = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.uint64]
+FloatArray = npt.NDArray[np.float64]
+
+VARIANCE_GRID = 100
+"""Output grid of the variance in quanta²: 0.01 (km/h)²."""
+DECIMALS = {"mean": 3, "variance": 2, "events": 0, "users": 0}
+"""Fixed output granularity per statistic."""
+
+
+class PlanError(RuntimeError):
+    """Rows and plan that do not belong together; nothing may be released."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything decided about a window before any noise is drawn. Arrays are little-endian int64 bytes.
+
+    ``cells``: (C,) ids of the cells that get a message. ``users``/``charges``: (L,) ids and µε, 0 for users who take no
+    part. ``retained``: (P,) samples kept per pair. ``published``: (C,) 0/1. ``numerators``/``denominators``: noise scales,
+    (S, C) under "values" (numerator 0 = nothing to hide), (S,) constants under "participation".
+    """
+
+    window: Window
+    period: Period
+    generation: str
+    epsilon: float
+    budget: float
+    budget_micro: int
+    statistics: tuple[str, ...]
+    upper_quanta: int
+    resolution: int
+    relation: str
+    counts_digest: str
+    cells: bytes
+    users: bytes
+    charges: bytes
+    retained: bytes
+    published: bytes
+    numerators: bytes
+    denominators: bytes
+
+    @property
+    def digest(self) -> str:
+        """Identity of this plan; charges are marked under it."""
+        return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
+
+    def charged_users(self) -> tuple[IdArray, IntArray]:
+        """Users with a charge above 0, and their charges in µε."""
+        users, charges = np.frombuffer(self.users, "<u8"), np.frombuffer(self.charges, "<i8")
+        return users[charges > 0], charges[charges > 0]
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """Stored form of a plan."""
+    return msgspec.msgpack.encode(plan)
+
+
+def decode_plan(blob: bytes) -> Plan:
+    """A stored plan, exactly."""
+    return msgspec.msgpack.decode(blob, type=Plan)
+
+
+def counts_digest(counts: Counts) -> str:
+    """Identity of who contributed how often where; a plan belongs to one."""
+    state = hashlib.sha256()
+    for column in (counts.cells, counts.users, counts.pair_cell, counts.pair_user, counts.samples):
+        state.update(np.ascontiguousarray(column).tobytes())
+    return state.hexdigest()
+
+
+def check_rows(plan: Plan, contributions: Contributions) -> None:
+    """Raise :class:`PlanError` if the rows are not those that were planned and charged."""
+    if counts_digest(contributions.counts) != plan.counts_digest:
+        raise PlanError(
+            f"the rows of window {utc_text(plan.window.start)} changed after they were planned; nothing was drawn. "
+            "Restore Redis from its append-only file"
+        )
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One statistic over all cells, shape (C,) each, in released units; ``low``/``high`` before clamping."""
+
+    raw: FloatArray
+    value: FloatArray
+    scale: FloatArray
+    low: FloatArray
+    high: FloatArray
+    top: float
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A post-processed statistic over all cells, shape (C,) each."""
+
+    method: str
+    value: FloatArray
+    low: FloatArray
+    high: FloatArray
