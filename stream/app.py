@@ -204,6 +204,8 @@ class Worker:
             metrics.windows_closed.inc()
             metrics.window_close_seconds.observe(report.seconds)
             metrics.messages_published.inc(report.messages)
+            metrics.cells_suppressed.inc(report.suppressed)
+            metrics.cells_published.inc(report.messages - 1 - report.suppressed)  # the close marker is no cell
             log.info("window closed", window=utc_text(report.slot), messages=report.messages)
             return
         {

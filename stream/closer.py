@@ -28,6 +28,7 @@ class CloseReport:
     slot: int
     seconds: float
     messages: int = 0
+    suppressed: int = 0
     redraws: int = 0
     failure: str | None = None
     reason: str = ""
@@ -72,7 +73,8 @@ async def _close_all(config: Config, slots: list[int]) -> list[CloseReport]:
             except (PublishError, KafkaError) as error:
                 reports.append(_failed(slot, started, "publish", error))
                 break
-            reports.append(CloseReport(slot, time.monotonic() - started, closed.messages, redraws))
+            seconds = time.monotonic() - started
+            reports.append(CloseReport(slot, seconds, closed.messages, closed.suppressed, redraws))
     except KafkaError as error:
         reports.append(_failed(slots[0], time.monotonic(), "publish", error))
     finally:

@@ -64,6 +64,11 @@ class Closed(msgspec.Struct, frozen=True):
     messages: int
     digest: str
     period: str
+    suppressed: int = 0
+
+
+class _Status(msgspec.Struct):
+    status: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,9 @@ class Closing:
         await self.publisher.confirm(messages)
         await self._done("confirm")
         marker = msgspec.json.decode(messages[-1].value)
-        result = Closed(len(messages), marker["digest"], self.slotting.period_of(slot).key)
+        statuses = [msgspec.json.decode(message.value, type=_Status).status for message in messages]
+        period = self.slotting.period_of(slot).key
+        result = Closed(len(messages), marker["digest"], period, statuses.count("suppressed"))
         await self.redis.hset(self._key("closed"), str(slot), msgspec.json.encode(result))
         await self._clean(slot)
         return result

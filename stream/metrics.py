@@ -33,4 +33,6 @@ class OperatorMetrics:
         self.redis_errors = Counter("hexveil_redis_errors", "Redis calls that failed.", registry=r)
         self.consumer_lag = Gauge("hexveil_consumer_lag_messages", "Messages not yet read.", registry=r)
         self.messages_published = Counter("hexveil_messages_published", "Messages of released windows.", registry=r)
+        self.cells_published = Counter("hexveil_cells_published", "Cells released with statistics.", registry=r)
+        self.cells_suppressed = Counter("hexveil_cells_suppressed", "Cells released as suppressed.", registry=r)
         self.build_info = Gauge("hexveil_build_info", "Constant 1; version as label.", ["version"], registry=r)

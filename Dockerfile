@@ -1,0 +1,19 @@
+# The interpreter is the one requirements.lock was made with.
+FROM python:3.11-slim AS build
+WORKDIR /src
+RUN python -m venv /opt/hexveil
+COPY requirements.lock pyproject.toml README.md ./
+COPY dpcore dpcore
+COPY stream stream
+RUN /opt/hexveil/bin/pip install --no-cache-dir --disable-pip-version-check -c requirements.lock '.[parquet]'
+
+FROM python:3.11-slim
+RUN useradd --system --uid 10001 --user-group --no-create-home --home-dir /nonexistent hexveil
+COPY --from=build /opt/hexveil /opt/hexveil
+COPY config/bus-fleet.toml /etc/hexveil/hexveil.toml
+ENV PATH=/opt/hexveil/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
+WORKDIR /tmp
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["hexveil"]
+CMD ["worker", "--config", "/etc/hexveil/hexveil.toml"]

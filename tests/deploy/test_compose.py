@@ -1,0 +1,133 @@
+"""The compose file: valid, nothing dangling, least privilege, and the trust boundary drawn by its networks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stream.config import load_config
+
+
+@pytest.fixture(scope="module")
+def compose(repo_root: Path) -> dict[str, Any]:
+    parsed: dict[str, Any] = yaml.safe_load((repo_root / "docker-compose.yml").read_text())
+    return parsed
+
+
+def _mounts(service: dict[str, Any]) -> list[list[str]]:
+    return [mount.split(":") for mount in service.get("volumes", [])]
+
+
+def test_the_compose_file_follows_the_compose_specification(repo_root: Path) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*command, "docker-compose.yml"], cwd=repo_root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_name_dangles(compose: dict[str, Any], repo_root: Path) -> None:
+    services = compose["services"]
+    used: dict[str, set[str]] = {"networks": set(), "volumes": set(), "secrets": set()}
+    for service in services.values():
+        assert set(service.get("depends_on", {})) <= set(services)
+        for dependency, condition in service.get("depends_on", {}).items():
+            assert condition["condition"] != "service_healthy" or "healthcheck" in services[dependency]
+        used["networks"] |= set(service["networks"])
+        used["secrets"] |= set(service.get("secrets", []))
+        for source, *_ in _mounts(service):
+            if source.startswith("./"):
+                assert (repo_root / source).exists(), source
+            else:
+                used["volumes"].add(source)
+    for kind, names in used.items():
+        assert names == set(compose[kind]), kind
+
+
+def test_addresses_name_services_that_share_a_network(compose: dict[str, Any], repo_root: Path) -> None:
+    services = compose["services"]
+    found = 0
+    for name, service in services.items():
+        text = " ".join(map(str, service.get("environment", {}).values()))
+        for host in re.findall(r"\b(kafka|redis|worker|serve):\d+", text):
+            assert host == name or set(services[host]["networks"]) & set(service["networks"]), (name, host)
+            found += 1
+    assert found >= 5
+    scrapes = yaml.safe_load((repo_root / "config/prometheus.yml").read_text())["scrape_configs"]
+    for host in re.findall(r"'(worker|serve)", str(scrapes)):
+        assert set(services[host]["networks"]) & set(services["prometheus"]["networks"])
+
+
+def test_every_service_has_the_least_privilege_it_can_run_with(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["user"].split(":")[0] not in ("0", "root"), name
+        assert "privileged" not in service, name
+        for source, _, *mode in _mounts(service):
+            assert not source.startswith("./") or mode == ["ro"], (name, source)
+
+
+def test_ports_are_published_on_loopback_only(compose: dict[str, Any]) -> None:
+    ports = [port for service in compose["services"].values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_what_readers_reach_cannot_reach_redis_the_worker_or_a_secret(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    serve = services["serve"]
+    for hidden in ("redis", "worker"):
+        assert not set(serve["networks"]) & set(services[hidden]["networks"])
+        assert "ports" not in services[hidden]
+    assert "HEXVEIL_REDIS__URL" not in serve["environment"]
+    assert "secrets" not in serve
+    assert all(compose["networks"][network]["internal"] for network in ("inside", "releases"))
+
+
+def test_redis_keeps_every_write_and_never_evicts(compose: dict[str, Any]) -> None:
+    redis = compose["services"]["redis"]
+    command = " ".join(redis["command"])
+    assert "--appendonly yes --appendfsync always --maxmemory-policy noeviction" in command
+    assert redis["volumes"] == ["redis:/data"]
+
+
+def test_a_simulated_fleet_runs_in_the_demo_profile_only(compose: dict[str, Any]) -> None:
+    profiles = {name: service.get("profiles") for name, service in compose["services"].items()}
+    assert profiles.pop("simulate") == ["demo"]
+    assert set(profiles.values()) == {None}
+
+
+def test_the_environment_of_the_services_is_configuration_the_code_accepts(
+    compose: dict[str, Any], repo_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for service in compose["services"].values():
+        for key, value in service.get("environment", {}).items():
+            if key.startswith("HEXVEIL_"):
+                monkeypatch.setenv(key, value)
+    config = load_config(repo_root / "config/bus-fleet.toml")
+    assert config.kafka.bootstrap == "kafka:9092"
+    assert config.redis.url == "redis://redis:6379/0"
+    assert str(config.privacy.user_key_file) == "/run/secrets/user_key"
+    health = " ".join(compose["services"]["worker"]["healthcheck"]["test"])
+    assert f":{config.operator.port}/readyz" in health
+    assert compose["services"]["serve"]["ports"] == [f"127.0.0.1:{config.public.port}:{config.public.port}"]
+
+
+def test_the_image_is_built_in_stages_and_runs_as_nobody_special(compose: dict[str, Any], repo_root: Path) -> None:
+    lines = (repo_root / "Dockerfile").read_text().splitlines()
+    stages = [number for number, line in enumerate(lines) if line.startswith("FROM ")]
+    assert len(stages) == 2
+    assert compose["services"]["worker"]["user"] == "10001:10001"
+    assert "USER 10001:10001" in lines[stages[1] :]
+    kept = {line[1:] for line in (repo_root / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for line in lines[: stages[1]]:
+        if line.startswith("COPY "):
+            for source in line.split()[1:-1]:
+                assert (repo_root / source).exists(), source
+                assert source.split("/")[0] in kept, source
