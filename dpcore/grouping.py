@@ -1,0 +1,106 @@
+"""BestFit: pack users' samples into arrays of bounded length, the pseudo-users of the mean mechanisms.
+
+Depends on counts only, so it is free under relation "values" and not valid under "participation": without one user the
+others would be packed differently. Source: [M] arXiv 2401.15906, mechanisms S2.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpcore.contributions import IntArray
+from dpcore.errors import ParameterError
+from dpcore.scales import checked_samples
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """``retained``: Γ per user, shape (L,); ``array``: the array that holds all of them, shape (L,); ``fill``: samples
+    per array, shape (K̄,); ``capacity``: m_UB. Users keep their first samples in time.
+    """
+
+    retained: IntArray
+    array: IntArray
+    fill: IntArray
+    capacity: int
+
+    @property
+    def n_arrays(self) -> int:
+        """K̄, the arrays opened."""
+        return len(self.fill)
+
+    def sensitivities(self, upper: int) -> IntArray:
+        """⌈upper·Γ/fill⌉ per user, shape (L,): most that his values move ⌊array average⌋ (of values in 0..upper).
+
+        |⌊a⌋ − ⌊b⌋| <= ⌈|a − b|⌉, so rounding each average down costs nothing beyond the ceiling.
+        """
+        ceiling: IntArray = -(-(upper * self.retained) // self.fill[self.array])
+        return ceiling
+
+    def bias_bound(self, n_total: int) -> float:
+        """½·Σ|w − 1/N| over all ``n_total`` samples, w the weight of a sample in the mean of array averages.
+
+        Times U it is the worst-case bias of that mean.
+        """
+        kept = np.abs(1.0 / self.n_arrays - self.fill / n_total).sum()
+        return float(0.5 * (kept + (n_total - int(self.retained.sum())) / n_total))
+
+
+def bestfit(samples: IntArray, capacity: int) -> Grouping:
+    """Put min(m, ``capacity``) samples of every user, in the given (public) order, into the fullest array with room.
+
+    ``samples``: shape (L,), m >= 1. Ties go to the lowest array; where none has room a new one opens. Relation
+    "values". Raises :class:`ParameterError` for no users, m < 1, or a capacity outside [min m, max m].
+    """
+    m = checked_samples(samples)
+    if not int(m.min()) <= capacity <= int(m.max()):
+        raise ParameterError(
+            f"m_UB {capacity} is outside [{m.min()}, {m.max()}], the samples per user; give one inside"
+        )
+    retained = np.minimum(m, capacity)
+    buckets: list[list[int]] = [[] for _ in range(capacity + 1)]
+    occupied = 0
+    array: list[int] = []
+    fill: list[int] = []
+    for amount in retained.tolist():
+        # Bit f of ``occupied`` says that some array holds exactly f samples; the highest usable bit is the fullest.
+        held = (occupied & ((1 << (capacity - amount + 1)) - 1)).bit_length() - 1
+        if held < 0:
+            chosen, held = len(fill), 0
+            fill.append(0)
+        else:
+            chosen = heapq.heappop(buckets[held])
+            if not buckets[held]:
+                occupied &= ~(1 << held)
+        array.append(chosen)
+        fill[chosen] = held + amount
+        heapq.heappush(buckets[held + amount], chosen)
+        occupied |= 1 << (held + amount)
+    return Grouping(retained, np.array(array, dtype=np.int64), np.array(fill, dtype=np.int64), capacity)
+
+
+def lower_median(samples: IntArray) -> int:
+    """The ⌈L/2⌉-th smallest m: the capacity of Array-Averaging."""
+    m = checked_samples(samples)
+    return int(np.sort(m)[(len(m) - 1) // 2])
+
+
+def widest_grouping(samples: IntArray) -> Grouping:
+    """The grouping that maximises K̄·√m_UB over every m_UB in [min m, max m]; ties to the smaller m_UB."""
+    m = checked_samples(samples)
+    best: Grouping | None = None
+    best_score = 0
+    for capacity in range(int(m.min()), int(m.max()) + 1):
+        # At most one array is at most half full, which bounds K̄ without packing.
+        most_arrays = min(len(m), 2 * int(np.minimum(m, capacity).sum()) // capacity + 1)
+        if best is not None and most_arrays**2 * capacity <= best_score:
+            continue
+        grouping = bestfit(m, capacity)
+        score = grouping.n_arrays**2 * capacity
+        if best is None or score > best_score:
+            best, best_score = grouping, score
+    assert best is not None
+    return best

@@ -1,0 +1,269 @@
+"""Mean of one cell with a privately chosen clipping range (Levy, quantile clipping), and the choice among mechanisms.
+
+Array averages concentrate, so a little budget buys a narrow range and the noise shrinks with it. Relation "values".
+Source: [M] arXiv 2401.15906, mechanisms S5, S6.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dpcore.budget import MICRO
+from dpcore.contributions import IntArray
+from dpcore.errors import ParameterError
+from dpcore.grouping import Grouping, widest_grouping
+from dpcore.mean import (
+    GRID,
+    ArrayAveraging,
+    ArrayPlan,
+    Baseline,
+    MeanPlan,
+    PooledMinimax,
+    array_averages,
+    rounding_bias,
+)
+from dpcore.noise import Noise
+from dpcore.release import Estimate
+from dpcore.scales import check_total, checked_micro, checked_samples, checked_upper, noise_ratio, noisy_estimate
+from dpcore.selection import RANK_UNIT, range_bins, select_quantiles, select_range
+
+GAMMA = 0.05
+"""γ: chance that some array average lies further than τ from its mean, if samples are independent."""
+
+
+@dataclass(frozen=True)
+class RangePlan:
+    """Public part of a mean over a private range; integers in 1/GRID quantum.
+
+    ``sensitivities``: shape (L,), most that each user moves his array's average, before the range narrows it. The range
+    costs ``range_micro`` in all, the mean ``mean_micro``. ``narrowest``: smallest range that can be drawn. ``charges``:
+    µε (L,), an upper bound over every range that can be drawn. ``bias_bound``: quanta, over every range as well.
+    ``half_bin``: τ. ``rank``: lower quantile in tenths of an array. ``predicted_error``: quanta, see :class:`AutoMean`.
+    """
+
+    samples: IntArray
+    grouping: Grouping
+    sensitivities: IntArray
+    range_micro: int
+    mean_micro: int
+    half_bin: int
+    rank: int
+    narrowest: int
+    charges: IntArray
+    grouping_bias: float
+    bias_bound: float
+    predicted_error: float
+
+    @property
+    def retained(self) -> IntArray:
+        """Γ, shape (L,)."""
+        return self.grouping.retained
+
+    @cached_property
+    def largest(self) -> int:
+        """Largest of ``sensitivities``."""
+        return int(self.sensitivities.max())
+
+
+def _concentration(upper: int, grouping: Grouping) -> int:
+    """τ = U·√(ln(2K̄/γ)/(2·m_UB)) in 1/GRID quantum, rounded up, at least 1."""
+    spread = math.sqrt(math.log(2 * grouping.n_arrays / GAMMA) / (2 * grouping.capacity))
+    return max(1, math.ceil(GRID * upper * spread))
+
+
+def _scale(plan_sensitivity: int, width: float, n_arrays: int, mean_micro: int) -> float:
+    return min(width, plan_sensitivity) * MICRO / mean_micro / (GRID * n_arrays)
+
+
+def _range_plan(
+    upper: int,
+    samples: IntArray,
+    grouping: Grouping,
+    micro: tuple[int, int],
+    narrowest: int,
+    predicted: float,
+    rank: int = 0,
+) -> RangePlan:
+    range_micro, mean_micro = micro
+    sensitivities = grouping.sensitivities(GRID * upper)
+    largest = int(sensitivities.max())
+    # His share min(w, c)/min(w, max c) of the mean's ε falls as the range w widens: the narrowest range bounds it.
+    share = np.minimum(sensitivities, narrowest) * mean_micro
+    own = -(-share // max(min(largest, narrowest), 1)) if narrowest else np.full(len(samples), mean_micro)
+    charges = np.where(sensitivities > 0, own + range_micro, 0).astype(np.int64)
+    bias = upper * grouping.bias_bound(int(samples.sum())) + rounding_bias(grouping)
+    return RangePlan(
+        samples=samples,
+        grouping=grouping,
+        sensitivities=sensitivities,
+        range_micro=range_micro,
+        mean_micro=mean_micro,
+        half_bin=_concentration(upper, grouping),
+        rank=rank,
+        narrowest=narrowest,
+        charges=charges,
+        grouping_bias=bias,
+        bias_bound=min(float(upper), bias + upper - narrowest / GRID),
+        predicted_error=bias + predicted,
+    )
+
+
+def _finish(averages: IntArray, low: int, high: int, upper: int, plan: RangePlan, noise: Noise) -> Estimate:
+    """Mean of the averages clipped to [``low``, ``high``], noised for that range; bias bound for the range drawn."""
+    t, s = noise_ratio(min(high - low, plan.largest), plan.mean_micro)
+    bias = plan.grouping_bias + max(low, GRID * upper - high) / GRID
+    statistic = int(np.clip(averages, low, high).sum())
+    return noisy_estimate(statistic, t, s, GRID * plan.grouping.n_arrays, upper, min(bias, float(upper)), noise)
+
+
+@dataclass(frozen=True)
+class Levy:
+    """ε/2 for a range of width 4τ around the median array average, ε/2 for the clipped mean (S5). ``upper``: quanta.
+
+    m_UB maximises K̄·√m_UB. Where 4τ >= U the range could not help: the plan is Array-Averaging's with the whole ε, decided
+    by counts alone.
+    """
+
+    upper: int
+
+    def plan(self, samples: IntArray, epsilon_micro: int) -> RangePlan | ArrayPlan:
+        """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
+        upper, m, micro = self.upper, checked_samples(samples), checked_micro(epsilon_micro)
+        grouping = _checked_grouping(upper, m)
+        half_bin = _concentration(upper, grouping)
+        if 4 * half_bin >= GRID * upper or micro < 2:
+            return ArrayAveraging(upper).plan(m, micro)
+        ranges = range_bins(GRID * upper, half_bin)
+        range_micro = micro // 2
+        # A range far from the median costs K̄ instead of at most K̄/2.
+        miss = min(1.0, len(ranges) * math.exp(-range_micro / MICRO * grouping.n_arrays / 4))
+        largest = int(grouping.sensitivities(GRID * upper).max())
+        predicted = _scale(largest, 4 * half_bin, grouping.n_arrays, micro - range_micro) + miss * upper
+        narrowest = int((ranges[:, 1] - ranges[:, 0]).min())
+        return _range_plan(upper, m, grouping, (range_micro, micro - range_micro), narrowest, predicted)
+
+    def release(self, values: IntArray, plan: RangePlan | ArrayPlan, noise: Noise) -> Estimate:
+        """Draw range and mean of ``values`` (N,), quanta sorted by (user, time); in quanta. Relation "values"."""
+        if isinstance(plan, ArrayPlan):
+            return ArrayAveraging(self.upper).release(values, plan, noise)
+        averages = array_averages(values, plan.samples, plan.grouping, self.upper)
+        low, high = select_range(averages, GRID * self.upper, plan.half_bin, plan.range_micro, noise)
+        return _finish(averages, low, high, self.upper, plan, noise)
+
+
+def _quantile_plan(upper: int, samples: IntArray, micro: int, grouping: Grouping, rank: int) -> RangePlan:
+    end_micro = micro // 4
+    if end_micro < 1:
+        raise ParameterError(f"{micro} µε cannot be split in four; give at least 4")
+    mean_micro = micro - 2 * end_micro
+    n, width = grouping.n_arrays, min(2 * _concentration(upper, grouping), GRID * upper)
+    largest = int(grouping.sensitivities(GRID * upper).max())
+    ends = rank / RANK_UNIT
+    # An end lands outside the averages if U − width wins against exp(−ε·r/8) of the mass inside.
+    outside = min(1.0, 2 * GRID * upper / max(width, 1) * math.exp(-end_micro / MICRO * ends / 2))
+    narrow, wide = _scale(largest, width, n, mean_micro), _scale(largest, GRID * upper, n, mean_micro)
+    predicted = (1 - outside) * narrow + outside * wide + min(ends / n, 0.5) * width / GRID
+    return _range_plan(upper, samples, grouping, (2 * end_micro, mean_micro), 0, predicted, rank)
+
+
+def _release_quantile(upper: int, values: IntArray, plan: RangePlan, noise: Noise) -> Estimate:
+    averages = array_averages(values, plan.samples, plan.grouping, upper)
+    ranks = np.array([plan.rank, RANK_UNIT * plan.grouping.n_arrays - plan.rank], dtype=np.int64)
+    low, high = np.sort(select_quantiles(averages, GRID * upper, ranks, plan.range_micro // 2, noise)).tolist()
+    return _finish(averages, low, high, upper, plan, noise)
+
+
+@dataclass(frozen=True)
+class FixedQuantile:
+    """ε/4 for each end of a range between the 10 % and 90 % array averages, ε/2 for the clipped mean (S6).
+
+    ``upper``: quanta. Helps only where the range comes out narrower than U/2; m_UB as in :class:`Levy`.
+    """
+
+    upper: int
+
+    def plan(self, samples: IntArray, epsilon_micro: int) -> RangePlan:
+        """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
+        grouping = _checked_grouping(self.upper, samples)
+        rank = RANK_UNIT * grouping.n_arrays // 10
+        return _quantile_plan(self.upper, checked_samples(samples), checked_micro(epsilon_micro), grouping, rank)
+
+    def release(self, values: IntArray, plan: RangePlan, noise: Noise) -> Estimate:
+        """Draw range and mean of ``values`` (N,), quanta sorted by (user, time); in quanta. Relation "values"."""
+        return _release_quantile(self.upper, values, plan, noise)
+
+
+@dataclass(frozen=True)
+class EpsilonQuantile:
+    """As :class:`FixedQuantile` with ends at rank min(2/ε, K̄/2) and its mirror (S6). ``upper``: quanta."""
+
+    upper: int
+
+    def plan(self, samples: IntArray, epsilon_micro: int) -> RangePlan:
+        """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
+        grouping, micro = _checked_grouping(self.upper, samples), checked_micro(epsilon_micro)
+        rank = min(2 * RANK_UNIT * MICRO // micro, RANK_UNIT * grouping.n_arrays // 2)
+        return _quantile_plan(self.upper, checked_samples(samples), micro, grouping, rank)
+
+    def release(self, values: IntArray, plan: RangePlan, noise: Noise) -> Estimate:
+        """Draw range and mean of ``values`` (N,), quanta sorted by (user, time); in quanta. Relation "values"."""
+        return _release_quantile(self.upper, values, plan, noise)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The mechanism that :class:`AutoMean` chose, and its plan. Public, as both come from counts."""
+
+    mechanism: Baseline | ArrayAveraging | PooledMinimax | Levy | FixedQuantile | EpsilonQuantile
+    plan: MeanPlan | RangePlan
+
+    @property
+    def charges(self) -> IntArray:
+        """µε per user, shape (L,)."""
+        return self.plan.charges
+
+    @property
+    def bias_bound(self) -> float:
+        """Worst-case clipping bias, quanta."""
+        return self.plan.bias_bound
+
+    @property
+    def predicted_error(self) -> float:
+        """Quanta."""
+        return self.plan.predicted_error
+
+
+@dataclass(frozen=True)
+class AutoMean:
+    """The mechanism of least predicted error among S1, S3–S6, from public counts. ``upper``: U in quanta.
+
+    S1, S3, S4: worst-case clipping bias + noise scale, over all data. S5, S6: the grouping's worst-case bias + noise scale
+    for ranges as narrow as independent samples make them, + what a range drawn wrongly would cost. A wrong guess costs
+    accuracy, never privacy. Ties go to the simpler mechanism.
+    """
+
+    upper: int
+
+    def plan(self, samples: IntArray, epsilon_micro: int) -> Choice:
+        """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
+        u = self.upper
+        simple = (Baseline(u), PooledMinimax(u), ArrayAveraging(u))
+        choices = [Choice(mechanism, mechanism.plan(samples, epsilon_micro)) for mechanism in simple]
+        if epsilon_micro >= 4:
+            narrowed = (Levy(u), FixedQuantile(u), EpsilonQuantile(u))
+            choices += [Choice(mechanism, mechanism.plan(samples, epsilon_micro)) for mechanism in narrowed]
+        return min(choices, key=lambda choice: choice.predicted_error)
+
+    def release(self, values: IntArray, plan: Choice, noise: Noise) -> Estimate:
+        """Draw by the chosen mechanism, from ``values`` (N,), quanta sorted by (user, time). Relation "values"."""
+        return plan.mechanism.release(values, plan.plan, noise)  # type: ignore[arg-type]
+
+
+def _checked_grouping(upper: int, samples: IntArray) -> Grouping:
+    m = checked_samples(samples)
+    check_total(int(m.sum()), GRID * checked_upper(upper))
+    return widest_grouping(m)

@@ -1,0 +1,119 @@
+"""From an integer sensitivity and a budget to a noise scale, and from the noisy integer to an estimate.
+
+Shared by the single-cell mechanisms. Every refusal of bad input that they have in common is here.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from dpcore.budget import MICRO
+from dpcore.contributions import MAX_TOTAL, IntArray
+from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
+from dpcore.noise import MAX_SCALE_NUMERATOR, Noise, interval_half_width
+from dpcore.release import Estimate
+
+
+def noise_ratio(sensitivity: int, epsilon_micro: int) -> tuple[int, int]:
+    """Integers t, s with t/s >= 10⁶·``sensitivity``/``epsilon_micro``, t <= 2^40: never less noise than promised.
+
+    Exact where the reduced fraction fits; (0, 1), no noise, for sensitivity 0. Raises :class:`OverflowBoundError` where
+    the scale itself exceeds 2^40, :class:`BudgetError` for a budget below 1 µε.
+    """
+    micro = checked_micro(epsilon_micro)
+    if sensitivity == 0:
+        return 0, 1
+    exact = Fraction(MICRO * int(sensitivity), micro)
+    if exact > MAX_SCALE_NUMERATOR:
+        raise OverflowBoundError(
+            f"a noise scale of {float(exact):.3g} quanta exceeds 2^40; use a coarser quantum or a larger epsilon"
+        )
+    if exact.numerator <= MAX_SCALE_NUMERATOR:
+        return exact.numerator, exact.denominator
+    s = MAX_SCALE_NUMERATOR * exact.denominator // exact.numerator
+    return -(-exact.numerator * s // exact.denominator), s
+
+
+def losses(sensitivities: IntArray, numerator: int, denominator: int) -> IntArray:
+    """µε each user loses to noise of scale t/s, rounded up: ⌈10⁶·Δ·s/t⌉, shape of ``sensitivities``."""
+    if numerator == 0:
+        if np.any(sensitivities != 0):
+            raise ParameterError("no noise protects only what nobody can move; give a positive scale")
+        return np.zeros(len(sensitivities), dtype=np.int64)
+    if int(sensitivities.max(initial=0)) * MICRO * denominator < MAX_TOTAL:
+        whole: IntArray = -(-(MICRO * denominator * sensitivities) // numerator)
+        return whole
+    return np.array([-(-MICRO * denominator * int(d) // numerator) for d in sensitivities], dtype=np.int64)
+
+
+def noisy_estimate(
+    statistic: int, numerator: int, denominator: int, unit: float, top: float, bias_bound: float, noise: Noise
+) -> Estimate:
+    """``statistic`` plus discrete Laplace noise of scale t/s, divided by ``unit``; the range is [0, ``top``]."""
+    noisy, width, scale = int(statistic), 0.0, 0.0
+    if numerator:
+        noisy += int(noise.discrete_laplace(numerator, denominator, 1)[0])
+        width = float(interval_half_width(numerator, denominator)) / unit
+        scale = numerator / denominator / unit
+    raw = noisy / unit
+    value = min(max(raw, 0.0), top)
+    return Estimate(raw, value, scale, raw - width, raw + width, value != raw, bias_bound)
+
+
+def checked_samples(samples: IntArray) -> IntArray:
+    """Counts m per user as int64, shape (L,); :class:`ParameterError` unless there are users and every m >= 1."""
+    m = np.asarray(samples)
+    if m.ndim != 1 or len(m) == 0:
+        raise ParameterError(f"counts of shape {m.shape} hold no user; an empty cell releases nothing, leave it out")
+    if not np.issubdtype(m.dtype, np.integer):
+        raise ParameterError(f"counts of type {m.dtype} are not integers; count samples per user")
+    if int(m.min()) < 1:
+        raise ParameterError(f"a user has {m.min()} samples; leave out users with fewer than 1")
+    return m.astype(np.int64)
+
+
+def checked_upper(upper: int) -> int:
+    """``upper``, or :class:`ParameterError` unless it is an integer of 0 or more quanta."""
+    if isinstance(upper, bool) or not isinstance(upper, int | np.integer) or upper < 0:
+        raise ParameterError(f"upper bound {upper!r} is not an integer of 0 or more quanta; count in quanta")
+    return int(upper)
+
+
+def checked_micro(epsilon_micro: int) -> int:
+    """``epsilon_micro``, or :class:`BudgetError` unless it is an integer of at least 1 µε."""
+    if isinstance(epsilon_micro, bool) or not isinstance(epsilon_micro, int | np.integer) or epsilon_micro < 1:
+        raise BudgetError(f"epsilon of {epsilon_micro!r} µε is not an integer of at least 1; use budget.to_micro")
+    return int(epsilon_micro)
+
+
+def check_total(n: int, largest: int) -> None:
+    """:class:`OverflowBoundError` where ``n`` terms of up to ``largest`` could leave int64."""
+    if int(n) * max(int(largest), 1) >= MAX_TOTAL:
+        raise OverflowBoundError(
+            f"{n} terms of up to {largest} could exceed 2^62, at most {MAX_TOTAL // max(int(largest), 1)} fit; "
+            "use a coarser quantum or split the cell"
+        )
+
+
+def checked_values(values: IntArray, samples: IntArray, upper: int) -> IntArray:
+    """Values of one cell sorted by (user, time), clipped to [0, ``upper``], shape (N,).
+
+    Clipping again here keeps the sensitivity whatever the caller did. Raises :class:`ParameterError` for values that are
+    not integers (NaN is not) or are not Σm many.
+    """
+    x = np.asarray(values)
+    if not np.issubdtype(x.dtype, np.integer):
+        raise ParameterError(f"values of type {x.dtype} are not integer quanta; drop NaN, then round to the quantum")
+    if x.shape != (int(samples.sum()),):
+        raise ParameterError(f"values of shape {x.shape}, planned for {int(samples.sum())}; plan from the same counts")
+    return np.clip(x, 0, upper).astype(np.int64)
+
+
+def retained_values(values: IntArray, samples: IntArray, retained: IntArray) -> tuple[IntArray, IntArray]:
+    """The first ``retained`` values of each user in time order, and their users' indices, shape (ΣΓ,) each."""
+    start = np.cumsum(samples) - samples
+    position = np.arange(len(values)) - np.repeat(start, samples)
+    keep = position < np.repeat(retained, samples)
+    return values[keep], np.repeat(np.arange(len(samples)), retained)

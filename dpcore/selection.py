@@ -1,0 +1,106 @@
+"""Private choice of a range or a quantile from integer columns, by the exact exponential mechanism.
+
+Each column entry belongs to one unit of protection, or to a pseudo-user of which a user touches at most ``entries``.
+Source: [M] arXiv 2401.15906 (ranges and quantiles), mechanisms S5, S6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpcore.budget import MICRO
+from dpcore.contributions import IntArray
+from dpcore.errors import ParameterError
+from dpcore.noise import Noise
+from dpcore.scales import checked_micro, checked_samples, checked_upper, checked_values
+
+RANK_UNIT = 10
+"""Target ranks are given in tenths, so 0.1·K̄ is an integer."""
+
+
+def select_quantiles(
+    column: IntArray, upper: int, ranks: IntArray, epsilon_micro: int, noise: Noise, *, entries: int = 1
+) -> IntArray:
+    """Private integers y in 0..``upper``, one per target rank, each at ``epsilon_micro`` for a change of ``entries`` values.
+
+    ``column``: shape (K,), integers in [0, ``upper``]. ``ranks``: shape (q,), in tenths of a value. P(y) ∝
+    exp(−ε·|#{z <= y} − r|/(2·entries)): a gap between neighbouring values is drawn with its number of integers as weight,
+    then an integer in it uniformly. Exact. Relation: changing ``entries`` values (or, at the same cost, adding them).
+    """
+    micro, top = checked_micro(epsilon_micro), checked_upper(upper)
+    if len(column) and (int(column.min()) < 0 or int(column.max()) > top):
+        raise ParameterError(f"values outside [0, {top}] would break the sensitivity; clip them first")
+    edges = np.concatenate([[0], np.sort(column), [top + 1]]).astype(np.int64)
+    gaps = np.diff(edges)
+    rank = np.arange(len(gaps), dtype=np.int64)
+    costs = np.abs(RANK_UNIT * rank[None, :] - np.asarray(ranks, dtype=np.int64)[:, None])
+    offsets = np.arange(len(ranks) + 1, dtype=np.int64) * len(gaps)
+    chosen = noise.exponential(
+        costs.ravel(),
+        micro,
+        2 * entries * RANK_UNIT * MICRO,
+        offsets=offsets,
+        weights=np.tile(gaps, len(ranks)),
+    )
+    return edges[chosen] + noise.below(gaps[chosen])
+
+
+def range_bins(upper: int, half_bin: int) -> IntArray:
+    """Candidate ranges [x − 2τ, x + 2τ] ∩ [0, ``upper``], x the centres of bins of width 2τ; shape (⌈U/2τ⌉, 2). Public."""
+    if half_bin < 1:
+        raise ParameterError(f"half a bin is {half_bin} quanta; give at least 1")
+    n_bins = max(-(-checked_upper(upper) // (2 * half_bin)), 1)
+    centre = (2 * np.arange(n_bins, dtype=np.int64) + 1) * half_bin
+    return np.stack([np.maximum(centre - 2 * half_bin, 0), np.minimum(centre + 2 * half_bin, upper)], axis=1)
+
+
+def select_range(column: IntArray, upper: int, half_bin: int, epsilon_micro: int, noise: Noise) -> tuple[int, int]:
+    """Private range [a, b] of :func:`range_bins` around the median of ``column`` (K,), for a change of one entry.
+
+    Entries are snapped to bins; P(x) ∝ exp(−ε·c(x)/2), c = max(entries below, entries above), of sensitivity 1. Exact.
+    """
+    ranges = range_bins(upper, half_bin)
+    filled = np.bincount(np.minimum(column // (2 * half_bin), len(ranges) - 1), minlength=len(ranges)).astype(np.int64)
+    up_to = np.cumsum(filled)
+    costs = np.maximum(up_to - filled, len(column) - up_to)
+    chosen = int(noise.exponential(costs, checked_micro(epsilon_micro), 2 * MICRO)[0])
+    return int(ranges[chosen, 0]), int(ranges[chosen, 1])
+
+
+@dataclass(frozen=True)
+class QuantilePlan:
+    """Public part of a private quantile: target ``rank`` in tenths, most samples of one user, ``charges`` µε (L,)."""
+
+    samples: IntArray
+    rank: int
+    entries: int
+    epsilon_micro: int
+    charges: IntArray
+
+
+@dataclass(frozen=True)
+class PrivateQuantile:
+    """A percentile of one cell's values by the exponential mechanism. ``upper``: U in quanta; 0 < ``percent`` < 100."""
+
+    upper: int
+    percent: int
+
+    def plan(self, samples: IntArray, epsilon_micro: int) -> QuantilePlan:
+        """Plan from counts ``samples`` (L,): a user moves the rank by at most his m, and is charged ε·m/max m.
+
+        Raises :class:`ParameterError` for a percentile outside 1..99 and for counts or bounds out of range.
+        """
+        if not 0 < self.percent < 100:
+            raise ParameterError(f"percentile {self.percent} is outside 1..99; give one inside")
+        checked_upper(self.upper)
+        m, micro = checked_samples(samples), checked_micro(epsilon_micro)
+        charges = -(-(micro * m) // int(m.max()))
+        return QuantilePlan(m, self.percent * RANK_UNIT * int(m.sum()) // 100, int(m.max()), micro, charges)
+
+    def release(self, values: IntArray, plan: QuantilePlan, noise: Noise) -> int:
+        """Draw the percentile of ``values`` (N,), quanta in any order; in quanta. Relation "values"."""
+        held = checked_values(values, plan.samples, self.upper)
+        rank = np.array([plan.rank], dtype=np.int64)
+        return int(select_quantiles(held, self.upper, rank, plan.epsilon_micro, noise, entries=plan.entries)[0])
