@@ -65,6 +65,8 @@ class Ingesting(Service):
 
     async def _report(self, message: Message) -> None:
         assert self._producer is not None
+        if self._worker.config.relation == "participation":
+            return  # how much arrived, and when, is nobody's business outside
         await self._producer.send(message.topic, message.value, key=message.key, headers=list(message.headers))
 
     @Service.task
@@ -187,12 +189,28 @@ class Worker:
         partitions = await self.state.partition_times()
         open_slots = sorted(await self.state.open_slots())
         self.metrics.open_windows.set(len(open_slots))
+        if self.config.relation == "participation":
+            return await self._ticked_slots()
         window = self.config.window
         mark = watermark(partitions, time.time_ns() // 1000, window.allowed_delay, window.idle_timeout)
         if mark is None:
             return []
         self.metrics.watermark_seconds.set(mark / 1e6)
         due = [slot for slot in open_slots if self.slotting.window(slot).end * 1_000_000 <= mark]
+        self.metrics.outbox_windows.set(len(due))
+        return due
+
+    async def _ticked_slots(self) -> list[int]:
+        """Every slot that ended ``allowed_delay`` ago by the wall clock, visited or not, since this feed first ran."""
+        now = time.time()
+        slot = await self.state.first_slot(self.slotting.window(int(now)).start)
+        due = []
+        while (end := self.slotting.window(slot).end) + self.config.window.allowed_delay.total_seconds() <= now:
+            if await self.state.is_closed(slot):
+                await self.state.advance_first_slot(slot, end)
+            else:
+                due.append(slot)
+            slot = end
         self.metrics.outbox_windows.set(len(due))
         return due
 

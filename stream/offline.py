@@ -22,9 +22,10 @@ from stream.config import Config
 from stream.events import REASONS, ROW, Decoder
 from stream.ledger import Ledger
 from stream.local import RedisServer
-from stream.pseudonyms import load_user_key
+from stream.pseudonyms import key_fingerprint, load_user_key
 from stream.releases import WINDOW, Message
 from stream.sources.recording import Recording
+from stream.state import State
 
 Progress = Callable[[int, int], None]
 
@@ -130,7 +131,8 @@ def replay_offline(
         folder = state or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         with RedisServer(folder, appendfsync="always" if state else "no") as server:
-            return asyncio.run(_release(config, server.url, by_slot, len(rows), rejected, out, started))
+            fingerprint = key_fingerprint(load_user_key(config.privacy.user_key_file))
+            return asyncio.run(_release(config, server.url, by_slot, len(rows), rejected, out, started, fingerprint))
 
 
 def _slots_to_release(config: Config, by_slot: dict[int, npt.NDArray[np.void]]) -> list[int]:
@@ -152,11 +154,13 @@ async def _release(
     rejected: Counter[str],
     out: TextIO,
     started: float,
+    fingerprint: str,
 ) -> OfflineSummary:
     redis = Redis.from_url(url)
     try:
         ledger = Ledger(redis, config.feed.name)
         await ledger.start_generation()
+        await State(redis, config.feed.name).claim_key(fingerprint)
         publisher = LinePublisher(out)
         closing = Closing(config, redis, MemoryRows(dict(by_slot)), ledger, publisher, Noise())
         already = 0

@@ -38,6 +38,11 @@ class Behind(Exception):  # noqa: N818 - an answer of the state, not a fault
         self.stored = stored
 
 
+_ADVANCE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
+"""
+
+
 class Appended(NamedTuple):
     """Rows of one call: taken, known already, too late."""
 
@@ -124,6 +129,19 @@ class State:
     async def open_slots(self) -> list[int]:
         """Starts of timeslots with rows, oldest first."""
         return [int(slot) for slot in await self._redis.zrange(self._key("slots"), 0, -1)]
+
+    async def first_slot(self, default: int) -> int:
+        """Oldest slot that may not be released yet, where every slot is released; ``default`` at the feed's start."""
+        await self._redis.set(self._key("first-slot"), default, nx=True)
+        return int(await self._redis.get(self._key("first-slot")))
+
+    async def advance_first_slot(self, slot: int, following: int) -> None:
+        """Remember that everything before ``following`` is released; no change if another worker moved on already."""
+        await self._redis.eval(_ADVANCE, 1, self._key("first-slot"), slot, following)
+
+    async def is_closed(self, slot: int) -> bool:
+        """Whether the slot was released."""
+        return bool(await self._redis.hexists(self._key("closed"), str(slot)))
 
     async def seal(self, slot: int) -> None:
         """From now on rows of ``slot`` are late: what is stored is what will be released."""
