@@ -28,7 +28,7 @@ def topic_plans(config: Config) -> list[TopicPlan]:
         TopicPlan(config.feed.topic, 4, 7 * _DAY_MS),
         TopicPlan(HEXAGON_SPEED, 4, 365 * _DAY_MS),
         TopicPlan(SPATIAL_HISTOGRAM, 1, 365 * _DAY_MS),
-        TopicPlan(WINDOW, 1, 365 * _DAY_MS),
+        TopicPlan(WINDOW, 1, -1),
         TopicPlan(REJECTED, 1, 7 * _DAY_MS),
     ]
 
