@@ -153,6 +153,16 @@ class SpeedConfig(_Section):
 
     upper_bound: float = Field(gt=0, le=1000)
     statistics: tuple[Statistic, ...] = Field(default=("mean", "variance"), min_length=1)
+    mean_mechanism: Literal[
+        "allocated",
+        "baseline",
+        "array-averaging",
+        "pooled-minimax",
+        "levy",
+        "fixed-quantile",
+        "epsilon-quantile",
+        "auto",
+    ] = "allocated"
     suppression: Literal["chop-user", "none"] = "chop-user"
     allocation: Literal["exact-loss", "uniform"] = "exact-loss"
     clipping: Literal["joint", "none"] = "joint"
@@ -240,6 +250,7 @@ class Config(BaseSettings):
         if self.relation == "values":
             return self
         refused = {
+            "speed.mean_mechanism": (self.speed.mean_mechanism != "allocated", "it reads counts", "'allocated'"),
             "speed.suppression": (self.speed.suppression != "none", "chop-user drops users by raw counts", "'none'"),
             "speed.allocation": (
                 self.speed.allocation != "uniform",

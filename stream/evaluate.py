@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
+from stream.cell_means import MECHANISMS
 from stream.closing import slotting_of
 from stream.config import Config
 from stream.pipeline import contributions_of, draw, plan_window, post_process
@@ -34,6 +35,9 @@ VARIANTS: dict[str, dict[str, str]] = {
     "exact-loss": {"allocation": "exact-loss", "suppression": "none", "clipping": "none"},
     "exact-loss+chop-user": {"allocation": "exact-loss", "suppression": "chop-user", "clipping": "none"},
     "exact-loss+clipping": {"allocation": "exact-loss", "suppression": "none", "clipping": "joint"},
+} | {
+    name: {"mean_mechanism": name, "allocation": "uniform", "suppression": "none", "clipping": "none"}
+    for name in MECHANISMS
 }
 """Ways to share each user's epsilon, all at equal loss per user and window."""
 
@@ -154,6 +158,8 @@ def _score_draw(
     for index, (name, column) in enumerate(columns.items()):
         table = tables.setdefault((name, "released"), _Errors([], [], [], []))
         table.add((column.value - truth[name])[published], weight)
+        if name == "mean" and plan.mean_epsilon_micro:
+            continue  # noise was added to other numbers than the pooled mean
         table.noise.append(np.abs(column.raw - before[index])[published])
         noisy = published & (column.scale > 0)
         table.covered.append((column.low <= before[index] + 1e-9)[noisy] & (before[index] <= column.high + 1e-9)[noisy])

@@ -100,6 +100,8 @@ def plan_participation(
         upper_quanta=config.speed.upper_quanta,
         resolution=config.hexagons.resolution,
         relation="participation",
+        mean_mechanism="allocated",
+        mean_epsilon_micro=0,
         counts_digest=counts_digest(counts),
         cells=cells.astype("<u8").tobytes(),
         users=counts.users.astype("<u8").tobytes(),

@@ -30,7 +30,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything decided about a window before any noise is drawn. Arrays are little-endian int64 bytes.
 
     ``cells``: (C,) ids of the cells that get a message. ``users``/``charges``: (L,) ids and µε, 0 for users who take no
-    part. ``retained``: (P,) samples kept per pair. ``published``: (C,) 0/1. ``numerators``/``denominators``: noise scales,
+    part. ``mean_epsilon_micro``: µε of one cell's mean, 0 where the mean is allocated. ``retained``: (P,) samples kept per pair. ``published``: (C,) 0/1. ``numerators``/``denominators``: noise scales,
     (S, C) under "values" (numerator 0 = nothing to hide), (S,) constants under "participation".
     """
 
@@ -44,6 +44,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     upper_quanta: int
     resolution: int
     relation: str
+    mean_mechanism: str
+    mean_epsilon_micro: int
     counts_digest: str
     cells: bytes
     users: bytes

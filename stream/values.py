@@ -5,6 +5,8 @@ Everything in the plan is a function of public counts, the configuration and the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import h3
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +14,13 @@ import numpy.typing as npt
 from dpcore.allocation import Allocation, Sensitivities, allocate, stack, uniform_allocation
 from dpcore.clipping import choose_clipping
 from dpcore.contributions import Contributions, Counts
+from dpcore.errors import BudgetError
 from dpcore.moments import cell_variances, mean_clipping_bias, mean_rows, variance_clipping_bias, variance_rows
 from dpcore.noise import Noise, interval_half_width
 from dpcore.shrinkage import local_kilometres, shrink
 from dpcore.suppression import sweep_chop_user
-from stream.config import SPEED_QUANTUM_KMH, Config
+from stream.cell_means import cell_epsilon, draw_cell_means, plan_cell_means
+from stream.config import SPEED_QUANTUM_KMH, Config, Statistic
 from stream.plan import DECIMALS, VARIANCE_GRID, Columns, Derived, Plan, check_rows, counts_digest
 from stream.releases import cell_text
 from stream.windows import Period, Window
@@ -40,7 +44,7 @@ def plan_values(
     grant = config.privacy.epsilon_micro
     statistics = config.speed.statistics
     admitted = np.where(left[counts.pair_user] >= grant, counts.samples, 0)
-    retained, allocation = _least_error(counts, admitted, config)
+    decision = _least_error(counts, admitted, config)
     return Plan(
         window=window,
         period=period,
@@ -52,14 +56,16 @@ def plan_values(
         upper_quanta=config.speed.upper_quanta,
         resolution=config.hexagons.resolution,
         relation="values",
+        mean_mechanism=config.speed.mean_mechanism,
+        mean_epsilon_micro=decision.mean_epsilon_micro,
         counts_digest=counts_digest(counts),
         cells=counts.cells.astype("<u8").tobytes(),
         users=counts.users.astype("<u8").tobytes(),
-        charges=allocation.charges.astype("<i8").tobytes(),
-        retained=retained.astype("<i8").tobytes(),
-        published=(counts.by_cell(retained) > 0).astype(np.uint8).tobytes(),
-        numerators=allocation.numerator.astype("<i8").tobytes(),
-        denominators=allocation.denominator.astype("<i8").tobytes(),
+        charges=decision.charges.astype("<i8").tobytes(),
+        retained=decision.retained.astype("<i8").tobytes(),
+        published=(counts.by_cell(decision.retained) > 0).astype(np.uint8).tobytes(),
+        numerators=decision.numerators.astype("<i8").tobytes(),
+        denominators=decision.denominators.astype("<i8").tobytes(),
     )
 
 
@@ -69,8 +75,20 @@ def _enough_users(counts: Counts, samples: IntArray, min_users: int) -> IntArray
     return np.where(contributors[counts.pair_cell] >= min_users, samples, 0)
 
 
-def _least_error(counts: Counts, admitted: IntArray, config: Config) -> tuple[IntArray, Allocation]:
-    """Retained counts and scales of the least predicted error among the configured candidates; public counts only."""
+@dataclass(frozen=True)
+class _Decision:
+    """One candidate plan: retained samples (P,), scales (S·C,), charges (L,), and its predicted error in full ranges."""
+
+    retained: IntArray
+    numerators: IntArray
+    denominators: IntArray
+    charges: IntArray
+    mean_epsilon_micro: int
+    error: float
+
+
+def _least_error(counts: Counts, admitted: IntArray, config: Config) -> _Decision:
+    """The candidate of the least predicted error among those configured; public counts only."""
     speed = config.speed
     plain = _enough_users(counts, admitted, speed.min_users)
     active = plain > 0
@@ -80,20 +98,44 @@ def _least_error(counts: Counts, admitted: IntArray, config: Config) -> tuple[In
         proposals = []
         if speed.suppression == "chop-user":
             proposals.append(_suppressed(part, config))
-        if speed.clipping == "joint" and speed.allocation == "exact-loss" and len(part.samples) <= _MANY_PAIRS:
+        shares = speed.allocation == "exact-loss" and speed.mean_mechanism == "allocated"
+        if speed.clipping == "joint" and shares and len(part.samples) <= _MANY_PAIRS:
             proposals.append(_clipped(part, config))
         for samples in proposals:
             retained = np.zeros_like(plain)
             retained[active] = samples
             candidates.append(retained)
-    best: tuple[float, IntArray, Allocation] | None = None
-    for retained in candidates:
-        allocation = _allocation(counts, retained, config)
-        error = _predicted_error(counts, admitted, retained, allocation, config)
-        if best is None or error < best[0]:
-            best = error, retained, allocation
-    assert best is not None, "the plain candidate is always there"
-    return best[1], best[2]
+    return min((_decide(counts, admitted, retained, config) for retained in candidates), key=lambda found: found.error)
+
+
+def _decide(counts: Counts, admitted: IntArray, retained: IntArray, config: Config) -> _Decision:
+    speed, grant = config.speed, config.privacy.epsilon_micro
+    allowances = np.full(counts.n_users, grant, dtype=np.int64)
+    if speed.mean_mechanism == "allocated" or "mean" not in speed.statistics:
+        allocation = _allocation(counts, retained, allowances, speed.statistics, config)
+        t, s = allocation.numerator, allocation.denominator
+        error = _predicted_error(counts, admitted, retained, t, s, speed.statistics, config)
+        return _Decision(retained, t, s, allocation.charges, 0, error)
+    epsilon = cell_epsilon(counts, retained, grant // len(speed.statistics))
+    means = plan_cell_means(speed.mean_mechanism, counts, retained, speed.upper_quanta, epsilon)
+    total, kept = counts.by_cell(admitted), counts.by_cell(retained)
+    off = np.minimum(means.predicted_error / speed.upper_quanta + mean_clipping_bias(total, kept, 1.0), 1.0)
+    error = float((total * off).sum())
+    others = tuple(name for name in speed.statistics if name != "mean")
+    charges, rows = means.charges, {"mean": (np.zeros(counts.n_cells, np.int64), np.ones(counts.n_cells, np.int64))}
+    if others:
+        allocation = _allocation(counts, retained, allowances - charges, others, config)
+        t, s = allocation.numerator, allocation.denominator
+        error += _predicted_error(counts, admitted, retained, t, s, others, config)
+        charges = charges + allocation.charges
+        rows |= {
+            name: (t[k * counts.n_cells :][: counts.n_cells], s[k * counts.n_cells :][: counts.n_cells])
+            for k, name in enumerate(others)
+        }
+    if np.any(charges > allowances):
+        raise BudgetError("the charges of the single-cell means exceed a window's grant; nothing may be released")
+    t, s = (np.concatenate([rows[name][side] for name in speed.statistics]) for side in (0, 1))
+    return _Decision(retained, t, s, charges, epsilon, error)
 
 
 def _active_part(counts: Counts, samples: IntArray) -> Counts:
@@ -117,39 +159,49 @@ def _suppressed(part: Counts, config: Config) -> IntArray:
 def _clipped(part: Counts, config: Config) -> IntArray:
     allowances = np.full(part.n_users, config.privacy.epsilon_micro, dtype=np.int64)
     return choose_clipping(
-        part, allowances, lambda samples: _program(part, samples, config), min_users=config.speed.min_users
+        part,
+        allowances,
+        lambda samples: _program(part, samples, config.speed.statistics, config),
+        min_users=config.speed.min_users,
     ).samples
 
 
-def _program(counts: Counts, retained: IntArray, config: Config) -> Sensitivities:
+def _program(counts: Counts, retained: IntArray, statistics: tuple[Statistic, ...], config: Config) -> Sensitivities:
     """Sensitivities of every statistic of every cell, statistic-major."""
     upper = config.speed.upper_quanta
     rows = {
         "mean": lambda: mean_rows(counts, retained, upper),
         "variance": lambda: variance_rows(counts, retained, upper, VARIANCE_GRID),
     }
-    return stack([rows[name]() for name in config.speed.statistics])
+    return stack([rows[name]() for name in statistics])
 
 
-def _allocation(counts: Counts, retained: IntArray, config: Config) -> Allocation:
-    allowances = np.full(counts.n_users, config.privacy.epsilon_micro, dtype=np.int64)
+def _allocation(
+    counts: Counts, retained: IntArray, allowances: IntArray, statistics: tuple[Statistic, ...], config: Config
+) -> Allocation:
     solve = allocate if config.speed.allocation == "exact-loss" else uniform_allocation
-    return solve(_program(counts, retained, config), allowances)
+    return solve(_program(counts, retained, statistics, config), allowances)
 
 
 def _predicted_error(
-    counts: Counts, admitted: IntArray, retained: IntArray, allocation: Allocation, config: Config
+    counts: Counts,
+    admitted: IntArray,
+    retained: IntArray,
+    numerator: IntArray,
+    denominator: IntArray,
+    statistics: tuple[Statistic, ...],
+    config: Config,
 ) -> float:
     """Σ over cells and statistics of events × (noise scale + clipping bias) in full ranges, at most 1 each."""
     total, kept = counts.by_cell(admitted), counts.by_cell(retained)
-    scales = (allocation.numerator / np.maximum(allocation.denominator, 1)).reshape(-1, counts.n_cells)
+    scales = (numerator / np.maximum(denominator, 1)).reshape(-1, counts.n_cells)
     upper = config.speed.upper_quanta
     bias = {
         "mean": mean_clipping_bias(total, kept, 1.0),
         "variance": 4 * variance_clipping_bias(total, kept, 1.0),
     }
     error = 0.0
-    for name, scale in zip(config.speed.statistics, scales, strict=True):
+    for name, scale in zip(statistics, scales, strict=True):
         span = np.maximum(kept * upper, 1) if name == "mean" else upper * upper / 4 / VARIANCE_GRID
         error += float((total * np.where(kept > 0, np.minimum(scale / span + bias[name], 1.0), 1.0)).sum())
     return error
@@ -178,8 +230,18 @@ def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[
         # Rounding moved the released value by up to half its granularity; the interval covers that too.
         half = np.where(widths[index] > 0, widths[index] * units[index] + 0.5 * 10.0 ** -DECIMALS[name], 0.0)
         scale = numerators[index] / denominators[index] * units[index]
+        if name == "mean" and plan.mean_epsilon_micro:
+            columns[name] = _cell_means(plan, kept, noise)
+            continue
         columns[name] = Columns(raw, np.clip(raw, 0.0, tops[index]), scale, raw - half, raw + half, tops[index])
     return columns
+
+
+def _cell_means(plan: Plan, kept: Contributions, noise: Noise) -> Columns:
+    drawn = draw_cell_means(plan.mean_mechanism, kept, plan.mean_epsilon_micro, noise) * SPEED_QUANTUM_KMH
+    upper, decimals = plan.upper_quanta * SPEED_QUANTUM_KMH, DECIMALS["mean"]
+    raw, step = np.round(drawn[0], decimals), 0.5 * 10.0**-decimals
+    return Columns(raw, np.clip(raw, 0.0, upper), drawn[1], drawn[2] - step, drawn[3] + step, upper)
 
 
 def exact_statistics(plan: Plan, kept: Contributions) -> IntArray:
