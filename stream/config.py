@@ -56,7 +56,7 @@ PositiveDuration = Annotated[timedelta, BeforeValidator(parse_duration), AfterVa
 TimezoneName = Annotated[str, AfterValidator(_known_timezone)]
 FeedName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
 SpeedUnit = Literal["km/h", "m/s", "mph", "kn"]
-Statistic = Literal["mean", "variance"]
+Statistic = Literal["mean", "variance", "p15", "p50", "p85"]
 
 
 class _Section(BaseModel):
@@ -168,6 +168,7 @@ class SpeedConfig(_Section):
     clipping: Literal["joint", "none"] = "joint"
     post_processing: tuple[Literal["empirical-bayes"], ...] = ("empirical-bayes",)
     min_users: int = Field(default=1, ge=1)
+    cdf_bins: int = Field(default=32, ge=2, le=4096)
 
     @model_validator(mode="after")
     def _on_the_grid(self) -> Self:
@@ -251,6 +252,11 @@ class Config(BaseSettings):
             return self
         refused = {
             "speed.mean_mechanism": (self.speed.mean_mechanism != "allocated", "it reads counts", "'allocated'"),
+            "speed.statistics": (
+                not {"mean", "variance"}.issuperset(self.speed.statistics),
+                "percentiles are released under 'values' only",
+                "mean and variance",
+            ),
             "speed.suppression": (self.speed.suppression != "none", "chop-user drops users by raw counts", "'none'"),
             "speed.allocation": (
                 self.speed.allocation != "uniform",

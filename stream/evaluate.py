@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,7 +20,7 @@ from stream.closing import slotting_of
 from stream.config import Config
 from stream.pipeline import contributions_of, draw, plan_window, post_process
 from stream.plan import Plan
-from stream.values import exact_statistics, released_units
+from stream.values import PERCENTS, exact_values
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -96,14 +95,6 @@ def with_epsilon(config: Config, epsilon: float) -> Config:
     )
 
 
-def true_statistics(contributions: Contributions, plan: Plan) -> dict[str, FloatArray]:
-    """Mean and variance per cell over all events, clipped to [0, U], in released units."""
-    everything = msgspec.structs.replace(plan, retained=contributions.counts.samples.astype("<i8").tobytes())
-    units, _ = released_units(everything, contributions.counts)
-    exact = exact_statistics(everything, contributions)
-    return {name: exact[index] * units[index] for index, name in enumerate(plan.statistics)}
-
-
 def evaluate(
     config: Config,
     windows: dict[int, npt.NDArray[np.void]],
@@ -150,19 +141,18 @@ def _score_draw(
     counts = contributions.counts
     published = np.frombuffer(plan.published, np.uint8).astype(bool)
     weight = counts.by_cell(counts.samples)[published].astype(np.float64)
-    truth = true_statistics(contributions, plan)
-    kept = contributions.retain(np.frombuffer(plan.retained, "<i8"))
-    units, _ = released_units(plan, kept.counts)
-    before = exact_statistics(plan, kept) * units
+    truth = exact_values(plan, contributions)
+    before = exact_values(plan, contributions.retain(np.frombuffer(plan.retained, "<i8")))
     columns = draw(plan, contributions, Noise())
-    for index, (name, column) in enumerate(columns.items()):
+    for name, column in columns.items():
         table = tables.setdefault((name, "released"), _Errors([], [], [], []))
         table.add((column.value - truth[name])[published], weight)
         if name == "mean" and plan.mean_epsilon_micro:
             continue  # noise was added to other numbers than the pooled mean
-        table.noise.append(np.abs(column.raw - before[index])[published])
+        if name not in PERCENTS:
+            table.noise.append(np.abs(column.raw - before[name])[published])
         noisy = published & (column.scale > 0)
-        table.covered.append((column.low <= before[index] + 1e-9)[noisy] & (before[index] <= column.high + 1e-9)[noisy])
+        table.covered.append((column.low <= before[name] + 1e-9)[noisy] & (before[name] <= column.high + 1e-9)[noisy])
     for name, derived in post_process(plan, counts, columns, config).items():
         table = tables.setdefault((name, derived.method), _Errors([], [], [], []))
         table.add((derived.value - truth[name])[published], weight)
@@ -176,7 +166,7 @@ def _score_participation(plan: Plan, contributions: Contributions, tables: dict[
     cells = np.frombuffer(plan.cells, "<u8")
     listed = np.isin(counts.cells, cells)
     at = np.searchsorted(cells, counts.cells[listed])
-    truth = true_statistics(contributions, plan)
+    truth = exact_values(plan, contributions)
     weight = counts.by_cell(counts.samples)[listed].astype(np.float64)
     for name, column in draw(plan, contributions, Noise()).items():
         if name not in truth:
@@ -212,8 +202,8 @@ def _score(
         bias=float(share @ error),
         noise=None if noise is None else float(share @ noise),
         coverage=float(np.concatenate(table.covered).mean()) if table.covered else None,
-        useful_coverage=float(share @ useful) if statistic == "mean" else None,
-        useful_cells=float(useful.mean()) if statistic == "mean" else None,
+        useful_coverage=float(share @ useful) if statistic != "variance" else None,
+        useful_cells=float(useful.mean()) if statistic != "variance" else None,
         windows=windows,
         cells=cells,
         charge_median=float(np.median(charges)),

@@ -97,6 +97,7 @@ def plan_participation(
         budget=config.privacy.budget,
         budget_micro=config.privacy.budget_micro,
         statistics=config.speed.statistics,
+        cdf_bins=config.speed.cdf_bins,
         upper_quanta=config.speed.upper_quanta,
         resolution=config.hexagons.resolution,
         relation="participation",

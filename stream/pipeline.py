@@ -21,7 +21,15 @@ from stream.windows import Period, Window, utc_text
 
 IntArray = npt.NDArray[np.int64]
 
-UNITS = {"mean": "km/h", "variance": "(km/h)^2", "events": "1", "users": "1"}
+UNITS = {
+    "mean": "km/h",
+    "variance": "(km/h)^2",
+    "p15": "km/h",
+    "p50": "km/h",
+    "p85": "km/h",
+    "events": "1",
+    "users": "1",
+}
 
 
 def contributions_of(rows: npt.NDArray[np.void], config: Config) -> Contributions:

@@ -18,7 +18,7 @@ FloatArray = npt.NDArray[np.float64]
 
 VARIANCE_GRID = 100
 """Output grid of the variance in quanta²: 0.01 (km/h)²."""
-DECIMALS = {"mean": 3, "variance": 2, "events": 0, "users": 0}
+DECIMALS = {"mean": 3, "variance": 2, "p15": 2, "p50": 2, "p85": 2, "events": 0, "users": 0}
 """Fixed output granularity per statistic."""
 
 
@@ -31,7 +31,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     ``cells``: (C,) ids of the cells that get a message. ``users``/``charges``: (L,) ids and µε, 0 for users who take no
     part. ``mean_epsilon_micro``: µε of one cell's mean, 0 where the mean is allocated. ``retained``: (P,) samples kept per pair. ``published``: (C,) 0/1. ``numerators``/``denominators``: noise scales,
-    (S, C) under "values" (numerator 0 = nothing to hide), (S,) constants under "participation".
+    under "values" C for each of mean and variance, then C·h of the distribution's levels (numerator 0 = nothing to
+    hide), (S,) constants under "participation".
     """
 
     window: Window
@@ -41,6 +42,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     budget: float
     budget_micro: int
     statistics: tuple[str, ...]
+    cdf_bins: int
     upper_quanta: int
     resolution: int
     relation: str

@@ -5,20 +5,25 @@ Everything in the plan is a function of public counts, the configuration and the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import h3
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.allocation import Allocation, Sensitivities, allocate, stack, uniform_allocation
+from dpcore.allocation import Allocation, Sensitivities, allocate, histogram_rows, stack, uniform_allocation
+from dpcore.cdf import bin_edges, cell_histograms, release_cells
 from dpcore.clipping import choose_clipping
 from dpcore.contributions import Contributions, Counts
 from dpcore.errors import BudgetError
+from dpcore.level_tree import LevelTree, choose_tree
 from dpcore.moments import cell_variances, mean_clipping_bias, mean_rows, variance_clipping_bias, variance_rows
 from dpcore.noise import Noise, interval_half_width
 from dpcore.shrinkage import local_kilometres, shrink
-from dpcore.suppression import sweep_chop_user
+from dpcore.suppression import STATISTICS, sweep_chop_user
 from stream.cell_means import cell_epsilon, draw_cell_means, plan_cell_means
 from stream.config import SPEED_QUANTUM_KMH, Config, Statistic
 from stream.plan import DECIMALS, VARIANCE_GRID, Columns, Derived, Plan, check_rows, counts_digest
@@ -27,6 +32,9 @@ from stream.windows import Period, Window
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+
+PERCENTS = {"p15": 15.0, "p50": 50.0, "p85": 85.0}
+"""The traffic engineer's percentiles."""
 
 _MANY_PAIRS = 200_000
 _FEW_LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -53,6 +61,7 @@ def plan_values(
         budget=config.privacy.budget,
         budget_micro=config.privacy.budget_micro,
         statistics=statistics,
+        cdf_bins=config.speed.cdf_bins,
         upper_quanta=config.speed.upper_quanta,
         resolution=config.hexagons.resolution,
         relation="values",
@@ -122,19 +131,18 @@ def _decide(counts: Counts, admitted: IntArray, retained: IntArray, config: Conf
     off = np.minimum(means.predicted_error / speed.upper_quanta + mean_clipping_bias(total, kept, 1.0), 1.0)
     error = float((total * off).sum())
     others = tuple(name for name in speed.statistics if name != "mean")
-    charges, rows = means.charges, {"mean": (np.zeros(counts.n_cells, np.int64), np.ones(counts.n_cells, np.int64))}
+    charges = means.charges
+    unused = np.zeros(counts.n_cells, np.int64)
+    t, s = unused, unused + 1
     if others:
         allocation = _allocation(counts, retained, allowances - charges, others, config)
-        t, s = allocation.numerator, allocation.denominator
-        error += _predicted_error(counts, admitted, retained, t, s, others, config)
+        error += _predicted_error(
+            counts, admitted, retained, allocation.numerator, allocation.denominator, others, config
+        )
         charges = charges + allocation.charges
-        rows |= {
-            name: (t[k * counts.n_cells :][: counts.n_cells], s[k * counts.n_cells :][: counts.n_cells])
-            for k, name in enumerate(others)
-        }
+        t, s = np.append(unused, allocation.numerator), np.append(unused + 1, allocation.denominator)
     if np.any(charges > allowances):
         raise BudgetError("the charges of the single-cell means exceed a window's grant; nothing may be released")
-    t, s = (np.concatenate([rows[name][side] for name in speed.statistics]) for side in (0, 1))
     return _Decision(retained, t, s, charges, epsilon, error)
 
 
@@ -150,7 +158,7 @@ def _suppressed(part: Counts, config: Config) -> IntArray:
     return sweep_chop_user(
         part,
         config.privacy.epsilon_micro,
-        statistics=config.speed.statistics,
+        statistics=[name for name in STATISTICS if name in config.speed.statistics] or ["mean"],
         min_users=config.speed.min_users,
         limits=_FEW_LIMITS if len(part.samples) > _MANY_PAIRS else None,
     ).samples
@@ -168,12 +176,30 @@ def _clipped(part: Counts, config: Config) -> IntArray:
 
 def _program(counts: Counts, retained: IntArray, statistics: tuple[Statistic, ...], config: Config) -> Sensitivities:
     """Sensitivities of every statistic of every cell, statistic-major."""
-    upper = config.speed.upper_quanta
+    upper, cdf_bins = config.speed.upper_quanta, config.speed.cdf_bins
     rows = {
         "mean": lambda: mean_rows(counts, retained, upper),
         "variance": lambda: variance_rows(counts, retained, upper, VARIANCE_GRID),
+        "distribution": lambda: _distribution_rows(counts, retained, _tree(upper, cdf_bins)),
     }
-    return stack([rows[name]() for name in statistics])
+    return stack([rows[group]() for group in groups(statistics)])
+
+
+def groups(statistics: Sequence[str]) -> list[str]:
+    """What noise is added to, in the order of the plan's scales: mean, variance, one distribution for all percentiles."""
+    found = [name for name in ("mean", "variance") if name in statistics]
+    return [*found, "distribution"] if any(name in PERCENTS for name in statistics) else found
+
+
+def _tree(upper: int, bins: int) -> LevelTree:
+    return choose_tree(len(bin_edges(upper, bins)) - 1)
+
+
+def _distribution_rows(counts: Counts, retained: IntArray, tree: LevelTree) -> Sensitivities:
+    """Rows of every level of every cell; weights w_i ∝ (n_i − 1)^(2/3) make the optimal shares ε_i ∝ (n_i − 1)^(1/3)."""
+    rows = histogram_rows(counts, retained, tree.height)
+    weight = np.array([max(n - 1, 1) ** (2 / 3) for n in tree.factors])
+    return replace(rows, weight=rows.weight * np.tile(weight / weight.mean(), counts.n_cells))
 
 
 def _allocation(
@@ -194,16 +220,21 @@ def _predicted_error(
 ) -> float:
     """Σ over cells and statistics of events × (noise scale + clipping bias) in full ranges, at most 1 each."""
     total, kept = counts.by_cell(admitted), counts.by_cell(retained)
-    scales = (numerator / np.maximum(denominator, 1)).reshape(-1, counts.n_cells)
     upper = config.speed.upper_quanta
     bias = {
         "mean": mean_clipping_bias(total, kept, 1.0),
         "variance": 4 * variance_clipping_bias(total, kept, 1.0),
+        "distribution": mean_clipping_bias(total, kept, 1.0),
     }
-    error = 0.0
-    for name, scale in zip(statistics, scales, strict=True):
-        span = np.maximum(kept * upper, 1) if name == "mean" else upper * upper / 4 / VARIANCE_GRID
-        error += float((total * np.where(kept > 0, np.minimum(scale / span + bias[name], 1.0), 1.0)).sum())
+    span = {
+        "mean": np.maximum(kept * upper, 1),
+        "variance": np.full(counts.n_cells, upper * upper / 4 / VARIANCE_GRID),
+        "distribution": np.maximum(kept, 1),
+    }
+    error, scales = 0.0, _by_group(numerator / np.maximum(denominator, 1), statistics, counts.n_cells)
+    for group, scale in scales.items():
+        off = scale.sum(axis=1) / span[group] + bias[group]
+        error += float((total * np.where(kept > 0, np.minimum(off, 1.0), 1.0)).sum())
     return error
 
 
@@ -212,28 +243,73 @@ def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[
 
     Raises :class:`PlanError` if the rows are not those that were planned and charged.
     """
-    counts = contributions.counts
     check_rows(plan, contributions)
     kept = contributions.retain(np.frombuffer(plan.retained, "<i8"))
-    shape = (len(plan.statistics), counts.n_cells)
-    numerators = np.frombuffer(plan.numerators, "<i8").reshape(shape)
-    denominators = np.maximum(np.frombuffer(plan.denominators, "<i8").reshape(shape), 1)
-    noisy = exact_statistics(plan, kept)
-    hidden = numerators > 0
-    noisy[hidden] += noise.discrete_laplace(numerators[hidden], denominators[hidden])
-    widths = np.zeros(shape)
-    widths[hidden] = interval_half_width(numerators[hidden], denominators[hidden])
-    units, tops = released_units(plan, kept.counts)
+    n_cells = kept.counts.n_cells
+    numerators = _by_group(np.frombuffer(plan.numerators, "<i8"), plan.statistics, n_cells)
+    denominators = _by_group(np.maximum(np.frombuffer(plan.denominators, "<i8"), 1), plan.statistics, n_cells)
     columns = {}
-    for index, name in enumerate(plan.statistics):
-        raw = np.round(noisy[index] * units[index], DECIMALS[name])
-        # Rounding moved the released value by up to half its granularity; the interval covers that too.
-        half = np.where(widths[index] > 0, widths[index] * units[index] + 0.5 * 10.0 ** -DECIMALS[name], 0.0)
-        scale = numerators[index] / denominators[index] * units[index]
+    moments = [group for group in numerators if group != "distribution"]
+    if moments:
+        t = np.array([numerators[group][:, 0] for group in moments])
+        s = np.array([denominators[group][:, 0] for group in moments])
+        columns = _draw_moments(plan, kept, moments, t, s, noise)
+    if "distribution" in numerators:
+        columns |= _draw_percentiles(plan, kept, numerators["distribution"], denominators["distribution"], noise)
+    return {name: columns[name] for name in plan.statistics}
+
+
+def _by_group(column: npt.NDArray[Any], statistics: Sequence[str], n_cells: int) -> dict[str, npt.NDArray[Any]]:
+    """The plan's flat column of scales as (C, 1) for mean and variance and (C, h) for the distribution's levels."""
+    found, start = {}, 0
+    for group in groups(statistics):
+        width = (len(column) - start) // max(n_cells, 1) if group == "distribution" else 1
+        found[group] = column[start : start + n_cells * width].reshape(n_cells, width)
+        start += n_cells * width
+    return found
+
+
+def _draw_moments(
+    plan: Plan, kept: Contributions, names: list[str], t: IntArray, s: IntArray, noise: Noise
+) -> dict[str, Columns]:
+    exact = exact_moments(names, kept)
+    noisy = exact.copy()
+    hidden = t > 0
+    noisy[hidden] += noise.discrete_laplace(t[hidden], s[hidden])
+    widths = np.zeros(exact.shape)
+    widths[hidden] = interval_half_width(t[hidden], s[hidden])
+    columns = {}
+    for index, name in enumerate(names):
         if name == "mean" and plan.mean_epsilon_micro:
             columns[name] = _cell_means(plan, kept, noise)
             continue
-        columns[name] = Columns(raw, np.clip(raw, 0.0, tops[index]), scale, raw - half, raw + half, tops[index])
+        unit, top = released_unit(name, plan, kept.counts)
+        raw = np.round(noisy[index] * unit, DECIMALS[name])
+        # Rounding moved the released value by up to half its granularity; the interval covers that too.
+        half = np.where(widths[index] > 0, widths[index] * unit + 0.5 * 10.0 ** -DECIMALS[name], 0.0)
+        scale = t[index] / s[index] * unit
+        columns[name] = Columns(raw, np.clip(raw, 0.0, top), scale, raw - half, raw + half, top)
+    return columns
+
+
+def _draw_percentiles(plan: Plan, kept: Contributions, t: IntArray, s: IntArray, noise: Noise) -> dict[str, Columns]:
+    """p15, p50, p85 of one noisy distribution per cell; intervals at least 95 %."""
+    cells = np.flatnonzero(t.min(axis=1, initial=2**40) > 0)
+    upper, edges = plan.upper_quanta * SPEED_QUANTUM_KMH, bin_edges(plan.upper_quanta, plan.cdf_bins)
+    histograms = cell_histograms(kept, plan.cdf_bins)[cells]
+    tree = _tree(plan.upper_quanta, plan.cdf_bins)
+    drawn = release_cells(tree, edges, histograms, (t[cells], s[cells]), noise) if len(cells) else None
+    columns = {}
+    for name in plan.statistics:
+        if name not in PERCENTS:
+            continue
+        table = np.zeros((3, kept.counts.n_cells))
+        if drawn is not None:
+            table[:, cells] = np.array(drawn.percentile(PERCENTS[name])) * SPEED_QUANTUM_KMH
+        value = np.round(table[0], DECIMALS[name])
+        step = 0.5 * 10.0 ** -DECIMALS[name]
+        scale = (table[2] - table[1]) / 2 / math.log(20.0)
+        columns[name] = Columns(value, np.clip(value, 0.0, upper), scale, table[1] - step, table[2] + step, upper)
     return columns
 
 
@@ -244,19 +320,41 @@ def _cell_means(plan: Plan, kept: Contributions, noise: Noise) -> Columns:
     return Columns(raw, np.clip(raw, 0.0, upper), drawn[1], drawn[2] - step, drawn[3] + step, upper)
 
 
-def exact_statistics(plan: Plan, kept: Contributions) -> IntArray:
-    """The integers that noise is added to, shape (S, C): never to be shown."""
+def exact_moments(names: Sequence[str], kept: Contributions) -> IntArray:
+    """The integers of mean and variance that noise is added to, shape (S, C): never to be shown."""
     sums = {"mean": kept.cell_sums(), "variance": cell_variances(kept, VARIANCE_GRID)}
-    return np.array([sums[name] for name in plan.statistics], dtype=np.int64).reshape(-1, kept.counts.n_cells)
+    return np.array([sums[name] for name in names], dtype=np.int64).reshape(-1, kept.counts.n_cells)
 
 
-def released_units(plan: Plan, kept: Counts) -> tuple[FloatArray, list[float]]:
-    """Released units per integer, shape (S, C), and the public upper end of each statistic's range."""
-    n = np.maximum(kept.by_cell(kept.samples), 1)
+def released_unit(name: str, plan: Plan, kept: Counts) -> tuple[FloatArray, float]:
+    """Released units per integer of mean or variance, shape (C,), and the public upper end of its range."""
     upper = plan.upper_quanta * SPEED_QUANTUM_KMH
-    unit = {"mean": SPEED_QUANTUM_KMH / n, "variance": np.full(len(n), VARIANCE_GRID * SPEED_QUANTUM_KMH**2)}
-    top = {"mean": upper, "variance": upper**2 / 4}
-    return np.array([unit[name] for name in plan.statistics]), [top[name] for name in plan.statistics]
+    if name == "mean":
+        return SPEED_QUANTUM_KMH / np.maximum(kept.by_cell(kept.samples), 1), upper
+    return np.full(kept.n_cells, VARIANCE_GRID * SPEED_QUANTUM_KMH**2), upper**2 / 4
+
+
+def exact_values(plan: Plan, kept: Contributions) -> dict[str, FloatArray]:
+    """Every statistic without noise, per cell, in released units: for evaluation inside the boundary only."""
+    found = {}
+    for name in plan.statistics:
+        if name in PERCENTS:
+            found[name] = _exact_percentile(kept, PERCENTS[name]) * SPEED_QUANTUM_KMH
+        else:
+            found[name] = exact_moments([name], kept)[0] * released_unit(name, plan, kept.counts)[0]
+    return found
+
+
+def _exact_percentile(kept: Contributions, percent: float) -> FloatArray:
+    """The ⌈p·n⌉-th value of each cell, in quanta; 0 where there is none."""
+    start = kept.pair_start[kept.counts.cell_start]
+    n = np.diff(start)
+    cell = np.repeat(np.arange(len(n)), n)
+    ordered = kept.values[np.lexsort((kept.values, cell))]
+    rank = np.maximum(np.ceil(percent / 100 * n).astype(np.int64), 1) - 1
+    found = np.zeros(len(n))
+    found[n > 0] = ordered[(start[:-1] + rank)[n > 0]]
+    return found
 
 
 def shrink_values(plan: Plan, counts: Counts, columns: dict[str, Columns], config: Config) -> dict[str, Derived]:
