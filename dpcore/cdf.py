@@ -169,7 +169,7 @@ def release_cells(
     b = numerator / denominator
     leaves = consistent_leaves(tree, total.astype(float), 2 * root_scale**2, noisy, 2 * b**2)
     linear = _prefixes(leaves) / unit
-    n = np.maximum(linear[:, -1], 1.0 if root_scales is not None else 0.0)
+    n = total / unit if root_scales is None else np.maximum(linear[:, -1], 1.0)
     prefix = np.zeros_like(linear)
     for row, raw, top in zip(prefix, linear, n, strict=True):
         row[1:] = np.clip(isotonic_regression(raw[1:]).x, 0.0, top)

@@ -1,0 +1,192 @@
+"""Levy and quantile clipping: selection exact and of sensitivity 1, charges cover every range, choice by counts."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpcore.budget import MICRO
+from dpcore.errors import BudgetError, ParameterError
+from dpcore.mean import GRID, ArrayAveraging, ArrayPlan, array_averages
+from dpcore.noise import Noise
+from dpcore.range_mean import AutoMean, Baseline, EpsilonQuantile, FixedQuantile, Levy, PooledMinimax, RangePlan
+from dpcore.scales import noise_ratio
+from dpcore.selection import PrivateQuantile, range_bins, select_quantiles, select_range
+from tests.dpcore.silence import Silence
+
+MECHANISMS = [Levy, FixedQuantile, EpsilonQuantile]
+ALPHA = 1e-6
+MANY = np.full(40, 60)
+"""Counts for which 4τ < U, so that Levy narrows the range."""
+
+
+def p_value(drawn: np.ndarray, probability: np.ndarray) -> float:
+    used = probability * len(drawn) > 5
+    expected = np.append(probability[used], probability[~used].sum()) * len(drawn)
+    observed = np.bincount(drawn, minlength=len(probability)).astype(float)
+    observed = np.append(observed[used], observed[~used].sum())
+    keep = expected > 5
+    return float(stats.chi2.sf(((observed - expected)[keep] ** 2 / expected[keep]).sum(), keep.sum() - 1))
+
+
+@pytest.mark.parametrize(("column", "ranks"), [([3, 3, 9, 14], [4, 36]), ([], [0]), ([0, 20], [10]), ([20, 20], [15])])
+@pytest.mark.parametrize("slip", [0.0, 1.0])
+def test_quantiles_have_exactly_the_stated_distribution(column: list[int], ranks: list[int], slip: float) -> None:
+    """χ² on n = 40 000 draws at α = 1e-6; with the ranks one off (``slip``) it must fail (power > 0.999)."""
+    upper, micro, n = 20, 3_000_000, 40_000
+    y = np.arange(upper + 1)
+    below = (np.array(column)[None, :] <= y[:, None]).sum(axis=1) if column else np.zeros(upper + 1)
+    tiled = np.repeat(np.array(ranks), n)
+    drawn = select_quantiles(np.array(column, dtype=np.int64), upper, tiled, micro, Noise()).reshape(len(ranks), n)
+    for row, rank in zip(drawn, ranks, strict=True):
+        law = np.exp(-micro / 1e6 * np.abs(below - rank / 10 - slip) / 2)
+        matches = p_value(row, law / law.sum()) > ALPHA
+        assert matches == (slip == 0.0) or not column
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(0, 40), st.integers(0, 7), st.integers(2, 9))
+def test_changing_one_entry_moves_every_cost_by_at_most_one(
+    column: list[int], value: int, at: int, half_bin: int
+) -> None:
+    other = list(column)
+    other[at % len(column)] = value
+
+    def costs(held: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        ranges = range_bins(40, half_bin)
+        slot = np.minimum(np.array(held) // (2 * half_bin), len(ranges) - 1)
+        sides = [max((slot < i).sum(), (slot > i).sum()) for i in range(len(ranges))]
+        return np.array(sides), np.array([(np.array(held) <= y).sum() for y in range(41)])
+
+    for one, two in zip(costs(column), costs(other), strict=True):
+        assert np.abs(one - two).max() <= 1
+
+
+def test_ranges_have_exactly_the_stated_distribution() -> None:
+    column, half_bin, n = np.array([2, 5, 11, 12, 19, 38]), 3, 30_000
+    ranges = range_bins(40, half_bin)
+    slot = column // 6
+    costs = np.array([max((slot < i).sum(), (slot > i).sum()) for i in range(len(ranges))])
+    law = np.exp(-1.5 * costs / 2)
+    noise = Noise()
+    index = {tuple(r): i for i, r in enumerate(ranges.tolist())}
+    drawn = np.array([index[select_range(column, 40, half_bin, 1_500_000, noise)] for _ in range(n // 10)])
+    assert p_value(drawn, law / law.sum()) > ALPHA
+    assert p_value(drawn, np.full(len(law), 1 / len(law))) < ALPHA
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 30), min_size=2, max_size=9), st.integers(4, 4_000_000))
+def test_the_charge_covers_the_loss_at_every_range(seed: int, samples: list[int], micro: int) -> None:
+    """Changing one user: integer change of the clipped sum / scale + selection <= his charge <= ε."""
+    rng, upper = np.random.default_rng(seed), 20
+    m = np.array(samples)
+    for mechanism in (Levy(upper), FixedQuantile(upper), EpsilonQuantile(upper)):
+        plan = mechanism.plan(m, micro)
+        if isinstance(plan, ArrayPlan):
+            continue
+        values = rng.integers(0, upper + 1, int(m.sum()))
+        user = int(rng.integers(len(m)))
+        other = values.copy()
+        start = int(m[:user].sum())
+        other[start : start + m[user]] = rng.choice([0, upper])
+        one, two = (array_averages(v, m, plan.grouping, upper) for v in (values, other))
+        ranges = range_bins(GRID * upper, plan.half_bin).tolist() if isinstance(mechanism, Levy) else []
+        ranges = ranges or [sorted(rng.integers(0, GRID * upper + 1, 2).tolist()) for _ in range(5)]
+        for low, high in ranges:
+            moved = abs(int(np.clip(one, low, high).sum()) - int(np.clip(two, low, high).sum()))
+            t, s = noise_ratio(min(high - low, plan.largest), plan.mean_micro)
+            loss = Fraction(moved * s * MICRO, t) if moved else Fraction(0)
+            assert loss + plan.range_micro <= plan.charges[user]
+        assert plan.charges.max() <= micro == plan.range_micro + plan.mean_micro
+
+
+def test_levy_narrows_the_noise_when_counts_allow_and_is_array_averaging_otherwise() -> None:
+    plan = Levy(800).plan(MANY, MICRO)
+    assert isinstance(plan, RangePlan)
+    assert 4 * plan.half_bin < GRID * 800
+    tau = 800 * math.sqrt(math.log(2 * 40 / 0.05) / (2 * 60))
+    assert plan.half_bin == math.ceil(GRID * tau)
+    few = Levy(800).plan(np.array([2, 1, 1]), MICRO)
+    assert isinstance(few, ArrayPlan)
+    assert few.numerator == ArrayAveraging(800).plan(np.array([2, 1, 1]), MICRO).numerator
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_concentrated_averages_are_found_and_released_near_the_truth(mechanism: Any) -> None:
+    """n = 300 draws, ε = 4: the mean of the noisy means is within 12 quanta of 200 (standard error below 2)."""
+    rng = np.random.default_rng(5)
+    m = np.full(80, 60)
+    values = np.clip(rng.normal(200, 60, int(m.sum())), 0, 800).astype(np.int64)
+    plan = mechanism(800).plan(m, 4 * MICRO)
+    noise = Noise()
+    draws = [mechanism(800).release(values, plan, noise) for _ in range(300)]
+    assert np.mean([e.raw for e in draws]) == pytest.approx(200, abs=12)
+    s3 = ArrayAveraging(800).plan(m, 4 * MICRO).scale
+    assert np.median([e.scale for e in draws]) < 2 * s3 * (0.95 if mechanism is Levy else 0.65)
+    assert all(e.bias_bound <= 800 for e in draws)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_the_bias_bound_holds_for_extreme_values(mechanism: Any) -> None:
+    values = np.repeat(np.where(np.arange(40) % 2, 800, 0), 60)
+    plan = mechanism(800).plan(MANY, MICRO)
+    for _ in range(50):
+        drawn = mechanism(800).release(values, plan, Silence())
+        assert abs(drawn.raw - 400) <= drawn.bias_bound + 1e-9 <= plan.bias_bound + 1e-9
+
+
+@pytest.mark.parametrize("mechanism", [*MECHANISMS, AutoMean])
+@pytest.mark.parametrize("samples", [(1,), (7,), (1, 1, 1), (500, 1)])
+@pytest.mark.parametrize("upper", [0, 1, 800])
+def test_degenerate_cells_release_within_the_range(mechanism: Any, samples: tuple[int, ...], upper: int) -> None:
+    m = np.array(samples)
+    plan = mechanism(upper).plan(m, MICRO)
+    drawn = mechanism(upper).release(np.full(int(m.sum()), upper), plan, Noise())
+    assert 0 <= drawn.value <= upper
+    assert (plan.charges == 0).all() == (upper == 0)
+
+
+@pytest.mark.parametrize("mechanism", [*MECHANISMS, AutoMean])
+def test_bad_input_is_refused(mechanism: Any) -> None:
+    with pytest.raises(ParameterError):
+        mechanism(10).plan(np.array([], dtype=np.int64), MICRO)
+    with pytest.raises(BudgetError):
+        mechanism(10).plan(np.array([1]), 0)
+    with pytest.raises(ParameterError):
+        mechanism(-1).plan(np.array([1]), MICRO)
+    plan = mechanism(10).plan(np.array([2]), MICRO)
+    with pytest.raises(ParameterError):
+        mechanism(10).release(np.array([1.0, math.nan]), plan, Noise())
+
+
+def test_auto_takes_the_least_predicted_error_and_says_which() -> None:
+    m = np.array([1, 2, 30, 200])
+    chosen = AutoMean(800).plan(m, MICRO)
+    others = [M(800).plan(m, MICRO).predicted_error for M in (Baseline, PooledMinimax, ArrayAveraging)]
+    assert chosen.predicted_error <= min(others)
+    # Equal counts: nothing is dropped and few users leave little to choose from but the plain mean.
+    assert isinstance(AutoMean(800).plan(np.array([3, 3]), 8 * MICRO).mechanism, Baseline)
+    # Very many samples of few users : a private range pays.
+    assert isinstance(
+        AutoMean(800).plan(np.full(60, 5000), 2 * MICRO).mechanism, Levy | FixedQuantile | EpsilonQuantile
+    )
+
+
+def test_a_percentile_of_a_cell_lands_where_it_should_and_charges_by_samples() -> None:
+    m = np.array([1, 4, 2])
+    mechanism = PrivateQuantile(100, 50)
+    plan = mechanism.plan(m, 1_000_001)
+    assert plan.charges.tolist() == [250_001, 1_000_001, 500_001]
+    rich = mechanism.plan(m, 400 * MICRO)
+    assert 40 <= mechanism.release(np.array([0, 10, 40, 50, 60, 90, 100]), rich, Noise()) <= 50
+    for percent in (0, 100):
+        with pytest.raises(ParameterError, match="percentile"):
+            PrivateQuantile(100, percent).plan(m, MICRO)
