@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 
 import typer
 
-from stream.cli.options import DEFAULT_CONFIG, AsJson, ConfigFile, read_config
+from dpcore.errors import BudgetError
+from stream.cli.options import DEFAULT_CONFIG, USAGE, AsJson, ConfigFile, read_config, stop
+from stream.config import Config, ConfigError
+
+
+def _span(span: timedelta) -> str:
+    return f"{span.days} day(s)" if not span.seconds else f"{span.total_seconds() / 3600:g} h"
+
+
+def _participation_cells(settings: Config) -> int | None:
+    """Size of the public cell list, once list and noise scales are known to be sound; None under "values"."""
+    if settings.relation == "values":
+        return None
+    from stream.cells import public_cells
+    from stream.participation import scales
+
+    try:
+        scales(settings)
+        return len(public_cells(settings))
+    except (ConfigError, BudgetError) as error:
+        stop(str(error), USAGE)
 
 
 def register(app: typer.Typer) -> None:
@@ -16,9 +37,10 @@ def register(app: typer.Typer) -> None:
     def check(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
         """Validate the configuration offline and say what it promises."""
         settings = read_config(config)
+        cells = _participation_cells(settings)
         windows = settings.privacy.period // settings.window.slot
         full = settings.privacy.budget_micro // settings.privacy.epsilon_micro
-        report = {
+        report: dict[str, object] = {
             "config": str(config),
             "relation": settings.relation,
             "unit": f"one user for {settings.privacy.period}",
@@ -27,14 +49,18 @@ def register(app: typer.Typer) -> None:
             "windows_per_period": windows,
             "windows_with_full_epsilon": min(full, windows),
         }
+        if cells is not None:
+            report["cells"] = cells
         if as_json:
             typer.echo(json.dumps(report))
             return
         typer.echo(f"{config}: sound")
         typer.echo(
-            f"Promise: for one user ('{settings.feed.name}' feed) and one period of {settings.privacy.period}, everything "
+            f"Promise: for one user of feed '{settings.feed.name}' and one ledger period ({_span(settings.privacy.period)}), everything "
             f"published is {settings.privacy.budget}-differentially private under relation '{settings.relation}'."
         )
+        if cells is not None:
+            typer.echo(f"Every window publishes {cells} cells and one close marker, visited or not.")
         if full < windows:
             typer.echo(
                 f"Note: budget {settings.privacy.budget} pays {full} of {windows} windows at epsilon "

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from stream.cli.options import USAGE, stop
+
+_TEMPLATES = {"values": "bus-fleet", "participation": "riders"}
 
 
 def register(app: typer.Typer) -> None:
@@ -17,11 +19,17 @@ def register(app: typer.Typer) -> None:
     @app.command("init")
     def init(
         path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("hexveil.toml"),
+        relation: Annotated[
+            Literal["values", "participation"],
+            typer.Option(help="values: scheduled public transport. participation: private cars, taxis, riders."),
+        ] = "values",
         force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     ) -> None:
-        """Write a complete, commented configuration for a bus fleet."""
+        """Write a complete, commented configuration to start from."""
         if path.exists() and not force:
             stop(f"{path} exists; choose another name or pass --force", USAGE)
-        text = resources.files("stream").joinpath("templates", "bus-fleet.toml").read_text(encoding="utf-8")
+        text = (
+            resources.files("stream").joinpath("templates", f"{_TEMPLATES[relation]}.toml").read_text(encoding="utf-8")
+        )
         path.write_text(text, encoding="utf-8")
-        typer.echo(f"{path} written. Choose relation, epsilon and budget in it, then: hexveil check --config {path}")
+        typer.echo(f"{path} written. Set feed, epsilon and budget in it, then: hexveil check --config {path}")

@@ -16,7 +16,10 @@ def test_the_shipped_configuration_is_sound_and_init_writes_the_same() -> None:
     config = load_config(BUS)
     assert config.relation == "values"
     assert config.speed.upper_quanta == 6500
-    assert (REPO_ROOT / "stream" / "templates" / "bus-fleet.toml").read_bytes() == BUS.read_bytes()
+    for name in ("bus-fleet.toml", "riders.toml"):
+        shipped = (REPO_ROOT / "config" / name).read_bytes()
+        assert (REPO_ROOT / "stream" / "templates" / name).read_bytes() == shipped
+    assert load_config(REPO_ROOT / "config" / "riders.toml").relation == "participation"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,85 @@
+"""Commands that need no server: exit codes, machine output, help."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stream.cli import SUBJECTS, app
+from stream.local import REPO_ROOT
+
+BUS, RIDERS = (str(REPO_ROOT / "config" / name) for name in ("bus-fleet.toml", "riders.toml"))
+
+
+def hexveil(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_check_says_what_is_promised_and_how_many_windows_the_budget_pays() -> None:
+    report = json.loads(hexveil("check", "--config", BUS, "--json").stdout)
+    assert report["windows_with_full_epsilon"] == report["windows_per_period"] == 24
+    riders = json.loads(hexveil("check", "--config", RIDERS, "--json").stdout)
+    assert riders["windows_with_full_epsilon"] == 8
+    assert riders["cells"] == 312
+
+
+@pytest.mark.parametrize("command", ["check", "worker", "doctor", "topics create", "ledger show"])
+def test_a_broken_configuration_is_wrong_usage_with_the_key_named(tmp_path: Path, command: str) -> None:
+    file = tmp_path / "broken.toml"
+    file.write_text(Path(BUS).read_text().replace("epsilon = 2.0", "epsilon = -2.0"))
+    result = hexveil(*command.split(), "--config", str(file))
+    assert result.exit_code == 2
+    assert "privacy.epsilon" in result.output
+
+
+def test_a_cell_list_beyond_its_bound_is_refused_at_check(tmp_path: Path) -> None:
+    file = tmp_path / "riders.toml"
+    file.write_text(Path(RIDERS).read_text().replace("max_cells = 5000", "max_cells = 50"))
+    result = hexveil("check", "--config", str(file))
+    assert result.exit_code == 2
+    assert "max_cells" in result.output
+
+
+@pytest.mark.parametrize("relation", ["values", "participation"])
+def test_init_writes_a_configuration_that_check_accepts_and_never_overwrites(tmp_path: Path, relation: str) -> None:
+    file = tmp_path / "mine.toml"
+    assert hexveil("init", str(file), "--relation", relation).exit_code == 0
+    assert hexveil("check", "--config", str(file)).exit_code == 0
+    assert hexveil("init", str(file)).exit_code == 2
+    assert hexveil("init", str(file), "--force").exit_code == 0
+
+
+def test_servers_that_do_not_answer_are_exit_3_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:9")
+    monkeypatch.setenv("HEXVEIL_REDIS__URL", "redis://127.0.0.1:9/0")
+    monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "key"))
+    result = hexveil("doctor", "--config", BUS, "--json")
+    assert result.exit_code == 3
+    failed = [finding for finding in json.loads(result.stdout) if not finding["ok"]]
+    assert {finding["check"] for finding in failed} == {"redis", "kafka"}
+    assert all(finding["remedy"] for finding in failed)
+    assert hexveil("ledger", "show", "--config", BUS).exit_code == 3
+
+
+def test_offline_replay_writes_releases_to_stdout_and_the_outcome_to_stderr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "day.ndjson"
+    event = {"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}
+    file.write_text(json.dumps(event) + "\nnot json\n")
+    result = hexveil("replay", str(file), "--offline", "--config", BUS)
+    assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["topic"] for line in lines] == ["hexveil.hexagon-speed.v1", "hexveil.window.v1"]
+    assert "1 rejected" in result.stderr
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_every_command_has_help(subject: str) -> None:
+    result = hexveil(subject, "--help")
+    assert result.exit_code == 0
+    assert len(result.stdout) > 100
