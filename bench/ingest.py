@@ -1,7 +1,7 @@
 """Events per second and core from a Kafka topic to durable Redis state, beside a plain Faust agent doing the same.
 
 Both read the same topic (one partition, JSON of some 330 bytes as a city sends it), into the same kind of Redis (append-only
-file on, synced every second), each in a process of its own, with the same decoder, cells and pseudonyms. The agent does what
+file on, synced at every write), each in a process of its own, with the same decoder, cells and pseudonyms. The agent does what
 a Faust program does by itself: one event at a time, one append to Redis each. Rates per core divide by the CPU seconds of
 the process; Redis and Kafka have theirs beside.
 """
@@ -166,7 +166,7 @@ def agent(bootstrap: str, redis_url: str, events: int) -> None:
 
 def measure(way: str, bootstrap: str, events: int) -> dict[str, float]:
     """Run one way in a process of its own, into a Redis of its own; events/s per core and by the clock."""
-    with RedisServer(appendfsync="everysec") as redis:
+    with RedisServer(appendfsync="always") as redis:
         command = [sys.executable, "-m", "bench.ingest", way, bootstrap, redis.url, str(events)]
         done = subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, timeout=600, check=True)
         server_cpu = _cpu_of(redis.pid)

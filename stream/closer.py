@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from dpcore.noise import Noise
-from stream.closing import Closing
+from stream.closing import Closing, ledger_policy
 from stream.config import Config
 from stream.ledger import Ledger, LedgerError
 from stream.plan import PlanError
@@ -94,6 +94,7 @@ async def verify_ledger(config: Config, redis: Redis) -> str:
     generation or is unknown to Redis: then budgets were lost, and releasing again would spend them twice.
     """
     ledger = Ledger(redis, config.feed.name)
+    await ledger.claim_policy(ledger_policy(config))
     marker = await last_marker(config.kafka.bootstrap, config.feed.name)
     generation = await ledger.generation()
     if marker is None:

@@ -1,6 +1,6 @@
 """The release protocol: read, plan, charge, draw, commit, publish, confirm, clean up. Every step may be repeated.
 
-No lock is needed: a stored plan, a charged chunk and a committed window are each written once, first writer wins.
+No lock is needed: a stored plan and a committed window are written once, first writer wins, and a charge is paid once.
 Charge comes before draw; the bytes that leave are the committed ones, whoever drew them.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Protocol
 
 import msgspec
@@ -18,7 +19,7 @@ from redis.asyncio import Redis
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.ledger import Ledger, LedgerError
+from stream.ledger import AlreadyReleasedError, Ledger, LedgerError
 from stream.pipeline import build_messages, contributions_of, plan_window
 from stream.plan import Plan, decode_plan, encode_plan
 from stream.releases import Message, decode_outbox, encode_outbox
@@ -28,6 +29,8 @@ STEPS = ("seal", "read", "plan", "charge", "draw", "commit", "publish", "confirm
 """Protocol steps in order, as reported to ``after_step``."""
 
 _PLAN_ATTEMPTS = 5
+
+_COMMIT = resources.files("stream").joinpath("lua", "commit.lua").read_text(encoding="utf-8")
 
 _REPLACE = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
@@ -114,7 +117,13 @@ class Closing:
             return known
         outbox = await self.redis.get(self._key(f"outbox:{slot}"))
         if outbox is None:
-            outbox = await self._commit(slot)
+            try:
+                outbox = await self._commit(slot)
+            except AlreadyReleasedError:
+                await self._clean(slot)
+                known = await self.closed(slot)
+                assert known is not None, "a released window is remembered for good"
+                return known
         messages = decode_outbox(outbox)
         await self.publisher.publish(messages)
         await self._done("publish")
@@ -143,17 +152,13 @@ class Closing:
         messages = build_messages(plan, contributions, self.noise, self.config)
         await self._done("draw")
         blob = encode_outbox(messages)
-        first = await self.redis.set(self._key(f"outbox:{slot}"), blob, nx=True)
-        if not first:
+        keys = [self._key(f"outbox:{slot}"), self._key("closed")]
+        answer = await self.redis.eval(_COMMIT, len(keys), *keys, slot, blob)
+        if not answer or not answer[0]:
             self.on_redraw()
-        stored: bytes | None = await self.redis.get(self._key(f"outbox:{slot}"))
-        if stored is None:
-            done = await self.closed(slot)
-            raise LedgerError(
-                f"window {utc_text(slot)} was committed and cleaned up by another worker"
-                if done
-                else f"Redis lost the committed messages of window {utc_text(slot)}; nothing is published"
-            )
+        if not answer:
+            raise AlreadyReleasedError(f"window {utc_text(slot)} was released by another worker")
+        stored: bytes = answer[1]
         await self._done("commit")
         return stored
 
@@ -165,20 +170,20 @@ class Closing:
         blob: bytes | None = await self.redis.get(key)
         for _ in range(_PLAN_ATTEMPTS):
             if blob is None:
-                left = self.config.privacy.budget_micro - await self.ledger.spent(period.key, counts.users)
+                left = self.config.privacy.budget_micro - await self.ledger.spent(
+                    period.key, counts.users, besides=slot
+                )
                 mine = encode_plan(plan_window(counts, left, self.config, window, period, generation))
                 await self.redis.set(key, mine, nx=True)
                 blob = await self.redis.get(key) or mine
             plan = decode_plan(blob)
             await self._done("plan")
             users, charges = plan.charged_users()
-            refused = await self.ledger.charge(
-                slot, period.key, plan.digest, plan.generation, users, charges, plan.budget_micro
-            )
+            refused = await self.ledger.charge(slot, period.key, plan.generation, users, charges, plan.budget_micro)
             if not len(refused):
                 await self._done("charge")
                 return plan
-            left = self.config.privacy.budget_micro - await self.ledger.spent(period.key, counts.users)
+            left = self.config.privacy.budget_micro - await self.ledger.spent(period.key, counts.users, besides=slot)
             left[np.isin(counts.users, refused)] = 0
             mine = encode_plan(plan_window(counts, left, self.config, window, period, generation))
             blob = await self.redis.eval(_REPLACE, 1, key, blob, mine)
@@ -196,3 +201,8 @@ class Closing:
 def slotting_of(config: Config) -> Slotting:
     """Timeslots and ledger periods as configured."""
     return Slotting(config.window.slot, config.privacy.period, config.feed.timezone)
+
+
+def ledger_policy(config: Config) -> str:
+    """What must not change while a ledger lives: relation and how time is divided into periods."""
+    return f"relation {config.relation}, periods of {config.privacy.period}, time zone {config.feed.timezone}"

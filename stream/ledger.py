@@ -1,7 +1,8 @@
 """The durable per-user budget ledger: what each user has spent in a period, in integer µε.
 
-Storage invariants the proof needs: a user's entry only grows; a chunk of charges is added once or not at all; a charge
-that would pass the budget adds nothing; the generation id changes only when the ledger is lost. No refunds, no expiry.
+Storage invariants the proof needs: a user's entry only grows; he pays for a window at least its last plan's charge before
+anything is drawn; a charge that would pass the budget adds nothing; nobody's charge depends on another user's budget;
+the generation id changes only when the ledger is lost. No refunds, no expiry.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ CHUNK = 2_000
 
 class LedgerError(RuntimeError):
     """The ledger cannot vouch for what was spent; nothing may be released."""
+
+
+class AlreadyReleasedError(RuntimeError):
+    """Another worker has released the window meanwhile; there is nothing left to do."""
 
 
 class Ledger:
@@ -47,40 +52,59 @@ class Ledger:
             raise LedgerError("Redis did not keep the ledger generation it was given; check its memory policy and AOF")
         return found
 
-    async def spent(self, period: str, users: IdArray) -> IntArray:
-        """µε spent in ``period`` by each of ``users``, shape (L,)."""
-        key = self._prefix + f"ledger:{period}"
-        columns = []
+    async def claim_policy(self, policy: str) -> None:
+        """Bind the ledger to one way of dividing time into periods: another would give every user fresh budgets.
+
+        Raises :class:`LedgerError` where the ledger was kept under another policy.
+        """
+        await self._redis.set(self._prefix + "policy", policy, nx=True)
+        known = (await self._redis.get(self._prefix + "policy") or b"").decode()
+        if known != policy:
+            raise LedgerError(
+                f"the ledger was kept with {known or 'nothing'}, the configuration says {policy}; under new periods spent "
+                "budgets would be forgotten. Restore the old settings, or start a new feed name once the period is over"
+            )
+
+    async def spent(self, period: str, users: IdArray, *, besides: int) -> IntArray:
+        """µε spent in ``period`` by each of ``users`` in other windows than ``besides`` (a slot), shape (L,)."""
+        everything = await self._column(f"ledger:{period}", users)
+        return everything - await self._column(f"charged:{besides}", users)
+
+    async def _column(self, name: str, users: IdArray) -> IntArray:
+        columns = [np.zeros(0, dtype=np.int64)]
         for start in range(0, len(users), 10 * CHUNK):
             fields = [str(user) for user in users[start : start + 10 * CHUNK].tolist()]
-            found = await self._redis.hmget(key, fields)
+            found = await self._redis.hmget(self._prefix + name, fields)
             columns.append(np.array([0 if value is None else int(value) for value in found], dtype=np.int64))
-        return np.concatenate(columns) if columns else np.zeros(0, dtype=np.int64)
+        return np.concatenate(columns)
 
     async def charge(
-        self, slot: int, period: str, plan: str, generation: str, users: IdArray, charges: IntArray, budget: int
+        self, slot: int, period: str, generation: str, users: IdArray, charges: IntArray, budget: int
     ) -> IdArray:
-        """Charge ``users`` for one plan, chunk by chunk, each once; returns those whose budget would not bear it.
+        """Charge ``users`` for the window ``slot``; returns those whose budget would not bear it.
 
-        A non-empty answer means that the plan must not be drawn. Chunks charged before stay charged.
-        Raises :class:`LedgerError` when the ledger is another one than the plan was made for.
+        A non-empty answer means that the plan must not be drawn. A user who paid for this window before pays the
+        difference only, so a repeated or replaced plan costs nobody twice, whatever became of other users.
+        Raises :class:`LedgerError` when the ledger is another one than the plan was made for, and
+        :class:`AlreadyReleasedError` when another worker released the window meanwhile.
         """
-        keys = [self._prefix + f"ledger:{period}", self._prefix + f"charged:{slot}", self._prefix + "generation"]
+        keys = [self._prefix + name for name in (f"ledger:{period}", f"charged:{slot}", "generation", "closed")]
         refused: list[int] = []
-        for number, start in enumerate(range(0, len(users), CHUNK)):
+        for start in range(0, len(users), CHUNK):
             part = slice(start, start + CHUNK)
             pairs = np.column_stack([users[part].astype(object), charges[part].astype(object)]).ravel().tolist()
             try:
-                answer = await self._charge(keys=keys, args=[f"{plan}/{number}", budget, generation, *pairs])
+                answer = await self._charge(keys=keys, args=[slot, budget, generation, *pairs])
             except ResponseError as error:
+                if "RELEASED" in str(error):
+                    raise AlreadyReleasedError(f"window {slot} was released by another worker") from None
                 if "GENERATION" in str(error):
                     raise LedgerError(
                         f"the ledger generation {generation} is gone from Redis; budgets spent are unknown, so nothing "
                         "is released. Restore Redis from its append-only file"
                     ) from None
                 raise
-            if answer[0] != b"done":
-                refused += [int(user) for user in answer[1:]]
+            refused += [int(user) for user in answer]
         return np.array(refused, dtype=np.uint64)
 
     async def total(self, period: str) -> tuple[int, int]:

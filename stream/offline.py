@@ -17,7 +17,7 @@ import numpy.typing as npt
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
-from stream.closing import Closing, slotting_of
+from stream.closing import Closing, ledger_policy, slotting_of
 from stream.config import Config
 from stream.events import REASONS, ROW, Decoder
 from stream.ledger import Ledger
@@ -160,6 +160,7 @@ async def _release(
     try:
         ledger = Ledger(redis, config.feed.name)
         await ledger.start_generation()
+        await ledger.claim_policy(ledger_policy(config))
         await State(redis, config.feed.name).claim_key(fingerprint)
         publisher = LinePublisher(out)
         closing = Closing(config, redis, MemoryRows(dict(by_slot)), ledger, publisher, Noise())

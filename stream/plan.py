@@ -59,7 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """Identity of this plan; charges are marked under it."""
+        """Identity of this plan."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
 
     def charged_users(self) -> tuple[IdArray, IntArray]:

@@ -323,7 +323,7 @@ def _cell_means(plan: Plan, kept: Contributions, noise: Noise) -> Columns:
 def exact_moments(names: Sequence[str], kept: Contributions) -> IntArray:
     """The integers of mean and variance that noise is added to, shape (S, C): never to be shown."""
     sums = {"mean": kept.cell_sums(), "variance": cell_variances(kept, VARIANCE_GRID)}
-    return np.array([sums[name] for name in names], dtype=np.int64).reshape(-1, kept.counts.n_cells)
+    return np.array([sums[name] for name in names], dtype=np.int64).reshape(len(names), kept.counts.n_cells)
 
 
 def released_unit(name: str, plan: Plan, kept: Counts) -> tuple[FloatArray, float]:

@@ -1,26 +1,25 @@
--- One chunk of a plan's charges: all or nothing, once.
--- KEYS: ledger of the period, set of chunks already charged, generation
--- ARGV: chunk name, budget (µε), generation, then user, charge, user, charge, ...
--- Returns {"done"} or {"refused", user, ...}; nothing is written when anybody is refused.
+-- Charges of one window for some users: each user pays what this window's earlier charges did not pay yet, or is refused.
+-- KEYS: ledger of the period, charges of this window so far, generation, released windows
+-- ARGV: window, budget (µε), generation, then user, charge, user, charge, ...
+-- Returns the users whose budget does not bear it; nothing is written for them. What was paid is never given back.
 if redis.call('GET', KEYS[3]) ~= ARGV[3] then
   return redis.error_reply('GENERATION the ledger is not the one this plan was made for')
 end
-if redis.call('SISMEMBER', KEYS[2], ARGV[1]) == 1 then
-  return {'done'}
+if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1 then
+  return redis.error_reply('RELEASED the window was released already')
 end
 local budget = tonumber(ARGV[2])
-local refused = {'refused'}
+local refused = {}
 for i = 4, #ARGV, 2 do
-  local spent = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or '0')
-  if spent + tonumber(ARGV[i + 1]) > budget then
-    refused[#refused + 1] = ARGV[i]
+  local user, charge = ARGV[i], tonumber(ARGV[i + 1])
+  local due = charge - tonumber(redis.call('HGET', KEYS[2], user) or '0')
+  if due > 0 then
+    if tonumber(redis.call('HGET', KEYS[1], user) or '0') + due > budget then
+      refused[#refused + 1] = user
+    else
+      redis.call('HINCRBY', KEYS[1], user, due)
+      redis.call('HSET', KEYS[2], user, ARGV[i + 1])
+    end
   end
 end
-if #refused > 1 then
-  return refused
-end
-for i = 4, #ARGV, 2 do
-  redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1])
-end
-redis.call('SADD', KEYS[2], ARGV[1])
-return {'done'}
+return refused

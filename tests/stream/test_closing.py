@@ -210,16 +210,78 @@ async def test_a_user_without_a_full_grant_contributes_nothing_and_pays_nothing(
     assert charges[charges > 0].size == counts.n_users - 1
 
 
-async def test_charges_are_added_once_however_often_a_chunk_is_sent_and_never_beyond_the_budget(redis: Redis) -> None:
+async def test_charges_are_paid_once_however_often_they_are_sent_and_never_beyond_the_budget(redis: Redis) -> None:
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation()
     users = np.arange(1, 5001, dtype=np.uint64) * np.uint64(3_000_000_000_000_001)
     charges = np.arange(1, 5001, dtype=np.int64)
     for _ in range(3):
-        assert not len(await ledger.charge(SLOT, "p", "plan-a", generation, users, charges, 10_000))
-    assert (await ledger.spent("p", users) == charges).all()
-    refused = await ledger.charge(SLOT, "p", "plan-b", generation, users[-3:], np.full(3, 5001), 10_000)
+        assert not len(await ledger.charge(SLOT, "p", generation, users, charges, 10_000))
+    assert (await ledger.spent("p", users, besides=0) == charges).all()
+    assert (await ledger.spent("p", users, besides=SLOT) == 0).all()
+    refused = await ledger.charge(SLOT + 3600, "p", generation, users[-3:], np.full(3, 5001), 10_000)
     assert set(refused.tolist()) == {int(users[-1])}
-    assert (await ledger.spent("p", users[-3:]) == charges[-3:]).all(), "a refused chunk wrote something"
+    assert int((await ledger.spent("p", users[-1:], besides=0))[0]) == 5000, "a refused charge wrote something"
     with pytest.raises(LedgerError):
-        await ledger.charge(SLOT, "p", "plan-c", "another generation", users, charges, 10_000)
+        await ledger.charge(SLOT, "p", "another generation", users, charges, 10_000)
+
+
+async def test_a_refused_user_changes_nobody_elses_charge(redis: Redis) -> None:
+    """Otherwise one user's presence would decide when another falls silent, and the individual ledger proves nothing."""
+    ledger = Ledger(redis, "bus")
+    generation = await ledger.start_generation()
+    users = np.array([7, 8, 9], dtype=np.uint64)
+    await redis.hset("hv:{bus}:ledger:p", "8", 100)
+    refused = await ledger.charge(SLOT, "p", generation, users, np.array([40, 40, 40]), 100)
+    assert refused.tolist() == [8]
+    replaced = await ledger.charge(SLOT, "p", generation, users[[0, 2]], np.array([40, 40]), 100)
+    assert not len(replaced)
+    assert (await ledger.spent("p", users, besides=0)).tolist() == [40, 100, 40]
+
+
+async def test_a_worker_that_falls_asleep_before_its_commit_cannot_release_a_window_again(
+    redis: Redis, tmp_path: Path
+) -> None:
+    """Another worker releases and cleans up between this one's draw and commit: its draw must die unseen."""
+    config = bus_config(tmp_path)
+    await store(redis, config, random_rows(8, 150))
+    other, late = Collected(), Collected()
+    redraws: list[int] = []
+
+    async def overtaken(step: str) -> None:
+        if step == "draw":
+            await closing_of(redis, config, other).close(SLOT)
+
+    closing = closing_of(redis, config, late, after_step=overtaken, on_redraw=lambda: redraws.append(1))
+    result = await closing.close(SLOT)
+    assert late.messages == []
+    assert redraws == [1]
+    assert result.messages == len(other.messages)
+    assert not [key async for key in redis.scan_iter(match=b"*outbox*")]
+
+
+@pytest.mark.parametrize("moment", ["seal", "read", "plan", "charge"])
+async def test_a_worker_overtaken_anywhere_publishes_nothing_of_its_own_and_charges_nobody_again(
+    redis: Redis, tmp_path: Path, moment: str
+) -> None:
+    config = bus_config(tmp_path)
+    await store(redis, config, random_rows(9, 150))
+    other, late = Collected(), Collected()
+    totals = []
+
+    async def overtaken(step: str) -> None:
+        if step == moment and not other.messages:
+            await closing_of(redis, config, other).close(SLOT)
+            totals.append(await Ledger(redis, "bus").total("2017-03-21"))
+
+    await closing_of(redis, config, late, after_step=overtaken).close(SLOT)
+    assert late.messages == []
+    assert await Ledger(redis, "bus").total("2017-03-21") == totals[0]
+
+
+async def test_periods_cannot_be_divided_anew_under_a_kept_ledger(redis: Redis) -> None:
+    ledger = Ledger(redis, "bus")
+    await ledger.claim_policy("periods of 1 day")
+    await ledger.claim_policy("periods of 1 day")
+    with pytest.raises(LedgerError, match="spent budgets would be forgotten"):
+        await ledger.claim_policy("periods of 12 hours")

@@ -218,3 +218,11 @@ def test_percentile_intervals_hold_the_true_percentile(tmp_path: Path) -> None:
         for name, column in draw(plan, held, Noise()).items():
             inside.append((column.low <= truth[name]) & (truth[name] <= column.high))
     assert np.concatenate(inside).mean() >= 0.94
+
+
+@pytest.mark.parametrize("statistics", [["mean"], ["mean", "variance"], ["p50"], ["mean", "p15", "p50", "p85"]])
+def test_a_window_without_rows_is_a_close_marker_and_nothing_else(tmp_path: Path, statistics: list[str]) -> None:
+    config = bus_config(tmp_path, **{"speed.statistics": statistics})
+    plan, held = planned(config, random_rows(1, 0))
+    (marker,) = build_messages(plan, held, Noise(), config)
+    assert json.loads(marker.value)["messages"] == 0
