@@ -1,0 +1,192 @@
+"""Means and variance of one cell: black-box ε on worst-case neighbours, and the planted bugs it must catch.
+
+n, α and power as in :mod:`tests.audit.blackbox`, ε = 1 unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpcore.mean
+import dpcore.range_mean
+import dpcore.variance
+from dpcore.budget import MICRO
+from dpcore.mean import GRID, ArrayAveraging, Baseline, PooledMinimax
+from dpcore.noise import Noise
+from dpcore.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy, RangePlan
+from dpcore.selection import range_bins, select_quantiles, select_range
+from dpcore.variance import Variance
+from tests.audit.blackbox import (
+    Pooled,
+    Replayed,
+    assert_caught,
+    assert_private,
+    epsilon_lower_bound,
+    half_scale,
+    samples,
+)
+
+UPPER = 40
+COUNTS = np.array([2, 2, 2])
+"""With m_UB = 3: three arrays opened (K̄), printed K = 2."""
+
+
+def neighbours(m: np.ndarray, user: int, upper: int = UPPER) -> tuple[np.ndarray, np.ndarray]:
+    """All values 0, and all values of ``user`` at the upper bound."""
+    low = np.zeros(int(m.sum()), dtype=np.int64)
+    high = low.copy()
+    start = int(m[:user].sum())
+    high[start : start + m[user]] = upper
+    return low, high
+
+
+def audited(mechanism: Any, plan: Any, pair: tuple[np.ndarray, np.ndarray], noise: Noise | None = None) -> Any:
+    sides = [samples(lambda source, x=x: mechanism.release(x, plan, source).raw, noise) for x in pair]
+    return epsilon_lower_bound(*sides)
+
+
+@pytest.mark.parametrize("make", [Baseline, PooledMinimax, ArrayAveraging, AutoMean, Variance])
+def test_single_cell_mechanisms_are_private_and_half_the_scale_is_not(make: Any) -> None:
+    mechanism, m = make(UPPER), np.array([3, 1, 2])
+    plan = mechanism.plan(m, MICRO)
+    user = int(np.argmax(plan.charges))
+    pair = neighbours(m, user)
+    assert_private(audited(mechanism, plan, pair), plan.charges[user] / MICRO)
+    assert_caught(audited(mechanism, plan, pair, half_scale()), plan.charges[user] / MICRO)
+
+
+@pytest.mark.parametrize("make", [Baseline, Variance])
+def test_a_user_with_few_samples_loses_only_his_smaller_charge(make: Any) -> None:
+    """ε = 2 for the largest user; the other is charged his own share and the audit finds no more."""
+    mechanism, m = make(UPPER), np.array([4, 2, 1])
+    plan = mechanism.plan(m, 2 * MICRO)
+    assert plan.charges[1] < 0.9 * plan.charges[0]
+    assert_private(audited(mechanism, plan, neighbours(m, 1)), plan.charges[1] / MICRO)
+
+
+def test_dividing_by_the_printed_k_is_caught() -> None:
+    """K instead of K̄ raises ε to 1.5."""
+    mechanism = ArrayAveraging(UPPER, capacity=2)
+    m = np.array([2, 1, 2, 2])
+    plan = mechanism.plan(m, MICRO)
+    assert plan.grouping.n_arrays == 4
+    pair = neighbours(m, 0)
+    assert_private(audited(mechanism, plan, pair), 1.0)
+    # The bug of the printed paper at m = (2, 2, 2), m_UB = 3, where K̄/K = 3/2: a mean 1.5 times too large, same noise.
+    inflated = [x * 3 // 2 for x in pair]
+    wider = ArrayAveraging(UPPER * 3 // 2, capacity=2)
+    assert_caught(audited(wider, plan, (inflated[0], inflated[1])), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("module", "make"), [(dpcore.mean, Baseline), (dpcore.mean, ArrayAveraging), (dpcore.variance, Variance)]
+)
+def test_values_that_are_not_clipped_are_caught(module: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mechanism, m = make(UPPER), np.array([3, 1, 2])
+    plan = mechanism.plan(m, MICRO)
+    user = int(np.argmax(plan.charges))
+    pair = neighbours(m, user, 5 * UPPER)
+    assert_private(audited(mechanism, plan, pair), 1.0)
+    monkeypatch.setattr(module, "checked_values", lambda values, samples, upper: values)
+    assert_caught(audited(mechanism, plan, pair), 1.0)
+
+
+def test_noise_replayed_for_two_cells_is_caught() -> None:
+    """A user is in the first of two cells; the releases of both, with fresh and with replayed noise."""
+    mechanism = Baseline(UPPER)
+    plan = mechanism.plan(COUNTS, MICRO)
+    low, high = neighbours(COUNTS, 0)
+
+    def both(x: np.ndarray, replay: bool) -> np.ndarray:
+        rows = []
+        for _ in range(1500):
+            first, second = Replayed().fresh() if replay else (Noise(), Noise())
+            a, b = mechanism.release(x, plan, first).raw, mechanism.release(low, plan, second).raw
+            rows.append((a, a - b))
+        return np.array(rows)
+
+    assert_private(epsilon_lower_bound(both(low, False), both(high, False)), 1.0)
+    assert_caught(epsilon_lower_bound(both(low, True), both(high, True)), 1.0)
+
+
+MANY = np.full(9, 400)
+"""Nine arrays of 400: enough samples for Levy to narrow the range, few enough users to have a large share."""
+
+
+def split(last: int, upper: int) -> np.ndarray:
+    """Four users at 0, four at the bound, the ninth at ``last``: he decides where the median lies."""
+    return np.repeat(np.array([0] * 4 + [upper] * 4 + [last]), 400)
+
+
+@pytest.mark.parametrize("make", [Levy, FixedQuantile, EpsilonQuantile])
+def test_private_ranges_are_private_together_with_the_mean(make: Any) -> None:
+    """ε = 2, outputs (mean, scale): the scale tells the width of the range."""
+    mechanism = make(800)
+    plan = mechanism.plan(MANY, 2 * MICRO)
+    assert isinstance(plan, RangePlan)
+
+    def outputs(x: np.ndarray, noise: Noise | None = None) -> np.ndarray:
+        def draw(source: Noise) -> tuple[float, float]:
+            drawn = mechanism.release(x, plan, source)
+            return drawn.raw, drawn.scale
+
+        return samples(draw, noise, 2000)
+
+    pair = split(0, 800), split(800, 800)
+    assert_private(epsilon_lower_bound(*(outputs(x) for x in pair)), 2.0)
+
+
+@pytest.mark.parametrize(("make", "m"), [(Levy, MANY), (FixedQuantile, np.full(200, 4))])
+def test_averages_that_are_not_clipped_to_the_range_are_caught(
+    make: Any, m: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ε = 2. Everybody near the same speed but for one, who moves across the whole range."""
+    mechanism = make(800)
+    plan = mechanism.plan(m, 2 * MICRO)
+    base = np.repeat(np.linspace(380, 420, len(m)).astype(np.int64), m)
+    pair = [np.concatenate([base[: -m[-1]], np.full(m[-1], last)]) for last in (0, 800)]
+    clipped = [samples(lambda s, x=x: mechanism.release(x, plan, s).raw, n=1500) for x in pair]
+    assert_private(epsilon_lower_bound(*clipped), 2.0)
+    finish = dpcore.range_mean._finish
+
+    def unclipped(averages: np.ndarray, low: int, high: int, *rest: Any) -> Any:
+        within = finish(np.full_like(averages, low), low, high, *rest)
+        return replace(within, raw=within.raw + (averages.sum() / len(averages) - low) / GRID)
+
+    monkeypatch.setattr(dpcore.range_mean, "_finish", unclipped)
+    leaking = [samples(lambda s, x=x: mechanism.release(x, plan, s).raw, n=1500) for x in pair]
+    assert_caught(epsilon_lower_bound(*leaking), 2.0)
+
+
+@pytest.mark.parametrize("make", [Levy, FixedQuantile])
+def test_the_mean_within_a_range_costs_its_half_and_half_the_scale_more(make: Any) -> None:
+    """The second step alone at a fixed range of width 100, ε/2 = 1."""
+    plan = make(800).plan(MANY, 2 * MICRO)
+    sides = []
+    for averages in (np.zeros(9, dtype=np.int64), np.append(np.zeros(8, dtype=np.int64), 800 * GRID)):
+        sides.append(lambda source, z=averages: dpcore.range_mean._finish(z, 0, 100 * GRID, 800, plan, source).raw)
+    assert_private(epsilon_lower_bound(*(samples(side) for side in sides)), 1.0)
+    half = half_scale()
+    assert_caught(epsilon_lower_bound(*(samples(side, half) for side in sides)), 1.0)
+
+
+def test_range_selection_is_private_and_without_the_half_in_the_exponent_is_not() -> None:
+    """ε = 1. Two bins: moving one entry raises one cost and lowers the other, so the factor 1/2 is needed in full."""
+    low, high = np.array([0, 0, 99, 99, 99, 99, 99]), np.array([0, 0, 0, 99, 99, 99, 99])
+    assert len(range_bins(100, 25)) == 2
+    for budget, check in ((MICRO, assert_private), (2 * MICRO, assert_caught)):
+        sides = [samples(lambda s, z=z, e=budget: select_range(z, 100, 25, e, s)[0]) for z in (low, high)]
+        check(epsilon_lower_bound(*sides), 1.0)
+
+
+def test_quantile_selection_is_private_and_without_the_half_in_the_exponent_is_not() -> None:
+    """ε = 1, n = 20 000. The moved entry brings the rank nearer to one gap and further from the other."""
+    low, high = np.array([0] * 4 + [50] * 3), np.array([0] * 3 + [50] * 3 + [99])
+    noise = Pooled()
+    for micro, check in ((MICRO, assert_private), (2 * MICRO, assert_caught)):
+        sides = [select_quantiles(z, 99, np.full(20_000, 45), micro, noise) for z in (low, high)]
+        check(epsilon_lower_bound(*sides), 1.0)
