@@ -10,7 +10,7 @@ import typer
 
 from stream.cli.options import USAGE, AsJson, stop
 
-NAMES = ("ingest", "mechanisms", "spatial", "sse")
+NAMES = ("ingest", "mechanisms", "scaling")
 
 
 def register(app: typer.Typer) -> None:

@@ -37,8 +37,9 @@ class WindowView:
     epsilon: float = 0.0
     cells: int = 0
     suppressed: int = 0
-    busiest: tuple[int, str, dict[str, Any]] | None = None
+    busiest: tuple[int, str, dict[str, Any], dict[str, Any] | None] | None = None
     half_widths: list[float] = field(default_factory=list)
+    modelled_half_widths: list[float] = field(default_factory=list)
     announced: int | None = None
 
     @property
@@ -55,9 +56,13 @@ class WindowView:
         elif "mean" in body:
             low, high = body["mean"]["interval"]
             self.half_widths.append((high - low) / 2)
+            modelled = body.get("post_processed", {}).get("mean")
+            if modelled is not None:
+                low, high = modelled["interval"]
+                self.modelled_half_widths.append((high - low) / 2)
             events = body["events"] if isinstance(body["events"], int) else body["events"]["value"]
             if self.busiest is None or events > self.busiest[0]:
-                self.busiest = (events, body["cell"], body["mean"])
+                self.busiest = (events, body["cell"], body["mean"], modelled)
 
     def span(self, timezone: ZoneInfo) -> str:
         """Local month, day and hours."""
@@ -66,15 +71,24 @@ class WindowView:
 
     def busiest_mean(self) -> str:
         """Mean of the cell with most events, with its 95 % interval."""
-        if self.busiest is None:
-            return "-"
-        mean = self.busiest[2]
-        low, high = mean["interval"]
-        return f"{mean['value']:.1f} ({low:.0f}–{high:.0f})"
+        return "-" if self.busiest is None else _with_interval(self.busiest[2])
+
+    def busiest_modelled(self) -> str:
+        """The same mean after shrinkage towards its neighbours, a model's estimate."""
+        return "-" if self.busiest is None or self.busiest[3] is None else _with_interval(self.busiest[3])
 
     def typical_half_width(self) -> str:
         """Median over cells of half a 95 % interval."""
         return f"± {median(self.half_widths):.1f}" if self.half_widths else "-"
+
+    def typical_modelled(self) -> str:
+        """The same of the post-processed means."""
+        return f"± {median(self.modelled_half_widths):.1f}" if self.modelled_half_widths else "-"
+
+
+def _with_interval(estimate: dict[str, Any]) -> str:
+    low, high = estimate["interval"]
+    return f"{estimate['value']:.1f} ({low:.0f}–{high:.0f})"
 
 
 class Releases:
@@ -119,15 +133,16 @@ class Releases:
         """The latest complete windows."""
         table = Table(
             title=f"Private releases: {len(self._order)} windows, {self.messages} messages",
-            caption="busiest: most events; its mean in km/h (95 % interval); typical: half a 95 % interval",
+            caption="busiest cell: mean in km/h (95 % interval), raw | modelled; typical: half a 95 % interval, raw | modelled",
         )
         table.add_column("window", no_wrap=True)
-        for column in ("cells", "suppr.", "busiest", "its mean", "typical", "ε"):
+        for column in ("cells", "events", "raw mean", "modelled", "typical", "ε"):
             table.add_column(column, justify="right", no_wrap=True)
         for window in self._order[-_ROWS:]:
             events = "-" if window.busiest is None else f"{window.busiest[0]:g}"
-            columns = (str(window.cells), str(window.suppressed), events, window.busiest_mean())
-            table.add_row(window.span(self.timezone), *columns, window.typical_half_width(), f"{window.epsilon:g}")
+            typical = f"{window.typical_half_width()} | {window.typical_modelled().removeprefix('± ')}"
+            columns = (str(window.cells), events, window.busiest_mean(), window.busiest_modelled(), typical)
+            table.add_row(window.span(self.timezone), *columns, f"{window.epsilon:g}")
         return table
 
     def lines(self) -> list[str]:
@@ -138,8 +153,8 @@ class Releases:
         busy = "-" if window.busiest is None else f"{window.busiest[1]} ({window.busiest[0]:g} events)"
         return (
             f"{window.span(self.timezone)}  {window.cells} cells ({window.suppressed} suppressed)  "
-            f"busiest {busy}: mean {window.busiest_mean()} km/h  "
-            f"all cells (median) {window.typical_half_width()}  ε {window.epsilon:g}"
+            f"busiest {busy}: mean {window.busiest_mean()}, modelled {window.busiest_modelled()} km/h  "
+            f"all cells (median) {window.typical_half_width()}, modelled {window.typical_modelled()}  ε {window.epsilon:g}"
         )
 
     def summary(self) -> str:
