@@ -203,9 +203,12 @@ async def test_ctrl_c_ends_the_simulator_cleanly_with_a_summary(
     command = ["simulate", "--config", str(repo_root / "config" / "bus-fleet.toml"), "--vehicles", "50", "--json"]
     command += ["--start", "2024-03-18T12:00:00Z", "--pace", "600"]
     process = subprocess.Popen(_launch(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    await asyncio.sleep(4)
+    deadline = time.monotonic() + 90
+    while not sum(map(len, await stored(kafka, topic))):
+        assert time.monotonic() < deadline, "the simulator sent nothing"
+        await asyncio.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    out, err = await asyncio.to_thread(process.communicate, timeout=20)
+    out, err = await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 0, err
     summary = json.loads(out)
     assert summary["interrupted"]
