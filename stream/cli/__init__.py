@@ -8,7 +8,20 @@ from importlib import import_module
 import structlog
 import typer
 
-SUBJECTS = ("init", "check", "doctor", "worker", "replay", "simulate", "evaluate", "topics", "ledger", "bench", "demo")
+SUBJECTS = (
+    "init",
+    "check",
+    "doctor",
+    "worker",
+    "serve",
+    "replay",
+    "simulate",
+    "evaluate",
+    "topics",
+    "ledger",
+    "bench",
+    "demo",
+)
 
 app = typer.Typer(
     name="hexveil",

@@ -1,0 +1,1 @@
+"""The public side: reads the output topics only; no Redis, no ledger, no raw events."""
