@@ -50,14 +50,16 @@ class Bound:
 def epsilon_lower_bound(one: npt.ArrayLike, other: npt.ArrayLike, alpha: float = ALPHA) -> Bound:
     """Bound ε from outputs ``one``, ``other``: shape (n,) or (n, d) numbers, rows independent, in the order drawn.
 
-    Candidate events: every column and Fisher's linear discriminant of all columns, above or below a threshold, or equal
-    to a frequent value.
+    Candidate events: above or below a threshold, or equal to a frequent value, for every column, Fisher's linear
+    discriminant of all columns, and the log-likelihood ratio of independent Laplace noise on the columns or on the
+    differences of neighbouring ones.
     """
     first, second = _columns(one), _columns(other)
     half = len(first) // 2, len(second) // 2
-    direction = _discriminant(first[: half[0]], second[: half[1]])
+    joint = _joint_features(first[: half[0]], second[: half[1]])
     best: tuple[float, str, int, float, str, bool] | None = None
-    features_one, features_two = _features(first, direction), _features(second, direction)
+    width = first.shape[1]
+    features_one, features_two = (np.column_stack([side, *(f(side) for f in joint)]) for side in (first, second))
     for column in range(features_one.shape[1]):
         a, b = features_one[: half[0], column], features_two[: half[1], column]
         for kind, thresholds in _candidates(np.concatenate([a, b])):
@@ -66,7 +68,11 @@ def epsilon_lower_bound(one: npt.ArrayLike, other: npt.ArrayLike, alpha: float =
                 scores = _log_ratio(p, np_, q, nq, alpha)
                 at = int(np.argmax(scores))
                 if best is None or scores[at] > best[0]:
-                    name = f"column {column}" if column < first.shape[1] else "discriminant"
+                    name = (
+                        f"column {column}"
+                        if column < width
+                        else ("discriminant", "ratio", "ratio of steps")[column - width]
+                    )
                     best = (float(scores[at]), name, column, float(thresholds[at]), kind, flipped)
     assert best is not None
     _, name, column, threshold, kind, flipped = best
@@ -137,8 +143,24 @@ def _columns(values: npt.ArrayLike) -> FloatArray:
     return held[:, None] if held.ndim == 1 else held
 
 
-def _features(columns: FloatArray, direction: FloatArray) -> FloatArray:
-    return np.column_stack([columns, columns @ direction]) if columns.shape[1] > 1 else columns
+def _joint_features(a: FloatArray, b: FloatArray) -> list[Callable[[FloatArray], FloatArray]]:
+    """Functions of whole rows, fitted to the first halves; none for a single column."""
+    if a.shape[1] == 1:
+        return []
+    direction = _discriminant(a, b)
+    return [lambda rows: rows @ direction, _laplace_ratio(a, b), _steps_ratio(a, b)]
+
+
+def _laplace_ratio(a: FloatArray, b: FloatArray) -> Callable[[FloatArray], FloatArray]:
+    middle, other = np.median(a, axis=0), np.median(b, axis=0)
+    scale = (np.abs(a - middle).mean(axis=0) + np.abs(b - other).mean(axis=0)) / 2
+    weight = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
+    return lambda rows: (np.abs(rows - other) - np.abs(rows - middle)) @ weight
+
+
+def _steps_ratio(a: FloatArray, b: FloatArray) -> Callable[[FloatArray], FloatArray]:
+    ratio = _laplace_ratio(np.diff(a, axis=1, prepend=0), np.diff(b, axis=1, prepend=0))
+    return lambda rows: ratio(np.diff(rows, axis=1, prepend=0))
 
 
 def _discriminant(a: FloatArray, b: FloatArray) -> FloatArray:

@@ -140,16 +140,16 @@ def test_private_ranges_are_private_together_with_the_mean(make: Any) -> None:
     assert_private(epsilon_lower_bound(*(outputs(x) for x in pair)), 2.0)
 
 
-@pytest.mark.parametrize(("make", "m"), [(Levy, MANY), (FixedQuantile, np.full(200, 4))])
+@pytest.mark.parametrize(("make", "m", "n"), [(Levy, MANY, 3000), (FixedQuantile, np.full(400, 2), 800)])
 def test_averages_that_are_not_clipped_to_the_range_are_caught(
-    make: Any, m: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    make: Any, m: np.ndarray, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ε = 2. Everybody near the same speed but for one, who moves across the whole range."""
     mechanism = make(800)
     plan = mechanism.plan(m, 2 * MICRO)
     base = np.repeat(np.linspace(380, 420, len(m)).astype(np.int64), m)
     pair = [np.concatenate([base[: -m[-1]], np.full(m[-1], last)]) for last in (0, 800)]
-    clipped = [samples(lambda s, x=x: mechanism.release(x, plan, s).raw, n=1500) for x in pair]
+    clipped = [samples(lambda s, x=x: mechanism.release(x, plan, s).raw, n=n) for x in pair]
     assert_private(epsilon_lower_bound(*clipped), 2.0)
     finish = dpcore.range_mean._finish
 
@@ -158,7 +158,7 @@ def test_averages_that_are_not_clipped_to_the_range_are_caught(
         return replace(within, raw=within.raw + (averages.sum() / len(averages) - low) / GRID)
 
     monkeypatch.setattr(dpcore.range_mean, "_finish", unclipped)
-    leaking = [samples(lambda s, x=x: mechanism.release(x, plan, s).raw, n=1500) for x in pair]
+    leaking = [samples(lambda s, x=x: mechanism.release(x, plan, s).raw, n=n) for x in pair]
     assert_caught(epsilon_lower_bound(*leaking), 2.0)
 
 
