@@ -186,7 +186,7 @@ def test_a_percentile_of_a_cell_lands_where_it_should_and_charges_by_samples() -
     plan = mechanism.plan(m, 1_000_001)
     assert plan.charges.tolist() == [250_001, 1_000_001, 500_001]
     rich = mechanism.plan(m, 400 * MICRO)
-    assert 40 <= mechanism.release(np.array([0, 10, 40, 50, 60, 90, 100]), rich, Noise()) <= 50
+    assert 40 <= mechanism.release(np.array([0, 10, 40, 50, 60, 90, 100]), rich, Noise()) < 60
     for percent in (0, 100):
         with pytest.raises(ParameterError, match="percentile"):
             PrivateQuantile(100, percent).plan(m, MICRO)
