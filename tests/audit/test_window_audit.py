@@ -40,15 +40,21 @@ def window(own: int) -> Contributions:
 
 
 def released(
-    own: int, t: np.ndarray, s: np.ndarray, noise: Noise, retained: np.ndarray | None = None, variance: bool = True
+    own: int,
+    t: np.ndarray,
+    s: np.ndarray,
+    noise: Noise,
+    retained: np.ndarray | None = None,
+    variance: bool = True,
+    n: int = N,
 ) -> np.ndarray:
-    """``N`` windows, shape (N, numbers): Σx of every cell, then its variance statistic, each with its own noise."""
+    """``n`` windows, shape (n, numbers): Σx of every cell, then its variance statistic, each with its own noise."""
     held = window(own)
     held = held if retained is None else held.retain(retained)
     exact = np.concatenate([held.cell_sums(), cell_variances(held, GRID) if variance else []]).astype(np.int64)
-    columns = np.tile(exact, (N, 1))
+    columns = np.tile(exact, (n, 1))
     moved = t > 0
-    shape = (N, int(moved.sum()))
+    shape = (n, int(moved.sum()))
     columns[:, moved] += noise.discrete_laplace(np.broadcast_to(t[moved], shape), np.broadcast_to(s[moved], shape))
     return columns
 
@@ -93,4 +99,4 @@ def test_suppressed_users_contribute_nothing_and_the_others_pay_for_the_cells_le
     assert charge <= 0.5
     leaked = counts.samples if forgotten else kept
     check = assert_caught if forgotten else assert_private
-    check(bound(lambda own: released(own, t, s, Noise(), leaked, variance=False)), charge)
+    check(bound(lambda own: released(own, t, s, Noise(), leaked, variance=False, n=4 * N)), charge)

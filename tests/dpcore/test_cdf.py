@@ -51,6 +51,16 @@ def test_digit_sums_count_the_nodes_of_every_prefix(tree: LevelTree) -> None:
     assert tree.digit_sums() == expected
 
 
+def test_padding_beats_the_exact_square_when_prefixes_are_counted() -> None:
+    square, padded = LevelTree(100, (10, 10)), LevelTree(100, (9, 12))
+
+    def printed(tree: LevelTree) -> float:
+        return math.prod(tree.factors) * sum((n - 1) / s**2 for n, s in zip(tree.factors, tree.shares(), strict=True))
+
+    assert padded.prefix_error() < square.prefix_error()
+    assert printed(padded) > printed(square)
+
+
 def test_cube_root_budgets_beat_every_other_split_on_a_grid() -> None:
     tree = LevelTree(100, (5, 20))
     errors = {
