@@ -32,7 +32,6 @@ from tests.audit.blackbox import (
 
 UPPER = 40
 COUNTS = np.array([2, 2, 2])
-"""With m_UB = 3: three arrays opened (K̄), printed K = 2."""
 
 
 def neighbours(m: np.ndarray, user: int, upper: int = UPPER) -> tuple[np.ndarray, np.ndarray]:
@@ -68,18 +67,21 @@ def test_a_user_with_few_samples_loses_only_his_smaller_charge(make: Any) -> Non
     assert_private(audited(mechanism, plan, neighbours(m, 1)), plan.charges[1] / MICRO)
 
 
-def test_dividing_by_the_printed_k_is_caught() -> None:
-    """K instead of K̄ raises ε to 1.5."""
-    mechanism = ArrayAveraging(UPPER, capacity=2)
-    m = np.array([2, 1, 2, 2])
+def test_dividing_by_the_printed_k_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K instead of K̄ under the sum, with the noise of K̄: ε = 1.5."""
+    mechanism, m = ArrayAveraging(UPPER, capacity=3), np.array([2, 2, 3])
     plan = mechanism.plan(m, MICRO)
-    assert plan.grouping.n_arrays == 4
+    printed = int(plan.retained.sum()) // plan.grouping.capacity
+    assert (printed, plan.grouping.n_arrays) == (2, 3)
     pair = neighbours(m, 0)
     assert_private(audited(mechanism, plan, pair), 1.0)
-    # The bug of the printed paper at m = (2, 2, 2), m_UB = 3, where K̄/K = 3/2: a mean 1.5 times too large, same noise.
-    inflated = [x * 3 // 2 for x in pair]
-    wider = ArrayAveraging(UPPER * 3 // 2, capacity=2)
-    assert_caught(audited(wider, plan, (inflated[0], inflated[1])), 1.0)
+    averages = dpcore.mean.array_averages
+
+    def inflated(*given: Any) -> np.ndarray:
+        return averages(*given) * plan.grouping.n_arrays // printed
+
+    monkeypatch.setattr(dpcore.mean, "array_averages", inflated)
+    assert_caught(audited(mechanism, plan, pair), 1.0)
 
 
 @pytest.mark.parametrize(
