@@ -151,10 +151,12 @@ class Releases:
 
     def _line(self, window: WindowView) -> str:
         busy = "-" if window.busiest is None else f"{window.busiest[1]} ({window.busiest[0]:g} events)"
+        modelled = window.busiest_modelled()
+        model = "" if modelled == "-" else f"modelled {modelled} km/h, median {window.typical_modelled()}  "
         return (
             f"{window.span(self.timezone)}  {window.cells} cells ({window.suppressed} suppressed)  "
-            f"busiest {busy}: mean {window.busiest_mean()}, modelled {window.busiest_modelled()} km/h  "
-            f"all cells (median) {window.typical_half_width()}, modelled {window.typical_modelled()}  ε {window.epsilon:g}"
+            f"busiest {busy}: mean {window.busiest_mean()} km/h  "
+            f"all cells (median) {window.typical_half_width()}  {model}ε {window.epsilon:g}"
         )
 
     def summary(self) -> str:
