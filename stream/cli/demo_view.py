@@ -133,16 +133,15 @@ class Releases:
         """The latest complete windows."""
         table = Table(
             title=f"Private releases: {len(self._order)} windows, {self.messages} messages",
-            caption="busiest cell: mean in km/h (95 % interval), raw | modelled; typical: half a 95 % interval, raw | modelled",
+            caption="busiest: most events; its mean in km/h (95 % interval); typical: half a 95 % interval",
         )
         table.add_column("window", no_wrap=True)
-        for column in ("cells", "events", "raw mean", "modelled", "typical", "ε"):
+        for column in ("cells", "suppr.", "busiest", "its mean", "typical", "ε"):
             table.add_column(column, justify="right", no_wrap=True)
         for window in self._order[-_ROWS:]:
             events = "-" if window.busiest is None else f"{window.busiest[0]:g}"
-            typical = f"{window.typical_half_width()} | {window.typical_modelled().removeprefix('± ')}"
-            columns = (str(window.cells), events, window.busiest_mean(), window.busiest_modelled(), typical)
-            table.add_row(window.span(self.timezone), *columns, f"{window.epsilon:g}")
+            columns = (str(window.cells), str(window.suppressed), events, window.busiest_mean())
+            table.add_row(window.span(self.timezone), *columns, window.typical_half_width(), f"{window.epsilon:g}")
         return table
 
     def lines(self) -> list[str]:
