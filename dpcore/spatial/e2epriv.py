@@ -1,0 +1,143 @@
+"""E2EPriv: choose the grid size privately, then release that grid. Relation A, s points per user.
+
+Both costs are fixed functions of public weights; only the counts depend on data. They are rounded to integers of
+1/:data:`QUANTUM` of one point's sensitivity, and the rounding is part of the sensitivity. Source: [E], with the
+sensitivities of the errata.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.budget import MICRO
+from dpcore.errors import ParameterError
+from dpcore.noise import Noise
+from dpcore.spatial.domain import Domain, FloatArray, IntGrid, block_sums, cuts
+from dpcore.spatial.grids import noisy_total, require_share
+from dpcore.spatial.histogram import GridHistogram
+from dpcore.spatial.mechanism import BudgetSplit, choose, laplace_variance, noisy_counts, require_budget
+from dpcore.spatial.partition import image_of
+from dpcore.spatial.queries import Rectangles, answer, overlap_norms
+
+QUANTUM = 2**16
+"""Cost units per one point's change of the mean error."""
+_ROUNDING = 2
+"""Units that rounding to integers (1) and the floating point before it (1) may add between neighbours."""
+
+
+@dataclass(frozen=True)
+class E2EPriv:
+    """Candidate ``sizes`` (g × g blocks) and tuning ``queries``, both public.
+
+    ``expected_points``: a public n̂ for the weights; without it ``total_share`` of the budget buys a DP count.
+    ``objective`` "weighted": mean of error over w_t = max(ρ, n̂·area_t); "relative": error over max(true count, ρ), cut at
+    ``cap``. ``size_share``: the part of the rest that the choice spends.
+    """
+
+    sizes: tuple[int, ...]
+    queries: Rectangles
+    objective: Literal["weighted", "relative"] = "weighted"
+    rho: float = 20.0
+    cap: float = 4.0
+    size_share: float = 0.2
+    total_share: float = 0.02
+    expected_points: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 1:
+            raise ParameterError(f"grid sizes {self.sizes}; give at least one, each at least 1")
+        if not len(self.queries):
+            raise ParameterError("no tuning queries; give at least one")
+        if self.objective not in ("weighted", "relative"):
+            raise ParameterError(f"objective {self.objective!r}; give weighted or relative")
+        if not (math.isfinite(self.rho) and self.rho > 0 and math.isfinite(self.cap) and self.cap > 0):
+            raise ParameterError(f"rho {self.rho} and cap {self.cap} must be finite and above 0")
+        if self.expected_points is not None and self.expected_points < 0:
+            raise ParameterError(f"{self.expected_points} expected points; give 0 or more")
+        require_share("size_share", self.size_share)
+        require_share("total_share", self.total_share)
+
+    def split(self, epsilon_micro: int) -> BudgetSplit:
+        """Shares for the total (absent where it is public), the size and the histogram."""
+        rest = [self.size_share, 1 - self.size_share]
+        if self.expected_points is None and self.objective == "weighted":
+            rest = [self.total_share, *(share * (1 - self.total_share) for share in rest)]
+        return BudgetSplit.by_weights(epsilon_micro, rest)
+
+    def fit(
+        self,
+        points_or_counts: npt.NDArray[Any],
+        domain: Domain,
+        epsilon_micro: int,
+        noise: Noise,
+        points_per_user: int = 1,
+    ) -> GridHistogram:
+        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``, ``QueryError``. Source: [E]."""
+        require_budget(epsilon_micro, points_per_user)
+        self.queries.require_inside(domain)
+        counts = domain.counts_of(points_or_counts)
+        split = self.split(epsilon_micro)
+        *first, size_micro, data_micro = split.shares
+        total = noisy_total(counts, first[0], points_per_user, noise) if first else (self.expected_points or 0)
+        costs = self.costs(counts, domain, points_per_user * MICRO / data_micro, total)
+        size = self.sizes[choose(costs, size_micro, self.cost_sensitivity(points_per_user), noise)]
+        x_edges, y_edges = cuts(domain.rows, size), cuts(domain.columns, size)
+        noisy = noisy_counts(block_sums(counts, x_edges, y_edges), data_micro, points_per_user, noise)
+        variance = laplace_variance(data_micro, points_per_user)
+        return GridHistogram(domain, x_edges, y_edges, noisy.astype(np.float64), variance)
+
+    @staticmethod
+    def cost_sensitivity(points_per_user: int) -> int:
+        """Most by which a user changes any of :meth:`costs`."""
+        return points_per_user * QUANTUM + _ROUNDING
+
+    def costs(self, counts: IntGrid, domain: Domain, scale: float, total: int) -> IntGrid:
+        """Integer cost of each size, shape (sizes,): mean error over its exact per-point sensitivity, in 1/QUANTUM.
+
+        ``scale``: the noise scale of the histogram to come, ``total``: the public or noisy n̂.
+        """
+        errors, sensitivity = self.errors(counts, domain, scale, total)
+        return np.rint(errors * (QUANTUM / sensitivity)).astype(np.int64)
+
+    def errors(self, counts: IntGrid, domain: Domain, scale: float, total: int) -> tuple[FloatArray, float]:
+        """Exact mean error of each size, shape (sizes,), and what one point can change in it. Never for publication."""
+        image = image_of(counts)
+        truth = answer(image, self.queries)
+        errors, point_change = [], []
+        for size in self.sizes:
+            x_edges, y_edges = cuts(domain.rows, size), cuts(domain.columns, size)
+            histogram = _in_blocks(self.queries, x_edges, y_edges)
+            deviation = np.abs(answer(image[np.ix_(x_edges, y_edges)], histogram) - truth)
+            norms = overlap_norms(self.queries, x_edges, y_edges)
+            if self.objective == "weighted":
+                weight = np.maximum(self.rho, total * self.queries.areas() / domain.cells)
+                noise_error = np.minimum(scale * norms.l1, math.sqrt(2) * scale * np.sqrt(norms.l2_squared))
+                errors.append(float(np.mean((deviation + noise_error) / weight)))
+                point_change.append(float(np.mean(1 / weight)))
+            else:
+                floor = np.maximum(truth, self.rho)
+                noise_error = scale * norms.l1
+                errors.append(float(np.mean(np.minimum(deviation / floor, self.cap) + noise_error / floor)))
+                point_change.append(
+                    float(np.mean((1 + self.cap) / self.rho + noise_error / (self.rho * (self.rho + 1))))
+                )
+        return np.array(errors), max(point_change)
+
+    def best_size(self, counts: IntGrid, domain: Domain, scale: float, total: int) -> int:
+        """BestNonPriv: the size of least error on the data itself. For evaluation only: it is not private."""
+        return self.sizes[int(np.argmin(self.errors(counts, domain, scale, total)[0]))]
+
+
+def _in_blocks(queries: Rectangles, x_edges: IntGrid, y_edges: IntGrid) -> Rectangles:
+    x, y = np.arange(len(x_edges)), np.arange(len(y_edges))
+    return Rectangles(
+        np.interp(queries.x0, x_edges, x),
+        np.interp(queries.x1, x_edges, x),
+        np.interp(queries.y0, y_edges, y),
+        np.interp(queries.y1, y_edges, y),
+    )

@@ -1,0 +1,154 @@
+"""Flat baselines and uniform and adaptive grids. Relation A; sensitivities are multiplied by s points per user.
+
+Source: [G], with N̂ paid for from the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.budget import MICRO
+from dpcore.errors import ParameterError
+from dpcore.noise import Noise
+from dpcore.spatial.domain import Domain, block_sums, cuts
+from dpcore.spatial.histogram import GridHistogram, PartitionHistogram
+from dpcore.spatial.mechanism import BudgetSplit, laplace_variance, noisy_counts, require_budget
+from dpcore.spatial.partition import Tree, box_sums, draw_counts, image_of, split_boxes, whole
+
+
+def require_share(name: str, share: float) -> None:
+    """Refuse a budget share outside (0, 1)."""
+    if not 0 < share < 1:
+        raise ParameterError(f"{name} {share} is outside (0, 1); give the part of the budget it may spend")
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """One noisy total, spread evenly over the box."""
+
+    def fit(
+        self,
+        points_or_counts: npt.NDArray[Any],
+        domain: Domain,
+        epsilon_micro: int,
+        noise: Noise,
+        points_per_user: int = 1,
+    ) -> GridHistogram:
+        """Histogram of one block at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``."""
+        return _grid(points_or_counts, domain, epsilon_micro, noise, points_per_user, 1)
+
+
+@dataclass(frozen=True)
+class Singular:
+    """Laplace noise on every cell of the count grid."""
+
+    def fit(
+        self,
+        points_or_counts: npt.NDArray[Any],
+        domain: Domain,
+        epsilon_micro: int,
+        noise: Noise,
+        points_per_user: int = 1,
+    ) -> GridHistogram:
+        """Histogram of all cells at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``."""
+        return _grid(points_or_counts, domain, epsilon_micro, noise, points_per_user, max(domain.shape))
+
+
+@dataclass(frozen=True)
+class UniformGrid:
+    """UG: m × m blocks, m = max(1, ⌈√(N̂ε/10)⌉), N̂ from ``total_share`` of the budget."""
+
+    total_share: float = 0.02
+    constant: float = 10.0
+
+    def __post_init__(self) -> None:
+        require_share("total_share", self.total_share)
+
+    def fit(
+        self,
+        points_or_counts: npt.NDArray[Any],
+        domain: Domain,
+        epsilon_micro: int,
+        noise: Noise,
+        points_per_user: int = 1,
+    ) -> GridHistogram:
+        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``. Source: [G]."""
+        require_budget(epsilon_micro, points_per_user)
+        counts = domain.counts_of(points_or_counts)
+        split = BudgetSplit.by_weights(epsilon_micro, [self.total_share, 1 - self.total_share])
+        total = noisy_total(counts, split.shares[0], points_per_user, noise)
+        m = grid_size(total, split.shares[1], points_per_user, self.constant)
+        return _grid(counts, domain, split.shares[1], noise, points_per_user, m)
+
+
+@dataclass(frozen=True)
+class AdaptiveGrid:
+    """AG: m₁ × m₁ blocks, each cut again by its own noisy count, both levels made consistent."""
+
+    total_share: float = 0.02
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_share("total_share", self.total_share)
+        require_share("alpha", self.alpha)
+
+    def fit(
+        self,
+        points_or_counts: npt.NDArray[Any],
+        domain: Domain,
+        epsilon_micro: int,
+        noise: Noise,
+        points_per_user: int = 1,
+    ) -> PartitionHistogram:
+        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``. Source: [G]."""
+        require_budget(epsilon_micro, points_per_user)
+        counts = domain.counts_of(points_or_counts)
+        return self.tree(counts, domain, epsilon_micro, noise, points_per_user).least_squares().histogram(domain)
+
+    def tree(self, counts: npt.NDArray[Any], domain: Domain, epsilon_micro: int, noise: Noise, s: int) -> Tree:
+        """Both levels before consistency, under a root that carries the noisy total."""
+        data = 1 - self.total_share
+        weights = [self.total_share, data * self.alpha, data * (1 - self.alpha)]
+        total, first, second = BudgetSplit.by_weights(epsilon_micro, weights).shares
+        image = image_of(counts)
+        root = whole(domain)
+        n, n_variance = draw_counts(box_sums(image, root), total, s, noise)
+        m = grid_size(int(n[0]), first + second, s)
+        boxes, parent = split_boxes(root, max(10, math.ceil(m / 4)))
+        v, v_variance = draw_counts(box_sums(image, boxes), first, s, noise)
+        parts = np.sqrt(np.maximum(v, 0) * (second / (5 * MICRO * s)))
+        inner, inner_parent = split_boxes(boxes, np.maximum(1, np.ceil(parts)).astype(np.int64))
+        u, u_variance = draw_counts(box_sums(image, inner), second, s, noise)
+        return Tree.of_levels(
+            [
+                (root, np.array([-1]), n.astype(np.float64), n_variance, np.array([total])),
+                (boxes, parent, v.astype(np.float64), v_variance, np.full(len(boxes), first)),
+                (inner, inner_parent, u.astype(np.float64), u_variance, np.full(len(inner), second)),
+            ]
+        )
+
+
+def noisy_total(counts: npt.NDArray[Any], epsilon_micro: int, points_per_user: int, noise: Noise) -> int:
+    """|D| + discrete Laplace(s/ε), at least 0."""
+    total = np.array([int(counts.sum())], dtype=np.int64)
+    return max(0, int(noisy_counts(total, epsilon_micro, points_per_user, noise)[0]))
+
+
+def grid_size(total: int, epsilon_micro: int, points_per_user: int, constant: float = 10.0) -> int:
+    """UG's m = max(1, ⌈√(N̂ε/constant)⌉), ε per point of a user."""
+    return max(1, math.ceil(math.sqrt(max(total, 0) * epsilon_micro / (MICRO * points_per_user * constant))))
+
+
+def _grid(
+    points_or_counts: npt.NDArray[Any], domain: Domain, epsilon_micro: int, noise: Noise, s: int, m: int
+) -> GridHistogram:
+    require_budget(epsilon_micro, s)
+    counts = domain.counts_of(points_or_counts)
+    x_edges, y_edges = cuts(domain.rows, m), cuts(domain.columns, m)
+    noisy = noisy_counts(block_sums(counts, x_edges, y_edges), epsilon_micro, s, noise)
+    return GridHistogram(domain, x_edges, y_edges, noisy.astype(np.float64), laplace_variance(epsilon_micro, s))

@@ -1,0 +1,191 @@
+"""Boxes of cells and trees over them: splitting, sums, least-squares consistency, non-negativity. Post-processing
+except for :func:`draw_counts`.
+
+Boxes are int64 (P, 4) rows x0, x1, y0, y1 in cells, half-open. A tree lists its nodes level by level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.budget import MICRO
+from dpcore.noise import Noise
+from dpcore.spatial.domain import Domain, FloatArray, IntGrid
+from dpcore.spatial.histogram import PartitionHistogram
+from dpcore.spatial.mechanism import laplace_variance
+from dpcore.spatial.queries import integral_image
+
+IntArray = npt.NDArray[np.int64]
+TINY = 1e-12
+"""Variance of a draw whose noise is 0 in effect; keeps precisions finite."""
+
+
+def whole(domain: Domain) -> IntArray:
+    """The grid as one box, shape (1, 4)."""
+    return np.array([[0, domain.rows, 0, domain.columns]], dtype=np.int64)
+
+
+def box_sums(image: npt.NDArray[Any], boxes: IntArray) -> IntArray:
+    """Sums inside boxes from an integral image, shape (P,)."""
+    x0, x1, y0, y1 = boxes.T
+    return np.asarray(image[x1, y1] - image[x0, y1] - image[x1, y0] + image[x0, y0], dtype=np.int64)
+
+
+def split_boxes(boxes: IntArray, parts: int | IntArray) -> tuple[IntArray, IntArray]:
+    """Each box cut into at most ``parts`` nearly equal parts per axis: (children, index of the parent of each)."""
+    x0, x1, y0, y1 = boxes.T
+    nx, ny = np.minimum(parts, x1 - x0), np.minimum(parts, y1 - y0)
+    number = nx * ny
+    parent = np.repeat(np.arange(len(boxes)), number)
+    within = np.arange(len(parent)) - np.repeat(np.cumsum(number) - number, number)
+    i, j = within // ny[parent], within % ny[parent]
+    height, width, nx, ny = (x1 - x0)[parent], (y1 - y0)[parent], nx[parent], ny[parent]
+    x, y = x0[parent], y0[parent]
+    edges = x + i * height // nx, x + (i + 1) * height // nx, y + j * width // ny, y + (j + 1) * width // ny
+    return np.column_stack(edges), parent
+
+
+def draw_counts(
+    counts: IntArray, epsilons: int | IntArray, sensitivity: int, noise: Noise
+) -> tuple[IntArray, FloatArray]:
+    """Counts of disjoint boxes + discrete Laplace of scale ``sensitivity``/ε, ε in µε per box; (draws, variances).
+
+    Disjoint boxes: a user's points change these counts by at most ``sensitivity`` in L1 together, so a box at ε costs him
+    at most ε in the share of his points that lie in it. A share of 0 µε draws nothing: value 0, variance infinite.
+    """
+    shares = np.broadcast_to(np.asarray(epsilons, dtype=np.int64), counts.shape)
+    drawn, variance = np.zeros(len(counts), dtype=np.int64), np.full(len(counts), np.inf)
+    used = np.flatnonzero(shares > 0)
+    if len(used):
+        drawn[used] = counts[used] + np.asarray(
+            noise.discrete_laplace(sensitivity * MICRO, shares[used]), dtype=np.int64
+        )
+        levels, index = np.unique(shares[used], return_inverse=True)
+        variances = np.array([max(laplace_variance(int(level), sensitivity), TINY) for level in levels])
+        variance[used] = variances[index]
+    return drawn, variance
+
+
+def combine(first: tuple[Any, FloatArray], second: tuple[Any, FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """Two independent unbiased draws of the same counts, weighted by precision: (values, variances)."""
+    (a, va), (b, vb) = first, second
+    pa, pb = 1 / va, 1 / vb
+    total = pa + pb
+    value = np.divide(a * pa + b * pb, total, out=np.zeros(len(total)), where=total > 0)
+    return value, np.divide(1.0, total, out=np.full(len(total), np.inf), where=total > 0)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """M nodes by level. ``boxes`` (M, 4); ``parent`` (M,), -1 for the root; ``starts`` (levels + 1,); noisy ``counts`` and
+    their ``variances`` (M,), infinite where a node was not measured; ``spent`` µε drawn at each node, splits included.
+    """
+
+    boxes: IntArray
+    parent: IntArray
+    starts: IntArray
+    counts: FloatArray
+    variances: FloatArray
+    spent: IntArray
+
+    @classmethod
+    def of_levels(
+        cls,
+        levels: list[tuple[IntArray, IntArray, FloatArray, FloatArray, IntArray]],
+    ) -> Tree:
+        """From (boxes, parent within the level above, counts, variances, spent) of every level; the root's parent is -1."""
+        sizes = [len(level[0]) for level in levels]
+        starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        parents = [level[1] + (starts[d - 1] if d else 0) for d, level in enumerate(levels)]
+        return cls(
+            np.concatenate([level[0] for level in levels]),
+            np.concatenate(parents),
+            starts,
+            np.concatenate([level[2] for level in levels]).astype(np.float64),
+            np.concatenate([level[3] for level in levels]),
+            np.concatenate([level[4] for level in levels]),
+        )
+
+    @property
+    def leaves(self) -> IntArray:
+        """Indices of nodes without children."""
+        inner = np.zeros(len(self.boxes), dtype=bool)
+        inner[self.parent[1:]] = True
+        return np.flatnonzero(~inner)
+
+    def path_costs(self) -> IntArray:
+        """µε spent on the way from the root to each leaf, shape (leaves,)."""
+        cost = self.spent.copy()
+        for level in range(1, len(self.starts) - 1):
+            here = slice(self.starts[level], self.starts[level + 1])
+            cost[here] += cost[self.parent[here]]
+        return np.asarray(cost[self.leaves], dtype=np.int64)
+
+    def least_squares(self) -> Tree:
+        """Counts that add up along the tree: generalised least squares in two passes, with their exact variances."""
+        z, v = self.counts.copy(), self.variances.copy()
+        sums, spread, has = self._zeros(), self._zeros(), np.zeros(len(z), dtype=bool)
+        for level in range(len(self.starts) - 2, 0, -1):
+            here = slice(self.starts[level], self.starts[level + 1])
+            above = slice(self.starts[level - 1], self.starts[level])
+            np.add.at(sums, self.parent[here], z[here])
+            np.add.at(spread, self.parent[here], v[here])
+            has[self.parent[here]] = True
+            at = np.flatnonzero(has[above]) + self.starts[level - 1]
+            z[at], v[at] = combine((z[at], v[at]), (sums[at], spread[at]))
+        estimate, variance = z.copy(), v.copy()
+        for level in range(1, len(self.starts) - 1):
+            here = slice(self.starts[level], self.starts[level + 1])
+            up = self.parent[here]
+            share = v[here] / spread[up]
+            estimate[here] = z[here] + share * (estimate[up] - sums[up])
+            variance[here] = v[here] * (1 - share) + share**2 * variance[up]
+        return Tree(self.boxes, self.parent, self.starts, estimate, np.maximum(variance, 0.0), self.spent)
+
+    def non_negative(self) -> Tree:
+        """Counts ≥ 0 that still add up: from the root down, children projected onto the simplex of their parent's count.
+
+        The projection subtracts one number from all children and cuts at 0, so noise in empty regions becomes exactly 0
+        and the total is kept.
+        """
+        counts = self.counts.copy()
+        counts[0] = max(counts[0], 0.0)
+        for level in range(1, len(self.starts) - 1):
+            here = slice(self.starts[level], self.starts[level + 1])
+            counts[here] = simplex(counts[here], self.parent[here], counts)
+        return Tree(self.boxes, self.parent, self.starts, counts, self.variances, self.spent)
+
+    def histogram(self, domain: Domain) -> PartitionHistogram:
+        """The leaves as a histogram."""
+        leaves = self.leaves
+        return PartitionHistogram(domain, self.boxes[leaves], self.counts[leaves], self.variances[leaves])
+
+    def _zeros(self) -> FloatArray:
+        return np.zeros(len(self.boxes))
+
+
+def simplex(values: FloatArray, group: IntArray, totals: FloatArray) -> FloatArray:
+    """Nearest values ≥ 0 whose sum over each group is ``totals[group]`` ≥ 0; ``group`` is non-decreasing."""
+    order = np.lexsort((-values, group))
+    sorted_values, key = values[order], group[order]
+    first = np.flatnonzero(np.append(True, key[1:] != key[:-1]))
+    size = np.diff(np.append(first, len(key)))
+    member = np.repeat(np.arange(len(first)), size)
+    cumulative = np.cumsum(sorted_values)
+    before = (cumulative[first] - sorted_values[first])[member]
+    rank = np.arange(len(key)) - first[member] + 1
+    shift = (cumulative - before - totals[key]) / rank
+    count = np.maximum(np.add.reduceat((sorted_values > shift).astype(np.int64), first), 1)
+    chosen = shift[first + count - 1]
+    result = np.empty_like(values)
+    result[order] = np.maximum(sorted_values - chosen[member], 0.0)
+    return result
+
+
+def image_of(counts: IntGrid) -> IntGrid:
+    """Integral image of integer counts."""
+    return np.asarray(integral_image(counts), dtype=np.int64)
