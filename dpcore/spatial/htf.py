@@ -1,0 +1,250 @@
+"""HTF: a binary tree whose cuts make both sides homogeneous, with private heights, cuts, stops and counts. Relation A.
+
+A cut at k costs o_k = Σ|c − μ₁| + Σ|c − μ₂| over the cells of both sides; a point changes it by at most 2(q−1)/q < 2, q
+the cells of its side. Costs are floored per side to 1/:data:`QUANTUM`, which adds less than one unit per side, so
+s points change an integer cost by at most 2·QUANTUM·s + 1. Nodes of one level are disjoint: a level costs one share.
+Source: [H], corrected as in the errata.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.budget import MICRO
+from dpcore.errors import ParameterError
+from dpcore.noise import Noise
+from dpcore.spatial.domain import Domain, IntGrid
+from dpcore.spatial.grids import noisy_total, require_share
+from dpcore.spatial.histogram import PartitionHistogram
+from dpcore.spatial.mechanism import BudgetSplit, require_budget
+from dpcore.spatial.partition import IntArray, Tree, box_sums, combine, draw_counts, image_of, whole
+from dpcore.spatial.trees import MAX_HEIGHT, Candidates, height_of
+
+QUANTUM = 256
+"""Cost units per unit of o_k; with it every product below stays under 2^62 for the largest grid."""
+
+
+def split_sensitivity(points_per_user: int) -> int:
+    """Most by which a user changes an integer cost of :func:`split_costs`."""
+    return 2 * QUANTUM * points_per_user + 1
+
+
+@dataclass(frozen=True)
+class HTF:
+    """Homogeneous tree. ``height_share``, ``split_share``: parts of the budget for |D| and for the cuts; of the rest,
+    ``stop_share`` (β) pays for the stop tests, geometrically over the heights.
+
+    A node stops at ``stop_cells`` cells (free) or at a noisy count of at most ``stop_count``; it then draws its count with
+    everything its path has left. ``split`` "exponential" is exact; "search" is the paper's Algorithm 1, corrected.
+    """
+
+    split: Literal["exponential", "search"] = "exponential"
+    height_share: float = 0.01
+    split_share: float = 0.3
+    stop_share: float = 0.3
+    stop_cells: int = 1
+    stop_count: float = 20.0
+    max_height: int = 20
+    consistency: bool = True
+    non_negative: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("height_share", "split_share", "stop_share"):
+            require_share(name, getattr(self, name))
+        if self.height_share + self.split_share >= 1:
+            raise ParameterError(
+                f"height_share {self.height_share} and split_share {self.split_share} leave nothing for counts; lower them"
+            )
+        if self.split not in ("exponential", "search"):
+            raise ParameterError(f"split {self.split!r}; give exponential or search")
+        if not 1 <= self.max_height <= MAX_HEIGHT or self.stop_cells < 1:
+            raise ParameterError(f"max_height must be 1..{MAX_HEIGHT} and stop_cells at least 1")
+
+    def fit(
+        self,
+        points_or_counts: npt.NDArray[Any],
+        domain: Domain,
+        epsilon_micro: int,
+        noise: Noise,
+        points_per_user: int = 1,
+    ) -> PartitionHistogram:
+        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``. Source: [H]."""
+        require_budget(epsilon_micro, points_per_user)
+        tree = self.tree(domain.counts_of(points_or_counts), domain, epsilon_micro, noise, points_per_user)
+        tree = tree.least_squares() if self.consistency else tree
+        return (tree.non_negative() if self.non_negative else tree).histogram(domain)
+
+    def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
+        """The tree with its draws before consistency; the root carries the cost of |D|."""
+        data = 1 - self.height_share - self.split_share
+        weights = [self.height_share, self.split_share, data * self.stop_share, data * (1 - self.stop_share)]
+        height_micro, split_micro, stop_micro, count_micro = BudgetSplit.by_weights(epsilon_micro, weights).shares
+        total = noisy_total(counts, height_micro, points_per_user, noise)
+        height = height_of(total, epsilon_micro, points_per_user, self.max_height)
+        splits = BudgetSplit.by_weights(split_micro, [1.0] * height).shares
+        stops = BudgetSplit.by_weights(stop_micro, [2 ** (depth / 3) for depth in range(height)]).shares
+        image, ranked = image_of(counts), RankedCells.of(counts)
+        boxes, parent, levels = whole(domain), np.array([-1], dtype=np.int64), []
+        for depth in range(height + 1):
+            area = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
+            test = np.full(len(boxes), stops[depth] if depth < height else 0, dtype=np.int64)
+            test[area <= self.stop_cells] = 0
+            truth = box_sums(image, boxes)
+            drawn, variance = draw_counts(truth, test, points_per_user, noise)
+            going = (test > 0) & (drawn > self.stop_count)
+            final = np.where(going, 0, count_micro + sum(stops[depth:]) + sum(splits[depth:]) - test)
+            value, variance = combine((drawn, variance), draw_counts(truth, final, points_per_user, noise))
+            spent = test + final + np.where(going, splits[depth] if depth < height else 0, 0)
+            spent[0] += height_micro if depth == 0 else 0
+            levels.append((boxes, parent, value, variance, spent))
+            growing = np.flatnonzero(going)
+            if not len(growing):
+                break
+            inner = boxes[growing]
+            candidates = Candidates.of(inner, depth % 2)
+            costs = split_costs(ranked, image, inner, candidates)
+            boxes, parent = candidates.cut(
+                inner, self._choose(costs, candidates, splits[depth], points_per_user, noise)
+            )
+            parent = growing[parent]
+        return Tree.of_levels(levels)
+
+    def _choose(
+        self, costs: IntArray, candidates: Candidates, epsilon_micro: int, points_per_user: int, noise: Noise
+    ) -> IntArray:
+        sensitivity = split_sensitivity(points_per_user)
+        if self.split == "search":
+            return search(costs, candidates.offsets, epsilon_micro, sensitivity, noise)
+        ratio = epsilon_micro, 2 * sensitivity * MICRO
+        return noise.exponential(costs, *ratio, offsets=candidates.offsets)
+
+
+def search(costs: IntArray, offsets: IntArray, epsilon_micro: int, sensitivity: int, noise: Noise) -> IntArray:
+    """Algorithm 1, corrected: each group narrows [l, r] by comparing noisy costs at the middle and both quarters.
+
+    T rounds look at 2T+1 costs, each with Laplace((2T+1)·sensitivity/ε); T follows the longest group, which is public.
+    Returns the chosen candidate relative to each group's start.
+    """
+    longest = int(np.diff(offsets).max())
+    rounds = max(1, (longest - 1).bit_length())
+
+    def look(k: IntArray) -> IntArray:
+        scale = (2 * rounds + 1) * sensitivity * MICRO
+        return costs[offsets[:-1] + k - 1] + np.asarray(
+            noise.discrete_laplace(scale, epsilon_micro, size=len(k)), dtype=np.int64
+        )
+
+    low, high = np.ones(len(offsets) - 1, dtype=np.int64), np.diff(offsets)
+    middle = (low + high) // 2
+    value = look(middle)
+    for _ in range(rounds):
+        first, second = (low + middle) // 2, -(-(middle + high) // 2)
+        before, after = look(first), look(second)
+        left, right = (before < value) & (before <= after), (after < value) & (after < before)
+        low, high = (
+            np.where(left, low, np.where(right, middle, first)),
+            np.where(left, middle, np.where(right, high, second)),
+        )
+        middle, value = (
+            np.where(left, first, np.where(right, second, middle)),
+            np.where(left, before, np.where(right, after, value)),
+        )
+    return np.asarray(middle - 1, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class RankedCells:
+    """Cells by the rank of their count among all counts that occur: ``distinct`` rising, ``rank`` (rows, columns)."""
+
+    distinct: IntArray
+    rank: IntGrid
+
+    @classmethod
+    def of(cls, counts: IntGrid) -> RankedCells:
+        """Ranks of one count grid."""
+        distinct, rank = np.unique(counts, return_inverse=True)
+        return cls(distinct, rank.reshape(counts.shape).astype(np.int64))
+
+
+def split_costs(ranked: RankedCells, image: IntGrid, boxes: IntArray, candidates: Candidates) -> IntArray:
+    """⌊QUANTUM·Σ|c − μ₁|⌋ + ⌊QUANTUM·Σ|c − μ₂|⌋ for every candidate, in exact integers.
+
+    Σ|c − μ| = 2(S − μN), S and N the sum and number of cells above μ. Both come from one table per box: cells by line and
+    by rank, summed along the lines; ranks beyond the largest mean share one entry.
+    """
+    every, k = candidates.box, candidates.k
+    lower = candidates.lower(boxes, every, k)
+    area_of = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
+    lower_area = (lower[:, 1] - lower[:, 0]) * (lower[:, 3] - lower[:, 2])
+    lower_sum, total = box_sums(image, lower), box_sums(image, boxes)
+    areas = lower_area, area_of[every] - lower_area
+    sums = lower_sum, total[every] - lower_sum
+    # Ranks of counts <= floor(mean): the entries up to there are not above the mean.
+    upto = [np.searchsorted(ranked.distinct, s // a, side="right") for s, a in zip(sums, areas, strict=True)]
+    ranks = np.maximum.reduceat(np.maximum(*upto), candidates.offsets[:-1])
+    lines = np.diff(candidates.offsets) + 1
+    start = np.concatenate([[0], np.cumsum(lines * ranks)]).astype(np.int64)
+    number, weight = _tables(ranked, boxes, candidates.axis, ranks, start)
+    entry = start[every] + (k - 1) * ranks[every]
+    last = start[every] + (lines[every] - 1) * ranks[every]
+    cost = np.zeros(len(k), dtype=np.int64)
+    for side, (s, a, u) in enumerate(zip(sums, areas, upto, strict=True)):
+        below, held = number[entry + u - 1], weight[entry + u - 1]
+        # A side whose mean is below every count that occurs has u = 0: nothing lies below it.
+        below, held = np.where(u > 0, below, 0), np.where(u > 0, held, 0)
+        if side:
+            below = np.where(u > 0, number[last + u - 1], 0) - below
+            held = np.where(u > 0, weight[last + u - 1], 0) - held
+        above, above_sum = a - below, s - held
+        quotient, rest = np.divmod(s, a)
+        cost += 2 * QUANTUM * (above_sum - quotient * above) - (-(-2 * QUANTUM * rest * above // a))
+    return cost
+
+
+def _tables(
+    ranked: RankedCells, boxes: IntArray, axis: IntArray, ranks: IntArray, start: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Cells (and their counts) of rank <= j in the first i lines of each box, flat: box, line, rank."""
+    height, width = boxes[:, 1] - boxes[:, 0], boxes[:, 3] - boxes[:, 2]
+    area = height * width
+    box = np.repeat(np.arange(len(boxes)), area)
+    within = np.arange(len(box)) - np.repeat(np.cumsum(area) - area, area)
+    row, column = np.divmod(within, width[box])
+    rank = ranked.rank[boxes[box, 0] + row, boxes[box, 2] + column]
+    counted = np.flatnonzero(rank < ranks[box])
+    box, rank = box[counted], rank[counted]
+    line = np.where(axis[box] == 0, row[counted], column[counted])
+    number = np.bincount(start[box] + line * ranks[box] + rank, minlength=int(start[-1])).astype(np.int64)
+    table_rank, owner = _positions(ranks, start)
+    weight = number * ranked.distinct[table_rank]
+    return (
+        _cumulate(number, ranks, start, owner, table_rank),
+        _cumulate(weight, ranks, start, owner, table_rank),
+    )
+
+
+def _positions(ranks: IntArray, start: IntArray) -> tuple[IntArray, IntArray]:
+    """Rank and box of every table entry."""
+    size = np.diff(start)
+    owner = np.repeat(np.arange(len(ranks)), size)
+    within = np.arange(len(owner)) - start[owner]
+    return within % np.maximum(ranks[owner], 1), owner
+
+
+def _cumulate(table: IntArray, ranks: IntArray, start: IntArray, owner: IntArray, rank: IntArray) -> IntArray:
+    """Running sums along ranks, then along lines, inside each box of a flat table."""
+    running = np.cumsum(table)
+    line_start = np.arange(len(table)) - rank
+    along = running - (running[line_start] - table[line_start])
+    # Along lines: a running sum in (box, rank, line) order.
+    order = np.lexsort((np.arange(len(table)), rank, owner))
+    ordered = np.cumsum(along[order])
+    first = np.flatnonzero(np.append(True, (np.diff(rank[order]) != 0) | (np.diff(owner[order]) != 0)))
+    group = np.repeat(first, np.diff(np.append(first, len(table))))
+    result = np.empty_like(table)
+    result[order] = ordered - (ordered[group] - along[order][group])
+    return result

@@ -1,0 +1,196 @@
+"""Quadtree and kd-tree with uniform or geometric budgets and least-squares consistency. Relation A.
+
+Nodes of one level are disjoint, so a level costs one share; a node that cannot be split draws its count with all shares
+of the levels it never reaches, so every path costs exactly the total. Source: Cormode et al. 2012, as [H]'s baselines.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.budget import MICRO
+from dpcore.errors import ParameterError
+from dpcore.noise import Noise
+from dpcore.spatial.domain import Domain, FloatArray, IntGrid
+from dpcore.spatial.grids import noisy_total, require_share
+from dpcore.spatial.histogram import PartitionHistogram
+from dpcore.spatial.mechanism import BudgetSplit, require_budget
+from dpcore.spatial.partition import IntArray, Tree, box_sums, draw_counts, image_of, split_boxes, whole
+
+MAX_HEIGHT = 26
+"""Levels below the root; the largest grid has 2^26 cells."""
+Level = tuple[IntArray, IntArray, FloatArray, FloatArray, IntArray]
+
+
+def level_weights(budget: Literal["uniform", "geometric"], height: int) -> list[float]:
+    """Weights of the levels from the root (depth 0) to depth ``height``: equal, or growing by 2^(1/3) per level."""
+    if budget not in ("uniform", "geometric"):
+        raise ParameterError(f"level budgets {budget!r}; give uniform or geometric")
+    return [1.0 if budget == "uniform" else 2.0 ** (depth / 3) for depth in range(height + 1)]
+
+
+def height_of(total: int, epsilon_micro: int, points_per_user: int, highest: int) -> int:
+    """clip(⌊log₂(max(1, N̂ε/10))⌋, 1, highest), ε per point of a user. Source: [H], floor instead of its rounding."""
+    size = max(total, 0) * epsilon_micro / (10 * MICRO * points_per_user)
+    return max(1, min(highest, math.floor(math.log2(max(1.0, size)))))
+
+
+@dataclass(frozen=True)
+class QuadTree:
+    """Halves both axes at every level, down to ``height`` levels or single cells."""
+
+    budget: Literal["uniform", "geometric"] = "geometric"
+    height: int | None = None
+    consistency: bool = True
+
+    def __post_init__(self) -> None:
+        if self.height is not None and not 0 <= self.height <= MAX_HEIGHT:
+            raise ParameterError(f"height {self.height} is outside 0..{MAX_HEIGHT}; give the levels below the root")
+        level_weights(self.budget, 0)
+
+    def fit(
+        self,
+        points_or_counts: npt.NDArray[Any],
+        domain: Domain,
+        epsilon_micro: int,
+        noise: Noise,
+        points_per_user: int = 1,
+    ) -> PartitionHistogram:
+        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``."""
+        require_budget(epsilon_micro, points_per_user)
+        tree = self.tree(domain.counts_of(points_or_counts), domain, epsilon_micro, noise, points_per_user)
+        return (tree.least_squares() if self.consistency else tree).histogram(domain)
+
+    def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
+        """All levels with their draws, before consistency."""
+        deepest = (max(domain.shape) - 1).bit_length()
+        height = deepest if self.height is None else min(self.height, deepest)
+        weights = level_weights(self.budget, height)
+        if self.budget == "geometric":  # a level of a quadtree is two of a binary tree
+            weights = [weight**2 for weight in weights]
+        shares = BudgetSplit.by_weights(epsilon_micro, weights).shares
+        image, levels = image_of(counts), []
+        boxes, parent = whole(domain), np.array([-1], dtype=np.int64)
+        for depth, share in enumerate(shares):
+            x0, x1, y0, y1 = boxes.T
+            final = np.flatnonzero((x1 - x0 == 1) & (y1 - y0 == 1))
+            spent = np.full(len(boxes), share, dtype=np.int64)
+            spent[final] = sum(shares[depth:])
+            drawn, variance = draw_counts(box_sums(image, boxes), spent, points_per_user, noise)
+            levels.append((boxes, parent, drawn.astype(np.float64), variance, spent))
+            growing = np.flatnonzero((x1 - x0 > 1) | (y1 - y0 > 1))
+            if not len(growing) or depth == height:
+                break
+            boxes, parent = split_boxes(boxes[growing], 2)
+            parent = growing[parent]
+        return Tree.of_levels(levels)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Every position k where each box can be cut along one axis: k lines left of it, flat over boxes.
+
+    ``axis`` (P,): 0 rows, 1 columns; ``offsets`` (P+1,); ``box`` and ``k`` (C,), k = 1 … lines−1.
+    """
+
+    axis: IntArray
+    offsets: IntArray
+    box: IntArray
+    k: IntArray
+
+    @classmethod
+    def of(cls, boxes: IntArray, parity: int) -> Candidates:
+        """Cuts along axis ``parity`` where the box has more than one line of it, else along the other."""
+        lines = np.column_stack([boxes[:, 1] - boxes[:, 0], boxes[:, 3] - boxes[:, 2]])
+        axis = np.where(lines[:, parity] > 1, parity, 1 - parity)
+        number = lines[np.arange(len(boxes)), axis] - 1
+        offsets = np.concatenate([[0], np.cumsum(number)]).astype(np.int64)
+        box = np.repeat(np.arange(len(boxes)), number)
+        return cls(axis, offsets, box, np.arange(len(box)) - offsets[box] + 1)
+
+    def lower(self, boxes: IntArray, box: IntArray, k: IntArray) -> IntArray:
+        """The parts before the cut, shape (len(box), 4)."""
+        part, axis = boxes[box].copy(), self.axis[box]
+        part[axis == 0, 1] = part[axis == 0, 0] + k[axis == 0]
+        part[axis == 1, 3] = part[axis == 1, 2] + k[axis == 1]
+        return part
+
+    def cut(self, boxes: IntArray, chosen: IntArray) -> tuple[IntArray, IntArray]:
+        """(Children, index of the parent of each) for the cut ``chosen`` (P,), relative to each box's first candidate."""
+        k = chosen + 1
+        every = np.arange(len(boxes))
+        first = self.lower(boxes, every, k)
+        second = boxes.copy()
+        rows, columns = self.axis == 0, self.axis == 1
+        second[rows, 0], second[columns, 2] = first[rows, 1], first[columns, 3]
+        return np.stack([first, second], axis=1).reshape(-1, 4), np.repeat(every, 2)
+
+
+@dataclass(frozen=True)
+class KdTree:
+    """Halves the points of a node at a private median, axes in turn; height from a DP count as for HTF.
+
+    ``split_share`` of the budget pays for the medians, ``total_share`` for the count. The cost of a cut is
+    |2·left − all|, which one point changes by 1.
+    """
+
+    budget: Literal["uniform", "geometric"] = "geometric"
+    consistency: bool = True
+    split_share: float = 0.3
+    total_share: float = 0.01
+    max_height: int = 16
+
+    def __post_init__(self) -> None:
+        require_share("split_share", self.split_share)
+        require_share("total_share", self.total_share)
+        if not 1 <= self.max_height <= MAX_HEIGHT:
+            raise ParameterError(f"max_height {self.max_height} is outside 1..{MAX_HEIGHT}")
+        level_weights(self.budget, 0)
+
+    def fit(
+        self,
+        points_or_counts: npt.NDArray[Any],
+        domain: Domain,
+        epsilon_micro: int,
+        noise: Noise,
+        points_per_user: int = 1,
+    ) -> PartitionHistogram:
+        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``."""
+        require_budget(epsilon_micro, points_per_user)
+        tree = self.tree(domain.counts_of(points_or_counts), domain, epsilon_micro, noise, points_per_user)
+        return (tree.least_squares() if self.consistency else tree).histogram(domain)
+
+    def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
+        """All levels with their draws, before consistency; the root carries the cost of the total."""
+        weights = [self.total_share, self.split_share, (1 - self.total_share) * (1 - self.split_share)]
+        total_micro, split_micro, data_micro = BudgetSplit.by_weights(epsilon_micro, weights).shares
+        total = noisy_total(counts, total_micro, points_per_user, noise)
+        height = height_of(total, epsilon_micro, points_per_user, self.max_height)
+        splits = (*BudgetSplit.by_weights(split_micro, [1.0] * height).shares, 0)
+        shares = BudgetSplit.by_weights(data_micro, level_weights(self.budget, height)).shares
+        image, levels = image_of(counts), []
+        boxes, parent = whole(domain), np.array([-1], dtype=np.int64)
+        for depth, share in enumerate(shares):
+            growing = np.flatnonzero((boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2]) > 1)
+            counting = np.full(len(boxes), sum(shares[depth:]) + sum(splits[depth:]), dtype=np.int64)
+            counting[growing] = share
+            drawn, variance = draw_counts(box_sums(image, boxes), counting, points_per_user, noise)
+            spent = counting.copy()
+            spent[growing] += splits[depth]
+            spent[0] += total_micro if depth == 0 else 0
+            levels.append((boxes, parent, drawn.astype(np.float64), variance, spent))
+            if not len(growing) or depth == height:
+                break
+            inner = boxes[growing]
+            candidates = Candidates.of(inner, depth % 2)
+            left = box_sums(image, candidates.lower(inner, candidates.box, candidates.k))
+            costs = np.abs(2 * left - box_sums(image, inner)[candidates.box])
+            ratio = splits[depth], 2 * points_per_user * MICRO
+            boxes, parent = candidates.cut(inner, noise.exponential(costs, *ratio, offsets=candidates.offsets))
+            parent = growing[parent]
+        return Tree.of_levels(levels)
