@@ -1,17 +1,33 @@
 """Spatial histograms under relation A (participation): fit on points or counts, query rectangles, release as JSON."""
 
 from dpcore.spatial.domain import Domain
+from dpcore.spatial.e2epriv import E2EPriv
+from dpcore.spatial.grids import AdaptiveGrid, Singular, Uniform, UniformGrid
+from dpcore.spatial.hierarchy import SparseHierarchy
 from dpcore.spatial.histogram import GridHistogram, Histogram, PartitionHistogram, histogram_from_release
+from dpcore.spatial.htf import HTF
 from dpcore.spatial.mechanism import BudgetSplit, SpatialMechanism
 from dpcore.spatial.queries import Rectangles
+from dpcore.spatial.trees import KdTree, QuadTree
+from dpcore.spatial.wavelet import Privlet
 
 __all__ = [
+    "HTF",
+    "AdaptiveGrid",
     "BudgetSplit",
     "Domain",
+    "E2EPriv",
     "GridHistogram",
     "Histogram",
+    "KdTree",
     "PartitionHistogram",
+    "Privlet",
+    "QuadTree",
     "Rectangles",
+    "Singular",
+    "SparseHierarchy",
     "SpatialMechanism",
+    "Uniform",
+    "UniformGrid",
     "histogram_from_release",
 ]

@@ -134,9 +134,8 @@ def search(costs: IntArray, offsets: IntArray, epsilon_micro: int, sensitivity: 
 
     def look(k: IntArray) -> IntArray:
         scale = (2 * rounds + 1) * sensitivity * MICRO
-        return costs[offsets[:-1] + k - 1] + np.asarray(
-            noise.discrete_laplace(scale, epsilon_micro, size=len(k)), dtype=np.int64
-        )
+        drawn = noise.discrete_laplace(scale, epsilon_micro, size=len(k))
+        return np.asarray(costs[offsets[:-1] + k - 1] + drawn, dtype=np.int64)
 
     low, high = np.ones(len(offsets) - 1, dtype=np.int64), np.diff(offsets)
     middle = (low + high) // 2
