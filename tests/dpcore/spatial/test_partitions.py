@@ -10,6 +10,7 @@ from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain
 from dpcore.spatial.e2epriv import E2EPriv
 from dpcore.spatial.grids import AdaptiveGrid, Singular, Uniform, UniformGrid
+from dpcore.spatial.hierarchy import SparseHierarchy
 from dpcore.spatial.histogram import histogram_from_release
 from dpcore.spatial.htf import HTF, QUANTUM, RankedCells, split_costs, split_sensitivity
 from dpcore.spatial.partition import image_of, whole
@@ -30,6 +31,8 @@ MECHANISMS = [
     HTF(),
     HTF(split="search"),
     Privlet(),
+    SparseHierarchy(),
+    SparseHierarchy(empty="project"),
     TUNING,
 ]
 
@@ -63,7 +66,9 @@ def test_small_budgets_and_empty_domains_give_a_result_that_survives_its_release
     assert np.allclose(again, answers)
 
 
-@pytest.mark.parametrize("mechanism", [QuadTree(), QuadTree(budget="uniform"), KdTree(), HTF(), AdaptiveGrid()])
+@pytest.mark.parametrize(
+    "mechanism", [QuadTree(), QuadTree(budget="uniform"), KdTree(), HTF(), AdaptiveGrid(), SparseHierarchy()]
+)
 @pytest.mark.parametrize("epsilon_micro", [1_000_003, 100_000, 77_777])
 def test_no_path_from_root_to_leaf_spends_more_than_the_budget(mechanism, epsilon_micro: int) -> None:
     tree = mechanism.tree(city(), DOMAIN, epsilon_micro, Noise(), 1)
