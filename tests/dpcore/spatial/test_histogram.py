@@ -1,0 +1,104 @@
+"""Domains count half-open cells, queries are exact, histograms refuse what does not tile the grid."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpcore.spatial import Domain, GridHistogram, PartitionHistogram, Rectangles, histogram_from_release
+from dpcore.spatial.domain import DomainError, block_sums, cuts
+from dpcore.spatial.histogram import HistogramError
+from dpcore.spatial.queries import QueryError, answer, integral_image, overlap_norms
+
+
+@pytest.mark.parametrize(
+    "box", [(0, 0, 0, 1), (1, 0, 0, 1), (0, 2, 1, 1), (float("nan"), 0, 1, 1), (0, 0, float("inf"), 1)]
+)
+def test_a_box_without_area_is_refused(box: tuple[float, float, float, float]) -> None:
+    with pytest.raises(DomainError):
+        Domain(*box)
+
+
+@pytest.mark.parametrize("grid", [(0, 5), (5, -1), (2**20, 2**20)])
+def test_a_grid_without_cells_or_with_too_many_is_refused(grid: tuple[int, int]) -> None:
+    with pytest.raises(DomainError):
+        Domain(0, 0, 1, 1, *grid)
+
+
+def test_cells_are_half_open_and_points_outside_are_only_counted() -> None:
+    domain = Domain(0, 0, 2, 2, 2, 2)
+    points = np.array([[0, 0], [1, 0], [0.999, 1], [2, 0], [0, 2], [-0.1, 0], [np.nextafter(2, 0), 1.5]])
+    found = domain.count(points)
+    assert found.counts.tolist() == [[1, 1], [1, 1]]
+    assert found.outside == 3
+
+
+@pytest.mark.parametrize("points", [[[np.nan, 0.0]], [[np.inf, 0.0]], [[0.0, 1.0, 2.0]]])
+def test_points_that_are_none_are_refused(points: list[list[float]]) -> None:
+    with pytest.raises(DomainError):
+        Domain(0, 0, 1, 1).count(np.array(points))
+
+
+def test_queries_inside_cells_equal_the_area_weighted_sum() -> None:
+    rng = np.random.default_rng(1)
+    counts = rng.integers(0, 50, (7, 5))
+    low, high = np.sort(rng.random((2, 40, 2)) * [7, 5], axis=0)
+    queries = Rectangles(low[:, 0], high[:, 0], low[:, 1], high[:, 1])
+    found = answer(integral_image(counts), queries)
+    for q in range(40):
+        ox = np.clip(np.minimum(high[q, 0], np.arange(1, 8)) - np.maximum(low[q, 0], np.arange(7)), 0, None)
+        oy = np.clip(np.minimum(high[q, 1], np.arange(1, 6)) - np.maximum(low[q, 1], np.arange(5)), 0, None)
+        assert found[q] == pytest.approx(ox @ counts @ oy)
+        norms = overlap_norms(queries, np.arange(8), np.arange(6))
+        assert norms.l1[q] == pytest.approx(ox.sum() * oy.sum())
+        assert norms.l2_squared[q] == pytest.approx((ox**2).sum() * (oy**2).sum())
+
+
+@pytest.mark.parametrize("bad", [([2], [1], [0], [1]), ([np.nan], [1], [0], [1]), ([0, 0], [1], [0], [1])])
+def test_queries_inverted_or_not_finite_are_refused(bad: tuple[list[float], ...]) -> None:
+    with pytest.raises(QueryError):
+        Rectangles(*(np.array(column, dtype=float) for column in bad))
+
+
+def test_a_query_outside_the_box_is_refused_and_an_empty_one_is_0() -> None:
+    domain = Domain.unit_cells(3, 3)
+    histogram = GridHistogram(domain, cuts(3, 3), cuts(3, 3), np.ones((3, 3)), 1.0)
+    with pytest.raises(QueryError):
+        histogram.query(Rectangles([0], [4], [0], [1]))
+    values, widths = histogram.query(Rectangles([1], [1], [0], [3]))
+    assert values.tolist() == widths.tolist() == [0.0]
+
+
+def test_partition_and_grid_histograms_of_the_same_blocks_agree() -> None:
+    rng = np.random.default_rng(2)
+    domain, x, y = Domain.unit_cells(9, 7), cuts(9, 4), cuts(7, 3)
+    counts = rng.normal(5, 3, (4, 3))
+    grid = GridHistogram(domain, x, y, counts, 2.0)
+    boxes = np.array([[x[i], x[i + 1], y[j], y[j + 1]] for i in range(4) for j in range(3)])
+    parts = PartitionHistogram(domain, boxes, counts.ravel(), np.full(12, 2.0))
+    low, high = np.sort(rng.random((2, 30, 2)) * [9, 7], axis=0)
+    queries = Rectangles(low[:, 0], high[:, 0], low[:, 1], high[:, 1])
+    for one, other in zip(grid.query(queries), parts.query(queries), strict=True):
+        assert np.allclose(one, other)
+    for histogram in (grid, parts):
+        assert np.allclose(histogram_from_release(histogram.to_release()).answers(queries), histogram.answers(queries))
+
+
+@pytest.mark.parametrize("boxes", [[[0, 2, 0, 1]], [[0, 2, 0, 2], [1, 2, 0, 1]], [[0, 3, 0, 2]], [[0, 0, 0, 2]], []])
+def test_parts_that_do_not_tile_the_grid_are_refused(boxes: list[list[int]]) -> None:
+    with pytest.raises(HistogramError):
+        PartitionHistogram(Domain.unit_cells(2, 2), np.array(boxes), np.ones(len(boxes)), np.ones(len(boxes)))
+
+
+@pytest.mark.parametrize("document", [{}, {"domain": {}, "structure": {}}, {"domain": {"south": 0}}])
+def test_a_document_that_is_no_histogram_is_refused(document: dict[str, object]) -> None:
+    with pytest.raises((HistogramError, DomainError)):
+        histogram_from_release(document)
+
+
+def test_block_sums_keep_the_total_and_follow_the_cuts() -> None:
+    counts = np.arange(35).reshape(7, 5)
+    sums = block_sums(counts, cuts(7, 3), cuts(5, 2))
+    assert sums.shape == (3, 2)
+    assert sums.sum() == counts.sum()
+    assert sums[0, 0] == counts[:2, :2].sum()

@@ -1,0 +1,352 @@
+"""Spatial mechanisms spend exactly their budget, move by no more than their sensitivity, and an audit cannot break them."""
+
+from __future__ import annotations
+
+import json
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpcore.errors import BudgetError, ParameterError
+from dpcore.noise import Noise
+from dpcore.spatial import (
+    HTF,
+    AdaptiveGrid,
+    BudgetSplit,
+    Domain,
+    E2EPriv,
+    KdTree,
+    Privlet,
+    QuadTree,
+    Rectangles,
+    Singular,
+    SparseHierarchy,
+    Uniform,
+    UniformGrid,
+    histogram_from_release,
+)
+from dpcore.spatial.domain import DomainError
+from dpcore.spatial.e2epriv import QUANTUM as E2E_QUANTUM
+from dpcore.spatial.htf import QUANTUM, RankedCells, search, split_costs, split_sensitivity
+from dpcore.spatial.mechanism import noisy_counts
+from dpcore.spatial.partition import image_of, simplex
+from dpcore.spatial.trees import Candidates, height_of
+from dpcore.spatial.wavelet import haar, inverse_haar
+
+QUERIES = Rectangles([0, 1, 2], [8, 4, 5], [0, 2, 1], [8, 7, 3])
+MECHANISMS: dict[str, Any] = {
+    "uniform": Uniform(),
+    "singular": Singular(),
+    "ug": UniformGrid(),
+    "ag": AdaptiveGrid(),
+    "quadtree": QuadTree(),
+    "quadtree uniform": QuadTree("uniform"),
+    "kdtree": KdTree(),
+    "kdtree uniform": KdTree("uniform"),
+    "htf": HTF(),
+    "htf search": HTF("search"),
+    "privlet": Privlet(),
+    "e2epriv": E2EPriv((1, 2, 8), QUERIES),
+    "e2epriv relative": E2EPriv((1, 2, 8), QUERIES, objective="relative"),
+    "sparse": SparseHierarchy(),
+    "sparse project": SparseHierarchy(empty="project"),
+    "sparse drop": SparseHierarchy(empty="drop"),
+}
+TREES = {name: mechanism for name, mechanism in MECHANISMS.items() if hasattr(mechanism, "tree")}
+ALPHA = 1e-6
+"""False alarm rate of one audit (Clopper–Pearson, both probabilities at α/2)."""
+AUDIT_RUNS = 1500
+"""Fits per neighbour. Twice the budget gives a log ratio of 2; its lower bound then passes 1 with power > 0.999."""
+
+
+def some_counts(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return np.asarray(rng.poisson(1.5, shape) * rng.integers(0, 40, shape), dtype=np.int64)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (8, 8), (13, 5), (40, 33)])
+def test_every_mechanism_answers_near_the_truth_when_noise_is_nearly_absent(name: str, shape: tuple[int, int]) -> None:
+    if name.startswith("e2epriv") and min(shape) < 8:
+        pytest.skip("the tuning queries need 8 x 8 cells")
+    counts = some_counts(np.random.default_rng(1), shape)
+    histogram = MECHANISMS[name].fit(counts, Domain.unit_cells(*shape), 10**10, Noise())
+    whole = Rectangles([0], [shape[0]], [0], [shape[1]])
+    assert histogram.query(whole)[0][0] == pytest.approx(counts.sum(), abs=max(3.0, 0.05 * counts.sum()))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("points", [0, 1, 300])
+def test_points_empty_or_not_give_a_histogram_that_survives_its_release(name: str, points: int) -> None:
+    domain = Domain(30.0, -98.0, 31.0, -97.0, 16, 12)
+    given = np.random.default_rng(2).random((points, 2)) + np.array([30.0, -98.0])
+    histogram = MECHANISMS[name].fit(given, domain, 500_000, Noise(), points_per_user=2)
+    back = histogram_from_release(json.loads(json.dumps(histogram.to_release())))
+    queries = Rectangles.of_boxes(domain, [[30.1, -97.9, 30.77, -97.3], [30.0, -98.0, 31.0, -97.0]])
+    for ours, theirs in zip(histogram.query(queries), back.query(queries), strict=True):
+        assert np.allclose(ours, theirs)
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("epsilon", [1000, 99_991, 1_000_003])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 17), (13, 5), (32, 32)])
+def test_every_path_from_the_root_costs_exactly_the_budget(name: str, epsilon: int, shape: tuple[int, int]) -> None:
+    counts = some_counts(np.random.default_rng(3), shape) * 50
+    tree = TREES[name].tree(counts, Domain.unit_cells(*shape), epsilon, Noise(), 1)
+    assert set(tree.path_costs().tolist()) == {epsilon}
+
+
+@pytest.mark.parametrize("total", [70, 1000, 999_999_937])
+def test_budget_shares_add_up_exactly(total: int) -> None:
+    split = BudgetSplit.by_weights(total, [0.3, 1 / 3, 0.1])
+    assert sum(split.shares) == total
+    with pytest.raises(BudgetError):
+        BudgetSplit(total, (1, 2))
+
+
+def test_consistent_counts_add_up_and_their_variance_is_no_larger() -> None:
+    counts = some_counts(np.random.default_rng(4), (16, 16))
+    raw = QuadTree().tree(counts, Domain.unit_cells(16, 16), 500_000, Noise(), 1)
+    tree = raw.least_squares()
+    sums = np.zeros(len(tree.counts))
+    np.add.at(sums, tree.parent[1:], tree.counts[1:])
+    inner = np.setdiff1d(np.arange(len(sums)), tree.leaves)
+    assert np.allclose(sums[inner], tree.counts[inner])
+    assert np.all(tree.variances <= raw.variances + 1e-9)
+    nonnegative = tree.non_negative()
+    assert nonnegative.counts.min() >= 0
+    assert nonnegative.counts[nonnegative.leaves].sum() == pytest.approx(max(tree.counts[0], 0))
+
+
+def test_tree_least_squares_equals_the_dense_solution() -> None:
+    raw = QuadTree(height=2).tree(
+        some_counts(np.random.default_rng(5), (4, 3)), Domain.unit_cells(4, 3), 10**6, Noise(), 1
+    )
+    leaves = raw.leaves
+    design = np.zeros((len(raw.counts), len(leaves)))
+    for column, leaf in enumerate(leaves):
+        node = leaf
+        while node >= 0:
+            design[node, column] = 1
+            node = raw.parent[node]
+    weight = 1 / raw.variances
+    covariance = np.linalg.inv(design.T @ (design * weight[:, None]))
+    tree = raw.least_squares()
+    assert np.allclose(tree.counts[leaves], covariance @ design.T @ (weight * raw.counts))
+    assert np.allclose(tree.variances[leaves], np.diag(covariance))
+
+
+def test_the_simplex_projection_is_the_nearest_point() -> None:
+    values, group = np.array([5.0, -1.0, 2.0, -3.0, -4.0]), np.array([0, 0, 0, 1, 1])
+    result = simplex(values, group, np.array([4.0, 0.0]))
+    assert np.allclose(result, [3.5, 0.0, 0.5, 0.0, 0.0])
+
+
+def exact_split_cost(cells: np.ndarray, k: int) -> list[Fraction]:
+    """Σ|c − μ| of both sides in rational numbers."""
+    sides = []
+    for side in (cells[:k], cells[k:]):
+        mean = Fraction(int(side.sum()), side.size)
+        sides.append(sum((abs(Fraction(int(cell)) - mean) for cell in side.ravel()), Fraction(0)))
+    return sides
+
+
+def costs_of(counts: np.ndarray, parity: int) -> np.ndarray:
+    boxes = np.array([[0, counts.shape[0], 0, counts.shape[1]]])
+    return split_costs(RankedCells.of(counts), image_of(counts), boxes, Candidates.of(boxes, parity))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_split_costs_equal_brute_force_in_rational_numbers(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    counts = some_counts(rng, (int(rng.integers(2, 8)), int(rng.integers(2, 8))))
+    for parity, cells in enumerate((counts, counts.T)):
+        brute = [sum(math.floor(QUANTUM * o) for o in exact_split_cost(cells, k)) for k in range(1, len(cells))]
+        assert costs_of(counts, parity).tolist() == brute
+
+
+def test_split_costs_of_several_boxes_are_those_of_each_alone() -> None:
+    counts = some_counts(np.random.default_rng(6), (9, 11))
+    boxes = np.array([[0, 4, 0, 11], [4, 9, 0, 1], [4, 9, 1, 11]])
+    candidates = Candidates.of(boxes, 1)
+    together = split_costs(RankedCells.of(counts), image_of(counts), boxes, candidates)
+    for i, (x0, x1, y0, y1) in enumerate(boxes):
+        alone = costs_of(np.ascontiguousarray(counts[x0:x1, y0:y1]), 1)
+        assert together[candidates.offsets[i] : candidates.offsets[i + 1]].tolist() == alone.tolist()
+
+
+def test_the_split_sensitivity_is_2_times_q_minus_1_over_q_and_attained() -> None:
+    worst: dict[int, Fraction] = {}
+    for flat in np.ndindex(3, 3, 3, 3):
+        cells = np.array(flat)
+        for cell in range(4):
+            more = cells.copy()
+            more[cell] += 1
+            for q in (1, 2, 3):
+                before, after = exact_split_cost(cells, q), exact_split_cost(more, q)
+                side, size = (0, q) if cell < q else (1, 4 - q)
+                worst[size] = max(worst.get(size, Fraction(0)), abs(after[side] - before[side]))
+    assert worst == {q: Fraction(2 * (q - 1), q) for q in (1, 2, 3)}
+
+
+@pytest.mark.parametrize("points", [1, 3])
+def test_integer_split_costs_move_by_at_most_their_sensitivity(points: int) -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(300):
+        counts = some_counts(rng, (4, 5))
+        more = counts.copy()
+        np.add.at(more, (rng.integers(0, 4, points), rng.integers(0, 5, points)), 1)
+        for parity in (0, 1):
+            assert np.abs(costs_of(more, parity) - costs_of(counts, parity)).max() <= split_sensitivity(points)
+
+
+@pytest.mark.parametrize(("epsilon", "height"), [(100_000, 15), (300_000, 16), (500_000, 17)])
+def test_floor_gives_the_reported_heights_where_rounding_does_not(epsilon: int, height: int) -> None:
+    assert height_of(3_500_000, epsilon, 1, 26) == height
+    rounded = [round(math.log2(3_500_000 * e / 10)) for e in (0.1, 0.3, 0.5)]
+    assert rounded != [15, 16, 17]
+
+
+def test_the_search_finds_the_least_cost_on_either_side() -> None:
+    """The printed index arithmetic cannot move right; without noise the corrected one finds every minimum."""
+    for best in range(40):
+        costs = np.abs(np.arange(40) - best) * 10**6
+        assert search(costs, np.array([0, 40]), 10**12, 1, Noise()).tolist() == [best]
+
+
+@pytest.mark.parametrize("objective", ["weighted", "relative"])
+@pytest.mark.parametrize("points", [1, 2])
+def test_e2epriv_costs_move_by_at_most_their_sensitivity(objective: Any, points: int) -> None:
+    rng = np.random.default_rng(8)
+    domain = Domain.unit_cells(8, 8)
+    mechanism = E2EPriv((1, 2, 3, 5, 8), QUERIES, objective=objective, rho=2.0, expected_points=20)
+    largest = 0
+    for _ in range(200):
+        counts = rng.poisson(0.3, (8, 8)).astype(np.int64)
+        more = counts.copy()
+        np.add.at(more, (rng.integers(0, 8, points), rng.integers(0, 8, points)), 1)
+        change = mechanism.costs(more, domain, 1.0, 20) - mechanism.costs(counts, domain, 1.0, 20)
+        largest = max(largest, int(np.abs(change).max()))
+    assert E2E_QUANTUM / 50 < largest <= mechanism.cost_sensitivity(points)
+
+
+def log_ratio(costs: np.ndarray, others: np.ndarray, rates: tuple[float, float]) -> float:
+    """Largest |ln P(i)/P′(i)| of two exponential mechanisms."""
+    first, second = (-c * r - np.logaddexp.reduce(-c * r) for c, r in zip((costs, others), rates, strict=True))
+    return float(np.abs(first - second).max())
+
+
+def test_leaving_the_noise_term_out_of_the_relative_sensitivity_breaks_the_budget_and_the_fixed_one_does_not() -> None:
+    """20 points or so, one query of 0.9 of the box, sizes 1 and 100, ε₁ = 1; exact probabilities of the choice."""
+    domain = Domain.unit_cells(100, 100)
+    mechanism = E2EPriv((1, 100), Rectangles([0], [90], [0], [100]), objective="relative", rho=5.0)
+    fixed = planted = 0.0
+    for inside in range(21):
+        counts = np.zeros((100, 100), dtype=np.int64)
+        counts[0, 0], counts[99, 0] = inside, 20 - inside
+        for cell in ((0, 0), (99, 0)):
+            more = counts.copy()
+            more[cell] += 1
+            integer = [mechanism.costs(c, domain, 1.0, 0) for c in (counts, more)]
+            rate = 1 / (2 * mechanism.cost_sensitivity(1))
+            fixed = max(fixed, log_ratio(integer[0], integer[1], (rate, rate)))
+            errors = [mechanism.errors(c, domain, 1.0, 0)[0] for c in (counts, more)]
+            rate = mechanism.rho / (2 * (1 + mechanism.cap))
+            planted = max(planted, log_ratio(errors[0], errors[1], (rate, rate)))
+    assert fixed <= 1.0 < planted
+
+
+def test_one_point_moves_exactly_the_stated_number_of_haar_coefficients_by_one() -> None:
+    rng = np.random.default_rng(9)
+    for shape in ((8, 8), (5, 3), (1, 16)):
+        counts = some_counts(rng, shape)
+        assert np.array_equal(inverse_haar(haar(counts).astype(float))[: shape[0], : shape[1]], counts)
+        more = counts.copy()
+        more[rng.integers(0, shape[0]), rng.integers(0, shape[1])] += 1
+        change = np.abs(haar(more) - haar(counts))
+        assert change.max() == 1
+        assert change.sum() == Privlet.sensitivity(Domain.unit_cells(*shape))
+
+
+def epsilon_lower_bound(mechanism: Any, epsilon_micro: int, points: int) -> float:
+    """Lower bound of ε at confidence 1−α from the event "total ≥ half a user's points" with and without that user."""
+    domain, whole = Domain.unit_cells(2, 2), Rectangles([0], [2], [0], [2])
+    empty, present = np.zeros((2, 2), dtype=np.int64), np.array([[points, 0], [0, 0]])
+    hits = [
+        sum(
+            mechanism.fit(c, domain, epsilon_micro, Noise(), points).answers(whole)[0] > points / 2
+            for _ in range(AUDIT_RUNS)
+        )
+        for c in (present, empty)
+    ]
+    low = stats.beta.ppf(ALPHA / 2, hits[0], AUDIT_RUNS - hits[0] + 1)
+    high = stats.beta.isf(ALPHA / 2, hits[1] + 1, AUDIT_RUNS - hits[1])
+    return math.log(low / high)
+
+
+@pytest.mark.parametrize("name", ["uniform", "singular", "quadtree", "kdtree", "htf", "privlet", "sparse"])
+def test_an_audit_finds_no_more_than_epsilon(name: str) -> None:
+    assert epsilon_lower_bound(MECHANISMS[name], 1_000_000, 1) <= 1.0
+
+
+class UserCountedOnce:
+    """Planted bug: two points per user, noise for one; and noise halved, as Uniform with twice the budget."""
+
+    def fit(self, counts: np.ndarray, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Any:
+        return Uniform().fit(counts, domain, epsilon_micro, noise, 1)
+
+
+class HalfNoise:
+    """Planted bug: half the noise."""
+
+    def fit(self, counts: np.ndarray, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Any:
+        return Uniform().fit(counts, domain, 2 * epsilon_micro, noise, points_per_user)
+
+
+def test_the_audit_catches_planted_bugs() -> None:
+    assert epsilon_lower_bound(UserCountedOnce(), 1_000_000, 2) > 1.0
+    assert epsilon_lower_bound(HalfNoise(), 1_000_000, 2) > 1.0
+
+
+def test_noisy_counts_are_integers_and_scale_with_points_per_user() -> None:
+    """n = 40 000: the standard error of the mean size is 0.6 %, the tolerance 5 %."""
+    one, three = (noisy_counts(np.zeros(40_000, np.int64), 100_000, s, Noise()) for s in (1, 3))
+    assert one.dtype == np.int64
+    assert np.abs(three).mean() / np.abs(one).mean() == pytest.approx(3.0, rel=0.05)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_bad_input_is_refused(name: str) -> None:
+    mechanism, domain = MECHANISMS[name], Domain.unit_cells(8, 8)
+    good = np.zeros((8, 8), dtype=np.int64)
+    for bad in (np.array([[np.nan, 1.0]]), np.zeros((3, 3), dtype=np.int64), good - 1):
+        with pytest.raises(DomainError):
+            mechanism.fit(bad, domain, 10**6, Noise())
+    with pytest.raises(BudgetError):
+        mechanism.fit(good, domain, 0, Noise())
+    with pytest.raises(ParameterError):
+        mechanism.fit(good, domain, 10**6, Noise(), 0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: HTF(split_share=1.0),
+        lambda: HTF("median"),  # type: ignore[arg-type]
+        lambda: KdTree(max_height=0),
+        lambda: QuadTree(height=-1),
+        lambda: QuadTree("linear"),  # type: ignore[arg-type]
+        lambda: UniformGrid(total_share=0.0),
+        lambda: AdaptiveGrid(alpha=1.0),
+        lambda: E2EPriv((0,), QUERIES),
+        lambda: E2EPriv((1,), QUERIES, rho=0.0),
+        lambda: SparseHierarchy(parts=1),
+        lambda: SparseHierarchy(growth=math.nan),
+    ],
+)
+def test_parameters_out_of_range_are_refused(make: Any) -> None:
+    with pytest.raises(ParameterError):
+        make()
