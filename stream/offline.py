@@ -26,6 +26,7 @@ from stream.pseudonyms import key_fingerprint, load_user_key
 from stream.releases import WINDOW, Message
 from stream.sources.recording import Recording
 from stream.state import State
+from stream.windows import SpanError, Window
 
 Progress = Callable[[int, int], None]
 
@@ -116,40 +117,43 @@ def replay_offline(
     file_format: str,
     out: TextIO,
     *,
+    span: Window | None = None,
     state: Path | None = None,
     on_progress: Progress = lambda done, size: None,
 ) -> OfflineSummary:
     """Release every window of a recording to ``out``.
 
-    ``state``: folder of the embedded Redis. With one, the ledger outlives the run and a released window is not
+    ``span``: only events in it count, and only windows that begin in it are released. Under "participation" it is needed,
+    for there every window of it is released, visited or not: which ones must not depend on the recording. Raises
+    :class:`SpanError`. ``state``: folder of the embedded Redis. With one, the ledger outlives the run and a released window is not
     released again; without, every run spends budgets anew, and two published runs over one recording add up.
     """
     started = time.monotonic()
+    if config.relation == "participation" and span is None:
+        raise SpanError(
+            "under relation 'participation' which windows are released must not depend on the recording; name the time "
+            "that it is known to cover, like --from 2017-03-21 --until 2017-03-22"
+        )
     rows, rejected = read_recording(config, path, file_format, on_progress)
+    if span is not None:
+        rows = rows[(rows["time"] >= span.start * 1_000_000) & (rows["time"] < span.end * 1_000_000)]
     by_slot = split_by_slot(rows, config)
+    slots = sorted(by_slot) if config.relation == "values" or span is None else slotting_of(config).slots_in(span)
     with tempfile.TemporaryDirectory(prefix="hexveil-") as scratch:
         folder = state or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         with RedisServer(folder, appendfsync="always" if state else "no") as server:
             fingerprint = key_fingerprint(load_user_key(config.privacy.user_key_file))
-            return asyncio.run(_release(config, server.url, by_slot, len(rows), rejected, out, started, fingerprint))
-
-
-def _slots_to_release(config: Config, by_slot: dict[int, npt.NDArray[np.void]]) -> list[int]:
-    """The visited slots; under "participation" every slot from the first to the last, visited or not."""
-    visited = sorted(by_slot)
-    if config.relation == "values" or not visited:
-        return visited
-    slotting, slots = slotting_of(config), [visited[0]]
-    while slots[-1] < visited[-1]:
-        slots.append(slotting.window(slots[-1]).end)
-    return slots
+            return asyncio.run(
+                _release(config, server.url, by_slot, slots, len(rows), rejected, out, started, fingerprint)
+            )
 
 
 async def _release(
     config: Config,
     url: str,
     by_slot: dict[int, npt.NDArray[np.void]],
+    slots: list[int],
     events: int,
     rejected: Counter[str],
     out: TextIO,
@@ -165,7 +169,7 @@ async def _release(
         publisher = LinePublisher(out)
         closing = Closing(config, redis, MemoryRows(dict(by_slot)), ledger, publisher, Noise())
         already = 0
-        for slot in _slots_to_release(config, by_slot):
+        for slot in slots:
             already += await closing.closed(slot) is not None
             await closing.close(slot)
         charged = {period: await ledger.total(period) for period in await ledger.periods()}

@@ -25,6 +25,11 @@ _MICROSECOND = timedelta(microseconds=1)
 _MONDAY = date(1970, 1, 5).toordinal()
 _KEPT_DAYS = 1024
 """UTC days whose slot tables are kept; a live feed needs two or three."""
+MAX_SPAN_DAYS = 3660
+
+
+class SpanError(ValueError):
+    """A span of time that cannot be released; the message says why and what to give."""
 
 
 class Window(NamedTuple):
@@ -109,6 +114,35 @@ class Slotting:
         length = self.period // timedelta(seconds=1)
         part = (slot_start - start) // length
         return Period(start + part * length, min(start + (part + 1) * length, end), f"{key}.{part}")
+
+    def span(self, start: str, end: str) -> Window:
+        """Two local dates or RFC 3339 times as a span of whole timeslots. Raises :class:`SpanError`."""
+        first, last = self._slot_start(start), self._slot_start(end)
+        if first >= last:
+            raise SpanError(f"the span from {start} until {end} is empty; its end must lie after its beginning")
+        if last - first > MAX_SPAN_DAYS * _DAY:
+            raise SpanError(f"the span from {start} until {end} is longer than {MAX_SPAN_DAYS} days; split it")
+        return Window(first, last)
+
+    def _slot_start(self, text: str) -> int:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            moment = datetime.min
+        if not 1970 < moment.year < 9999:
+            raise SpanError(f"{text!r} is no time after 1970; write one like 2017-03-21 or 2017-03-21T07:00")
+        seconds = (moment if moment.tzinfo else moment.replace(tzinfo=self._zone)).timestamp()
+        if self.window(int(seconds)).start != seconds:
+            raise SpanError(f"{text} is not the beginning of a timeslot of {self.slot}; begin and end on one")
+        return int(seconds)
+
+    def slots_in(self, span: Window) -> list[int]:
+        """Start of every timeslot that begins in ``span``, itself the start of one."""
+        slots, slot = [], span.start
+        while slot < span.end:
+            slots.append(slot)
+            slot = self.window(slot).end
+        return slots
 
     def _midnight(self, ordinal: int) -> int:
         day = date.fromordinal(ordinal)

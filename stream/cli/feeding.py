@@ -17,12 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bars
 
+from stream.cli.options import FAILED, UNREACHABLE, USAGE
 from stream.config import Config
 from stream.sources.delivery import DeliveryError, KafkaSender, Pacer, Progress, deliver
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
-
-FAILED, USAGE, UNREACHABLE = 1, 2, 3
 
 
 def refuse(message: object, code: int = USAGE) -> typer.Exit:

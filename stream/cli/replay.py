@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Annotated, cast
 
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
 from stream.config import Config, ConfigError, load_config
 from stream.sources.delivery import Pacer
 from stream.sources.lines import RecordingError
 from stream.sources.replay import Order, Replay
+from stream.windows import Slotting, SpanError, Window
 
 
 def register(app: typer.Typer) -> None:
@@ -38,29 +41,55 @@ def replay(
     offline: Annotated[
         bool, typer.Option(help="Run the service's windows and mechanisms here; releases to stdout.")
     ] = False,
+    start: Annotated[
+        str | None, typer.Option("--from", help="Offline: first timeslot, a local date or time like 2017-03-21T07:00.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--until", help="Offline: end of the last timeslot.")] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Offline: folder of a ledger that outlives the run; without, budgets are fresh every time."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Summary as JSON.")] = False,
 ) -> None:
-    """Send a recording to the feed's Kafka topic."""
+    """Send a recording to the feed's Kafka topic, or release it here with --offline."""
     if order not in ("time", "file"):
         raise typer.BadParameter(f"{order!r} is neither 'time' nor 'file'", param_hint="--order")
+    if (start is None) != (end is None):
+        raise typer.BadParameter("--from and --until go together", param_hint="--from")
+    if not offline and (start or state):
+        raise typer.BadParameter("--from, --until and --state belong to --offline", param_hint="--offline")
     pace = parse_pace(speed)
     try:
         settings = load_config(config)
         chosen = file_format or settings.feed.format
         if offline:
-            _replay_offline(settings, file, chosen, as_json)
+            slotting = Slotting(settings.window.slot, settings.privacy.period, settings.feed.timezone)
+            span = slotting.span(start, end) if start and end else None
+            _replay_offline(settings, file, chosen, span, state, as_json)
             return
         source = Replay(file, chosen, settings.feed, order=cast("Order", order), loop=loop)
-    except (ConfigError, RecordingError) as error:
+    except (ConfigError, RecordingError, SpanError) as error:
         raise refuse(error) from None
     feed_kafka(settings, source, Pacer(pace), limit=limit, share_read=lambda: source.share_read, as_json=as_json)
 
 
-def _replay_offline(settings: Config, file: Path, file_format: str, as_json: bool) -> None:
-    """Releases to stdout, the outcome to stderr."""
+def _replay_offline(
+    settings: Config, file: Path, file_format: str, span: Window | None, state: Path | None, as_json: bool
+) -> None:
+    """Releases to stdout, progress and the outcome to stderr."""
     from stream.offline import replay_offline  # the whole service; a replay to Kafka starts without it
 
-    summary = replay_offline(settings, file, file_format, sys.stdout)
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars:
+        reading = bars.add_task("reading")
+        summary = replay_offline(
+            settings,
+            file,
+            file_format,
+            sys.stdout,
+            span=span,
+            state=state,
+            on_progress=lambda done, size: bars.update(reading, completed=done, total=size or None),
+        )
     if as_json:
         typer.echo(json.dumps(asdict(summary)), err=True)
         return

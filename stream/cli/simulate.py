@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from stream.cli.feeding import FAILED, feed_kafka, parse_pace, refuse
+from stream.cli.feeding import feed_kafka, parse_pace, refuse
+from stream.cli.options import FAILED
 from stream.config import ConfigError, load_config, parse_duration
 from stream.formats import time_us
 from stream.sources.delivery import Pacer

@@ -78,6 +78,41 @@ def test_offline_replay_writes_releases_to_stdout_and_the_outcome_to_stderr(
     assert "1 rejected" in result.stderr
 
 
+def test_which_windows_participation_releases_offline_depends_on_the_named_span_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.ndjson").write_text(
+        json.dumps({"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}) + "\n"
+    )
+    (tmp_path / "none.ndjson").write_text("")
+    refused = hexveil("replay", "one.ndjson", "--offline", "--config", RIDERS)
+    assert refused.exit_code == 2
+    assert "--from" in refused.stderr
+    span = ("--from", "2017-03-21T06:00", "--until", "2017-03-21T09:00")
+    windows = []
+    for name in ("one.ndjson", "none.ndjson"):
+        result = hexveil("replay", name, "--offline", "--config", RIDERS, *span)
+        assert result.exit_code == 0, result.output
+        lines = [json.loads(line) for line in result.stdout.splitlines()]
+        windows.append([(line["headers"]["ce_id"], line["key"]) for line in lines])
+    assert windows[0] == windows[1]
+    assert len([name for name, _ in windows[0] if name.startswith("hexveil.window.v1/")]) == 3
+
+
+def test_a_ledger_kept_in_a_folder_outlives_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "day.ndjson").write_text(
+        json.dumps({"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}) + "\n"
+    )
+    command = ("replay", "day.ndjson", "--offline", "--config", BUS, "--state", "ledger", "--json")
+    first, again = hexveil(*command), hexveil(*command)
+    assert (first.exit_code, again.exit_code) == (0, 0)
+    assert len(first.stdout.splitlines()) == 2
+    assert again.stdout == ""
+    assert json.loads(again.stderr)["already_released"] == 1
+
+
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_every_command_has_help(subject: str) -> None:
     result = hexveil(subject, "--help")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream.windows import PartitionTime, Slotting, Window, utc_text, watermark
+from stream.windows import PartitionTime, Slotting, SpanError, Window, utc_text, watermark
 
 ZONES = [
     "America/Chicago",
@@ -180,3 +180,27 @@ def test_one_fast_clock_never_moves_the_watermark_past_the_wall_clock_less_the_d
 
 def test_bounds_are_written_in_utc():
     assert utc_text(1490097600) == datetime.fromtimestamp(1490097600, UTC).isoformat().replace("+00:00", "Z")
+
+
+def test_a_span_is_whole_timeslots_between_local_times() -> None:
+    austin = Slotting(timedelta(hours=1), timedelta(days=1), "America/Chicago")
+    span = austin.span("2017-03-12", "2017-03-13")  # the clocks go forward
+    assert span.end - span.start == 23 * 3600
+    assert len(austin.slots_in(span)) == 23
+    assert austin.span("2017-03-21T12:00:00Z", "2017-03-21T08:00").end == span.start + (9 * 24 + 7) * 3600
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "why"),
+    [
+        ("yesterday", "2017-03-22", "is no time"),
+        ("0001-01-01", "2017-03-22", "after 1970"),
+        ("2017-03-21T07:30", "2017-03-22", "not the beginning of a timeslot"),
+        ("2017-03-22", "2017-03-22", "is empty"),
+        ("2017-03-22", "2017-03-21", "is empty"),
+        ("1990-01-01", "2017-03-21", "longer than 3660 days"),
+    ],
+)
+def test_a_span_that_cannot_be_released_is_refused_with_the_remedy(start: str, end: str, why: str) -> None:
+    with pytest.raises(SpanError, match=why):
+        Slotting(timedelta(hours=1), timedelta(days=1), "America/Chicago").span(start, end)
