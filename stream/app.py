@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 import faust
 import structlog
 from aiokafka import AIOKafkaProducer
+from faust.auth import SASLCredentials, SSLCredentials
 from faust.sensors.prometheus import setup_prometheus_sensors
 from faust.web import Request, Response, View
 from mode import Service
@@ -21,7 +22,8 @@ from redis.exceptions import RedisError
 
 from stream.closer import CloseReport, close_in_process, verify_ledger
 from stream.closing import slotting_of
-from stream.config import Config
+from stream.config import Config, KafkaConfig
+from stream.connection import password, tls_context
 from stream.events import Decoder
 from stream.ingest import Ingestor
 from stream.ledger import LedgerError
@@ -58,7 +60,7 @@ class Ingesting(Service):
             log.error("ledger refused", reason=str(error))
             raise
         log.info("ledger verified", generation=generation)
-        self._producer = make_producer(worker.config.kafka.bootstrap)
+        self._producer = make_producer(worker.config.kafka)
         await self._producer.start()
         decoder = Decoder(worker.config, load_user_key(worker.config.privacy.user_key_file))
         self._ingestor = Ingestor(worker.config, worker.redis, decoder, worker.metrics, self._report)
@@ -152,6 +154,7 @@ class Worker:
         app = faust.App(
             config.kafka.group,
             broker=f"kafka://{config.kafka.bootstrap}",
+            broker_credentials=_faust_credentials(config.kafka),
             store="memory://",
             autodiscover=False,
             topic_disable_leader=True,
@@ -232,6 +235,15 @@ class Worker:
             "publish": metrics.publish_failures,
         }[report.failure].inc()
         log.error("window not closed", window=utc_text(report.slot), failure=report.failure, reason=report.reason)
+
+
+def _faust_credentials(kafka: KafkaConfig) -> SASLCredentials | SSLCredentials | None:
+    context = tls_context(kafka) if kafka.encrypted else None
+    if kafka.authenticated:
+        return SASLCredentials(
+            username=kafka.username, password=password(kafka), mechanism=kafka.sasl_mechanism, ssl_context=context
+        )
+    return None if context is None else SSLCredentials(context)
 
 
 def run_worker(config: Config) -> None:

@@ -41,7 +41,7 @@ def close_in_process(config: Config, slots: list[int]) -> list[CloseReport]:
 
 async def _close_all(config: Config, slots: list[int]) -> list[CloseReport]:
     redis = Redis.from_url(config.redis.url)
-    producer = make_producer(config.kafka.bootstrap)
+    producer = make_producer(config.kafka)
     reports: list[CloseReport] = []
     try:
         await producer.start()
@@ -56,7 +56,7 @@ async def _close_all(config: Config, slots: list[int]) -> list[CloseReport]:
             redis=redis,
             rows=State(redis, config.feed.name),
             ledger=Ledger(redis, config.feed.name),
-            publisher=KafkaPublisher(producer, config.kafka.bootstrap),
+            publisher=KafkaPublisher(producer, config.kafka),
             noise=Noise(),
             on_redraw=count_redraw,
         )
@@ -95,7 +95,7 @@ async def verify_ledger(config: Config, redis: Redis) -> str:
     """
     ledger = Ledger(redis, config.feed.name)
     await ledger.claim_policy(ledger_policy(config))
-    marker = await last_marker(config.kafka.bootstrap, config.feed.name)
+    marker = await last_marker(config.kafka, config.feed.name)
     generation = await ledger.generation()
     if marker is None:
         return generation or await ledger.start_generation()

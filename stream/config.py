@@ -194,10 +194,41 @@ class ParticipationConfig(_Section):
 
 
 class KafkaConfig(_Section):
-    """Broker and consumer group."""
+    """Brokers, consumer group, and how to prove who we are to them."""
 
     bootstrap: str = "127.0.0.1:9092"
     group: str = "hexveil-worker"
+    replication_factor: int = Field(default=1, ge=1, le=100)
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    username: str | None = None
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether connections use TLS."""
+        return self.security_protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether connections log in by SASL."""
+        return self.security_protocol.startswith("SASL_")
+
+    @model_validator(mode="after")
+    def _credentials_fit_the_protocol(self) -> Self:
+        if self.authenticated != (self.username is not None and self.password_file is not None):
+            raise ValueError(
+                f"security_protocol {self.security_protocol} {'needs' if self.authenticated else 'takes no'} username and "
+                "password_file; give both with SASL_SSL or SASL_PLAINTEXT, neither otherwise"
+            )
+        if not self.encrypted and (self.ca_file or self.certificate_file or self.key_file):
+            raise ValueError(f"security_protocol {self.security_protocol} uses no TLS files; set it to SSL or SASL_SSL")
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file go together; give both or neither")
+        return self
 
 
 class RedisConfig(_Section):

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from stream.closer import verify_ledger
 from stream.config import Config
+from stream.connection import kafka_options
 from stream.ledger import LedgerError
 from stream.pseudonyms import UserKeyError, load_user_key
 from stream.releases import OUTPUT_TOPICS
@@ -100,11 +101,11 @@ async def _redis(config: Config, redis: Redis) -> list[Finding]:
 
 
 async def _kafka(config: Config) -> list[Finding]:
-    admin = AIOKafkaAdminClient(bootstrap_servers=config.kafka.bootstrap)
+    admin = AIOKafkaAdminClient(**kafka_options(config.kafka))
     try:
         await admin.start()
     except (KafkaError, OSError) as error:
-        remedy = "start the broker or correct kafka.bootstrap"
+        remedy = "start the broker, or correct kafka.bootstrap, security_protocol or the credentials"
         return [Finding("kafka", False, f"{config.kafka.bootstrap}: {error}", remedy, True)]
     try:
         findings = [Finding("kafka", True, f"{config.kafka.bootstrap} answers")]

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 
 from stream.closing import slotting_of
 from stream.config import Config
+from stream.connection import kafka_options
 from stream.events import REASONS, Batch, Decoder
 from stream.releases import Message, rejected_message
 from stream.state import Appended, Behind, State
@@ -81,7 +82,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         Raises :class:`stream.state.StateError` where the feed belongs to another user key.
         """
         self._consumer = consumer = AIOKafkaConsumer(
-            bootstrap_servers=self._config.kafka.bootstrap,
+            **kafka_options(self._config.kafka),
             group_id=self._config.kafka.group,
             enable_auto_commit=False,
             auto_offset_reset="none",

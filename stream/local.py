@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal, Self
@@ -248,8 +248,22 @@ class KafkaServer(_Server):
 
     name = "kafka"
 
-    def __init__(self, folder: Path | None = None, *, heap_mb: int = 384, start_seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        heap_mb: int = 384,
+        start_seconds: float = 60.0,
+        settings: str = "",
+        users: Mapping[str, str] | None = None,
+    ) -> None:
+        """``settings``: further lines of ``server.properties``, a later one beats an earlier one of its key.
+
+        ``users``: names and passwords for SCRAM-SHA-512, known from the first start on.
+        """
         super().__init__(folder)
+        self._further = settings
+        self._users = users or {}
         self.heap_mb = heap_mb
         self.start_seconds = start_seconds
         self.port, self.controller_port = free_port(), free_port()
@@ -273,6 +287,8 @@ class KafkaServer(_Server):
         if not (self.folder / "data" / "meta.properties").is_file():
             cluster = uuid.uuid4().hex[:22]
             tool = [java, "-Xmx128m", "-XX:TieredStopAtLevel=1", *common, "kafka.tools.StorageTool", "format"]
+            for name, secret in self._users.items():
+                tool += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={secret}]"]
             done = subprocess.run(
                 [*tool, "-t", cluster, "-c", str(settings)], capture_output=True, text=True, check=False
             )
@@ -284,9 +300,8 @@ class KafkaServer(_Server):
         return self
 
     def _settings(self) -> str:
-        return _SETTINGS.format(
-            host=LOOPBACK, port=self.port, controller_port=self.controller_port, data=self.folder / "data"
-        )
+        ports = {"host": LOOPBACK, "port": self.port, "controller_port": self.controller_port}
+        return _SETTINGS.format(data=self.folder / "data", **ports) + self._further.format(**ports)
 
     def __enter__(self) -> Self:
         return self.start()

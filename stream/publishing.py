@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import RecordMetadata
 
+from stream.config import KafkaConfig
+from stream.connection import kafka_options
 from stream.releases import WINDOW, Message
 
 _CONFIRM_SECONDS = 60.0
@@ -18,10 +20,10 @@ class PublishError(RuntimeError):
     """Kafka does not show a message it acknowledged; the window stays committed and is published again."""
 
 
-def make_producer(bootstrap: str) -> AIOKafkaProducer:
+def make_producer(kafka: KafkaConfig) -> AIOKafkaProducer:
     """Producer for releases: idempotent, acknowledged by all in-sync replicas."""
     return AIOKafkaProducer(
-        bootstrap_servers=bootstrap,
+        **kafka_options(kafka),
         enable_idempotence=True,
         acks="all",
         compression_type="lz4",
@@ -33,9 +35,9 @@ def make_producer(bootstrap: str) -> AIOKafkaProducer:
 class KafkaPublisher:
     """Publishes committed windows and confirms them by reading the output topics. At-least-once, same bytes."""
 
-    def __init__(self, producer: AIOKafkaProducer, bootstrap: str) -> None:
+    def __init__(self, producer: AIOKafkaProducer, kafka: KafkaConfig) -> None:
         self._producer = producer
-        self._bootstrap = bootstrap
+        self._kafka = kafka
         self._sent: dict[str, RecordMetadata] = {}
 
     async def publish(self, messages: Sequence[Message]) -> None:
@@ -63,7 +65,7 @@ class KafkaPublisher:
         for message in messages:
             metadata = self._sent[message.ce_id]
             expected[TopicPartition(metadata.topic, metadata.partition)][metadata.offset] = message.value
-        consumer = AIOKafkaConsumer(bootstrap_servers=self._bootstrap, enable_auto_commit=False)
+        consumer = AIOKafkaConsumer(**kafka_options(self._kafka), enable_auto_commit=False)
         await consumer.start()
         try:
             consumer.assign(list(expected))
@@ -97,9 +99,9 @@ def _match(
         del expected[partition]
 
 
-async def last_marker(bootstrap: str, feed: str) -> bytes | None:
+async def last_marker(kafka: KafkaConfig, feed: str) -> bytes | None:
     """Value of the newest close marker of ``feed`` in the output topic; None where there is none."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest")
+    consumer = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
     await consumer.start()
     try:
         partitions = [TopicPartition(WINDOW, number) for number in consumer.partitions_for_topic(WINDOW) or ()]

@@ -8,6 +8,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import TopicAlreadyExistsError, for_code
 
 from stream.config import Config
+from stream.connection import kafka_options
 from stream.releases import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 
 _DAY_MS = 86_400_000
@@ -35,13 +36,13 @@ def topic_plans(config: Config) -> list[TopicPlan]:
 
 async def create_topics(config: Config) -> dict[str, str]:
     """Create what is missing; name -> ``created`` or ``exists``. Timestamps may be old, so none is refused."""
-    client = AIOKafkaAdminClient(bootstrap_servers=config.kafka.bootstrap)
+    client = AIOKafkaAdminClient(**kafka_options(config.kafka))
     await client.start()
     result: dict[str, str] = {}
     try:
         for plan in topic_plans(config):
             settings = {"cleanup.policy": "delete", "retention.ms": str(plan.retention_ms)}
-            topic = NewTopic(plan.name, plan.partitions, 1, topic_configs=settings)
+            topic = NewTopic(plan.name, plan.partitions, config.kafka.replication_factor, topic_configs=settings)
             response = await client.create_topics([topic])
             for error in response.topic_errors:
                 code = error[1]

@@ -29,6 +29,7 @@ from dpcore.budget import from_micro
 from stream.cli.demo_view import Releases
 from stream.cli.options import DEFAULT_CONFIG, FAILED, UNREACHABLE, USAGE, ConfigFile, read_config, stop
 from stream.config import Config
+from stream.connection import kafka_options
 from stream.ledger import Ledger
 from stream.local import KafkaServer, LocalServerError, RedisServer, end_process, free_port, spawn, tail
 from stream.releases import OUTPUT_TOPICS
@@ -189,7 +190,7 @@ async def _watch(
 
 async def _read(config: Config, releases: Releases) -> None:
     async with AIOKafkaConsumer(
-        *OUTPUT_TOPICS, bootstrap_servers=config.kafka.bootstrap, group_id=None, auto_offset_reset="earliest"
+        *OUTPUT_TOPICS, **kafka_options(config.kafka), group_id=None, auto_offset_reset="earliest"
     ) as consumer:
         async for record in consumer:
             releases.add(record.topic, dict(record.headers), record.value)

@@ -106,7 +106,7 @@ async def _deliver(
         report: Callable[[], None] = lambda: None  # noqa: E731
         if bars is not None:
             report = _reporter(bars, progress, share_read)
-        async with KafkaSender(config.kafka.bootstrap, config.feed.topic) as sender:
+        async with KafkaSender(config.kafka, config.feed.topic) as sender:
             await deliver(blocks, sender, pacer, progress, stopped=stop.is_set, limit=limit, report=report)
     return stop.is_set()
 

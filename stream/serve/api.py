@@ -30,7 +30,7 @@ class Service:
     def __init__(self, config: Config) -> None:
         self.metrics = PublicMetrics()
         self.view = View()
-        self.reader = TopicReader(config.kafka.bootstrap, self.view, self.metrics, self._announce)
+        self.reader = TopicReader(config.kafka, self.view, self.metrics, self._announce)
         self._streams: set[asyncio.Queue[bytes | None]] = set()
 
     def _announce(self, window: WindowView) -> None:

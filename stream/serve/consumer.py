@@ -10,6 +10,8 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from stream.config import KafkaConfig
+from stream.connection import kafka_options
 from stream.releases import HEXAGON_SPEED, WINDOW
 from stream.serve.metrics import PublicMetrics
 from stream.serve.view import View, WindowView
@@ -23,9 +25,9 @@ class TopicReader:
     """Reads until cancelled; ``caught_up`` is set once everything present at the start was read."""
 
     def __init__(
-        self, bootstrap: str, view: View, metrics: PublicMetrics, on_complete: Callable[[WindowView], None]
+        self, kafka: KafkaConfig, view: View, metrics: PublicMetrics, on_complete: Callable[[WindowView], None]
     ) -> None:
-        self._bootstrap = bootstrap
+        self._kafka = kafka
         self._view = view
         self._metrics = metrics
         self._on_complete = on_complete
@@ -42,7 +44,7 @@ class TopicReader:
 
     async def _read(self) -> None:
         consumer = AIOKafkaConsumer(
-            HEXAGON_SPEED, WINDOW, bootstrap_servers=self._bootstrap, enable_auto_commit=False, group_id=None
+            HEXAGON_SPEED, WINDOW, **kafka_options(self._kafka), enable_auto_commit=False, group_id=None
         )
         await consumer.start()
         try:

@@ -15,6 +15,8 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
+from stream.config import KafkaConfig
+from stream.connection import kafka_options
 from stream.sources.messages import Messages
 
 BATCH_BYTES = 256 << 10
@@ -34,10 +36,10 @@ class KafkaSender:
     Whole batches are built here: one coroutine per message would be the bottleneck.
     """
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        self.bootstrap, self.topic = bootstrap, topic
+    def __init__(self, kafka: KafkaConfig, topic: str) -> None:
+        self.bootstrap, self.topic = kafka.bootstrap, topic
         self._producer = AIOKafkaProducer(
-            bootstrap_servers=bootstrap,
+            **kafka_options(kafka),
             enable_idempotence=True,
             acks="all",
             compression_type="lz4",

@@ -12,6 +12,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from dpcore.noise import Noise
+from stream.config import KafkaConfig
 from stream.local import REPO_ROOT
 from stream.pipeline import build_messages
 from stream.publishing import make_producer
@@ -79,7 +80,7 @@ async def test_the_api_serves_what_the_topics_hold(kafka: str, tmp_path: Path, t
     config = bus_config(tmp_path, **overrides)
     await create_topics(config)
     *cells, marker = released(tmp_path, **overrides)
-    producer = make_producer(kafka)
+    producer = make_producer(KafkaConfig(bootstrap=kafka))
     await producer.start()
     for message in (*cells, cells[0], marker):
         await producer.send_and_wait(message.topic, message.value, key=message.key, headers=list(message.headers))

@@ -19,9 +19,10 @@ from stream.state import State
 
 
 async def close(config_path: Path, feed: str, key: str, bootstrap: str, url: str, slot: int, last_step: str) -> None:
-    config = load_config(config_path, **{"feed.name": feed, "privacy.user_key_file": key})
+    overrides = {"feed.name": feed, "privacy.user_key_file": key, "kafka.bootstrap": bootstrap}
+    config = load_config(config_path, **overrides)
     redis = Redis.from_url(url)
-    producer = make_producer(bootstrap)
+    producer = make_producer(config.kafka)
     await producer.start()
 
     def kill_after(step: str) -> None:
@@ -33,7 +34,7 @@ async def close(config_path: Path, feed: str, key: str, bootstrap: str, url: str
         redis,
         State(redis, feed),
         Ledger(redis, feed),
-        KafkaPublisher(producer, bootstrap),
+        KafkaPublisher(producer, config.kafka),
         Noise(),
         after_step=kill_after,
     )

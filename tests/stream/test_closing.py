@@ -137,10 +137,10 @@ async def test_start_up_refuses_a_redis_that_forgot_or_was_set_back(
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     await create_topics(config)
     await store(redis, config, random_rows(4, 60))
-    producer = make_producer(kafka)
+    producer = make_producer(config.kafka)
     await producer.start()
     try:
-        await closing_of(redis, config, KafkaPublisher(producer, kafka)).close(SLOT)
+        await closing_of(redis, config, KafkaPublisher(producer, config.kafka)).close(SLOT)
     finally:
         await producer.stop()
     generation = await verify_ledger(config, redis)

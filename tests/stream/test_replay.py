@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from stream.cli import replay as replay_cli
 from stream.cli import simulate as simulate_cli
+from stream.config import KafkaConfig
 from stream.sources.delivery import DeliveryError, KafkaSender, Pacer, Progress, deliver
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
@@ -61,7 +62,7 @@ async def stored(kafka: str, topic: str) -> list[list[tuple[bytes | None, bytes]
 
 async def send(kafka: str, topic: str, blocks: object, pacer: Pacer, **options: object) -> Progress:
     progress = Progress()
-    async with KafkaSender(kafka, topic) as sender:
+    async with KafkaSender(KafkaConfig(bootstrap=kafka), topic) as sender:
         await deliver(blocks, sender, pacer, progress, **options)  # type: ignore[arg-type]
     return progress
 

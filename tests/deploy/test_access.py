@@ -1,0 +1,222 @@
+"""Encrypted, authenticated Kafka with access control: each process has what it needs and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from aiohttp.test_utils import TestClient, TestServer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
+from aiokafka.protocol.admin import CreateAclsRequest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+from stream.config import Config, ConfigError
+from stream.connection import kafka_options
+from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, free_port
+from stream.releases import HEXAGON_SPEED, OUTPUT_TOPICS, REJECTED, SPATIAL_HISTOGRAM, WINDOW
+from stream.serve.api import make_app
+from stream.topics import create_topics
+from tests.builders import bus_config
+
+USERS = {"worker": "w-secret", "source": "s-secret", "serve": "r-secret"}
+TOPIC, GROUP = 2, 3
+READ, WRITE = 3, 4
+LITERAL, ALLOW = 3, 3
+
+SETTINGS = """\
+listeners=PLAINTEXT://{{host}}:{{port}},CONTROLLER://{{host}}:{{controller_port}},SECURE://{{host}}:{secure}
+advertised.listeners=PLAINTEXT://{{host}}:{{port}},SECURE://{{host}}:{secure}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL
+listener.name.secure.sasl.enabled.mechanisms=SCRAM-SHA-512
+listener.name.secure.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+listener.name.secure.ssl.keystore.type=PEM
+listener.name.secure.ssl.keystore.location={keystore}
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS
+"""
+
+RIGHTS = {
+    "source": [(TOPIC, "bus.positions", WRITE)],
+    "worker": [
+        (TOPIC, "bus.positions", READ),
+        (GROUP, "hexveil-worker", READ),
+        *[(TOPIC, topic, right) for topic in OUTPUT_TOPICS for right in (READ, WRITE)],
+    ],
+    "serve": [(TOPIC, topic, READ) for topic in (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)],
+}
+"""What docs/operators.md tells an operator to grant."""
+
+
+class Secured:
+    """A broker whose loopback plaintext listener is the administrator's and whose other listener is everybody else's."""
+
+    def __init__(self, server: KafkaServer, address: str, authority: Path, folder: Path) -> None:
+        self.server, self.address, self.authority, self.folder = server, address, authority, folder
+
+    def overrides(self, name: str) -> dict[str, str]:
+        secret = self.folder / f"{name}.password"
+        secret.write_text(USERS[name] + "\n")
+        return {
+            "kafka.bootstrap": self.address,
+            "kafka.security_protocol": "SASL_SSL",
+            "kafka.username": name,
+            "kafka.password_file": str(secret),
+            "kafka.ca_file": str(self.authority),
+        }
+
+    def environment(self, name: str, **more: str) -> dict[str, str]:
+        keys = {f"HEXVEIL_{key.replace('.', '__').upper()}": value for key, value in self.overrides(name).items()}
+        return os.environ | {"PYTHONPATH": str(REPO_ROOT)} | keys | more
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    keystore = folder / "broker.pem"
+    issued = authority.issue_cert(LOOPBACK)
+    key = load_pem_private_key(issued.private_key_pem.bytes(), None)
+    keystore.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())  # the only form that Kafka reads
+        + b"".join(blob.bytes() for blob in issued.cert_chain_pems)
+    )
+    secure = free_port()
+    settings = SETTINGS.format(secure=secure, keystore=keystore)
+    with KafkaServer(folder / "kafka", settings=settings, users=USERS) as server:
+        yield Secured(server, f"{LOOPBACK}:{secure}", folder / "ca.pem", folder)
+
+
+async def grant(secured: Secured) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=secured.server.bootstrap)
+    await admin.start()
+    for name, rights in RIGHTS.items():
+        for kind, resource, right in rights:
+            request = CreateAclsRequest(kind, resource, LITERAL, f"User:{name}", "*", right, ALLOW)
+            answer = await admin._send_to_controller(request)
+            assert answer.creation_responses[0][0] == 0, answer
+    await admin.close()
+
+
+def configured(secured: Secured, name: str, tmp_path: Path, **more: Any) -> Config:
+    return bus_config(tmp_path, **secured.overrides(name), **more)
+
+
+async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_and_nothing_else_is_open(
+    secured: Secured, redis_url: str, redis: Any, tmp_path: Path
+) -> None:
+    await create_topics(bus_config(tmp_path, **{"kafka.bootstrap": secured.server.bootstrap}))
+    await grant(secured)
+    recording = tmp_path / "hour.ndjson"
+    events = [
+        {"user": f"bus{k}", "time": 1_490_097_600_000 + 60_000 * k, "lat": 30.2, "lng": -97.7, "speed": 20.0 + k}
+        for k in range(20)
+    ]
+    recording.write_text("".join(json.dumps(event) + "\n" for event in events))
+    command = [sys.executable, "-m", "stream"]
+    at = ["--config", str(REPO_ROOT / "config" / "bus-fleet.toml")]
+    worker = subprocess.Popen(
+        [*command, "worker", *at],
+        env=secured.environment(
+            "worker",
+            HEXVEIL_REDIS__URL=redis_url,
+            HEXVEIL_OPERATOR__PORT=str(free_port()),
+            HEXVEIL_PRIVACY__USER_KEY_FILE=str(tmp_path / "user.key"),
+            HEXVEIL_WINDOW__IDLE_TIMEOUT="2s",
+        ),
+        cwd=tmp_path,
+        stderr=(tmp_path / "worker.log").open("w"),
+    )
+    try:
+        sent = await asyncio.to_thread(
+            subprocess.run,
+            [*command, "replay", str(recording), *at, "--format", "canonical"],
+            env=secured.environment("source"),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert sent.returncode == 0, sent.stderr
+        async with TestClient(TestServer(make_app(configured(secured, "serve", tmp_path)))) as client:
+            deadline = time.monotonic() + 60
+            windows: list[Any] = []
+            while not any(window["complete"] for window in windows):
+                assert time.monotonic() < deadline, (tmp_path / "worker.log").read_text()[-3000:]
+                await asyncio.sleep(0.3)
+                windows = (await (await client.get("/api/v1/windows")).json())["windows"]
+    finally:
+        worker.terminate()
+        worker.wait(30)
+
+    for name, topic in (("serve", "bus.positions"), ("serve", REJECTED), ("source", HEXAGON_SPEED)):
+        consumer = AIOKafkaConsumer(topic, **kafka_options(configured(secured, name, tmp_path).kafka), group_id=None)
+        with pytest.raises(TopicAuthorizationFailedError):
+            await asyncio.wait_for(consumer.start(), 20)
+        await consumer.stop()
+    for name, topic in (("serve", HEXAGON_SPEED), ("source", WINDOW)):
+        producer = AIOKafkaProducer(**kafka_options(configured(secured, name, tmp_path).kafka))
+        await producer.start()
+        with pytest.raises(KafkaError):
+            await asyncio.wait_for(producer.send_and_wait(topic, b"forged"), 20)
+        await producer.stop()
+
+
+async def test_a_wrong_password_and_a_foreign_authority_are_refused(secured: Secured, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("guess\n")
+    foreign = tmp_path / "foreign.pem"
+    trustme.CA().cert_pem.write_to_path(str(foreign))
+    for key, file in (("kafka.password_file", wrong), ("kafka.ca_file", foreign)):
+        config = bus_config(tmp_path, **secured.overrides("serve") | {key: str(file)})
+        consumer = AIOKafkaConsumer(**kafka_options(config.kafka), group_id=None)
+        with pytest.raises(KafkaError):
+            await asyncio.wait_for(consumer.start(), 30)
+        await consumer.stop()
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"kafka.security_protocol": "SASL_SSL"}, "needs username and password_file"),
+        ({"kafka.username": "x", "kafka.password_file": "y"}, "takes no username"),
+        ({"kafka.ca_file": "ca.pem"}, "uses no TLS files"),
+        ({"kafka.security_protocol": "SSL", "kafka.certificate_file": "c.pem"}, "go together"),
+    ],
+)
+def test_credentials_that_do_not_fit_the_protocol_are_refused_at_check(
+    tmp_path: Path, settings: dict[str, str], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        bus_config(tmp_path, **settings)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"])
+def test_a_password_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None) -> None:
+    secret = tmp_path / "secret"
+    if content is not None:
+        secret.write_bytes(content)
+    settings = {
+        "kafka.security_protocol": "SASL_PLAINTEXT",
+        "kafka.username": "serve",
+        "kafka.password_file": str(secret),
+    }
+    with pytest.raises(ConfigError, match=r"kafka\.password_file .*secret"):
+        kafka_options(bus_config(tmp_path, **settings).kafka)
+
+
+def test_tls_files_that_are_not_pem_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("no certificate")
+    settings = {"kafka.security_protocol": "SSL", "kafka.ca_file": str(tmp_path / "ca.pem")}
+    with pytest.raises(ConfigError, match="TLS files cannot be used"):
+        kafka_options(bus_config(tmp_path, **settings).kafka)
