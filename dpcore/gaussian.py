@@ -99,7 +99,7 @@ def _summed_width(sigma: float, confidence: float) -> float:
 def _expanded_width(sigma: FloatArray, confidence: float) -> FloatArray:
     """Least w whose tail Σ_{x>w} exp(−x²/2σ²) = ∫_{w+½} + f′(w+½)/24 + O(σ⁻³·f) is small enough."""
     tail = (1 - confidence) / 2 * np.sqrt(2 * np.pi) * sigma
-    width = np.maximum(np.floor(sigma * special.ndtri((1 + confidence) / 2) - 0.5) - 1, 0.0)
+    width: FloatArray = np.maximum(np.floor(sigma * special.ndtri((1 + confidence) / 2) - 0.5) - 1, 0.0)
     for _ in range(4):
         edge = (width + 0.5) / sigma
         beyond = sigma * np.sqrt(2 * np.pi) * special.ndtr(-edge) - edge / sigma * np.exp(-0.5 * edge**2) / 24
