@@ -104,4 +104,4 @@ def _expanded_width(sigma: FloatArray, confidence: float) -> FloatArray:
         edge = (width + 0.5) / sigma
         beyond = sigma * np.sqrt(2 * np.pi) * special.ndtr(-edge) - edge / sigma * np.exp(-0.5 * edge**2) / 24
         width = np.where(beyond > tail * (1 + 1e-9), width + 1, width)
-    return width
+    return np.asarray(width)
