@@ -170,20 +170,25 @@ class Closing:
         blob: bytes | None = await self.redis.get(key)
         for _ in range(_PLAN_ATTEMPTS):
             if blob is None:
-                left = self.config.privacy.budget_micro - await self.ledger.spent(
+                left = self.config.privacy.ledger_budget - await self.ledger.spent(
                     period.key, counts.users, besides=slot
                 )
                 mine = encode_plan(plan_window(counts, left, self.config, window, period, generation))
                 await self.redis.set(key, mine, nx=True)
                 blob = await self.redis.get(key) or mine
             plan = decode_plan(blob)
+            if (plan.zcdp is not None) != (self.config.privacy.accounting == "zcdp"):
+                raise LedgerError(
+                    f"the stored plan of window {utc_text(slot)} counts another unit than accounting "
+                    f"'{self.config.privacy.accounting}'; restore the old settings until it is released"
+                )
             await self._done("plan")
             users, charges = plan.charged_users()
-            refused = await self.ledger.charge(slot, period.key, plan.generation, users, charges, plan.budget_micro)
+            refused = await self.ledger.charge(slot, period.key, plan.generation, users, charges, plan.ledger_budget)
             if not len(refused):
                 await self._done("charge")
                 return plan
-            left = self.config.privacy.budget_micro - await self.ledger.spent(period.key, counts.users, besides=slot)
+            left = self.config.privacy.ledger_budget - await self.ledger.spent(period.key, counts.users, besides=slot)
             left[np.isin(counts.users, refused)] = 0
             mine = encode_plan(plan_window(counts, left, self.config, window, period, generation))
             blob = await self.redis.eval(_REPLACE, 1, key, blob, mine)
@@ -204,5 +209,6 @@ def slotting_of(config: Config) -> Slotting:
 
 
 def ledger_policy(config: Config) -> str:
-    """What must not change while a ledger lives: relation and how time is divided into periods."""
-    return f"relation {config.relation}, periods of {config.privacy.period}, time zone {config.feed.timezone}"
+    """What must not change while a ledger lives: relation, how time is divided into periods, and what is counted."""
+    counted = "" if config.privacy.accounting == "pure" else f", accounting {config.privacy.accounting}"
+    return f"relation {config.relation}, periods of {config.privacy.period}, time zone {config.feed.timezone}{counted}"

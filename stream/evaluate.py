@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.accounting import NANO, rho_of
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.cell_means import MECHANISMS
@@ -46,7 +47,7 @@ class Score:
     """Event-weighted errors of one estimator of one statistic, over all windows and trials, in the released unit.
 
     ``mae``, ``rmse``, ``bias``: of the clamped value. ``noise``: mean absolute noise. ``coverage``: share of cells whose
-    95 % interval holds what noise was added to. ``useful_coverage``: share of events in cells within ±5 km/h (means).
+    95 % interval holds what noise was added to. ``charge_median``, ``charge_max``: in ε, under zCDP in ρ. ``useful_coverage``: share of events in cells within ±5 km/h (means).
     """
 
     mechanism: str
@@ -87,12 +88,15 @@ def with_speed(config: Config, **changes: Any) -> Config:
 
 
 def with_epsilon(config: Config, epsilon: float) -> Config:
-    """``config`` with another epsilon, its budget in proportion."""
+    """``config`` with another epsilon, its budget in proportion; under zCDP with the rho that converts to it."""
     privacy = config.privacy
-    budget = privacy.budget * epsilon / privacy.epsilon
-    return config.model_copy(
-        update={"privacy": type(privacy)(**{**dict(privacy), "epsilon": epsilon, "budget": budget})}
-    )
+    if privacy.rho is None or privacy.rho_budget is None or privacy.delta is None:
+        changes = {"epsilon": epsilon, "budget": privacy.budget * epsilon / privacy.epsilon}
+    else:
+        rho = rho_of(epsilon, privacy.delta) / NANO
+        changes = {"rho": rho, "rho_budget": privacy.rho_budget * rho / privacy.rho}
+    given = privacy.model_dump(by_alias=True) | changes
+    return config.model_copy(update={"privacy": type(privacy)(**given)})
 
 
 def evaluate(
@@ -114,7 +118,7 @@ def evaluate(
         counts = contributions.counts
         period = slotting.period_of(slot)
         ledger = spent.setdefault(period.key, {})
-        left = np.array([config.privacy.budget_micro - ledger.get(user, 0) for user in counts.users.tolist()])
+        left = np.array([config.privacy.ledger_budget - ledger.get(user, 0) for user in counts.users.tolist()])
         plan = plan_window(counts, left.astype(np.int64), config, slotting.window(slot), period, "evaluation")
         users, charged = plan.charged_users()
         for user, charge in zip(users.tolist(), charged.tolist(), strict=True):
@@ -125,7 +129,7 @@ def evaluate(
             _score_draw(plan, contributions, config, tables)
         on_window()
     seconds = time.monotonic() - started
-    all_charges = np.concatenate(charges) / 1e6 if charges else np.zeros(1)
+    all_charges = np.concatenate(charges) / config.privacy.ledger_unit[1] if charges else np.zeros(1)
     return [
         _score(mechanism, statistic, estimator, config, table, len(windows), cells, all_charges, seconds)
         for (statistic, estimator), table in tables.items()

@@ -1,4 +1,4 @@
-"""The durable per-user budget ledger: what each user has spent in a period, in integer µε.
+"""The durable per-user budget ledger: what each user has spent in a period, in integer µε, or nρ under zCDP.
 
 Storage invariants the proof needs: a user's entry only grows; he pays for a window at least its last plan's charge before
 anything is drawn; a charge that would pass the budget adds nothing; nobody's charge depends on another user's budget;
@@ -31,7 +31,7 @@ class AlreadyReleasedError(RuntimeError):
 
 
 class Ledger:
-    """Spent budgets of one feed. Counts are exact below 2^53 µε (Lua numbers), far above any configurable budget."""
+    """Spent budgets of one feed. Counts are exact below 2^53 (Lua numbers), far above any configurable budget."""
 
     def __init__(self, redis: Redis, feed: str) -> None:
         self._redis = redis
@@ -53,7 +53,7 @@ class Ledger:
         return found
 
     async def claim_policy(self, policy: str) -> None:
-        """Bind the ledger to one way of dividing time into periods: another would give every user fresh budgets.
+        """Bind the ledger to one unit and one way of dividing time into periods: another would give everybody fresh budgets.
 
         Raises :class:`LedgerError` where the ledger was kept under another policy.
         """
@@ -61,12 +61,12 @@ class Ledger:
         known = (await self._redis.get(self._prefix + "policy") or b"").decode()
         if known != policy:
             raise LedgerError(
-                f"the ledger was kept with {known or 'nothing'}, the configuration says {policy}; under new periods spent "
-                "budgets would be forgotten. Restore the old settings, or start a new feed name once the period is over"
+                f"the ledger was kept with {known or 'nothing'}, the configuration says {policy}; under other "
+                "periods or units spent budgets would be forgotten. Restore the old settings, or start a new feed name once the period is over"
             )
 
     async def spent(self, period: str, users: IdArray, *, besides: int) -> IntArray:
-        """µε spent in ``period`` by each of ``users`` in other windows than ``besides`` (a slot), shape (L,)."""
+        """Units spent in ``period`` by each of ``users`` in other windows than ``besides`` (a slot), shape (L,)."""
         everything = await self._column(f"ledger:{period}", users)
         return everything - await self._column(f"charged:{besides}", users)
 
@@ -108,7 +108,7 @@ class Ledger:
         return np.array(refused, dtype=np.uint64)
 
     async def total(self, period: str) -> tuple[int, int]:
-        """(Users, µε) charged in ``period``; inside the trust boundary only."""
+        """(Users, units) charged in ``period``; inside the trust boundary only."""
         users = total = 0
         async for _, value in self._redis.hscan_iter(self._prefix + f"ledger:{period}", count=5_000):
             users += 1

@@ -40,7 +40,8 @@ class OfflineSummary:
     windows: list[str]
     already_released: int
     messages: int
-    charged_micro: dict[str, tuple[int, int]]
+    charged: dict[str, tuple[int, int]]
+    ledger_unit: str
     seconds: float
 
 
@@ -176,5 +177,12 @@ async def _release(
     finally:
         await redis.aclose()
     return OfflineSummary(
-        events, dict(rejected), publisher.windows, already, publisher.messages, charged, time.monotonic() - started
+        events=events,
+        rejected=dict(rejected),
+        windows=publisher.windows,
+        already_released=already,
+        messages=publisher.messages,
+        charged=charged,
+        ledger_unit=config.privacy.ledger_unit[0],
+        seconds=time.monotonic() - started,
     )

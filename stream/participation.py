@@ -6,16 +6,20 @@ depends on his own data only; every cell of a public list is released in every w
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.accounting import gaussian_losses, gaussian_ratio
 from dpcore.budget import MICRO
 from dpcore.contributions import Contributions, Counts
 from dpcore.errors import BudgetError
+from dpcore.gaussian import discrete_gaussian, gaussian_half_width
 from dpcore.noise import Noise, interval_half_width, scale_ratio
 from stream.cells import public_cells
 from stream.config import SPEED_QUANTUM_KMH, Config
-from stream.plan import DECIMALS, VARIANCE_GRID, Columns, Plan, check_rows, counts_digest
+from stream.plan import DECIMALS, VARIANCE_GRID, Columns, Plan, ZcdpTerms, check_rows, counts_digest
 from stream.windows import Period, Window
 
 IntArray = npt.NDArray[np.int64]
@@ -36,26 +40,29 @@ def integer_statistics(statistics: tuple[str, ...], upper: int, samples_per_cell
     return bounds
 
 
-def cell_epsilon(config: Config) -> int:
-    """µε of one cell: the window's allowance shared by the k cells a user may contribute to, rounded down."""
+def cell_grant(config: Config) -> int:
+    """Most of one cell, in µε or nρ: the window's allowance shared by the k cells a user may contribute to, rounded down."""
     assert config.participation is not None
-    return config.privacy.epsilon_micro // config.participation.cells_per_user
+    return config.privacy.ledger_grant // config.participation.cells_per_user
 
 
 def scales(config: Config) -> tuple[IntArray, IntArray]:
-    """Noise scales t/s of the released integers, shape (S,): constants of the configuration.
+    """Noise scales t/s of the released integers, shape (S,): constants of the configuration; under zCDP σ of Gaussians.
 
     Raises :class:`BudgetError` if the shares of a cell, each rounded up, would pass its allowance.
     """
     assert config.participation is not None
     upper, m = config.speed.upper_quanta, config.participation.samples_per_cell
     bounds = list(integer_statistics(config.speed.statistics, upper, m).values())
-    share = cell_epsilon(config) // len(bounds)
+    share = cell_grant(config) // len(bounds)
     if share < 1:
         raise BudgetError(
             f"epsilon {config.privacy.epsilon} over {config.participation.cells_per_user} cells and {len(bounds)} numbers "
-            "leaves less than 1 µε each; raise epsilon or lower cells_per_user"
+            "leaves less than 1 unit of the ledger each; raise the allowance or lower cells_per_user"
         )
+    if config.privacy.accounting == "zcdp":
+        ratios = np.array([gaussian_ratio(bound, share) for bound in bounds], dtype=np.int64)
+        return ratios[:, 0], ratios[:, 1]
     t, s = scale_ratio(np.array([bound * MICRO / share for bound in bounds]))
     for bound, numerator, denominator in zip(bounds, t.tolist(), s.tolist(), strict=True):
         if bound * denominator * MICRO > share * numerator:
@@ -79,14 +86,31 @@ def own_choice(counts: Counts, cells: npt.NDArray[np.uint64], cells_per_user: in
     return kept
 
 
+def pair_charges(kept: IntArray, config: Config) -> IntArray:
+    """What a user pays for each of his pairs with ``kept`` (P,) samples: his own data only; shape (P,), µε or nρ.
+
+    µε: ε per cell. nρ: the exact loss Σ Δ²/(2σ²) of that many samples, each number's rounded up; never above ρ per cell.
+    """
+    if config.privacy.accounting == "pure":
+        return np.where(kept > 0, cell_grant(config), 0)
+    distinct, which = np.unique(kept, return_inverse=True)
+    statistics, upper = config.speed.statistics, config.speed.upper_quanta
+    moved = [list(integer_statistics(statistics, upper, samples).values()) for samples in distinct.tolist()]
+    loss = np.zeros(len(distinct), dtype=np.int64)
+    for row, t, s in zip(np.array(moved, dtype=np.int64).T, *scales(config), strict=True):
+        loss += gaussian_losses(row, int(t), int(s))
+    loss[distinct == 0] = 0
+    return np.asarray(loss[which])
+
+
 def plan_participation(
     counts: Counts, left: IntArray, config: Config, window: Window, period: Period, generation: str
 ) -> Plan:
-    """Every user's own choice, charged at cells kept × ε per cell; one who cannot pay contributes exactly nothing."""
+    """Every user's own choice, charged for the cells kept; one who cannot pay contributes exactly nothing."""
     assert config.participation is not None
     cells = public_cells(config)
     kept = own_choice(counts, cells, config.participation.cells_per_user, config.participation.samples_per_cell)
-    charges = counts.by_user((kept > 0).astype(np.int64)) * cell_epsilon(config)
+    charges = counts.by_user(pair_charges(kept, config))
     pays = charges <= left
     t, s = scales(config)
     return Plan(
@@ -95,7 +119,7 @@ def plan_participation(
         generation=generation,
         epsilon=config.privacy.epsilon,
         budget=config.privacy.budget,
-        budget_micro=config.privacy.budget_micro,
+        budget_micro=0 if config.privacy.accounting == "zcdp" else config.privacy.budget_micro,
         statistics=config.speed.statistics,
         cdf_bins=config.speed.cdf_bins,
         upper_quanta=config.speed.upper_quanta,
@@ -111,7 +135,15 @@ def plan_participation(
         published=np.ones(len(cells), dtype=np.uint8).tobytes(),
         numerators=t.astype("<i8").tobytes(),
         denominators=s.astype("<i8").tobytes(),
+        zcdp=_zcdp_terms(config),
     )
+
+
+def _zcdp_terms(config: Config) -> ZcdpTerms | None:
+    privacy = config.privacy
+    if privacy.rho is None or privacy.rho_budget is None or privacy.delta is None:
+        return None
+    return ZcdpTerms(privacy.rho, privacy.rho_budget, privacy.delta, privacy.ledger_budget)
 
 
 def exact_integers(plan: Plan, contributions: Contributions) -> IntArray:
@@ -141,9 +173,9 @@ def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -
     exact = exact_integers(plan, contributions)
     t = np.broadcast_to(np.frombuffer(plan.numerators, "<i8")[:, None], exact.shape)
     s = np.broadcast_to(np.frombuffer(plan.denominators, "<i8")[:, None], exact.shape)
-    noisy = exact + noise.discrete_laplace(t, s)
+    noisy = exact + (discrete_gaussian(noise, t, s) if plan.zcdp else noise.discrete_laplace(t, s))
     scale = (t / s)[:, 0]
-    width = interval_half_width(t[:, 0], s[:, 0])
+    width = _half_width(plan)(t[:, 0], s[:, 0])
     columns = {
         name: Columns(
             noisy[row].astype(np.float64),
@@ -158,12 +190,16 @@ def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -
     return columns | _ratios(plan, noisy, t[:, 0], s[:, 0])
 
 
+def _half_width(plan: Plan) -> Callable[..., FloatArray]:
+    return gaussian_half_width if plan.zcdp else interval_half_width
+
+
 def _ratios(plan: Plan, noisy: IntArray, t: IntArray, s: IntArray) -> dict[str, Columns]:
     """Mean and variance from noisy sums over the noisy count; intervals by Bonferroni over the numbers involved."""
     upper = plan.upper_quanta * SPEED_QUANTUM_KMH
     grid = VARIANCE_GRID * SPEED_QUANTUM_KMH**2
     n = np.maximum(noisy[1], 1).astype(np.float64)
-    wide = interval_half_width(t, s, 1 - 0.05 / (len(t) - 1))
+    wide = _half_width(plan)(t, s, 1 - 0.05 / (len(t) - 1))
     least = noisy[1] - wide[1]
     known = least >= 1
     fewest, most = np.maximum(least, 1.0), np.maximum(noisy[1] + wide[1], 1.0)

@@ -114,6 +114,13 @@ def _how_many(plan: Plan, counts: Counts, columns: dict[str, Columns]) -> tuple[
     return events, users
 
 
+def _zcdp_fields(plan: Plan) -> dict[str, Any]:
+    """How epsilon is to be read: (epsilon, delta)-DP converted from rho. Nothing where it is pure."""
+    if plan.zcdp is None:
+        return {}
+    return {"accounting": "zcdp", "rho": plan.zcdp.rho, "delta": plan.zcdp.delta}
+
+
 def _messages(
     plan: Plan, counts: Counts, columns: dict[str, Columns], derived: dict[str, Derived], config: Config
 ) -> list[Message]:
@@ -130,6 +137,7 @@ def _messages(
             "resolution": plan.resolution,
             "relation": plan.relation,
             "epsilon": plan.epsilon,
+            **_zcdp_fields(plan),
             "status": "published" if published[g] else "suppressed",
             "events": events[g],
             "users": users[g],
@@ -145,6 +153,8 @@ def _messages(
         "relation": plan.relation,
         "epsilon": plan.epsilon,
         "budget": plan.budget,
+        **_zcdp_fields(plan),
+        **({} if plan.zcdp is None else {"rho_budget": plan.zcdp.rho_budget}),
         "period": {
             "start": utc_text(plan.period.start),
             "end": utc_text(plan.period.end),

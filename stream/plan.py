@@ -26,11 +26,21 @@ class PlanError(RuntimeError):
     """Rows and plan that do not belong together; nothing may be released."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ZcdpTerms(msgspec.Struct, frozen=True):
+    """What a window is released under where zCDP is counted: rho per window and period, and the delta of every stated ε."""
+
+    rho: float
+    rho_budget: float
+    delta: float
+    budget_nano: int
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything decided about a window before any noise is drawn. Arrays are little-endian int64 bytes.
 
     ``cells``: (C,) ids of the cells that get a message. ``users``/``charges``: (L,) ids and µε, 0 for users who take no
-    part. ``mean_epsilon_micro``: µε of one cell's mean, 0 where the mean is allocated. ``retained``: (P,) samples kept per pair. ``published``: (C,) 0/1. ``numerators``/``denominators``: noise scales,
+    part. ``zcdp``: None where pure ε is counted; with it charges are nρ, ``budget_micro`` is 0 (nothing may be charged in µε)
+    and noise scales are of discrete Gaussians. ``mean_epsilon_micro``: µε of one cell's mean, 0 where the mean is allocated. ``retained``: (P,) samples kept per pair. ``published``: (C,) 0/1. ``numerators``/``denominators``: noise scales,
     under "values" C for each of mean and variance, then C·h of the distribution's levels (numerator 0 = nothing to
     hide), (S,) constants under "participation".
     """
@@ -56,6 +66,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     published: bytes
     numerators: bytes
     denominators: bytes
+    zcdp: ZcdpTerms | None = None
+
+    @property
+    def ledger_budget(self) -> int:
+        """Allowance of one user in the period, in the unit of ``charges``."""
+        return self.budget_micro if self.zcdp is None else self.zcdp.budget_nano
 
     @property
     def digest(self) -> str:
@@ -63,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
 
     def charged_users(self) -> tuple[IdArray, IntArray]:
-        """Users with a charge above 0, and their charges in µε."""
+        """Users with a charge above 0, and their charges."""
         users, charges = np.frombuffer(self.users, "<u8"), np.frombuffer(self.charges, "<i8")
         return users[charges > 0], charges[charges > 0]
 

@@ -30,6 +30,21 @@ def _participation_cells(settings: Config) -> int | None:
         stop(str(error), USAGE)
 
 
+def _names(settings: Config) -> tuple[str, str]:
+    """The allowances of a window and of a period, as configured."""
+    privacy = settings.privacy
+    if privacy.accounting == "zcdp":
+        return f"rho {privacy.rho}", f"rho_budget {privacy.rho_budget}"
+    return f"epsilon {privacy.epsilon}", f"budget {privacy.budget}"
+
+
+def _promise(settings: Config) -> str:
+    privacy = settings.privacy
+    if privacy.accounting == "pure":
+        return f"{privacy.budget}-differentially private"
+    return f"{privacy.rho_budget}-zCDP, hence ({privacy.budget}, {privacy.delta})-differentially private,"
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
@@ -39,7 +54,7 @@ def register(app: typer.Typer) -> None:
         settings = read_config(config)
         cells = _participation_cells(settings)
         windows = settings.privacy.period // settings.window.slot
-        full = settings.privacy.budget_micro // settings.privacy.epsilon_micro
+        full = settings.privacy.ledger_budget // settings.privacy.ledger_grant
         report: dict[str, object] = {
             "config": str(config),
             "relation": settings.relation,
@@ -51,18 +66,20 @@ def register(app: typer.Typer) -> None:
         }
         if cells is not None:
             report["cells"] = cells
+        if settings.privacy.accounting == "zcdp":
+            report |= settings.privacy.model_dump(include={"accounting", "rho", "rho_budget", "delta"})
         if as_json:
             typer.echo(json.dumps(report))
             return
         typer.echo(f"{config}: sound")
         typer.echo(
             f"Promise: for one user of feed '{settings.feed.name}' and one ledger period ({_span(settings.privacy.period)}), everything "
-            f"published is {settings.privacy.budget}-differentially private under relation '{settings.relation}'."
+            f"published is {_promise(settings)} under relation '{settings.relation}'."
         )
         if cells is not None:
             typer.echo(f"Every window publishes {cells} cells and one close marker, visited or not.")
         if full < windows:
             typer.echo(
-                f"Note: budget {settings.privacy.budget} pays {full} of {windows} windows at epsilon "
-                f"{settings.privacy.epsilon}; users who lose it all in each fall silent after that."
+                f"Note: {_names(settings)[1]} pays {full} of {windows} windows at "
+                f"{_names(settings)[0]}; users who lose it all in each fall silent after that."
             )

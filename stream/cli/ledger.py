@@ -9,7 +9,6 @@ import typer
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from dpcore.budget import from_micro
 from stream.cli.options import DEFAULT_CONFIG, UNREACHABLE, AsJson, ConfigFile, read_config, stop
 from stream.config import Config
 
@@ -23,7 +22,8 @@ async def _totals(config: Config) -> dict[str, dict[str, float]]:
         found = {period: await ledger.total(period) for period in await ledger.periods()}
     finally:
         await redis.aclose()
-    return {period: {"users": users, "micro_epsilon": micro} for period, (users, micro) in found.items()}
+    unit, _ = config.privacy.ledger_unit
+    return {period: {"users": users, unit: total} for period, (users, total) in found.items()}
 
 
 def register(app: typer.Typer) -> None:
@@ -47,5 +47,6 @@ def register(app: typer.Typer) -> None:
             typer.echo(json.dumps(totals))
             return
         typer.secho("Inside the trust boundary: do not publish.", err=True, fg=typer.colors.YELLOW)
+        unit, per_one = settings.privacy.ledger_unit
         for period, row in totals.items():
-            typer.echo(f"{period}  {row['users']:>8} users  sum of charges {from_micro(int(row['micro_epsilon'])):.6f}")
+            typer.echo(f"{period}  {row['users']:>8} users  sum of charges {row[unit] / per_one:.6f}")

@@ -53,6 +53,9 @@ class HexagonSpeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     p50: _Estimate | msgspec.UnsetType = msgspec.UNSET
     p85: _Estimate | msgspec.UnsetType = msgspec.UNSET
     post_processed: dict[str, _Derived] | msgspec.UnsetType = msgspec.UNSET
+    accounting: Literal["zcdp"] | msgspec.UnsetType = msgspec.UNSET
+    rho: float | msgspec.UnsetType = msgspec.UNSET
+    delta: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Period(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +85,10 @@ class CloseMarker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     messages: int
     digest: str
     generation: str
+    accounting: Literal["zcdp"] | msgspec.UnsetType = msgspec.UNSET
+    rho: float | msgspec.UnsetType = msgspec.UNSET
+    rho_budget: float | msgspec.UnsetType = msgspec.UNSET
+    delta: float | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass

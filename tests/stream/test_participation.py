@@ -22,7 +22,7 @@ from stream.closing import slotting_of
 from stream.config import Config, ConfigError, load_config
 from stream.events import ROW
 from stream.local import REPO_ROOT
-from stream.participation import cell_epsilon, exact_integers, own_choice, plan_participation
+from stream.participation import cell_grant, exact_integers, own_choice, plan_participation
 from stream.pipeline import build_messages, contributions_of, draw, plan_window
 from stream.plan import Plan
 from stream.releases import schema
@@ -275,9 +275,9 @@ def test_charges_are_cells_kept_times_epsilon_per_cell_and_an_exhausted_user_van
     plan, held = planned(config, rows)
     kept = np.frombuffer(plan.retained, "<i8")
     cells = held.counts.by_user((kept > 0).astype(np.int64))
-    assert (np.frombuffer(plan.charges, "<i8") == cells * cell_epsilon(config)).all()
+    assert (np.frombuffer(plan.charges, "<i8") == cells * cell_grant(config)).all()
     left = np.full(held.counts.n_users, config.privacy.budget_micro)
-    left[2] = cell_epsilon(config) * cells[2] - 1
+    left[2] = cell_grant(config) * cells[2] - 1
     poor, _ = planned(config, rows, left)
     user = held.counts.users[2]
     without, rest = planned(config, rows[rows["user"] != user])
