@@ -93,14 +93,14 @@ def pair_charges(kept: IntArray, config: Config) -> IntArray:
     """
     if config.privacy.accounting == "pure":
         return np.where(kept > 0, cell_grant(config), 0)
-    distinct, which = np.unique(kept, return_inverse=True)
+    distinct, which = np.unique(np.append(kept, 0), return_inverse=True)
     statistics, upper = config.speed.statistics, config.speed.upper_quanta
     moved = [list(integer_statistics(statistics, upper, samples).values()) for samples in distinct.tolist()]
     loss = np.zeros(len(distinct), dtype=np.int64)
     for row, t, s in zip(np.array(moved, dtype=np.int64).T, *scales(config), strict=True):
         loss += gaussian_losses(row, int(t), int(s))
     loss[distinct == 0] = 0
-    return np.asarray(loss[which])
+    return np.asarray(loss[which[:-1]])
 
 
 def plan_participation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,16 @@ def random_rows(seed: int, n: int, users: int = 12, places: int = 6, slot: int =
     rows["time"] = slot * 1_000_000 + rng.permutation(hours * 3_600_000)[:n].astype(np.int64) * 1000
     rows["value"] = rng.integers(0, 9000, n)
     return rows
+
+
+def zcdp_config(
+    tmp_path: Path, rho: float = 0.05, rho_budget: float = 0.4, delta: float = 1e-6, **overrides: Any
+) -> Config:
+    """config/riders.toml counting zCDP in place of pure ε; overrides are dotted keys."""
+    text = (REPO_ROOT / "config" / "riders.toml").read_text(encoding="utf-8")
+    wanted = f'accounting = "zcdp"\nrho = {rho}\nrho_budget = {rho_budget}\ndelta = {delta}'
+    text, found = re.subn(r"(?m)^epsilon = \S+\nbudget = \S+$", wanted, text)
+    assert found == 1, "riders.toml gives epsilon and budget on two lines"
+    file = tmp_path / "zcdp.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_config(file, **({"privacy.user_key_file": str(tmp_path / "user.key")} | overrides))

@@ -1,0 +1,283 @@
+"""Accounting "zcdp": nρ are charged before Gaussian noise is drawn, every release states (ε, δ), and units never mix."""
+
+from __future__ import annotations
+
+import io
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+from scipy import stats
+
+from dpcore.accounting import NANO, epsilon_of_rho
+from dpcore.contributions import Contributions
+from dpcore.errors import BudgetError
+from dpcore.noise import Noise
+from stream import participation
+from stream.cells import public_cells
+from stream.closing import Closing, ledger_policy, slotting_of
+from stream.config import Config, ConfigError, load_config
+from stream.evaluate import evaluate, with_epsilon
+from stream.events import ROW
+from stream.ledger import Ledger, LedgerError
+from stream.local import REPO_ROOT
+from stream.offline import LinePublisher, MemoryRows, split_by_slot
+from stream.participation import exact_integers, pair_charges
+from stream.pipeline import build_messages, contributions_of, draw, plan_window
+from stream.plan import Plan, decode_plan, encode_plan
+from stream.releases import WINDOW, schema
+from stream.serve.view import CloseMarker, HexagonSpeed
+from tests.builders import SLOT, bus_config, random_rows, zcdp_config
+
+BOX = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}
+SMALL = {"feed.domain": BOX, "hexagons.resolution": 7}
+
+
+def planned(config: Config, rows: np.ndarray, left: np.ndarray | None = None) -> tuple[Plan, Contributions]:
+    held = contributions_of(rows, config)
+    slotting = slotting_of(config)
+    allowed = np.full(held.counts.n_users, config.privacy.ledger_budget) if left is None else left
+    window, period = slotting.window(SLOT), slotting.period_of(SLOT)
+    return plan_window(held.counts, allowed, config, window, period, "11111111-1111-4111-8111-111111111111"), held
+
+
+def riders(tmp_path: Path, **overrides: object) -> Config:
+    settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | SMALL
+    return load_config(REPO_ROOT / "config" / "riders.toml", **(settings | overrides))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("statistics", [["mean"], ["mean", "variance"]])
+def test_a_charge_covers_the_exact_rho_of_all_of_ones_cells_and_numbers(
+    tmp_path: Path, seed: int, statistics: list[str]
+) -> None:
+    caps = {"participation.cells_per_user": 3, "participation.samples_per_cell": 4, "speed.statistics": statistics}
+    config = zcdp_config(tmp_path, **SMALL, **caps)
+    rows = random_rows(seed, 200)
+    plan, held = planned(config, rows)
+    charges = dict(zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+    t, s = np.frombuffer(plan.numerators, "<i8"), np.frombuffer(plan.denominators, "<i8")
+    with_all = exact_integers(plan, held)
+    for user in held.counts.users.tolist():
+        other_plan, other = planned(config, rows[rows["user"] != user])
+        moved = with_all - exact_integers(other_plan, other)
+        rho = sum(
+            Fraction(int(d) ** 2 * int(q) ** 2, 2 * int(p) ** 2)
+            for row, p, q in zip(moved, t, s, strict=True)
+            for d in row[row != 0]
+        )
+        assert 0 < rho * NANO <= charges[user] <= config.privacy.ledger_grant
+
+
+def test_a_full_contribution_pays_the_whole_grant_and_a_single_sample_far_less(tmp_path: Path) -> None:
+    config = zcdp_config(tmp_path, **SMALL)
+    cost = pair_charges(np.array([0, 1, 5]), config)
+    grant = participation.cell_grant(config)
+    assert cost[0] == 0
+    assert grant * 0.999 < cost[2] <= grant
+    assert 1 / 4 < cost[1] / grant < 1 / 3, "one of five samples: Δ²/25 in three of four numbers"
+
+
+def test_every_release_states_rho_delta_and_the_epsilon_they_convert_to(tmp_path: Path) -> None:
+    config = zcdp_config(tmp_path, **SMALL)
+    plan, held = planned(config, random_rows(2, 100))
+    for message in build_messages(plan, held, Noise(), config):
+        body = json.loads(message.value)
+        jsonschema.Draft202012Validator(schema(message.topic)).validate(body)
+        assert (body["accounting"], body["rho"], body["delta"]) == ("zcdp", 0.05, 1e-6)
+        assert body["epsilon"] == epsilon_of_rho(50_000_000, 1e-6)
+        if message.topic == WINDOW:
+            assert (body["rho_budget"], body["budget"]) == (0.4, epsilon_of_rho(400_000_000, 1e-6))
+            assert msgspec.json.decode(message.value, type=CloseMarker).delta == 1e-6
+        else:
+            assert msgspec.json.decode(message.value, type=HexagonSpeed).rho == 0.05
+        for name in ("accounting", "delta"):
+            broken = {key: value for key, value in body.items() if key != name}
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.Draft202012Validator(schema(message.topic)).validate(broken)
+
+
+def test_pure_accounting_is_untouched_by_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same plan bytes and message fields as without it, and no Gaussian is drawn."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("a Gaussian was used under pure accounting")
+
+    for name in ("discrete_gaussian", "gaussian_half_width", "gaussian_ratio", "gaussian_losses"):
+        monkeypatch.setattr(participation, name, never)
+    for config in (riders(tmp_path), bus_config(tmp_path)):
+        plan, held = planned(config, random_rows(2, 100))
+        fields = msgspec.msgpack.decode(encode_plan(plan))
+        assert "zcdp" not in fields
+        assert decode_plan(encode_plan(plan)) == plan
+        assert plan.ledger_budget == plan.budget_micro == config.privacy.budget_micro == config.privacy.ledger_budget
+        for message in build_messages(plan, held, Noise(), config):
+            assert not {"accounting", "rho", "rho_budget", "delta"} & set(json.loads(message.value))
+        assert "accounting" not in ledger_policy(config)
+
+
+def test_micro_epsilon_cannot_be_asked_of_a_configuration_that_counts_rho(tmp_path: Path) -> None:
+    config = zcdp_config(tmp_path, **SMALL)
+    for name in ("epsilon_micro", "budget_micro"):
+        with pytest.raises(BudgetError, match="nρ"):
+            getattr(config.privacy, name)
+    plan, _ = planned(config, random_rows(1, 30))
+    assert plan.budget_micro == 0, "whoever charged µε for this plan would be refused every user"
+    assert plan.ledger_budget == 400_000_000
+
+
+def test_neighbouring_streams_under_one_noise_tape_differ_in_noisy_values_only(tmp_path: Path) -> None:
+    config = zcdp_config(tmp_path, **SMALL)
+    rows = random_rows(1, 150)
+
+    def stripped(of: np.ndarray) -> list[object]:
+        plan, held = planned(config, of)
+        out = []
+        for message in build_messages(plan, held, Noise(np.random.default_rng(9).bytes), config):
+            body = json.loads(message.value)
+            for name in ("users", "events", "mean", "variance"):
+                if isinstance(body.get(name), dict):
+                    body[name] = {key: body[name][key] for key in ("unit",)}
+            body.pop("digest", None)
+            out.append((message.topic, message.key, message.headers, message.timestamp_ms, body))
+        return out
+
+    everyone = stripped(rows)
+    assert stripped(rows[rows["user"] != rows["user"][0]]) == everyone
+    assert stripped(np.zeros(0, dtype=ROW)) == everyone
+    assert len(everyone) == len(public_cells(config)) + 1
+
+
+def test_the_95_percent_interval_of_counts_and_means_holds_the_truth(tmp_path: Path) -> None:
+    """n = 40 draws of every public cell; caps do not bind; α = 1e-6, counts two-sided against half a quantum's rounding."""
+    caps = {"participation.cells_per_user": 6, "participation.samples_per_cell": 100}
+    config = zcdp_config(tmp_path, **SMALL, **caps)
+    plan, held = planned(config, random_rows(3, 300, users=40))
+    exact = exact_integers(plan, held)
+    seen = exact[1] > 0
+    truth = 32.5 + exact[2][seen] * 0.005 / exact[1][seen]
+    covered = total = mean_covered = mean_total = 0
+    for _ in range(40):
+        columns = draw(plan, held, Noise())
+        inside = (columns["events"].low <= exact[1]) & (exact[1] <= columns["events"].high)
+        covered, total = covered + int(inside.sum()), total + len(inside)
+        good = (columns["mean"].low[seen] <= truth + 1e-3) & (truth - 1e-3 <= columns["mean"].high[seen])
+        mean_covered, mean_total = mean_covered + int(good.sum()), mean_total + len(good)
+    assert stats.binomtest(covered, total, 0.95).pvalue > 1e-6
+    assert stats.binomtest(mean_covered, mean_total, 0.95, "less").pvalue > 1e-6
+
+
+def test_a_user_without_rho_left_contributes_exactly_nothing(tmp_path: Path) -> None:
+    config = zcdp_config(tmp_path, **SMALL)
+    rows = random_rows(4, 120)
+    plan, held = planned(config, rows)
+    left = np.full(held.counts.n_users, config.privacy.ledger_budget)
+    left[2] = np.frombuffer(plan.charges, "<i8")[2] - 1
+    poor, _ = planned(config, rows, left)
+    without, rest = planned(config, rows[rows["user"] != held.counts.users[2]])
+    assert np.frombuffer(poor.charges, "<i8")[2] == 0
+    assert (exact_integers(poor, held) == exact_integers(without, rest)).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"privacy.accounting": "pure"}, "needs epsilon, budget"),
+        ({"privacy.epsilon": 1.0}, "takes no epsilon"),
+        ({"privacy.budget": 1.0}, "takes no budget"),
+        ({"privacy.delta": 1e-3}, "above 1e-05"),
+        ({"privacy.delta": 0}, "privacy.delta"),
+        ({"privacy.rho": -1}, "privacy.rho"),
+        ({"privacy.rho": 0.5}, "rho_budget 0.4 is below rho 0.5"),
+        ({"privacy.rho": 1e-10}, "resolution"),
+        ({"privacy.rho_budget": 5000.0}, "privacy.rho_budget"),
+        ({"privacy.accounting": "renyi"}, "privacy.accounting"),
+    ],
+)
+def test_a_configuration_that_mixes_accountings_is_refused_with_the_key(
+    tmp_path: Path, changes: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        zcdp_config(tmp_path, **changes)
+
+
+def test_rho_under_pure_accounting_or_under_values_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="belong to 'zcdp'"):
+        riders(tmp_path, **{"privacy.delta": 1e-6})
+    lines = (REPO_ROOT / "config" / "bus-fleet.toml").read_text().splitlines()
+    lines = [line for line in lines if not line.startswith(("epsilon = ", "budget = "))]
+    at = lines.index("[privacy]") + 1
+    lines[at:at] = ['accounting = "zcdp"', "rho = 0.1", "rho_budget = 1.0", "delta = 1e-6"]
+    file = tmp_path / "bus.toml"
+    file.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match="for relation 'participation' only"):
+        load_config(file)
+
+
+def test_an_epsilon_sweep_sets_the_rho_that_converts_to_it(tmp_path: Path) -> None:
+    config = with_epsilon(zcdp_config(tmp_path, **SMALL), 2.0)
+    assert config.privacy.accounting == "zcdp"
+    assert config.privacy.epsilon == pytest.approx(2.0, abs=2e-6)
+    assert config.privacy.rho_budget == pytest.approx(8 * config.privacy.rho)
+    (score,) = evaluate(
+        with_epsilon(zcdp_config(tmp_path, **SMALL, **{"speed.statistics": ["mean"]}), 2.0),
+        {SLOT: random_rows(1, 100)},
+        2,
+    )
+    assert score.charge_max <= config.privacy.rho
+
+
+async def test_a_ledger_of_one_unit_is_refused_under_the_other(redis: Redis, tmp_path: Path) -> None:
+    pure, zcdp = riders(tmp_path), zcdp_config(tmp_path, **SMALL)
+    for first, second in ((pure, zcdp), (zcdp, pure)):
+        await redis.flushall()
+        ledger = Ledger(redis, first.feed.name)
+        await ledger.claim_policy(ledger_policy(first))
+        await ledger.claim_policy(ledger_policy(first))
+        with pytest.raises(LedgerError, match="units"):
+            await ledger.claim_policy(ledger_policy(second))
+
+
+async def test_a_stored_plan_of_one_unit_is_neither_charged_nor_drawn_under_the_other(
+    redis: Redis, tmp_path: Path
+) -> None:
+    rows = random_rows(1, 80)
+    pure, zcdp = riders(tmp_path), zcdp_config(tmp_path, **SMALL)
+    for stored, running in ((pure, zcdp), (zcdp, pure)):
+        await redis.flushall()
+        plan, _ = planned(stored, rows)
+        ledger = Ledger(redis, running.feed.name)
+        generation = await ledger.start_generation()
+        await redis.set(f"hv:{{riders}}:plan:{SLOT}", encode_plan(msgspec.structs.replace(plan, generation=generation)))
+        out = io.StringIO()
+        closing = Closing(running, redis, MemoryRows({SLOT: rows}), ledger, LinePublisher(out), Noise())
+        with pytest.raises(LedgerError, match="another unit"):
+            await closing.close(SLOT)
+        assert out.getvalue() == ""
+        assert await ledger.periods() == []
+
+
+async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent(redis: Redis, tmp_path: Path) -> None:
+    """Five hours of a city; nobody is ever charged above rho_budget, and who has spent it falls silent."""
+    config = zcdp_config(tmp_path, rho=0.05, rho_budget=0.12, **SMALL)
+    rows = random_rows(7, 900, users=6, hours=5)
+    windows = split_by_slot(rows, config)
+    ledger, out = Ledger(redis, config.feed.name), io.StringIO()
+    await ledger.start_generation()
+    await ledger.claim_policy(ledger_policy(config))
+    closing = Closing(config, redis, MemoryRows(dict(windows)), ledger, LinePublisher(out), Noise())
+    totals = []
+    for slot in sorted(windows):
+        await closing.close(slot)
+        totals.append((await ledger.total("2017-03-21"))[1])
+    spent = await ledger.spent("2017-03-21", np.arange(1, 7, dtype=np.uint64), besides=0)
+    assert spent.max() <= 120_000_000 < 5 * 50_000_000
+    assert spent.max() > 60_000_000
+    assert totals[0] < totals[1] == totals[-1], "two windows are paid; what is left pays no third"
+    bodies = [json.loads(line)["value"] for line in out.getvalue().splitlines()]
+    assert all(body["accounting"] == "zcdp" and body["delta"] == 1e-6 for body in bodies)
