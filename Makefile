@@ -1,7 +1,8 @@
 # demo  Kafka, Redis, a worker and a feed on this machine    make demo [SECONDS=60] [FEED=path.csv.gz FORMAT=capmetro]
 # test  everything the tests need, then the tests, against real servers
+# docs  this project's pages as a site, in site/
 # lint  ruff and mypy     bench  every benchmark as JSON     clean  what these targets made
-.PHONY: demo test lint bench clean system jars
+.PHONY: demo test lint bench docs clean system jars
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
@@ -51,6 +52,9 @@ bench: $(READY) jars
 	@$(BIN)/hexveil bench ingest --json
 	@$(BIN)/hexveil bench mechanisms --json
 
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --quiet
+
 clean:
-	rm -rf .venv .local build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .local build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
