@@ -317,6 +317,24 @@ class SurfaceConfig(_Section):
     port: int = Field(ge=0, le=65535)
 
 
+class PublicConfig(SurfaceConfig):
+    """The public surface: address, what other sites may read it from a browser, and how much it holds."""
+
+    cors_origins: tuple[str, ...] = ()
+    max_streams: int = Field(default=2_000, ge=1, le=100_000)
+    max_windows: int = Field(default=840, ge=1, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _origins_are_origins(self) -> Self:
+        for origin in self.cors_origins:
+            if origin != "*" and not re.fullmatch(r"https?://[a-z0-9.-]+(:\d{1,5})?", origin):
+                raise ValueError(
+                    f"cors_origins names {origin!r}, which is no origin; write scheme, host and port only, "
+                    "like 'https://maps.example.org', or '*' for every site"
+                )
+        return self
+
+
 class Config(BaseSettings):
     """One deployment: everything the worker needs to know, checked before anything starts."""
 
@@ -334,7 +352,7 @@ class Config(BaseSettings):
     kafka: KafkaConfig = KafkaConfig()
     redis: RedisConfig = RedisConfig()
     operator: SurfaceConfig = SurfaceConfig(port=6066)
-    public: SurfaceConfig = SurfaceConfig(port=8080)
+    public: PublicConfig = PublicConfig(port=8080)
 
     @classmethod
     def settings_customise_sources(

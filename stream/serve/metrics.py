@@ -16,5 +16,6 @@ class PublicMetrics:
         self.duplicate = Counter("hexveil_public_messages_duplicate", "Messages whose ce_id was known.", registry=r)
         self.last_window_seconds = Gauge("hexveil_public_last_window_seconds", "End of the newest window.", registry=r)
         self.sse_clients = Gauge("hexveil_public_sse_clients", "Open event streams.", registry=r)
+        self.sse_dropped = Counter("hexveil_public_sse_dropped", "Event streams ended as too slow.", registry=r)
         self.requests = Counter("hexveil_public_requests", "Requests.", ["route", "code"], registry=r)
         self.request_seconds = Histogram("hexveil_public_request_seconds", "Time to answer.", registry=r)

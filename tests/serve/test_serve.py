@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
-from dpcore.noise import Noise
-from stream.config import KafkaConfig
 from stream.local import REPO_ROOT
-from stream.pipeline import build_messages
-from stream.publishing import make_producer
-from stream.releases import HEXAGON_SPEED, Message, schema
-from stream.serve.api import make_app
+from stream.releases import HEXAGON_SPEED, WINDOW, digest, schema
 from stream.serve.view import View
-from stream.topics import create_topics
-from tests.builders import bus_config, random_rows
-from tests.stream.test_pipeline import planned
-
-
-def released(tmp_path: Path, **overrides: object) -> list[Message]:
-    config = bus_config(tmp_path, **overrides)
-    plan, held = planned(config, random_rows(1, 200))
-    return build_messages(plan, held, Noise(), config)
+from tests.builders import bus_config
+from tests.serve.serving import released, serving
 
 
 def test_the_public_service_imports_neither_redis_nor_anything_from_inside_the_boundary() -> None:
@@ -63,70 +50,91 @@ def test_a_window_is_complete_only_when_marker_count_and_digest_agree(tmp_path: 
         assert tampered.find(None, None) is None
 
 
-def test_what_the_view_accepts_and_refuses_is_what_the_schema_says(tmp_path: Path) -> None:
-    good = json.loads(released(tmp_path)[0].value)
-    validator = jsonschema.Draft202012Validator(schema(HEXAGON_SPEED))
-    mutations = [good, {}, [], 3, None]
-    for name in good:
-        mutations += [{k: v for k, v in good.items() if k != name}, good | {name: {"x": 1}}]
-    mutations += [good | {"extra": 1}, good | {"status": "maybe"}, good | {"mean": good["mean"] | {"more": 1}}]
-    for number, body in enumerate(mutations):
-        accepted = View().add(HEXAGON_SPEED, str(number), json.dumps(body).encode()) != "invalid"
+def mutations(value: object) -> Iterator[object]:
+    """Every value with one part of it dropped, replaced or added to."""
+    yield from (None, "x", -1, 1e308, [], {"x": 1})
+    if isinstance(value, dict):
+        yield value | {"extra": 1}
+        for name in value:
+            yield {key: part for key, part in value.items() if key != name}
+            yield from (value | {name: changed} for changed in mutations(value[name]))
+    elif isinstance(value, list):
+        for place in range(len(value)):
+            yield from ([*value[:place], changed, *value[place + 1 :]] for changed in mutations(value[place]))
+
+
+@pytest.mark.parametrize("topic", [HEXAGON_SPEED, WINDOW])
+def test_what_the_view_accepts_and_refuses_is_what_the_schema_says(tmp_path: Path, topic: str) -> None:
+    made = released(tmp_path, **{"speed.statistics": ["mean", "p50"], "speed.min_users": 2})
+    good = json.loads(next(message.value for message in made if message.topic == topic))
+    validator = jsonschema.Draft202012Validator(schema(topic))
+    assert View().add(topic, "good", json.dumps(good).encode()) == "taken"
+    changed = [*mutations(good), good | {"status": "suppressed"}, good | {"cell": "8748"}]
+    assert len(changed) > 100
+    for number, body in enumerate(changed):
+        accepted = View().add(topic, str(number), json.dumps(body).encode()) != "invalid"
         assert accepted == validator.is_valid(body), body
+
+
+def test_a_message_without_ce_id_or_of_a_time_that_is_none_is_refused(tmp_path: Path) -> None:
+    message = released(tmp_path)[0]
+    assert View().add(message.topic, "", message.value) == "invalid"
+    never = message.value.replace(b"2017-03-21T12", b"2017-03-41T12")
+    assert View().add(message.topic, message.ce_id, never) == "invalid"
+
+
+def test_a_complete_window_takes_nothing_more(tmp_path: Path) -> None:
+    made = released(tmp_path)
+    view = View()
+    assert [view.add(m.topic, m.ce_id, m.value, 1) for m in made][-1] == "completed"
+    for message in made:
+        assert view.add(message.topic, message.ce_id + "x", message.value) == "invalid"
+
+
+def test_old_windows_are_forgotten_in_the_order_of_their_markers_and_stay_so(tmp_path: Path) -> None:
+    made = released(tmp_path)
+    view = View(max_windows=2)
+    days = [
+        [m._replace(value=m.value.replace(b"-21T", b"-%dT" % day), headers=()) for m in made] for day in (23, 21, 22)
+    ]
+    for number, messages in enumerate(days, 1):
+        body = json.loads(messages[-1].value) | {"digest": digest(m.value for m in messages[:-1])}
+        messages[-1] = messages[-1]._replace(value=json.dumps(body).encode())
+        outcomes = [view.add(m.topic, f"{number}/{i}", m.value, number) for i, m in enumerate(messages)]
+        assert outcomes[-1] == "completed"
+    assert [window.start[8:10] for window in view.completed()] == ["21", "22"]
+    assert view.add(made[0].topic, "late", days[0][0].value) == "forgotten"
 
 
 async def test_the_api_serves_what_the_topics_hold(kafka: str, tmp_path: Path, topic_name: str) -> None:
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
-    config = bus_config(tmp_path, **overrides)
-    await create_topics(config)
     *cells, marker = released(tmp_path, **overrides)
-    producer = make_producer(KafkaConfig(bootstrap=kafka))
-    await producer.start()
-    for message in (*cells, cells[0], marker):
-        await producer.send_and_wait(message.topic, message.value, key=message.key, headers=list(message.headers))
-    await producer.send_and_wait(HEXAGON_SPEED, b"rubbish", headers=[("ce_id", b"r")])
-    async with TestClient(TestServer(make_app(config))) as client:
-        for _ in range(200):
-            if (await client.get("/readyz")).status == 200:
-                break
-            await asyncio.sleep(0.1)
-        windows = (await (await client.get("/api/v1/windows", params={"feed": topic_name})).json())["windows"]
+    rubbish = cells[0]._replace(value=b"rubbish")
+    async with serving(bus_config(tmp_path, **overrides), (*cells, cells[0], rubbish, marker)) as client:
+        windows = (await (await client.get("/api/v1/windows")).json())["windows"]
         assert [window["complete"] for window in windows] == [True]
         start = windows[0]["window"]["start"]
-        query = {"window": start, "feed": topic_name}
+        assert (await (await client.get(f"/api/v1/windows/{start}")).json()) == windows[0]
+        query = {"window": start}
         answer = await client.get("/api/v1/hexagons", params=query)
-        assert [h["cell"] for h in (await answer.json())["hexagons"]] == [m.key.decode() for m in cells]
-        tag = answer.headers["ETag"]
-        assert (await client.get("/api/v1/hexagons", params=query, headers={"If-None-Match": tag})).status == 304
+        assert (await answer.json())["hexagons"] == [json.loads(message.value) for message in cells]
         shape = await (await client.get("/api/v1/hexagons", params=query | {"format": "geojson"})).json()
-        assert len(shape["features"]) == len(cells)
-        assert (
-            shape["features"][0]["geometry"]["coordinates"][0][0]
-            == shape["features"][0]["geometry"]["coordinates"][0][-1]
-        )
-        empty = await client.get("/api/v1/hexagons", params=query | {"bbox": "0,0,1,1"})
-        assert (await empty.json())["hexagons"] == []
-        history = await (await client.get(f"/api/v1/cells/{cells[0].key.decode()}", params={"feed": topic_name})).json()
-        assert history["releases"] == [json.loads(cells[0].value)]
-        for bad in (
-            "/api/v1/cells/zz",
-            "/api/v1/windows?limit=0",
-            "/api/v1/hexagons?bbox=1,2",
-            "/api/v1/hexagons?window=x",
+        assert [feature["properties"]["cell"] for feature in shape["features"]] == [m.key.decode() for m in cells]
+        for some, count in (
+            ({"bbox": "0,0,1,1"}, 0),
+            ({"bbox": "-180,-90,180,90"}, len(cells)),
+            ({"resolution": "7"}, len(cells)),
+            ({"resolution": "6"}, 0),
         ):
-            problem = await client.get(bad)
-            assert problem.status in (400, 404)
-            assert problem.content_type == "application/problem+json"
-        stream = await client.get("/api/v1/stream", headers={"Last-Event-ID": "0"})
-        seen = b""
-        while b"event: window" not in seen:
-            seen += await asyncio.wait_for(stream.content.readany(), 10)
-        assert b"id: 1" in seen
-        stream.close()
+            answer = await client.get("/api/v1/hexagons", params=query | some)
+            assert len((await answer.json())["hexagons"]) == count
+        newest = await (await client.get("/api/v1/hexagons")).json()
+        assert newest["window"]["start"] == start
+        history = await (await client.get(f"/api/v1/cells/{cells[0].key.decode()}")).json()
+        assert history["releases"] == [json.loads(cells[0].value)]
         metrics = await (await client.get("/metrics")).text()
         assert "hexveil_public_messages_duplicate_total" in metrics
         assert "hexveil_events" not in metrics
-    await producer.stop()
 
 
 @pytest.mark.parametrize("hostile", [b"", b"\xff", b"null", b'{"window":1}', b"[" * 10_000])

@@ -1,0 +1,151 @@
+"""HTTP answers: problems, entity tags, cache headers, and bodies that are made and compressed once."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Literal
+
+import msgspec
+from aiohttp import web
+
+JSON = "application/json"
+GEOJSON = "application/geo+json"
+CSV = "text/csv"
+PARQUET = "application/vnd.apache.parquet"
+PROBLEM = "application/problem+json"
+
+Freshness = Literal["immutable", "revalidate"]
+_CACHE_CONTROL = {
+    "immutable": "public, max-age=31536000, immutable",
+    "revalidate": "public, no-cache",
+}
+_MIN_GZIP = 1024
+_IN_THREAD = 64 * 1024
+"""Bodies above this many bytes are compressed outside the event loop."""
+
+
+class Problem(Exception):  # noqa: N818  (RFC 9457 calls it a problem)
+    """An error as RFC 9457 problem+json: ``title`` holds value and bound, ``detail`` the remedy."""
+
+    def __init__(self, status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(title)
+        self.status, self.title, self.detail, self.headers = status, title, detail, headers or {}
+
+    def response(self) -> web.Response:
+        """The answer."""
+        body = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
+        headers = {"Cache-Control": "no-store"} | self.headers
+        return web.Response(status=self.status, body=msgspec.json.encode(body), content_type=PROBLEM, headers=headers)
+
+
+def problem_of(error: web.HTTPException) -> Problem:
+    """What aiohttp refuses by itself, as a problem."""
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return Problem(405, f"{error.method} is not allowed here", f"use {allowed}", {"Allow": allowed})
+    phrase = HTTPStatus(error.status).phrase
+    return Problem(error.status, phrase, "see /api/v1/openapi.json for every path")
+
+
+def tag_of(*parts: object) -> str:
+    """An entity tag of whatever a body is determined by."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class _Body:
+    plain: bytes
+    packed: bytes | None
+
+
+class Answers:
+    """Makes each body once, compresses it once, and keeps the newest of them.
+
+    A body belongs to its tag for good: same tag, same bytes. Tags are weak, since they cover the compressed form too.
+    """
+
+    def __init__(self, max_bytes: int = 64 << 20) -> None:
+        self._max_bytes = max_bytes
+        self._size = 0
+        self._kept: OrderedDict[str, _Body] = OrderedDict()
+        self._making: dict[str, asyncio.Task[_Body]] = {}
+
+    async def answer(
+        self,
+        request: web.Request,
+        tag: str,
+        make: Callable[[], bytes],
+        kind: str,
+        freshness: Freshness,
+        filename: str | None = None,
+    ) -> web.Response:
+        """The body that ``make`` (run in a thread) gives, or 304 where the client has it already."""
+        headers = {"ETag": f'W/"{tag}"', "Cache-Control": _CACHE_CONTROL[freshness], "Vary": "Accept-Encoding"}
+        if _has(request, tag):
+            return web.Response(status=304, headers=headers)
+        if filename is not None:
+            headers["Content-Disposition"] = f'attachment; filename="{filename}"'
+        body = await self._body(tag, make, kind)
+        data = body.plain
+        if body.packed is not None and accepts_gzip(request.headers.get("Accept-Encoding", "")):
+            data = body.packed
+            headers["Content-Encoding"] = "gzip"
+        charset = "utf-8" if kind == CSV else None
+        return web.Response(body=data, content_type=kind, charset=charset, headers=headers)
+
+    async def _body(self, tag: str, make: Callable[[], bytes], kind: str) -> _Body:
+        kept = self._kept.get(tag)
+        if kept is not None:
+            self._kept.move_to_end(tag)
+            return kept
+        task = self._making.get(tag)
+        if task is None:
+            task = self._making[tag] = asyncio.create_task(self._make(tag, make, kind))
+            task.add_done_callback(lambda _: self._making.pop(tag, None))
+        return await asyncio.shield(task)
+
+    async def _make(self, tag: str, make: Callable[[], bytes], kind: str) -> _Body:
+        plain = await asyncio.to_thread(make)
+        packed = None
+        if len(plain) >= _MIN_GZIP and kind != PARQUET:
+            if len(plain) < _IN_THREAD:
+                packed = _pack(plain)
+            else:
+                packed = await asyncio.to_thread(_pack, plain)
+        body = _Body(plain, packed)
+        size = len(plain) + len(packed or b"")
+        if size <= self._max_bytes // 4:
+            self._kept[tag] = body
+            self._size += size
+            while self._size > self._max_bytes:
+                _, old = self._kept.popitem(last=False)
+                self._size -= len(old.plain) + len(old.packed or b"")
+        return body
+
+
+def _pack(plain: bytes) -> bytes:
+    return gzip.compress(plain, compresslevel=6, mtime=0)
+
+
+def _has(request: web.Request, tag: str) -> bool:
+    offered = request.if_none_match or ()
+    return any(one.value in (tag, "*") for one in offered)
+
+
+def accepts_gzip(accepted: str) -> bool:
+    """Whether an Accept-Encoding header allows gzip."""
+    weights = {}
+    for part in accepted.lower().split(","):
+        name, _, parameter = part.strip().partition(";")
+        key, _, text = parameter.strip().partition("=")
+        try:
+            weights[name.strip()] = float(text) if key.strip() == "q" else 1.0
+        except ValueError:
+            weights[name.strip()] = 0.0
+    return weights.get("gzip", weights.get("*", 0.0)) > 0

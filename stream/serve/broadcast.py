@@ -1,0 +1,122 @@
+"""The event stream: each finished window is written out once and handed to every open connection."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from stream.serve.answers import Problem
+from stream.serve.metrics import PublicMetrics
+from stream.serve.view import View, WindowView
+
+PING_SECONDS = 15.0
+
+
+def frame_of(window: WindowView) -> bytes:
+    """One server-sent event; its id is the position of the window's marker. Written out once."""
+    if window.frame is None:
+        data = msgspec.json.encode(window.summary())
+        window.frame = b"id: %d\nevent: window\ndata: %b\n\n" % (number_of(window), data)
+    return window.frame
+
+
+def number_of(window: WindowView) -> int:
+    """Id of the window's event."""
+    assert window.number is not None, "only windows with a marker are announced"
+    return window.number
+
+
+@dataclass(eq=False)
+class _Stream:
+    feed: str
+    frames: asyncio.Queue[tuple[int, bytes] | None]
+    transport: asyncio.Transport | None
+
+
+class Broadcast:
+    """Open streams; one that lags ``queue`` windows behind is ended, and its client resumes by Last-Event-ID."""
+
+    def __init__(
+        self, view: View, metrics: PublicMetrics, ready: asyncio.Event, max_streams: int, queue: int = 64
+    ) -> None:
+        self._view, self._metrics, self._ready = view, metrics, ready
+        self._max_streams, self._queue = max_streams, queue
+        self._streams: set[_Stream] = set()
+
+    def announce(self, window: WindowView) -> None:
+        """Hand a finished window to every stream of its feed."""
+        event = (number_of(window), frame_of(window))
+        for stream in list(self._streams):
+            if stream.feed != window.feed:
+                continue
+            try:
+                stream.frames.put_nowait(event)
+            except asyncio.QueueFull:
+                self._metrics.sse_dropped.inc()
+                self._streams.discard(stream)
+                if stream.transport is not None:
+                    # Its handler may be waiting for a client that does not read: this wakes it with an error.
+                    stream.transport.abort()
+
+    def end_all(self) -> None:
+        """Let every stream finish at once."""
+        for stream in self._streams:
+            while not stream.frames.empty():
+                stream.frames.get_nowait()
+            stream.frames.put_nowait(None)
+
+    async def stream(
+        self, request: web.Request, feed: str, after: int | None, last_event_id: int | None
+    ) -> web.StreamResponse:
+        """One event per finished window until the client leaves."""
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        )
+        if request.method == "HEAD":
+            await response.prepare(request)
+            return response
+        if len(self._streams) >= self._max_streams:
+            raise Problem(
+                503, f"all {self._max_streams} event streams are taken", "try again later", {"Retry-After": "30"}
+            )
+        stream = _Stream(feed, asyncio.Queue(self._queue), request.transport)
+        self._streams.add(stream)
+        self._metrics.sse_clients.inc()
+        try:
+            await response.prepare(request)
+            await response.write(b"retry: 2000\n\n")
+            await self._ready.wait()
+            past = self._past(feed, last_event_id if last_event_id is not None else after)
+            await response.write(b"".join(map(frame_of, past)))
+            await self._forward(stream, response, sent=number_of(past[-1]) if past else 0)
+        except ConnectionError:
+            pass
+        finally:
+            self._streams.discard(stream)
+            self._metrics.sse_clients.dec()
+        return response
+
+    def _past(self, feed: str, since: int | None) -> list[WindowView]:
+        """Windows after ``since``; all of them where that id is ahead of every one, since the topic was made anew."""
+        if since is None:
+            return []
+        newest = self._view.completed(feed)[-1:]
+        anew = bool(newest) and since > number_of(newest[0])
+        return self._view.completed(feed, 0 if anew else since)
+
+    async def _forward(self, stream: _Stream, response: web.StreamResponse, sent: int) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PING_SECONDS):
+                    event = await stream.frames.get()
+            except TimeoutError:
+                await response.write(b": ping\n\n")
+                continue
+            if event is None:
+                return
+            number, frame = event
+            if number > sent:
+                await response.write(frame)

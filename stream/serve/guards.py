@@ -1,0 +1,105 @@
+"""What happens around every request: figures, errors as problems, permission for other origins, no sniffing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from stream.serve.answers import Problem, problem_of
+from stream.serve.metrics import PublicMetrics
+
+log = structlog.get_logger()
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_PREFLIGHT_SECONDS = 86_400
+
+
+def measured(metrics: PublicMetrics) -> Any:
+    """Counts requests by route and status; open streams are not timed."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        route = "unknown" if resource is None else resource.canonical
+        started = time.monotonic()
+        code = 500
+        try:
+            response = await handler(request)
+            code = response.status
+            return response
+        finally:
+            metrics.requests.labels(route, str(code)).inc()
+            if not route.endswith("/stream"):
+                metrics.request_seconds.observe(time.monotonic() - started)
+
+    return middleware
+
+
+@web.middleware
+async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error as problem+json; what went wrong inside is logged, not told."""
+    try:
+        return await handler(request)
+    except Problem as problem:
+        return problem.response()
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return problem_of(error).response()
+    except ConnectionError:
+        raise
+    except Exception:
+        log.exception("request failed", route=str(request.match_info.route.resource))
+        return Problem(
+            500, "The service failed to answer", "try again; its operator finds the reason in the log"
+        ).response()
+
+
+def preflight(origins: Sequence[str]) -> Any:
+    """Answers the question browsers ask before a request that is not simple."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        asked = request.headers.get("Access-Control-Request-Method")
+        if request.method != "OPTIONS" or asked is None or not _allowed(request, origins):
+            return await handler(request)
+        return web.Response(
+            status=204,
+            headers={
+                "Access-Control-Allow-Methods": "GET, HEAD",
+                "Access-Control-Allow-Headers": "If-None-Match, Last-Event-ID, Cache-Control",
+                "Access-Control-Max-Age": str(_PREFLIGHT_SECONDS),
+            },
+        )
+
+    return middleware
+
+
+def headers(origins: Sequence[str]) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """Headers of every answer, event streams and errors too."""
+
+    async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        if not origins:
+            return
+        vary = [] if "*" in origins else ["Origin"]
+        if "Vary" in response.headers:
+            vary.append(response.headers["Vary"])
+        if vary:
+            response.headers["Vary"] = ", ".join(vary)
+        if _allowed(request, origins):
+            any_origin = "*" in origins
+            response.headers["Access-Control-Allow-Origin"] = "*" if any_origin else request.headers["Origin"]
+            response.headers["Access-Control-Expose-Headers"] = "ETag, Content-Disposition, Retry-After"
+
+    return on_prepare
+
+
+def _allowed(request: web.Request, origins: Sequence[str]) -> bool:
+    origin = request.headers.get("Origin")
+    return origin is not None and ("*" in origins or origin in origins)

@@ -1,0 +1,121 @@
+"""Windows, their hexagons, the past of one cell, and whole windows as files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import h3
+import msgspec
+from aiohttp import web
+
+from stream.serve.answers import CSV, GEOJSON, JSON, PARQUET, Answers, Freshness, Problem, tag_of
+from stream.serve.downloads import ParquetMissingError, feature, to_csv, to_geojson, to_parquet
+from stream.serve.parameters import Box
+from stream.serve.view import View, WindowView
+
+FILES: dict[str, tuple[str, Callable[[Sequence[bytes]], bytes]]] = {
+    "csv": (CSV, to_csv),
+    "parquet": (PARQUET, to_parquet),
+    "geojson": (GEOJSON, to_geojson),
+}
+"""Media type and writer of each file format."""
+
+
+def known_window(view: View, start: str | None, feed: str) -> WindowView:
+    """The window of that start, or the newest complete one; 404 where there is none."""
+    window = view.find(start, feed)
+    if window is None:
+        which = "complete window" if start is None else f"window {start}"
+        raise Problem(404, f"no {which} of feed {feed!r}", "see /api/v1/windows for the starts that are known")
+    return window
+
+
+def freshness_of(window: WindowView, start: str | None) -> Freshness:
+    """A complete window asked for by name never changes."""
+    return "immutable" if start is not None and window.complete else "revalidate"
+
+
+class Hexagons:
+    """Handlers over the hexagon releases of a view."""
+
+    def __init__(self, view: View, answers: Answers) -> None:
+        self._view = view
+        self._answers = answers
+
+    async def windows(self, request: web.Request, feed: str, limit: int) -> web.Response:
+        """Newest first."""
+        chosen = self._view.ordered(feed)[:limit]
+        body = msgspec.json.encode({"windows": [window.summary() for window in chosen]})
+        return await self._answers.answer(request, tag_of(body), lambda: body, JSON, "revalidate")
+
+    async def window(self, request: web.Request, feed: str, window: str) -> web.Response:
+        """One window with its marker."""
+        found = known_window(self._view, window, feed)
+        body = msgspec.json.encode(found.summary())
+        return await self._answers.answer(request, tag_of(body), lambda: body, JSON, freshness_of(found, window))
+
+    async def hexagons(
+        self,
+        request: web.Request,
+        feed: str,
+        window: str | None,
+        bbox: Box | None,
+        resolution: int | None,
+        shape: str,
+    ) -> web.Response:
+        """Cells of one window in ascending order."""
+        found = known_window(self._view, window, feed)
+        tag = tag_of("hexagons", found.tag, bbox, resolution, shape)
+        values = found.in_order()
+        summary = found.summary()
+
+        def make() -> bytes:
+            chosen = _chosen(values, bbox, resolution)
+            if shape == "json":
+                # Values are JSON already and checked when they came: they are put together, not made again.
+                head = msgspec.json.encode(summary)[:-1]
+                return head + b',"hexagons":[' + b",".join(chosen) + b"]}"
+            bodies = map(msgspec.json.decode, chosen)
+            features = [feature(body["cell"], body) for body in bodies]
+            return msgspec.json.encode({"type": "FeatureCollection", "features": features})
+
+        kind = JSON if shape == "json" else GEOJSON
+        return await self._answers.answer(request, tag, make, kind, freshness_of(found, window))
+
+    async def cell(self, request: web.Request, feed: str, cell: str, limit: int) -> web.Response:
+        """The newest releases of one cell, oldest first."""
+        past = self._view.history(cell, feed)[-limit:]
+        body = b'{"cell":"' + cell.encode() + b'","releases":[' + b",".join(past) + b"]}"
+        return await self._answers.answer(request, tag_of(body), lambda: body, JSON, "revalidate")
+
+    async def download(self, request: web.Request, feed: str, window: str, suffix: str) -> web.Response:
+        """A complete window as a file."""
+        found = known_window(self._view, window, feed)
+        if not found.complete:
+            raise Problem(409, f"window {window} is not complete yet", "ask again once its close marker has arrived")
+        kind, write = FILES[suffix]
+        values = found.in_order()
+        name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}.{suffix}"
+        tag = tag_of("download", found.tag, suffix)
+        try:
+            return await self._answers.answer(request, tag, lambda: write(values), kind, "immutable", name)
+        except ParquetMissingError:
+            remedy = "install it beside the service: pip install 'hexveil[parquet]'; or download .csv or .geojson"
+            raise Problem(501, "Parquet needs pyarrow, which this service does not have", remedy) from None
+
+
+def _chosen(values: list[bytes], bbox: Box | None, resolution: int | None) -> list[bytes]:
+    if bbox is None and resolution is None:
+        return values
+    chosen = []
+    for value in values:
+        body = msgspec.json.decode(value)
+        if resolution not in (None, body["resolution"]) or (bbox is not None and not _inside(body["cell"], bbox)):
+            continue
+        chosen.append(value)
+    return chosen
+
+
+def _inside(cell: str, box: Box) -> bool:
+    lat, lng = h3.cell_to_latlng(cell)
+    return bool(box[0] <= lng <= box[2] and box[1] <= lat <= box[3])

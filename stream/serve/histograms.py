@@ -1,0 +1,127 @@
+"""Spatial histograms: which there are, each as released, and how many in a range."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from dpcore.errors import ParameterError
+from dpcore.spatial import Rectangles, histogram_from_release
+from dpcore.spatial.histogram import Histogram
+from stream.serve.answers import JSON, Answers, Problem, tag_of
+from stream.serve.hexagons import freshness_of, known_window
+from stream.serve.parameters import Box
+from stream.serve.view import View, WindowView
+
+DECIMALS = 6
+
+
+@lru_cache(maxsize=16)
+def _histogram(value: bytes) -> Histogram:
+    return histogram_from_release(msgspec.json.decode(value))
+
+
+def _summary(value: bytes) -> dict[str, Any]:
+    body = msgspec.json.decode(value)
+    return {name: body[name] for name in body if name not in ("feed", "window", "structure")}
+
+
+class Histograms:
+    """Handlers over the histogram releases of a view."""
+
+    def __init__(self, view: View, answers: Answers) -> None:
+        self._view = view
+        self._answers = answers
+
+    async def listed(self, request: web.Request, feed: str, limit: int) -> web.Response:
+        """Windows with histograms, newest first."""
+        chosen = [window for window in self._view.ordered(feed) if window.histograms][:limit]
+        body = msgspec.json.encode(
+            {
+                "windows": [
+                    {
+                        "feed": window.feed,
+                        "window": {"start": window.start, "end": window.end},
+                        "complete": window.complete,
+                        "histograms": [_summary(value) for _, value in sorted(window.histograms.items())],
+                    }
+                    for window in chosen
+                ]
+            }
+        )
+        return await self._answers.answer(request, tag_of(body), lambda: body, JSON, "revalidate")
+
+    async def release(self, request: web.Request, feed: str, window: str, mechanism: str) -> web.Response:
+        """The message as it was released."""
+        found = known_window(self._view, window, feed)
+        value = _chosen(found, mechanism)[1]
+        return await self._answers.answer(request, tag_of(value), lambda: value, JSON, freshness_of(found, window))
+
+    async def count(
+        self, request: web.Request, feed: str, window: str, bbox: Box, mechanism: str | None
+    ) -> web.Response:
+        """Estimated number in a range, with its 95 % noise interval."""
+        found = known_window(self._view, window, feed)
+        name, value = _chosen(found, mechanism)
+        release = msgspec.json.decode(value)
+        _require_inside(bbox, release["domain"])
+        tag = tag_of("count", value, bbox)
+
+        def make() -> bytes:
+            west, south, east, north = bbox
+            histogram = _histogram(value)
+            ranges = Rectangles.of_boxes(histogram.domain, [[south, west, north, east]])
+            counts, half_widths = histogram.query(ranges)
+            middle, half = float(counts[0]), float(half_widths[0])
+            return msgspec.json.encode(
+                {
+                    "value": round(middle, DECIMALS),
+                    "interval": [round(middle - half, DECIMALS), round(middle + half, DECIMALS)],
+                    "unit": "1",
+                    "mechanism": name,
+                    "epsilon": release["epsilon"],
+                    "relation": release["relation"],
+                    "window": release["window"],
+                    "bbox": [west, south, east, north],
+                }
+            )
+
+        try:
+            return await self._answers.answer(request, tag, make, JSON, freshness_of(found, window))
+        except ParameterError as error:
+            raise Problem(
+                400, f"bbox cannot be answered: {error}", "give a range that this histogram answers"
+            ) from None
+
+
+def _chosen(window: WindowView, mechanism: str | None) -> tuple[str, bytes]:
+    """Name and message of the histogram that is meant."""
+    known = ", ".join(sorted(window.histograms))
+    if mechanism is None:
+        if len(window.histograms) == 1:
+            return next(iter(window.histograms.items()))
+        if not known:
+            raise Problem(404, f"window {window.start} has no histogram", "see /api/v1/histograms for those that have")
+        raise Problem(400, f"window {window.start} has several histograms", f"give mechanism, one of: {known}")
+    value = window.histograms.get(mechanism)
+    if value is None:
+        remedy = f"it has: {known}" if known else "it has none; see /api/v1/histograms"
+        raise Problem(404, f"window {window.start} has no histogram {mechanism!r}", remedy)
+    return mechanism, value
+
+
+def _require_inside(box: Box, domain: dict[str, Any]) -> None:
+    west, south, east, north = box
+    limits = {"west": west, "south": south, "east": east, "north": north}
+    for name, value in limits.items():
+        beyond = value < domain[name] if name in ("west", "south") else value > domain[name]
+        if beyond:
+            bounds = ",".join(f"{domain[side]:g}" for side in limits)
+            raise Problem(
+                400,
+                f"bbox {name} {value:g} lies outside the histogram's domain, whose {name} is {domain[name]:g}",
+                f"cut the range to bbox={bounds}",
+            )

@@ -1,0 +1,142 @@
+"""The paths of the API: one entry per path says what it is, what it takes and answers, and who handles it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from stream.serve import parameters as p
+from stream.serve.answers import GEOJSON, JSON
+from stream.serve.broadcast import Broadcast
+from stream.serve.hexagons import FILES, Hexagons
+from stream.serve.histograms import Histograms
+
+Handler = Callable[..., Awaitable[web.StreamResponse]]
+
+BASE = "/api/v1"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """GET (and HEAD) of one path. ``content``: media type -> name of a schema of the document, None for bytes."""
+
+    path: str
+    name: str
+    summary: str
+    handler: Handler
+    parameters: tuple[p.Parameter, ...]
+    content: Mapping[str, str | None]
+    errors: tuple[int, ...] = ()
+    conditional: bool = True
+    tag: str = "Windows"
+
+
+def operations(feed: str, hexagons: Hexagons, histograms: Histograms, broadcast: Broadcast) -> list[Operation]:
+    """Every path under :data:`BASE` but the document itself."""
+    named = p.feed(feed)
+    found = [
+        Operation(
+            f"{BASE}/windows",
+            "listWindows",
+            "Windows, newest first",
+            hexagons.windows,
+            (named, p.limit(100, 1000)),
+            {JSON: "WindowList"},
+        ),
+        Operation(
+            f"{BASE}/windows/{{window}}",
+            "getWindow",
+            "One window and its close marker",
+            hexagons.window,
+            (p.WINDOW_PATH, named),
+            {JSON: "Window"},
+            (404,),
+        ),
+        Operation(
+            f"{BASE}/hexagons",
+            "listHexagons",
+            "Releases of the cells of one window",
+            hexagons.hexagons,
+            (named, p.WINDOW_QUERY, p.BBOX, p.RESOLUTION, p.FORMAT),
+            {JSON: "HexagonList", GEOJSON: "HexagonFeatures"},
+            (404,),
+            tag="Hexagons",
+        ),
+        Operation(
+            f"{BASE}/cells/{{cell}}",
+            "getCell",
+            "Past releases of one cell, oldest first",
+            hexagons.cell,
+            (p.CELL_PATH, named, p.limit(1000, 10_000)),
+            {JSON: "CellHistory"},
+            tag="Hexagons",
+        ),
+        Operation(
+            f"{BASE}/histograms",
+            "listHistograms",
+            "Windows with spatial histograms, newest first",
+            histograms.listed,
+            (named, p.limit(100, 1000)),
+            {JSON: "HistogramList"},
+            tag="Histograms",
+        ),
+        Operation(
+            f"{BASE}/histograms/{{window}}/count",
+            "countRange",
+            "Estimated number in a range, with its 95 % noise interval",
+            histograms.count,
+            (p.WINDOW_PATH, named, p.RANGE, p.MECHANISM_QUERY),
+            {JSON: "RangeCount"},
+            (404,),
+            tag="Histograms",
+        ),
+        Operation(
+            f"{BASE}/histograms/{{window}}/{{mechanism}}",
+            "getHistogram",
+            "A spatial histogram as released",
+            histograms.release,
+            (p.WINDOW_PATH, p.MECHANISM_PATH, named),
+            {JSON: "SpatialHistogram"},
+            (404,),
+            tag="Histograms",
+        ),
+        Operation(
+            f"{BASE}/stream",
+            "streamWindows",
+            "Server-sent events: one per finished window",
+            broadcast.stream,
+            (named, p.AFTER, p.LAST_EVENT_ID),
+            {"text/event-stream": "EventStream"},
+            (503,),
+            conditional=False,
+            tag="Stream",
+        ),
+    ]
+    for suffix, (kind, _) in FILES.items():
+        found.append(
+            Operation(
+                f"{BASE}/windows/{{window}}/download.{suffix}",
+                f"download{suffix.capitalize()}",
+                f"A complete window as {suffix}",
+                partial(hexagons.download, suffix=suffix),
+                (p.WINDOW_PATH, named),
+                {kind: "DownloadFeatures" if suffix == "geojson" else None},
+                (404, 409, 501) if suffix == "parquet" else (404, 409),
+                tag="Downloads",
+            )
+        )
+    return found
+
+
+def bound(operation: Operation) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """The handler with its parameters read from the request."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        given: dict[str, Any] = p.read_all(request, operation.parameters)
+        return await operation.handler(request, **given)
+
+    return handle

@@ -1,0 +1,227 @@
+"""Parameters of the API: each says in one place what it is (for the OpenAPI document) and how it is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+import h3
+from aiohttp import web
+
+from stream.serve.answers import Problem
+
+Box = tuple[float, float, float, float]
+"""west, south, east, north in degrees."""
+
+_NUMBER = r"-?[0-9]{1,3}(\.[0-9]{1,17})?"
+_BOX_PATTERN = f"^{_NUMBER}(,{_NUMBER}){{3}}$"
+_BOX = re.compile(_BOX_PATTERN[1:-1])
+_TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z", re.ASCII)
+_FEED = r"^[a-z][a-z0-9-]{0,31}$"
+_MECHANISM = r"^[a-z][a-z0-9-]{0,63}$"
+_MAX_NUMBER = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter; ``read`` turns its text into a value or raises :class:`ValueError` saying what is allowed."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    example: Any
+    read: Callable[[str], Any]
+    where: Literal["query", "path", "header"] = "query"
+    required: bool = False
+    default: Any = None
+    argument: str = field(default="")
+
+    @property
+    def keyword(self) -> str:
+        """Name of the handler's argument."""
+        return self.argument or self.name
+
+
+def read_all(request: web.Request, parameters: Sequence[Parameter]) -> dict[str, Any]:
+    """Every declared parameter of a request; 400 for one that is wrong, repeated, missing or not declared."""
+    known = [p.name for p in parameters if p.where == "query"]
+    for name in request.query:
+        if name not in known:
+            listed = ", ".join(known) or "none"
+            raise Problem(400, f"{name[:40]!r} is no parameter of this path", f"leave it out; known are: {listed}")
+        if len(request.query.getall(name)) > 1:
+            raise Problem(400, f"{name} is given more than once", "give it once")
+    return {p.keyword: _read(request, p) for p in parameters}
+
+
+def _read(request: web.Request, parameter: Parameter) -> Any:
+    sources: dict[str, Mapping[str, str]] = {
+        "query": request.query,
+        "path": request.match_info,
+        "header": request.headers,
+    }
+    text = sources[parameter.where].get(parameter.name)
+    if text is None:
+        if parameter.required:
+            raise Problem(400, f"{parameter.name} is missing", f"give {parameter.name}={parameter.example}")
+        return parameter.default
+    try:
+        return parameter.read(text)
+    except ValueError as error:
+        remedy = "correct it" if parameter.required else "correct it or leave it out"
+        raise Problem(
+            400, f"{parameter.name}={text[:80]!r} {error}", f"{remedy}; for example {parameter.example}"
+        ) from None
+
+
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high):
+            raise ValueError(f"is not a whole number from {low} to {high}")
+        return int(text)
+
+    return read
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"is not one of {', '.join(names)}")
+        return text
+
+    return read
+
+
+def _matching(pattern: str, what: str) -> Callable[[str], str]:
+    compiled = re.compile(pattern.removesuffix("$") + r"\Z")
+
+    def read(text: str) -> str:
+        if not compiled.match(text):
+            raise ValueError(f"is no {what}")
+        return text
+
+    return read
+
+
+def _start(text: str) -> str:
+    try:
+        if not _TIME.fullmatch(text):
+            raise ValueError
+        datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("is not a time in UTC to the second") from None
+    return text
+
+
+def _cell(text: str) -> str:
+    if len(text) != 15 or not h3.is_valid_cell(text):
+        raise ValueError("is no H3 cell of 15 lower-case hexadecimal digits")
+    return text
+
+
+def _box(text: str) -> Box:
+    if not _BOX.fullmatch(text):
+        raise ValueError("is not four numbers west,south,east,north")
+    west, south, east, north = (float(part) for part in text.split(","))
+    if not (-180 <= west < east <= 180 and -90 <= south < north <= 90):
+        raise ValueError("is no box: needs -180 <= west < east <= 180 and -90 <= south < north <= 90")
+    return west, south, east, north
+
+
+_START_SCHEMA = {"type": "string", "format": "date-time", "pattern": r"^[0-9-]{10}T[0-9:]{8}Z$"}
+_START_EXAMPLE = "2017-03-21T13:00:00Z"
+
+
+def limit(default: int, high: int) -> Parameter:
+    """How many entries of a list."""
+    schema = {"type": "integer", "minimum": 1, "maximum": high, "default": default}
+    return Parameter("limit", "Entries at most, newest first.", schema, default, _whole(1, high), default=default)
+
+
+def feed(configured: str) -> Parameter:
+    """The feed; the service's own where none is given."""
+    schema = {"type": "string", "pattern": _FEED, "default": configured}
+    return Parameter("feed", "Name of the feed.", schema, configured, _matching(_FEED, "feed name"), default=configured)
+
+
+WINDOW_QUERY = Parameter(
+    "window", "Start of the window, UTC; default: the newest complete one.", _START_SCHEMA, _START_EXAMPLE, _start
+)
+WINDOW_PATH = Parameter(
+    "window", "Start of the window, UTC.", _START_SCHEMA, _START_EXAMPLE, _start, where="path", required=True
+)
+CELL_PATH = Parameter(
+    "cell",
+    "H3 index.",
+    {"type": "string", "pattern": "^[0-9a-f]{15}$"},
+    "87489e342ffffff",
+    _cell,
+    where="path",
+    required=True,
+)
+RESOLUTION = Parameter(
+    "resolution",
+    "Only cells of this H3 resolution.",
+    {"type": "integer", "minimum": 0, "maximum": 15},
+    7,
+    _whole(0, 15),
+)
+FORMAT = Parameter(
+    "format",
+    "Plain JSON, or a GeoJSON FeatureCollection of the hexagons.",
+    {"type": "string", "enum": ["json", "geojson"], "default": "json"},
+    "json",
+    _one_of("json", "geojson"),
+    default="json",
+    argument="shape",
+)
+BBOX = Parameter(
+    "bbox",
+    "west,south,east,north in degrees: only cells whose centre lies in it.",
+    {"type": "string", "pattern": _BOX_PATTERN},
+    "-97.8,30.2,-97.7,30.3",
+    _box,
+)
+RANGE = Parameter(
+    "bbox",
+    "The range, west,south,east,north in degrees, inside the histogram's domain.",
+    {"type": "string", "pattern": _BOX_PATTERN},
+    "-97.8,30.2,-97.7,30.3",
+    _box,
+    required=True,
+)
+MECHANISM_PATH = Parameter(
+    "mechanism",
+    "Name of the mechanism that made the histogram.",
+    {"type": "string", "pattern": _MECHANISM},
+    "ug",
+    _matching(_MECHANISM, "name of a mechanism"),
+    where="path",
+    required=True,
+)
+MECHANISM_QUERY = Parameter(
+    "mechanism",
+    "Name of the mechanism; may be left out where the window has one histogram.",
+    {"type": "string", "pattern": _MECHANISM},
+    "ug",
+    _matching(_MECHANISM, "name of a mechanism"),
+)
+AFTER = Parameter(
+    "after",
+    "Windows after this event id, as Last-Event-ID; for a first connection, which cannot send that header.",
+    {"type": "integer", "minimum": 0, "maximum": _MAX_NUMBER},
+    41,
+    _whole(0, _MAX_NUMBER),
+)
+LAST_EVENT_ID = Parameter(
+    "Last-Event-ID",
+    "Id of the last event received; events after it are sent first.",
+    {"type": "string", "pattern": "^[0-9]{1,19}$"},
+    "41",
+    _whole(0, _MAX_NUMBER),
+    where="header",
+    argument="last_event_id",
+)
