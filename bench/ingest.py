@@ -16,6 +16,7 @@ import random
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -166,9 +167,16 @@ def agent(bootstrap: str, redis_url: str, events: int) -> None:
 
 def measure(way: str, bootstrap: str, events: int) -> dict[str, float]:
     """Run one way in a process of its own, into a Redis of its own; events/s per core and by the clock."""
-    with RedisServer(appendfsync="always") as redis:
+    with RedisServer(appendfsync="always") as redis, tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "bench.ingest", way, bootstrap, redis.url, str(events)]
-        done = subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, timeout=600, check=True)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(_ROOT)},
+            stdout=subprocess.PIPE,
+            timeout=600,
+            check=True,
+        )
         server_cpu = _cpu_of(redis.pid)
     # Faust writes terminal codes to stdout, also when it is quiet.
     found = json.loads(next(line[line.index(b"{") :] for line in done.stdout.splitlines() if b'{"events"' in line))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -147,6 +148,7 @@ class Worker:
         self.state = State(self.redis, config.feed.name)
         self.slotting = slotting_of(config)
         self.ready = asyncio.Event()
+        self._scratch = tempfile.TemporaryDirectory(prefix="hexveil-worker-")
         self.app = self._make_app()
 
     def _make_app(self) -> faust.App:
@@ -156,6 +158,7 @@ class Worker:
             broker=f"kafka://{config.kafka.bootstrap}",
             broker_credentials=_faust_credentials(config.kafka),
             store="memory://",
+            datadir=self._scratch.name,  # Faust makes one even without tables, and would in the working folder
             autodiscover=False,
             topic_disable_leader=True,
             web_host=config.operator.host,

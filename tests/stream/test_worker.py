@@ -141,6 +141,7 @@ def test_a_recorded_day_survives_a_killed_worker_with_every_window_released_once
     finally:
         second.send_signal(signal.SIGTERM)
         assert second.wait(30) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"user.key", "worker.log"}
 
     records = asyncio.run(read_all(kafka, topic_name))
     validators = {topic: jsonschema.Draft202012Validator(schema(topic)) for topic in {r.topic for r in records}}
