@@ -20,8 +20,25 @@ from stream.releases import HEXAGON_SPEED
 
 Row = dict[str, Any]
 
-FIRST = ("window_start", "window_end", "feed", "cell", "latitude", "longitude", "resolution", "schema_version")
+FIRST = (
+    "window_start",
+    "window_end",
+    "feed",
+    "cell",
+    "latitude",
+    "longitude",
+    "resolution",
+    "relation",
+    "epsilon",
+    "accounting",
+    "delta",
+    "schema_version",
+)
 """Columns of every file, in this order; those of the messages follow."""
+
+
+PURE = "pure"
+"""What is counted where a message names no accounting: epsilon alone, delta = 0."""
 
 
 class ParquetMissingError(RuntimeError):
@@ -91,6 +108,10 @@ def _row(body: dict[str, Any]) -> Row:
         "latitude": round(latitude, 6),
         "longitude": round(longitude, 6),
         "resolution": body["resolution"],
+        "relation": body["relation"],
+        "epsilon": body["epsilon"],
+        "accounting": body.get("accounting", PURE),
+        "delta": body.get("delta", 0.0),
         "schema_version": HEXAGON_SPEED,
     }
     for name, value in body.items():

@@ -42,6 +42,7 @@ def test_a_row_holds_every_number_of_its_message_and_its_schema_version(tmp_path
         body = json.loads(value)
         assert row["schema_version"] == HEXAGON_SPEED
         assert (row["epsilon"], row["relation"], row["window_start"]) == (2.0, "values", START)
+        assert (row["accounting"], row["delta"]) == ("pure", 0.0)
         for name in statistics:
             said = body[name]
             told = [row[name], row[f"{name}_raw"], [row[f"{name}_low"], row[f"{name}_high"]], row[f"{name}_unit"]]
