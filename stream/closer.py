@@ -39,6 +39,23 @@ def close_in_process(config: Config, slots: list[int]) -> list[CloseReport]:
     return asyncio.run(_close_all(config, slots))
 
 
+_vouched: dict[tuple[str, str], tuple[str, str]] = {}
+"""Which Redis (process and replication history) was last known to remember every release, by its address and feed."""
+
+
+async def _vouch(config: Config, redis: Redis) -> None:
+    """Verify the ledger unless this very Redis was verified before: one that was restarted or replaced may have forgotten.
+
+    Raises :class:`LedgerError` as :func:`verify_ledger`.
+    """
+    info = await redis.info()
+    present = str(info["run_id"]), str(info["master_replid"])
+    feed = config.redis.url, config.feed.name
+    if _vouched.get(feed) != present:
+        await verify_ledger(config, redis)
+        _vouched[feed] = present
+
+
 async def _close_all(config: Config, slots: list[int]) -> list[CloseReport]:
     redis = Redis.from_url(config.redis.url)
     producer = make_producer(config.kafka)
@@ -63,6 +80,7 @@ async def _close_all(config: Config, slots: list[int]) -> list[CloseReport]:
         for slot in slots:
             started, redraws = time.monotonic(), 0
             try:
+                await _vouch(config, redis)
                 closed = await closing.close(slot)
             except (LedgerError, PlanError) as error:
                 reports.append(_failed(slot, started, "ledger", error))

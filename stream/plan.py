@@ -103,7 +103,13 @@ def counts_digest(counts: Counts) -> str:
 
 
 def check_rows(plan: Plan, contributions: Contributions) -> None:
-    """Raise :class:`PlanError` if the rows are not those that were planned and charged."""
+    """Raise :class:`PlanError` if the rows are not those that were planned and charged, or clipped to another bound."""
+    if contributions.upper != plan.upper_quanta:
+        raise PlanError(
+            f"speed.upper_bound was changed after window {utc_text(plan.window.start)} was planned: its noise hides speeds up to "
+            f"{plan.upper_quanta} quanta, these are clipped to {contributions.upper}; nothing was drawn. Restore the old bound "
+            "until the window is released"
+        )
     if counts_digest(contributions.counts) != plan.counts_digest:
         raise PlanError(
             f"the rows of window {utc_text(plan.window.start)} changed after they were planned; nothing was drawn. "

@@ -23,6 +23,12 @@ def bus_config(tmp_path: Path, **overrides: Any) -> Config:
     return load_config(REPO_ROOT / "config" / "bus-fleet.toml", **settings)
 
 
+def riders_config(tmp_path: Path, **overrides: Any) -> Config:
+    """config/riders.toml with its key file in ``tmp_path``; overrides are dotted keys."""
+    settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | overrides
+    return load_config(REPO_ROOT / "config" / "riders.toml", **settings)
+
+
 def random_rows(seed: int, n: int, users: int = 12, places: int = 6, slot: int = SLOT, hours: int = 1) -> np.ndarray:
     """``n`` rows of a random small city; distinct (user, time)."""
     rng = np.random.default_rng(seed)

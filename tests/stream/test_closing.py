@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -13,18 +14,20 @@ import pytest
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
-from stream.closer import verify_ledger
+from stream import publishing
+from stream.closer import _close_all, verify_ledger
 from stream.closing import STEPS, Closing
-from stream.config import Config
+from stream.config import Config, KafkaConfig
 from stream.ledger import Ledger, LedgerError
-from stream.local import REPO_ROOT
+from stream.local import REPO_ROOT, RedisServer
 from stream.pipeline import contributions_of, plan_window
 from stream.plan import PlanError
 from stream.publishing import KafkaPublisher, make_producer
 from stream.releases import HEXAGON_SPEED, WINDOW, Message, digest
 from stream.state import State
 from stream.topics import create_topics
-from tests.builders import SLOT, bus_config, random_rows
+from tests.builders import SLOT, bus_config, random_rows, riders_config
+from tests.stream.feeding import create_topic
 from tests.stream.topics_reader import read_all
 
 
@@ -155,6 +158,59 @@ async def test_start_up_refuses_a_redis_that_forgot_or_was_set_back(
         await verify_ledger(config, redis)
 
 
+async def test_a_redis_set_back_under_a_running_worker_releases_nothing_more(
+    kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    """A failover or restore while the worker lives: the window would be drawn again, its charges forgotten."""
+    with RedisServer(tmp_path / "redis") as server:
+        overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": server.url}
+        config = bus_config(tmp_path, **overrides)
+        await create_topics(config)
+        client = Redis.from_url(server.url)
+        await store(client, config, random_rows(4, 60))
+        await client.aclose()
+        shutil.copytree(tmp_path / "redis", tmp_path / "older")
+        (report,) = await _close_all(config, [SLOT])
+        assert report.failure is None
+        (report,) = await _close_all(config, [SLOT])
+        assert report.failure is None, "a restart of nothing is no reason to refuse"
+        server.stop()
+        shutil.rmtree(tmp_path / "redis" / "appendonlydir")
+        shutil.copytree(tmp_path / "older" / "appendonlydir", tmp_path / "redis" / "appendonlydir")
+        server.start()
+        (report,) = await _close_all(config, [SLOT])
+        assert report.failure == "ledger"
+        assert "older state" in report.reason
+    markers = [record for record in await read_all(kafka, topic_name) if record.topic == WINDOW]
+    assert len(markers) == 1
+
+
+async def test_a_broker_that_does_not_show_the_topic_of_markers_starts_no_ledger(
+    kafka: str, redis: Redis, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the feed ever released is unknown then: an empty Redis beside it may be a lost one."""
+    monkeypatch.setattr(publishing, "WINDOW", topic_name)
+    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+    with pytest.raises(LedgerError, match="hexveil topics create"):
+        await verify_ledger(config, redis)
+    assert await Ledger(redis, topic_name).generation() is None
+
+
+async def test_the_newest_marker_counts_on_whatever_partition_it_lies(
+    kafka: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "WINDOW", topic_name)
+    await create_topic(kafka, topic_name, 2)
+    producer = make_producer(KafkaConfig(bootstrap=kafka))
+    await producer.start()
+    for partition, moment in ((1, 1000), (0, 5000), (1, 2000)):
+        value, key = str(moment).encode(), b"bus"
+        await producer.send_and_wait(topic_name, value, key=key, partition=partition, timestamp_ms=moment)
+    await producer.stop()
+    assert await publishing.last_marker(KafkaConfig(bootstrap=kafka), "bus") == b"5000"
+    assert await publishing.last_marker(KafkaConfig(bootstrap=kafka), "other") is None
+
+
 async def test_rows_that_change_after_the_plan_are_never_drawn(redis: Redis, tmp_path: Path) -> None:
     config = bus_config(tmp_path)
     state = await store(redis, config, random_rows(5, 80))
@@ -171,6 +227,25 @@ async def test_rows_that_change_after_the_plan_are_never_drawn(redis: Redis, tmp
     with pytest.raises(PlanError, match="changed after they were planned"):
         await closing_of(redis, config, publisher, after_step=tamper).close(SLOT)
     assert publisher.messages == []
+
+
+@pytest.mark.parametrize("relation", ["values", "participation"])
+async def test_a_speed_bound_raised_between_plan_and_draw_is_refused(
+    redis: Redis, tmp_path: Path, relation: str
+) -> None:
+    """The planned noise hides speeds up to the old bound; clipped to a higher one, a user moves more than he was charged."""
+    made = {"values": bus_config, "participation": riders_config}[relation]
+    before, after = made(tmp_path), made(tmp_path, **{"speed.upper_bound": 1000.0})
+    state = await store(redis, before, random_rows(5, 80))
+    publisher = Collected()
+    generation = await Ledger(redis, before.feed.name).generation()
+    rows = contributions_of(await state.read_rows(SLOT), before)
+    await closing_of(redis, before, publisher)._charged_plan(SLOT, rows, generation)
+    with pytest.raises(PlanError, match="speed.upper_bound"):
+        await closing_of(redis, after, publisher).close(SLOT)
+    assert publisher.messages == []
+    await closing_of(redis, before, publisher).close(SLOT)
+    assert publisher.messages
 
 
 async def test_a_budget_spent_between_plan_and_charge_makes_a_new_plan_without_that_user(
