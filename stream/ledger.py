@@ -58,12 +58,21 @@ class Ledger:
         Raises :class:`LedgerError` where the ledger was kept under another policy.
         """
         await self._redis.set(self._prefix + "policy", policy, nx=True)
+        if not await self.kept_under(policy):
+            raise LedgerError("Redis did not keep the ledger policy it was given; check its memory policy and AOF")
+
+    async def kept_under(self, policy: str) -> bool:
+        """Whether the ledger is bound to ``policy``; False where it is bound to none yet.
+
+        Raises :class:`LedgerError` where it was kept under another policy.
+        """
         known = (await self._redis.get(self._prefix + "policy") or b"").decode()
-        if known != policy:
+        if known not in ("", policy):
             raise LedgerError(
-                f"the ledger was kept with {known or 'nothing'}, the configuration says {policy}; under other "
+                f"the ledger was kept with {known}, the configuration says {policy}; under other "
                 "periods or units spent budgets would be forgotten. Restore the old settings, or start a new feed name once the period is over"
             )
+        return known == policy
 
     async def spent(self, period: str, users: IdArray, *, besides: int) -> IntArray:
         """Units spent in ``period`` by each of ``users`` in other windows than ``besides`` (a slot), shape (L,)."""

@@ -9,16 +9,18 @@ import typer
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from stream.cli.options import DEFAULT_CONFIG, UNREACHABLE, AsJson, ConfigFile, read_config, stop
+from stream.cli.options import DEFAULT_CONFIG, FAILED, UNREACHABLE, AsJson, ConfigFile, read_config, stop
 from stream.config import Config
 
 
 async def _totals(config: Config) -> dict[str, dict[str, float]]:
+    from stream.closing import ledger_policy
     from stream.ledger import Ledger
 
     redis = Redis.from_url(config.redis.url)
     try:
         ledger = Ledger(redis, config.feed.name)
+        await ledger.kept_under(ledger_policy(config))
         found = {period: await ledger.total(period) for period in await ledger.periods()}
     finally:
         await redis.aclose()
@@ -39,8 +41,12 @@ def register(app: typer.Typer) -> None:
     def show(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
         """Users charged and the sum of charges, per ledger period."""
         settings = read_config(config)
+        from stream.ledger import LedgerError
+
         try:
             totals = asyncio.run(_totals(settings))
+        except LedgerError as error:
+            stop(str(error), FAILED)
         except (RedisError, OSError) as error:
             stop(f"Redis at {settings.redis.url} does not answer: {error}", UNREACHABLE)
         if as_json:
@@ -48,5 +54,6 @@ def register(app: typer.Typer) -> None:
             return
         typer.secho("Inside the trust boundary: do not publish.", err=True, fg=typer.colors.YELLOW)
         unit, per_one = settings.privacy.ledger_unit
+        symbol = {"micro_epsilon": "ε", "nano_rho": "ρ"}[unit]
         for period, row in totals.items():
-            typer.echo(f"{period}  {row['users']:>8} users  sum of charges {row[unit] / per_one:.6f}")
+            typer.echo(f"{period}  {row['users']:>8} users  sum of charges {row[unit] / per_one:.6f} {symbol}")

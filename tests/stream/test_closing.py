@@ -241,7 +241,7 @@ async def test_a_speed_bound_raised_between_plan_and_draw_is_refused(
     generation = await Ledger(redis, before.feed.name).generation()
     rows = contributions_of(await state.read_rows(SLOT), before)
     await closing_of(redis, before, publisher)._charged_plan(SLOT, rows, generation)
-    with pytest.raises(PlanError, match="speed.upper_bound"):
+    with pytest.raises(PlanError, match=r"speed\.upper_bound"):
         await closing_of(redis, after, publisher).close(SLOT)
     assert publisher.messages == []
     await closing_of(redis, before, publisher).close(SLOT)

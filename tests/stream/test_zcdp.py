@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,8 +13,10 @@ import jsonschema
 import msgspec
 import numpy as np
 import pytest
+from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 from scipy import stats
+from typer.testing import CliRunner
 
 from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.contributions import Contributions
@@ -20,12 +24,13 @@ from dpcore.errors import BudgetError
 from dpcore.noise import Noise
 from stream import participation
 from stream.cells import public_cells
+from stream.cli import app
 from stream.closing import Closing, ledger_policy, slotting_of
 from stream.config import Config, ConfigError, load_config
 from stream.evaluate import evaluate, with_epsilon
 from stream.events import ROW
 from stream.ledger import Ledger, LedgerError
-from stream.local import REPO_ROOT
+from stream.local import REPO_ROOT, RedisServer
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.participation import exact_integers, pair_charges
 from stream.pipeline import build_messages, contributions_of, draw, plan_window
@@ -279,3 +284,51 @@ async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent
     assert totals[0] < totals[1] == totals[-1], "two windows are paid; what is left pays no third"
     bodies = [json.loads(line)["value"] for line in out.getvalue().splitlines()]
     assert all(body["accounting"] == "zcdp" and body["delta"] == 1e-6 for body in bodies)
+
+
+def written(tmp_path: Path, redis_url: str, accounting: str) -> str:
+    """config/riders.toml as a file, counting ``accounting``."""
+    text = (REPO_ROOT / "config" / "riders.toml").read_text(encoding="utf-8")
+    text = text.replace("redis://127.0.0.1:6379/0", redis_url)
+    if accounting == "zcdp":
+        terms = 'accounting = "zcdp"\nrho = 0.05\nrho_budget = 0.4\ndelta = 1e-6'
+        text = re.sub(r"(?m)^epsilon = \S+\nbudget = \S+$", terms, text)
+    file = tmp_path / f"{accounting}.toml"
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize(("accounting", "unit", "shown"), [("pure", "micro_epsilon", "ε"), ("zcdp", "nano_rho", "ρ")])
+def test_ledger_show_names_its_unit_and_refuses_to_read_one_unit_as_another(
+    redis_server: RedisServer, tmp_path: Path, accounting: str, unit: str, shown: str
+) -> None:
+    files = {name: written(tmp_path, redis_server.url, name) for name in ("pure", "zcdp")}
+    with closing(SyncRedis.from_url(redis_server.url)) as client:
+        client.flushall()
+        client.hset("hv:{riders}:ledger:2017-03-21", mapping={"1": 20_000_000, "2": 2_500_000})
+        client.set("hv:{riders}:policy", ledger_policy(load_config(files[accounting])))
+        command = ["ledger", "show", "--config", files[accounting]]
+        report = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+        assert report == {"2017-03-21": {"users": 2, unit: 22_500_000}}
+        total = {"ε": "22.500000", "ρ": "0.022500"}[shown]
+        assert f"sum of charges {total} {shown}" in CliRunner().invoke(app, command).output
+        other = files["zcdp" if accounting == "pure" else "pure"]
+        refused = CliRunner().invoke(app, ["ledger", "show", "--config", other, "--json"])
+        assert refused.exit_code == 1
+        assert "units" in refused.output
+        assert "22" not in refused.stdout
+
+
+def test_check_states_the_promise_in_rho_and_in_epsilon_and_delta(tmp_path: Path) -> None:
+    file = written(tmp_path, "redis://127.0.0.1:1/0", "zcdp")
+    report = json.loads(CliRunner().invoke(app, ["check", "--config", file, "--json"]).stdout)
+    assert report["budget"] == epsilon_of_rho(400_000_000, 1e-6)
+    assert report["epsilon_per_window"] == epsilon_of_rho(50_000_000, 1e-6)
+    assert (report["rho"], report["rho_budget"], report["delta"]) == (0.05, 0.4, 1e-6)
+    assert report["windows_with_full_epsilon"] == 8
+    said = CliRunner().invoke(app, ["check", "--config", file]).output
+    assert f"0.4-zCDP, hence ({report['budget']}, 1e-06)-differentially private" in said
+    assert "rho_budget 0.4 pays 8 of 24 windows at rho 0.05" in said
+    pure = CliRunner().invoke(app, ["check", "--config", written(tmp_path, "redis://127.0.0.1:1/0", "pure")]).output
+    assert "zCDP" not in pure
+    assert "budget 16.0 pays 8 of 24 windows at epsilon 2.0" in pure
