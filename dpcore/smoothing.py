@@ -1,50 +1,70 @@
 """Temporal smoothing of a cell's releases: post-processing of released values, so it costs nothing.
 
-Model: mean of cell g in window t = level of the whole area (a random walk that returns to its profile over the day)
-+ the cell's own deviation (a slowly reverting walk) + what sampling n events leaves; releases add Laplace noise of
-known variance 2b². One Kalman step per window, cells independent given the area's level. The caller keeps the state.
+Model: mean of cell g in window t = level of the whole area + effect of a public covariate (both random walks; the level
+also returns to its profile over the day) + the cell's lasting deviation, correlated in space + a passing one + what
+sampling n events leaves. Releases add Laplace noise of known scale. One Kalman step per window: the past is read as one
+Gaussian observation per cell that fades with time, the window's noise by expectation propagation. What is not known of
+the model is averaged over a fixed grid by its evidence. The caller keeps the state.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy import linalg
 
 from dpcore.errors import ParameterError
+from dpcore.laplace_posterior import laplace_posterior
+from dpcore.shrinkage import local_kilometres
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.uint64]
+IntArray = npt.NDArray[np.int64]
 
 SLOTS = 24
 """Entries of the daily profile of the area's level."""
+MOST_INFORMATIVE = 400
+"""Cells of the window, and of the past, that inform the others; the noisiest beyond are only predicted."""
+MOST_CELLS = 5_000
+"""Cells that a state remembers."""
+FORGOTTEN = 0.01
+"""A cell is forgotten once it says less than this share of what the model assumes anyway."""
 
 
 @dataclass(frozen=True)
 class Dynamics:
-    """Fixed parameters, standard deviations as shares of the range U, times in hours."""
+    """Parameters; standard deviations as shares of the range U, times in hours. Tuples are averaged over."""
 
-    deviation: float = 0.1
-    deviation_hours: float = 72.0
     level: float = 0.5
     level_drift: float = 0.04
     profile_drift: float = 0.05
-    event: float = 0.2
+    effect: float = 0.15
+    effect_drift: float = 0.01
+    memory_hours: float = 72.0
+    field: tuple[float, ...] = (0.05, 0.1)
+    length_km: tuple[float, ...] = (2.0, 6.0)
+    own: float = 0.05
+    passing: float = 0.05
+    event: tuple[float, ...] = (0.15, 0.3)
 
 
 @dataclass(frozen=True)
 class SmoothingState:
-    """What the past says: deviations (K,) of the cells seen so far, the last level, the daily profile (24,).
+    """What the past says. ``precision``, ``shift``: (K,), the lasting deviation of each cell as a Gaussian of that
+    precision and mean shift / precision. ``trend`` (2,): level, effect; ``profile`` (24,): infinite variance = unseen.
 
-    Means and variances in the unit of U; a profile slot never seen has infinite variance. ``hours``: time of the state.
+    ``places``: (K, 2) latitude and longitude in degrees. In the unit of U; ``hours``: time of the state.
     """
 
     cells: IdArray
-    deviation: FloatArray
-    deviation_variance: FloatArray
-    level: float
-    level_variance: float
+    places: FloatArray
+    precision: FloatArray
+    shift: FloatArray
+    trend: FloatArray
+    trend_covariance: FloatArray
     profile: FloatArray
     profile_variance: FloatArray
     hours: float
@@ -59,109 +79,252 @@ class Smoothed:
     high: FloatArray
 
 
+@dataclass(frozen=True)
+class Releases:
+    """Released means of one window with their Laplace scales (inf = not released) and numbers of events, (C,) each.
+
+    ``cells`` ascend; ``places``: (C, 2) degrees; ``covariate``: (C,) a public column, zeros for none.
+    """
+
+    cells: IdArray
+    places: FloatArray
+    means: FloatArray
+    scales: FloatArray
+    events: FloatArray
+    covariate: FloatArray
+
+    def __post_init__(self) -> None:
+        C = len(self.cells)
+        columns = (self.means, self.scales, self.events, self.covariate)
+        if self.places.shape != (C, 2) or any(column.shape != (C,) for column in columns):
+            raise ParameterError(f"need one place, mean, scale, count and covariate for each of the {C} cells")
+        if np.any(self.cells[1:] <= self.cells[:-1]) or not (np.all(self.scales >= 0) and np.all(self.events >= 1)):
+            raise ParameterError("cells must ascend without repeats, scales be >= 0 and counts >= 1")
+        if not (np.all(np.isfinite(self.means[self.known])) and np.all(np.isfinite(self.covariate))):
+            raise ParameterError("a released mean is not finite; give unreleased cells an infinite scale")
+
+    @property
+    def known(self) -> npt.NDArray[np.bool_]:
+        """Cells with a release."""
+        return np.isfinite(self.scales)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """One member of the grid: posterior of cells and trend, and what each release says alone."""
+
+    log_evidence: float
+    value: FloatArray
+    variance: FloatArray
+    trend: FloatArray
+    trend_covariance: FloatArray
+    site_precision: FloatArray
+    site_shift: FloatArray
+    event: float
+
+
 def smooth(
     state: SmoothingState | None,
-    cells: IdArray,
-    means: FloatArray,
-    scales: FloatArray,
-    events: npt.NDArray[np.int64],
+    releases: Releases,
     *,
     hours: float,
     slot: int,
     upper: float,
     dynamics: Dynamics | None = None,
 ) -> tuple[SmoothingState, Smoothed]:
-    """One Kalman step with the releases of one window (C,): the new state and the smoothed means.
+    """One Kalman step with the releases of one window: the new state and the smoothed means.
 
-    ``cells`` sorted; ``hours``: the window's time on any continuous clock, not before the state's; ``slot``: its hour
-    of the local day, 0..23. Infinite scales predict. Raises :class:`ParameterError`.
+    ``hours``: the window's time on any continuous clock, not before the state's; ``slot``: its hour of the local day,
+    0..23; ``upper``: U. Raises :class:`ParameterError`.
     """
     d = dynamics or Dynamics()
-    _validate(state, cells, means, scales, events, hours, slot, upper)
-    area, area_variance = _predicted_level(state, hours, slot, upper, d)
-    known, mean, variance = _predicted_deviations(state, cells, hours, upper, d)
-    at = np.searchsorted(known, cells)
-    prior = variance[at]
-    sampling = (d.event * upper) ** 2 / events
-    total = prior + sampling + 2 * np.square(scales)
-
-    precision = float((1 / total).sum())
-    gain = area_variance / (1 + area_variance * precision)
-    finite = np.isfinite(total)
-    residual = np.where(finite, means, 0.0) - np.where(finite, area + mean[at], 0.0)
-    area += gain * float((residual / total).sum())
-    area_variance = gain
-    residual = np.where(finite, means - area - mean[at], 0.0)
-
-    share = (prior + sampling) / total
-    value = area + mean[at] + share * residual
-    error = np.sqrt((prior + sampling) * (1 - share) + np.square(1 - share) * area_variance)
-    own = prior / total
-    mean[at] += own * residual
-    variance[at] = prior * (1 - own) + np.square(own) * area_variance
-    profile, profile_variance = _updated_profile(state, slot, area, area_variance)
+    _validate(state, hours, slot, upper)
+    if not len(releases.cells):
+        empty = np.zeros(0)
+        return _aged(state, hours, upper, d), Smoothed(empty, empty, empty)
+    past = _aged(state, hours, upper, d)
+    trend, covariance = _returned_to_profile(past, slot, upper, d)
+    weight = releases.events / releases.events.sum()
+    design = np.column_stack([np.ones(len(weight)), releases.covariate - weight @ releases.covariate])
+    fits = _fits(past, releases, trend, covariance, design, upper, d)
+    evidence = np.array([fit.log_evidence for fit in fits])
+    share = np.exp(evidence - evidence.max())
+    share /= share.sum()
+    value = _average(share, [fit.value for fit in fits])
+    variance = _average(share, [fit.variance + np.square(fit.value - value) for fit in fits])
+    trend = _average(share, [fit.trend for fit in fits])
+    covariance = _average(
+        share, [fit.trend_covariance + np.outer(fit.trend - trend, fit.trend - trend) for fit in fits]
+    )
+    precision = _average(share, [fit.site_precision for fit in fits])
+    shift = _average(share, [fit.site_shift for fit in fits])
+    event = float(share @ np.square([fit.event for fit in fits]))
+    own = event * upper**2 / releases.events + (d.passing * upper) ** 2
+    own = own + np.einsum("ij,jk,ik->i", design, covariance, design)
+    new = _remembered(past, releases, precision, shift, design @ trend, own, upper, d)
+    profile, profile_variance = past.profile.copy(), past.profile_variance.copy()
+    profile[slot], profile_variance[slot] = trend[0], covariance[0, 0]
+    error = np.sqrt(np.maximum(variance, 0.0))
     bounded = np.clip([value, value - 1.96 * error, value + 1.96 * error], 0.0, upper)
-    new = SmoothingState(known, mean, variance, area, area_variance, profile, profile_variance, hours)
-    return new, Smoothed(bounded[0], bounded[1], bounded[2])
+    smoothed = Smoothed(bounded[0], bounded[1], bounded[2])
+    return SmoothingState(*new, trend, covariance, profile, profile_variance, hours), smoothed
 
 
-def _validate(
-    state: SmoothingState | None,
-    cells: IdArray,
-    means: FloatArray,
-    scales: FloatArray,
-    events: npt.NDArray[np.int64],
-    hours: float,
-    slot: int,
-    upper: float,
-) -> None:
-    if not len(cells) == len(means) == len(scales) == len(events) or not upper > 0:
-        raise ParameterError("need one mean, scale and count per cell, and upper > 0")
-    if np.any(cells[1:] <= cells[:-1]) or np.any(scales < 0) or np.any(events < 1):
-        raise ParameterError("cells must ascend without repeats, scales be >= 0 and counts >= 1")
-    if np.any(np.isfinite(scales) & ~np.isfinite(means)):
-        raise ParameterError("a released mean is not finite; give unreleased cells an infinite scale")
+def _validate(state: SmoothingState | None, hours: float, slot: int, upper: float) -> None:
+    if not upper > 0:
+        raise ParameterError(f"upper bound {upper} is not above 0")
     if not 0 <= slot < SLOTS:
         raise ParameterError(f"slot {slot} is not an hour of the day; give 0..{SLOTS - 1}")
     if state is not None and hours < state.hours:
         raise ParameterError(f"window at {hours} h lies before the state at {state.hours} h; smooth windows in order")
 
 
-def _predicted_level(
-    state: SmoothingState | None, hours: float, slot: int, upper: float, d: Dynamics
-) -> tuple[float, float]:
-    """(Mean, variance) of the area's level: the last one after its walk, and the same hour of earlier days."""
+def _average(share: FloatArray, columns: list[FloatArray]) -> FloatArray:
+    return np.asarray(np.tensordot(share, np.array(columns), axes=1))
+
+
+def _aged(state: SmoothingState | None, hours: float, upper: float, d: Dynamics) -> SmoothingState:
+    """The state at ``hours`` before anything of then is known: deviations faded, level and effect walked on."""
     if state is None:
-        return upper / 2, (d.level * upper) ** 2
-    walked = state.level_variance + (d.level_drift * upper) ** 2 * (hours - state.hours)
-    usual = float(state.profile_variance[slot]) + (d.profile_drift * upper) ** 2
+        return SmoothingState(
+            np.zeros(0, dtype=np.uint64),
+            np.zeros((0, 2)),
+            np.zeros(0),
+            np.zeros(0),
+            np.array([upper / 2, 0.0]),
+            np.diag([(d.level * upper) ** 2, (d.effect * upper) ** 2]),
+            np.zeros(SLOTS),
+            np.full(SLOTS, np.inf),
+            hours,
+        )
+    passed = hours - state.hours
+    faded = np.exp(-passed / d.memory_hours)
+    walked = np.diag([(d.level_drift * upper) ** 2, (d.effect_drift * upper) ** 2]) * passed
+    return SmoothingState(
+        state.cells,
+        state.places,
+        state.precision * faded,
+        state.shift * faded,
+        state.trend,
+        state.trend_covariance + walked,
+        state.profile,
+        state.profile_variance,
+        hours,
+    )
+
+
+def _returned_to_profile(past: SmoothingState, slot: int, upper: float, d: Dynamics) -> tuple[FloatArray, FloatArray]:
+    """(Trend, covariance) after the same hour of earlier days is read as an observation of the level."""
+    usual = float(past.profile_variance[slot]) + (d.profile_drift * upper) ** 2
+    gain = past.trend_covariance[:, 0] / (past.trend_covariance[0, 0] + usual)
     if not np.isfinite(usual):
-        return state.level, walked
-    weight = usual / (walked + usual)
-    return weight * state.level + (1 - weight) * float(state.profile[slot]), weight * walked
+        return past.trend, past.trend_covariance
+    trend = past.trend + gain * (past.profile[slot] - past.trend[0])
+    return trend, past.trend_covariance - np.outer(gain, past.trend_covariance[0])
 
 
-def _predicted_deviations(
-    state: SmoothingState | None, cells: IdArray, hours: float, upper: float, d: Dynamics
-) -> tuple[IdArray, FloatArray, FloatArray]:
-    """(Cells, mean, variance): every cell ever seen, reverted towards 0 for the time since; new cells at the prior."""
-    stationary = (d.deviation * upper) ** 2
-    if state is None:
-        return cells, np.zeros(len(cells)), np.full(len(cells), stationary)
-    known = np.union1d(state.cells, cells)
-    mean, variance = np.zeros(len(known)), np.full(len(known), stationary)
-    at = np.searchsorted(known, state.cells)
-    kept = np.exp(-(hours - state.hours) / d.deviation_hours)
-    mean[at] = kept * state.deviation
-    variance[at] = kept**2 * state.deviation_variance + (1 - kept**2) * stationary
-    return known, mean, variance
+def _fits(
+    past: SmoothingState,
+    releases: Releases,
+    trend: FloatArray,
+    trend_covariance: FloatArray,
+    design: FloatArray,
+    upper: float,
+    d: Dynamics,
+) -> list[_Fit]:
+    """The window's posterior under every member of the grid."""
+    told = np.sort(np.argsort(-past.precision, kind="stable")[:MOST_INFORMATIVE])
+    seen = np.sort(np.argsort(releases.scales, kind="stable")[:MOST_INFORMATIVE])
+    seen = seen[releases.known[seen]]
+    T = len(told)
+    distance, same = _relations(past, told, releases, seen)
+    said = past.shift[told] / past.precision[told]
+    tried = trend_covariance @ design.T
+    unseen = _unseen_sites(releases, upper)
+    fits = []
+    for field, length in itertools.product(d.field, d.length_km):
+        near = np.exp(-distance / length)
+        lasting = (field * upper) ** 2 * near + (d.own * upper) ** 2 * same
+        factor = linalg.cho_factor(lasting[:T, :T] + np.diag(1 / past.precision[told]), lower=True)
+        gain = linalg.cho_solve(factor, lasting[T:, :T].T)
+        expected = design @ trend + gain.T @ said
+        common = lasting[T:, T:] - gain.T @ lasting[T:, :T].T[:, seen] + design @ tried[:, seen]
+        common = common + (d.passing * upper) ** 2 * near[T:, T:]
+        alone = (field**2 + d.own**2 + d.passing**2) * upper**2 - np.einsum("ji,ij->i", gain, lasting[T:, :T])
+        alone = alone + np.einsum("ij,ji->i", design, tried)
+        for event in d.event:
+            sampling = (event * upper) ** 2 / releases.events
+            prior = common.copy()
+            prior[seen, np.arange(len(seen))] += sampling[seen]
+            sites = laplace_posterior(prior[seen], (releases.means - expected)[seen], releases.scales[seen])
+            factor = linalg.cho_factor(prior[seen] + np.diag(1 / sites.site_precision), lower=True)
+            weights = linalg.cho_solve(factor, sites.site_shift / sites.site_precision)
+            precision, shift = unseen[0].copy(), unseen[1].copy()
+            precision[seen] = sites.site_precision
+            shift[seen] = sites.site_shift + sites.site_precision * expected[seen]
+            fits.append(
+                _Fit(
+                    sites.log_evidence,
+                    expected + prior @ weights,
+                    alone + sampling - np.einsum("ij,ji->i", prior, linalg.cho_solve(factor, prior.T)),
+                    trend + tried[:, seen] @ weights,
+                    trend_covariance - tried[:, seen] @ linalg.cho_solve(factor, tried[:, seen].T),
+                    precision,
+                    shift,
+                    event,
+                )
+            )
+    return fits
 
 
-def _updated_profile(
-    state: SmoothingState | None, slot: int, area: float, area_variance: float
-) -> tuple[FloatArray, FloatArray]:
-    """The profile with this window's level in its slot (which already contains the profile's own forecast)."""
-    profile = np.zeros(SLOTS) if state is None else state.profile.copy()
-    variance = np.full(SLOTS, np.inf) if state is None else state.profile_variance.copy()
-    profile[slot], variance[slot] = area, area_variance
-    return profile, variance
+def _relations(
+    past: SmoothingState, told: IntArray, releases: Releases, seen: IntArray
+) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """(Distance in km, same cell): cells of the past and of the window, (T + C), against those that inform, (T + S)."""
+    places = np.concatenate([past.places[told], releases.places])
+    cells = np.concatenate([past.cells[told], releases.cells])
+    inform = np.concatenate([np.arange(len(told)), len(told) + seen])
+    at = local_kilometres(places[:, 0], places[:, 1])
+    distance = np.sqrt(np.square(at[:, None, :] - at[None, inform, :]).sum(axis=2))
+    return distance, cells[:, None] == cells[None, inform]
+
+
+def _unseen_sites(releases: Releases, upper: float) -> tuple[FloatArray, FloatArray]:
+    """(Precision, shift) of every release read as Gaussian noise of the same variance: for those that only remember."""
+    precision = np.zeros(len(releases.cells))
+    known = releases.known
+    precision[known] = 1 / np.maximum(2 * np.square(releases.scales[known]), 1e-9 * upper**2)
+    shift = np.zeros(len(precision))
+    shift[known] = precision[known] * releases.means[known]
+    return precision, shift
+
+
+def _remembered(
+    past: SmoothingState,
+    releases: Releases,
+    precision: FloatArray,
+    shift: FloatArray,
+    trend: FloatArray,
+    own: FloatArray,
+    upper: float,
+    d: Dynamics,
+) -> tuple[IdArray, FloatArray, FloatArray, FloatArray]:
+    """(Cells, places, precision, shift): what the past and this window say of each cell's lasting deviation.
+
+    ``own``: (C,) variance of a cell's mean around trend and lasting deviation.
+    """
+    cells = np.union1d(past.cells, releases.cells)
+    places = np.zeros((len(cells), 2))
+    total, moved = np.zeros(len(cells)), np.zeros(len(cells))
+    before, now = np.searchsorted(cells, past.cells), np.searchsorted(cells, releases.cells)
+    places[before], places[now] = past.places, releases.places
+    total[before], moved[before] = past.precision, past.shift
+    told = precision > 0
+    fresh = np.zeros(len(precision))
+    fresh[told] = 1 / (1 / precision[told] + own[told])
+    total[now] += fresh
+    moved[now[told]] += fresh[told] * (shift[told] / precision[told] - trend[told])
+    assumed = (max(d.field) ** 2 + d.own**2) * upper**2
+    kept = np.flatnonzero(total * assumed >= FORGOTTEN)
+    kept = np.sort(kept[np.argsort(-total[kept], kind="stable")[:MOST_CELLS]])
+    return cells[kept], places[kept], total[kept], moved[kept]

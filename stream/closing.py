@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from redis.asyncio import Redis
 
-from dpcore.contributions import Contributions
+from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.ledger import AlreadyReleasedError, Ledger, LedgerError
-from stream.pipeline import build_messages, contributions_of, plan_window
-from stream.plan import Plan, decode_plan, encode_plan
+from stream.memory import decode_memory, encode_memory
+from stream.pipeline import compose, contributions_of, draw, plan_window
+from stream.plan import Columns, Plan, decode_plan, encode_plan
 from stream.releases import Message, decode_outbox, encode_outbox
 from stream.windows import Slotting, utc_text
 
@@ -29,6 +30,8 @@ STEPS = ("seal", "read", "plan", "charge", "draw", "commit", "publish", "confirm
 """Protocol steps in order, as reported to ``after_step``."""
 
 _PLAN_ATTEMPTS = 5
+_MEMORY_ATTEMPTS = 5
+_MOVED = 2
 
 _COMMIT = resources.files("stream").joinpath("lua", "commit.lua").read_text(encoding="utf-8")
 
@@ -149,11 +152,9 @@ class Closing:
         contributions = contributions_of(await self.rows.read_rows(slot), self.config)
         await self._done("read")
         plan = await self._charged_plan(slot, contributions, generation)
-        messages = build_messages(plan, contributions, self.noise, self.config)
+        columns = draw(plan, contributions, self.noise)
         await self._done("draw")
-        blob = encode_outbox(messages)
-        keys = [self._key(f"outbox:{slot}"), self._key("closed")]
-        answer = await self.redis.eval(_COMMIT, len(keys), *keys, slot, blob)
+        answer = await self._commit_drawn(slot, plan, contributions.counts, columns)
         if not answer or not answer[0]:
             self.on_redraw()
         if not answer:
@@ -161,6 +162,24 @@ class Closing:
         stored: bytes = answer[1]
         await self._done("commit")
         return stored
+
+    async def _commit_drawn(self, slot: int, plan: Plan, counts: Counts, columns: dict[str, Columns]) -> list[Any]:
+        """Commit the drawn window with the memory it leaves; where another window moved the memory, compose again.
+
+        A memory that never stands still is left as it is: smoothing loses a window, the release does not wait for it.
+        """
+        keys = [self._key(f"outbox:{slot}"), self._key("closed"), self._key("memory")]
+        for attempt in range(_MEMORY_ATTEMPTS):
+            stored: bytes = await self.redis.get(keys[2]) or b""
+            before = decode_memory(stored)
+            messages, after = compose(plan, counts, columns, self.config, before)
+            moved = after is not None and after is not before and attempt < _MEMORY_ATTEMPTS - 1
+            left = encode_memory(after) if moved and after is not None else b""
+            answer = await self.redis.eval(_COMMIT, len(keys), *keys, slot, encode_outbox(messages), stored, left)
+            if not answer or answer[0] != _MOVED:
+                break
+        committed: list[Any] = answer
+        return committed
 
     async def _charged_plan(self, slot: int, contributions: Contributions, generation: str) -> Plan:
         """The stored plan with every charge made; a plan that meets an exhausted budget is replaced, never refunded."""

@@ -239,7 +239,7 @@ class SpeedConfig(_Section):
     suppression: Literal["chop-user", "none"] = "chop-user"
     allocation: Literal["exact-loss", "uniform"] = "exact-loss"
     clipping: Literal["joint", "none"] = "joint"
-    post_processing: tuple[Literal["empirical-bayes"], ...] = ("empirical-bayes",)
+    post_processing: tuple[Literal["empirical-bayes", "kalman"], ...] = ("empirical-bayes",)
     min_users: int = Field(default=1, ge=1)
     cdf_bins: int = Field(default=32, ge=2, le=4096)
 
@@ -386,7 +386,11 @@ class Config(BaseSettings):
                 "'uniform'",
             ),
             "speed.clipping": (self.speed.clipping != "none", "joint clipping reads counts", "'none'"),
-            "speed.post_processing": (bool(self.speed.post_processing), "empirical-bayes reads exact counts", "[]"),
+            "speed.post_processing": (
+                "empirical-bayes" in self.speed.post_processing,
+                "empirical-bayes reads exact counts",
+                "['kalman'] or []",
+            ),
             "speed.min_users": (self.speed.min_users != 1, "a threshold on true counts shows who was there", "1"),
         }
         problems = [f"{key}: {why}; set it to {fix}" for key, (bad, why, fix) in refused.items() if bad]

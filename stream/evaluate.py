@@ -19,7 +19,8 @@ from dpcore.noise import Noise
 from stream.cell_means import MECHANISMS
 from stream.closing import slotting_of
 from stream.config import Config
-from stream.pipeline import contributions_of, draw, plan_window, post_process
+from stream.memory import Memory
+from stream.pipeline import contributions_of, draw, plan_window, post_process, release_bodies
 from stream.plan import Plan
 from stream.values import PERCENTS, exact_values
 
@@ -112,6 +113,7 @@ def evaluate(
     spent: dict[str, dict[int, int]] = {}
     tables: dict[tuple[str, str], _Errors] = {}
     charges: list[npt.NDArray[np.int64]] = []
+    memories: list[Memory | None] = [None] * trials
     cells = 0
     for slot in sorted(windows):
         contributions = contributions_of(windows[slot], config)
@@ -125,8 +127,7 @@ def evaluate(
             ledger[user] = ledger.get(user, 0) + charge
         charges.append(np.frombuffer(plan.charges, "<i8"))
         cells += counts.n_cells
-        for _ in range(trials):
-            _score_draw(plan, contributions, config, tables)
+        memories = [_score_draw(plan, contributions, config, tables, memory) for memory in memories]
         on_window()
     seconds = time.monotonic() - started
     all_charges = np.concatenate(charges) / config.privacy.ledger_unit[1] if charges else np.zeros(1)
@@ -137,11 +138,15 @@ def evaluate(
 
 
 def _score_draw(
-    plan: Plan, contributions: Contributions, config: Config, tables: dict[tuple[str, str], _Errors]
-) -> None:
+    plan: Plan,
+    contributions: Contributions,
+    config: Config,
+    tables: dict[tuple[str, str], _Errors],
+    memory: Memory | None,
+) -> Memory | None:
+    """Score one draw of one window; returns the memory after it."""
     if plan.relation == "participation":
-        _score_participation(plan, contributions, tables)
-        return
+        return _score_participation(plan, contributions, config, tables, memory)
     counts = contributions.counts
     published = np.frombuffer(plan.published, np.uint8).astype(bool)
     weight = counts.by_cell(counts.samples)[published].astype(np.float64)
@@ -157,14 +162,22 @@ def _score_draw(
             table.noise.append(np.abs(column.raw - before[name])[published])
         noisy = published & (column.scale > 0)
         table.covered.append((column.low <= before[name] + 1e-9)[noisy] & (before[name] <= column.high + 1e-9)[noisy])
-    for name, derived in post_process(plan, counts, columns, config).items():
-        table = tables.setdefault((name, derived.method), _Errors([], [], [], []))
-        table.add((derived.value - truth[name])[published], weight)
-        inside = (derived.low <= truth[name]) & (truth[name] <= derived.high)
-        table.covered.append(inside[published])
+    found, memory = post_process(plan, counts, columns, release_bodies(plan, counts, columns, config), config, memory)
+    for derived in found.values():
+        true = truth["mean"]
+        table = tables.setdefault(("mean", derived.method), _Errors([], [], [], []))
+        table.add((derived.value - true)[published], weight)
+        table.covered.append(((derived.low <= true) & (true <= derived.high))[published])
+    return memory
 
 
-def _score_participation(plan: Plan, contributions: Contributions, tables: dict[tuple[str, str], _Errors]) -> None:
+def _score_participation(
+    plan: Plan,
+    contributions: Contributions,
+    config: Config,
+    tables: dict[tuple[str, str], _Errors],
+    memory: Memory | None,
+) -> Memory | None:
     """Errors in the visited cells of the public list; coverage of the truth before any cap."""
     counts = contributions.counts
     cells = np.frombuffer(plan.cells, "<u8")
@@ -172,13 +185,16 @@ def _score_participation(plan: Plan, contributions: Contributions, tables: dict[
     at = np.searchsorted(cells, counts.cells[listed])
     truth = exact_values(plan, contributions)
     weight = counts.by_cell(counts.samples)[listed].astype(np.float64)
-    for name, column in draw(plan, contributions, Noise()).items():
-        if name not in truth:
-            continue
-        table = tables.setdefault((name, "released"), _Errors([], [], [], []))
+    columns = draw(plan, contributions, Noise())
+    bodies = release_bodies(plan, counts, columns, config)
+    found, memory = post_process(plan, counts, columns, bodies, config, memory)
+    estimates = [(name, "released", column) for name, column in columns.items() if name in truth]
+    for name, estimator, column in [*estimates, *(("mean", derived.method, derived) for derived in found.values())]:
+        table = tables.setdefault((name, estimator), _Errors([], [], [], []))
         true = truth[name][listed]
         table.add(column.value[at] - true, weight)
         table.covered.append((column.low[at] <= true) & (true <= column.high[at]))
+    return memory
 
 
 def _score(

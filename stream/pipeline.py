@@ -1,6 +1,6 @@
-"""Where service and mathematics meet: rows and budgets in, a plan out; plan, rows and noise in, messages out.
+"""Where service and mathematics meet: rows and budgets in, a plan out; plan, rows, noise and memory in, messages out.
 
-Pure: no server, no clock. A window is reproducible from its rows, its plan and a noise tape.
+Pure: no server, no clock. A window is reproducible from its rows, its plan, a noise tape and the memory before it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
 from stream.config import SPEED_QUANTUM_KMH, Config
+from stream.memory import SMOOTHED, Memory, step
 from stream.participation import draw_participation, plan_participation
 from stream.plan import DECIMALS, Columns, Derived, Plan
 from stream.releases import HEXAGON_SPEED, WINDOW, Message, cell_text, digest, window_message
@@ -20,9 +21,11 @@ from stream.values import draw_values, plan_values, shrink_values
 from stream.windows import Period, Window, utc_text
 
 IntArray = npt.NDArray[np.int64]
+Body = dict[str, Any]
 
 UNITS = {
     "mean": "km/h",
+    "mean_smoothed": "km/h",
     "variance": "(km/h)^2",
     "p15": "km/h",
     "p50": "km/h",
@@ -69,16 +72,44 @@ def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Co
     return sample(plan, contributions, noise)
 
 
-def post_process(plan: Plan, counts: Counts, columns: dict[str, Columns], config: Config) -> dict[str, Derived]:
-    """Estimates from released values and public facts alone; they cost no budget. None under "participation"."""
-    return shrink_values(plan, counts, columns, config) if plan.relation == "values" else {}
+def post_process(
+    plan: Plan,
+    counts: Counts,
+    columns: dict[str, Columns],
+    bodies: list[Body],
+    config: Config,
+    memory: Memory | None,
+) -> tuple[dict[str, Derived], Memory | None]:
+    """Estimates from released values and public facts alone, and the memory after the window; they cost no budget.
+
+    What crosses from window to window is made of ``bodies``, as published, and of ``memory``: see :mod:`stream.memory`.
+    """
+    derived = shrink_values(plan, counts, columns, config) if plan.relation == "values" else {}
+    if "kalman" not in config.speed.post_processing or "mean" not in columns:
+        return derived, memory
+    upper = plan.upper_quanta * SPEED_QUANTUM_KMH
+    memory, smoothed = step(memory, bodies, plan.window, upper=upper, timezone=config.feed.timezone)
+    return derived | {SMOOTHED: smoothed}, memory
 
 
-def build_messages(plan: Plan, contributions: Contributions, noise: Noise, config: Config) -> list[Message]:
-    """Draw the window and write every message, close marker last. Raises :class:`PlanError` as :func:`draw`."""
-    columns = draw(plan, contributions, noise)
-    derived = post_process(plan, contributions.counts, columns, config)
-    return _messages(plan, contributions.counts, columns, derived, config)
+def build_messages(
+    plan: Plan, contributions: Contributions, noise: Noise, config: Config, memory: Memory | None
+) -> tuple[list[Message], Memory | None]:
+    """Draw the window and write every message: :func:`draw`, then :func:`compose`."""
+    return compose(plan, contributions.counts, draw(plan, contributions, noise), config, memory)
+
+
+def compose(
+    plan: Plan, counts: Counts, columns: dict[str, Columns], config: Config, memory: Memory | None
+) -> tuple[list[Message], Memory | None]:
+    """Every message of a drawn window, close marker last, and the memory after it."""
+    bodies = release_bodies(plan, counts, columns, config)
+    derived, memory = post_process(plan, counts, columns, bodies, config, memory)
+    if derived:
+        for g, body in enumerate(bodies):
+            if body["status"] == "published":
+                body["post_processed"] = {name: _derived_estimate(name, column, g) for name, column in derived.items()}
+    return _messages(plan, bodies, config), memory
 
 
 def _estimate(name: str, column: Columns, g: int) -> dict[str, Any]:
@@ -121,17 +152,15 @@ def _zcdp_fields(plan: Plan) -> dict[str, Any]:
     return {"accounting": "zcdp", "rho": plan.zcdp.rho, "delta": plan.zcdp.delta}
 
 
-def _messages(
-    plan: Plan, counts: Counts, columns: dict[str, Columns], derived: dict[str, Derived], config: Config
-) -> list[Message]:
-    feed = config.feed.name
+def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], config: Config) -> list[Body]:
+    """The body of every cell's message, without what is derived from it."""
     window = {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)}
     events, users = _how_many(plan, counts, columns)
     published = np.frombuffer(plan.published, np.uint8)
-    messages = []
+    bodies = []
     for g, cell in enumerate(np.frombuffer(plan.cells, "<u8").tolist()):
-        body: dict[str, Any] = {
-            "feed": feed,
+        body: Body = {
+            "feed": config.feed.name,
             "window": window,
             "cell": cell_text(cell),
             "resolution": plan.resolution,
@@ -144,12 +173,16 @@ def _messages(
         }
         if published[g]:
             body |= {name: _estimate(name, columns[name], g) for name in plan.statistics}
-            if derived:
-                body["post_processed"] = {name: _derived_estimate(name, column, g) for name, column in derived.items()}
-        messages.append(window_message(HEXAGON_SPEED, feed, plan.window, body["cell"], body["cell"], body))
+        bodies.append(body)
+    return bodies
+
+
+def _messages(plan: Plan, bodies: list[Body], config: Config) -> list[Message]:
+    feed = config.feed.name
+    messages = [window_message(HEXAGON_SPEED, feed, plan.window, body["cell"], body["cell"], body) for body in bodies]
     marker = {
         "feed": feed,
-        "window": window,
+        "window": {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)},
         "relation": plan.relation,
         "epsilon": plan.epsilon,
         "budget": plan.budget,

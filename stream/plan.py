@@ -18,7 +18,7 @@ FloatArray = npt.NDArray[np.float64]
 
 VARIANCE_GRID = 100
 """Output grid of the variance in quanta²: 0.01 (km/h)²."""
-DECIMALS = {"mean": 3, "variance": 2, "p15": 2, "p50": 2, "p85": 2, "events": 0, "users": 0}
+DECIMALS = {"mean": 3, "mean_smoothed": 3, "variance": 2, "p15": 2, "p50": 2, "p85": 2, "events": 0, "users": 0}
 """Fixed output granularity per statistic."""
 
 

@@ -1,8 +1,20 @@
--- The bytes of a window, first writer wins; none after the window was released and cleaned up.
--- KEYS: outbox of the window, released windows.  ARGV: window, bytes
--- Returns {1 if these bytes were taken, the committed bytes}, or {} where the window was released already.
+-- The bytes of a window and the feed's memory after it, first writer wins for both; none after the window was released.
+-- KEYS: outbox of the window, released windows, memory
+-- ARGV: window, bytes, memory they were made with ('' = none), memory after them ('' = leave it)
+-- Returns {1, these bytes} where they were taken, {0, the committed bytes} where others were first, {} where the window
+-- was released already, and {2} with nothing written where the memory moved meanwhile: make the bytes again from it.
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
   return {}
 end
-local first = redis.call('SET', KEYS[1], ARGV[2], 'NX') and 1 or 0
-return {first, redis.call('GET', KEYS[1])}
+local first = redis.call('GET', KEYS[1])
+if first then
+  return {0, first}
+end
+if ARGV[4] ~= '' then
+  if (redis.call('GET', KEYS[3]) or '') ~= ARGV[3] then
+    return {2}
+  end
+  redis.call('SET', KEYS[3], ARGV[4])
+end
+redis.call('SET', KEYS[1], ARGV[2])
+return {1, ARGV[2]}

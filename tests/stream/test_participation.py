@@ -67,7 +67,7 @@ def test_neighbouring_streams_under_one_noise_tape_differ_in_noisy_values_only(t
         plan, held = planned(config, of)
         tape = Noise(np.random.default_rng(9).bytes)
         out = []
-        for message in build_messages(plan, held, tape, config):
+        for message in build_messages(plan, held, tape, config, None)[0]:
             body = json.loads(message.value)
             for name in ("users", "events", "mean", "variance"):
                 if isinstance(body.get(name), dict):
@@ -85,7 +85,7 @@ def test_neighbouring_streams_under_one_noise_tape_differ_in_noisy_values_only(t
 def test_every_message_validates(tmp_path: Path) -> None:
     config = riders(tmp_path)
     plan, held = planned(config, random_rows(2, 100))
-    for message in build_messages(plan, held, Noise(), config):
+    for message in build_messages(plan, held, Noise(), config, None)[0]:
         jsonschema.Draft202012Validator(schema(message.topic)).validate(json.loads(message.value))
 
 
@@ -129,7 +129,7 @@ def test_the_95_percent_interval_of_counts_and_means_holds_the_truth(tmp_path: P
         ("speed.suppression", "chop-user", "raw counts"),
         ("speed.allocation", "exact-loss", "raw counts"),
         ("speed.clipping", "joint", "reads counts"),
-        ("speed.post_processing", ["empirical-bayes"], "exact counts"),
+        ("speed.post_processing", ["empirical-bayes", "kalman"], "exact counts"),
         ("speed.min_users", 2, "who was there"),
     ],
 )

@@ -87,7 +87,7 @@ def test_the_same_rows_in_any_order_with_duplicates_give_the_same_plan_and_messa
 
     def messages(of: np.ndarray):
         plan, held = planned(config, of)
-        return encode_outbox(build_messages(plan, held, Noise(np.random.default_rng(5).bytes), config))
+        return encode_outbox(build_messages(plan, held, Noise(np.random.default_rng(5).bytes), config, None)[0])
 
     assert messages(rows) == messages(shuffled)
 
@@ -95,7 +95,7 @@ def test_the_same_rows_in_any_order_with_duplicates_give_the_same_plan_and_messa
 def test_every_message_validates_and_the_marker_vouches_for_the_rest(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **{"speed.min_users": 2})
     plan, held = planned(config, random_rows(2, 60))
-    messages = decode_outbox(encode_outbox(build_messages(plan, held, Noise(), config)))
+    messages = decode_outbox(encode_outbox(build_messages(plan, held, Noise(), config, None)[0]))
     for message in [*messages, rejected_message("bus", "not-json", "bus.positions", 0, 3, 9, 4)]:
         checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
         jsonschema.Draft202012Validator(schema(message.topic), format_checker=checker).validate(
@@ -120,7 +120,7 @@ def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(
     means = kept.cell_sums() / n * 0.01
     covered = narrow = total = 0
     for _ in range(60):
-        for truth, message in zip(means, build_messages(plan, held, Noise(), config), strict=False):
+        for truth, message in zip(means, build_messages(plan, held, Noise(), config, None)[0], strict=False):
             body = json.loads(message.value)
             low, high = body["mean"]["interval"]
             covered += low <= truth <= high
@@ -134,7 +134,9 @@ def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(
 def test_a_value_outside_its_range_is_clamped_and_says_so(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **{"privacy.epsilon": 0.01})
     plan, held = planned(config, random_rows(4, 40))
-    bodies = [json.loads(m.value) for m in build_messages(plan, held, Noise(), config) if m.topic == HEXAGON_SPEED]
+    bodies = [
+        json.loads(m.value) for m in build_messages(plan, held, Noise(), config, None)[0] if m.topic == HEXAGON_SPEED
+    ]
     assert any(body["mean"]["clamped"] for body in bodies if body["status"] == "published")
     for body in bodies:
         mean = body["mean"]
@@ -152,7 +154,7 @@ def test_a_plan_survives_storage_bit_for_bit(tmp_path: Path) -> None:
 def test_a_cell_below_min_users_is_suppressed_and_costs_nobody_anything(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **{"speed.min_users": 100})
     plan, held = planned(config, random_rows(6, 100))
-    bodies = [json.loads(m.value) for m in build_messages(plan, held, Noise(), config)[:-1]]
+    bodies = [json.loads(m.value) for m in build_messages(plan, held, Noise(), config, None)[0][:-1]]
     assert {body["status"] for body in bodies} == {"suppressed"}
     assert not any("mean" in body for body in bodies)
     assert not np.frombuffer(plan.charges, "<i8").any()
@@ -165,7 +167,7 @@ def test_every_mean_mechanism_can_be_configured_and_charges_within_the_grant(tmp
     charges = np.frombuffer(plan.charges, "<i8")
     assert (charges <= config.privacy.epsilon_micro).all()
     assert (charges > 0).all()
-    for message in build_messages(plan, held, Noise(), config):
+    for message in build_messages(plan, held, Noise(), config, None)[0]:
         jsonschema.Draft202012Validator(schema(message.topic)).validate(json.loads(message.value))
     assert planned(config, random_rows(8, 300))[0].digest == plan.digest
 
@@ -178,7 +180,7 @@ def test_percentiles_come_from_one_distribution_and_the_loss_of_all_statistics_i
     config = bus_config(tmp_path, **{"speed.statistics": statistics, "speed.cdf_bins": bins, "privacy.epsilon": 20.0})
     rows = random_rows(9, 400)
     plan, held = planned(config, rows)
-    bodies = [json.loads(message.value) for message in build_messages(plan, held, Noise(), config)]
+    bodies = [json.loads(message.value) for message in build_messages(plan, held, Noise(), config, None)[0]]
     for body in bodies:
         jsonschema.Draft202012Validator(schema(HEXAGON_SPEED if "cell" in body else WINDOW)).validate(body)
     assert all(set(statistics) <= set(body) for body in bodies[:-1])
@@ -224,5 +226,5 @@ def test_percentile_intervals_hold_the_true_percentile(tmp_path: Path) -> None:
 def test_a_window_without_rows_is_a_close_marker_and_nothing_else(tmp_path: Path, statistics: list[str]) -> None:
     config = bus_config(tmp_path, **{"speed.statistics": statistics})
     plan, held = planned(config, random_rows(1, 0))
-    (marker,) = build_messages(plan, held, Noise(), config)
+    (marker,) = build_messages(plan, held, Noise(), config, None)[0]
     assert json.loads(marker.value)["messages"] == 0

@@ -91,7 +91,7 @@ def test_a_full_contribution_pays_the_whole_grant_and_a_single_sample_far_less(t
 def test_every_release_states_rho_delta_and_the_epsilon_they_convert_to(tmp_path: Path) -> None:
     config = zcdp_config(tmp_path, **SMALL)
     plan, held = planned(config, random_rows(2, 100))
-    for message in build_messages(plan, held, Noise(), config):
+    for message in build_messages(plan, held, Noise(), config, None)[0]:
         body = json.loads(message.value)
         jsonschema.Draft202012Validator(schema(message.topic)).validate(body)
         assert (body["accounting"], body["rho"], body["delta"]) == ("zcdp", 0.05, 1e-6)
@@ -119,7 +119,7 @@ def test_pure_accounting_is_untouched_by_the_option(tmp_path: Path, monkeypatch:
         assert "zcdp" not in fields
         assert decode_plan(encode_plan(plan)) == plan
         assert plan.ledger_budget == plan.budget_micro == config.privacy.budget_micro == config.privacy.ledger_budget
-        for message in build_messages(plan, held, Noise(), config):
+        for message in build_messages(plan, held, Noise(), config, None)[0]:
             assert not {"accounting", "rho", "rho_budget", "delta"} & set(json.loads(message.value))
         assert "accounting" not in ledger_policy(config)
 
@@ -141,7 +141,7 @@ def test_neighbouring_streams_under_one_noise_tape_differ_in_noisy_values_only(t
     def stripped(of: np.ndarray) -> list[object]:
         plan, held = planned(config, of)
         out = []
-        for message in build_messages(plan, held, Noise(np.random.default_rng(9).bytes), config):
+        for message in build_messages(plan, held, Noise(np.random.default_rng(9).bytes), config, None)[0]:
             body = json.loads(message.value)
             for name in ("users", "events", "mean", "variance"):
                 if isinstance(body.get(name), dict):

@@ -1,0 +1,156 @@
+"""What later windows may know of earlier ones: the state of the temporal smoothing, made of released values alone.
+
+A step reads the bodies of a window's messages, as published, and nothing else of the window: so it costs no budget under
+either relation, and whoever reads the output topics can compute the same memory. Pure: encode, decode, step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import h3
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.smoothing import Releases, SmoothingState, smooth
+from stream.plan import Derived
+from stream.windows import Window
+
+FloatArray = npt.NDArray[np.float64]
+
+VERSION = 1
+"""Changes with the meaning of what is stored; a memory of another version is not read."""
+SMOOTHED = "mean_smoothed"
+"""Name under ``post_processed`` of what the memory makes of a mean."""
+_CERTAIN = 3.0
+"""A noisy count below this many of its scales may belong to an empty cell; its mean says nothing."""
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """State after the window that ended at ``end`` (epoch seconds). Columns are little-endian bytes; speeds in km/h."""
+
+    version: int
+    end: int
+    upper: float
+    cells: bytes
+    places: bytes
+    precision: bytes
+    shift: bytes
+    trend: tuple[float, float]
+    trend_covariance: tuple[float, float, float]
+    profile: bytes
+    profile_variance: bytes
+    hours: float
+
+
+def encode_memory(memory: Memory) -> bytes:
+    """Stored form of a memory."""
+    return msgspec.msgpack.encode(memory)
+
+
+def decode_memory(blob: bytes | None) -> Memory | None:
+    """The stored memory; None where there is none that can be read: then smoothing starts afresh, at no loss of privacy."""
+    if not blob:
+        return None
+    try:
+        memory = msgspec.msgpack.decode(blob, type=Memory)
+        state = _state(memory)
+    except (msgspec.DecodeError, ValueError):
+        return None
+    columns = (state.shift, state.precision, state.places, state.trend_covariance, state.profile)
+    K = len(state.cells)
+    whole = len(state.places) == len(state.precision) == len(state.shift) == K and len(state.profile) == 24
+    finite = all(np.all(np.isfinite(column)) for column in columns) and np.all(state.precision > 0)
+    return memory if memory.version == VERSION and whole and finite else None
+
+
+def step(
+    memory: Memory | None, bodies: Sequence[dict[str, Any]], window: Window, *, upper: float, timezone: str
+) -> tuple[Memory | None, Derived]:
+    """The memory after ``window`` and the smoothed mean of each body, shape (C,), from the bodies as published.
+
+    ``upper``: U in km/h. A window that begins before the memory's end is smoothed afresh and leaves the memory as it is:
+    time only goes forward. So does one after a change of U start afresh, as its means were clipped elsewhere.
+    """
+    late = memory is not None and window.start < memory.end
+    usable = memory is not None and not late and memory.upper == upper
+    released = [g for g, body in enumerate(bodies) if "mean" in body]
+    releases, order = _releases([bodies[g] for g in released], upper)
+    hours = window.start / 3600
+    slot = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
+    state, found = smooth(
+        _state(memory) if usable and memory is not None else None, releases, hours=hours, slot=slot, upper=upper
+    )
+    table = np.zeros((3, len(bodies)))
+    table[:, np.array(released, dtype=np.int64)[order]] = found.value, found.low, found.high
+    return memory if late else _memory(state, window, upper), Derived("kalman", *table)
+
+
+def _releases(bodies: Sequence[dict[str, Any]], upper: float) -> tuple[Releases, npt.NDArray[np.int64]]:
+    """What published bodies say, by ascending cell, and the position of each in ``bodies``."""
+    cells = np.array([int(body["cell"], 16) for body in bodies], dtype=np.uint64)
+    order = np.argsort(cells, kind="stable")
+    bodies = [bodies[g] for g in order]
+    means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
+    scales = np.array([body["mean"]["scale"] for body in bodies], dtype=np.float64)
+    if bodies and isinstance(bodies[0]["events"], dict):
+        events = np.array([body["events"]["raw"] for body in bodies], dtype=np.float64)
+        spread = np.array([body["events"]["scale"] for body in bodies], dtype=np.float64)
+        events, scales = _ratio_scales(means, scales, events, spread, upper)
+        covariate = np.zeros(len(bodies))
+    else:
+        events = np.array([body["events"] for body in bodies], dtype=np.float64)
+        # At one fix every so often, vehicles that stay longer in a cell drive slower through it.
+        covariate = np.log(events / np.array([body["users"] for body in bodies], dtype=np.float64))
+    places = np.array([h3.cell_to_latlng(body["cell"]) for body in bodies], dtype=np.float64).reshape(-1, 2)
+    return Releases(cells[order], places, means, scales, events, covariate), order
+
+
+def _ratio_scales(
+    means: FloatArray, scales: FloatArray, events: FloatArray, spread: FloatArray, upper: float
+) -> tuple[FloatArray, FloatArray]:
+    """(Events, scales) of means that are ratios of noisy numbers: the noise of the divisor counts too.
+
+    The mean is U/2 + sum / n; n off by a share r moves it by r·|mean − U/2|. Where n may be 0 nothing is known.
+    """
+    certain = events > _CERTAIN * spread
+    n = np.maximum(events, 1.0)
+    both = np.hypot(scales, np.abs(means - upper / 2) * spread / n)
+    return n, np.where(certain, both, np.inf)
+
+
+def _state(memory: Memory) -> SmoothingState:
+    level, cross, effect = memory.trend_covariance
+    return SmoothingState(
+        np.frombuffer(memory.cells, "<u8").astype(np.uint64),
+        np.frombuffer(memory.places, "<f8").reshape(-1, 2),
+        np.frombuffer(memory.precision, "<f8"),
+        np.frombuffer(memory.shift, "<f8"),
+        np.array(memory.trend),
+        np.array([[level, cross], [cross, effect]]),
+        np.frombuffer(memory.profile, "<f8"),
+        np.frombuffer(memory.profile_variance, "<f8"),
+        memory.hours,
+    )
+
+
+def _memory(state: SmoothingState, window: Window, upper: float) -> Memory:
+    covariance = state.trend_covariance
+    return Memory(
+        version=VERSION,
+        end=window.end,
+        upper=upper,
+        cells=state.cells.astype("<u8").tobytes(),
+        places=state.places.astype("<f8").tobytes(),
+        precision=state.precision.astype("<f8").tobytes(),
+        shift=state.shift.astype("<f8").tobytes(),
+        trend=(float(state.trend[0]), float(state.trend[1])),
+        trend_covariance=(float(covariance[0, 0]), float(covariance[0, 1]), float(covariance[1, 1])),
+        profile=state.profile.astype("<f8").tobytes(),
+        profile_variance=state.profile_variance.astype("<f8").tobytes(),
+        hours=state.hours,
+    )
