@@ -32,6 +32,8 @@ MOST_CELLS = 5_000
 """Cells that a state remembers."""
 FORGOTTEN = 0.01
 """A cell is forgotten once it says less than this share of what the model assumes anyway."""
+OLDEST_HOURS = 336.0
+"""A state older than two weeks is forgotten as a whole."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def _average(share: FloatArray, columns: list[FloatArray]) -> FloatArray:
 
 def _aged(state: SmoothingState | None, hours: float, upper: float, d: Dynamics) -> SmoothingState:
     """The state at ``hours`` before anything of then is known: deviations faded, level and effect walked on."""
-    if state is None:
+    if state is None or hours - state.hours > OLDEST_HOURS:
         return SmoothingState(
             np.zeros(0, dtype=np.uint64),
             np.zeros((0, 2)),
@@ -200,11 +202,12 @@ def _aged(state: SmoothingState | None, hours: float, upper: float, d: Dynamics)
     passed = hours - state.hours
     faded = np.exp(-passed / d.memory_hours)
     walked = np.diag([(d.level_drift * upper) ** 2, (d.effect_drift * upper) ** 2]) * passed
+    kept = _informative(state.precision * faded, upper, d)
     return SmoothingState(
-        state.cells,
-        state.places,
-        state.precision * faded,
-        state.shift * faded,
+        state.cells[kept],
+        state.places[kept],
+        state.precision[kept] * faded,
+        state.shift[kept] * faded,
         state.trend,
         state.trend_covariance + walked,
         state.profile,
@@ -324,7 +327,12 @@ def _remembered(
     fresh[told] = 1 / (1 / precision[told] + own[told])
     total[now] += fresh
     moved[now[told]] += fresh[told] * (shift[told] / precision[told] - trend[told])
-    assumed = (max(d.field) ** 2 + d.own**2) * upper**2
-    kept = np.flatnonzero(total * assumed >= FORGOTTEN)
-    kept = np.sort(kept[np.argsort(-total[kept], kind="stable")[:MOST_CELLS]])
+    kept = _informative(total, upper, d)
     return cells[kept], places[kept], total[kept], moved[kept]
+
+
+def _informative(precision: FloatArray, upper: float, d: Dynamics) -> IntArray:
+    """Ascending positions of the cells that are remembered."""
+    assumed = (max(d.field) ** 2 + d.own**2) * upper**2
+    kept = np.flatnonzero(precision * assumed >= FORGOTTEN)
+    return np.sort(kept[np.argsort(-precision[kept], kind="stable")[:MOST_CELLS]])

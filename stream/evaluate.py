@@ -21,7 +21,7 @@ from stream.closing import slotting_of
 from stream.config import Config
 from stream.memory import Memory
 from stream.pipeline import contributions_of, draw, plan_window, post_process, release_bodies
-from stream.plan import Plan
+from stream.plan import Columns, Derived, Plan
 from stream.values import PERCENTS, exact_values
 
 FloatArray = npt.NDArray[np.float64]
@@ -188,8 +188,11 @@ def _score_participation(
     columns = draw(plan, contributions, Noise())
     bodies = release_bodies(plan, counts, columns, config)
     found, memory = post_process(plan, counts, columns, bodies, config, memory)
-    estimates = [(name, "released", column) for name, column in columns.items() if name in truth]
-    for name, estimator, column in [*estimates, *(("mean", derived.method, derived) for derived in found.values())]:
+    estimates: list[tuple[str, str, Columns | Derived]] = [
+        *((name, "released", column) for name, column in columns.items() if name in truth),
+        *(("mean", derived.method, derived) for derived in found.values()),
+    ]
+    for name, estimator, column in estimates:
         table = tables.setdefault((name, estimator), _Errors([], [], [], []))
         true = truth[name][listed]
         table.add(column.value[at] - true, weight)

@@ -53,7 +53,7 @@ def encode_memory(memory: Memory) -> bytes:
 
 
 def decode_memory(blob: bytes | None) -> Memory | None:
-    """The stored memory; None where there is none that can be read: then smoothing starts afresh, at no loss of privacy."""
+    """The stored memory; None where there is none that can be read: smoothing starts anew, at no loss of privacy."""
     if not blob:
         return None
     try:
@@ -96,7 +96,7 @@ def _releases(bodies: Sequence[dict[str, Any]], upper: float) -> tuple[Releases,
     order = np.argsort(cells, kind="stable")
     bodies = [bodies[g] for g in order]
     means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
-    scales = np.array([body["mean"]["scale"] for body in bodies], dtype=np.float64)
+    scales = np.array([body["mean"]["scale"] * _laplace_share(body) for body in bodies], dtype=np.float64)
     if bodies and isinstance(bodies[0]["events"], dict):
         events = np.array([body["events"]["raw"] for body in bodies], dtype=np.float64)
         spread = np.array([body["events"]["scale"] for body in bodies], dtype=np.float64)
@@ -108,6 +108,11 @@ def _releases(bodies: Sequence[dict[str, Any]], upper: float) -> tuple[Releases,
         covariate = np.log(events / np.array([body["users"] for body in bodies], dtype=np.float64))
     places = np.array([h3.cell_to_latlng(body["cell"]) for body in bodies], dtype=np.float64).reshape(-1, 2)
     return Releases(cells[order], places, means, scales, events, covariate), order
+
+
+def _laplace_share(body: dict[str, Any]) -> float:
+    """Laplace scale of the same variance as a release of scale 1: 1, or 1/√2 where the noise is Gaussian."""
+    return 0.5**0.5 if body.get("accounting") == "zcdp" else 1.0
 
 
 def _ratio_scales(
