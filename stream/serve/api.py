@@ -6,18 +6,20 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import msgspec
 from aiohttp import web
 from prometheus_client import generate_latest
 
 from stream.config import Config
-from stream.serve import guards
-from stream.serve.answers import Answers
+from stream.serve import document, guards
+from stream.serve.answers import JSON, Answers, tag_of
 from stream.serve.broadcast import Broadcast
 from stream.serve.consumer import TopicReader
 from stream.serve.hexagons import Hexagons
 from stream.serve.histograms import Histograms
 from stream.serve.metrics import PublicMetrics
 from stream.serve.operations import bound, operations
+from stream.serve.parameters import read_all
 from stream.serve.view import View
 
 
@@ -33,6 +35,12 @@ class Service:
         self.operations = operations(
             config.feed.name, Hexagons(self.view, self.answers), Histograms(self.view, self.answers), self.broadcast
         )
+        self._document = msgspec.json.encode(document.document(self.operations))
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        """The OpenAPI document."""
+        read_all(request, ())
+        return await self.answers.answer(request, tag_of(self._document), lambda: self._document, JSON, "revalidate")
 
     async def health(self, request: web.Request) -> web.Response:
         """The process answers."""
@@ -76,6 +84,7 @@ def make_app(config: Config) -> web.Application:
     app[SERVICE] = service
     for operation in service.operations:
         app.router.add_get(operation.path, bound(operation))
+    app.router.add_get(document.PATH, service.openapi)
     app.router.add_get("/healthz", service.health)
     app.router.add_get("/readyz", service.ready)
     app.router.add_get("/metrics", service.public_metrics)

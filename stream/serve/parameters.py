@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import h3
@@ -19,7 +19,7 @@ Box = tuple[float, float, float, float]
 _NUMBER = r"-?[0-9]{1,3}(\.[0-9]{1,17})?"
 _BOX_PATTERN = f"^{_NUMBER}(,{_NUMBER}){{3}}$"
 _BOX = re.compile(_BOX_PATTERN[1:-1])
-_TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z", re.ASCII)
+_TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.0{1,9})?(Z|[+-]\d{2}:\d{2})", re.ASCII | re.IGNORECASE)
 _FEED = r"^[a-z][a-z0-9-]{0,31}$"
 _MECHANISM = r"^[a-z][a-z0-9-]{0,63}$"
 _MAX_NUMBER = 2**63 - 1
@@ -107,13 +107,14 @@ def _matching(pattern: str, what: str) -> Callable[[str], str]:
 
 
 def _start(text: str) -> str:
+    """The moment in UTC as messages write it, whatever its offset was."""
     try:
         if not _TIME.fullmatch(text):
             raise ValueError
-        datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError("is not a time in UTC to the second") from None
-    return text
+        moment = datetime.fromisoformat(text.upper()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ValueError("is not a time to the second in RFC 3339") from None
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 def _cell(text: str) -> str:
@@ -131,8 +132,8 @@ def _box(text: str) -> Box:
     return west, south, east, north
 
 
-_START_SCHEMA = {"type": "string", "format": "date-time", "pattern": r"^[0-9-]{10}T[0-9:]{8}Z$"}
-_START_EXAMPLE = "2017-03-21T13:00:00Z"
+_START_SCHEMA = {"type": "string", "format": "date-time"}
+_START_EXAMPLE = "2017-03-21T12:00:00Z"
 
 
 def limit(default: int, high: int) -> Parameter:
@@ -148,10 +149,10 @@ def feed(configured: str) -> Parameter:
 
 
 WINDOW_QUERY = Parameter(
-    "window", "Start of the window, UTC; default: the newest complete one.", _START_SCHEMA, _START_EXAMPLE, _start
+    "window", "Start of the window; default: the newest complete one.", _START_SCHEMA, _START_EXAMPLE, _start
 )
 WINDOW_PATH = Parameter(
-    "window", "Start of the window, UTC.", _START_SCHEMA, _START_EXAMPLE, _start, where="path", required=True
+    "window", "Start of the window.", _START_SCHEMA, _START_EXAMPLE, _start, where="path", required=True
 )
 CELL_PATH = Parameter(
     "cell",
