@@ -1,8 +1,8 @@
 """Shrinkage of noisy cell means towards their neighbours: post-processing of released values, so it costs nothing.
 
-Model: released mean = θ + noise of known variance 2b²; θ = intercept + public covariates + a spatial field of
-exponential correlation + what sampling n events leaves. The few hyperparameters are averaged over a fixed grid by their
-marginal likelihood under the noisy data themselves. Only released values, public scales and counts come in.
+Model: released mean = θ + Laplace noise of known scale; θ = intercept + public covariates + a spatial field of
+exponential correlation + what sampling n events leaves. The noise is read as Laplace by expectation propagation, the few
+hyperparameters are averaged over a fixed grid by their evidence. Only released values, public scales and counts come in.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ import numpy.typing as npt
 from scipy import linalg
 
 from dpcore.errors import ParameterError
+from dpcore.laplace_posterior import laplace_posterior
 
 FloatArray = npt.NDArray[np.float64]
 
 EARTH_KM = 6371.0
 """Mean radius of the Earth in km."""
-FIELD_SHARES = (0.02, 0.05, 0.1, 0.2)
+FIELD_SHARES = (0.02, 0.06)
 """Candidate standard deviations of the spatial field, as shares of the range U."""
-LENGTHS_KM = (1.5, 4.0, 10.0)
-"""Candidate correlation lengths of the spatial field, in km."""
-EVENT_SHARES = (0.1, 0.2, 0.35)
-"""Candidate standard deviations of one event around its cell's level, as shares of the range U."""
-LEVEL_SHARES = (0.5,)
-"""Candidate standard deviations of the area's level around U/2 without a baseline, as shares of U."""
-BASELINE_SHARES = (0.03, 0.1)
+LENGTH_KM = 5.0
+"""Correlation length of the spatial field, in km."""
+EVENT_SHARES = (0.3, 0.65)
+"""Candidate standard deviations e of one event around its cell's level, as shares of U; of n events, √(e²/(n + (e/q)²))."""
+QUIET_SHARE = 0.5
+"""q: standard deviation of a cell with next to no events, as a share of U: streets and motorways differ by as much."""
+LEVEL_SHARE = 0.5
+"""Standard deviation of the area's level around U/2 without a baseline, as a share of U."""
+BASELINE_SHARE = 0.1
 """The same around a baseline."""
-EFFECT_SHARES = (0.02, 0.08)
+EFFECT_SHARES = (0.04, 0.1)
 """Candidate standard deviations of the effect of one standard deviation of a covariate, as shares of U."""
 MOST_INFORMATIVE = 600
 """Cells that inform the field; in a larger area the noisiest ones are only predicted."""
@@ -79,43 +82,40 @@ def shrink(
     if not C:
         empty = np.zeros(0)
         return Shrunken(empty, empty, empty, empty)
-    variance = 2 * np.square(scales, dtype=np.float64)
-    informative = np.sort(np.argsort(variance, kind="stable")[:MOST_INFORMATIVE])
-    informative = informative[np.isfinite(variance[informative])]
+    informative = np.sort(np.argsort(scales, kind="stable")[:MOST_INFORMATIVE])
+    informative = informative[np.isfinite(scales[informative])]
+    level = LEVEL_SHARE if baseline is None else BASELINE_SHARE
     guess = np.full(C, upper / 2) if baseline is None else baseline
     effect = _effect_kernel(covariates, events, C)
-    distance = None if positions_km is None else _distances(positions_km)
-    residual = (means - guess)[informative]
-    logs, estimates, spreads = [], [], []
-    for share, slope, field, length, event in itertools.product(
-        LEVEL_SHARES if baseline is None else BASELINE_SHARES,
-        EFFECT_SHARES if covariates is not None else (0.0,),
-        FIELD_SHARES,
-        LENGTHS_KM if distance is not None else (1.0,),
-        EVENT_SHARES,
+    near = np.eye(C) if positions_km is None else np.exp(-_distances(positions_km) / LENGTH_KM)
+    residual, scale = (means - guess)[informative], scales[informative]
+    logs, estimates, spreads, widest = [], [], [], []
+    for slope, field, event in itertools.product(
+        EFFECT_SHARES if covariates is not None else (0.0,), FIELD_SHARES, EVENT_SHARES
     ):
-        kernel = (share * upper) ** 2 + (slope * upper) ** 2 * effect
-        if distance is None:
-            kernel[np.diag_indices(C)] += (field * upper) ** 2
-        else:
-            kernel += (field * upper) ** 2 * np.exp(-distance / length)
-        kernel[np.diag_indices(C)] += (event * upper) ** 2 / events
-        prior = kernel[np.ix_(informative, informative)]
-        prior[np.diag_indices(len(informative))] += variance[informative] + 1e-9 * upper**2
-        factor = linalg.cholesky(prior, lower=True)
-        white = linalg.solve_triangular(factor, residual, lower=True)
-        gain = linalg.solve_triangular(factor, kernel[informative], lower=True)
-        logs.append(-0.5 * float(white @ white) - float(np.log(np.diag(factor)).sum()))
-        estimates.append(guess + gain.T @ white)
+        kernel = upper**2 * (level**2 + slope**2 * effect + field**2 * near)
+        kernel[np.diag_indices(C)] += upper**2 * (event**2 / (events + (event / QUIET_SHARE) ** 2) + 1e-9)
+        found = laplace_posterior(kernel[np.ix_(informative, informative)], residual, scale)
+        known, root = kernel[informative], np.sqrt(found.site_precision)
+        factor = linalg.cholesky(np.eye(len(root)) + root[:, None] * known[:, informative] * root, lower=True)
+        gain = linalg.solve_triangular(factor, root[:, None] * known, lower=True)
+        logs.append(found.log_evidence)
+        estimates.append(guess + gain.T @ linalg.solve_triangular(factor, found.site_shift / root, lower=True))
         spreads.append(np.diag(kernel) - np.einsum("ij,ij->j", gain, gain))
-    weight = np.exp(np.array(logs) - max(logs))
-    weight /= weight.sum()
+        widest.append(event == max(EVENT_SHARES))
     table = np.array(estimates)
-    value = weight @ table
-    spread = np.maximum(weight @ (np.array(spreads) + np.square(table - value)), 0)
-    error = np.sqrt(spread)
+    value = _weights(logs) @ table
+    # Busy cells say more of e than quiet ones, and less of the quiet: intervals rest on the widest candidate.
+    cautious = _weights(np.where(widest, logs, -np.inf))
+    error = np.sqrt(np.maximum(cautious @ (np.array(spreads) + np.square(table - value)), 0))
     bounded = np.clip([value, value - 1.96 * error, value + 1.96 * error], 0.0, upper)
     return Shrunken(bounded[0], bounded[1], bounded[2], error)
+
+
+def _weights(logs: npt.ArrayLike) -> FloatArray:
+    """Shares of the candidates by the logarithms of their evidence."""
+    share = np.exp(np.asarray(logs) - np.max(logs))
+    return np.asarray(share / share.sum())
 
 
 def _effect_kernel(covariates: FloatArray | None, events: npt.NDArray[np.int64], cells: int) -> FloatArray:

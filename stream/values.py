@@ -371,7 +371,7 @@ def shrink_values(plan: Plan, counts: Counts, columns: dict[str, Columns], confi
         events,
         upper=mean.top,
         positions_km=local_kilometres(places[:, 0], places[:, 1]),
-        covariates=np.log(events)[:, None],
+        covariates=np.log([events, events / np.diff(counts.cell_start)[published]]).T,
     )
     spread = [np.zeros(counts.n_cells) for _ in range(3)]
     for column, values in zip(spread, (found.value, found.low, found.high), strict=True):
