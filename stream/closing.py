@@ -19,6 +19,8 @@ from redis.asyncio import Redis
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
 from stream.config import Config
+from stream.fixes import Fixes, fixes_of, histogram_box
+from stream.histograms import DrawnHistogram, draw_histograms
 from stream.ledger import AlreadyReleasedError, Ledger, LedgerError
 from stream.memory import decode_memory, encode_memory
 from stream.pipeline import compose, contributions_of, draw, plan_window
@@ -149,12 +151,16 @@ class Closing:
             )
         await self.rows.seal(slot)
         await self._done("seal")
-        contributions = contributions_of(await self.rows.read_rows(slot), self.config)
+        rows = await self.rows.read_rows(slot)
+        contributions, fixes = contributions_of(rows, self.config), fixes_of(rows, histogram_box(self.config))
         await self._done("read")
-        plan = await self._charged_plan(slot, contributions, generation)
-        columns = draw(plan, contributions, self.noise)
+        plan = await self._charged_plan(slot, contributions, generation, fixes)
+        planned_box = None if plan.histogram is None else plan.histogram.box
+        if planned_box != histogram_box(self.config):
+            fixes = fixes_of(rows, planned_box)  # of a plan made under an earlier configuration
+        columns, histograms = draw(plan, contributions, self.noise), draw_histograms(plan, fixes, self.noise)
         await self._done("draw")
-        answer = await self._commit_drawn(slot, plan, contributions.counts, columns)
+        answer = await self._commit_drawn(slot, plan, contributions.counts, columns, histograms)
         if not answer or not answer[0]:
             self.on_redraw()
         if not answer:
@@ -163,7 +169,14 @@ class Closing:
         await self._done("commit")
         return stored
 
-    async def _commit_drawn(self, slot: int, plan: Plan, counts: Counts, columns: dict[str, Columns]) -> list[Any]:
+    async def _commit_drawn(
+        self,
+        slot: int,
+        plan: Plan,
+        counts: Counts,
+        columns: dict[str, Columns],
+        histograms: Sequence[DrawnHistogram],
+    ) -> list[Any]:
         """Commit the drawn window with the memory it leaves; where another window moved the memory, compose again.
 
         A memory that never stands still is left as it is: smoothing loses a window, the release does not wait for it.
@@ -172,7 +185,7 @@ class Closing:
         for attempt in range(_MEMORY_ATTEMPTS):
             stored: bytes = await self.redis.get(keys[2]) or b""
             before = decode_memory(stored)
-            messages, after = compose(plan, counts, columns, self.config, before)
+            messages, after = compose(plan, counts, columns, self.config, before, histograms)
             moved = after is not None and after is not before and attempt < _MEMORY_ATTEMPTS - 1
             left = encode_memory(after) if moved and after is not None else b""
             answer = await self.redis.eval(_COMMIT, len(keys), *keys, slot, encode_outbox(messages), stored, left)
@@ -181,7 +194,9 @@ class Closing:
         committed: list[Any] = answer
         return committed
 
-    async def _charged_plan(self, slot: int, contributions: Contributions, generation: str) -> Plan:
+    async def _charged_plan(
+        self, slot: int, contributions: Contributions, generation: str, fixes: Fixes | None = None
+    ) -> Plan:
         """The stored plan with every charge made; a plan that meets an exhausted budget is replaced, never refunded."""
         key = self._key(f"plan:{slot}")
         window, period = self.slotting.window(slot), self.slotting.period_of(slot)
@@ -192,7 +207,7 @@ class Closing:
                 left = self.config.privacy.ledger_budget - await self.ledger.spent(
                     period.key, counts.users, besides=slot
                 )
-                mine = encode_plan(plan_window(counts, left, self.config, window, period, generation))
+                mine = encode_plan(plan_window(counts, left, self.config, window, period, generation, fixes))
                 await self.redis.set(key, mine, nx=True)
                 blob = await self.redis.get(key) or mine
             plan = decode_plan(blob)
@@ -209,7 +224,7 @@ class Closing:
                 return plan
             left = self.config.privacy.ledger_budget - await self.ledger.spent(period.key, counts.users, besides=slot)
             left[np.isin(counts.users, refused)] = 0
-            mine = encode_plan(plan_window(counts, left, self.config, window, period, generation))
+            mine = encode_plan(plan_window(counts, left, self.config, window, period, generation, fixes))
             blob = await self.redis.eval(_REPLACE, 1, key, blob, mine)
         raise LedgerError(
             f"window {utc_text(slot)}: budgets were spent elsewhere during {_PLAN_ATTEMPTS} plans; "

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dpcore.accounting import MAX_RHO, NANO, epsilon_of_rho, to_nano
 from dpcore.budget import MICRO, to_micro
 from dpcore.errors import BudgetError
+from stream.histogram_config import HistogramConfig
+from stream.section import Domain, Section
 
 SPEED_TO_KMH = {"km/h": 1.0, "m/s": 3.6, "mph": 1.609344, "kn": 1.852}
 SPEED_QUANTUM_KMH = 0.01
@@ -66,26 +68,7 @@ SpeedUnit = Literal["km/h", "m/s", "mph", "kn"]
 Statistic = Literal["mean", "variance", "p15", "p50", "p85"]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Domain(_Section):
-    """Public box in degrees; fixes outside are rejected."""
-
-    south: float = Field(ge=-90, le=90)
-    west: float = Field(ge=-180, le=180)
-    north: float = Field(ge=-90, le=90)
-    east: float = Field(ge=-180, le=180)
-
-    @model_validator(mode="after")
-    def _has_area(self) -> Self:
-        if self.south >= self.north or self.west >= self.east:
-            raise ValueError("the box has no area; south must be below north and west below east")
-        return self
-
-
-class FeedFields(_Section):
+class FeedFields(Section):
     """Where a declared feed keeps its fields: dotted paths, a number indexes a list (``location.coordinates.1``)."""
 
     user: str
@@ -96,7 +79,7 @@ class FeedFields(_Section):
     time_format: Literal["rfc3339", "epoch-s", "epoch-ms"] = "rfc3339"
 
 
-class FeedConfig(_Section):
+class FeedConfig(Section):
     """The incoming feed and its units."""
 
     name: FeedName
@@ -114,7 +97,7 @@ class FeedConfig(_Section):
         return self
 
 
-class WindowConfig(_Section):
+class WindowConfig(Section):
     """Timeslots and how long to wait for them."""
 
     slot: PositiveDuration = timedelta(hours=1)
@@ -124,7 +107,7 @@ class WindowConfig(_Section):
     max_age: PositiveDuration = timedelta(days=36500)
 
 
-class PrivacyConfig(_Section):
+class PrivacyConfig(Section):
     """Allowance of one user per window and per period: epsilon and budget, or under zCDP rho and rho_budget.
 
     ``accounting`` "pure": ε-DP, δ = 0, counted in µε. "zcdp": ρ-zCDP, counted in nρ; epsilon and budget are what rho and
@@ -215,13 +198,13 @@ class PrivacyConfig(_Section):
         return LEDGER_UNITS[self.accounting]
 
 
-class HexagonConfig(_Section):
+class HexagonConfig(Section):
     """Spatial resolution."""
 
     resolution: int = Field(ge=0, le=15)
 
 
-class SpeedConfig(_Section):
+class SpeedConfig(Section):
     """Statistics of speed per hexagon and timeslot."""
 
     upper_bound: float = Field(gt=0, le=1000)
@@ -257,7 +240,7 @@ class SpeedConfig(_Section):
         return round(self.upper_bound / SPEED_QUANTUM_KMH)
 
 
-class ParticipationConfig(_Section):
+class ParticipationConfig(Section):
     """Public bounds of relation "participation": cell list and caps per user."""
 
     geojson: Path | None = None
@@ -266,7 +249,7 @@ class ParticipationConfig(_Section):
     samples_per_cell: int = Field(ge=1, le=100_000)
 
 
-class KafkaConfig(_Section):
+class KafkaConfig(Section):
     """Brokers, consumer group, and how to prove who we are to them."""
 
     bootstrap: str = "127.0.0.1:9092"
@@ -304,13 +287,13 @@ class KafkaConfig(_Section):
         return self
 
 
-class RedisConfig(_Section):
+class RedisConfig(Section):
     """State and ledger store."""
 
     url: str = "redis://127.0.0.1:6379/0"
 
 
-class SurfaceConfig(_Section):
+class SurfaceConfig(Section):
     """Address of an HTTP surface."""
 
     host: str = "127.0.0.1"
@@ -349,6 +332,7 @@ class Config(BaseSettings):
     hexagons: HexagonConfig
     speed: SpeedConfig
     participation: ParticipationConfig | None = None
+    histogram: HistogramConfig | None = None
     kafka: KafkaConfig = KafkaConfig()
     redis: RedisConfig = RedisConfig()
     operator: SurfaceConfig = SurfaceConfig(port=6066)
@@ -406,6 +390,31 @@ class Config(BaseSettings):
                 "suppression are chosen for Laplace noise and pure ε; set privacy.accounting to 'pure'"
             )
         return self
+
+    def _budget_covers_histograms(self) -> Self:
+        if self.privacy.ledger_budget < self.window_grant:
+            _, per_one = self.privacy.ledger_unit
+            whole, most = ("rho", "rho_budget") if self.privacy.accounting == "zcdp" else ("epsilon", "budget")
+            raise ValueError(
+                f"privacy.{most} {self.privacy.ledger_budget / per_one} is below the {self.window_grant / per_one} of one window, "
+                f"privacy.{whole} {self.privacy.ledger_grant / per_one} and {self.histogram_grant / per_one} for the histograms: "
+                f"no window could ever be released; raise {most} or lower histogram.epsilon"
+            )
+        if self.histogram is not None and self.histogram.domain and not self.feed.domain.holds(self.histogram.domain):
+            raise ValueError(
+                "histogram.domain reaches outside feed.domain, where every fix is rejected; keep it inside, or leave it out"
+            )
+        return self
+
+    @property
+    def histogram_grant(self) -> int:
+        """What a user with a fix in their box pays in one window for all spatial histograms, in the ledger's unit."""
+        return 0 if self.histogram is None else self.histogram.cost(self.privacy.accounting)
+
+    @property
+    def window_grant(self) -> int:
+        """Allowance of one user in one window, for statistics of speed and spatial histograms, in the ledger's unit."""
+        return self.privacy.ledger_grant + self.histogram_grant
 
     @model_validator(mode="after")
     def _slots_fit_periods(self) -> Self:

@@ -19,6 +19,7 @@ from dpcore.noise import Noise
 from stream.cell_means import MECHANISMS
 from stream.closing import slotting_of
 from stream.config import Config
+from stream.fixes import fixes_of, histogram_box
 from stream.memory import Memory
 from stream.pipeline import contributions_of, draw, plan_window, post_process, release_bodies
 from stream.plan import Columns, Derived, Plan
@@ -121,7 +122,8 @@ def evaluate(
         period = slotting.period_of(slot)
         ledger = spent.setdefault(period.key, {})
         left = np.array([config.privacy.ledger_budget - ledger.get(user, 0) for user in counts.users.tolist()])
-        plan = plan_window(counts, left.astype(np.int64), config, slotting.window(slot), period, "evaluation")
+        fixes = fixes_of(windows[slot], histogram_box(config))
+        plan = plan_window(counts, left.astype(np.int64), config, slotting.window(slot), period, "evaluation", fixes)
         users, charged = plan.charged_users()
         for user, charge in zip(users.tolist(), charged.tolist(), strict=True):
             ledger[user] = ledger.get(user, 0) + charge

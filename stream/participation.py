@@ -104,13 +104,22 @@ def pair_charges(kept: IntArray, config: Config) -> IntArray:
 
 
 def plan_participation(
-    counts: Counts, left: IntArray, config: Config, window: Window, period: Period, generation: str
+    counts: Counts,
+    left: IntArray,
+    config: Config,
+    window: Window,
+    period: Period,
+    generation: str,
+    asked: IntArray | int = 0,
 ) -> Plan:
-    """Every user's own choice, charged for the cells kept; one who cannot pay contributes exactly nothing."""
+    """Every user's own choice, charged for the cells kept; one who cannot pay contributes exactly nothing.
+
+    ``asked``: (L,) units of the ledger for his part in the histograms, paid together with the rest or not at all.
+    """
     assert config.participation is not None
     cells = public_cells(config)
     kept = own_choice(counts, cells, config.participation.cells_per_user, config.participation.samples_per_cell)
-    charges = counts.by_user(pair_charges(kept, config))
+    charges = counts.by_user(pair_charges(kept, config)) + asked
     pays = charges <= left
     t, s = scales(config)
     return Plan(

@@ -5,18 +5,23 @@ Pure: no server, no clock. A window is reproducible from its rows, its plan, a n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.budget import from_micro
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
 from stream.config import SPEED_QUANTUM_KMH, Config
+from stream.fixes import Fixes
+from stream.histograms import DrawnHistogram, asked_of, draw_histograms, histogram_body, plan_histograms
 from stream.memory import SMOOTHED, Memory, step
 from stream.participation import draw_participation, plan_participation
 from stream.plan import DECIMALS, Columns, Derived, Plan
-from stream.releases import HEXAGON_SPEED, WINDOW, Message, cell_text, digest, window_message
+from stream.releases import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
 from stream.values import draw_values, plan_values, shrink_values
 from stream.windows import Period, Window, utc_text
 
@@ -56,14 +61,24 @@ def contributions_of(rows: npt.NDArray[np.void], config: Config) -> Contribution
 
 
 def plan_window(
-    counts: Counts, left: IntArray, config: Config, window: Window, period: Period, generation: str
+    counts: Counts,
+    left: IntArray,
+    config: Config,
+    window: Window,
+    period: Period,
+    generation: str,
+    fixes: Fixes | None = None,
 ) -> Plan:
     """Decide who takes part, what is retained, the noise scales and every user's charge, before any noise.
 
-    ``left``: (L,) µε each user of ``counts`` has left in ``period``.
+    ``left``: (L,) µε each user of ``counts`` has left in ``period``. ``fixes``: of the same rows, where the
+    configuration has histograms; raises :class:`stream.plan.PlanError` without.
     """
     decide = plan_values if config.relation == "values" else plan_participation
-    return decide(counts, left, config, window, period, generation)
+    histogram = plan_histograms(fixes, config)
+    asked = 0 if histogram is None else asked_of(histogram, fixes, counts.users)
+    plan = decide(counts, left, config, window, period, generation, asked)
+    return msgspec.structs.replace(plan, histogram=histogram)
 
 
 def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
@@ -93,14 +108,25 @@ def post_process(
 
 
 def build_messages(
-    plan: Plan, contributions: Contributions, noise: Noise, config: Config, memory: Memory | None
+    plan: Plan,
+    contributions: Contributions,
+    noise: Noise,
+    config: Config,
+    memory: Memory | None,
+    fixes: Fixes | None = None,
 ) -> tuple[list[Message], Memory | None]:
-    """Draw the window and write every message: :func:`draw`, then :func:`compose`."""
-    return compose(plan, contributions.counts, draw(plan, contributions, noise), config, memory)
+    """Draw the window and write every message: :func:`draw`, :func:`draw_histograms`, then :func:`compose`."""
+    columns, histograms = draw(plan, contributions, noise), draw_histograms(plan, fixes, noise)
+    return compose(plan, contributions.counts, columns, config, memory, histograms)
 
 
 def compose(
-    plan: Plan, counts: Counts, columns: dict[str, Columns], config: Config, memory: Memory | None
+    plan: Plan,
+    counts: Counts,
+    columns: dict[str, Columns],
+    config: Config,
+    memory: Memory | None,
+    histograms: Sequence[DrawnHistogram] = (),
 ) -> tuple[list[Message], Memory | None]:
     """Every message of a drawn window, close marker last, and the memory after it."""
     bodies = release_bodies(plan, counts, columns, config)
@@ -109,7 +135,7 @@ def compose(
         for g, body in enumerate(bodies):
             if body["status"] == "published":
                 body["post_processed"] = {name: _derived_estimate(name, column, g) for name, column in derived.items()}
-    return _messages(plan, bodies, config), memory
+    return _messages(plan, bodies, histograms, config), memory
 
 
 def _estimate(name: str, column: Columns, g: int) -> dict[str, Any]:
@@ -177,12 +203,16 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
     return bodies
 
 
-def _messages(plan: Plan, bodies: list[Body], config: Config) -> list[Message]:
+def _messages(plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogram], config: Config) -> list[Message]:
     feed = config.feed.name
+    window = {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)}
     messages = [window_message(HEXAGON_SPEED, feed, plan.window, body["cell"], body["cell"], body) for body in bodies]
+    for drawn in histograms:
+        body = histogram_body(drawn, feed, window)
+        messages.append(window_message(SPATIAL_HISTOGRAM, feed, plan.window, drawn.mechanism, feed, body))
     marker = {
         "feed": feed,
-        "window": {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)},
+        "window": window,
         "relation": plan.relation,
         "epsilon": plan.epsilon,
         "budget": plan.budget,
@@ -200,5 +230,10 @@ def _messages(plan: Plan, bodies: list[Body], config: Config) -> list[Message]:
         "digest": digest(message.value for message in messages),
         "generation": plan.generation,
     }
+    if plan.histogram is not None:
+        marker |= {
+            "histogram_epsilon": from_micro(plan.histogram.epsilon_micro),
+            "mechanisms": list(plan.histogram.mechanisms),
+        }
     messages.append(window_message(WINDOW, feed, plan.window, "close", feed, marker))
     return messages

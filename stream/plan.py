@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.contributions import Contributions, Counts
+from stream.section import Domain
 from stream.windows import Period, Window, utc_text
 
 IntArray = npt.NDArray[np.int64]
@@ -33,6 +34,45 @@ class ZcdpTerms(msgspec.Struct, frozen=True):
     rho_budget: float
     delta: float
     budget_nano: int
+
+
+class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How regions are taken from a user's fixes, and the grid that counts them; lengths in metres."""
+
+    rows: int
+    columns: int
+    nearest: int
+    diameter_m: float
+    bandwidth_m: float
+
+
+class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Spatial histograms of the window: ``epsilons`` (µε) of each of ``mechanisms``, on a public box and grid.
+
+    Every user with a fix in the box who pays ``cost`` (units of the ledger, for all of them) contributes;
+    ``fixes_digest`` names all fixes that were looked at.
+    """
+
+    mechanisms: tuple[str, ...]
+    epsilons: tuple[int, ...]
+    epsilon_micro: int
+    cost: int
+    fixes_per_user: int
+    south: float
+    west: float
+    north: float
+    east: float
+    rows: int
+    columns: int
+    sizes: tuple[int, ...]
+    tuning_queries: int
+    regions: RegionPlan | None
+    fixes_digest: str
+
+    @property
+    def box(self) -> Domain:
+        """The public box."""
+        return Domain(south=self.south, west=self.west, north=self.north, east=self.east)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,6 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     numerators: bytes
     denominators: bytes
     zcdp: ZcdpTerms | None = None
+    histogram: HistogramPlan | None = None
 
     @property
     def ledger_budget(self) -> int:

@@ -42,17 +42,28 @@ _FEW_LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def plan_values(
-    counts: Counts, left: IntArray, config: Config, window: Window, period: Period, generation: str
+    counts: Counts,
+    left: IntArray,
+    config: Config,
+    window: Window,
+    period: Period,
+    generation: str,
+    asked: IntArray | int = 0,
 ) -> Plan:
     """Decide who takes part, what is retained, the noise scales and every user's charge.
 
     ``left``: (L,) µε each user of ``counts`` has left in ``period``. A user takes part if a whole window's grant is
-    left, so that one nearly exhausted user cannot inflate the noise of everybody in his cells.
+    left, so that one nearly exhausted user cannot inflate the noise of everybody in his cells. ``asked``: (L,) µε of
+    his part in the histograms. Where there are histograms he is charged the whole allowance for speed: his exact loss
+    depends on others' counts, and through later admissions that would show in histograms who else was there.
     """
-    grant = config.privacy.epsilon_micro
     statistics = config.speed.statistics
-    admitted = np.where(left[counts.pair_user] >= grant, counts.samples, 0)
+    admits = left >= config.window_grant
+    admitted = np.where(admits[counts.pair_user], counts.samples, 0)
     decision = _least_error(counts, admitted, config)
+    charges = decision.charges
+    if config.histogram is not None:
+        charges = np.where(admits, config.privacy.epsilon_micro + asked, 0)
     return Plan(
         window=window,
         period=period,
@@ -70,7 +81,7 @@ def plan_values(
         counts_digest=counts_digest(counts),
         cells=counts.cells.astype("<u8").tobytes(),
         users=counts.users.astype("<u8").tobytes(),
-        charges=decision.charges.astype("<i8").tobytes(),
+        charges=charges.astype("<i8").tobytes(),
         retained=decision.retained.astype("<i8").tobytes(),
         published=(counts.by_cell(decision.retained) > 0).astype(np.uint8).tobytes(),
         numerators=decision.numerators.astype("<i8").tobytes(),

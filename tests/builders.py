@@ -29,6 +29,57 @@ def riders_config(tmp_path: Path, **overrides: Any) -> Config:
     return load_config(REPO_ROOT / "config" / "riders.toml", **settings)
 
 
+EVERY_MECHANISM = [
+    "ag",
+    "e2epriv",
+    "euler",
+    "htf",
+    "kdtree",
+    "privlet",
+    "quadtree",
+    "singular",
+    "sparse",
+    "ug",
+    "uniform",
+]
+
+
+def with_histograms(relation: str, tmp_path: Path, mechanisms: list[str] | None = None, **overrides: Any) -> Config:
+    """The shipped configuration of ``relation`` ("zcdp": riders counting ρ) with spatial histograms of a 16 × 16 box around :func:`located_rows`."""
+    names = mechanisms or EVERY_MECHANISM
+    box = {"south": 30.1, "west": -97.9, "north": 30.6, "east": -97.5}
+    settings: dict[str, Any] = {
+        "privacy.user_key_file": str(tmp_path / "user.key"),
+        "privacy.budget": 96.0,
+        "histogram.mechanisms": names,
+        "histogram.epsilon": 1.1,
+        "histogram.rows": 16,
+        "histogram.columns": 16,
+        "histogram.sizes": [2, 4, 8, 16],
+        "histogram.domain": box,
+    }
+    if "euler" in names:
+        settings["histogram.euler"] = {"rows": 8, "columns": 8, "diameter_m": 4000.0}
+    if relation != "values":
+        settings |= {"hexagons.resolution": 7, "feed.domain": box}
+    if relation == "zcdp":
+        return zcdp_config(
+            tmp_path, 0.5, 12.0, **{k: v for k, v in (settings | overrides).items() if k != "privacy.budget"}
+        )
+    file = {"values": "bus-fleet.toml", "participation": "riders.toml"}[relation]
+    return load_config(REPO_ROOT / "config" / file, **(settings | overrides))
+
+
+def located_rows(seed: int, n: int, users: int = 12, slot: int = SLOT) -> np.ndarray:
+    """:func:`random_rows` with positions near each row's cell: most inside the box of histograms, some outside."""
+    rows = random_rows(seed, n, users, slot=slot)
+    rng = np.random.default_rng(seed + 1)
+    centre = np.array([h3.cell_to_latlng(f"{cell:x}") for cell in rows["cell"].tolist()]).reshape(-1, 2)
+    rows["lat"] = np.round((centre[:, 0] + rng.normal(0, 0.06, n)) * 1e7)
+    rows["lng"] = np.round((centre[:, 1] + rng.normal(0, 0.12, n)) * 1e7)
+    return rows
+
+
 def random_rows(seed: int, n: int, users: int = 12, places: int = 6, slot: int = SLOT, hours: int = 1) -> np.ndarray:
     """``n`` rows of a random small city; distinct (user, time)."""
     rng = np.random.default_rng(seed)

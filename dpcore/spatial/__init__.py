@@ -4,10 +4,11 @@ from dpcore.spatial.domain import Domain
 from dpcore.spatial.e2epriv import E2EPriv
 from dpcore.spatial.grids import AdaptiveGrid, Singular, Uniform, UniformGrid
 from dpcore.spatial.hierarchy import SparseHierarchy
-from dpcore.spatial.histogram import GridHistogram, Histogram, PartitionHistogram, histogram_from_release
+from dpcore.spatial.histogram import GridHistogram, Histogram, PartitionHistogram
 from dpcore.spatial.htf import HTF
 from dpcore.spatial.mechanism import BudgetSplit, SpatialMechanism
 from dpcore.spatial.queries import Rectangles
+from dpcore.spatial.release import histogram_from_release
 from dpcore.spatial.trees import KdTree, QuadTree
 from dpcore.spatial.wavelet import Privlet
 

@@ -82,6 +82,12 @@ class Domain:
         y = (np.asarray(longitude, dtype=np.float64) - self.west) * (self.columns / (self.east - self.west))
         return x, y
 
+    def contains(self, latitude: FloatArray, longitude: FloatArray) -> npt.NDArray[np.bool_]:
+        """Which positions lie in the half-open box."""
+        return np.asarray(
+            (latitude >= self.south) & (latitude < self.north) & (longitude >= self.west) & (longitude < self.east)
+        )
+
     def count(self, points: FloatArray) -> PointCounts:
         """Counts of ``points``, shape (N, 2) of (latitude, longitude) or (x, y).
 
@@ -98,7 +104,7 @@ class Domain:
         # One pass: the sum of finite float64 coordinates is finite unless they are absurdly large.
         if not (np.isfinite(latitude.sum()) and np.isfinite(longitude.sum())) and not np.isfinite(points).all():
             raise DomainError("points hold NaN or infinite coordinates; reject them before counting")
-        inside = (latitude >= self.south) & (latitude < self.north) & (longitude >= self.west) & (longitude < self.east)
+        inside = self.contains(latitude, longitude)
         kept = int(np.count_nonzero(inside))
         if kept < len(points):
             latitude, longitude = latitude[inside], longitude[inside]

@@ -18,7 +18,7 @@ from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 from dpcore.spatial.euler_inference import Grade, infer
-from dpcore.spatial.histogram import LAPLACE_95, HistogramError
+from dpcore.spatial.histogram import HistogramError, noise_half_width
 from dpcore.spatial.mechanism import laplace_variance, noisy_counts
 from dpcore.spatial.queries import QueryError, Rectangles, integral_image
 from dpcore.spatial.regions import Footprints, Regions
@@ -77,7 +77,7 @@ class EulerHistogram:
         """Half widths of 95 % intervals of the noise before inference, which only moves it, shape (Q,)."""
         x0, x1, y0, y1 = self._blocks(rectangles)
         inside = np.maximum(2 * (x1 - x0) - 1, 0) * np.maximum(2 * (y1 - y0) - 1, 0)
-        return np.asarray(LAPLACE_95 * np.sqrt(inside * self.variance), dtype=np.float64)
+        return noise_half_width(inside * self.variance, np.ones(len(rectangles)))
 
     def query(self, rectangles: Rectangles) -> tuple[FloatArray, FloatArray]:
         """Answers and half widths, each of shape (Q,)."""

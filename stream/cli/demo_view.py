@@ -13,7 +13,8 @@ from zoneinfo import ZoneInfo
 
 from rich.table import Table
 
-from stream.releases import HEXAGON_SPEED, REJECTED, WINDOW, schema
+from dpcore.spatial import Rectangles, histogram_from_release
+from stream.releases import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, schema
 
 _ROWS = 16
 
@@ -40,12 +41,20 @@ class WindowView:
     busiest: tuple[int, str, dict[str, Any], dict[str, Any] | None] | None = None
     half_widths: list[float] = field(default_factory=list)
     modelled_half_widths: list[float] = field(default_factory=list)
+    totals: dict[str, tuple[float, float]] = field(default_factory=dict)
     announced: int | None = None
 
     @property
     def complete(self) -> bool:
-        """All cells and the marker arrived."""
-        return self.announced is not None and self.cells >= self.announced
+        """All cells, all histograms and the marker arrived."""
+        return self.announced is not None and self.cells + len(self.totals) >= self.announced
+
+    def add_histogram(self, body: dict[str, Any]) -> None:
+        """One spatial histogram: how many it counts in its whole box, with half a 95 % interval."""
+        histogram = histogram_from_release(body)
+        rows, columns = histogram.domain.shape
+        value, half = histogram.query(Rectangles.of_cells([0, rows - 1, 0, columns - 1]))
+        self.totals[body["mechanism"]] = float(value[0]), float(half[0])
 
     def add_cell(self, body: dict[str, Any]) -> None:
         """One hexagon."""
@@ -76,6 +85,10 @@ class WindowView:
     def busiest_modelled(self) -> str:
         """The same mean after shrinkage towards its neighbours, a model's estimate."""
         return "-" if self.busiest is None or self.busiest[3] is None else _with_interval(self.busiest[3])
+
+    def counted(self) -> str:
+        """Totals of the spatial histograms; empty without."""
+        return ", ".join(f"{name} {value:.0f} ± {half:.0f}" for name, (value, half) in sorted(self.totals.items()))
 
     def typical_half_width(self) -> str:
         """Median over cells of half a 95 % interval."""
@@ -119,11 +132,13 @@ class Releases:
             return
         if topic == REJECTED:
             self.rejected[body["reason"]] += body["count"]
-        elif topic in (HEXAGON_SPEED, WINDOW):
+        elif topic in (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW):
             window = self.windows.setdefault(body["window"]["start"], WindowView(**body["window"]))
             if topic == WINDOW:
                 window.announced = body["messages"]
                 window.epsilon = body["epsilon"]
+            elif topic == SPATIAL_HISTOGRAM:
+                window.add_histogram(body)
             else:
                 window.add_cell(body)
             if window.complete and window not in self._order:
@@ -138,10 +153,14 @@ class Releases:
         table.add_column("window", no_wrap=True)
         for column in ("cells", "suppr.", "busiest", "its mean", "typical", "ε"):
             table.add_column(column, justify="right", no_wrap=True)
+        mapped = any(window.totals for window in self._order[-_ROWS:])
+        if mapped:
+            table.add_column("on the map", justify="right", no_wrap=True)
         for window in self._order[-_ROWS:]:
             events = "-" if window.busiest is None else f"{window.busiest[0]:g}"
-            columns = (str(window.cells), str(window.suppressed), events, window.busiest_mean())
-            table.add_row(window.span(self.timezone), *columns, window.typical_half_width(), f"{window.epsilon:g}")
+            columns = [str(window.cells), str(window.suppressed), events, window.busiest_mean()]
+            columns += [window.typical_half_width(), f"{window.epsilon:g}"]
+            table.add_row(window.span(self.timezone), *columns, *([window.counted() or "-"] if mapped else []))
         return table
 
     def lines(self) -> list[str]:
@@ -151,11 +170,12 @@ class Releases:
     def _line(self, window: WindowView) -> str:
         busy = "-" if window.busiest is None else f"{window.busiest[1]} ({window.busiest[0]:g} events)"
         modelled = window.busiest_modelled()
+        counted = f"on the map {window.counted()}  " if window.totals else ""
         model = "" if modelled == "-" else f"modelled {modelled} km/h, median {window.typical_modelled()}  "
         return (
             f"{window.span(self.timezone)}  {window.cells} cells ({window.suppressed} suppressed)  "
             f"busiest {busy}: mean {window.busiest_mean()} km/h  "
-            f"all cells (median) {window.typical_half_width()}  {model}ε {window.epsilon:g}"
+            f"all cells (median) {window.typical_half_width()}  {model}{counted}ε {window.epsilon:g}"
         )
 
     def summary(self) -> str:

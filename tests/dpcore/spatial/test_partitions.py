@@ -11,10 +11,10 @@ from dpcore.spatial.domain import Domain
 from dpcore.spatial.e2epriv import E2EPriv
 from dpcore.spatial.grids import AdaptiveGrid, Singular, Uniform, UniformGrid
 from dpcore.spatial.hierarchy import SparseHierarchy
-from dpcore.spatial.histogram import histogram_from_release
 from dpcore.spatial.htf import HTF, QUANTUM, RankedCells, split_costs, split_sensitivity
 from dpcore.spatial.partition import image_of, whole
 from dpcore.spatial.queries import Rectangles, answer, integral_image
+from dpcore.spatial.release import histogram_from_release
 from dpcore.spatial.trees import Candidates, KdTree, QuadTree
 from dpcore.spatial.wavelet import Privlet, haar, inverse_haar
 

@@ -1,0 +1,81 @@
+"""The release format of spatial histograms: rounding to one public granularity, and the way back from JSON."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dpcore.errors import ParameterError
+from dpcore.spatial.domain import Domain, FloatArray
+from dpcore.spatial.euler import EulerHistogram
+from dpcore.spatial.histogram import GridHistogram, Histogram, HistogramError, PartitionHistogram
+
+Released = GridHistogram | PartitionHistogram | EulerHistogram
+
+DECIMALS = 2
+"""Released counts are multiples of 10^-DECIMALS, so that no low bit of floating point leaves."""
+_DIGITS = 6
+"""Significant digits of variances, rounded up."""
+
+
+def rounded(histogram: Histogram) -> Released:
+    """Counts on the public granularity, variances to six digits, rounded up: post-processing.
+
+    Raises :class:`HistogramError` for a kind without a release format.
+    """
+    # Adding 0 turns -0.0 into 0.0.
+    if isinstance(histogram, EulerHistogram):
+        return replace(histogram, variance=float(_up(histogram.variance)))
+    if isinstance(histogram, PartitionHistogram):
+        return replace(histogram, counts=np.round(histogram.counts, DECIMALS) + 0.0, variances=_up(histogram.variances))
+    if isinstance(histogram, GridHistogram):
+        variances = _up(histogram.variances)
+        return replace(
+            histogram,
+            counts=np.round(histogram.counts, DECIMALS) + 0.0,
+            variances=variances if variances.ndim else float(variances),
+        )
+    raise HistogramError(f"{type(histogram).__name__} has no release format; release a grid, a partition or euler")
+
+
+def histogram_from_release(document: dict[str, Any]) -> Released:
+    """The histogram of a release document (``domain`` and ``structure``); raises :class:`HistogramError` otherwise."""
+    try:
+        domain = Domain.from_release(document["domain"])
+        structure = document["structure"]
+        kind = structure["kind"]
+        if kind == "grid":
+            variances = structure["variances"]
+            return GridHistogram(
+                domain,
+                np.asarray(structure["x_edges"], dtype=np.int64),
+                np.asarray(structure["y_edges"], dtype=np.int64),
+                np.asarray(structure["counts"], dtype=np.float64),
+                np.asarray(variances, dtype=np.float64) if isinstance(variances, list) else float(variances),
+            )
+        if kind == "partition":
+            return PartitionHistogram(
+                domain,
+                np.asarray(structure["boxes"], dtype=np.int64),
+                np.asarray(structure["counts"], dtype=np.float64),
+                np.asarray(structure["variances"], dtype=np.float64),
+            )
+        if kind == "euler":
+            return EulerHistogram.from_release(document)
+    except KeyError as missing:
+        raise HistogramError(f"release without {missing}; give domain and structure of a spatial histogram") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, ParameterError):
+            raise
+        raise HistogramError(f"release with an unusable value ({error}); give a spatial histogram's release") from None
+    raise HistogramError(f"structure of kind {kind!r}; this version reads grid, partition and euler")
+
+
+def _up(values: FloatArray | float) -> FloatArray:
+    """``values`` ≥ 0 rounded up to :data:`_DIGITS` significant digits, of the same shape."""
+    given = np.asarray(values, dtype=np.float64)
+    digits = _DIGITS - 1 - np.floor(np.log10(np.where(given > 0, given, 1.0)))
+    up = np.ceil(given * 10.0**digits) / 10.0**digits
+    return np.array([float(f"{value:.{_DIGITS}g}") for value in up.ravel()]).reshape(given.shape)

@@ -1,0 +1,37 @@
+"""What every section of a configuration is made of."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A table of the TOML file: unknown keys are refused, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Domain(Section):
+    """Public box in degrees."""
+
+    south: float = Field(ge=-90, le=90)
+    west: float = Field(ge=-180, le=180)
+    north: float = Field(ge=-90, le=90)
+    east: float = Field(ge=-180, le=180)
+
+    @model_validator(mode="after")
+    def _has_area(self) -> Self:
+        if self.south >= self.north or self.west >= self.east:
+            raise ValueError("the box has no area; south must be below north and west below east")
+        return self
+
+    def holds(self, other: Domain) -> bool:
+        """Whether ``other`` lies in this box, edges included."""
+        return (
+            self.south <= other.south
+            and self.west <= other.west
+            and other.north <= self.north
+            and other.east <= self.east
+        )
