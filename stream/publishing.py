@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from stream.ledger import LedgerError
 from stream.releases import WINDOW, Message
 
 _CONFIRM_SECONDS = 60.0
+_TOPIC_SECONDS = 10.0
 
 
 class PublishError(RuntimeError):
@@ -100,6 +102,17 @@ def _match(
         del expected[partition]
 
 
+async def _partitions(consumer: AIOKafkaConsumer) -> list[TopicPartition]:
+    """Partitions of the topic of close markers; a topic just created may take a moment to show."""
+    deadline = time.monotonic() + _TOPIC_SECONDS
+    while True:
+        found = [TopicPartition(WINDOW, number) for number in consumer.partitions_for_topic(WINDOW) or ()]
+        if found or time.monotonic() > deadline:
+            return found
+        await consumer._client.force_metadata_update()
+        await asyncio.sleep(0.2)
+
+
 async def last_marker(kafka: KafkaConfig, feed: str) -> bytes | None:
     """Value of the newest close marker of ``feed`` in the output topic, by the end of its window; None where there is none.
 
@@ -108,10 +121,7 @@ async def last_marker(kafka: KafkaConfig, feed: str) -> bytes | None:
     consumer = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
     await consumer.start()
     try:
-        partitions = [TopicPartition(WINDOW, number) for number in consumer.partitions_for_topic(WINDOW) or ()]
-        if not partitions:
-            await consumer._client.force_metadata_update()
-            partitions = [TopicPartition(WINDOW, number) for number in consumer.partitions_for_topic(WINDOW) or ()]
+        partitions = await _partitions(consumer)
         if not partitions:
             raise LedgerError(
                 f"Kafka at {kafka.bootstrap} shows no topic {WINDOW}, so whether feed {feed!r} released anything is unknown. "

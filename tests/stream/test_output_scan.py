@@ -1,0 +1,312 @@
+"""Everything that leaves the boundary under "participation", with a user and without him: nothing but noisy numbers differs.
+
+Two runs of the worker's own parts on a real broker and a real Redis, by one clock. With noise that swallows what it is
+added to, every byte outside must be the same whoever took part, was refused, spoke rubbish or came late.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import h3
+import msgspec
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from stream import closing
+from stream.app import Ingesting, Worker
+from stream.config import Config
+from stream.local import KafkaServer
+from stream.pipeline import build_messages, plan_window
+from stream.plan import Plan
+from stream.releases import REJECTED, WINDOW, Message
+from stream.state import State
+from tests.builders import riders_config, zcdp_config
+from tests.stream.scanning import (
+    HOURS,
+    START,
+    Clock,
+    Hourly,
+    Swallowing,
+    Transcript,
+    event,
+    observe,
+    recorded,
+    worker_parts,
+)
+
+BOX = {"south": 30.2, "west": -97.8, "north": 30.4, "east": -97.6}
+PLACES = [(30.25, -97.75), (30.3, -97.7), (30.35, -97.65), (30.28, -97.62)]
+
+
+def nobody(hour: int) -> Sequence[bytes]:
+    return ()
+
+
+def crowd(hour: int) -> Sequence[bytes]:
+    """Five users, one of whom sends a broken message an hour."""
+    good = [
+        event(f"other-{user}", hour, 60.0 * user + 7 * sample, *PLACES[(user + sample) % 2], 10.0 * user)
+        for user in range(5)
+        for sample in range(4)
+    ]
+    return [*good, b"{broken"]
+
+
+def takes_part(hour: int) -> Sequence[bytes]:
+    """Four cells an hour: his budget bears two windows and not the third."""
+    return [event("subject", hour, 100.0 + 10 * i, *PLACES[i % 4], 60.0) for i in range(16)]
+
+
+def speaks_rubbish(hour: int) -> Sequence[bytes]:
+    """Everything a feed can get wrong, his name in it where it fits."""
+    return [
+        b"subject",
+        b'{"user": "subject"}',
+        b'{"user": "subject", "time": "never", "lat": 1, "lng": 2, "speed": 3}',
+        event("subject", hour, 5, 10.0, 10.0, 30.0),
+        event("subject", hour, 5, *PLACES[0], -1.0),
+        event("subject", hour + 9, 5, *PLACES[0], 30.0),
+        event("subject", hour - 9, 5, *PLACES[0], 30.0),
+        event("", hour, 5, *PLACES[0], 30.0),
+        b"\xff" * 2000,
+        b"[" * 5000,
+    ]
+
+
+def comes_late(hour: int) -> Sequence[bytes]:
+    """Events of windows that are out already, or that began before the feed."""
+    return [event("subject", hour - 1, 3000.0 + i, *PLACES[i % 4], 50.0) for i in range(8)]
+
+
+def does_all_of_it(hour: int) -> Sequence[bytes]:
+    return [*takes_part(hour), *speaks_rubbish(hour), *comes_late(hour)]
+
+
+def together(*parts: Hourly) -> Hourly:
+    return lambda hour: [message for part in parts for message in part(hour)]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[str]:
+    """A broker of one's own: every topic on it belongs to the run under observation."""
+    with KafkaServer() as server:
+        yield server.bootstrap
+
+
+@pytest.fixture(params=["pure", "zcdp"])
+def config(request: pytest.FixtureRequest, broker: str, redis_url: str, tmp_path: Path) -> Config:
+    overrides: dict[str, Any] = {
+        "kafka.bootstrap": broker,
+        "redis.url": redis_url,
+        "feed.domain": BOX,
+        "participation.cells_per_user": 4,
+        "participation.samples_per_cell": 3,
+    }
+    if request.param == "zcdp":
+        return zcdp_config(tmp_path, rho=0.05, rho_budget=0.08, **overrides)
+    return riders_config(tmp_path, **{"privacy.epsilon": 2.0, "privacy.budget": 5.0}, **overrides)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    with worker_parts(monkeypatch, Swallowing) as clock:
+        yield clock
+
+
+async def spent(redis: Redis, config: Config) -> list[int]:
+    """What each user was charged, sorted."""
+    return sorted(int(v) for v in (await redis.hgetall(f"hv:{{{config.feed.name}}}:ledger:2026-11-21")).values())
+
+
+async def test_whoever_takes_part_is_refused_speaks_rubbish_or_comes_late_every_output_is_the_same(
+    config: Config, redis: Redis, clock: Clock
+) -> None:
+    """Five histories and the empty one, each a neighbour of the next or a few users away: one transcript, to the byte."""
+    empty = await observe(config, redis, nobody, clock)
+    assert await spent(redis, config) == []
+    assert sum(len(records) for name, records in empty.records.items() if name.startswith(WINDOW)) == HOURS
+    assert empty.records[f"{REJECTED}/0"] == []
+    assert len(empty.answers) > 100
+    assert empty.logs == []
+    for history in (
+        crowd,
+        together(crowd, takes_part),
+        together(crowd, speaks_rubbish),
+        together(crowd, comes_late),
+        does_all_of_it,
+    ):
+        clock.now = float(START)
+        seen = await observe(config, redis, history, clock)
+        assert not empty.differences(seen)
+        charges = await spent(redis, config)
+        assert charges, "the history reached the ledger"
+        assert charges[-1] <= config.privacy.ledger_budget
+
+
+async def test_the_user_of_the_scan_is_indeed_charged_refused_rejected_and_late(
+    broker: str, redis: Redis, redis_url: str, tmp_path: Path, clock: Clock
+) -> None:
+    """Otherwise equal outputs would prove nothing: inside the boundary all of it is to be seen."""
+    config = riders_config(
+        tmp_path, **{"kafka.bootstrap": broker, "redis.url": redis_url, "feed.domain": BOX, "privacy.budget": 5.0}
+    )
+    workers: list[Worker] = []
+    original = Worker.__init__
+
+    def kept(self: Worker, config: Config) -> None:
+        original(self, config)
+        workers.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "__init__", kept)
+        await observe(config, redis, does_all_of_it, clock, look=False)
+    (worker,) = workers
+    value = worker.metrics.registry.get_sample_value
+    assert await spent(redis, config) == [4_000_000], "two of four windows at 2 of 5: the third is refused"
+    assert value("hexveil_events_late_total") == 8 * (HOURS - 1)
+    reasons = ("not-json", "missing-field", "out-of-domain", "negative-speed", "in-future", "too-old", "id-empty")
+    assert all((value("hexveil_events_rejected_total", {"reason": reason}) or 0) >= HOURS for reason in reasons)
+
+
+async def test_under_one_noise_tape_only_noisy_numbers_of_his_cells_differ(
+    config: Config, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real noise, recorded: what he never visited is the same to the byte, what he visited differs in noisy numbers alone."""
+    runs: list[Transcript] = []
+    for history in (crowd, together(crowd, takes_part, speaks_rubbish, comes_late)):
+        with worker_parts(monkeypatch, recorded) as clock:
+            runs.append(await observe(config, redis, history, clock, look=False))
+    changed: set[str] = set()
+    for place in runs[0].records:
+        assert len(runs[0].records[place]) == len(runs[1].records[place])
+        for one, two in zip(*(run.records[place] for run in runs), strict=True):
+            assert one[:5] == two[:5], "offset, time, key and headers are public"
+            bodies = [json.loads(record[5]) for record in (one, two)]
+            if bodies[0] != bodies[1]:
+                changed.add(one[3].decode())
+            assert public_part(bodies[0]) == public_part(bodies[1])
+            assert abs(one[6] - two[6]) <= 200, "sizes differ by digits"
+    visited = {cell(*place) for place in PLACES}
+    assert changed <= visited | {config.feed.name}
+    assert len(changed & visited) >= 3
+
+
+def public_part(body: Any) -> Any:
+    """A message without its noisy numbers and their digest."""
+    if isinstance(body, dict):
+        noisy = {"value", "raw", "clamped", "scale", "interval", "digest"}
+        return {name: public_part(value) for name, value in body.items() if name not in noisy}
+    return body
+
+
+def cell(lat: float, lng: float) -> str:
+    return str(h3.latlng_to_cell(lat, lng, 6))
+
+
+Leak = Callable[[pytest.MonkeyPatch], None]
+
+
+def status_by_raw_count(patch: pytest.MonkeyPatch) -> None:
+    """A cell nobody visited is called suppressed."""
+
+    def leaking(counts: Any, *rest: Any) -> Plan:
+        plan = plan_window(counts, *rest)
+        visited = np.isin(np.frombuffer(plan.cells, "<u8"), counts.cells)
+        return msgspec.structs.replace(plan, published=visited.astype(np.uint8).tobytes())
+
+    patch.setattr(closing, "plan_window", leaking)
+
+
+def _messages(patch: pytest.MonkeyPatch, change: Callable[[list[Message], Any], list[Message]]) -> None:
+    def leaking(plan: Plan, contributions: Any, *rest: Any) -> list[Message]:
+        return change(build_messages(plan, contributions, *rest), contributions.counts)
+
+    patch.setattr(closing, "build_messages", leaking)
+
+
+def _visited(counts: Any, message: Message) -> bool:
+    return message.topic == WINDOW or int(message.key, 16) in set(counts.cells.tolist())
+
+
+def messages_for_visited_cells(patch: pytest.MonkeyPatch) -> None:
+    """As under "values": no message where nobody was."""
+    _messages(patch, lambda messages, counts: [m for m in messages if _visited(counts, m)])
+
+
+def visited_cells_first(patch: pytest.MonkeyPatch) -> None:
+    """The same messages, in the order in which their cells became known."""
+    _messages(
+        patch, lambda messages, counts: sorted(messages, key=lambda m: (m.topic == WINDOW, not _visited(counts, m)))
+    )
+
+
+def number_of_events_in_a_header(patch: pytest.MonkeyPatch) -> None:
+    """A counter of events outside the boundary."""
+
+    def counted(messages: list[Message], counts: Any) -> list[Message]:
+        header = ("ce_events", str(int(counts.samples.sum())).encode())
+        return [m._replace(headers=(*m.headers, header)) for m in messages]
+
+    _messages(patch, counted)
+
+
+def bad_input_reported(patch: pytest.MonkeyPatch) -> None:
+    """As under "values": hexveil.rejected.v1 says how much was refused."""
+
+    async def report(self: Ingesting, message: Message) -> None:
+        assert self._producer is not None
+        await self._producer.send(message.topic, message.value, key=message.key, headers=list(message.headers))
+
+    patch.setattr(Ingesting, "_report", report)
+
+
+def windows_with_rows_only(patch: pytest.MonkeyPatch) -> None:
+    """As under "values": a window that nobody visited is not released."""
+    due = Worker.due_slots
+
+    async def visited(self: Worker) -> list[int]:
+        rows = await State(self.redis, self.config.feed.name).open_slots()
+        return [slot for slot in await due(self) if slot in rows]
+
+    patch.setattr(Worker, "due_slots", visited)
+
+
+def timestamp_of_the_last_event(patch: pytest.MonkeyPatch) -> None:
+    """The record's time tells how much was there, a millisecond an event."""
+    _messages(
+        patch,
+        lambda messages, counts: [
+            m._replace(timestamp_ms=(m.timestamp_ms or 0) - int(counts.samples.sum())) for m in messages
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    "leak",
+    [
+        status_by_raw_count,
+        messages_for_visited_cells,
+        visited_cells_first,
+        number_of_events_in_a_header,
+        bad_input_reported,
+        windows_with_rows_only,
+        timestamp_of_the_last_event,
+    ],
+)
+async def test_the_scan_catches_a_planted_leak(
+    leak: Leak, broker: str, redis: Redis, redis_url: str, tmp_path: Path, clock: Clock
+) -> None:
+    """One hour with the user and without him is enough."""
+    overrides = {"kafka.bootstrap": broker, "redis.url": redis_url, "feed.domain": BOX, "privacy.budget": 5.0}
+    config = riders_config(tmp_path, **overrides)
+    with pytest.MonkeyPatch.context() as patch:
+        leak(patch)
+        without = await observe(config, redis, nobody, clock, look=False, hours=1)
+        clock.now = float(START)
+        with_him = await observe(config, redis, does_all_of_it, clock, look=False, hours=1)
+    assert without.differences(with_him)
