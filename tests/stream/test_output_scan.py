@@ -21,7 +21,7 @@ from stream import closing
 from stream.app import Ingesting, Worker
 from stream.config import Config
 from stream.local import KafkaServer
-from stream.pipeline import build_messages, plan_window
+from stream.pipeline import compose, plan_window
 from stream.plan import Plan
 from stream.releases import REJECTED, WINDOW, Message
 from stream.state import State
@@ -106,6 +106,7 @@ def config(request: pytest.FixtureRequest, broker: str, redis_url: str, tmp_path
         "feed.domain": BOX,
         "participation.cells_per_user": 4,
         "participation.samples_per_cell": 3,
+        "speed.post_processing": ["kalman"],
     }
     if request.param == "zcdp":
         return zcdp_config(tmp_path, rho=0.05, rho_budget=0.08, **overrides)
@@ -223,10 +224,11 @@ def status_by_raw_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def _messages(patch: pytest.MonkeyPatch, change: Callable[[list[Message], Any], list[Message]]) -> None:
-    def leaking(plan: Plan, contributions: Any, *rest: Any) -> list[Message]:
-        return change(build_messages(plan, contributions, *rest), contributions.counts)
+    def leaking(plan: Plan, counts: Any, *rest: Any) -> Any:
+        messages, memory = compose(plan, counts, *rest)
+        return change(messages, counts), memory
 
-    patch.setattr(closing, "build_messages", leaking)
+    patch.setattr(closing, "compose", leaking)
 
 
 def _visited(counts: Any, message: Message) -> bool:
