@@ -63,9 +63,8 @@ def mechanisms() -> dict[str, SpatialMechanism]:
         "htf": HTF(),
         "htf-search": HTF("search"),
         "sparse": SparseHierarchy(),
-        "sparse-project": SparseHierarchy(empty="project"),
-        "sparse-drop": SparseHierarchy(empty="drop"),
-        "sparse-drop-4": SparseHierarchy(empty="drop", zero_sigmas=4.0),
+        "htf-relative": HTF(goal="relative"),
+        "sparse-relative": SparseHierarchy(goal="relative"),
     }
 
 

@@ -1,16 +1,16 @@
 """Sparse hierarchy: quadtree-like levels that descend only where points are, consistent and non-negative. Relation A.
 
 It joins three ideas: HTF's stops with everything unspent drawn at the stop, the hierarchical mechanism's least-squares
-consistency with few, wide levels (Qardaji et al. 2013), and zeroing of empty space on purpose where relative error
-matters more than squared error.
+consistency with few, wide levels (Qardaji et al. 2013), and a sparse reading of empty space where relative error matters
+more than squared error.
 The cuts are public, so nothing is spent on them; whether to descend is decided by DP draws alone.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,7 @@ from dpcore.spatial.grids import require_share
 from dpcore.spatial.histogram import PartitionHistogram
 from dpcore.spatial.mechanism import BudgetSplit, require_budget
 from dpcore.spatial.partition import Tree, box_sums, combine, draw_counts, image_of, split_boxes, whole
-
-_CERTAIN = 1e-6
-"""Variance given to a leaf that is declared empty, so that consistency moves the others."""
+from dpcore.spatial.posterior import Goal, histogram_for, require_goal
 
 
 @dataclass(frozen=True)
@@ -32,30 +30,26 @@ class SparseHierarchy:
     """``parts`` per axis and level; levels share ``stop_share`` of the budget, growing by ``growth`` per level; a node
     whose draw is below ``stop_sigmas`` standard deviations goes no deeper.
 
-    ``empty``: what happens to leaves whose draw is within ``zero_sigmas`` standard deviations of 0. "keep" leaves them,
-    unbiased and best in squared error; "project" sets them to 0, and non-negative counts that keep the total share what
-    they held; "drop" sets them and leaves of fewer than ``zero_density`` points per cell to 0, best in relative error.
+    ``goal`` "absolute" answers from consistent unbiased counts, best in squared error; "relative" carries their sparse
+    reading too. Either is post-processing of the same draws.
     """
 
     parts: int = 4
     growth: float = 1.6
     stop_share: float = 0.5
     stop_sigmas: float = 3.0
-    empty: Literal["keep", "project", "drop"] = "keep"
-    zero_sigmas: float = 2.0
-    zero_density: float = 1.0
+    goal: Goal = "absolute"
 
     def __post_init__(self) -> None:
         if self.parts < 2:
             raise ParameterError(f"{self.parts} parts per axis; give at least 2")
-        for name in ("growth", "zero_sigmas", "zero_density", "stop_sigmas"):
+        for name in ("growth", "stop_sigmas"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ParameterError(f"{name} {value}; give a finite number of 0 or more")
         if self.growth == 0:
             raise ParameterError("growth 0 leaves the deeper levels without a budget; give a number above 0")
-        if self.empty not in ("keep", "project", "drop"):
-            raise ParameterError(f"empty {self.empty!r}; give keep, project or drop")
+        require_goal(self.goal)
         require_share("stop_share", self.stop_share)
 
     def fit(
@@ -69,7 +63,7 @@ class SparseHierarchy:
         """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``."""
         require_budget(epsilon_micro, points_per_user)
         tree = self.tree(domain.counts_of(points_or_counts), domain, epsilon_micro, noise, points_per_user)
-        return self.finish(tree).histogram(domain)
+        return histogram_for(self.goal, tree, tree.least_squares(), domain, epsilon_micro, points_per_user)
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
         """All draws before post-processing; every path costs exactly ``epsilon_micro``."""
@@ -99,21 +93,3 @@ class SparseHierarchy:
             boxes, parent = split_boxes(boxes[growing], self.parts)
             parent = growing[parent]
         return Tree.of_levels(levels)
-
-    def finish(self, tree: Tree) -> Tree:
-        """Consistency and the treatment of empty leaves: post-processing. Variances are those before zeroing."""
-        consistent = tree.least_squares()
-        if self.empty == "keep":
-            return consistent
-        leaves = tree.leaves
-        draws = tree.counts[leaves]
-        empty = draws < self.zero_sigmas * np.sqrt(tree.variances[leaves])
-        if self.empty == "drop":
-            x0, x1, y0, y1 = tree.boxes[leaves].T
-            counts = consistent.counts.copy()
-            counts[leaves[empty | (draws < self.zero_density * (x1 - x0) * (y1 - y0))]] = 0.0
-            return replace(consistent, counts=counts)
-        counts, variances = tree.counts.copy(), tree.variances.copy()
-        counts[leaves[empty]], variances[leaves[empty]] = 0.0, _CERTAIN
-        zeroed = replace(tree, counts=counts, variances=variances).least_squares().non_negative()
-        return replace(consistent, counts=zeroed.counts)

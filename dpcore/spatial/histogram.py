@@ -138,17 +138,41 @@ class GridHistogram:
 
 
 @dataclass(frozen=True)
+class SparseReading:
+    """A second reading of the same draws, for relative error: ``counts`` (P,) ≥ 0, exactly 0 where space looks empty.
+
+    It answers where either reading is under ``below``; larger answers come from the unbiased counts. Raises
+    :class:`HistogramError` for counts that are negative or not finite.
+    """
+
+    counts: FloatArray
+    below: float
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.counts).all() and np.all(self.counts >= 0) and self.below >= 0):
+            raise HistogramError(
+                f"sparse counts or their bound {self.below} are negative or not finite; give 0 or more"
+            )
+
+    @classmethod
+    def from_release(cls, sparse: dict[str, Any]) -> SparseReading:
+        """The ``sparse`` part of a release's structure."""
+        return cls(np.asarray(sparse["counts"], dtype=np.float64), float(sparse["below"]))
+
+
+@dataclass(frozen=True)
 class PartitionHistogram:
     """P disjoint rectangles [x0, x1) × [y0, y1) of whole cells that tile the grid, with counts and noise variances.
 
-    ``boxes``: int64 (P, 4) of x0, x1, y0, y1; ``counts`` and ``variances``: (P,). Raises :class:`HistogramError` for
-    parts that overlap, leave a gap or reach outside.
+    ``boxes``: int64 (P, 4) of x0, x1, y0, y1; ``counts`` and ``variances``: (P,). With a ``sparse`` reading answers aim at
+    relative error and need not add up. Raises :class:`HistogramError` for parts that overlap, leave a gap or reach outside.
     """
 
     domain: Domain
     boxes: IntGrid
     counts: FloatArray
     variances: FloatArray
+    sparse: SparseReading | None = None
     parts: IntGrid = field(init=False, repr=False)
     """Part of each cell, shape (rows, columns)."""
 
@@ -159,11 +183,20 @@ class PartitionHistogram:
             raise HistogramError(
                 f"{len(boxes)} parts, {len(self.counts)} counts and {len(self.variances)} variances; give one per part"
             )
+        if self.sparse is not None and len(self.sparse.counts) != len(boxes):
+            raise HistogramError(f"{len(boxes)} parts and {len(self.sparse.counts)} sparse counts; give one per part")
         object.__setattr__(self, "parts", paint(self.domain, boxes))
 
     @cached_property
     def _image(self) -> FloatArray:
-        density = self.counts / self.areas
+        return self._image_of(self.counts)
+
+    @cached_property
+    def _sparse_image(self) -> FloatArray:
+        return self._image_of(self.counts if self.sparse is None else self.sparse.counts)
+
+    def _image_of(self, counts: FloatArray) -> FloatArray:
+        density = counts / self.areas
         return np.asarray(integral_image(density[self.parts]), dtype=np.float64)
 
     @property
@@ -174,7 +207,13 @@ class PartitionHistogram:
     def answers(self, rectangles: Rectangles) -> FloatArray:
         """Estimated counts, shape (Q,); raises ``QueryError`` outside the domain."""
         rectangles.require_inside(self.domain)
-        return answer(self._image, rectangles)
+        unbiased = answer(self._image, rectangles)
+        if self.sparse is None:
+            return unbiased
+        # Sums of exact zeros may come out of the integral image as rounding of its largest entries.
+        sparse = np.maximum(answer(self._sparse_image, rectangles), 0.0)
+        sparse[sparse < 1e-9 * max(float(self.sparse.counts.sum()), 1.0)] = 0.0
+        return np.where(np.minimum(unbiased, sparse) < self.sparse.below, sparse, unbiased)
 
     def half_widths(self, rectangles: Rectangles) -> FloatArray:
         """Half widths of 95 % noise intervals, shape (Q,)."""
@@ -195,16 +234,16 @@ class PartitionHistogram:
         return self.answers(rectangles), self.half_widths(rectangles)
 
     def to_release(self) -> dict[str, Any]:
-        """``kind`` "partition": boxes of cell indices with counts and variances."""
-        return {
-            "domain": self.domain.to_release(),
-            "structure": {
-                "kind": "partition",
-                "boxes": self.boxes.tolist(),
-                "counts": _numbers(self.counts),
-                "variances": _numbers(self.variances),
-            },
+        """``kind`` "partition": boxes of cell indices with counts and variances, and the sparse reading if there is one."""
+        structure = {
+            "kind": "partition",
+            "boxes": self.boxes.tolist(),
+            "counts": _numbers(self.counts),
+            "variances": _numbers(self.variances),
         }
+        if self.sparse is not None:
+            structure["sparse"] = {"counts": _numbers(self.sparse.counts), "below": self.sparse.below}
+        return {"domain": self.domain.to_release(), "structure": structure}
 
 
 def paint(domain: Domain, boxes: IntGrid) -> IntGrid:

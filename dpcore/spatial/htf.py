@@ -22,6 +22,7 @@ from dpcore.spatial.grids import noisy_total, require_share
 from dpcore.spatial.histogram import PartitionHistogram
 from dpcore.spatial.mechanism import BudgetSplit, require_budget
 from dpcore.spatial.partition import IntArray, Tree, box_sums, combine, draw_counts, image_of, whole
+from dpcore.spatial.posterior import Goal, histogram_for, require_goal
 from dpcore.spatial.trees import MAX_HEIGHT, Candidates, height_of
 
 QUANTUM = 256
@@ -40,6 +41,7 @@ class HTF:
 
     A node stops at ``stop_cells`` cells (free) or at a noisy count of at most ``stop_count``; it then draws its count with
     everything its path has left. ``split`` "exponential" is exact; "search" is the paper's Algorithm 1, corrected.
+    ``goal`` "relative" carries a sparse reading of the same draws.
     """
 
     split: Literal["exponential", "search"] = "exponential"
@@ -51,6 +53,7 @@ class HTF:
     max_height: int = 20
     consistency: bool = True
     non_negative: bool = False
+    goal: Goal = "absolute"
 
     def __post_init__(self) -> None:
         for name in ("height_share", "split_share", "stop_share"):
@@ -61,6 +64,7 @@ class HTF:
             )
         if self.split not in ("exponential", "search"):
             raise ParameterError(f"split {self.split!r}; give exponential or search")
+        require_goal(self.goal)
         if not 1 <= self.max_height <= MAX_HEIGHT or self.stop_cells < 1:
             raise ParameterError(f"max_height must be 1..{MAX_HEIGHT} and stop_cells at least 1")
 
@@ -75,8 +79,9 @@ class HTF:
         """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``. Source: [H]."""
         require_budget(epsilon_micro, points_per_user)
         tree = self.tree(domain.counts_of(points_or_counts), domain, epsilon_micro, noise, points_per_user)
-        tree = tree.least_squares() if self.consistency else tree
-        return (tree.non_negative() if self.non_negative else tree).histogram(domain)
+        unbiased = tree.least_squares() if self.consistency else tree
+        unbiased = unbiased.non_negative() if self.non_negative else unbiased
+        return histogram_for(self.goal, tree, unbiased, domain, epsilon_micro, points_per_user)
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
         """The tree with its draws before consistency; the root carries the cost of |D|."""

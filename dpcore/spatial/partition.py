@@ -113,9 +113,7 @@ class Tree:
     @property
     def leaves(self) -> IntArray:
         """Indices of nodes without children."""
-        inner = np.zeros(len(self.boxes), dtype=bool)
-        inner[self.parent[1:]] = True
-        return np.flatnonzero(~inner)
+        return np.flatnonzero(~self.parents)
 
     def path_costs(self) -> IntArray:
         """µε spent on the way from the root to each leaf, shape (leaves,)."""
@@ -125,18 +123,39 @@ class Tree:
             cost[here] += cost[self.parent[here]]
         return np.asarray(cost[self.leaves], dtype=np.int64)
 
+    @property
+    def parents(self) -> npt.NDArray[np.bool_]:
+        """Which nodes have children, shape (M,)."""
+        inner = np.zeros(len(self.boxes), dtype=bool)
+        inner[self.parent[1:]] = True
+        return inner
+
+    @property
+    def levels(self) -> list[IntArray]:
+        """Indices of the nodes of every level."""
+        return [np.arange(a, b) for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)]
+
+    @property
+    def areas(self) -> IntArray:
+        """Cells per node, shape (M,)."""
+        return (self.boxes[:, 1] - self.boxes[:, 0]) * (self.boxes[:, 3] - self.boxes[:, 2])
+
+    def upward(self) -> tuple[FloatArray, FloatArray]:
+        """Best unbiased estimate of each node from its own subtree, with its variance, each of shape (M,)."""
+        z, v = self.counts.copy(), self.variances.copy()
+        parents = self.parents
+        for level in self.levels[:0:-1]:
+            up = self.parent[level]
+            sums, spread = (np.bincount(up, weights=column[level], minlength=len(z)) for column in (z, v))
+            at = np.flatnonzero(parents[: level[0]])
+            at = at[at >= up[0]]
+            z[at], v[at] = combine((z[at], v[at]), (sums[at], spread[at]))
+        return z, v
+
     def least_squares(self) -> Tree:
         """Counts that add up along the tree: generalised least squares in two passes, with their exact variances."""
-        z, v = self.counts.copy(), self.variances.copy()
-        sums, spread, has = self._zeros(), self._zeros(), np.zeros(len(z), dtype=bool)
-        for level in range(len(self.starts) - 2, 0, -1):
-            here = slice(self.starts[level], self.starts[level + 1])
-            above = slice(self.starts[level - 1], self.starts[level])
-            np.add.at(sums, self.parent[here], z[here])
-            np.add.at(spread, self.parent[here], v[here])
-            has[self.parent[here]] = True
-            at = np.flatnonzero(has[above]) + self.starts[level - 1]
-            z[at], v[at] = combine((z[at], v[at]), (sums[at], spread[at]))
+        z, v = self.upward()
+        sums, spread = (np.bincount(self.parent[1:], weights=column[1:], minlength=len(z)) for column in (z, v))
         estimate, variance = z.copy(), v.copy()
         for level in range(1, len(self.starts) - 1):
             here = slice(self.starts[level], self.starts[level + 1])
@@ -163,9 +182,6 @@ class Tree:
         """The leaves as a histogram."""
         leaves = self.leaves
         return PartitionHistogram(domain, self.boxes[leaves], self.counts[leaves], self.variances[leaves])
-
-    def _zeros(self) -> FloatArray:
-        return np.zeros(len(self.boxes))
 
 
 def simplex(values: FloatArray, group: IntArray, totals: FloatArray) -> FloatArray:

@@ -10,7 +10,7 @@ import numpy as np
 from dpcore.errors import ParameterError
 from dpcore.spatial.domain import Domain, FloatArray
 from dpcore.spatial.euler import EulerHistogram
-from dpcore.spatial.histogram import GridHistogram, Histogram, HistogramError, PartitionHistogram
+from dpcore.spatial.histogram import GridHistogram, Histogram, HistogramError, PartitionHistogram, SparseReading
 
 Released = GridHistogram | PartitionHistogram | EulerHistogram
 
@@ -29,7 +29,11 @@ def rounded(histogram: Histogram) -> Released:
     if isinstance(histogram, EulerHistogram):
         return replace(histogram, variance=float(_up(histogram.variance)))
     if isinstance(histogram, PartitionHistogram):
-        return replace(histogram, counts=np.round(histogram.counts, DECIMALS) + 0.0, variances=_up(histogram.variances))
+        sparse = histogram.sparse
+        if sparse is not None:
+            sparse = SparseReading(np.round(sparse.counts, DECIMALS) + 0.0, float(np.round(sparse.below, DECIMALS)))
+        counts = np.round(histogram.counts, DECIMALS) + 0.0
+        return replace(histogram, counts=counts, variances=_up(histogram.variances), sparse=sparse)
     if isinstance(histogram, GridHistogram):
         variances = _up(histogram.variances)
         return replace(
@@ -61,6 +65,7 @@ def histogram_from_release(document: dict[str, Any]) -> Released:
                 np.asarray(structure["boxes"], dtype=np.int64),
                 np.asarray(structure["counts"], dtype=np.float64),
                 np.asarray(structure["variances"], dtype=np.float64),
+                SparseReading.from_release(structure["sparse"]) if "sparse" in structure else None,
             )
         if kind == "euler":
             return EulerHistogram.from_release(document)

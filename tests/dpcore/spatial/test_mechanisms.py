@@ -53,8 +53,8 @@ MECHANISMS: dict[str, Any] = {
     "e2epriv": E2EPriv((1, 2, 8), QUERIES),
     "e2epriv relative": E2EPriv((1, 2, 8), QUERIES, objective="relative"),
     "sparse": SparseHierarchy(),
-    "sparse project": SparseHierarchy(empty="project"),
-    "sparse drop": SparseHierarchy(empty="drop"),
+    "sparse relative": SparseHierarchy(goal="relative"),
+    "htf relative": HTF(goal="relative"),
 }
 TREES = {name: mechanism for name, mechanism in MECHANISMS.items() if hasattr(mechanism, "tree")}
 ALPHA = 1e-6
@@ -345,6 +345,8 @@ def test_bad_input_is_refused(name: str) -> None:
         lambda: E2EPriv((1,), QUERIES, rho=0.0),
         lambda: SparseHierarchy(parts=1),
         lambda: SparseHierarchy(growth=math.nan),
+        lambda: SparseHierarchy(goal="both"),  # type: ignore[arg-type]
+        lambda: HTF(goal="both"),  # type: ignore[arg-type]
     ],
 )
 def test_parameters_out_of_range_are_refused(make: Any) -> None:

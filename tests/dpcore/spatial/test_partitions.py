@@ -32,7 +32,7 @@ MECHANISMS = [
     HTF(split="search"),
     Privlet(),
     SparseHierarchy(),
-    SparseHierarchy(empty="project"),
+    SparseHierarchy(goal="relative"),
     TUNING,
 ]
 
