@@ -1,23 +1,36 @@
-"""``hexveil serve``: the read API over the output topics."""
+"""``hexveil serve``: dashboard and read API over the output topics."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from stream.cli.options import DEFAULT_CONFIG, ConfigFile, read_config
+from stream.cli.options import DEFAULT_CONFIG, USAGE, ConfigFile, read_config, stop
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("serve")
-    def serve(config: ConfigFile = DEFAULT_CONFIG) -> None:
-        """Serve releases over HTTP, outside the trust boundary: JSON, GeoJSON, an event stream, public metrics."""
+    def serve(
+        config: ConfigFile = DEFAULT_CONFIG,
+        basemap: Annotated[
+            Path | None, typer.Option(help="PMTiles archive (vector or raster) to draw under the hexagons.")
+        ] = None,
+    ) -> None:
+        """Serve releases over HTTP, outside the trust boundary: a dashboard, JSON, GeoJSON, an event stream, metrics."""
         from aiohttp import web
 
         from stream.serve.api import make_app
+        from stream.serve.pages import BasemapError, check_basemap
 
         settings = read_config(config)
         public = settings.public
-        typer.echo(f"http://{public.host}:{public.port}/api/v1/windows", err=True)
-        web.run_app(make_app(settings), host=public.host, port=public.port, print=None, access_log=None)
+        try:
+            tiles = None if basemap is None else check_basemap(basemap)
+        except BasemapError as error:
+            stop(str(error), USAGE)
+        typer.echo(f"http://{public.host}:{public.port}/", err=True)
+        web.run_app(make_app(settings, tiles), host=public.host, port=public.port, print=None, access_log=None)

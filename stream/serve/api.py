@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 from aiohttp import web
@@ -19,6 +20,7 @@ from stream.serve.hexagons import Hexagons
 from stream.serve.histograms import Histograms
 from stream.serve.metrics import PublicMetrics
 from stream.serve.operations import bound, operations
+from stream.serve.pages import add_pages
 from stream.serve.parameters import read_all
 from stream.serve.view import View
 
@@ -76,8 +78,8 @@ class Service:
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 
 
-def make_app(config: Config) -> web.Application:
-    """The aiohttp application."""
+def make_app(config: Config, basemap: Path | None = None) -> web.Application:
+    """The aiohttp application; ``basemap`` is a PMTiles archive to draw under the hexagons."""
     service = Service(config)
     origins = config.public.cors_origins
     app = web.Application(middlewares=[guards.measured(service.metrics), guards.problems, guards.preflight(origins)])
@@ -88,6 +90,7 @@ def make_app(config: Config) -> web.Application:
     app.router.add_get("/healthz", service.health)
     app.router.add_get("/readyz", service.ready)
     app.router.add_get("/metrics", service.public_metrics)
+    add_pages(app, config, service.view, service.answers, basemap)
     app.on_response_prepare.append(guards.headers(origins))
     app.cleanup_ctx.append(service.lifetime)
     app.on_shutdown.append(service.end_streams)

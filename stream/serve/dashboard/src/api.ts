@@ -1,0 +1,58 @@
+/** Requests to the read API; every address is relative to the page. */
+
+import type { Box, Hexagon, Settings, Usual, WindowCells, WindowSummary } from './types';
+
+export class ApiError extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+async function get<T>(path: string, query: Record<string, string> = {}): Promise<T> {
+  const text = new URLSearchParams(query).toString();
+  const response = await fetch(text ? `${path}?${text}` : path);
+  const body: unknown = await response.json().catch(() => null);
+  if (!response.ok) {
+    const problem = body as { title?: string; detail?: string } | null;
+    const said = [problem?.title, problem?.detail].filter(Boolean).join(': ');
+    throw new ApiError(response.status, said || `the server answered ${response.status}`);
+  }
+  return body as T;
+}
+
+export const settings = () => get<Settings>('dashboard.json');
+
+export const windows = async () =>
+  (await get<{ windows: WindowSummary[] }>('api/v1/windows', { limit: '1000' })).windows;
+
+export const cells = (feed: string, start: string) =>
+  get<WindowCells>('api/v1/hexagons', { feed, window: start });
+
+export const usual = (feed: string, start: string) => get<Usual>('api/v1/usual', { feed, window: start });
+
+export const history = async (feed: string, cell: string) =>
+  (await get<{ releases: Hexagon[] }>(`api/v1/cells/${cell}`, { feed })).releases;
+
+export interface Counted {
+  value: number;
+  interval: [number, number];
+  mechanism?: string;
+}
+
+export const count = (feed: string, start: string, box: Box) =>
+  get<Counted>(`api/v1/histograms/${encodeURIComponent(start)}/count`, { feed, bbox: box.join(',') });
+
+export function downloadAddress(feed: string, start: string, format: string): string {
+  return `api/v1/windows/${encodeURIComponent(start)}/download.${format}?feed=${encodeURIComponent(feed)}`;
+}
+
+/** Calls `onWindow` for every finished window and `onLink` when the connection comes or goes. */
+export function follow(onWindow: (window: WindowSummary) => void, onLink: (up: boolean) => void): void {
+  const source = new EventSource('api/v1/stream');
+  source.addEventListener('open', () => onLink(true));
+  source.addEventListener('error', () => onLink(false));
+  source.addEventListener('window', (event) => onWindow(JSON.parse((event as MessageEvent<string>).data)));
+}

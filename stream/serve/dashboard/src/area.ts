@@ -1,0 +1,42 @@
+/** What the hexagons inside a box say together. Pure. */
+
+import { inside } from './hexagons';
+import { isNoisy, type Shown } from './statistics';
+import type { Box, Hexagon } from './types';
+
+export interface Together {
+  cells: number;
+  published: number;
+  events: { value: number; low: number; high: number; exact: boolean };
+  mean: Shown | null;
+}
+
+/** Mean weighted by events from raw values, which alone are unbiased; intervals add as independent noise does. */
+export function together(hexagons: Iterable<Hexagon>, box: Box, upper: number): Together {
+  const within = [...hexagons].filter((hexagon) => inside(hexagon.cell, box));
+  const measured = within.filter((hexagon) => hexagon.status === 'published' && hexagon.mean);
+  let [weights, sum, variance, events, eventsVariance, exact] = [0, 0, 0, 0, 0, true];
+  for (const { events: count } of within) {
+    events += isNoisy(count) ? count.raw : count;
+    eventsVariance += isNoisy(count) ? 2 * count.scale ** 2 : 0;
+    exact &&= !isNoisy(count);
+  }
+  for (const { mean, events: count } of measured) {
+    const weight = isNoisy(count) ? Math.max(count.value, 0) : count;
+    weights += weight;
+    sum += weight * mean!.raw;
+    variance += 2 * (weight * mean!.scale) ** 2;
+  }
+  const spread = 1.96 * Math.sqrt(eventsVariance);
+  return {
+    cells: within.length,
+    published: measured.length,
+    events: { value: Math.max(events, 0), low: Math.max(events - spread, 0), high: Math.max(events + spread, 0), exact },
+    mean: weights > 0 ? clipped(sum / weights, (1.96 * Math.sqrt(variance)) / weights, upper) : null,
+  };
+}
+
+function clipped(value: number, half: number, upper: number): Shown {
+  const clip = (number: number) => Math.min(Math.max(number, 0), upper);
+  return { value: clip(value), low: clip(value - half), high: clip(value + half) };
+}

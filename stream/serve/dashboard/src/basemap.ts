@@ -1,0 +1,134 @@
+/** What lies under the hexagons: land of the world, a graticule, the feed's box, and streets if a basemap is served. */
+
+import type { Feature, FeatureCollection, MultiLineString } from 'geojson';
+import type { LayerSpecification, SourceSpecification } from 'maplibre-gl';
+import { PMTiles, Protocol, TileType } from 'pmtiles';
+import { feature } from 'topojson-client';
+import type { GeometryCollection, Topology } from 'topojson-specification';
+import world from 'world-atlas/land-110m.json';
+import type { MapColours } from './palette';
+import type { Box } from './types';
+
+export interface Ground {
+  sources: Record<string, SourceSpecification>;
+  layers: LayerSpecification[];
+}
+
+/** Spacing in degrees, the zooms it is drawn at, and how far around the box; 0 is the whole world. */
+const GRATICULES = [
+  { step: 10, from: 0, to: 5, around: 0 },
+  { step: 1, from: 5, to: 8.5, around: 30 },
+  { step: 0.1, from: 8.5, to: 12, around: 2 },
+  { step: 0.01, from: 12, to: 24, around: 0.3 },
+];
+
+export function ground(domain: Box, colours: MapColours): Ground {
+  const topology = world as unknown as Topology<{ land: GeometryCollection }>;
+  const land = feature(topology, topology.objects.land) as FeatureCollection;
+  const sources: Record<string, SourceSpecification> = {
+    land: { type: 'geojson', data: land },
+    domain: { type: 'geojson', data: outline(domain) },
+  };
+  const layers: LayerSpecification[] = [
+    {
+      id: 'sea',
+      type: 'background',
+      // The coast is known to some ten kilometres: close up it would mislead, so it is left out there.
+      paint: { 'background-color': ['interpolate', ['linear'], ['zoom'], 6, colours.sea, 7.5, colours.land] },
+    },
+    { id: 'land', type: 'fill', source: 'land', maxzoom: 7.5, paint: { 'fill-color': colours.land } },
+    {
+      id: 'coast',
+      type: 'line',
+      source: 'land',
+      maxzoom: 7.5,
+      paint: { 'line-color': colours.coast, 'line-opacity': ['interpolate', ['linear'], ['zoom'], 6, 1, 7.5, 0] },
+    },
+  ];
+  for (const { step, from, to, around } of GRATICULES) {
+    const id = `graticule-${step}`;
+    sources[id] = { type: 'geojson', data: graticule(step, around ? widen(domain, around) : [-180, -80, 180, 80]) };
+    layers.push({
+      id,
+      type: 'line',
+      source: id,
+      minzoom: from,
+      maxzoom: to,
+      paint: { 'line-color': colours.grid, 'line-width': 0.7 },
+    });
+  }
+  layers.push({
+    id: 'domain',
+    type: 'line',
+    source: 'domain',
+    paint: { 'line-color': colours.domain, 'line-width': 1, 'line-dasharray': [3, 3] },
+  });
+  return { sources, layers };
+}
+
+function widen([west, south, east, north]: Box, by: number): Box {
+  return [Math.max(west - by, -180), Math.max(south - by, -85), Math.min(east + by, 180), Math.min(north + by, 85)];
+}
+
+function outline([west, south, east, north]: Box): Feature {
+  const ring = [[west, south], [east, south], [east, north], [west, north], [west, south]];
+  return { type: 'Feature', properties: {}, geometry: { type: 'LineString', coordinates: ring } };
+}
+
+function graticule(step: number, [west, south, east, north]: Box): Feature<MultiLineString> {
+  const steps = (from: number, to: number) => {
+    const first = Math.ceil(from / step);
+    return Array.from({ length: Math.max(Math.floor(to / step) - first + 1, 0) }, (_, index) => (first + index) * step);
+  };
+  const meridians = steps(west, east).map((lng) => [[lng, south], [lng, north]]);
+  const parallels = steps(south, north).map((lat) => [[west, lat], [east, lat]]);
+  return {
+    type: 'Feature',
+    properties: {},
+    geometry: { type: 'MultiLineString', coordinates: [...meridians, ...parallels] },
+  };
+}
+
+/** Names of layers in the usual tile schemas (Protomaps, OpenMapTiles, Shortbread), in drawing order. */
+const STREETS: { name: RegExp; kind: 'fill' | 'line'; colour: keyof MapColours }[] = [
+  { name: /^(earth|land)$/, kind: 'fill', colour: 'land' },
+  { name: /^(landuse|landcover|park|natural|sites)$/, kind: 'fill', colour: 'green' },
+  { name: /^(buildings?)$/, kind: 'fill', colour: 'built' },
+  { name: /^(water|ocean|water_polygons)$/, kind: 'fill', colour: 'sea' },
+  { name: /^(waterway|water_lines)$/, kind: 'line', colour: 'sea' },
+  { name: /^(roads?|streets|transportation|transit)$/, kind: 'line', colour: 'road' },
+  { name: /^(boundaries|boundary)$/, kind: 'line', colour: 'grid' },
+];
+
+/** The served PMTiles archive as a source and layers; an archive of unknown layers is drawn as lines. */
+export async function streets(protocol: Protocol, address: string, colours: MapColours): Promise<Ground> {
+  const archive = new PMTiles(address);
+  protocol.add(archive);
+  const [header, metadata] = [await archive.getHeader(), (await archive.getMetadata()) as Metadata];
+  const attribution = metadata.attribution ? plainText(metadata.attribution) : '';
+  if (header.tileType !== TileType.Mvt) {
+    const source: SourceSpecification = { type: 'raster', url: `pmtiles://${address}`, tileSize: 256, attribution };
+    return { sources: { streets: source }, layers: [{ id: 'streets', type: 'raster', source: 'streets' }] };
+  }
+  const names = (metadata.vector_layers ?? []).map((layer) => layer.id);
+  const known = STREETS.flatMap(({ name, kind, colour }) =>
+    names.filter((id) => name.test(id)).map((id) => ({ id, kind, colour })),
+  );
+  const drawn = known.length ? known : names.map((id) => ({ id, kind: 'line' as const, colour: 'road' as const }));
+  return {
+    sources: { streets: { type: 'vector', url: `pmtiles://${address}`, attribution } },
+    layers: drawn.map(({ id, kind, colour }): LayerSpecification => {
+      const common = { id: `streets-${id}`, source: 'streets', 'source-layer': id };
+      if (kind === 'line') return { ...common, type: 'line', paint: { 'line-color': colours[colour] } };
+      return { ...common, type: 'fill', filter: ['==', ['geometry-type'], 'Polygon'], paint: { 'fill-color': colours[colour] } };
+    }),
+  };
+}
+
+interface Metadata {
+  vector_layers?: { id: string }[];
+  attribution?: string;
+}
+
+/** The attribution's words without its links: the page fetches nothing from elsewhere and leads nowhere. */
+const plainText = (html: string) => new DOMParser().parseFromString(html, 'text/html').body.textContent ?? '';

@@ -1,0 +1,64 @@
+/** Shapes of H3 cells, and finding the cell at a place. Pure. */
+
+import { cellToBoundary, cellToChildren, cellToLatLng, cellsToMultiPolygon, getResolution, latLngToCell } from 'h3-js';
+import type { MultiPolygon, Polygon, Position } from 'geojson';
+import type { Box, Hexagon } from './types';
+
+/** A cell, and the smaller cells that are published apart from it. */
+export type Shape = Pick<Hexagon, 'cell' | 'excludes'>;
+
+/** One and the same shape has one key. */
+export const shapeKey = (hexagon: Shape) =>
+  hexagon.excludes?.length ? [hexagon.cell, ...[...hexagon.excludes].sort()].join(' ') : hexagon.cell;
+
+/** Outline of a cell without the smaller cells that are published apart from it. */
+export function shapeOf(hexagon: Shape): Polygon | MultiPolygon {
+  const excludes = hexagon.excludes ?? [];
+  if (!excludes.length) return { type: 'Polygon', coordinates: [eastward(cellToBoundary(hexagon.cell, true))] };
+  const finest = Math.max(...excludes.map(getResolution));
+  const apart = new Set(excludes.flatMap((cell) => cellToChildren(cell, finest)));
+  const rest = cellToChildren(hexagon.cell, finest).filter((cell) => !apart.has(cell));
+  const rings = cellsToMultiPolygon(rest, true);
+  return { type: 'MultiPolygon', coordinates: rings.map((polygon) => polygon.map(eastward)) };
+}
+
+/** A ring that crosses the antimeridian, moved to its eastern side. */
+function eastward(ring: number[][]): Position[] {
+  const lngs = ring.map((point) => point[0]!);
+  if (Math.max(...lngs) - Math.min(...lngs) <= 180) return ring;
+  return ring.map(([lng, lat]) => [lng! < 0 ? lng! + 360 : lng!, lat!]);
+}
+
+export function centre(cell: string): [number, number] {
+  const [lat, lng] = cellToLatLng(cell);
+  return [lng, lat];
+}
+
+/** The finest cell of `cells` that covers a place; `resolutions` from fine to coarse. */
+export function cellAt<T>(cells: Map<string, T>, resolutions: number[], lng: number, lat: number): T | undefined {
+  for (const resolution of resolutions) {
+    const found = cells.get(latLngToCell(lat, lng, resolution));
+    if (found) return found;
+  }
+  return undefined;
+}
+
+export function inside(cell: string, [west, south, east, north]: Box): boolean {
+  const [lng, lat] = centre(cell);
+  return west <= lng && lng <= east && south <= lat && lat <= north;
+}
+
+/** Smallest box around the centres, with some air. */
+export function boundsOf(cells: string[]): Box | null {
+  if (!cells.length) return null;
+  const box: Box = [180, 90, -180, -90];
+  for (const cell of cells) {
+    const [lng, lat] = centre(cell);
+    box[0] = Math.min(box[0], lng);
+    box[1] = Math.min(box[1], lat);
+    box[2] = Math.max(box[2], lng);
+    box[3] = Math.max(box[3], lat);
+  }
+  const air = 0.02 + 0.05 * Math.max(box[2] - box[0], box[3] - box[1]);
+  return [box[0] - air, box[1] - air, box[2] + air, box[3] + air];
+}

@@ -1,0 +1,320 @@
+/** The dashboard: puts view, map and controls together. */
+
+import 'maplibre-gl/dist/maplibre-gl.css';
+import 'uplot/dist/uPlot.min.css';
+import './style.css';
+import * as api from './api';
+import { setUpAbout } from './about';
+import { setUpControls, showControls } from './controls';
+import { cellCard, statement } from './details';
+import { byId, make } from './dom';
+import { boundsOf, centre } from './hexagons';
+import { HexagonMap } from './map';
+import { Drawing, areaCard } from './measure';
+import { parsePlace, placeText } from './place';
+import { Table } from './table';
+import { setUpTheme } from './theme';
+import { freshness, setUpTimeline, showBadge, showTimeline } from './timeline';
+import { when } from './times';
+import type { Box, WindowCells, WindowSummary } from './types';
+import { View } from './view';
+
+const REMEMBERED = 12;
+const DOWNLOADS = [
+  ['csv', 'CSV'],
+  ['parquet', 'Parquet'],
+  ['geojson', 'GeoJSON'],
+] as const;
+
+const root = document.documentElement;
+const view = new View();
+const place = parsePlace(location.hash);
+if (place.statistic) view.statistic = place.statistic;
+if (place.values) view.kind = place.values;
+view.chosenScheme = place.colours ?? null;
+view.selected = place.cell ?? null;
+view.live = !place.window;
+
+let map: HexagonMap;
+let drawing: Drawing;
+let linked = true;
+let arrived: number | null = null;
+let turn = 0;
+let painted = 0;
+let placed = Boolean(place.at);
+const remembered = new Map<string, Promise<WindowCells>>();
+
+const theme = setUpTheme((chosen) => void map.setTheme(chosen).then(() => showDetails()));
+
+async function start(): Promise<void> {
+  const settings = await api.settings();
+  const { at } = place;
+  map = new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain });
+  drawing = new Drawing(map, (box) => {
+    byId('box-button').setAttribute('aria-pressed', 'false');
+    if (box) measure(box);
+  });
+  map.map.on('moveend', () => writePlace());
+  map.map.on('mousemove', ({ point, lngLat }) => hover(point.x, point.y, view.at(lngLat.lng, lngLat.lat)?.cell));
+  map.map.on('mouseout', () => hover(0, 0, undefined));
+  map.map.on('click', ({ lngLat }) => choose(view.at(lngLat.lng, lngLat.lat)?.cell ?? null));
+  map.map.getCanvas().addEventListener('keydown', (event) => {
+    if (event.key !== 'Enter') return;
+    const middle = map.map.getCenter();
+    choose(view.at(middle.lng, middle.lat)?.cell ?? null);
+  });
+  setUpTimeline(view, { to, live });
+  setUpControls({
+    statistic: (statistic) => change(() => (view.statistic = statistic)),
+    scheme: (scheme) => change(() => (view.chosenScheme = scheme)),
+    kind: (kind) => change(() => (view.kind = kind)),
+  });
+  setUpAbout(view);
+  byId('details-close').addEventListener('click', () => closeDetails());
+  byId('box-button').addEventListener('click', () => (drawing.active ? drawing.end(null) : drawArea()));
+  byId('feed').addEventListener('change', (event) => void useFeed((event.target as HTMLSelectElement).value));
+  document.addEventListener('click', (event) => closeMenu(event.target as Node));
+  document.addEventListener('keydown', (event) => {
+    if (event.key === 'Escape') closeMenu(document.body);
+  });
+  addEventListener('hashchange', () => location.reload());
+  await refresh();
+  api.follow(onWindow, onLink);
+  setInterval(tell, 5_000);
+}
+
+/** Ask for the windows there are, and show the one asked for or the newest. */
+async function refresh(): Promise<void> {
+  const all = (await api.windows()).filter((window) => window.complete);
+  const feeds = [...new Set(all.map((window) => window.feed))].sort();
+  if (!feeds.includes(view.feed)) view.feed = feeds.includes(place.feed ?? '') ? place.feed! : (all[0]?.feed ?? '');
+  view.windows = all.filter((window) => window.feed === view.feed).reverse();
+  byId('feed-choice').hidden = feeds.length < 2;
+  byId('feed').replaceChildren(...feeds.map((feed) => make('option', { value: feed, selected: feed === view.feed }, feed)));
+  const asked = view.window?.window.start ?? place.window;
+  const wanted = view.live ? undefined : view.windows.find((window) => window.window.start === asked);
+  await show(wanted ?? view.windows.at(-1));
+}
+
+async function useFeed(feed: string): Promise<void> {
+  view.feed = feed;
+  view.live = true;
+  view.window = null;
+  placed = false;
+  await refresh();
+}
+
+function onWindow(window: WindowSummary): void {
+  arrived = Date.now();
+  if (window.feed !== view.feed) return void refresh();
+  view.windows = [...view.windows.filter((other) => other.window.start !== window.window.start), window].sort((a, b) =>
+    a.window.start < b.window.start ? -1 : 1,
+  );
+  if (view.live) void show(view.windows.at(-1));
+  else showTimeline(view);
+  tell();
+}
+
+function onLink(up: boolean): void {
+  const back = up && !linked;
+  linked = up;
+  tell();
+  if (back) void refresh();
+}
+
+const load = (window: WindowSummary): Promise<WindowCells> => {
+  const key = `${window.feed} ${window.window.start}`;
+  const found = remembered.get(key) ?? api.cells(window.feed, window.window.start);
+  remembered.delete(key);
+  remembered.set(key, found);
+  found.catch(() => remembered.delete(key));
+  for (const old of [...remembered.keys()].slice(0, -REMEMBERED)) remembered.delete(old);
+  return found;
+};
+
+async function show(window: WindowSummary | undefined): Promise<void> {
+  const mine = (turn += 1);
+  byId('empty').hidden = Boolean(window);
+  if (!window) {
+    byId('empty-text').textContent = 'Windows appear here by themselves as they are released. The first comes when its timeslot has ended and late events had their time.';
+    return tell(ready);
+  }
+  if (window.window.start === view.window?.window.start && window.feed === view.window.feed) return void tell(ready);
+  const [cells, usual] = await Promise.all([load(window), api.usual(window.feed, window.window.start)]);
+  if (mine !== turn) return;
+  performance.mark('window');
+  view.setWindow(cells, usual.earlier_windows, usual.cells);
+  if (!placed) fit();
+  await paint();
+  performance.measure('hexveil:update', 'window');
+}
+
+function fit(): void {
+  const box = boundsOf([...view.cells.keys()]);
+  if (!box) return;
+  placed = true;
+  const narrow = innerWidth < 720;
+  const padding = narrow ? 20 : { left: 310, right: 60, top: 30, bottom: 30 };
+  map.map.fitBounds(box, { padding, animate: false, maxZoom: 13 });
+}
+
+/** Everything that depends on window or choices. */
+async function paint(): Promise<void> {
+  showControls(view);
+  showTimeline(view);
+  showDownloads();
+  showDetails();
+  table.render();
+  hover(0, 0, undefined);
+  tell();
+  writePlace();
+  await map.show(view.looks(), view.colours);
+  announce();
+  ready();
+}
+
+/** For whoever waits from outside: what is on the screen now. */
+function ready(): void {
+  painted += 1;
+  root.dataset.window = view.window?.window.start ?? '';
+  root.dataset.painted = String(painted);
+  root.dataset.ready = 'true';
+}
+
+function change(apply: () => void): void {
+  apply();
+  void paint();
+}
+
+function to(index: number): void {
+  const wanted = view.windows[index];
+  if (!wanted) return;
+  view.live = false;
+  void show(wanted);
+}
+
+function live(on: boolean): void {
+  view.live = on;
+  if (on) void show(view.windows.at(-1));
+  showTimeline(view);
+  writePlace();
+}
+
+const table = new Table(view, (cell) => {
+  choose(cell);
+  const [lng, lat] = centre(cell);
+  map.map.easeTo({ center: [lng, lat], zoom: Math.max(map.map.getZoom(), 10.5), animate: !matchMedia('(prefers-reduced-motion: reduce)').matches });
+});
+
+function choose(cell: string | null): void {
+  view.selected = cell;
+  if (cell) setBox(null);
+  showDetails();
+  table.render();
+  writePlace();
+}
+
+function setBox(box: Box | null): void {
+  view.box = box;
+  void map.outline(box);
+}
+
+function drawArea(): void {
+  view.selected = null;
+  byId('box-button').setAttribute('aria-pressed', 'true');
+  drawing.begin();
+  setBox(null);
+  showArea();
+}
+
+function measure(box: Box): void {
+  if (drawing.active) drawing.end(null);
+  view.selected = null;
+  setBox(box);
+  showDetails();
+  byId('status').textContent = byId('area-mean')?.textContent ?? 'No published cell has its centre in the area.';
+}
+
+function showArea(): void {
+  const bounds = map.map.getBounds();
+  const [middle, wide, high] = [bounds.getCenter(), (bounds.getEast() - bounds.getWest()) / 4, (bounds.getNorth() - bounds.getSouth()) / 4];
+  const suggestion: Box = [middle.lng - wide, middle.lat - high, middle.lng + wide, middle.lat + high];
+  byId('details').hidden = false;
+  byId('details-body').replaceChildren(...areaCard(view, suggestion, measure));
+}
+
+function showDetails(): void {
+  const { selected, box } = view;
+  void map.select(selected ? (view.cells.get(selected) ?? { cell: selected }) : null);
+  byId('details').hidden = !selected && !box && !drawing.active;
+  if (selected) byId('details-body').replaceChildren(...cellCard(view, selected));
+  else if (box || drawing.active) showArea();
+}
+
+function closeDetails(): void {
+  if (drawing.active) drawing.end(null);
+  setBox(null);
+  choose(null);
+  map.map.getCanvas().focus();
+}
+
+function hover(x: number, y: number, cell: string | undefined): void {
+  const tip = byId('tooltip');
+  tip.hidden = !cell || cell === view.selected || drawing.active;
+  if (!cell || tip.hidden) return;
+  if (tip.dataset.cell !== cell + painted) tip.replaceChildren(...statement(view, cell));
+  tip.dataset.cell = cell + painted;
+  const frame = byId('map').getBoundingClientRect();
+  const left = Math.min(x + 16, frame.width - tip.offsetWidth - 8);
+  const top = y + 18 + tip.offsetHeight > frame.height ? y - tip.offsetHeight - 12 : y + 18;
+  tip.style.transform = `translate(${Math.max(left, 8)}px, ${Math.max(top, 8)}px)`;
+}
+
+function showDownloads(): void {
+  const start = view.window?.window.start;
+  byId('downloads').hidden = !start;
+  if (!start) return;
+  const links = DOWNLOADS.map(([format, label]) =>
+    make('li', {}, make('a', { href: api.downloadAddress(view.feed, start, format), download: true }, label)),
+  );
+  byId('download-list').replaceChildren(...links);
+}
+
+function closeMenu(target: Node): void {
+  const menu = byId<HTMLDetailsElement>('downloads');
+  if (!menu.contains(target)) menu.open = false;
+}
+
+function announce(): void {
+  if (!view.window) return;
+  const published = [...view.cells.values()].filter((cell) => cell.status === 'published').length;
+  byId('status').textContent = `${when(view.window.window, view.zone)}: ${view.cells.size} cells, ${published} published.`;
+}
+
+function tell(then?: () => void): void {
+  showBadge(freshness(view, linked, arrived, Date.now()));
+  showTimeline(view);
+  then?.();
+}
+
+function writePlace(): void {
+  if (!view.window) return;
+  const middle = map.map.getCenter();
+  const text = placeText({
+    at: { lat: middle.lat, lng: middle.lng, zoom: map.map.getZoom() },
+    feed: view.feed,
+    window: view.live ? undefined : view.window.window.start,
+    statistic: view.statistic,
+    colours: view.chosenScheme ?? undefined,
+    values: view.kind === 'raw' ? 'raw' : undefined,
+    cell: view.selected ?? undefined,
+  });
+  history.replaceState(null, '', text);
+}
+
+start().catch((error: unknown) => {
+  byId('empty').hidden = false;
+  byId('empty').querySelector('h2')!.textContent = 'The server does not answer';
+  byId('empty-text').textContent = `${error instanceof Error ? error.message : String(error)}. Reload the page to try again.`;
+  root.dataset.ready = 'failed';
+});

@@ -1,0 +1,265 @@
+/** The map: hexagons in one GeoJSON source, coloured by feature state; hover, selection and place. */
+
+import {
+  AttributionControl,
+  Map as MapLibre,
+  NavigationControl,
+  ScaleControl,
+  addProtocol,
+  setWorkerUrl,
+  type ExpressionSpecification,
+  type GeoJSONSource,
+  type LayerSpecification,
+  type StyleSpecification,
+} from 'maplibre-gl';
+import workerAddress from 'maplibre-gl/dist/maplibre-gl-worker.mjs?worker&url';
+import type { Feature } from 'geojson';
+import { Protocol } from 'pmtiles';
+import { ground, streets, type Ground } from './basemap';
+import { shapeKey, shapeOf, type Shape } from './hexagons';
+import { MAP_COLOURS, type MapColours, type Theme } from './palette';
+import type { Box, Hexagon, Settings } from './types';
+
+/** How one hexagon looks: its class (-1: none known), its opacity, whether it is hatched. */
+export interface Look {
+  hexagon: Hexagon;
+  index: number;
+  opacity: number;
+  hatched: boolean;
+}
+
+interface State {
+  c: number;
+  o: number;
+  h: number;
+}
+
+const HIDDEN: State = { c: -1, o: 0, h: 0 };
+const EMPTY = { type: 'FeatureCollection' as const, features: [] };
+
+export class HexagonMap {
+  readonly map: MapLibre;
+  private readonly identifiers = new Map<string, number>();
+  private readonly states: State[] = [];
+  private readonly features: Feature[] = [];
+  private colours: string[] = [];
+  private theme: Theme;
+  private selection: Shape | null = null;
+  private area: Box | null = null;
+  private ready: Promise<void>;
+  private below: Ground | null = null;
+  private readonly protocol = new Protocol();
+
+  constructor(
+    container: HTMLElement,
+    private readonly settings: Settings,
+    theme: Theme,
+    start: { center: [number, number]; zoom: number } | { bounds: Box },
+  ) {
+    this.theme = theme;
+    setWorkerUrl(new URL(workerAddress, import.meta.url).href);
+    addProtocol('pmtiles', this.protocol.tile);
+    const place = 'bounds' in start ? { bounds: start.bounds } : start;
+    this.map = new MapLibre({
+      container,
+      style: this.style(),
+      ...place,
+      attributionControl: false,
+      dragRotate: false,
+      pitchWithRotate: false,
+      maxPitch: 0,
+      renderWorldCopies: false,
+      fadeDuration: 0,
+      canvasContextAttributes: { preserveDrawingBuffer: false },
+    });
+    this.map.touchZoomRotate.disableRotation();
+    this.map.keyboard.disableRotation();
+    this.map.addControl(new NavigationControl({ showCompass: false }), 'bottom-right');
+    this.map.addControl(new ScaleControl({ unit: 'metric' }), 'bottom-left');
+    this.map.setMissingStyleImageResolver((id) => this.addHatch(id));
+    this.ready = new Promise((resolve) => this.map.once('load', () => resolve()));
+    if (settings.basemap) void this.addStreets();
+  }
+
+  private async addStreets(): Promise<void> {
+    const address = new URL('basemap.pmtiles', document.baseURI).href;
+    this.below = await streets(this.protocol, address, MAP_COLOURS[this.theme]);
+    await this.ready;
+    this.map.setStyle(this.style(), { diff: false });
+    this.map.addControl(new AttributionControl({ compact: true }), 'bottom-right');
+    await new Promise((resolve) => this.map.once('style.load', resolve));
+    this.restoreStates();
+  }
+
+  private style(): StyleSpecification {
+    const colours = MAP_COLOURS[this.theme];
+    const under = ground(this.settings.domain, colours);
+    return {
+      version: 8,
+      sources: {
+        ...under.sources,
+        ...this.below?.sources,
+        hexagons: { type: 'geojson', data: { type: 'FeatureCollection', features: this.features }, tolerance: 0.2 },
+        selection: { type: 'geojson', data: this.selectionData() },
+        area: { type: 'geojson', data: this.areaData() },
+      },
+      layers: [...under.layers, ...(this.below?.layers ?? []), ...this.hexagonLayers(colours)],
+    };
+  }
+
+  private hexagonLayers(colours: MapColours): LayerSpecification[] {
+    const hexagons = { source: 'hexagons', layout: { 'fill-sort-key': ['get', 'resolution'] as ExpressionSpecification } };
+    return [
+      {
+        id: 'hexagons',
+        type: 'fill',
+        ...hexagons,
+        paint: {
+          'fill-color': this.colourExpression(),
+          'fill-opacity': ['coalesce', ['feature-state', 'o'], 0],
+          'fill-outline-color': colours.land,
+        },
+      },
+      {
+        id: 'hatching',
+        type: 'fill',
+        ...hexagons,
+        paint: { 'fill-pattern': `hatch-${this.theme}`, 'fill-opacity': ['coalesce', ['feature-state', 'h'], 0] },
+      },
+      {
+        id: 'area-fill',
+        type: 'fill',
+        source: 'area',
+        paint: { 'fill-color': colours.selected, 'fill-opacity': 0.08 },
+      },
+      {
+        id: 'area',
+        type: 'line',
+        source: 'area',
+        paint: { 'line-color': colours.selected, 'line-width': 2, 'line-dasharray': [3, 2] },
+      },
+      {
+        id: 'selection-halo',
+        type: 'line',
+        source: 'selection',
+        layout: { 'line-join': 'round' },
+        paint: { 'line-color': colours.land, 'line-width': 6 },
+      },
+      {
+        id: 'selection',
+        type: 'line',
+        source: 'selection',
+        layout: { 'line-join': 'round' },
+        paint: { 'line-color': colours.selected, 'line-width': 2.5 },
+      },
+    ];
+  }
+
+  private colourExpression(): ExpressionSpecification | string {
+    const unknown = MAP_COLOURS[this.theme].unknown;
+    if (!this.colours.length) return unknown;
+    const cases = this.colours.flatMap((colour, index) => [index, colour]);
+    return ['match', ['coalesce', ['feature-state', 'c'], -1], ...cases, unknown] as unknown as ExpressionSpecification;
+  }
+
+  private selectionData(): Feature | typeof EMPTY {
+    if (!this.selection) return EMPTY;
+    return { type: 'Feature', properties: {}, geometry: shapeOf(this.selection) };
+  }
+
+  private areaData(): Feature | typeof EMPTY {
+    if (!this.area) return EMPTY;
+    const [west, south, east, north] = this.area;
+    const ring = [[west, south], [east, south], [east, north], [west, north], [west, south]];
+    return { type: 'Feature', properties: {}, geometry: { type: 'Polygon', coordinates: [ring] } };
+  }
+
+  /** Draw a window; resolves once it is on the screen. */
+  async show(looks: Look[], colours: string[]): Promise<void> {
+    await this.ready;
+    if (colours.join() !== this.colours.join()) {
+      this.colours = colours;
+      this.map.setPaintProperty('hexagons', 'fill-color', this.colourExpression());
+    }
+    const fresh = this.addShapes(looks);
+    if (fresh) (this.map.getSource('hexagons') as GeoJSONSource).setData({ type: 'FeatureCollection', features: this.features });
+    const wanted = new Map(looks.map((look) => [this.identifiers.get(shapeKey(look.hexagon))!, look]));
+    for (let id = 0; id < this.states.length; id += 1) {
+      const look = wanted.get(id);
+      this.setState(id, look ? { c: look.index, o: look.opacity, h: look.hatched ? 0.8 : 0 } : HIDDEN);
+    }
+    await new Promise((resolve) => this.map.once('idle', resolve).triggerRepaint());
+  }
+
+  private addShapes(looks: Look[]): boolean {
+    const before = this.features.length;
+    for (const { hexagon } of looks) {
+      const key = shapeKey(hexagon);
+      if (this.identifiers.has(key)) continue;
+      const id = this.features.length;
+      this.identifiers.set(key, id);
+      this.states.push(HIDDEN);
+      this.features.push({
+        type: 'Feature',
+        id,
+        properties: { resolution: hexagon.resolution },
+        geometry: shapeOf(hexagon),
+      });
+    }
+    return this.features.length > before;
+  }
+
+  private setState(id: number, state: State): void {
+    const old = this.states[id]!;
+    if (old.c === state.c && old.o === state.o && old.h === state.h) return;
+    this.states[id] = state;
+    this.map.setFeatureState({ source: 'hexagons', id }, { ...state });
+  }
+
+  private restoreStates(): void {
+    this.states.forEach((state, id) => this.map.setFeatureState({ source: 'hexagons', id }, { ...state }));
+  }
+
+  /** Diagonal lines, drawn here: the pattern of what is not published. */
+  private addHatch(name: string): void {
+    const size = 16;
+    const canvas = Object.assign(document.createElement('canvas'), { width: size, height: size });
+    const pen = canvas.getContext('2d')!;
+    pen.strokeStyle = MAP_COLOURS[this.theme].hatch;
+    pen.lineWidth = 1.6;
+    for (const shift of [-size, 0, size]) {
+      pen.moveTo(shift - 2, size + 2);
+      pen.lineTo(shift + size + 2, -2);
+    }
+    pen.stroke();
+    this.map.addImage(name, pen.getImageData(0, 0, size, size), { pixelRatio: 2 });
+  }
+
+  /** Outline a cell, or none. */
+  async select(hexagon: Shape | null): Promise<void> {
+    this.selection = hexagon;
+    await this.ready;
+    (this.map.getSource('selection') as GeoJSONSource).setData(this.selectionData());
+  }
+
+  /** Outline a box, or none. */
+  async outline(box: Box | null): Promise<void> {
+    this.area = box;
+    await this.ready;
+    (this.map.getSource('area') as GeoJSONSource).setData(this.areaData());
+  }
+
+  /** Redraw in another theme. */
+  async setTheme(theme: Theme): Promise<void> {
+    this.theme = theme;
+    await this.ready;
+    if (this.settings.basemap && this.below) {
+      const address = new URL('basemap.pmtiles', document.baseURI).href;
+      this.below = await streets(this.protocol, address, MAP_COLOURS[theme]);
+    }
+    this.map.setStyle(this.style(), { diff: false });
+    await new Promise((resolve) => this.map.once('style.load', resolve));
+    this.restoreStates();
+    await new Promise((resolve) => this.map.once('idle', resolve));
+  }
+}

@@ -1,0 +1,135 @@
+/** Drawing a box and telling what is inside: hexagons together, and the spatial histogram's count. */
+
+import { ApiError, count } from './api';
+import { together } from './area';
+import { byId, make } from './dom';
+import type { HexagonMap } from './map';
+import { sentence } from './statistics';
+import { when } from './times';
+import type { Box } from './types';
+import type { View } from './view';
+
+/** Drag a rectangle over the map; Escape gives up. Calls `done` with the box, or null. */
+export class Drawing {
+  private from: { x: number; y: number } | null = null;
+  private readonly layer = byId('drawing');
+  private readonly shape = make('div', { class: 'rubber' });
+
+  constructor(
+    private readonly map: HexagonMap,
+    private readonly done: (box: Box | null) => void,
+  ) {
+    this.layer.append(this.shape);
+    this.layer.addEventListener('pointerdown', (event) => this.start(event));
+    this.layer.addEventListener('pointermove', (event) => this.stretch(event));
+    this.layer.addEventListener('pointerup', (event) => this.finish(event));
+    this.layer.addEventListener('pointercancel', () => (this.from = null));
+    document.addEventListener('keydown', (event) => {
+      if (event.key === 'Escape' && this.active) this.end(null);
+    });
+  }
+
+  get active(): boolean {
+    return !this.layer.hidden;
+  }
+
+  begin(): void {
+    this.from = null;
+    this.shape.hidden = true;
+    this.layer.hidden = false;
+  }
+
+  end(box: Box | null): void {
+    this.layer.hidden = true;
+    this.done(box);
+  }
+
+  private place(event: PointerEvent): { x: number; y: number } {
+    const frame = this.layer.getBoundingClientRect();
+    return { x: event.clientX - frame.left, y: event.clientY - frame.top };
+  }
+
+  private start(event: PointerEvent): void {
+    this.from = this.place(event);
+    this.layer.setPointerCapture(event.pointerId);
+  }
+
+  private stretch(event: PointerEvent): void {
+    if (!this.from) return;
+    const to = this.place(event);
+    Object.assign(this.shape.style, {
+      left: `${Math.min(this.from.x, to.x)}px`,
+      top: `${Math.min(this.from.y, to.y)}px`,
+      width: `${Math.abs(to.x - this.from.x)}px`,
+      height: `${Math.abs(to.y - this.from.y)}px`,
+    });
+    this.shape.hidden = false;
+  }
+
+  private finish(event: PointerEvent): void {
+    if (!this.from) return;
+    const to = this.place(event);
+    const [a, b] = [this.map.map.unproject([this.from.x, this.from.y]), this.map.map.unproject([to.x, to.y])];
+    this.from = null;
+    if (Math.abs(a.lng - b.lng) < 1e-6 || Math.abs(a.lat - b.lat) < 1e-6) return;
+    const round = (number: number) => Math.round(number * 1e5) / 1e5;
+    this.end([Math.min(a.lng, b.lng), Math.min(a.lat, b.lat), Math.max(a.lng, b.lng), Math.max(a.lat, b.lat)].map(round) as Box);
+  }
+}
+
+/** The card of a box: bounds to type or draw, and the answers once there is one. */
+export function areaCard(view: View, suggestion: Box, measure: (box: Box) => void): HTMLElement[] {
+  const box = view.box;
+  return [
+    make('h2', {}, 'Area'),
+    make('p', { class: 'quiet' }, box && view.window ? when(view.window.window, view.zone) : 'Draw a box on the map, or give its bounds.'),
+    ...(box ? answers(view, box) : []),
+    bounds(box ?? suggestion, measure),
+  ];
+}
+
+const SIDES = ['West', 'South', 'East', 'North'];
+
+function bounds(box: Box, measure: (box: Box) => void): HTMLElement {
+  const inputs = SIDES.map((side, index) =>
+    make('input', { type: 'number', step: 'any', name: side, required: true, value: box[index]!.toFixed(4) }),
+  );
+  const problem = make('p', { class: 'problem', role: 'alert' });
+  const labels = SIDES.map((side, index) => make('label', {}, side, inputs[index]!));
+  const form = make('form', { class: 'bounds' }, ...labels, make('button', { type: 'submit' }, 'Measure'), problem);
+  form.addEventListener('submit', (event) => {
+    event.preventDefault();
+    const [west, south, east, north] = inputs.map((input) => input.valueAsNumber) as Box;
+    const good = west < east && south < north && west >= -180 && east <= 180 && south >= -90 && north <= 90;
+    problem.textContent = good ? '' : 'West must be below east and south below north, in degrees.';
+    if (good) measure([west, south, east, north]);
+  });
+  return form;
+}
+
+function answers(view: View, box: Box): HTMLElement[] {
+  const found = together(view.cells.values(), box, view.upper);
+  const histogram = make('p', { id: 'histogram-count' }, 'Asking the spatial histogram…');
+  void fillCount(view, box, histogram);
+  const { value, low, high, exact } = found.events;
+  const range = exact ? 'exact, counts are public' : `95 % interval ${low.toFixed(0)}–${high.toFixed(0)}`;
+  const none = make('p', { class: 'reading' }, 'No published cell has its centre in here.');
+  return [
+    found.mean ? make('p', { class: 'reading', id: 'area-mean' }, sentence(found.mean)) : none,
+    make('p', { class: 'quiet' }, `Mean speed over ${found.published} published of ${found.cells} cells with their centre inside, weighted by events, from values as released.`),
+    make('p', {}, `Events in these cells: ${value.toFixed(0)} (${range}).`),
+    histogram,
+  ];
+}
+
+async function fillCount(view: View, box: Box, target: HTMLElement): Promise<void> {
+  target.textContent = 'This window has no spatial histogram, so nothing is known about parts of cells.';
+  if (!view.hasHistogram) return;
+  try {
+    const { value, interval, mechanism } = await count(view.feed, view.window!.window.start, box);
+    const [low, high] = interval;
+    target.textContent = `Events in the box by the spatial histogram: ${value.toFixed(0)}, 95 % interval ${low.toFixed(0)}–${high.toFixed(0)}, noise from privacy${mechanism ? ` (${mechanism})` : ''}.`;
+  } catch (error) {
+    target.textContent = `The spatial histogram could not be asked: ${error instanceof ApiError ? error.message : 'the server does not answer'}.`;
+  }
+}

@@ -1,0 +1,57 @@
+/** Colours of classes and of the map, light and dark. RdYlBu is ColorBrewer's, viridis is matplotlib's. */
+
+export type Theme = 'light' | 'dark';
+
+export const RD_YL_BU = ['#d7191c', '#fdae61', '#ffffbf', '#abd9e9', '#2c7bb6'];
+
+const VIRIDIS = ['#440154', '#482878', '#3e4989', '#31688e', '#26828e', '#1f9e89', '#35b779', '#6ece58', '#b5de2b', '#fde725'];
+
+/** `count` colours of viridis from slow to fast. */
+export const viridis = (count: number): string[] =>
+  Array.from({ length: count }, (_, index) => VIRIDIS[Math.round((index * (VIRIDIS.length - 1)) / Math.max(count - 1, 1))]!);
+
+export interface MapColours {
+  sea: string;
+  land: string;
+  coast: string;
+  grid: string;
+  domain: string;
+  edge: string;
+  hatch: string;
+  unknown: string;
+  selected: string;
+  road: string;
+  green: string;
+  built: string;
+}
+
+export const MAP_COLOURS: Record<Theme, MapColours> = {
+  light: {
+    sea: '#cfdde4',
+    land: '#eef0f1',
+    coast: '#b3c0c6',
+    grid: '#d5d9dc',
+    domain: '#8b949b',
+    edge: '#4a535b',
+    hatch: '#6d757c',
+    unknown: '#9aa2a8',
+    selected: '#101820',
+    road: '#d9d6cc',
+    green: '#e6eadb',
+    built: '#eae7df',
+  },
+  dark: {
+    sea: '#0d1317',
+    land: '#1a2127',
+    coast: '#3a464e',
+    grid: '#2b343b',
+    domain: '#66727b',
+    edge: '#0b0f12',
+    hatch: '#8e99a1',
+    unknown: '#6d7880',
+    selected: '#ffffff',
+    road: '#323c44',
+    green: '#1b2824',
+    built: '#20282e',
+  },
+};

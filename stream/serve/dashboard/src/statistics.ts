@@ -1,0 +1,121 @@
+/** What a cell says under the chosen statistic, and the classes it falls into. Pure. */
+
+import type { Estimate, Hexagon, Measured, UsualCell, UsualValue } from './types';
+
+export type Statistic = 'mean' | 'p50' | 'p85' | 'spread';
+export type Kind = 'modelled' | 'raw';
+export type Scheme = 'usual' | 'absolute';
+
+export const STATISTICS: Record<Statistic, { label: string; title: string; from: Measured }> = {
+  mean: { label: 'Mean', title: 'Mean speed', from: 'mean' },
+  p50: { label: 'p50', title: 'Median speed (p50)', from: 'p50' },
+  p85: { label: 'p85', title: '85th percentile of speed (p85)', from: 'p85' },
+  spread: { label: 'Spread', title: 'Spread: standard deviation of speed', from: 'variance' },
+};
+
+/**
+ * A number with its 95 % interval, in km/h. `method` names the model where it is not the released value. `outside`:
+ * the noise carried it out of the possible range, interval and all, so that nothing is left of it but a bound.
+ */
+export interface Shown {
+  value: number;
+  low: number;
+  high: number;
+  method?: string;
+  outside?: boolean;
+}
+
+const root = (number: number) => Math.sqrt(Math.max(number, 0));
+
+/** The value to display; null where the cell was not published or has no such statistic. */
+export function shown(hexagon: Hexagon, statistic: Statistic, kind: Kind): Shown | null {
+  const name = STATISTICS[statistic].from;
+  const released = hexagon[name];
+  if (hexagon.status !== 'published' || !released) return null;
+  const derived = kind === 'modelled' ? hexagon.post_processed?.[name] : undefined;
+  const [low, high] = derived?.interval ?? released.interval;
+  const found: Shown = { value: (derived ?? released).value, low, high };
+  if (derived) found.method = derived.method;
+  else if (low === high && released.scale > 0) found.outside = true;
+  if (statistic !== 'spread') return found;
+  return { ...found, value: root(found.value), low: root(found.low), high: root(found.high) };
+}
+
+/** The cell's usual value of that statistic, of the same kind as what is shown. */
+export function usualOf(cell: UsualCell | undefined, statistic: Statistic, now: Shown): UsualValue | null {
+  const table = now.method ? cell?.post_processed : cell?.raw;
+  const found = table?.[STATISTICS[statistic].from];
+  if (!found || statistic === 'spread') return null;
+  const [low, high] = found.interval;
+  return found.value > 0 && found.windows >= 3 && high - low <= found.value ? found : null;
+}
+
+/** Upper ends of all classes but the last, as shares of the usual value. */
+export const RELATIVE_BREAKS = [0.7, 0.9, 1.1, 1.3];
+export const RELATIVE_LABELS = [
+  'more than 30 % slower',
+  '10–30 % slower',
+  'as usual, ±10 %',
+  '10–30 % faster',
+  'more than 30 % faster',
+];
+
+/** Upper ends of all classes but the last, in km/h, for speeds clipped to [0, upper]. */
+export function absoluteBreaks(statistic: Statistic, upper: number): number[] {
+  const top = statistic === 'spread' ? upper / 2 : upper;
+  const step = [1, 2, 2.5, 5, 10, 15, 20, 25, 50].find((size) => top / size <= 7) ?? top / 6;
+  return Array.from({ length: Math.ceil(top / step) - 1 }, (_, index) => (index + 1) * step);
+}
+
+export function absoluteLabels(breaks: number[], top: number): string[] {
+  const ends = [0, ...breaks, top];
+  return ends.slice(1).map((end, index) => `${plain(ends[index]!)}–${plain(end)}`);
+}
+
+const plain = (number: number) => String(Math.round(number * 10) / 10);
+
+/** Index of the class that holds `value`. */
+export function classOf(value: number, breaks: number[]): number {
+  let index = 0;
+  while (index < breaks.length && value >= breaks[index]!) index += 1;
+  return index;
+}
+
+/** Class of the value, and how many classes its interval touches: all of them where the interval is known to miss. */
+export function classify(now: Shown, breaks: number[], reference: number): { index: number; spans: number } {
+  const at = (value: number) => classOf(value / reference, breaks);
+  return { index: at(now.value), spans: now.outside ? breaks.length + 1 : at(now.high) - at(now.low) + 1 };
+}
+
+/** Opacity of a cell whose interval touches that many classes: full only when it touches one. */
+export const opacity = (spans: number) => (spans <= 1 ? 0.92 : spans === 2 ? 0.66 : spans === 3 ? 0.48 : 0.3);
+
+/** "23" or, where the interval is narrower than 4 km/h, "23.4". */
+export function speed(value: number, now: { low: number; high: number }): string {
+  return value.toFixed(now.high - now.low < 4 ? 1 : 0);
+}
+
+/** "19–27". */
+export const interval = (now: Shown) => `${speed(now.low, now)}–${speed(now.high, now)}`;
+
+/** "23 km/h, 95 % interval 19–27, noise from privacy". */
+export const sentence = (now: Shown) =>
+  now.outside
+    ? `Noise carried this value beyond ${speed(now.value, now)} km/h, the end of the possible range`
+    : `${speed(now.value, now)} km/h, 95 % interval ${interval(now)}, noise from privacy`;
+
+/** "8 % slower than usual (25 km/h in 14 earlier windows)". */
+export function comparison(now: Shown, usual: UsualValue): string {
+  const percent = Math.round((now.value / usual.value - 1) * 100);
+  const said = percent === 0 ? 'as usual' : `${Math.abs(percent)} % ${percent < 0 ? 'slower' : 'faster'} than usual`;
+  return `${said} (${usual.value.toFixed(0)} km/h over ${usual.windows} earlier windows)`;
+}
+
+export const isNoisy = (number: number | Estimate): number is Estimate => typeof number !== 'number';
+
+/** "1 328", or "about 120 (95 % interval 80–160)" where even counts carry noise. */
+export function countText(number: number | Estimate): string {
+  if (!isNoisy(number)) return number.toLocaleString('en').replaceAll(',', '\u202f');
+  const [low, high] = number.interval;
+  return `about ${number.value.toFixed(0)} (95 % interval ${low.toFixed(0)}–${high.toFixed(0)})`;
+}

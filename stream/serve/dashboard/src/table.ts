@@ -1,0 +1,161 @@
+/** The cells of the window as a table: what the map shows, for keyboard and screen reader. */
+
+import { byId, make } from './dom';
+import { comparison, countText, interval, isNoisy, speed, STATISTICS } from './statistics';
+import type { Reading, View } from './view';
+import { hours } from './times';
+
+const PAGE = 100;
+
+type Column = 'cell' | 'value' | 'interval' | 'usual' | 'events' | 'users';
+
+const number = (count: Reading['hexagon']['events']) => (isNoisy(count) ? count.value : count);
+
+const ORDER: Record<Column, (reading: Reading) => number | string> = {
+  cell: ({ hexagon }) => hexagon.cell,
+  value: ({ now }) => now?.value ?? -1,
+  interval: ({ now }) => (now ? now.high - now.low : Infinity),
+  usual: ({ now, usual }) => (now && usual ? now.value / usual.value : Infinity),
+  events: ({ hexagon }) => number(hexagon.events),
+  users: ({ hexagon }) => number(hexagon.users),
+};
+
+export class Table {
+  private sort: Column = 'events';
+  private descending = true;
+  private page = 0;
+  private opener: HTMLElement | null = null;
+
+  constructor(
+    private readonly view: View,
+    private readonly choose: (cell: string) => void,
+  ) {
+    byId('table-button').addEventListener('click', () => (this.open ? this.close() : this.show()));
+    byId('table-close').addEventListener('click', () => this.close());
+    byId('table-panel').addEventListener('keydown', (event) => this.onKey(event));
+  }
+
+  get open(): boolean {
+    return !byId('table-panel').hidden;
+  }
+
+  show(): void {
+    this.opener = document.activeElement as HTMLElement | null;
+    byId('table-panel').hidden = false;
+    byId('table-button').setAttribute('aria-expanded', 'true');
+    document.body.classList.add('with-table');
+    this.render();
+    (this.buttons()[0] ?? byId('table-close')).focus();
+  }
+
+  close(): void {
+    byId('table-panel').hidden = true;
+    byId('table-button').setAttribute('aria-expanded', 'false');
+    document.body.classList.remove('with-table');
+    (this.opener ?? byId('table-button')).focus();
+  }
+
+  private buttons(): HTMLButtonElement[] {
+    return [...byId('table-scroll').querySelectorAll<HTMLButtonElement>('tbody button')];
+  }
+
+  /** Arrow keys move among the rows; one row at a time takes part in the tab order. */
+  private onKey(event: KeyboardEvent): void {
+    if (event.key === 'Escape') return this.close();
+    const buttons = this.buttons();
+    const at = buttons.indexOf(document.activeElement as HTMLButtonElement);
+    if (at < 0) return;
+    const last = buttons.length - 1;
+    const to = { ArrowDown: Math.min(at + 1, last), ArrowUp: Math.max(at - 1, 0), Home: 0, End: last }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    buttons[at]!.tabIndex = -1;
+    buttons[to]!.tabIndex = 0;
+    buttons[to]!.focus();
+  }
+
+  render(): void {
+    if (!this.open) return;
+    const readings = [...this.view.cells.values()].map((hexagon) => this.view.read(hexagon));
+    const order = ORDER[this.sort];
+    const sign = this.descending ? -1 : 1;
+    readings.sort((a, b) => {
+      const [x, y] = [order(a), order(b)];
+      return x === y ? 0 : x < y ? -sign : sign;
+    });
+    const pages = Math.max(Math.ceil(readings.length / PAGE), 1);
+    this.page = Math.min(this.page, pages - 1);
+    const rows = readings.slice(this.page * PAGE, (this.page + 1) * PAGE);
+    const focused = (document.activeElement as HTMLElement | null)?.dataset.cell;
+    byId('table-title').textContent = this.view.window
+      ? `${readings.length} cells, ${hours(this.view.window.window, this.view.zone)}`
+      : 'No window released yet';
+    byId('table-scroll').replaceChildren(this.table(rows));
+    byId('table-pager').replaceChildren(...(pages > 1 ? this.pager(pages) : []));
+    if (focused) this.buttons().find((button) => button.dataset.cell === focused)?.focus();
+  }
+
+  private table(readings: Reading[]): HTMLTableElement {
+    const heads: [Column, string][] = [
+      ['cell', 'Cell'],
+      ['value', `${STATISTICS[this.view.statistic].title.split(':')[0]}, km/h`],
+      ['interval', '95 % interval'],
+      ['usual', 'Against usual'],
+      ['events', 'Events'],
+      ['users', 'Users'],
+    ];
+    const head = make('tr', {}, ...heads.map(([column, label]) => this.head(column, label)));
+    const selectedHere = readings.some(({ hexagon }) => hexagon.cell === this.view.selected);
+    const body = readings.map((reading, index) => {
+      const selected = reading.hexagon.cell === this.view.selected;
+      return this.row(reading, selected, selectedHere ? selected : index === 0);
+    });
+    return make('table', { 'aria-labelledby': 'table-title' }, make('thead', {}, head), make('tbody', {}, ...body));
+  }
+
+  private head(column: Column, label: string): HTMLElement {
+    const sorted = column === this.sort;
+    const button = make('button', { type: 'button' }, label, sorted && (this.descending ? ' ▾' : ' ▴'));
+    button.addEventListener('click', () => {
+      this.descending = column === this.sort ? !this.descending : column === 'events' || column === 'users';
+      this.sort = column;
+      this.page = 0;
+      this.render();
+      byId('table-scroll').querySelector<HTMLElement>('th[aria-sort] button')?.focus();
+    });
+    const order = this.descending ? 'descending' : 'ascending';
+    return make('th', { scope: 'col', ...(sorted ? { 'aria-sort': order } : {}) }, button);
+  }
+
+  private row({ hexagon, now, usual }: Reading, selected: boolean, tabbed: boolean): HTMLElement {
+    const button = make('button', { type: 'button', 'data-cell': hexagon.cell, tabindex: tabbed ? 0 : -1 }, hexagon.cell);
+    button.addEventListener('click', () => this.choose(hexagon.cell));
+    const value = now
+      ? [make('td', { class: 'number' }, speed(now.value, now), now.method && make('span', { class: 'chip' }, 'modelled')),
+         make('td', { class: 'number' }, interval(now))]
+      : [make('td', { colspan: 2, class: 'none' }, 'not published')];
+    return make(
+      'tr',
+      selected ? { 'aria-current': 'true' } : {},
+      make('th', { scope: 'row' }, button),
+      ...value,
+      make('td', {}, now && usual ? comparison(now, usual).replace(/ than usual.*| \(.*/, '') : '–'),
+      make('td', { class: 'number' }, countText(hexagon.events)),
+      make('td', { class: 'number' }, countText(hexagon.users)),
+    );
+  }
+
+  private pager(pages: number): HTMLElement[] {
+    const step = (label: string, by: number) => {
+      const target = this.page + by;
+      const button = make('button', { type: 'button', disabled: target < 0 || target >= pages }, label);
+      button.addEventListener('click', () => {
+        this.page = target;
+        this.render();
+        byId('table-scroll').scrollTop = 0;
+      });
+      return button;
+    };
+    return [step('Previous', -1), make('span', {}, `Page ${this.page + 1} of ${pages}`), step('Next', 1)];
+  }
+}

@@ -1,0 +1,71 @@
+/** Window slider, live or paused, and how fresh the newest window is. */
+
+import { byId } from './dom';
+import { day, clock, hours, length, span, when } from './times';
+import type { View } from './view';
+
+export interface Moves {
+  /** Show the window of that position and stop following. */
+  to(index: number): void;
+  live(on: boolean): void;
+}
+
+export function setUpTimeline(view: View, moves: Moves): void {
+  const slider = byId<HTMLInputElement>('slider');
+  slider.addEventListener('input', () => moves.to(Number(slider.value)));
+  byId('earlier').addEventListener('click', () => moves.to(view.index - 1));
+  byId('later').addEventListener('click', () => moves.to(view.index + 1));
+  byId('live-button').addEventListener('click', () => moves.live(!view.live));
+}
+
+export function showTimeline(view: View): void {
+  const { windows, index, zone } = view;
+  const slider = byId<HTMLInputElement>('slider');
+  slider.max = String(Math.max(windows.length - 1, 0));
+  slider.value = String(Math.max(index, 0));
+  slider.disabled = windows.length < 2;
+  byId<HTMLButtonElement>('earlier').disabled = index <= 0;
+  byId<HTMLButtonElement>('later').disabled = index < 0 || index >= windows.length - 1;
+  const button = byId('live-button');
+  button.setAttribute('aria-pressed', String(view.live));
+  button.setAttribute('aria-label', view.live ? 'Following new windows; pause' : 'Paused; follow new windows');
+  byId('live-text').textContent = view.live ? 'Live' : 'Paused';
+  const bounds = view.window?.window;
+  slider.setAttribute('aria-valuetext', bounds ? when(bounds, zone) : 'no window');
+  const output = byId('window-text');
+  output.replaceChildren();
+  if (!bounds) return;
+  const strong = document.createElement('strong');
+  strong.textContent = hours(bounds, zone);
+  output.append(strong, ` ${day(bounds.start, zone)}`);
+  output.title = zone;
+  const label = (time: string) => `${day(time, zone).replace(/ \d{4}$/, '')} ${clock(time, zone)}`;
+  byId('slider-first').textContent = windows.length > 1 ? label(windows[0]!.window.start) : '';
+  byId('slider-last').textContent = windows.length > 1 ? label(windows.at(-1)!.window.end) : '';
+}
+
+export interface Freshness {
+  state: 'waiting' | 'live' | 'stale' | 'offline';
+  text: string;
+}
+
+/** How fresh the newest window is. Stale: it ended more than two window lengths ago and none came since as long. */
+export function freshness(view: View, linked: boolean, arrived: number | null, now: number): Freshness {
+  const newest = view.windows.at(-1);
+  if (!linked) return { state: 'offline', text: 'Connection lost, trying again' };
+  if (!newest) return { state: 'waiting', text: 'Waiting for the first window' };
+  const age = now - Date.parse(newest.window.end);
+  const patience = 2 * length(newest.window);
+  if (age <= patience) return { state: 'live', text: `Up to date, last window ended ${span(age)} ago` };
+  if (arrived !== null && now - arrived <= Math.min(patience, 60_000)) {
+    return { state: 'live', text: `Windows are arriving, of ${span(age)} ago` };
+  }
+  return { state: 'stale', text: `Stale: last window ended ${span(age)} ago` };
+}
+
+export function showBadge({ state, text }: Freshness): void {
+  const badge = byId('badge');
+  if (badge.dataset.state !== state) badge.dataset.state = state;
+  const label = byId('badge-text');
+  if (label.textContent !== text) label.textContent = text;
+}

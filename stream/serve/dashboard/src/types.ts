@@ -1,0 +1,89 @@
+/** What the read API sends: see the JSON Schemas of the topics. */
+
+export interface Estimate {
+  value: number;
+  raw: number;
+  clamped: boolean;
+  scale: number;
+  interval: [number, number];
+  unit: string;
+}
+
+export interface Derived {
+  method: string;
+  value: number;
+  interval?: [number, number];
+  unit: string;
+}
+
+export type Measured = 'mean' | 'variance' | 'p15' | 'p50' | 'p85';
+
+export interface Hexagon extends Partial<Record<Measured, Estimate>> {
+  cell: string;
+  resolution: number;
+  status: 'published' | 'suppressed';
+  relation: 'values' | 'participation';
+  epsilon: number;
+  window: Bounds;
+  events: number | Estimate;
+  users: number | Estimate;
+  post_processed?: Record<string, Derived>;
+  excludes?: string[];
+}
+
+export interface Bounds {
+  start: string;
+  end: string;
+}
+
+export interface Marker {
+  feed: string;
+  relation: 'values' | 'participation';
+  epsilon: number;
+  budget: number;
+  period: Bounds & { timezone: string };
+  clipping: { lower: number; upper: number; unit: string };
+  resolution: number;
+  statistics: string[];
+}
+
+export interface WindowSummary {
+  feed: string;
+  window: Bounds;
+  complete: boolean;
+  cells: number;
+  marker: Marker | null;
+  /** Mechanisms of the spatial histograms of this window, where there are any. */
+  histograms?: string[];
+}
+
+export interface WindowCells extends WindowSummary {
+  hexagons: Hexagon[];
+}
+
+export interface UsualValue {
+  value: number;
+  interval: [number, number];
+  windows: number;
+}
+
+export interface UsualCell {
+  cell: string;
+  raw: Partial<Record<Measured, UsualValue>>;
+  post_processed: Partial<Record<Measured, UsualValue>>;
+}
+
+export interface Usual {
+  feed: string;
+  window: Bounds;
+  earlier_windows: number;
+  cells: UsualCell[];
+}
+
+export interface Settings {
+  domain: [number, number, number, number];
+  basemap: boolean;
+}
+
+/** West, south, east, north in degrees. */
+export type Box = [number, number, number, number];

@@ -1,0 +1,120 @@
+/** What is on display: the window, its cells, what is usual there, and what the reader chose. */
+
+import { cellAt } from './hexagons';
+import { RD_YL_BU, viridis } from './palette';
+import {
+  RELATIVE_BREAKS,
+  STATISTICS,
+  absoluteBreaks,
+  classify,
+  opacity,
+  shown,
+  usualOf,
+  type Kind,
+  type Scheme,
+  type Shown,
+  type Statistic,
+} from './statistics';
+import type { Box, Hexagon, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
+import type { Look } from './map';
+
+export interface Reading {
+  hexagon: Hexagon;
+  now: Shown | null;
+  usual: UsualValue | null;
+}
+
+export class View {
+  feed = '';
+  /** Complete windows of the feed, oldest first. */
+  windows: WindowSummary[] = [];
+  /** The window on display. */
+  window: WindowCells | null = null;
+  live = true;
+  statistic: Statistic = 'mean';
+  kind: Kind = 'modelled';
+  /** Chosen by the reader; until then, against usual as soon as enough windows are known. */
+  chosenScheme: Scheme | null = null;
+  selected: string | null = null;
+  box: Box | null = null;
+  cells = new Map<string, Hexagon>();
+  earlierWindows = 0;
+  private usual = new Map<string, UsualCell>();
+  private resolutions: number[] = [];
+
+  setWindow(window: WindowCells, earlierWindows: number, usual: UsualCell[]): void {
+    this.window = window;
+    this.cells = new Map(window.hexagons.map((hexagon) => [hexagon.cell, hexagon]));
+    this.resolutions = [...new Set(window.hexagons.map((hexagon) => hexagon.resolution))].sort((a, b) => b - a);
+    this.earlierWindows = earlierWindows;
+    this.usual = new Map(usual.map((cell) => [cell.cell, cell]));
+    if (!this.available(this.statistic)) this.statistic = this.statistics()[0] ?? 'mean';
+  }
+
+  get zone(): string {
+    return this.window?.marker?.period.timezone ?? 'UTC';
+  }
+
+  get upper(): number {
+    return this.window?.marker?.clipping.upper ?? 100;
+  }
+
+  get index(): number {
+    return this.windows.findIndex((window) => window.window.start === this.window?.window.start);
+  }
+
+  available(statistic: Statistic): boolean {
+    return this.window?.marker?.statistics.includes(STATISTICS[statistic].from) ?? false;
+  }
+
+  statistics(): Statistic[] {
+    return (Object.keys(STATISTICS) as Statistic[]).filter((statistic) => this.available(statistic));
+  }
+
+  /** Whether range queries of this window can be answered. */
+  get hasHistogram(): boolean {
+    return Boolean(this.window?.histograms?.length);
+  }
+
+  /** Whether the window holds modelled values of the statistic. */
+  get modelled(): boolean {
+    const name = STATISTICS[this.statistic].from;
+    return this.window?.hexagons.some((hexagon) => hexagon.post_processed?.[name]) ?? false;
+  }
+
+  get comparable(): boolean {
+    return this.earlierWindows >= 3 && this.statistic !== 'spread';
+  }
+
+  get scheme(): Scheme {
+    return this.comparable ? (this.chosenScheme ?? 'usual') : 'absolute';
+  }
+
+  get breaks(): number[] {
+    return this.scheme === 'usual' ? RELATIVE_BREAKS : absoluteBreaks(this.statistic, this.upper);
+  }
+
+  get colours(): string[] {
+    return this.scheme === 'usual' ? RD_YL_BU : viridis(this.breaks.length + 1);
+  }
+
+  read(hexagon: Hexagon): Reading {
+    const now = shown(hexagon, this.statistic, this.kind);
+    return { hexagon, now, usual: now && usualOf(this.usual.get(hexagon.cell), this.statistic, now) };
+  }
+
+  at(lng: number, lat: number): Hexagon | undefined {
+    return cellAt(this.cells, this.resolutions, lng, lat);
+  }
+
+  looks(): Look[] {
+    const { breaks, scheme } = this;
+    return [...this.cells.values()].map((hexagon): Look => {
+      const { now, usual } = this.read(hexagon);
+      if (!now) return { hexagon, index: -1, opacity: 0, hatched: true };
+      if (scheme === 'usual' && !usual) return { hexagon, index: -1, opacity: 0.3, hatched: false };
+      const { index, spans } = classify(now, breaks, scheme === 'usual' ? usual!.value : 1);
+      return { hexagon, index, opacity: opacity(spans), hatched: false };
+    });
+  }
+}
