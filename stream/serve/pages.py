@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import hashlib
 import mimetypes
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -15,6 +15,9 @@ import msgspec
 from aiohttp import web
 
 from stream.config import Config
+from stream.serve.answers import JSON, Answers, accepts_gzip, tag_of
+from stream.serve.hexagons import known_window
+from stream.serve.limits import LIMITS
 from stream.serve.usual import Usual
 from stream.serve.view import View
 
@@ -37,7 +40,6 @@ POLICY = "; ".join(
 )
 SECURITY = {
     "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
@@ -58,7 +60,7 @@ class Asset:
         body = file.read_bytes()
         kind = {".js": "text/javascript", ".md": "text/markdown"}.get(Path(file.name).suffix)
         found = kind or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-        return cls(body, gzip.compress(body, 6, mtime=0), found, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+        return cls(body, gzip.compress(body, 6, mtime=0), found, hashlib.sha256(body).hexdigest()[:32])
 
 
 def read_assets() -> dict[str, Asset]:
@@ -85,55 +87,71 @@ def check_basemap(path: Path) -> Path:
     return path
 
 
-def add_pages(app: web.Application, config: Config, view: View, basemap: Path | None = None) -> None:
-    """Serve the dashboard at ``/``, what it needs to know beside the read API, and the usual values it compares with."""
-    assets = read_assets()
-    usual = Usual(view)
-    domain = config.feed.domain
-    settings = msgspec.json.encode(
-        {"domain": [domain.west, domain.south, domain.east, domain.north], "basemap": basemap is not None}
-    )
+class Pages:
+    """Handlers of the page itself and of what it asks beside the read API."""
 
-    async def asset(request: web.Request) -> web.Response:
-        name = request.match_info.get("name", "")
-        found = assets.get(f"assets/{name}" if name else request.path.lstrip("/") or "index.html")
-        if found is None:
-            raise web.HTTPNotFound(headers=SECURITY)
-        # Names under assets/ carry a hash of their content; the page that names them must be asked for anew.
-        kept = "public, max-age=31536000, immutable" if name else "no-cache"
-        headers = SECURITY | {"ETag": found.tag, "Cache-Control": kept, "Vary": "Accept-Encoding"}
-        if found.tag in request.headers.get("If-None-Match", ""):
-            return web.Response(status=304, headers=headers)
-        packed = "gzip" in request.headers.get("Accept-Encoding", "")
-        if packed:
-            headers["Content-Encoding"] = "gzip"
-        body = found.compressed if packed else found.body
-        text = found.content_type.startswith("text/")
-        return web.Response(
-            body=body, headers=headers, content_type=found.content_type, charset="utf-8" if text else None
+    def __init__(self, config: Config, view: View, answers: Answers, basemap: Path | None) -> None:
+        self._assets = read_assets()
+        self._view, self._answers, self._basemap = view, answers, basemap
+        self._feed = config.feed.name
+        self._usual = Usual()
+        domain = config.feed.domain
+        self._settings = msgspec.json.encode(
+            {
+                "feed": config.feed.name,
+                "domain": [domain.west, domain.south, domain.east, domain.north],
+                "basemap": basemap is not None,
+                "limits": LIMITS,
+            }
         )
 
-    async def facts(request: web.Request) -> web.Response:
-        return web.Response(body=settings, content_type="application/json", headers=SECURITY)
+    async def asset(self, request: web.Request) -> web.Response:
+        """A built file; the page itself at ``/``."""
+        name = request.match_info.get("name", "")
+        found = self._assets.get(f"assets/{name}" if name else request.path.lstrip("/") or "index.html")
+        if found is None:
+            raise web.HTTPNotFound
+        # Names under assets/ carry a hash of their content; the page that names them must be asked for anew.
+        kept = "public, max-age=31536000, immutable" if name else "no-cache"
+        headers = SECURITY | {"ETag": f'W/"{found.tag}"', "Cache-Control": kept, "Vary": "Accept-Encoding"}
+        if any(offered.value in (found.tag, "*") for offered in request.if_none_match or ()):
+            return web.Response(status=304, headers=headers)
+        packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))
+        if packed:
+            headers["Content-Encoding"] = "gzip"
+        text = found.content_type.startswith("text/")
+        return web.Response(
+            body=found.compressed if packed else found.body,
+            headers=headers,
+            content_type=found.content_type,
+            charset="utf-8" if text else None,
+        )
 
-    async def usual_values(request: web.Request) -> web.Response:
-        window = view.find(request.query.get("window"), request.query.get("feed"))
-        if window is None:
-            body = msgspec.json.encode({"title": "no such window", "status": 404, "detail": "see /api/v1/windows"})
-            raise web.HTTPNotFound(text=body.decode(), content_type="application/problem+json")
-        found = await asyncio.to_thread(usual.over, window, usual.earlier(window))
-        response = web.Response(body=msgspec.json.encode(found), content_type="application/json")
-        response.enable_compression()
-        return response
+    async def settings(self, request: web.Request) -> web.Response:
+        """What the page must know of the deployment before any window."""
+        tag = tag_of(self._settings)
+        return await self._answers.answer(request, tag, lambda: self._settings, JSON, "revalidate")
 
-    async def tiles(request: web.Request) -> web.StreamResponse:
-        if basemap is None:
-            raise web.HTTPNotFound(headers=SECURITY)
-        return web.FileResponse(basemap, headers=SECURITY | {"Content-Type": "application/octet-stream"})
+    async def usual(self, request: web.Request) -> web.Response:
+        """Usual values of the cells before a window."""
+        window = known_window(self._view, request.query.get("window"), self._feed)
+        earlier = self._usual.earlier(self._view, window)
+        tag = tag_of("usual", window.start, [other.tag for other in earlier])
+        return await self._answers.answer(request, tag, partial(self._usual.over, window, earlier), JSON, "revalidate")
 
-    app.router.add_get("/", asset)
-    app.router.add_get("/licences.md", asset)
-    app.router.add_get("/assets/{name}", asset)
-    app.router.add_get("/dashboard.json", facts)
-    app.router.add_get("/basemap.pmtiles", tiles)
-    app.router.add_get("/api/v1/usual", usual_values)
+    async def tiles(self, request: web.Request) -> web.StreamResponse:
+        """The basemap, whole or by byte ranges."""
+        if self._basemap is None:
+            raise web.HTTPNotFound
+        return web.FileResponse(self._basemap, headers={"Content-Type": "application/octet-stream"})
+
+
+def add_pages(app: web.Application, config: Config, view: View, answers: Answers, basemap: Path | None = None) -> None:
+    """Serve the dashboard at ``/`` and what it needs beside the read API."""
+    pages = Pages(config, view, answers, basemap)
+    app.router.add_get("/", pages.asset)
+    app.router.add_get("/licences.md", pages.asset)
+    app.router.add_get("/assets/{name}", pages.asset)
+    app.router.add_get("/dashboard/settings", pages.settings)
+    app.router.add_get("/dashboard/usual", pages.usual)
+    app.router.add_get("/dashboard/basemap.pmtiles", pages.tiles)

@@ -2,6 +2,8 @@
 
 import { byId, make } from './dom';
 import { hours, length, span, when } from './times';
+import { SHORTCUTS } from './shortcuts';
+import type { Marker } from './types';
 import type { View } from './view';
 
 const RELATIONS = {
@@ -9,19 +11,6 @@ const RELATIONS = {
     'What a user measured is hidden: two histories that differ in all measured speeds of one user give nearly the same numbers. Who reported, where, when and how often is public.',
   participation:
     'That a user took part at all is hidden: two histories that differ by everything one user did give nearly the same numbers. Counts carry noise too.',
-};
-
-const LIMITS = [
-  'Whoever runs Hexveil sees the raw events; protection begins with what is published.',
-  'One driver who changes vehicles is two users.',
-  'Late windows of a period describe only users who still have budget left.',
-  'The period boundary allows the budget once on each side of it: k periods cost k times the budget.',
-  'Modelled values rest on a model; their intervals covered about 90 % in tests. The interval of a value as released covers 95 %.',
-];
-
-const LIMITS_OF = {
-  values: 'Whereabouts are not hidden. Where positions and times are public anyway, distance over time already tells speeds roughly.',
-  participation: 'Means and variances are ratios of noisy numbers; their intervals are wider than they need to be.',
 };
 
 export function setUpAbout(view: View): void {
@@ -34,6 +23,19 @@ export function setUpAbout(view: View): void {
   dialog.addEventListener('click', (event) => event.target === dialog && dialog.close());
 }
 
+/** What pure epsilon promises. */
+const pure = ({ epsilon, budget, period }: Marker): [string, string][] => [
+  ['ε per window', `${epsilon} for one user, over all cells and statistics together`],
+  ['ε per period', `${budget} for one user: nothing published in ${span(length(period))} changes the odds of any guess about one user by more than a factor e^${budget}`],
+];
+
+/** What rho-zCDP promises, and the (ε, δ) it converts to. */
+const concentrated = ({ epsilon, budget, rho, rho_budget, delta, period }: Marker): [string, string][] => [
+  ['Accounting', 'zero-concentrated differential privacy (zCDP), discrete Gaussian noise'],
+  ['ρ per window', `${rho} for one user, over all cells and statistics together; that is ε ${epsilon} at δ ${delta}`],
+  ['ρ per period', `${rho_budget} for one user; that is ε ${budget} at δ ${delta}: but for a chance of ${delta}, nothing published in ${span(length(period))} changes the odds of any guess about one user by more than a factor e^${budget}`],
+];
+
 function body(view: View): HTMLElement[] {
   const marker = view.window?.marker;
   const how = [
@@ -43,23 +45,26 @@ function body(view: View): HTMLElement[] {
     make('p', {}, '“Usual” is the mean of the cell’s own earlier published values, the more certain ones weighing more; nothing unpublished enters it.'),
   ];
   if (!marker || !view.window) return [make('p', {}, 'No window was released yet; the figures appear here with the first.'), ...how];
-  const { epsilon, budget, period, clipping, relation, statistics } = marker;
+  const { period, clipping, relation, statistics } = marker;
+  const cells = [...view.cells.values()];
   const facts: [string, string][] = [
     ['Window', `${when(view.window.window, view.zone)} (${period.timezone})`],
-    ['Protected unit', `one user (vehicle or device) for one period of ${span(length(period))}`],
+    ['Who is protected', `one user (vehicle or device) for one period of ${span(length(period))}`],
     ['Relation', relation],
-    ['ε per window', `${epsilon} for one user, over all cells and statistics together`],
-    ['ε per period', `${budget} for one user: nothing published in ${span(length(period))} changes the odds of any guess about one user by more than a factor e^${budget}`],
+    ...(marker.accounting === 'zcdp' ? concentrated(marker) : pure(marker)),
     ['Clipping', `speeds below ${clipping.lower} or above ${clipping.upper} ${clipping.unit} count as those bounds`],
     ['Statistics', statistics.join(', ')],
-    ['Cells', `${view.cells.size} in ${hours(view.window.window, view.zone)}, ${[...view.cells.values()].filter((cell) => cell.status === 'published').length} published`],
+    ['Cells', `${cells.length} in ${hours(view.window.window, view.zone)}, ${cells.filter((cell) => cell.status === 'published').length} published`],
   ];
+  const limits = view.limits.filter((limit) => limit.relation === null || limit.relation === relation);
   return [
     make('p', { class: 'lead' }, RELATIONS[relation]),
     make('dl', { class: 'facts' }, ...facts.flatMap(([term, text]) => [make('dt', {}, term), make('dd', {}, text)])),
     ...how,
     make('h3', {}, 'Known limits'),
-    make('ul', {}, ...[LIMITS_OF[relation], ...LIMITS].map((text) => make('li', {}, text))),
+    make('ul', {}, ...limits.map(({ title, text }) => make('li', {}, make('strong', {}, title), ` ${text}`))),
+    make('h3', {}, 'Keys while the map has the focus'),
+    make('dl', { class: 'keys' }, ...SHORTCUTS.flatMap(([keys, meaning]) => [make('dt', {}, keys), make('dd', {}, meaning)])),
     make('p', { class: 'quiet' }, 'Land outline: Natural Earth, public domain. ', licences()),
   ];
 }

@@ -23,15 +23,15 @@ async function get<T>(path: string, query: Record<string, string> = {}): Promise
   return body as T;
 }
 
-export const settings = () => get<Settings>('dashboard.json');
+export const settings = () => get<Settings>('dashboard/settings');
 
-export const windows = async () =>
-  (await get<{ windows: WindowSummary[] }>('api/v1/windows', { limit: '1000' })).windows;
+export const windows = async (feed: string) =>
+  (await get<{ windows: WindowSummary[] }>('api/v1/windows', { feed, limit: '1000' })).windows;
 
 export const cells = (feed: string, start: string) =>
   get<WindowCells>('api/v1/hexagons', { feed, window: start });
 
-export const usual = (feed: string, start: string) => get<Usual>('api/v1/usual', { feed, window: start });
+export const usual = (start: string) => get<Usual>('dashboard/usual', { window: start });
 
 export const history = async (feed: string, cell: string) =>
   (await get<{ releases: Hexagon[] }>(`api/v1/cells/${cell}`, { feed })).releases;
@@ -49,10 +49,30 @@ export function downloadAddress(feed: string, start: string, format: string): st
   return `api/v1/windows/${encodeURIComponent(start)}/download.${format}?feed=${encodeURIComponent(feed)}`;
 }
 
-/** Calls `onWindow` for every finished window and `onLink` when the connection comes or goes. */
-export function follow(onWindow: (window: WindowSummary) => void, onLink: (up: boolean) => void): void {
-  const source = new EventSource('api/v1/stream');
+const RETRY = 2_000;
+
+const pause = (milliseconds: number) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+/** Resolves once the server has read everything that was released before it started. */
+export async function caughtUp(onWait: () => void): Promise<void> {
+  for (;;) {
+    const answer = await fetch('readyz').catch(() => null);
+    if (answer?.ok) return;
+    onWait();
+    await pause(RETRY);
+  }
+}
+
+/**
+ * Calls `onWindow` for every finished window and `onLink` when the connection comes or goes. The browser tries again by
+ * itself after a broken connection, but not after an answer that is an error: then a new connection is made here.
+ */
+export function follow(feed: string, onWindow: (window: WindowSummary) => void, onLink: (up: boolean) => void): void {
+  const source = new EventSource(`api/v1/stream?feed=${encodeURIComponent(feed)}`);
   source.addEventListener('open', () => onLink(true));
-  source.addEventListener('error', () => onLink(false));
+  source.addEventListener('error', () => {
+    onLink(false);
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => follow(feed, onWindow, onLink), RETRY);
+  });
   source.addEventListener('window', (event) => onWindow(JSON.parse((event as MessageEvent<string>).data)));
 }

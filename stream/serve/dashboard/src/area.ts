@@ -16,16 +16,16 @@ export function together(hexagons: Iterable<Hexagon>, box: Box, upper: number): 
   const within = [...hexagons].filter((hexagon) => inside(hexagon.cell, box));
   const measured = within.filter((hexagon) => hexagon.status === 'published' && hexagon.mean);
   let [weights, sum, variance, events, eventsVariance, exact] = [0, 0, 0, 0, 0, true];
-  for (const { events: count } of within) {
+  for (const { events: count, accounting } of within) {
     events += isNoisy(count) ? count.raw : count;
-    eventsVariance += isNoisy(count) ? 2 * count.scale ** 2 : 0;
+    eventsVariance += isNoisy(count) ? noiseVariance(count.scale, accounting) : 0;
     exact &&= !isNoisy(count);
   }
-  for (const { mean, events: count } of measured) {
+  for (const { mean, events: count, accounting } of measured) {
     const weight = isNoisy(count) ? Math.max(count.value, 0) : count;
     weights += weight;
     sum += weight * mean!.raw;
-    variance += 2 * (weight * mean!.scale) ** 2;
+    variance += weight ** 2 * noiseVariance(mean!.scale, accounting);
   }
   const spread = 1.96 * Math.sqrt(eventsVariance);
   return {
@@ -35,6 +35,9 @@ export function together(hexagons: Iterable<Hexagon>, box: Box, upper: number): 
     mean: weights > 0 ? clipped(sum / weights, (1.96 * Math.sqrt(variance)) / weights, upper) : null,
   };
 }
+
+/** Variance of Laplace noise of scale b, or of Gaussian noise of scale sigma. */
+const noiseVariance = (scale: number, accounting: Hexagon['accounting']) => (accounting === 'zcdp' ? 1 : 2) * scale ** 2;
 
 function clipped(value: number, half: number, upper: number): Shown {
   const clip = (number: number) => Math.min(Math.max(number, 0), upper);

@@ -12,6 +12,7 @@ import { boundsOf, centre } from './hexagons';
 import { HexagonMap } from './map';
 import { Drawing, areaCard } from './measure';
 import { parsePlace, placeText } from './place';
+import { setUpShortcuts } from './shortcuts';
 import { Table } from './table';
 import { setUpTheme } from './theme';
 import { freshness, setUpTimeline, showBadge, showTimeline } from './timeline';
@@ -48,6 +49,8 @@ const theme = setUpTheme((chosen) => void map.setTheme(chosen).then(() => showDe
 
 async function start(): Promise<void> {
   const settings = await api.settings();
+  view.feed = settings.feed;
+  view.limits = settings.limits;
   const { at } = place;
   map = new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain });
   drawing = new Drawing(map, (box) => {
@@ -58,11 +61,6 @@ async function start(): Promise<void> {
   map.map.on('mousemove', ({ point, lngLat }) => hover(point.x, point.y, view.at(lngLat.lng, lngLat.lat)?.cell));
   map.map.on('mouseout', () => hover(0, 0, undefined));
   map.map.on('click', ({ lngLat }) => choose(view.at(lngLat.lng, lngLat.lat)?.cell ?? null));
-  map.map.getCanvas().addEventListener('keydown', (event) => {
-    if (event.key !== 'Enter') return;
-    const middle = map.map.getCenter();
-    choose(view.at(middle.lng, middle.lat)?.cell ?? null);
-  });
   setUpTimeline(view, { to, live });
   setUpControls({
     statistic: (statistic) => change(() => (view.statistic = statistic)),
@@ -70,47 +68,47 @@ async function start(): Promise<void> {
     kind: (kind) => change(() => (view.kind = kind)),
   });
   setUpAbout(view);
+  setUpShortcuts(map.map.getCanvas(), {
+    earlier: () => to(view.index - 1),
+    later: () => to(view.index + 1),
+    live: () => live(!view.live),
+    statistic: (index) => {
+      const statistic = view.statistics()[index];
+      if (statistic) change(() => (view.statistic = statistic));
+    },
+    centre: () => {
+      const middle = map.map.getCenter();
+      choose(view.at(middle.lng, middle.lat)?.cell ?? null);
+    },
+    press: (button) => byId(button).click(),
+  });
   byId('details-close').addEventListener('click', () => closeDetails());
   byId('box-button').addEventListener('click', () => (drawing.active ? drawing.end(null) : drawArea()));
-  byId('feed').addEventListener('change', (event) => void useFeed((event.target as HTMLSelectElement).value));
   document.addEventListener('click', (event) => closeMenu(event.target as Node));
   document.addEventListener('keydown', (event) => {
     if (event.key === 'Escape') closeMenu(document.body);
   });
   addEventListener('hashchange', () => location.reload());
   await refresh();
-  api.follow(onWindow, onLink);
+  api.follow(view.feed, onWindow, onLink);
   setInterval(tell, 5_000);
 }
 
 /** Ask for the windows there are, and show the one asked for or the newest. */
 async function refresh(): Promise<void> {
-  const all = (await api.windows()).filter((window) => window.complete);
-  const feeds = [...new Set(all.map((window) => window.feed))].sort();
-  if (!feeds.includes(view.feed)) view.feed = feeds.includes(place.feed ?? '') ? place.feed! : (all[0]?.feed ?? '');
-  view.windows = all.filter((window) => window.feed === view.feed).reverse();
-  byId('feed-choice').hidden = feeds.length < 2;
-  byId('feed').replaceChildren(...feeds.map((feed) => make('option', { value: feed, selected: feed === view.feed }, feed)));
+  await api.caughtUp(() => showBadge({ state: 'waiting', text: 'The server is reading past windows' }));
+  view.windows = (await api.windows(view.feed)).filter((window) => window.complete).reverse();
   const asked = view.window?.window.start ?? place.window;
   const wanted = view.live ? undefined : view.windows.find((window) => window.window.start === asked);
   await show(wanted ?? view.windows.at(-1));
 }
 
-async function useFeed(feed: string): Promise<void> {
-  view.feed = feed;
-  view.live = true;
-  view.window = null;
-  placed = false;
-  await refresh();
-}
-
 function onWindow(window: WindowSummary): void {
   arrived = Date.now();
-  if (window.feed !== view.feed) return void refresh();
   view.windows = [...view.windows.filter((other) => other.window.start !== window.window.start), window].sort((a, b) =>
     a.window.start < b.window.start ? -1 : 1,
   );
-  if (view.live) void show(view.windows.at(-1));
+  if (view.live) show(view.windows.at(-1)).catch(fail);
   else showTimeline(view);
   tell();
 }
@@ -119,12 +117,12 @@ function onLink(up: boolean): void {
   const back = up && !linked;
   linked = up;
   tell();
-  if (back) void refresh();
+  if (back) void refresh().catch(fail);
 }
 
 const load = (window: WindowSummary): Promise<WindowCells> => {
-  const key = `${window.feed} ${window.window.start}`;
-  const found = remembered.get(key) ?? api.cells(window.feed, window.window.start);
+  const key = window.window.start;
+  const found = remembered.get(key) ?? api.cells(view.feed, key);
   remembered.delete(key);
   remembered.set(key, found);
   found.catch(() => remembered.delete(key));
@@ -139,8 +137,9 @@ async function show(window: WindowSummary | undefined): Promise<void> {
     byId('empty-text').textContent = 'Windows appear here by themselves as they are released. The first comes when its timeslot has ended and late events had their time.';
     return tell(ready);
   }
-  if (window.window.start === view.window?.window.start && window.feed === view.window.feed) return void tell(ready);
-  const [cells, usual] = await Promise.all([load(window), api.usual(window.feed, window.window.start)]);
+  byId('notice').hidden = true;
+  if (window.window.start === view.window?.window.start) return void tell(ready);
+  const [cells, usual] = await Promise.all([load(window), api.usual(window.window.start)]);
   if (mine !== turn) return;
   performance.mark('window');
   view.setWindow(cells, usual.earlier_windows, usual.cells);
@@ -190,12 +189,12 @@ function to(index: number): void {
   const wanted = view.windows[index];
   if (!wanted) return;
   view.live = false;
-  void show(wanted);
+  show(wanted).catch(fail);
 }
 
 function live(on: boolean): void {
   view.live = on;
-  if (on) void show(view.windows.at(-1));
+  if (on) show(view.windows.at(-1)).catch(fail);
   showTimeline(view);
   writePlace();
 }
@@ -302,7 +301,6 @@ function writePlace(): void {
   const middle = map.map.getCenter();
   const text = placeText({
     at: { lat: middle.lat, lng: middle.lng, zoom: map.map.getZoom() },
-    feed: view.feed,
     window: view.live ? undefined : view.window.window.start,
     statistic: view.statistic,
     colours: view.chosenScheme ?? undefined,
@@ -310,6 +308,14 @@ function writePlace(): void {
     cell: view.selected ?? undefined,
   });
   history.replaceState(null, '', text);
+}
+
+/** A window that cannot be shown: say so, and keep what is on the screen. */
+function fail(error: unknown): void {
+  const notice = byId('notice');
+  notice.hidden = false;
+  notice.textContent = `This window could not be read: ${error instanceof api.ApiError ? error.message : 'the server does not answer'}.`;
+  showTimeline(view);
 }
 
 start().catch((error: unknown) => {

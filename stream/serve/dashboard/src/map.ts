@@ -82,7 +82,7 @@ export class HexagonMap {
   }
 
   private async addStreets(): Promise<void> {
-    const address = new URL('basemap.pmtiles', document.baseURI).href;
+    const address = new URL('dashboard/basemap.pmtiles', document.baseURI).href;
     this.below = await streets(this.protocol, address, MAP_COLOURS[this.theme]);
     await this.ready;
     this.map.setStyle(this.style(), { diff: false });
@@ -254,7 +254,7 @@ export class HexagonMap {
     this.theme = theme;
     await this.ready;
     if (this.settings.basemap && this.below) {
-      const address = new URL('basemap.pmtiles', document.baseURI).href;
+      const address = new URL('dashboard/basemap.pmtiles', document.baseURI).href;
       this.below = await streets(this.protocol, address, MAP_COLOURS[theme]);
     }
     this.map.setStyle(this.style(), { diff: false });

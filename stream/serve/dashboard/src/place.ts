@@ -4,7 +4,6 @@ import type { Kind, Scheme, Statistic } from './statistics';
 
 export interface Place {
   at?: { lat: number; lng: number; zoom: number };
-  feed?: string;
   window?: string;
   statistic?: Statistic;
   colours?: Scheme;
@@ -23,7 +22,6 @@ export function parsePlace(hash: string): Place {
     place.at = { zoom: zoom!, lat, lng };
   }
   const known = {
-    feed: fields.get('feed') ?? undefined,
     window: fields.get('window') ?? undefined,
     cell: fields.get('cell') ?? undefined,
     statistic: oneOf(fields.get('statistic'), ['mean', 'p50', 'p85', 'spread'] as const),

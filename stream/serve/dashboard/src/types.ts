@@ -24,6 +24,7 @@ export interface Hexagon extends Partial<Record<Measured, Estimate>> {
   status: 'published' | 'suppressed';
   relation: 'values' | 'participation';
   epsilon: number;
+  accounting?: 'zcdp';
   window: Bounds;
   events: number | Estimate;
   users: number | Estimate;
@@ -41,6 +42,10 @@ export interface Marker {
   relation: 'values' | 'participation';
   epsilon: number;
   budget: number;
+  accounting?: 'zcdp';
+  rho?: number;
+  rho_budget?: number;
+  delta?: number;
   period: Bounds & { timezone: string };
   clipping: { lower: number; upper: number; unit: string };
   resolution: number;
@@ -51,6 +56,8 @@ export interface WindowSummary {
   feed: string;
   window: Bounds;
   complete: boolean;
+  /** Number of the window's event in the stream. */
+  event_id: number | null;
   cells: number;
   marker: Marker | null;
   /** Mechanisms of the spatial histograms of this window, where there are any. */
@@ -80,9 +87,17 @@ export interface Usual {
   cells: UsualCell[];
 }
 
+export interface Limit {
+  relation: Marker['relation'] | null;
+  title: string;
+  text: string;
+}
+
 export interface Settings {
+  feed: string;
   domain: [number, number, number, number];
   basemap: boolean;
+  limits: Limit[];
 }
 
 /** West, south, east, north in degrees. */

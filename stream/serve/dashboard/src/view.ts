@@ -15,7 +15,7 @@ import {
   type Shown,
   type Statistic,
 } from './statistics';
-import type { Box, Hexagon, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
+import type { Box, Hexagon, Limit, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
 import type { Look } from './map';
 
 export interface Reading {
@@ -26,6 +26,7 @@ export interface Reading {
 
 export class View {
   feed = '';
+  limits: Limit[] = [];
   /** Complete windows of the feed, oldest first. */
   windows: WindowSummary[] = [];
   /** The window on display. */

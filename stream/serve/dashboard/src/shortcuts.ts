@@ -1,0 +1,43 @@
+/** Keys of the map. They act while the map has the focus only, so that they never take a letter from anything else. */
+
+export interface Actions {
+  earlier(): void;
+  later(): void;
+  live(): void;
+  statistic(index: number): void;
+  /** Choose the cell under the cross in the middle. */
+  centre(): void;
+  /** As if the button of that id were pressed. */
+  press(button: 'box-button' | 'table-button' | 'about-button'): void;
+}
+
+export const SHORTCUTS: [keys: string, meaning: string][] = [
+  ['Arrow keys, +, −', 'move and zoom the map'],
+  ['Enter', 'select the cell under the cross'],
+  ['Escape', 'close what is open'],
+  [', and .', 'earlier and later window'],
+  ['L', 'live or paused'],
+  ['1 to 4', 'statistic'],
+  ['A', 'measure an area'],
+  ['T', 'cells as a table'],
+  ['?', 'about the noise'],
+];
+
+export function setUpShortcuts(canvas: HTMLElement, actions: Actions): void {
+  const keys: Record<string, () => void> = {
+    ',': actions.earlier,
+    '.': actions.later,
+    l: actions.live,
+    Enter: actions.centre,
+    a: () => actions.press('box-button'),
+    t: () => actions.press('table-button'),
+    '?': () => actions.press('about-button'),
+    ...Object.fromEntries([0, 1, 2, 3].map((index) => [String(index + 1), () => actions.statistic(index)])),
+  };
+  canvas.addEventListener('keydown', (event) => {
+    const act = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act();
+  });
+}

@@ -1,0 +1,39 @@
+"""What readers of a release should know that it does not promise; the dashboard's "About the noise" shows it."""
+
+from __future__ import annotations
+
+LIMITS: tuple[dict[str, str | None], ...] = (
+    {
+        "relation": "values",
+        "title": 'Relation "values" does not hide whereabouts.',
+        "text": "Where positions and times are public anyway, distance over time already tells speeds roughly.",
+    },
+    {
+        "relation": "participation",
+        "title": "Means and variances are ratios of noisy numbers.",
+        "text": "Their intervals are wider than they need to be.",
+    },
+    {
+        "relation": None,
+        "title": "Trusted curator.",
+        "text": "Whoever runs Hexveil sees the raw events; protection begins with what is published.",
+    },
+    {"relation": None, "title": "Correlated users.", "text": "One driver who changes vehicles is two users."},
+    {
+        "relation": None,
+        "title": "A period boundary",
+        "text": "allows the budget on each side of it: k periods cost k times the budget.",
+    },
+    {
+        "relation": None,
+        "title": "Late windows of a period",
+        "text": "describe only users who still have budget left.",
+    },
+    {
+        "relation": None,
+        "title": "Post-processed values",
+        "text": "rest on a model; their intervals covered about 90 % in tests. The interval of a value as released "
+        "covers 95 %.",
+    },
+)
+"""Sentences for readers, those of one relation first; ``docs/known-limits.md`` has them all, also for operators."""
