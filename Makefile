@@ -2,7 +2,8 @@
 # test  everything the tests need, then the tests, against real servers
 # docs  this project's pages as a site, in site/
 # lint  ruff and mypy     bench  every benchmark as JSON     clean  what these targets made
-.PHONY: demo test lint bench docs clean system jars
+# dashboard  build stream/serve/static from stream/serve/dashboard (Node 20.19 or newer with npm)
+.PHONY: demo test lint bench docs dashboard clean system jars
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
@@ -55,6 +56,9 @@ bench: $(READY) jars
 docs: $(READY)
 	$(BIN)/python -m mkdocs build --quiet
 
+dashboard:
+	cd stream/serve/dashboard && npm ci && npm test && npm run build
+
 clean:
-	rm -rf .venv .local build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf stream/serve/dashboard/node_modules stream/serve/dashboard/.test .venv .local build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -34,7 +34,7 @@ export const cells = (feed: string, start: string) =>
 export const usual = (start: string) => get<Usual>('dashboard/usual', { window: start });
 
 export const history = async (feed: string, cell: string) =>
-  (await get<{ releases: Hexagon[] }>(`api/v1/cells/${cell}`, { feed })).releases;
+  (await get<{ releases: Hexagon[] }>(`api/v1/cells/${encodeURIComponent(cell)}`, { feed })).releases;
 
 export interface Counted {
   value: number;

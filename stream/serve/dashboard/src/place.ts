@@ -1,5 +1,6 @@
 /** What the address says after '#': place, window and what is shown, so that a link shows the same. Pure but for `location`. */
 
+import { isValidCell } from 'h3-js';
 import type { Kind, Scheme, Statistic } from './statistics';
 
 export interface Place {
@@ -22,8 +23,8 @@ export function parsePlace(hash: string): Place {
     place.at = { zoom: zoom!, lat, lng };
   }
   const known = {
-    window: fields.get('window') ?? undefined,
-    cell: fields.get('cell') ?? undefined,
+    window: /^[0-9-]{10}T[0-9:]{8}Z$/.exec(fields.get('window') ?? '')?.[0],
+    cell: isValidCell(fields.get('cell') ?? '') ? fields.get('cell')! : undefined,
     statistic: oneOf(fields.get('statistic'), ['mean', 'p50', 'p85', 'spread'] as const),
     colours: oneOf(fields.get('colours'), ['usual', 'absolute'] as const),
     values: oneOf(fields.get('values'), ['modelled', 'raw'] as const),

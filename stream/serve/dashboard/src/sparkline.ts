@@ -3,7 +3,7 @@
 import uPlot from 'uplot';
 import { make } from './dom';
 import { shown, speed, type Kind, type Shown, type Statistic } from './statistics';
-import { clock, day, weekday } from './times';
+import { clock, day, known as knownZone, weekday } from './times';
 import type { Hexagon } from './types';
 
 const KEPT = 7 * 24;
@@ -58,7 +58,7 @@ export function sparkline(
         height: 120,
         legend: { show: false },
         cursor: { show: false },
-        tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), zone),
+        tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), knownZone(zone)),
         scales: { y: { range: (_, __, high) => [0, Math.min(Math.max(high * 1.05, 10), upper)] } },
         axes: [
           { ...axis, size: 26, space: 60, values: (_, splits) => splits.map(tick) },

@@ -4,9 +4,18 @@ import type { Bounds } from './types';
 
 const formats = new Map<string, Intl.DateTimeFormat>();
 
+/** The zone, or UTC where this browser knows none of that name. */
+export function known(zone: string): string {
+  try {
+    return new Intl.DateTimeFormat('en-GB', { timeZone: zone }).resolvedOptions().timeZone;
+  } catch {
+    return 'UTC';
+  }
+}
+
 function format(zone: string, options: Intl.DateTimeFormatOptions): Intl.DateTimeFormat {
   const key = zone + JSON.stringify(options);
-  const found = formats.get(key) ?? new Intl.DateTimeFormat('en-GB', { timeZone: zone, ...options });
+  const found = formats.get(key) ?? new Intl.DateTimeFormat('en-GB', { timeZone: known(zone), ...options });
   formats.set(key, found);
   return found;
 }

@@ -1,0 +1,101 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { together } from '../src/area';
+import { cellAt, shapeOf } from '../src/hexagons';
+import { parsePlace, placeText } from '../src/place';
+import { absoluteBreaks, classify, comparison, countText, opacity, RELATIVE_BREAKS, sentence, shown, usualOf } from '../src/statistics';
+import { hours, span, when } from '../src/times';
+import type { Estimate, Hexagon } from '../src/types';
+
+const WINDOW = { start: '2017-03-21T12:00:00Z', end: '2017-03-21T13:00:00Z' };
+
+const estimate = (raw: number, low: number, high: number, scale = 1): Estimate => ({
+  value: Math.max(raw, 0), raw, clamped: raw < 0, scale, interval: [low, high], unit: 'km/h',
+});
+
+const hexagon = (more: Partial<Hexagon> = {}): Hexagon => ({
+  cell: '87489e342ffffff', resolution: 7, status: 'published', relation: 'values', epsilon: 2, window: WINDOW, events: 10, users: 3,
+  mean: estimate(23, 19, 27), variance: { ...estimate(25, 16, 36), unit: '(km/h)^2' }, ...more,
+});
+
+test('a reading says value, interval and where the uncertainty comes from', () => {
+  assert.equal(sentence(shown(hexagon(), 'mean', 'raw')!), '23 km/h, 95 % interval 19–27, noise from privacy');
+});
+
+test('spread is the root of the variance, interval and all', () => {
+  const found = shown(hexagon(), 'spread', 'raw')!;
+  assert.deepEqual([found.value, found.low, found.high], [5, 4, 6]);
+});
+
+test('a suppressed cell and a missing statistic show nothing', () => {
+  assert.equal(shown(hexagon({ status: 'suppressed' }), 'mean', 'raw'), null);
+  assert.equal(shown(hexagon(), 'p85', 'raw'), null);
+});
+
+test('a value that noise carried out of range with its interval touches every class', () => {
+  const lost = shown(hexagon({ mean: estimate(-40, 0, 0, 9) }), 'mean', 'raw')!;
+  assert.equal(classify(lost, RELATIVE_BREAKS, 20).spans, 5);
+  assert.match(sentence(lost), /beyond 0/);
+});
+
+test('a cell is full only while its interval stays in one class, and fades with every class more', () => {
+  const breaks = absoluteBreaks('mean', 65);
+  assert.deepEqual(breaks, [10, 20, 30, 40, 50, 60]);
+  const strengths = [[22, 28], [18, 28], [8, 28], [2, 60]].map(([low, high]) =>
+    opacity(classify({ value: 25, low: low!, high: high! }, breaks, 1).spans));
+  assert.equal(strengths[0], 0.92);
+  assert.deepEqual([...strengths].sort((a, b) => b - a), strengths);
+  assert.equal(new Set(strengths).size, 4);
+});
+
+test('usual is compared only where it is known to within itself over three windows', () => {
+  const now = shown(hexagon(), 'mean', 'raw')!;
+  const usual = (windows: number, low: number, high: number) =>
+    usualOf({ cell: '', raw: { mean: { value: 25, interval: [low, high], windows } }, post_processed: {} }, 'mean', now);
+  assert.equal(comparison(now, usual(14, 23, 27)!), '8 % slower than usual (25 km/h over 14 earlier windows)');
+  assert.equal(usual(2, 23, 27), null);
+  assert.equal(usual(14, 5, 45), null);
+});
+
+test('counts are said as exact or as about', () => {
+  assert.equal(countText(1328), '1\u202f328');
+  assert.equal(countText({ ...estimate(120, 80, 160), unit: '1' }), 'about 120 (95 % interval 80–160)');
+});
+
+test('an area adds independent noise, of Laplace or of Gauss', () => {
+  const box: [number, number, number, number] = [-180, -90, 180, 90];
+  const width = (accounting?: 'zcdp') => {
+    const one = (cell: string) => hexagon({ cell, mean: estimate(20, 0, 65, 3), ...(accounting && { accounting }) });
+    const { mean } = together([one('87489e342ffffff'), one('87489e359ffffff')], box, 65);
+    return (mean!.high - mean!.low) / 2;
+  };
+  assert.ok(Math.abs(width() - 1.96 * 3) < 1e-9);
+  assert.ok(Math.abs(width('zcdp') - (1.96 * 3) / Math.SQRT2) < 1e-9);
+});
+
+test('an address shows the same place again, and nothing hostile comes out of one', () => {
+  const place = { at: { zoom: 10.5, lat: 30.25, lng: -97.75 }, window: WINDOW.start, statistic: 'p85' as const, cell: '87489e342ffffff' };
+  assert.deepEqual(parsePlace(placeText(place)), place);
+  assert.deepEqual(parsePlace('#at=99/1/1&window=<b>&cell=../../x&statistic=constructor&colours=1'), {});
+});
+
+test('times are said in the feed’s zone, or in UTC where no such zone is known', () => {
+  assert.equal(when(WINDOW, 'America/Chicago'), 'Tue, 21 Mar 2017, 07:00–08:00');
+  assert.equal(hours(WINDOW, '<b>nowhere</b>'), '12:00–13:00');
+  assert.deepEqual([20, 90 * 60, 3 * 86_400].map((seconds) => span(seconds * 1000)), ['less than a minute', '2 h', '3 days']);
+});
+
+test('a cell is found at its centre, the finer before the coarser', () => {
+  const cells = new Map([['87489e342ffffff', 'coarse'], ['88489e3421fffff', 'fine']]);
+  const [ring] = shapeOf({ cell: '88489e3421fffff' }).coordinates as number[][][];
+  const [lng, lat] = [0, 1].map((axis) => ring!.slice(0, 6).reduce((sum, point) => sum + point[axis]! / 6, 0));
+  assert.equal(cellAt(cells, [8, 7], lng!, lat!), 'fine');
+  assert.equal(cellAt(cells, [8, 7], 0, 0), undefined);
+});
+
+test('a cell without the finer cells that are published apart keeps a hole', () => {
+  const whole = shapeOf({ cell: '87489e342ffffff' });
+  const rest = shapeOf({ cell: '87489e342ffffff', excludes: ['88489e3421fffff'] });
+  assert.equal(whole.type, 'Polygon');
+  assert.equal(rest.type, 'MultiPolygon');
+});
