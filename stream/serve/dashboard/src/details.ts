@@ -55,7 +55,7 @@ function allStatistics(view: View, cell: string): HTMLElement {
     return lines;
   });
   if (!rows.length) return make('span');
-  const head = ['Released', 'km/h', '95 % interval', ''].map((label) => make('th', { scope: 'col' }, label));
+  const head = ['Released', 'km/h', '95 % interval', 'Note'].map((label) => make('th', { scope: 'col' }, label));
   return make('table', { class: 'small' }, make('thead', {}, make('tr', {}, ...head)), make('tbody', {}, ...rows));
 }
 

@@ -1,0 +1,124 @@
+"""The dashboard in Debian's Chromium: opened, waited for, and watched for errors and for requests that go elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import math
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import h3
+import pytest
+from playwright.async_api import Page, Request, async_playwright
+
+CHROMIUM = shutil.which("chromium")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH; Debian: apt-get install chromium")
+
+ARGUMENTS = (
+    "--no-sandbox",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
+DESKTOP = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 844}
+TILE = 512
+"""Pixels of the world's side at zoom 0."""
+
+
+class Watched:
+    """What a page asked for and complained of."""
+
+    def __init__(self, page: Page) -> None:
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+        page.on("request", self._asked)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+
+    def _asked(self, request: Request) -> None:
+        self.requests.append(request.url)
+
+    def elsewhere(self, origin: str) -> list[str]:
+        """Requests to anything but the page's own server."""
+        return [url for url in self.requests if not url.startswith((f"{origin}/", f"blob:{origin}/", "data:"))]
+
+
+@asynccontextmanager
+async def opened(
+    origin: str, place: str = "", size: dict[str, int] = DESKTOP, errors: bool = False, **options: Any
+) -> AsyncIterator[Page]:
+    """The dashboard, painted; afterwards no request went elsewhere and, unless ``errors``, nothing was complained of."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        try:
+            context = await browser.new_context(viewport=size, reduced_motion="reduce", **options)  # type: ignore[arg-type]
+            page = await context.new_page()
+            page.set_default_timeout(30_000)
+            watched = Watched(page)
+            await page.goto(f"{origin}/{place}")
+            await page.wait_for_selector("html[data-ready]")
+            yield page
+            assert watched.elsewhere(origin) == []
+            if not errors:
+                assert watched.errors == []
+        finally:
+            await browser.close()
+
+
+async def painted(page: Page, before: str) -> str:
+    """Wait until the page was painted anew since ``before``; the new count."""
+    await page.wait_for_function("before => document.documentElement.dataset.painted !== before", arg=before)
+    return await paint_count(page)
+
+
+async def paint_count(page: Page) -> str:
+    """How often the map was painted."""
+    return await page.evaluate("document.documentElement.dataset.painted ?? ''")
+
+
+async def fields(page: Page) -> dict[str, str]:
+    """What the address says after '#'."""
+    return await page.evaluate("Object.fromEntries(new URLSearchParams(location.hash.slice(1)))")
+
+
+async def place_of(page: Page, cell: str, offset: tuple[float, float] = (0, 0)) -> tuple[float, float]:
+    """Where on the page the centre of a cell is drawn, by the place that the address names."""
+    zoom, lat, lng = (float(part) for part in (await fields(page))["at"].split("/"))
+    frame = await page.locator("#map").bounding_box()
+    assert frame is not None
+    cell_lat, cell_lng = h3.cell_to_latlng(cell)
+    size = TILE * 2**zoom
+    x = (cell_lng - lng) / 360 * size + frame["x"] + frame["width"] / 2
+    y = (_mercator(lat) - _mercator(cell_lat)) / (2 * math.pi) * size + frame["y"] + frame["height"] / 2
+    return x + offset[0], y + offset[1]
+
+
+def _mercator(lat: float) -> float:
+    return math.asinh(math.tan(math.radians(lat)))
+
+
+_PIXEL = """async ({ data, x, y, side }) => {
+  const image = await createImageBitmap(await (await fetch(data)).blob());
+  const pen = new OffscreenCanvas(image.width, image.height).getContext('2d');
+  pen.drawImage(image, 0, 0);
+  return [...pen.getImageData(x - side / 2, y - side / 2, side, side).data];
+}"""
+
+
+async def pixels(page: Page, cell: str, side: int = 16) -> list[tuple[int, int, int]]:
+    """Colours of a square of pixels around the centre of a cell, as they are on the screen."""
+    x, y = await place_of(page, cell)
+    picture = base64.b64encode(await page.screenshot()).decode()
+    blank = await page.context.new_page()
+    try:
+        data = f"data:image/png;base64,{picture}"
+        flat = await blank.evaluate(_PIXEL, {"data": data, "x": round(x), "y": round(y), "side": side})
+    finally:
+        await blank.close()
+    return [tuple(flat[at : at + 3]) for at in range(0, len(flat), 4)]
