@@ -69,16 +69,25 @@ def gaussian_ratio(sensitivity: int, rho_nano: int) -> tuple[int, int]:
 
 def gaussian_losses(sensitivities: IntArray, numerator: int, denominator: int) -> IntArray:
     """nρ each user loses to discrete Gaussian noise of scale t/s, rounded up: ⌈10⁹·Δ²·s²/(2t²)⌉, shape of ``sensitivities``."""
+    return _losses(sensitivities, 2, numerator, denominator)
+
+
+def square_losses(squares: IntArray, numerator: int, denominator: int) -> IntArray:
+    """As :func:`gaussian_losses` for users who move several numbers of one scale: ⌈10⁹·Q·s²/(2t²)⌉, Q the sum of their Δ²."""
+    return _losses(squares, 1, numerator, denominator)
+
+
+def _losses(moved: IntArray, power: int, numerator: int, denominator: int) -> IntArray:
     if numerator == 0:
-        if np.any(sensitivities != 0):
+        if np.any(moved != 0):
             raise ParameterError("no noise protects only what nobody can move; give a positive scale")
-        return np.zeros(np.shape(sensitivities), dtype=np.int64)
-    distinct, which = np.unique(sensitivities, return_inverse=True)
+        return np.zeros(np.shape(moved), dtype=np.int64)
+    distinct, which = np.unique(moved, return_inverse=True)
     top, bottom = NANO * int(denominator) ** 2, 2 * int(numerator) ** 2
-    losses = [-(-top * int(delta) ** 2 // bottom) for delta in distinct.tolist()]
+    losses = [-(-top * int(delta) ** power // bottom) for delta in distinct.tolist()]
     if losses and losses[-1] >= 2**62:
         raise OverflowBoundError(f"a loss of {losses[-1]} nρ exceeds 2^62; use a larger noise scale")
-    return np.array(losses, dtype=np.int64)[which].reshape(np.shape(sensitivities))
+    return np.array(losses, dtype=np.int64)[which].reshape(np.shape(moved))
 
 
 def rho_of_pure(epsilon_micro: int) -> int:

@@ -166,15 +166,31 @@ def release_cells(
         total = total + noise.discrete_laplace(*root_scales)
         root_scale = root_scales[0] / root_scales[1]
     noisy = noisy_levels(tree, tree.levels(histograms), numerator, denominator, noise)
-    b = numerator / denominator
-    leaves = consistent_leaves(tree, total.astype(float), 2 * root_scale**2, noisy, 2 * b**2)
+    return consistent_cells(tree, edges, (total / unit, root_scale / unit), noisy, numerator / denominator, unit)
+
+
+def consistent_cells(
+    tree: LevelTree,
+    edges: IntArray,
+    root: tuple[FloatArray, FloatArray],
+    noisy: list[FloatArray],
+    scales: FloatArray,
+    unit: int = 1,
+) -> CDFs:
+    """Distributions of C cells from noisy ``noisy`` levels of Laplace ``scales`` (C, h) in 1/``unit`` count: post-processing.
+
+    ``root``: totals (C,) in counts and the scale of their noise (that of Laplace noise of equal deviation), 0 where
+    they are public. A noisy total is made consistent with the levels, and taken as at least 1.
+    """
+    known, root_scale = root
+    leaves = consistent_leaves(tree, known * unit, 2 * np.square(root_scale * unit), noisy, 2 * np.square(scales))
     linear = _prefixes(leaves) / unit
-    n = total / unit if root_scales is None else np.maximum(linear[:, -1], 1.0)
+    n = np.where(root_scale > 0, np.maximum(linear[:, -1], 1.0), known)
     prefix = np.zeros_like(linear)
     for row, raw, top in zip(prefix, linear, n, strict=True):
         row[1:] = np.clip(isotonic_regression(raw[1:]).x, 0.0, top)
     prefix[:, -1] = n
-    return CDFs(tree, edges, n, prefix, linear, b / unit, root_scale / unit)
+    return CDFs(tree, edges, n, prefix, linear, scales / unit, root_scale)
 
 
 @dataclass(frozen=True)

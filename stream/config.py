@@ -240,13 +240,23 @@ class SpeedConfig(Section):
         return round(self.upper_bound / SPEED_QUANTUM_KMH)
 
 
+class ParticipationShares(Section):
+    """How epsilon, or rho, is divided: relative weights of what is released, each share rounded to the ledger's unit."""
+
+    moments: int = Field(default=4, ge=1, le=1_000_000)
+    percentiles: int = Field(default=4, ge=1, le=1_000_000)
+    users: int = Field(default=1, ge=1, le=1_000_000)
+
+
 class ParticipationConfig(Section):
     """Public bounds of relation "participation": cell list and caps per user."""
 
     geojson: Path | None = None
     max_cells: int = Field(default=5_000, ge=1, le=1_000_000)
+    weight: Literal["share", "user", "sample"] = "sample"
     cells_per_user: int = Field(ge=1, le=1_000)
-    samples_per_cell: int = Field(ge=1, le=100_000)
+    samples_per_cell: int = Field(default=5, ge=1, le=100_000)
+    shares: ParticipationShares = ParticipationShares()
 
 
 class KafkaConfig(Section):
@@ -358,11 +368,6 @@ class Config(BaseSettings):
             return self
         refused = {
             "speed.mean_mechanism": (self.speed.mean_mechanism != "allocated", "it reads counts", "'allocated'"),
-            "speed.statistics": (
-                not {"mean", "variance"}.issuperset(self.speed.statistics),
-                "percentiles are released under 'values' only",
-                "mean and variance",
-            ),
             "speed.suppression": (self.speed.suppression != "none", "chop-user drops users by raw counts", "'none'"),
             "speed.allocation": (
                 self.speed.allocation != "uniform",

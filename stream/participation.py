@@ -1,79 +1,142 @@
-"""Relation "participation": nothing about a user is public, not even that a hexagon was visited.
+"""Relation "participation": nothing about a user is public, not even that a hexagon was visited. The plan.
 
-Neighbours differ by all events of one user. Noise scales are configuration; which cells and samples a user contributes
-depends on his own data only; every cell of a public list is released in every window. Source: mechanisms S13.
+Neighbours differ by all events of one user. Noise scales are configuration; which cells and samples a user contributes,
+with what weight, and what he is charged depends on his own data only; every cell of a public list is released in every
+window. Source: mechanisms S13.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.accounting import gaussian_losses, gaussian_ratio
+from dpcore.accounting import gaussian_ratio, square_losses
 from dpcore.budget import MICRO
+from dpcore.cdf import bin_edges
 from dpcore.contributions import Contributions, Counts
 from dpcore.errors import BudgetError
-from dpcore.gaussian import discrete_gaussian, gaussian_half_width
-from dpcore.noise import Noise, interval_half_width, scale_ratio
+from dpcore.level_tree import LevelTree, choose_tree, split_budget
+from dpcore.scales import noise_ratio
 from stream.cells import public_cells
-from stream.config import SPEED_QUANTUM_KMH, Config
-from stream.plan import DECIMALS, VARIANCE_GRID, Columns, Plan, ZcdpTerms, check_rows, counts_digest
+from stream.config import Config
+from stream.plan import Plan, ZcdpTerms, counts_digest
 from stream.windows import Period, Window
 
 IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
-_NO_BOUND = float(2**53)
+UNIT = 2**20
+"""Integer weight of one sample, or of one user: fine enough that a user's weight divides among thousands of samples."""
+PERCENTS = ("p15", "p50", "p85")
 
 
-def integer_statistics(statistics: tuple[str, ...], upper: int, samples_per_cell: int) -> dict[str, int]:
-    """Released integers per cell and their sensitivity to one user who contributes m samples there.
+@dataclass(frozen=True)
+class Layout:
+    """What is released of every cell, in the order of the plan's scales: constants of the configuration.
 
-    ``users``: 1. ``events``: m. ``sum`` of 2x − U: m·U. ``squares``, (2x − U)² rounded to 4 grid units per sample
-    before anything is summed: m times the largest.
+    ``polynomials``: degree of the numbers that hold count, mean and variance. ``users``: whether users are counted apart
+    from their samples. ``tree``: over the bins of the distribution, None without percentiles. Each of them is a part with
+    a noise scale of its own, the tree one per level.
     """
-    bounds = {"users": 1, "events": samples_per_cell, "sum": samples_per_cell * upper}
-    if "variance" in statistics:
-        bounds["squares"] = samples_per_cell * int(_squares(np.array([upper]), upper)[0])
-    return bounds
+
+    polynomials: int
+    users: bool
+    tree: LevelTree | None
+
+    @classmethod
+    def of(cls, statistics: tuple[str, ...], weight: str, upper: int, bins: int) -> Layout:
+        """The layout for these ``statistics`` of values up to ``upper`` quanta."""
+        degree = 2 if "variance" in statistics else int("mean" in statistics)
+        tree = choose_tree(len(bin_edges(upper, bins)) - 1) if set(PERCENTS) & set(statistics) else None
+        return cls(degree, weight == "sample", tree)
+
+    @property
+    def rows(self) -> IntArray:
+        """Released numbers per cell of each part, shape (parts,)."""
+        nodes = [] if self.tree is None else self.tree.real_nodes()
+        return np.array([self.polynomials + 1] + [1] * self.users + nodes, dtype=np.int64)
+
+    @classmethod
+    def planned(cls, plan: Plan) -> Layout:
+        """The layout of a stored plan."""
+        return cls.of(plan.statistics, plan.weight, plan.upper_quanta, plan.cdf_bins)
 
 
-def cell_grant(config: Config) -> int:
-    """Most of one cell, in µε or nρ: the window's allowance shared by the k cells a user may contribute to, rounded down."""
+def layout(config: Config) -> Layout:
+    """The layout that the configuration asks for."""
     assert config.participation is not None
-    return config.privacy.ledger_grant // config.participation.cells_per_user
+    speed = config.speed
+    return Layout.of(speed.statistics, config.participation.weight, speed.upper_quanta, speed.cdf_bins)
+
+
+def unit_grant(config: Config) -> int:
+    """µε, or nρ, that one full contribution costs at most, rounded down.
+
+    With ``weight`` "sample" or "user" that is one cell, and a window's allowance is shared by the k cells a user may
+    contribute to; with "share" a user makes one contribution to the window, divided over his cells.
+    """
+    assert config.participation is not None
+    parts = 1 if config.participation.weight == "share" else config.participation.cells_per_user
+    return config.privacy.ledger_grant // parts
+
+
+def sensitivities(config: Config) -> IntArray:
+    """Most that one full contribution moves each part, in 1/:data:`UNIT`, shape (parts,): in L1, hence also in L2.
+
+    A sample of weight w adds non-negative integers of sum w to the polynomials of its cell, and to one node of each level.
+    """
+    assert config.participation is not None
+    found, most = layout(config), UNIT
+    if config.participation.weight == "sample":
+        most *= config.participation.samples_per_cell
+    levels = 0 if found.tree is None else found.tree.height
+    return np.array([most] + [UNIT] * found.users + [most] * levels, dtype=np.int64)
+
+
+def shares(config: Config) -> IntArray:
+    """µε, or nρ, of each part of a full contribution, in the order of :func:`sensitivities`; they add up to it exactly.
+
+    Raises :class:`BudgetError` where a part would get less than 1.
+    """
+    assert config.participation is not None
+    found, asked = layout(config), config.participation.shares
+    weights = [float(asked.moments)] + [float(asked.users)] * found.users
+    if found.tree is not None:
+        # The variance of a level is ∝ 1/ε², but ∝ 1/ρ: least in total at shares ∝ (n − 1)^(1/3) and (n − 1)^(1/2).
+        levels = found.tree.shares() ** (1.5 if config.privacy.accounting == "zcdp" else 1.0)
+        weights += (asked.percentiles * levels / levels.sum()).tolist()
+    if unit_grant(config) < len(weights):
+        raise BudgetError(
+            f"an allowance of {config.privacy.ledger_grant} {config.privacy.ledger_unit[0]} over "
+            f"{config.participation.cells_per_user} cells and {len(weights)} parts leaves less than 1 each; "
+            "raise the allowance, or lower cells_per_user"
+        )
+    return split_budget(unit_grant(config), np.array(weights) / sum(weights))
 
 
 def scales(config: Config) -> tuple[IntArray, IntArray]:
-    """Noise scales t/s of the released integers, shape (S,): constants of the configuration; under zCDP σ of Gaussians.
+    """Noise scales t/s of the parts: constants of the configuration, and never less noise than their share pays for.
 
-    Raises :class:`BudgetError` if the shares of a cell, each rounded up, would pass its allowance.
+    Under zCDP σ of Gaussians. Raises :class:`BudgetError`, or :class:`dpcore.errors.OverflowBoundError` for scales above 2^40.
     """
-    assert config.participation is not None
-    upper, m = config.speed.upper_quanta, config.participation.samples_per_cell
-    bounds = list(integer_statistics(config.speed.statistics, upper, m).values())
-    share = cell_grant(config) // len(bounds)
-    if share < 1:
-        raise BudgetError(
-            f"epsilon {config.privacy.epsilon} over {config.participation.cells_per_user} cells and {len(bounds)} numbers "
-            "leaves less than 1 unit of the ledger each; raise the allowance or lower cells_per_user"
-        )
+    bounds, parts = sensitivities(config).tolist(), shares(config).tolist()
     if config.privacy.accounting == "zcdp":
-        ratios = np.array([gaussian_ratio(bound, share) for bound in bounds], dtype=np.int64)
-        return ratios[:, 0], ratios[:, 1]
-    t, s = scale_ratio(np.array([bound * MICRO / share for bound in bounds]))
-    for bound, numerator, denominator in zip(bounds, t.tolist(), s.tolist(), strict=True):
-        if bound * denominator * MICRO > share * numerator:
-            raise BudgetError("a noise scale falls short of its share after rounding; nothing may be released with it")
+        t, s = np.array([gaussian_ratio(bound, part) for bound, part in zip(bounds, parts, strict=True)]).T
+        return t, s
+    ratios = [noise_ratio(bound, part) for bound, part in zip(bounds, parts, strict=True)]
+    if any(bound * s * MICRO > part * t for bound, part, (t, s) in zip(bounds, parts, ratios, strict=True)):
+        raise BudgetError("a noise scale falls short of its share after rounding; nothing may be released with it")
+    t, s = np.array(ratios, dtype=np.int64).T
     return t, s
 
 
-def own_choice(counts: Counts, cells: npt.NDArray[np.uint64], cells_per_user: int, samples_per_cell: int) -> IntArray:
+def own_choice(
+    counts: Counts, cells: npt.NDArray[np.uint64], cells_per_user: int, samples_per_cell: int | None
+) -> IntArray:
     """Samples kept per pair, shape (P,): of each user the k listed cells with most of his samples, m samples in each.
 
-    Ties go to the lowest cell. A user's row depends on his own events and the public list only.
+    None keeps all of them. Ties go to the lowest cell. A user's row depends on his own events and the public list only.
     """
     listed = np.isin(counts.cells, cells)[counts.pair_cell]
     pairs = np.flatnonzero(listed)
@@ -82,25 +145,70 @@ def own_choice(counts: Counts, cells: npt.NDArray[np.uint64], cells_per_user: in
     first = np.searchsorted(user, user)
     chosen = order[np.arange(len(order)) - first < cells_per_user]
     kept = np.zeros(len(counts.samples), dtype=np.int64)
-    kept[chosen] = np.minimum(counts.samples[chosen], samples_per_cell)
+    own = counts.samples[chosen]
+    kept[chosen] = own if samples_per_cell is None else np.minimum(own, samples_per_cell)
     return kept
 
 
-def pair_charges(kept: IntArray, config: Config) -> IntArray:
-    """What a user pays for each of his pairs with ``kept`` (P,) samples: his own data only; shape (P,), µε or nρ.
+def _running(counts: Counts, weight: str) -> tuple[IntArray, IntArray]:
+    """Samples of a whole that come before each pair, and samples of that whole; shape (P,) each.
 
-    µε: ε per cell. nρ: the exact loss Σ Δ²/(2σ²) of that many samples, each number's rounded up; never above ρ per cell.
+    The whole is the pair under "user", all of its user's pairs under "share".
     """
+    if weight == "user":
+        return np.zeros(len(counts.samples), dtype=np.int64), counts.samples
+    order = np.argsort(counts.pair_user, kind="stable")
+    running = np.cumsum(counts.samples[order]) - counts.samples[order]
+    before = np.empty(len(counts.samples), dtype=np.int64)
+    before[order] = running - running[np.searchsorted(counts.pair_user[order], counts.pair_user[order])]
+    return before, counts.by_user(counts.samples)[counts.pair_user]
+
+
+def pair_weights(counts: Counts, weight: str) -> IntArray:
+    """Integer weight of every pair with ``counts.samples`` kept samples, shape (P,), in 1/:data:`UNIT`: his own data only.
+
+    "sample": 1 for each of them. "user": 1. "share": parts of 1 as his samples of the window are divided.
+    """
+    if weight == "sample":
+        return UNIT * counts.samples
+    before, whole = _running(counts, weight)
+    some = np.maximum(whole, 1)
+    found: IntArray = UNIT * (before + counts.samples) // some - UNIT * before // some
+    return found
+
+
+def sample_weights(kept: Contributions, weight: str) -> IntArray:
+    """Integer weight of every kept value, shape (N,), in 1/:data:`UNIT`; they add up to :func:`pair_weights` exactly."""
+    counts = kept.counts
+    if weight == "sample":
+        return np.full(len(kept.values), UNIT, dtype=np.int64)
+    before, whole = _running(counts, weight)
+    position = np.arange(len(kept.values)) - np.repeat(kept.pair_start[:-1] - before, counts.samples)
+    some = np.repeat(np.maximum(whole, 1), counts.samples)
+    weights: IntArray = UNIT * (position + 1) // some - UNIT * position // some
+    return weights
+
+
+def own_charges(counts: Counts, config: Config) -> IntArray:
+    """What each user pays for his pairs with ``counts.samples`` kept samples, shape (L,), µε or nρ: his own data only.
+
+    µε: :func:`unit_grant` for each of his cells, or once with "share". nρ: the exact loss Σ w²/(2σ²) of his weights w, each
+    part's rounded up, for noise on numbers of L2 norm at most w. Never above the grant of a window: with "share" his
+    weights add up to 1, otherwise he has at most k cells of at most one full contribution.
+    """
+    assert config.participation is not None
+    weight = config.participation.weight
+    cells = counts.by_user((counts.samples > 0).astype(np.int64))
     if config.privacy.accounting == "pure":
-        return np.where(kept > 0, cell_grant(config), 0)
-    distinct, which = np.unique(np.append(kept, 0), return_inverse=True)
-    statistics, upper = config.speed.statistics, config.speed.upper_quanta
-    moved = [list(integer_statistics(statistics, upper, samples).values()) for samples in distinct.tolist()]
-    loss = np.zeros(len(distinct), dtype=np.int64)
-    for row, t, s in zip(np.array(moved, dtype=np.int64).T, *scales(config), strict=True):
-        loss += gaussian_losses(row, int(t), int(s))
-    loss[distinct == 0] = 0
-    return np.asarray(loss[which[:-1]])
+        return (np.minimum(cells, 1) if weight == "share" else cells) * unit_grant(config)
+    # Squares in units that fit: of UNIT², or of 1 where a user's weights add up to UNIT.
+    unit, of_cell = (1, pair_weights(counts, weight)) if weight == "share" else (UNIT, counts.samples)
+    squares = cells if weight == "user" else counts.by_user(np.square(of_cell))
+    found, charges = layout(config), np.zeros(counts.n_users, dtype=np.int64)
+    for part, (t, s) in enumerate(zip(*(column.tolist() for column in scales(config)), strict=True)):
+        moved = cells if found.users and part == 1 else squares
+        charges += square_losses(moved, t, s * unit)
+    return charges
 
 
 def plan_participation(
@@ -112,14 +220,17 @@ def plan_participation(
     generation: str,
     asked: IntArray | int = 0,
 ) -> Plan:
-    """Every user's own choice, charged for the cells kept; one who cannot pay contributes exactly nothing.
+    """Every user's own choice and charge; one who cannot pay contributes exactly nothing, and nothing shows it.
 
     ``asked``: (L,) units of the ledger for his part in the histograms, paid together with the rest or not at all.
     """
-    assert config.participation is not None
+    settings = config.participation
+    assert settings is not None
     cells = public_cells(config)
-    kept = own_choice(counts, cells, config.participation.cells_per_user, config.participation.samples_per_cell)
-    charges = counts.by_user(pair_charges(kept, config)) + asked
+    samples = settings.samples_per_cell if settings.weight == "sample" else None
+    kept = own_choice(counts, cells, settings.cells_per_user, samples)
+    retained = replace(counts, samples=kept)
+    charges = own_charges(retained, config) + asked
     pays = charges <= left
     t, s = scales(config)
     return Plan(
@@ -134,6 +245,7 @@ def plan_participation(
         upper_quanta=config.speed.upper_quanta,
         resolution=config.hexagons.resolution,
         relation="participation",
+        weight=settings.weight,
         mean_mechanism="allocated",
         mean_epsilon_micro=0,
         counts_digest=counts_digest(counts),
@@ -153,106 +265,3 @@ def _zcdp_terms(config: Config) -> ZcdpTerms | None:
     if privacy.rho is None or privacy.rho_budget is None or privacy.delta is None:
         return None
     return ZcdpTerms(privacy.rho, privacy.rho_budget, privacy.delta, privacy.ledger_budget)
-
-
-def exact_integers(plan: Plan, contributions: Contributions) -> IntArray:
-    """The integers that noise is added to, shape (S, C) over the public cells: never to be shown."""
-    kept = contributions.retain(np.frombuffer(plan.retained, "<i8"))
-    counts, upper = kept.counts, plan.upper_quanta
-    cells = np.frombuffer(plan.cells, "<u8")
-    column = np.searchsorted(cells, counts.cells[counts.pair_cell])
-    of_value = np.repeat(column, counts.samples)
-    used = counts.samples > 0
-    rows = [
-        np.bincount(column[used], minlength=len(cells) + 1),
-        np.bincount(of_value, minlength=len(cells) + 1),
-        _sums(of_value, 2 * kept.values - upper, len(cells) + 1),
-    ]
-    if "variance" in plan.statistics:
-        rows.append(_sums(of_value, _squares(kept.values, upper), len(cells) + 1))
-    return np.array(rows, dtype=np.int64)[:, : len(cells)]
-
-
-def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
-    """Noise for every integer of every public cell in one batch, then ratios of the noisy numbers.
-
-    Raises :class:`stream.plan.PlanError` if the rows are not those that were planned and charged.
-    """
-    check_rows(plan, contributions)
-    exact = exact_integers(plan, contributions)
-    t = np.broadcast_to(np.frombuffer(plan.numerators, "<i8")[:, None], exact.shape)
-    s = np.broadcast_to(np.frombuffer(plan.denominators, "<i8")[:, None], exact.shape)
-    noisy = exact + (discrete_gaussian(noise, t, s) if plan.zcdp else noise.discrete_laplace(t, s))
-    scale = (t / s)[:, 0]
-    width = _half_width(plan)(t[:, 0], s[:, 0])
-    columns = {
-        name: Columns(
-            noisy[row].astype(np.float64),
-            np.maximum(noisy[row], 0).astype(np.float64),
-            np.full(noisy.shape[1], scale[row]),
-            noisy[row] - width[row],
-            noisy[row] + width[row],
-            _NO_BOUND,
-        )
-        for row, name in enumerate(("users", "events"))
-    }
-    return columns | _ratios(plan, noisy, t[:, 0], s[:, 0])
-
-
-def _half_width(plan: Plan) -> Callable[..., FloatArray]:
-    return gaussian_half_width if plan.zcdp else interval_half_width
-
-
-def _ratios(plan: Plan, noisy: IntArray, t: IntArray, s: IntArray) -> dict[str, Columns]:
-    """Mean and variance from noisy sums over the noisy count; intervals by Bonferroni over the numbers involved."""
-    upper = plan.upper_quanta * SPEED_QUANTUM_KMH
-    grid = VARIANCE_GRID * SPEED_QUANTUM_KMH**2
-    n = np.maximum(noisy[1], 1).astype(np.float64)
-    wide = _half_width(plan)(t, s, 1 - 0.05 / (len(t) - 1))
-    least = noisy[1] - wide[1]
-    known = least >= 1
-    fewest, most = np.maximum(least, 1.0), np.maximum(noisy[1] + wide[1], 1.0)
-    half = SPEED_QUANTUM_KMH / 2
-    deviation = noisy[2] * half / n
-    low = np.minimum((noisy[2] - wide[2]) / fewest, (noisy[2] - wide[2]) / most) * half
-    high = np.maximum((noisy[2] + wide[2]) / fewest, (noisy[2] + wide[2]) / most) * half
-    raw = np.round(upper / 2 + deviation, DECIMALS["mean"])
-    columns = {
-        "mean": Columns(
-            raw,
-            np.clip(raw, 0.0, upper),
-            t[2] / s[2] * half / n,
-            np.where(known, upper / 2 + low, 0.0),
-            np.where(known, upper / 2 + high, upper),
-            upper,
-        )
-    }
-    if "variance" in plan.statistics:
-        second = noisy[3] * grid / n
-        square_low = np.where((low <= 0) & (high >= 0), 0.0, np.minimum(low**2, high**2))
-        square_high = np.maximum(low**2, high**2)
-        raw = np.round(second - deviation**2, DECIMALS["variance"])
-        top = upper**2 / 4
-        columns["variance"] = Columns(
-            raw,
-            np.clip(raw, 0.0, top),
-            t[3] / s[3] * grid / n,
-            np.where(known, np.maximum(noisy[3] - wide[3], 0) * grid / most - square_high - grid, 0.0),
-            np.where(known, np.maximum(noisy[3] + wide[3], 0) * grid / fewest - square_low + grid, top),
-            top,
-        )
-    return {name: columns[name] for name in plan.statistics}
-
-
-def _squares(values: IntArray, upper: int) -> IntArray:
-    """(x − U/2)² of each value in units of the variance grid, rounded half up."""
-    return (np.square(2 * values - upper) + 2 * VARIANCE_GRID) // (4 * VARIANCE_GRID)
-
-
-def _sums(index: IntArray, values: IntArray, size: int) -> IntArray:
-    """Exact integer sums per index; bincount would add in floating point."""
-    order = np.argsort(index, kind="stable")
-    total = np.append(0, np.cumsum(values[order]))
-    start = np.searchsorted(index[order], np.arange(size + 1))
-    sums: IntArray = total[start[1:]] - total[start[:-1]]
-    return sums

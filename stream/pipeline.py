@@ -19,7 +19,8 @@ from stream.config import SPEED_QUANTUM_KMH, Config
 from stream.fixes import Fixes
 from stream.histograms import DrawnHistogram, asked_of, draw_histograms, histogram_body, plan_histograms
 from stream.memory import SMOOTHED, Memory, step
-from stream.participation import draw_participation, plan_participation
+from stream.participation import plan_participation
+from stream.participation_draw import draw_participation
 from stream.plan import DECIMALS, Columns, Derived, Plan
 from stream.releases import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
 from stream.values import draw_values, plan_values, shrink_values
@@ -161,14 +162,12 @@ def _derived_estimate(name: str, column: Derived, g: int) -> dict[str, Any]:
     }
 
 
-def _how_many(plan: Plan, counts: Counts, columns: dict[str, Columns]) -> tuple[list[Any], list[Any]]:
-    """Events and users per cell: exact where counts are public, noisy estimates where they are not."""
+def _how_many(plan: Plan, counts: Counts, columns: dict[str, Columns]) -> dict[str, list[Any]]:
+    """Events and users per cell: exact where counts are public, noisy estimates of what is counted where they are not."""
     if plan.relation == "values":
-        return counts.by_cell(counts.samples).tolist(), np.diff(counts.cell_start).tolist()
-    events, users = (
-        [_estimate(name, columns[name], g) for g in range(len(columns[name].raw))] for name in ("events", "users")
-    )
-    return events, users
+        return {"events": counts.by_cell(counts.samples).tolist(), "users": np.diff(counts.cell_start).tolist()}
+    names = [name for name in ("events", "users") if name in columns]
+    return {name: [_estimate(name, columns[name], g) for g in range(len(columns[name].raw))] for name in names}
 
 
 def _zcdp_fields(plan: Plan) -> dict[str, Any]:
@@ -181,7 +180,7 @@ def _zcdp_fields(plan: Plan) -> dict[str, Any]:
 def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], config: Config) -> list[Body]:
     """The body of every cell's message, without what is derived from it."""
     window = {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)}
-    events, users = _how_many(plan, counts, columns)
+    how_many = _how_many(plan, counts, columns)
     published = np.frombuffer(plan.published, np.uint8)
     bodies = []
     for g, cell in enumerate(np.frombuffer(plan.cells, "<u8").tolist()):
@@ -191,12 +190,11 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
             "cell": cell_text(cell),
             "resolution": plan.resolution,
             "relation": plan.relation,
+            **({"weight": plan.weight} if plan.relation == "participation" else {}),
             "epsilon": plan.epsilon,
             **_zcdp_fields(plan),
             "status": "published" if published[g] else "suppressed",
-            "events": events[g],
-            "users": users[g],
-        }
+        } | {name: column[g] for name, column in how_many.items()}
         if published[g]:
             body |= {name: _estimate(name, columns[name], g) for name in plan.statistics}
         bodies.append(body)

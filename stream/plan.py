@@ -19,7 +19,7 @@ FloatArray = npt.NDArray[np.float64]
 
 VARIANCE_GRID = 100
 """Output grid of the variance in quanta²: 0.01 (km/h)²."""
-DECIMALS = {"mean": 3, "mean_smoothed": 3, "variance": 2, "p15": 2, "p50": 2, "p85": 2, "events": 0, "users": 0}
+DECIMALS = {"mean": 3, "mean_smoothed": 3, "variance": 2, "p15": 2, "p50": 2, "p85": 2, "events": 1, "users": 1}
 """Fixed output granularity per statistic."""
 
 
@@ -82,7 +82,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     part. ``zcdp``: None where pure ε is counted; with it charges are nρ, ``budget_micro`` is 0 (nothing may be charged in µε)
     and noise scales are of discrete Gaussians. ``mean_epsilon_micro``: µε of one cell's mean, 0 where the mean is allocated. ``retained``: (P,) samples kept per pair. ``published``: (C,) 0/1. ``numerators``/``denominators``: noise scales,
     under "values" C for each of mean and variance, then C·h of the distribution's levels (numerator 0 = nothing to
-    hide), (S,) constants under "participation".
+    hide), constants under "participation": of the polynomials, of the users where they are counted apart, of each level.
+    ``weight``: what counts alike under "participation": a sample, a user in a cell, or a user in the window.
     """
 
     window: Window
@@ -96,6 +97,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     upper_quanta: int
     resolution: int
     relation: str
+    weight: str = "sample"
     mean_mechanism: str
     mean_epsilon_micro: int
     counts_digest: str

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import typer
 
-from dpcore.errors import BudgetError
+from dpcore.errors import DPError
 from stream.cli.options import DEFAULT_CONFIG, USAGE, AsJson, ConfigFile, read_config, stop
 from stream.config import Config, ConfigError
 
@@ -26,7 +26,7 @@ def _participation_cells(settings: Config) -> int | None:
     try:
         scales(settings)
         return len(public_cells(settings))
-    except (ConfigError, BudgetError) as error:
+    except (ConfigError, DPError) as error:
         stop(str(error), USAGE)
 
 

@@ -69,7 +69,8 @@ class WindowView:
             if modelled is not None:
                 low, high = modelled["interval"]
                 self.modelled_half_widths.append((high - low) / 2)
-            events = body["events"] if isinstance(body["events"], int) else body["events"]["value"]
+            counted = body.get("events", body["users"])
+            events = counted if isinstance(counted, int) else counted["value"]
             if self.busiest is None or events > self.busiest[0]:
                 self.busiest = (events, body["cell"], body["mean"], modelled)
 

@@ -1,0 +1,163 @@
+"""Relation "participation": the draw of a planned window over the public cell list, and the ratios of noisy numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.bernstein import NoisyPolynomials, Ratio, polynomials
+from dpcore.cdf import ONE_SIDED, bin_edges, consistent_cells
+from dpcore.contributions import Contributions
+from dpcore.gaussian import discrete_gaussian
+from dpcore.level_tree import LevelTree
+from dpcore.noise import Noise
+from dpcore.scales import check_total
+from stream.config import SPEED_QUANTUM_KMH
+from stream.participation import PERCENTS, UNIT, Layout, sample_weights
+from stream.plan import DECIMALS, Columns, Plan, PlanError, check_rows
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+_NO_BOUND = float(2**53)
+_LAPLACE = (ONE_SIDED, 2.61)
+"""97.5 % and 98.75 % quantiles over standard deviation of a Laplace variable; sums of independent ones have less. Two
+intervals with the latter hold together with 95 %."""
+_NORMAL = (1.96, 2.2415)
+"""The same of a normal variable."""
+
+
+def exact_integers(plan: Plan, contributions: Contributions) -> IntArray:
+    """What noise is added to, in 1/UNIT: shape (R, C), rows in the order of :attr:`Layout.rows`; never to be shown.
+
+    One full contribution moves the rows of each part by its sensitivity at most, in L1.
+    """
+    kept = contributions.retain(np.frombuffer(plan.retained, "<i8"))
+    check_total(len(kept.values), UNIT)
+    found, counts = Layout.planned(plan), kept.counts
+    cells = np.frombuffer(plan.cells, "<u8")
+    listed = len(cells)
+    column = np.searchsorted(cells, counts.cells[counts.pair_cell])
+    of_value = np.repeat(column, counts.samples)
+    weights = sample_weights(kept, plan.weight)
+    parts = polynomials(kept.values, weights, plan.upper_quanta, found.polynomials)
+    rows = [_sums(of_value, part, listed) for part in parts]
+    if found.users:
+        rows.append(UNIT * np.bincount(column[counts.samples > 0], minlength=listed)[:listed])
+    if found.tree is not None:
+        bins = found.tree.bins
+        edges = bin_edges(plan.upper_quanta, plan.cdf_bins)
+        slot = of_value * bins + np.searchsorted(edges, kept.values, side="right") - 1
+        levels = found.tree.levels(_sums(slot, weights, listed * bins).reshape(listed, bins))
+        rows += [node for level, real in zip(levels, found.tree.real_nodes(), strict=True) for node in level.T[:real]]
+    return np.array(rows, dtype=np.int64)
+
+
+def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
+    """Noise for every integer of every public cell in one batch, then ratios of the noisy numbers.
+
+    Raises :class:`stream.plan.PlanError` if the rows are not those that were planned and charged.
+    """
+    check_rows(plan, contributions)
+    rows = Layout.planned(plan).rows
+    if len(plan.numerators) != 8 * len(rows):
+        raise PlanError(
+            f"the plan holds {len(plan.numerators) // 8} noise scales for {len(rows)} parts: it was stored by another "
+            "version; release its window with that version"
+        )
+    exact = exact_integers(plan, contributions)
+    part = np.repeat(np.arange(len(rows)), rows)
+    t, s = (np.frombuffer(column, "<i8")[part] for column in (plan.numerators, plan.denominators))
+    t, s = np.broadcast_to(t[:, None], exact.shape), np.broadcast_to(s[:, None], exact.shape)
+    drawn = discrete_gaussian(noise, t, s) if plan.zcdp else noise.discrete_laplace(t, s)
+    return _columns(plan, (exact + drawn) / UNIT)
+
+
+@dataclass(frozen=True)
+class _Law:
+    """The noise of a plan: standard deviations of its parts in full weights, and what is stated of a deviation."""
+
+    deviations: FloatArray
+    per_scale: float
+    two_sided: tuple[float, float]
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Law:
+        t, s = (np.frombuffer(column, "<i8") for column in (plan.numerators, plan.denominators))
+        if plan.zcdp:
+            return cls(t / s / UNIT, 1.0, _NORMAL)
+        return cls(np.sqrt(2) * t / s / UNIT, float(np.sqrt(2)), _LAPLACE)
+
+
+def _columns(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
+    """Every statistic from the ``noisy`` rows (R, C), in full weights: post-processing."""
+    found, law = Layout.planned(plan), _Law.of(plan)
+    degree = found.polynomials
+    held = NoisyPolynomials(noisy[: degree + 1], float(law.deviations[0]))
+    counted = _count(held.count, held.count_deviation, law)
+    columns = {"users": counted}
+    if found.users:
+        columns = {"users": _count(noisy[degree + 1], float(law.deviations[1]), law), "events": counted}
+    upper = plan.upper_quanta * SPEED_QUANTUM_KMH
+    if "mean" in plan.statistics:
+        columns["mean"] = _ratio("mean", held.mean(law.two_sided[0]), upper, upper, law)
+    if "variance" in plan.statistics:
+        columns["variance"] = _ratio("variance", held.variance(law.two_sided[1]), upper**2, upper**2 / 4, law)
+    if found.tree is not None:
+        columns |= _percentiles(plan, found.tree, noisy[degree + 1 + found.users :], held, law)
+    return columns
+
+
+def _count(raw: FloatArray, deviation: float, law: _Law) -> Columns:
+    raw = np.round(raw, DECIMALS["users"])
+    half = law.two_sided[0] * deviation + 0.5 * 10.0 ** -DECIMALS["users"]
+    scale = np.full(len(raw), deviation / law.per_scale)
+    return Columns(raw, np.maximum(raw, 0.0), scale, raw - half, raw + half, _NO_BOUND)
+
+
+def _ratio(name: str, ratio: Ratio, unit: float, top: float, law: _Law) -> Columns:
+    raw, step = np.round(ratio.value * unit, DECIMALS[name]), 0.5 * 10.0 ** -DECIMALS[name]
+    return Columns(
+        raw,
+        np.clip(raw, 0.0, top),
+        ratio.deviation * unit / law.per_scale,
+        ratio.low * unit - step,
+        ratio.high * unit + step,
+        top,
+    )
+
+
+def _percentiles(
+    plan: Plan, tree: LevelTree, nodes: FloatArray, held: NoisyPolynomials, law: _Law
+) -> dict[str, Columns]:
+    """p15, p50, p85 of one noisy tree per cell; its root is the noisy count, which is paid for already."""
+    levels, start, listed = [], 0, nodes.shape[1]
+    for real, span in zip(tree.real_nodes(), tree.leaves_below(), strict=True):
+        full = np.zeros((listed, math.prod(tree.factors) // span))
+        full[:, :real] = nodes[start : start + real].T
+        levels.append(full)
+        start += real
+    # Laplace scales of equal deviation: what is weighed, and how wide intervals are, follows from deviations alone.
+    equal = np.tile(law.deviations[-tree.height :] / np.sqrt(2), (listed, 1))
+    root = held.count, np.full(listed, held.count_deviation / np.sqrt(2))
+    drawn = consistent_cells(tree, bin_edges(plan.upper_quanta, plan.cdf_bins), root, levels, equal)
+    upper, columns = plan.upper_quanta * SPEED_QUANTUM_KMH, {}
+    for name in PERCENTS:
+        if name in plan.statistics:
+            value, low, high = (column * SPEED_QUANTUM_KMH for column in drawn.percentile(float(name[1:])))
+            value, step = np.round(value, DECIMALS[name]), 0.5 * 10.0 ** -DECIMALS[name]
+            scale = (high - low) / 2 / law.two_sided[0] / law.per_scale
+            columns[name] = Columns(value, np.clip(value, 0.0, upper), scale, low - step, high + step, upper)
+    return columns
+
+
+def _sums(index: IntArray, values: IntArray, size: int) -> IntArray:
+    """Exact integer sums per index; bincount would add in floating point."""
+    order = np.argsort(index, kind="stable")
+    total = np.append(0, np.cumsum(values[order]))
+    start = np.searchsorted(index[order], np.arange(size + 1))
+    sums: IntArray = total[start[1:]] - total[start[:-1]]
+    return sums

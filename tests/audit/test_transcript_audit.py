@@ -1,0 +1,176 @@
+"""Exact transcript audit of relation "participation": every small world, the real planner, rational arithmetic.
+
+A world says which cells each of 3 users visits in each of 3 windows; its neighbour lacks one of them altogether. Every
+window goes through the service's own plan and charge code, with what the worlds before it left of the budgets.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from dpcore.contributions import Counts
+from stream.cells import public_cells
+from stream.closing import slotting_of
+from stream.config import Config
+from stream.events import ROW
+from stream.participation import plan_participation
+from stream.participation_draw import exact_integers
+from stream.pipeline import contributions_of
+from stream.plan import Plan
+from tests.builders import SLOT
+from tests.stream.participating import loss, riders
+
+USERS, WINDOWS = 3, 3
+NOWHERE: tuple[int, ...] = ()
+VISITS = (NOWHERE, (0,), (1,), (0, 1))
+"""Cells that one user visits in one window."""
+Planner = Callable[[Counts, np.ndarray, Config], Plan]
+Visits = tuple[tuple[int, ...], ...]
+Spent = tuple[int, ...]
+Outcome = tuple[Plan, np.ndarray, Spent]
+"""Plan, what noise is added to, and what each user was charged."""
+
+
+def honest(counts: Counts, left: np.ndarray, config: Config) -> Plan:
+    """The real planner."""
+    slotting = slotting_of(config)
+    return plan_participation(counts, left, config, slotting.window(SLOT), slotting.period_of(SLOT), "g")
+
+
+def first_contributors(counts: Counts, left: np.ndarray, config: Config) -> Plan:
+    """Planted bug: a cell takes its first contributor only, so one user decides about another."""
+    plan = honest(counts, left, config)
+    kept = np.frombuffer(plan.retained, "<i8")
+    first = np.zeros(len(kept), dtype=bool)
+    for start, end in itertools.pairwise(counts.cell_start.tolist()):
+        paying = np.flatnonzero(kept[start:end])
+        first[start + paying[:1]] = True
+    return msgspec.structs.replace(plan, retained=np.where(first, kept, 0).tobytes())
+
+
+def charged_after(counts: Counts, left: np.ndarray, config: Config) -> Plan:
+    """Planted bug: admitted while anything is left, charged afterwards."""
+    return honest(counts, np.where(left > 0, config.privacy.budget_micro, 0), config)
+
+
+def refund_on_restart(counts: Counts, left: np.ndarray, config: Config) -> Plan:
+    """Planted bug: a worker that starts again before every window forgets what the earlier ones charged."""
+    return honest(counts, np.full(len(left), config.privacy.budget_micro), config)
+
+
+def others_charges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
+    """Planted bug: one user who cannot pay silences his whole window."""
+    plan = honest(counts, left, config)
+    charges = np.frombuffer(plan.charges, "<i8")
+    if (charges > 0).all():
+        return plan
+    return msgspec.structs.replace(plan, retained=np.zeros(len(counts.samples), "<i8").tobytes())
+
+
+class Worlds:
+    """Windows of one configuration and planner, each planned once: users 1..3 with measured values 0, U and U/2."""
+
+    def __init__(self, config: Config, planner: Planner) -> None:
+        self.config, self.planner = config, planner
+        self.cells = public_cells(config)[:2].tolist()
+        self.windows: dict[tuple[Visits, Spent], Outcome] = {}
+        self.losses: dict[tuple[tuple[Visits, Spent], tuple[Visits, Spent]], Fraction] = {}
+
+    def window(self, visits: Visits, spent: Spent) -> tuple[tuple[Visits, Spent], Outcome]:
+        """Key and outcome of one window; budgets of absent users cannot matter, the planner never sees them."""
+        key = (visits, tuple(spent[user] if visits[user] else 0 for user in range(USERS)))
+        if key not in self.windows:
+            upper = self.config.speed.upper_quanta
+            events = [
+                (self.cells[c], user + 1, c, 0, 0, (0, upper, upper // 2)[user])
+                for user, where in enumerate(visits)
+                for c in where
+            ]
+            held = contributions_of(np.array(events, dtype=ROW), self.config)
+            users = held.counts.users.tolist()
+            left = np.array([self.config.privacy.budget_micro - spent[user - 1] for user in users], dtype=np.int64)
+            plan = self.planner(held.counts, left, self.config)
+            charged = dict(zip(users, np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+            charges = tuple(charged.get(user + 1, 0) for user in range(USERS))
+            self.windows[key] = (plan, exact_integers(plan, held), charges)
+        return key, self.windows[key]
+
+    def step(self, visits: Visits, gone: int, spent: tuple[Spent, Spent]) -> tuple[tuple[Spent, Spent], Fraction]:
+        """One window of a world and of its neighbour without user ``gone``: what is spent after it, and the loss."""
+        without = tuple(NOWHERE if user == gone else where for user, where in enumerate(visits))
+        pairs = [self.window(seen, before) for seen, before in zip((visits, without), spent, strict=True)]
+        after = tuple(
+            tuple(a + b for a, b in zip(before, outcome[2], strict=True))
+            for before, (_, outcome) in zip(spent, pairs, strict=True)
+        )
+        keys = (pairs[0][0], pairs[1][0])
+        if keys not in self.losses:
+            (plan, one, _), (_, two, _) = pairs[0][1], pairs[1][1]
+            self.losses[keys] = loss(plan, one, two)
+        return (after[0], after[1]), self.losses[keys]
+
+
+def worst_loss(config: Config, planner: Planner) -> Fraction:
+    """Largest loss of any user, in ε, over all 4^9 worlds of 3 users, 3 windows and 2 cells.
+
+    The loss of a transcript is the sum over its windows, so the largest over all worlds that reach the same budgets is
+    all that has to be kept of them.
+    """
+    worlds, nothing = Worlds(config, planner), (0,) * USERS
+    worst = Fraction(0)
+    for gone in range(USERS):
+        reached = {(nothing, nothing): Fraction(0)}
+        for _ in range(WINDOWS):
+            following: dict[tuple[Spent, Spent], Fraction] = {}
+            for spent, before in reached.items():
+                for visits in itertools.product(VISITS, repeat=USERS):
+                    after, lost = worlds.step(visits, gone, spent)
+                    following[after] = max(following.get(after, Fraction(0)), before + lost)
+            reached = following
+        worst = max(worst, *reached.values())
+    return worst
+
+
+def small_world(tmp_path: Path, weight: str, statistics: list[str], budget: float | None = None) -> Config:
+    """ε = 1 per window. Two half-contributions and a third refused (B = 1.5), or two whole ones of three (B = 2)."""
+    enough = 2.0 if weight == "share" else 1.5
+    return riders(
+        tmp_path,
+        **{
+            "privacy.epsilon": 1.0,
+            "privacy.budget": enough if budget is None else budget,
+            "participation.weight": weight,
+            "participation.cells_per_user": 2,
+            "participation.samples_per_cell": 1,
+            "speed.statistics": statistics,
+            "feed.domain": {"south": 30.2, "west": -97.75, "north": 30.27, "east": -97.65},
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("weight", "statistics"),
+    [("share", ["mean", "variance", "p50"]), ("user", ["mean", "p85"]), ("sample", ["mean", "variance"])],
+)
+def test_the_worst_loss_over_all_worlds_of_three_users_and_windows_is_the_budget(
+    tmp_path: Path, weight: str, statistics: list[str]
+) -> None:
+    config = small_world(tmp_path, weight, statistics)
+    assert worst_loss(config, honest) == Fraction(config.privacy.budget_micro, 1_000_000)
+
+
+@pytest.mark.parametrize("weight", ["share", "sample"])
+@pytest.mark.parametrize("bug", [first_contributors, charged_after, refund_on_restart, others_charges])
+def test_the_same_audit_catches_planted_accounting_bugs(tmp_path: Path, bug: Planner, weight: str) -> None:
+    config = small_world(tmp_path, weight, ["mean"])
+    if bug is charged_after and weight == "share":
+        config = small_world(tmp_path, weight, ["mean"], budget=1.5)
+        assert worst_loss(config, honest) == 1, "a whole contribution and a half: the half buys nothing"
+    assert worst_loss(config, bug) > config.privacy.budget
