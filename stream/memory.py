@@ -79,7 +79,7 @@ def step(
     late = memory is not None and window.start < memory.end
     usable = memory is not None and not late and memory.upper == upper
     released = [g for g, body in enumerate(bodies) if "mean" in body]
-    releases, order = _releases([bodies[g] for g in released], upper)
+    releases, order = _releases([bodies[g] for g in released])
     hours = window.start / 3600
     slot = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
     state, found = smooth(
@@ -90,17 +90,19 @@ def step(
     return memory if late else _memory(state, window, upper), Derived("kalman", *table)
 
 
-def _releases(bodies: Sequence[dict[str, Any]], upper: float) -> tuple[Releases, npt.NDArray[np.int64]]:
+def _releases(bodies: Sequence[dict[str, Any]]) -> tuple[Releases, npt.NDArray[np.int64]]:
     """What published bodies say, by ascending cell, and the position of each in ``bodies``."""
     cells = np.array([int(body["cell"], 16) for body in bodies], dtype=np.uint64)
     order = np.argsort(cells, kind="stable")
     bodies = [bodies[g] for g in order]
     means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
     scales = np.array([body["mean"]["scale"] * _laplace_share(body) for body in bodies], dtype=np.float64)
-    if bodies and isinstance(bodies[0]["events"], dict):
-        events = np.array([body["events"]["raw"] for body in bodies], dtype=np.float64)
-        spread = np.array([body["events"]["scale"] for body in bodies], dtype=np.float64)
-        events, scales = _ratio_scales(means, scales, events, spread, upper)
+    if bodies and bodies[0]["relation"] == "participation":
+        counted = [body.get("events", body["users"]) for body in bodies]
+        events = np.array([count["raw"] for count in counted], dtype=np.float64)
+        # The scale of such a mean holds the noise of its divisor; where that may be 0 nothing is known.
+        certain = events > _CERTAIN * np.array([count["scale"] for count in counted], dtype=np.float64)
+        events, scales = np.maximum(events, 1.0), np.where(certain, scales, np.inf)
         covariate = np.zeros(len(bodies))
     else:
         events = np.array([body["events"] for body in bodies], dtype=np.float64)
@@ -113,19 +115,6 @@ def _releases(bodies: Sequence[dict[str, Any]], upper: float) -> tuple[Releases,
 def _laplace_share(body: dict[str, Any]) -> float:
     """Laplace scale of the same variance as a release of scale 1: 1, or 1/√2 where the noise is Gaussian."""
     return 0.5**0.5 if body.get("accounting") == "zcdp" else 1.0
-
-
-def _ratio_scales(
-    means: FloatArray, scales: FloatArray, events: FloatArray, spread: FloatArray, upper: float
-) -> tuple[FloatArray, FloatArray]:
-    """(Events, scales) of means that are ratios of noisy numbers: the noise of the divisor counts too.
-
-    The mean is U/2 + sum / n; n off by a share r moves it by r·|mean − U/2|. Where n may be 0 nothing is known.
-    """
-    certain = events > _CERTAIN * spread
-    n = np.maximum(events, 1.0)
-    both = np.hypot(scales, np.abs(means - upper / 2) * spread / n)
-    return n, np.where(certain, both, np.inf)
 
 
 def _state(memory: Memory) -> SmoothingState:

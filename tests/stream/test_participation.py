@@ -291,7 +291,7 @@ def test_odd_input_is_normal_input(tmp_path: Path, weight: str) -> None:
     outside["cell"] = h3.str_to_int(h3.latlng_to_cell(48.85, 2.35, 7))
     for rows in (np.zeros(0, dtype=ROW), crowd, outside, np.concatenate([crowd, outside])):
         plan, held = planned(config, rows)
-        messages = build_messages(plan, held, Noise(), config)
+        messages = build_messages(plan, held, Noise(), config, None)[0]
         assert len(messages) == 2
         jsonschema.Draft202012Validator(schema(messages[0].topic)).validate(json.loads(messages[0].value))
     plan, held = planned(config, outside)
