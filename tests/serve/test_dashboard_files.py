@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from stream.serve.limits import LIMITS
 
 from stream.local import REPO_ROOT
 from stream.serve.api import make_app
+from stream.serve.limits import LIMITS
 from stream.serve.pages import BasemapError, check_basemap, read_assets
 from tests.builders import bus_config
 
