@@ -396,6 +396,7 @@ class Config(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
     def _budget_covers_histograms(self) -> Self:
         if self.privacy.ledger_budget < self.window_grant:
             _, per_one = self.privacy.ledger_unit

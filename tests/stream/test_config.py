@@ -8,6 +8,7 @@ import pytest
 
 from stream.config import ConfigError, load_config
 from stream.local import REPO_ROOT
+from tests.builders import with_histograms
 
 BUS = REPO_ROOT / "config" / "bus-fleet.toml"
 
@@ -64,3 +65,12 @@ def test_a_file_that_is_no_configuration_is_an_error_not_a_crash(tmp_path: Path,
         file.write_text(text)
     with pytest.raises(ConfigError):
         load_config(file)
+
+
+@pytest.mark.parametrize("relation", ["values", "participation"])
+def test_a_budget_that_pays_no_window_with_its_histograms_is_refused(tmp_path: Path, relation: str) -> None:
+    with pytest.raises(ConfigError, match=r"no window could ever be released.*histogram\.epsilon"):
+        with_histograms(relation, tmp_path, **{"privacy.epsilon": 2.0, "privacy.budget": 3.0})
+    outside = {"south": -10.0, "west": -10.0, "north": 10.0, "east": 10.0}
+    with pytest.raises(ConfigError, match="reaches outside"):
+        with_histograms(relation, tmp_path, **{"histogram.domain": outside})
