@@ -1,0 +1,321 @@
+"""Exact audit of discrete Gaussian noise under zCDP: interval arithmetic of 60 digits, no sampling, no tolerance to hide in.
+
+The sampler's law is read off the sampler itself, its Rényi divergences between neighbours are enclosed, and both are held
+against what is charged in nρ and stated as (ε, δ). Planted bugs must show more, or another law.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from scipy import optimize, special, stats
+
+from dpcore import gaussian
+from dpcore.accounting import NANO, epsilon_of_rho, gaussian_losses, gaussian_ratio, rho_of_pure
+from dpcore.gaussian import bernoulli_exp_half_square, discrete_gaussian
+from dpcore.noise import Noise
+
+DIGITS = 60
+WIDEN = Decimal(10) ** -50
+"""Relative error of one operation at 60 digits on exponents below 10^6, with room to spare."""
+
+
+class Interval(NamedTuple):
+    """Positive numbers between two decimals, bounds included."""
+
+    low: Decimal
+    high: Decimal
+
+    def __contains__(self, value: object) -> bool:
+        assert isinstance(value, Fraction)
+        return Fraction(self.low) <= value <= Fraction(self.high)
+
+
+Law = Callable[[int], Interval]
+"""Encloses the mass of an integer, up to one common factor."""
+
+
+def _decimal(value: Fraction) -> Decimal:
+    return Decimal(value.numerator) / Decimal(value.denominator)
+
+
+def exponential(exponent: Fraction) -> Interval:
+    """Encloses exp(exponent)."""
+    with localcontext(prec=DIGITS):
+        middle = _decimal(exponent).exp()
+        return Interval(middle * (1 - WIDEN), middle * (1 + WIDEN))
+
+
+def discrete(variance: Fraction) -> Law:
+    """∝ exp(−x²/(2·variance))."""
+    return lambda x: exponential(-Fraction(x * x) / (2 * variance))
+
+
+def rounded_normal(variance: Fraction) -> Law:
+    """Planted bug: a continuous normal, rounded. Masses in double precision, 10⁻⁹ allowed for it."""
+
+    def mass(x: int) -> Interval:
+        sigma, far = math.sqrt(variance), abs(x)
+        value = float(special.ndtr(-(far - 0.5) / sigma) - special.ndtr(-(far + 0.5) / sigma))
+        return Interval(Decimal(value * (1 - 1e-9)), Decimal(value * (1 + 1e-9)))
+
+    return mass
+
+
+def divergence(law: Law, shift: int, order: Fraction, reach: int) -> Interval:
+    """Encloses D_order(law ‖ law shifted) = ln(Σ p(x)^α·p(x − shift)^(1−α)) / (α − 1), from the masses alone.
+
+    ``reach``: terms beyond it on either side of their largest are below 10⁻⁶⁰ of the sum and fall at least by half each.
+    """
+    with localcontext(prec=DIGITS):
+        alpha = _decimal(order)
+        centre = -math.floor((order - 1) * shift)
+        low = high = Decimal(0)
+        bounds = []
+        for x in range(centre - reach, centre + reach + 1):
+            p, q = law(x), law(x - shift)
+            bounds.append((p.high**alpha) * (q.low ** (1 - alpha)))
+            high += bounds[-1]
+            low += (p.low**alpha) * (q.high ** (1 - alpha))
+        assert max(bounds[0], bounds[-1]) < low * Decimal(10) ** -60, "reach is too short"
+        high += 2 * (bounds[0] + bounds[-1])
+        total = [law(x) for x in range(-reach, reach + 1)]
+        all_low = sum((m.low for m in total), Decimal(0))
+        all_high = sum((m.high for m in total), Decimal(0)) + 4 * total[0].high
+        ends = sorted([(low / all_high).ln() / (alpha - 1), (high / all_low).ln() / (alpha - 1)])
+        return Interval(ends[0] - WIDEN, ends[1] + WIDEN)
+
+
+def reach_of(variance: Fraction, shift: int, order: Fraction) -> int:
+    return math.ceil(20 * math.sqrt(variance)) + 10 + math.ceil(order) * shift
+
+
+SCALES = [(1, NANO // 2), (1, 20_000_000), (3, 400_000_000), (5, 125_000_000), (1, 4 * NANO)]
+"""(sensitivity, nρ), small enough to sum every mass."""
+ORDERS = [Fraction(2), Fraction(3), Fraction(8), Fraction(3, 2), Fraction(101, 100), Fraction(17, 4)]
+
+
+@pytest.mark.parametrize(("sensitivity", "rho"), SCALES)
+def test_renyi_divergences_of_planned_noise_are_at_most_the_charge_and_exactly_it_at_integer_orders(
+    sensitivity: int, rho: int
+) -> None:
+    t, s = gaussian_ratio(sensitivity, rho)
+    variance = Fraction(t * t, s * s)
+    charge = int(gaussian_losses(np.array([sensitivity]), t, s)[0])
+    exact = Fraction(sensitivity**2) / (2 * variance)
+    for order in ORDERS:
+        found = divergence(discrete(variance), sensitivity, order, reach_of(variance, sensitivity, order))
+        assert Fraction(found.high) <= order * Fraction(charge, NANO) + Fraction(1, 10**35), order
+        assert exact * NANO <= charge <= rho
+        if order.denominator == 1:
+            assert order * exact in found
+            assert found.high - found.low < Decimal(10) ** -35
+
+
+@pytest.mark.parametrize(("sensitivity", "rho"), SCALES)
+def test_half_the_scale_or_a_forgotten_sensitivity_loses_more_than_is_charged(sensitivity: int, rho: int) -> None:
+    t, s = gaussian_ratio(sensitivity, rho)
+    halved, order = Fraction(t * t, 4 * s * s), Fraction(2)
+    found = divergence(discrete(halved), sensitivity, order, reach_of(halved, sensitivity, order) + 40)
+    assert Fraction(found.low) > 3 * order * Fraction(rho, NANO)
+    whole = Fraction(t * t, s * s)
+    moved = divergence(discrete(whole), 2 * sensitivity, order, reach_of(whole, 2 * sensitivity, order))
+    assert Fraction(moved.low) > 3 * order * Fraction(rho, NANO), "a user who moves twice what was planned"
+
+
+@pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(1), Fraction(3)])
+def test_a_continuous_normal_rounded_to_integers_has_another_divergence_and_is_caught(variance: Fraction) -> None:
+    """At integer orders the discrete Gaussian meets α·Δ²/(2σ²) to 35 digits; its imitation misses by far more than its error."""
+    order, expected = Fraction(2), 1 / variance
+    reach = 9 if variance < 1 else 20
+    with localcontext(prec=DIGITS):
+        low, high = Decimal(0), Decimal(0)
+        law = rounded_normal(variance)
+        for x in range(-reach, reach + 1):
+            p, q = law(x), law(x - 1)
+            if q.low > 0:
+                low += p.low**2 / q.high
+                high += p.high**2 / q.low
+        imitation = Interval(low.ln(), high.ln())
+    assert expected not in imitation
+    assert abs(Fraction(imitation.high) - expected) > Fraction(1, 10_000)
+    assert expected in divergence(discrete(variance), 1, order, reach_of(variance, 1, order))
+
+
+def test_continuous_noise_is_off_the_grid_of_released_integers() -> None:
+    """Planted bug: a float is added to a sum of quanta. Its last digits tell the sum; an integer has none."""
+    exact = np.arange(1000)
+    assert np.issubdtype((exact + discrete_gaussian(Noise(), 40, 1, 1000)).dtype, np.integer)
+    leaking = exact + np.random.default_rng().normal(0, 40, 1000)
+    assert not np.issubdtype(leaking.dtype, np.integer)
+    assert (leaking != np.round(leaking)).any()
+
+
+class Told(Noise):
+    """Proposals are given, every event happens; the exponents of the events are written down."""
+
+    def __init__(self, proposal: int) -> None:
+        super().__init__()
+        self.proposal = proposal
+        self.exponent = Fraction(0)
+
+    def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
+        return np.array([self.proposal])
+
+    def bernoulli_exp(self, numerator: Any, denominator: Any) -> Any:
+        pairs = np.broadcast_arrays(np.asarray(numerator), np.asarray(denominator))
+        for top, bottom in zip(*(column.tolist() for column in pairs), strict=True):
+            self.exponent += Fraction(top, bottom)
+        return np.ones(len(pairs[0]), dtype=bool)
+
+
+def exponent_of(y: int, t: int, s: int, patch: pytest.MonkeyPatch) -> Fraction:
+    """−ln of the sampler's unnormalised mass at ``y``: the proposal's |y|·s/t and all of its acceptance."""
+    told = Told(y)
+
+    def fraction(noise: Noise, r: Any, t: Any) -> Any:
+        for rest, whole in zip(r.tolist(), t.tolist(), strict=True):
+            told.exponent += Fraction(rest**2, 2 * whole**2)
+        return np.ones(len(r), dtype=bool)
+
+    patch.setattr(gaussian, "_half_square_fraction", fraction)
+    assert discrete_gaussian(told, t, s, 1).tolist() == [y]
+    return Fraction(abs(y) * s, t) + told.exponent
+
+
+@pytest.mark.parametrize(("t", "s"), [(1, 1), (3, 7), (1, 5), (50, 3), (2**32 + 1, 2**20), (2**40, 1)])
+def test_the_sampler_gives_every_integer_exactly_the_mass_of_the_discrete_gaussian(
+    t: int, s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ln of mass ratios as fractions: proposal and acceptance together are −y²/(2σ²), whatever the common factor."""
+    sigma = t / s
+    grid = sorted({round(sigma * k / 8) for k in range(-48, 49)} | set(range(-6, 7)))
+    at_zero = exponent_of(0, t, s, monkeypatch)
+    for y in grid:
+        assert exponent_of(y, t, s, monkeypatch) - at_zero == Fraction(y * y * s * s, 2 * t * t)
+
+
+def test_an_acceptance_that_forgets_its_cross_term_is_another_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bug: (w + f)² / 2 = w²/2 + f²/2."""
+
+    def forgetful(noise: Noise, numerator: Any, denominator: Any) -> Any:
+        whole, rest = np.divmod(numerator, denominator)
+        noise.bernoulli_exp(whole**2, 2)
+        return gaussian._half_square_fraction(noise, rest, denominator)
+
+    monkeypatch.setattr(gaussian, "bernoulli_exp_half_square", forgetful)
+    wrong = [
+        y
+        for y in range(12)
+        if exponent_of(y, 3, 1, monkeypatch) - exponent_of(0, 3, 1, monkeypatch) != Fraction(y * y, 18)
+    ]
+    assert wrong
+
+
+class Scripted(Noise):
+    """``below`` answers under or at the asked fraction as the script says; the chance of that script is kept."""
+
+    def __init__(self, script: list[bool], r: int) -> None:
+        super().__init__()
+        self.script, self.r, self.chance, self.exhausted = list(script), r, Fraction(1), False
+
+    def below(self, bound: Any) -> Any:
+        if not len(bound):
+            return bound
+        (limit,) = bound.tolist()
+        if not self.script:
+            self.exhausted = True
+            return np.array([limit - 1])
+        under = self.script.pop(0)
+        share = Fraction(min(self.r, limit), limit)
+        self.chance *= share if under else 1 - share
+        return np.array([0 if under else limit - 1])
+
+
+@pytest.mark.parametrize(("r", "t"), [(1, 2), (1, 3), (2, 3), (6, 7), (99, 100), (2**39 + 1, 2**40)])
+def test_acceptance_below_one_scale_has_its_exact_probability_as_a_rational_interval(r: int, t: int) -> None:
+    """Every run of at most 24 draws, weighed: what is left undecided bounds the error, 10⁻¹⁰ at most."""
+    accepted = undecided = Fraction(0)
+    for longest in range(13):
+        for last in ([False], [True, False]):
+            noise = Scripted([True, True] * longest + last, r)
+            outcome = bernoulli_exp_half_square(noise, np.array([r]), np.array([t]))
+            assert not noise.exhausted
+            assert not noise.script
+            accepted += noise.chance if outcome[0] else 0
+            undecided += noise.chance
+    undecided = 1 - undecided
+    assert undecided < Fraction(1, 10**9)
+    wanted = exponential(-Fraction(r * r, 2 * t * t))
+    assert accepted <= Fraction(wanted.high)
+    assert Fraction(wanted.low) <= accepted + undecided
+
+
+def delta_of_windows(sigma: float, windows: int, epsilon: float) -> float:
+    """δ of ``windows`` releases of sensitivity 1, from the convolved masses: nothing of the accounting is used.
+
+    The log ratio of a transcript is (windows − 2·Σx)/(2σ²), and Σx is a sum of independent discrete Gaussians.
+    """
+    x = np.arange(-math.ceil(14 * sigma) - 2, math.ceil(14 * sigma) + 3)
+    mass = np.exp(-0.5 * (x / sigma) ** 2)
+    mass /= mass.sum()
+    total, support = np.array([1.0]), np.array([0])
+    for _ in range(windows):
+        total = np.convolve(total, mass)
+        support = np.arange(support[0] + x[0], support[-1] + x[-1] + 1)
+    ratio = (windows - 2 * support) / (2 * sigma**2)
+    return float(np.maximum(total - np.exp(epsilon + np.minimum(-ratio, 600)) * total, 0).sum())
+
+
+@pytest.mark.parametrize(("rho", "windows"), [(50_000_000, 8), (5_000_000, 24), (500_000_000, 2), (125_000_000, 1)])
+@pytest.mark.parametrize("delta", [1e-5, 1e-6, 1e-8])
+def test_the_epsilon_stated_for_a_period_holds_for_the_whole_transcript_and_rho_taken_for_epsilon_does_not(
+    rho: int, windows: int, delta: float
+) -> None:
+    t, s = gaussian_ratio(1, rho)
+    stated = epsilon_of_rho(windows * rho, delta)
+    assert delta_of_windows(t / s, windows, stated) <= delta
+    planted = windows * rho / NANO
+    assert delta_of_windows(t / s, windows, planted) > 100 * delta, "ρ stated as ε is no promise"
+    forgotten = epsilon_of_rho(rho, delta)
+    assert windows == 1 or delta_of_windows(t / s, windows, forgotten) > 10 * delta, "composition forgotten"
+    true = optimize.brentq(lambda e: delta_of_windows(t / s, windows, e) - delta, 0, stated + 1)
+    assert true <= stated <= 1.25 * true + 0.02, (true, stated)
+
+
+@pytest.mark.parametrize("rho", [1e-4, 0.01, 0.1, 0.4, 1.0, 5.0])
+@pytest.mark.parametrize("delta", [1e-5, 1e-6, 1e-9])
+def test_the_stated_epsilon_is_never_below_that_of_a_continuous_gaussian(rho: float, delta: float) -> None:
+    """Balle and Wang (2018), Theorem 8: the exact δ of a Gaussian of sensitivity 1, integrated independently."""
+    sigma = 1 / math.sqrt(2 * rho)
+
+    def by_integral(epsilon: float) -> float:
+        edge = epsilon * sigma - 0.5 / sigma
+        return float(stats.norm.sf(edge) - math.exp(epsilon) * stats.norm.sf(edge + 1 / sigma))
+
+    stated = epsilon_of_rho(math.ceil(rho * NANO), delta)
+    assert by_integral(stated) <= delta
+    true = optimize.brentq(lambda e: by_integral(e) - delta, 0, stated + 1)
+    assert stated <= 1.25 * true + 0.02, (true, stated)
+
+
+def test_a_pure_release_counted_as_rho_is_squared_and_halved_never_taken_as_it_is() -> None:
+    assert rho_of_pure(2_000_000) == 2 * NANO
+    assert rho_of_pure(3_000_000) > 3 * NANO, "planted bug: ε taken for ρ undercharges above 2"
+
+
+def test_opendp_gives_the_same_rho_for_the_same_noise() -> None:
+    opendp = pytest.importorskip("opendp.prelude")
+    opendp.enable_features("contrib")
+    space = opendp.atom_domain(T=int), opendp.absolute_distance(T=float)
+    for sensitivity, rho in SCALES:
+        t, s = gaussian_ratio(sensitivity, rho)
+        theirs = opendp.m.make_gaussian(*space, scale=t / s).map(float(sensitivity))
+        ours = int(gaussian_losses(np.array([sensitivity]), t, s)[0]) / NANO
+        assert theirs * (1 - 1e-12) <= ours <= theirs + 1.000001e-9
