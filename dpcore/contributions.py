@@ -113,9 +113,11 @@ class Contributions:
         )
         return Contributions(counts, self.values[keep], np.append(0, np.cumsum(samples)).astype(np.int64), self.upper)
 
-    def cell_sums(self) -> IntArray:
-        """Σx per cell in quanta, shape (C,)."""
-        return _segment_sums(self.values, self.pair_start[self.counts.cell_start])
+    def cell_sums(self, cap: int | None = None) -> IntArray:
+        """Σx per cell in quanta, shape (C,); with ``cap`` no user adds more than that to a cell."""
+        if cap is None:
+            return _segment_sums(self.values, self.pair_start[self.counts.cell_start])
+        return self.counts.by_cell(np.minimum(_segment_sums(self.values, self.pair_start), cap))
 
     def cell_squares(self) -> IntArray:
         """Σx² per cell in quanta², shape (C,); raises :class:`OverflowBoundError` where that could leave int64."""

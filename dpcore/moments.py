@@ -7,6 +7,7 @@ Source: [C] arXiv 2405.06261, mechanisms S7 (variance bias cases corrected).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,23 @@ FloatArray = npt.NDArray[np.float64]
 _INT64_SAFE = 2**62
 
 
-def mean_sensitivity(counts: Counts, samples: IntArray, upper: int) -> IntArray:
-    """Δ of Σx over retained ``samples`` (P,) for each pair, in quanta: U·Γ, shape (P,)."""
+def sum_cap(counts: Counts, upper: int, share: float) -> int:
+    """Most that one user adds to Σx of a cell, in quanta: ``share``·U·(mean samples of a pair), at least U. Public.
+
+    Speed times time is distance, and a cell is only so wide: who stays long in it drove slowly. So long stays need not
+    be given room for U throughout. Raises :class:`ParameterError` for a share not above 0.
+    """
+    if not (np.isfinite(share) and share > 0):
+        raise ParameterError(f"a cap of {share} mean contributions is not above 0; give a positive share or no cap")
+    held = counts.samples[counts.samples > 0]
+    return max(upper, math.ceil(share * upper * float(held.mean()))) if len(held) else upper
+
+
+def mean_sensitivity(counts: Counts, samples: IntArray, upper: int, cap: int | None = None) -> IntArray:
+    """Δ of Σx over retained ``samples`` (P,) for each pair, in quanta: U·Γ, at most ``cap``; shape (P,)."""
     _check_shape(counts, samples)
     delta: IntArray = samples * upper
-    return delta
+    return delta if cap is None else np.minimum(delta, cap)
 
 
 def variance_sensitivity(counts: Counts, samples: IntArray, upper: int, grid: int) -> IntArray:
@@ -43,11 +56,11 @@ def variance_sensitivity(counts: Counts, samples: IntArray, upper: int, grid: in
     return ceiling
 
 
-def mean_rows(counts: Counts, samples: IntArray, upper: int) -> Sensitivities:
+def mean_rows(counts: Counts, samples: IntArray, upper: int, cap: int | None = None) -> Sensitivities:
     """Allocation rows of the means, one per cell; weight = events per full range U·n of Σx, so units compare."""
     retained = counts.by_cell(samples)
     weight = counts.by_cell(counts.samples) / np.maximum(retained * upper, 1)
-    return _rows(counts, mean_sensitivity(counts, samples, upper), weight)
+    return _rows(counts, mean_sensitivity(counts, samples, upper, cap), weight)
 
 
 def variance_rows(counts: Counts, samples: IntArray, upper: int, grid: int) -> Sensitivities:

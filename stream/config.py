@@ -222,6 +222,7 @@ class SpeedConfig(Section):
     suppression: Literal["chop-user", "none"] = "chop-user"
     allocation: Literal["exact-loss", "uniform"] = "exact-loss"
     clipping: Literal["joint", "none"] = "joint"
+    sum_cap: float = Field(default=0.0, ge=0, le=1000)
     post_processing: tuple[Literal["empirical-bayes", "kalman"], ...] = ("empirical-bayes",)
     min_users: int = Field(default=1, ge=1)
     cdf_bins: int = Field(default=32, ge=2, le=4096)
@@ -375,6 +376,7 @@ class Config(BaseSettings):
                 "'uniform'",
             ),
             "speed.clipping": (self.speed.clipping != "none", "joint clipping reads counts", "'none'"),
+            "speed.sum_cap": (self.speed.sum_cap != 0, "the cap follows the counts of all users", "0"),
             "speed.post_processing": (
                 "empirical-bayes" in self.speed.post_processing,
                 "empirical-bayes reads exact counts",

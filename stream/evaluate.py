@@ -31,16 +31,15 @@ NOT_PRIVATE = "NOT PRIVATE: computed from true values. Keep it inside the trust 
 USEFUL_KMH = 5.0
 """A mean within this many km/h of the truth is useful."""
 
-VARIANTS: dict[str, dict[str, str]] = {
-    "uniform": {"allocation": "uniform", "suppression": "none", "clipping": "none"},
-    "chop-user": {"allocation": "uniform", "suppression": "chop-user", "clipping": "none"},
-    "exact-loss": {"allocation": "exact-loss", "suppression": "none", "clipping": "none"},
-    "exact-loss+chop-user": {"allocation": "exact-loss", "suppression": "chop-user", "clipping": "none"},
-    "exact-loss+clipping": {"allocation": "exact-loss", "suppression": "none", "clipping": "joint"},
-} | {
-    name: {"mean_mechanism": name, "allocation": "uniform", "suppression": "none", "clipping": "none"}
-    for name in MECHANISMS
-}
+_PLAIN = {"allocation": "uniform", "suppression": "none", "clipping": "none", "sum_cap": 0.0}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "uniform": _PLAIN,
+    "chop-user": _PLAIN | {"suppression": "chop-user"},
+    "exact-loss": _PLAIN | {"allocation": "exact-loss"},
+    "exact-loss+chop-user": _PLAIN | {"allocation": "exact-loss", "suppression": "chop-user"},
+    "exact-loss+clipping": _PLAIN | {"allocation": "exact-loss", "clipping": "joint"},
+    "exact-loss+clipping+cap": _PLAIN | {"allocation": "exact-loss", "clipping": "joint", "sum_cap": 0.7},
+} | {name: _PLAIN | {"mean_mechanism": name} for name in MECHANISMS}
 """Ways to share each user's epsilon, all at equal loss per user and window."""
 
 
@@ -153,7 +152,7 @@ def _score_draw(
     published = np.frombuffer(plan.published, np.uint8).astype(bool)
     weight = counts.by_cell(counts.samples)[published].astype(np.float64)
     truth = exact_values(plan, contributions)
-    before = exact_values(plan, contributions.retain(np.frombuffer(plan.retained, "<i8")))
+    before = exact_values(plan, contributions.retain(np.frombuffer(plan.retained, "<i8")), plan.sum_cap or None)
     columns = draw(plan, contributions, Noise())
     for name, column in columns.items():
         table = tables.setdefault((name, "released"), _Errors([], [], [], []))

@@ -221,7 +221,12 @@ def _messages(plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogra
             "end": utc_text(plan.period.end),
             "timezone": config.feed.timezone,
         },
-        "clipping": {"lower": 0.0, "upper": plan.upper_quanta * SPEED_QUANTUM_KMH, "unit": "km/h"},
+        "clipping": {
+            "lower": 0.0,
+            "upper": plan.upper_quanta * SPEED_QUANTUM_KMH,
+            **({"sum_upper": plan.sum_cap * SPEED_QUANTUM_KMH} if plan.sum_cap else {}),
+            "unit": "km/h",
+        },
         "resolution": plan.resolution,
         "statistics": list(plan.statistics),
         "messages": len(messages),

@@ -84,6 +84,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     under "values" C for each of mean and variance, then C·h of the distribution's levels (numerator 0 = nothing to
     hide), constants under "participation": of the polynomials, of the users where they are counted apart, of each level.
     ``weight``: what counts alike under "participation": a sample, a user in a cell, or a user in the window.
+    ``sum_cap``: most that one user adds to a cell's Σx, in quanta; 0 for no cap.
     """
 
     window: Window
@@ -108,6 +109,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     published: bytes
     numerators: bytes
     denominators: bytes
+    sum_cap: int = 0
     zcdp: ZcdpTerms | None = None
     histogram: HistogramPlan | None = None
 

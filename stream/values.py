@@ -20,7 +20,7 @@ from dpcore.clipping import choose_clipping
 from dpcore.contributions import Contributions, Counts
 from dpcore.errors import BudgetError
 from dpcore.level_tree import LevelTree, choose_tree
-from dpcore.moments import cell_variances, mean_clipping_bias, mean_rows, variance_clipping_bias, variance_rows
+from dpcore.moments import cell_variances, mean_clipping_bias, mean_rows, sum_cap, variance_clipping_bias, variance_rows
 from dpcore.noise import Noise, interval_half_width
 from dpcore.shrinkage import local_kilometres, shrink
 from dpcore.suppression import STATISTICS, sweep_chop_user
@@ -57,10 +57,12 @@ def plan_values(
     his part in the histograms. Where there are histograms he is charged the whole allowance for speed: his exact loss
     depends on others' counts, and through later admissions that would show in histograms who else was there.
     """
-    statistics = config.speed.statistics
+    speed = config.speed
     admits = left >= config.window_grant
     admitted = np.where(admits[counts.pair_user], counts.samples, 0)
-    decision = _least_error(counts, admitted, config)
+    caps = speed.sum_cap > 0 and speed.mean_mechanism == "allocated"
+    cap = sum_cap(_active_part(counts, admitted), speed.upper_quanta, speed.sum_cap) if caps else None
+    decision = _least_error(counts, admitted, config, cap)
     charges = decision.charges
     if config.histogram is not None:
         charges = np.where(admits, config.privacy.epsilon_micro + asked, 0)
@@ -71,12 +73,12 @@ def plan_values(
         epsilon=config.privacy.epsilon,
         budget=config.privacy.budget,
         budget_micro=config.privacy.budget_micro,
-        statistics=statistics,
-        cdf_bins=config.speed.cdf_bins,
-        upper_quanta=config.speed.upper_quanta,
+        statistics=speed.statistics,
+        cdf_bins=speed.cdf_bins,
+        upper_quanta=speed.upper_quanta,
         resolution=config.hexagons.resolution,
         relation="values",
-        mean_mechanism=config.speed.mean_mechanism,
+        mean_mechanism=speed.mean_mechanism,
         mean_epsilon_micro=decision.mean_epsilon_micro,
         counts_digest=counts_digest(counts),
         cells=counts.cells.astype("<u8").tobytes(),
@@ -86,6 +88,7 @@ def plan_values(
         published=(counts.by_cell(decision.retained) > 0).astype(np.uint8).tobytes(),
         numerators=decision.numerators.astype("<i8").tobytes(),
         denominators=decision.denominators.astype("<i8").tobytes(),
+        sum_cap=cap or 0,
     )
 
 
@@ -107,7 +110,7 @@ class _Decision:
     error: float
 
 
-def _least_error(counts: Counts, admitted: IntArray, config: Config) -> _Decision:
+def _least_error(counts: Counts, admitted: IntArray, config: Config, cap: int | None) -> _Decision:
     """The candidate of the least predicted error among those configured; public counts only."""
     speed = config.speed
     plain = _enough_users(counts, admitted, speed.min_users)
@@ -120,19 +123,21 @@ def _least_error(counts: Counts, admitted: IntArray, config: Config) -> _Decisio
             proposals.append(_suppressed(part, config))
         shares = speed.allocation == "exact-loss" and speed.mean_mechanism == "allocated"
         if speed.clipping == "joint" and shares and len(part.samples) <= _MANY_PAIRS:
-            proposals.append(_clipped(part, config))
+            proposals.append(_clipped(part, config, cap))
         for samples in proposals:
             retained = np.zeros_like(plain)
             retained[active] = samples
             candidates.append(retained)
-    return min((_decide(counts, admitted, retained, config) for retained in candidates), key=lambda found: found.error)
+    return min(
+        (_decide(counts, admitted, retained, config, cap) for retained in candidates), key=lambda found: found.error
+    )
 
 
-def _decide(counts: Counts, admitted: IntArray, retained: IntArray, config: Config) -> _Decision:
+def _decide(counts: Counts, admitted: IntArray, retained: IntArray, config: Config, cap: int | None) -> _Decision:
     speed, grant = config.speed, config.privacy.epsilon_micro
     allowances = np.full(counts.n_users, grant, dtype=np.int64)
     if speed.mean_mechanism == "allocated" or "mean" not in speed.statistics:
-        allocation = _allocation(counts, retained, allowances, speed.statistics, config)
+        allocation = _allocation(counts, retained, allowances, speed.statistics, config, cap)
         t, s = allocation.numerator, allocation.denominator
         error = _predicted_error(counts, admitted, retained, t, s, speed.statistics, config)
         return _Decision(retained, t, s, allocation.charges, 0, error)
@@ -146,7 +151,7 @@ def _decide(counts: Counts, admitted: IntArray, retained: IntArray, config: Conf
     unused = np.zeros(counts.n_cells, np.int64)
     t, s = unused, unused + 1
     if others:
-        allocation = _allocation(counts, retained, allowances - charges, others, config)
+        allocation = _allocation(counts, retained, allowances - charges, others, config, cap)
         error += _predicted_error(
             counts, admitted, retained, allocation.numerator, allocation.denominator, others, config
         )
@@ -175,21 +180,23 @@ def _suppressed(part: Counts, config: Config) -> IntArray:
     ).samples
 
 
-def _clipped(part: Counts, config: Config) -> IntArray:
+def _clipped(part: Counts, config: Config, cap: int | None) -> IntArray:
     allowances = np.full(part.n_users, config.privacy.epsilon_micro, dtype=np.int64)
     return choose_clipping(
         part,
         allowances,
-        lambda samples: _program(part, samples, config.speed.statistics, config),
+        lambda samples: _program(part, samples, config.speed.statistics, config, cap),
         min_users=config.speed.min_users,
     ).samples
 
 
-def _program(counts: Counts, retained: IntArray, statistics: tuple[Statistic, ...], config: Config) -> Sensitivities:
+def _program(
+    counts: Counts, retained: IntArray, statistics: tuple[Statistic, ...], config: Config, cap: int | None
+) -> Sensitivities:
     """Sensitivities of every statistic of every cell, statistic-major."""
     upper, cdf_bins = config.speed.upper_quanta, config.speed.cdf_bins
     rows = {
-        "mean": lambda: mean_rows(counts, retained, upper),
+        "mean": lambda: mean_rows(counts, retained, upper, cap),
         "variance": lambda: variance_rows(counts, retained, upper, VARIANCE_GRID),
         "distribution": lambda: _distribution_rows(counts, retained, _tree(upper, cdf_bins)),
     }
@@ -214,10 +221,15 @@ def _distribution_rows(counts: Counts, retained: IntArray, tree: LevelTree) -> S
 
 
 def _allocation(
-    counts: Counts, retained: IntArray, allowances: IntArray, statistics: tuple[Statistic, ...], config: Config
+    counts: Counts,
+    retained: IntArray,
+    allowances: IntArray,
+    statistics: tuple[Statistic, ...],
+    config: Config,
+    cap: int | None,
 ) -> Allocation:
     solve = allocate if config.speed.allocation == "exact-loss" else uniform_allocation
-    return solve(_program(counts, retained, statistics, config), allowances)
+    return solve(_program(counts, retained, statistics, config, cap), allowances)
 
 
 def _predicted_error(
@@ -283,7 +295,7 @@ def _by_group(column: npt.NDArray[Any], statistics: Sequence[str], n_cells: int)
 def _draw_moments(
     plan: Plan, kept: Contributions, names: list[str], t: IntArray, s: IntArray, noise: Noise
 ) -> dict[str, Columns]:
-    exact = exact_moments(names, kept)
+    exact = exact_moments(names, kept, plan.sum_cap or None)
     noisy = exact.copy()
     hidden = t > 0
     noisy[hidden] += noise.discrete_laplace(t[hidden], s[hidden])
@@ -331,9 +343,12 @@ def _cell_means(plan: Plan, kept: Contributions, noise: Noise) -> Columns:
     return Columns(raw, np.clip(raw, 0.0, upper), drawn[1], drawn[2] - step, drawn[3] + step, upper)
 
 
-def exact_moments(names: Sequence[str], kept: Contributions) -> IntArray:
-    """The integers of mean and variance that noise is added to, shape (S, C): never to be shown."""
-    sums = {"mean": kept.cell_sums(), "variance": cell_variances(kept, VARIANCE_GRID)}
+def exact_moments(names: Sequence[str], kept: Contributions, cap: int | None = None) -> IntArray:
+    """The integers of mean and variance that noise is added to, shape (S, C): never to be shown.
+
+    ``cap``: most that one user adds to Σx of a cell, in quanta.
+    """
+    sums = {"mean": kept.cell_sums(cap), "variance": cell_variances(kept, VARIANCE_GRID)}
     return np.array([sums[name] for name in names], dtype=np.int64).reshape(len(names), kept.counts.n_cells)
 
 
@@ -345,14 +360,14 @@ def released_unit(name: str, plan: Plan, kept: Counts) -> tuple[FloatArray, floa
     return np.full(kept.n_cells, VARIANCE_GRID * SPEED_QUANTUM_KMH**2), upper**2 / 4
 
 
-def exact_values(plan: Plan, kept: Contributions) -> dict[str, FloatArray]:
+def exact_values(plan: Plan, kept: Contributions, cap: int | None = None) -> dict[str, FloatArray]:
     """Every statistic without noise, per cell, in released units: for evaluation inside the boundary only."""
     found = {}
     for name in plan.statistics:
         if name in PERCENTS:
             found[name] = _exact_percentile(kept, PERCENTS[name]) * SPEED_QUANTUM_KMH
         else:
-            found[name] = exact_moments([name], kept)[0] * released_unit(name, plan, kept.counts)[0]
+            found[name] = exact_moments([name], kept, cap)[0] * released_unit(name, plan, kept.counts)[0]
     return found
 
 

@@ -86,6 +86,23 @@ def test_forgetting_that_a_user_is_in_two_cells_is_caught() -> None:
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
+def test_capped_sums_cost_what_the_cap_allows(forgotten: bool) -> None:
+    """A user's two samples add at most U to their cell; the planted bug charges the cap but adds both samples whole."""
+    held = window(0)
+    rows = mean_rows(held.counts, held.counts.samples, UPPER, UPPER)
+    plan = allocate(rows, np.full(held.counts.n_users, MICRO))
+
+    def draw(own: int) -> np.ndarray:
+        exact = window(own).cell_sums(None if forgotten else UPPER)
+        shape = (2 * N, int((plan.numerator > 0).sum()))
+        t, s = (np.broadcast_to(column[plan.numerator > 0], shape) for column in (plan.numerator, plan.denominator))
+        return np.asarray(exact[plan.numerator > 0] + Noise().discrete_laplace(t, s))
+
+    check = assert_caught if forgotten else assert_private
+    check(bound(draw), plan.charges[0] / MICRO)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
 def test_suppressed_users_contribute_nothing_and_the_others_pay_for_the_cells_left(forgotten: bool) -> None:
     """CHOP-USER at 1/2 per cell; the planted bug charges the cells left but releases the suppressed samples too."""
     held = window(0)

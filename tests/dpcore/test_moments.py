@@ -17,7 +17,9 @@ from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterErr
 from dpcore.moments import (
     cell_variances,
     mean_clipping_bias,
+    mean_rows,
     mean_sensitivity,
+    sum_cap,
     variance_clipping_bias,
     variance_sensitivity,
 )
@@ -56,6 +58,35 @@ def test_sensitivities_are_the_worst_change_over_all_values_of_one_user(samples:
     assert (worst_mean == claimed_mean).all()
     assert (worst_variance <= claimed_variance).all()
     assert (claimed_variance - worst_variance <= 1).all(), "looser than the rounding explains"
+
+
+@pytest.mark.parametrize("samples", [(1,), (2, 1), (3, 2, 1), (4, 2)])
+@pytest.mark.parametrize("cap", [10, 13, 25])
+def test_a_capped_sum_moves_by_at_most_its_cap(samples: tuple[int, ...], cap: int) -> None:
+    """Exhaustive over values in {0, 5, U} of one user beside others at U; without the cap the claim is broken."""
+    upper = 10
+    for user, m in enumerate(samples):
+        sums: dict[bool, list[int]] = {True: [], False: []}
+        for own in itertools.product((0, 5, 10), repeat=m):
+            rows = [(1, u, k, own[k] if u == user else upper) for u, held in enumerate(samples) for k in range(held)]
+            held = group(rows, upper)
+            claimed = int(mean_sensitivity(held.counts, held.counts.samples, upper, cap)[user])
+            for capped in sums:
+                sums[capped].append(int(held.cell_sums(cap if capped else None)[0]))
+        assert max(sums[True]) - min(sums[True]) == claimed == min(cap, upper * m)
+        if cap < upper * m:
+            assert max(sums[False]) - min(sums[False]) > claimed, (
+                "planted bug: charged for the cap, released without it"
+            )
+
+
+def test_the_cap_is_a_share_of_the_mean_contribution_and_never_below_one_sample() -> None:
+    counts = group([(1, 1, k, 0) for k in range(9)] + [(1, 2, 0, 0)], 100).counts
+    assert sum_cap(counts, 100, 0.7) == 350
+    assert sum_cap(counts, 100, 0.01) == 100
+    assert mean_rows(counts, counts.samples, 100, 350).delta.tolist() == [350, 100]
+    with pytest.raises(ParameterError, match="above 0"):
+        sum_cap(counts, 100, 0.0)
 
 
 def test_the_printed_item_level_variance_sensitivity_is_wrong() -> None:

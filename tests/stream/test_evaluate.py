@@ -84,8 +84,8 @@ def test_the_figures_to_beat_on_a_recorded_hour_are_beaten(tmp_path: Path, share
     rows, _ = read_recording(config, shared_data / "capmetro" / "2017-03-21.csv.gz", "capmetro")
     windows = {SLOT: split_by_slot(rows, config)[SLOT]}
     scores = {score.estimator: score for score in evaluate(config, windows, 30)}
-    assert scores["empirical-bayes"].mae < 4.3
-    assert scores["empirical-bayes"].useful_coverage > 0.72
+    assert scores["empirical-bayes"].mae < 3.8
+    assert scores["empirical-bayes"].useful_coverage > 0.78
 
 
 def test_variants_are_configurations_of_the_service(tmp_path: Path) -> None:

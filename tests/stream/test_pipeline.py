@@ -42,6 +42,8 @@ def planned(config: Config, rows: np.ndarray) -> tuple[Plan, Contributions]:
         {"speed.allocation": "uniform"},
         {"speed.min_users": 3},
         {"speed.mean_mechanism": "baseline"},
+        {"speed.sum_cap": 0},
+        {"speed.sum_cap": 0.3, "speed.clipping": "none"},
     ],
 )
 @pytest.mark.parametrize("seed", range(4))
@@ -61,7 +63,7 @@ def test_the_loss_of_changing_one_users_values_never_exceeds_his_charge(
 
     def integers(of: np.ndarray) -> np.ndarray:
         kept = contributions_of(of, config).retain(retained)
-        return np.array([kept.cell_sums(), cell_variances(kept, VARIANCE_GRID)])
+        return np.array([kept.cell_sums(plan.sum_cap or None), cell_variances(kept, VARIANCE_GRID)])
 
     rng = np.random.default_rng(seed)
     for user in held.counts.users.tolist():
@@ -117,7 +119,7 @@ def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(
     plan, held = planned(config, rows)
     kept = held.retain(np.frombuffer(plan.retained, "<i8"))
     n = kept.counts.by_cell(kept.counts.samples)
-    means = kept.cell_sums() / n * 0.01
+    means = kept.cell_sums(plan.sum_cap or None) / n * 0.01
     covered = narrow = total = 0
     for _ in range(60):
         for truth, message in zip(means, build_messages(plan, held, Noise(), config, None)[0], strict=False):
@@ -191,7 +193,7 @@ def test_percentiles_come_from_one_distribution_and_the_loss_of_all_statistics_i
 
     def integers(of: np.ndarray) -> dict[str, np.ndarray]:
         kept = contributions_of(of, config).retain(retained)
-        found = {g: exact_moments([g], kept)[0][:, None] for g in t if g != "distribution"}
+        found = {g: exact_moments([g], kept, plan.sum_cap or None)[0][:, None] for g in t if g != "distribution"}
         return found | {"distribution": tree.levels(cell_histograms(kept, bins))}
 
     rng = np.random.default_rng(1)
