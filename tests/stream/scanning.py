@@ -20,6 +20,8 @@ from redis.asyncio import Redis
 
 from dpcore.gaussian import discrete_gaussian
 from dpcore.noise import Noise
+from dpcore.spatial.mechanism import noisy_counts
+from dpcore.spatial.partition import draw_counts
 from stream import app, closer, ingest
 from stream.app import Ingesting, Worker
 from stream.closer import CloseReport, _close_all
@@ -69,10 +71,10 @@ class _Overwhelming(np.ndarray):
 
 
 class Swallowing(Noise):
-    """Recorded noise that swallows what it is added to.
+    """Recorded noise that swallows what it is added to, and choices that ignore their costs.
 
-    It makes the noisy numbers of any two histories equal, as their noise might. A release that is a function of noisy
-    and public numbers alone is then the same to the byte; whatever still differs did not pass through noise.
+    It makes the noisy numbers and choices of any two histories equal, as their noise might. A release that is a function of
+    these and of public numbers alone is then the same to the byte; whatever still differs did not pass through noise.
     """
 
     def __init__(self) -> None:
@@ -82,11 +84,17 @@ class Swallowing(Noise):
     def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
         return self.plain.discrete_laplace(numerator, denominator, size).view(_Overwhelming)
 
+    def exponential(self, costs: Any, *scale: Any, **kept: Any) -> Any:
+        return self.plain.exponential(np.zeros_like(costs), *scale, **kept)
 
-def _swallowing_gaussian(noise: Noise, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
-    plain = noise.plain if isinstance(noise, Swallowing) else noise
-    drawn = discrete_gaussian(plain, numerator, denominator, size)
-    return drawn.view(_Overwhelming) if isinstance(noise, Swallowing) else drawn
+
+def _swallowed(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """``draw(counts, …, noise)`` with counts that its noise swallowed."""
+    return lambda counts, *rest: draw(np.zeros_like(counts), *rest)
+
+
+def _swallowing_gaussian(noise: Swallowing, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
+    return discrete_gaussian(noise.plain, numerator, denominator, size).view(_Overwhelming)
 
 
 def recorded() -> Noise:
@@ -126,8 +134,12 @@ def worker_parts(monkeypatch: pytest.MonkeyPatch, noise: Callable[[], Noise]) ->
         patch.setattr(ingest, "time", clock)
         patch.setattr(closer, "Noise", noise)
         for name, module in sys.modules.items():
-            if name.startswith("stream.") and hasattr(module, "discrete_gaussian"):
-                patch.setattr(module, "discrete_gaussian", _swallowing_gaussian)
+            if noise is Swallowing and name.startswith(("stream.", "dpcore.spatial.")):
+                if hasattr(module, "discrete_gaussian"):
+                    patch.setattr(module, "discrete_gaussian", _swallowing_gaussian)
+                for draw in (noisy_counts, draw_counts):
+                    if hasattr(module, draw.__name__):
+                        patch.setattr(module, draw.__name__, _swallowed(draw))
         yield clock
 
 

@@ -20,6 +20,8 @@ from redis.asyncio import Redis
 from stream import closing
 from stream.app import Ingesting, Worker
 from stream.config import Config
+from stream.evaluate import with_speed
+from stream.histogram_config import MECHANISMS
 from stream.local import KafkaServer
 from stream.pipeline import compose, plan_window
 from stream.plan import Plan
@@ -107,6 +109,14 @@ def config(request: pytest.FixtureRequest, broker: str, redis_url: str, tmp_path
         "participation.cells_per_user": 4,
         "participation.samples_per_cell": 3,
         "speed.post_processing": ["kalman"],
+        "histogram": {
+            "mechanisms": list(MECHANISMS),
+            "epsilon": 0.11,
+            "rows": 8,
+            "columns": 8,
+            "sizes": [2, 4, 8],
+            "euler": {"rows": 6, "columns": 6, "diameter_m": 3000.0},
+        },
     }
     if request.param == "zcdp":
         return zcdp_config(tmp_path, rho=0.05, rho_budget=0.08, **overrides)
@@ -127,7 +137,10 @@ async def spent(redis: Redis, config: Config) -> list[int]:
 async def test_whoever_takes_part_is_refused_speaks_rubbish_or_comes_late_every_output_is_the_same(
     config: Config, redis: Redis, clock: Clock
 ) -> None:
-    """Five histories and the empty one, each a neighbour of the next or a few users away: one transcript, to the byte."""
+    """Five histories and the empty one, each a neighbour of the next or a few users away: one transcript, to the byte.
+
+    Every statistic, every spatial histogram and smoothing over windows; the public API is asked all it answers.
+    """
     empty = await observe(config, redis, nobody, clock)
     assert await spent(redis, config) == []
     assert sum(len(records) for name, records in empty.records.items() if name.startswith(WINDOW)) == HOURS
@@ -179,6 +192,8 @@ async def test_under_one_noise_tape_only_noisy_numbers_of_his_cells_differ(
 ) -> None:
     """Real noise, recorded: what he never visited is the same to the byte, what he visited differs in noisy numbers alone."""
     runs: list[Transcript] = []
+    # Neither what adapts to noisy numbers nor what is smoothed over cells stays within his cells.
+    config = with_speed(config.model_copy(update={"histogram": None}), post_processing=())
     for history in (crowd, together(crowd, takes_part, speaks_rubbish, comes_late)):
         with worker_parts(monkeypatch, recorded) as clock:
             runs.append(await observe(config, redis, history, clock, look=False))
