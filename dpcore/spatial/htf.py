@@ -178,7 +178,7 @@ def split_costs(ranked: RankedCells, image: IntGrid, boxes: IntArray, candidates
     """⌊QUANTUM·Σ|c − μ₁|⌋ + ⌊QUANTUM·Σ|c − μ₂|⌋ for every candidate, in exact integers.
 
     Σ|c − μ| = 2(S − μN), S and N the sum and number of cells above μ. Both come from one table per box: cells by line and
-    by rank, summed along the lines; ranks beyond the largest mean share one entry.
+    by rank, summed along both; ranks beyond the largest mean are left out.
     """
     every, k = candidates.box, candidates.k
     lower = candidates.lower(boxes, every, k)
@@ -190,65 +190,87 @@ def split_costs(ranked: RankedCells, image: IntGrid, boxes: IntArray, candidates
     # Ranks of counts <= floor(mean): the entries up to there are not above the mean.
     upto = [np.searchsorted(ranked.distinct, s // a, side="right") for s, a in zip(sums, areas, strict=True)]
     ranks = np.maximum.reduceat(np.maximum(*upto), candidates.offsets[:-1])
-    lines = np.diff(candidates.offsets) + 1
-    start = np.concatenate([[0], np.cumsum(lines * ranks)]).astype(np.int64)
-    number, weight = _tables(ranked, boxes, candidates.axis, ranks, start)
-    entry = start[every] + (k - 1) * ranks[every]
-    last = start[every] + (lines[every] - 1) * ranks[every]
+    tables = RankTables.of(ranked, boxes, candidates.axis, ranks)
     cost = np.zeros(len(k), dtype=np.int64)
     for side, (s, a, u) in enumerate(zip(sums, areas, upto, strict=True)):
-        below, held = number[entry + u - 1], weight[entry + u - 1]
-        # A side whose mean is below every count that occurs has u = 0: nothing lies below it.
-        below, held = np.where(u > 0, below, 0), np.where(u > 0, held, 0)
+        below, held = tables.upto(every, k - 1, u)
         if side:
-            below = np.where(u > 0, number[last + u - 1], 0) - below
-            held = np.where(u > 0, weight[last + u - 1], 0) - held
+            whole_below, whole_held = tables.upto(every, tables.lines[every] - 1, u)
+            below, held = whole_below - below, whole_held - held
         above, above_sum = a - below, s - held
         quotient, rest = np.divmod(s, a)
         cost += 2 * QUANTUM * (above_sum - quotient * above) - (-(-2 * QUANTUM * rest * above // a))
     return cost
 
 
-def _tables(
-    ranked: RankedCells, boxes: IntArray, axis: IntArray, ranks: IntArray, start: IntArray
-) -> tuple[IntArray, IntArray]:
-    """Cells (and their counts) of rank <= j in the first i lines of each box, flat: box, line, rank."""
-    height, width = boxes[:, 1] - boxes[:, 0], boxes[:, 3] - boxes[:, 2]
-    area = height * width
-    box = np.repeat(np.arange(len(boxes)), area)
-    within = np.arange(len(box)) - np.repeat(np.cumsum(area) - area, area)
-    row, column = np.divmod(within, width[box])
-    rank = ranked.rank[boxes[box, 0] + row, boxes[box, 2] + column]
-    counted = np.flatnonzero(rank < ranks[box])
-    box, rank = box[counted], rank[counted]
-    line = np.where(axis[box] == 0, row[counted], column[counted])
-    number = np.bincount(start[box] + line * ranks[box] + rank, minlength=int(start[-1])).astype(np.int64)
-    table_rank, owner = _positions(ranks, start)
-    weight = number * ranked.distinct[table_rank]
-    return (
-        _cumulate(number, ranks, start, owner, table_rank),
-        _cumulate(weight, ranks, start, owner, table_rank),
-    )
+@dataclass(frozen=True)
+class RankTables:
+    """Cells (``number``) and their counts (``held``) of rank <= j in the first i lines of each box, flat: box, line, rank.
+
+    ``start`` (P,) and ``width`` (P,): where the table of a box begins and how many ranks a line of it holds.
+    """
+
+    start: IntArray
+    width: IntArray
+    lines: IntArray
+    number: IntArray
+    held: IntArray
+
+    @classmethod
+    def of(cls, ranked: RankedCells, boxes: IntArray, axis: IntArray, ranks: IntArray) -> RankTables:
+        """Tables of ``ranks`` (P,) ranks per box, along ``axis`` (P,).
+
+        Widths are rounded up to powers of two, so that tables of one width make one matrix and few matrices are summed.
+        """
+        x0, x1, y0, y1 = boxes.T
+        lines = np.where(axis == 0, x1 - x0, y1 - y0)
+        width = 1 << np.ceil(np.log2(np.maximum(ranks, 1))).astype(np.int64)
+        order = np.argsort(width, kind="stable")
+        size = lines * width
+        start = np.empty(len(boxes), dtype=np.int64)
+        start[order] = np.cumsum(size[order]) - size[order]
+        owner, inside = _owners(ranked.rank.shape, boxes)
+        row, column = np.divmod(inside, ranked.rank.shape[1])
+        rank = ranked.rank.ravel()[inside]
+        counted = np.flatnonzero(rank < width[owner])
+        owner, rank, row, column = owner[counted], rank[counted], row[counted], column[counted]
+        # line · width = (row − x0)·width or (column − y0)·width, by axis: two products with a column of zeros each.
+        down, across = np.where(axis == 0, width, 0), np.where(axis == 0, 0, width)
+        first = start - x0 * down - y0 * across
+        entry = first[owner] + row * down[owner] + column * across[owner] + rank
+        number = np.bincount(entry, minlength=int(size.sum()))
+        held = np.empty_like(number)
+        for each in np.unique(width):
+            same = order[width[order] == each]
+            here = slice(start[same[0]], start[same[0]] + size[same].sum())
+            matrix = number[here].reshape(-1, each)
+            values = np.zeros(each, dtype=np.int64)
+            values[: min(each, len(ranked.distinct))] = ranked.distinct[:each]
+            top = (start[same] - start[same[0]]) // each
+            held[here] = _summed(matrix * values, top, lines[same]).ravel()
+            number[here] = _summed(matrix, top, lines[same]).ravel()
+        return cls(start, width, lines, number, held)
+
+    def upto(self, box: IntArray, line: IntArray, ranks: IntArray) -> tuple[IntArray, IntArray]:
+        """(Cells, their counts) among the ``ranks`` lowest in lines 0 … ``line`` of each ``box``; (0, 0) for no ranks."""
+        entry = self.start[box] + line * self.width[box] + np.maximum(ranks, 1) - 1
+        return np.where(ranks > 0, self.number[entry], 0), np.where(ranks > 0, self.held[entry], 0)
 
 
-def _positions(ranks: IntArray, start: IntArray) -> tuple[IntArray, IntArray]:
-    """Rank and box of every table entry."""
-    size = np.diff(start)
-    owner = np.repeat(np.arange(len(ranks)), size)
-    within = np.arange(len(owner)) - start[owner]
-    return within % np.maximum(ranks[owner], 1), owner
+def _owners(shape: tuple[int, ...], boxes: IntArray) -> tuple[IntArray, IntArray]:
+    """(Box, flat index) of every cell inside a box; boxes are disjoint."""
+    x0, x1, y0, y1 = boxes.T
+    change = np.zeros((shape[0] + 1, shape[1] + 1), dtype=np.int64)
+    number = np.arange(1, len(boxes) + 1)
+    for x, y, sign in ((x0, y0, 1), (x1, y1, 1), (x0, y1, -1), (x1, y0, -1)):
+        np.add.at(change, (x, y), sign * number)
+    owner = change.cumsum(axis=0).cumsum(axis=1)[:-1, :-1].ravel()
+    inside = np.flatnonzero(owner)
+    return owner[inside] - 1, inside
 
 
-def _cumulate(table: IntArray, ranks: IntArray, start: IntArray, owner: IntArray, rank: IntArray) -> IntArray:
-    """Running sums along ranks, then along lines, inside each box of a flat table."""
-    running = np.cumsum(table)
-    line_start = np.arange(len(table)) - rank
-    along = running - (running[line_start] - table[line_start])
-    # Along lines: a running sum in (box, rank, line) order.
-    order = np.lexsort((np.arange(len(table)), rank, owner))
-    ordered = np.cumsum(along[order])
-    first = np.flatnonzero(np.append(True, (np.diff(rank[order]) != 0) | (np.diff(owner[order]) != 0)))
-    group = np.repeat(first, np.diff(np.append(first, len(table))))
-    result = np.empty_like(table)
-    result[order] = ordered - (ordered[group] - along[order][group])
-    return result
+def _summed(matrix: IntArray, top: IntArray, lines: IntArray) -> IntArray:
+    """Running sums along both axes of a stack of tables, each beginning at row ``top`` with ``lines`` rows."""
+    running = np.cumsum(np.cumsum(matrix, axis=1), axis=0)
+    before = np.where((top > 0)[:, None], running[np.maximum(top, 1) - 1], 0)
+    return np.asarray(running - np.repeat(before, lines, axis=0), dtype=np.int64)
