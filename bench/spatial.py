@@ -17,6 +17,7 @@ from dpcore.noise import Noise
 from dpcore.spatial import (
     HTF,
     AdaptiveGrid,
+    Auto,
     Domain,
     E2EPriv,
     KdTree,
@@ -62,9 +63,9 @@ def mechanisms() -> dict[str, SpatialMechanism]:
         "privlet": Privlet(),
         "htf": HTF(),
         "htf-search": HTF("search"),
-        "sparse": SparseHierarchy(),
         "htf-relative": HTF(goal="relative"),
-        "sparse-relative": SparseHierarchy(goal="relative"),
+        "auto": Auto(),
+        "auto-relative": Auto("relative"),
     }
 
 

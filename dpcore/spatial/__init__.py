@@ -1,5 +1,6 @@
 """Spatial histograms under relation A (participation): fit on points or counts, query rectangles, release as JSON."""
 
+from dpcore.spatial.auto import Auto
 from dpcore.spatial.domain import Domain
 from dpcore.spatial.e2epriv import E2EPriv
 from dpcore.spatial.grids import AdaptiveGrid, Singular, Uniform, UniformGrid
@@ -15,6 +16,7 @@ from dpcore.spatial.wavelet import Privlet
 __all__ = [
     "HTF",
     "AdaptiveGrid",
+    "Auto",
     "BudgetSplit",
     "Domain",
     "E2EPriv",

@@ -40,7 +40,9 @@ class HTF:
     ``stop_share`` (β) pays for the stop tests, geometrically over the heights.
 
     A node stops at ``stop_cells`` cells (free) or at a noisy count of at most ``stop_count``; it then draws its count with
-    everything its path has left. ``split`` "exponential" is exact; "search" is the paper's Algorithm 1, corrected.
+    everything its path has left. Cuts leave at least ``margin`` of a node's lines on either side, a public choice: without
+    it the cost prefers to peel off single lines, and the tree is as high as it may be before it has gone anywhere.
+    ``split`` "exponential" is exact; "search" is the paper's Algorithm 1, corrected.
     ``goal`` "relative" carries a sparse reading of the same draws.
     """
 
@@ -48,6 +50,7 @@ class HTF:
     height_share: float = 0.01
     split_share: float = 0.3
     stop_share: float = 0.3
+    margin: float = 0.25
     stop_cells: int = 1
     stop_count: float = 20.0
     max_height: int = 20
@@ -64,6 +67,8 @@ class HTF:
             )
         if self.split not in ("exponential", "search"):
             raise ParameterError(f"split {self.split!r}; give exponential or search")
+        if not 0 <= self.margin <= 0.5:
+            raise ParameterError(f"margin {self.margin} is outside 0..0.5; give the least part of a node beside a cut")
         require_goal(self.goal)
         if not 1 <= self.max_height <= MAX_HEIGHT or self.stop_cells < 1:
             raise ParameterError(f"max_height must be 1..{MAX_HEIGHT} and stop_cells at least 1")
@@ -110,7 +115,7 @@ class HTF:
             if not len(growing):
                 break
             inner = boxes[growing]
-            candidates = Candidates.of(inner, depth % 2)
+            candidates = Candidates.of(inner, depth % 2, self.margin)
             costs = split_costs(ranked, image, inner, candidates)
             boxes, parent = candidates.cut(
                 inner, self._choose(costs, candidates, splits[depth], points_per_user, noise)

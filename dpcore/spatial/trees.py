@@ -93,25 +93,30 @@ class QuadTree:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Every position k where each box can be cut along one axis: k lines left of it, flat over boxes.
+    """Positions k where each box can be cut along one axis: k lines left of it, flat over boxes.
 
-    ``axis`` (P,): 0 rows, 1 columns; ``offsets`` (P+1,); ``box`` and ``k`` (C,), k = 1 … lines−1.
+    ``axis`` (P,): 0 rows, 1 columns; ``offsets`` (P+1,); ``box`` and ``k`` (C,), k = first … lines−first, ``first`` (P,).
     """
 
     axis: IntArray
+    first: IntArray
     offsets: IntArray
     box: IntArray
     k: IntArray
 
     @classmethod
-    def of(cls, boxes: IntArray, parity: int) -> Candidates:
-        """Cuts along axis ``parity`` where the box has more than one line of it, else along the other."""
+    def of(cls, boxes: IntArray, parity: int, margin: float = 0.0) -> Candidates:
+        """Cuts along axis ``parity`` where the box has more than one line of it, else along the other; at least the part
+        ``margin`` of the lines, rounded down, lies on either side.
+        """
         lines = np.column_stack([boxes[:, 1] - boxes[:, 0], boxes[:, 3] - boxes[:, 2]])
         axis = np.where(lines[:, parity] > 1, parity, 1 - parity)
-        number = lines[np.arange(len(boxes)), axis] - 1
+        lines = lines[np.arange(len(boxes)), axis]
+        first = np.maximum(1, np.floor(lines * margin)).astype(np.int64)
+        number = lines - 2 * first + 1
         offsets = np.concatenate([[0], np.cumsum(number)]).astype(np.int64)
         box = np.repeat(np.arange(len(boxes)), number)
-        return cls(axis, offsets, box, np.arange(len(box)) - offsets[box] + 1)
+        return cls(axis, first, offsets, box, np.arange(len(box)) - offsets[box] + first[box])
 
     def lower(self, boxes: IntArray, box: IntArray, k: IntArray) -> IntArray:
         """The parts before the cut, shape (len(box), 4)."""
@@ -122,7 +127,7 @@ class Candidates:
 
     def cut(self, boxes: IntArray, chosen: IntArray) -> tuple[IntArray, IntArray]:
         """(Children, index of the parent of each) for the cut ``chosen`` (P,), relative to each box's first candidate."""
-        k = chosen + 1
+        k = chosen + self.first
         every = np.arange(len(boxes))
         first = self.lower(boxes, every, k)
         second = boxes.copy()

@@ -16,6 +16,7 @@ from dpcore.noise import Noise
 from dpcore.spatial import (
     HTF,
     AdaptiveGrid,
+    Auto,
     BudgetSplit,
     Domain,
     E2EPriv,
@@ -55,6 +56,8 @@ MECHANISMS: dict[str, Any] = {
     "sparse": SparseHierarchy(),
     "sparse relative": SparseHierarchy(goal="relative"),
     "htf relative": HTF(goal="relative"),
+    "auto": Auto(),
+    "auto relative": Auto("relative"),
 }
 TREES = {name: mechanism for name, mechanism in MECHANISMS.items() if hasattr(mechanism, "tree")}
 ALPHA = 1e-6
@@ -347,6 +350,10 @@ def test_bad_input_is_refused(name: str) -> None:
         lambda: SparseHierarchy(growth=math.nan),
         lambda: SparseHierarchy(goal="both"),  # type: ignore[arg-type]
         lambda: HTF(goal="both"),  # type: ignore[arg-type]
+        lambda: HTF(margin=0.6),
+        lambda: Auto(total_share=0.0),
+        lambda: Auto(expected_points=-1),
+        lambda: Auto("both"),  # type: ignore[arg-type]
     ],
 )
 def test_parameters_out_of_range_are_refused(make: Any) -> None:

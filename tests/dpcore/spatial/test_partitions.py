@@ -139,3 +139,19 @@ def test_bad_input_is_refused(mechanism) -> None:
     ):
         with pytest.raises(DPError):
             mechanism.fit(counts, DOMAIN, epsilon, Noise(), s)
+
+
+def test_cuts_leave_the_margin_on_both_sides_and_every_box_a_cut() -> None:
+    boxes = np.array([[0, n, 0, 3] for n in range(2, 40)])
+    for margin in (0.0, 0.25, 0.5):
+        candidates = Candidates.of(boxes, 0, margin)
+        lines = (boxes[:, 1] - boxes[:, 0])[candidates.box]
+        assert np.diff(candidates.offsets).min() >= 1
+        assert np.minimum(candidates.k, lines - candidates.k).min() >= 1
+        assert (np.minimum(candidates.k, lines - candidates.k) >= np.floor(lines * margin)).all()
+        last = np.diff(candidates.offsets) - 1
+        children, parent = candidates.cut(boxes, last)
+        sides = (children[:, 1] - children[:, 0]).reshape(-1, 2)
+        assert np.array_equal(sides[:, 0], candidates.k[candidates.offsets[1:] - 1])
+        assert np.array_equal(sides.sum(axis=1), boxes[:, 1])
+        assert np.array_equal(parent, np.repeat(np.arange(len(boxes)), 2))

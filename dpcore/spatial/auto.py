@@ -1,0 +1,74 @@
+"""Auto: the mechanism that public facts favour, and where they do not suffice a DP count of the points. Relation A.
+
+Measured (see docs/experiments.md): on grids of more than :data:`SMALL_CELLS` cells the sparse hierarchy is best or near it
+whatever the data. On smaller ones its levels cost more than they save once cells hold a point or more per 1/ε on average:
+noise on every cell is then best in squared error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from dpcore.budget import MICRO
+from dpcore.errors import ParameterError
+from dpcore.noise import Noise
+from dpcore.spatial.domain import Domain
+from dpcore.spatial.grids import Singular, noisy_total, require_share
+from dpcore.spatial.hierarchy import SparseHierarchy
+from dpcore.spatial.histogram import Histogram
+from dpcore.spatial.mechanism import BudgetSplit, SpatialMechanism, require_budget
+from dpcore.spatial.posterior import Goal, require_goal
+
+SMALL_CELLS = 256
+"""Cells of the largest grid whose mechanism depends on the number of points."""
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Chooses by goal, cells and ε·N̂ per cell. ``expected_points``: a public N̂; without it, and only where the choice
+    depends on it, ``total_share`` of the budget buys a DP count.
+    """
+
+    goal: Goal = "absolute"
+    expected_points: int | None = None
+    total_share: float = 0.02
+
+    def __post_init__(self) -> None:
+        require_goal(self.goal)
+        require_share("total_share", self.total_share)
+        if self.expected_points is not None and self.expected_points < 0:
+            raise ParameterError(f"{self.expected_points} expected points; give 0 or more")
+
+    def needs_total(self, domain: Domain) -> bool:
+        """Whether the choice depends on the number of points: public."""
+        return self.goal == "absolute" and domain.cells <= SMALL_CELLS
+
+    def split(self, domain: Domain, epsilon_micro: int) -> BudgetSplit:
+        """Shares for the total (only where it is needed and not public) and for the histogram."""
+        if self.needs_total(domain) and self.expected_points is None:
+            return BudgetSplit.by_weights(epsilon_micro, [self.total_share, 1 - self.total_share])
+        return BudgetSplit(epsilon_micro, (epsilon_micro,))
+
+    def choose(self, domain: Domain, total: int, epsilon_micro: int, points_per_user: int = 1) -> SpatialMechanism:
+        """The mechanism for a public or noisy ``total`` of points at ``epsilon_micro`` for the histogram."""
+        if self.needs_total(domain) and total * epsilon_micro >= MICRO * points_per_user * domain.cells:
+            return Singular()
+        return SparseHierarchy(goal=self.goal)
+
+    def fit(
+        self,
+        points_or_counts: npt.NDArray[Any],
+        domain: Domain,
+        epsilon_micro: int,
+        noise: Noise,
+        points_per_user: int = 1,
+    ) -> Histogram:
+        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``."""
+        require_budget(epsilon_micro, points_per_user)
+        counts = domain.counts_of(points_or_counts)
+        *first, rest = self.split(domain, epsilon_micro).shares
+        total = noisy_total(counts, first[0], points_per_user, noise) if first else (self.expected_points or 0)
+        return self.choose(domain, total, rest, points_per_user).fit(counts, domain, rest, noise, points_per_user)
