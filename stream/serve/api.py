@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from stream.config import Config
 from stream.serve import document, guards
 from stream.serve.answers import JSON, Answers, tag_of
-from stream.serve.broadcast import Broadcast
+from stream.serve.broadcast import Broadcast, allow_connections
 from stream.serve.consumer import TopicReader
 from stream.serve.hexagons import Hexagons
 from stream.serve.histograms import Histograms
@@ -29,6 +29,7 @@ class Service:
     """State shared by the handlers: the view, its reader, and the open event streams."""
 
     def __init__(self, config: Config) -> None:
+        self._max_streams = config.public.max_streams
         self.metrics = PublicMetrics()
         self.view = View(config.public.max_windows)
         self.answers = Answers()
@@ -64,6 +65,7 @@ class Service:
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
         """Read the topics while the service runs."""
+        allow_connections(self._max_streams)
         task = asyncio.create_task(self.reader.run())
         yield
         task.cancel()

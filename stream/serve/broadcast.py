@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+import structlog
 from aiohttp import web
 
 from stream.serve.answers import Problem
 from stream.serve.metrics import PublicMetrics
 from stream.serve.view import View, WindowView
 
+log = structlog.get_logger()
+
 PING_SECONDS = 15.0
+SEND_BUFFER = 32 * 1024
+"""Bytes that the system and the transport each hold for a client that does not read; the rest waits in its queue."""
+_PAST_AT_ONCE = 16
+_OTHER_FILES = 256
+"""Files that the process needs besides its streams."""
 
 
 def frame_of(window: WindowView) -> bytes:
@@ -82,6 +93,7 @@ class Broadcast:
             raise Problem(
                 503, f"all {self._max_streams} event streams are taken", "try again later", {"Retry-After": "30"}
             )
+        _bound_buffers(request.transport)
         stream = _Stream(feed, asyncio.Queue(self._queue), request.transport)
         self._streams.add(stream)
         self._metrics.sse_clients.inc()
@@ -90,7 +102,7 @@ class Broadcast:
             await response.write(b"retry: 2000\n\n")
             await self._ready.wait()
             past = self._past(feed, last_event_id if last_event_id is not None else after)
-            await response.write(b"".join(map(frame_of, past)))
+            await _send_all(response, past)
             await self._forward(stream, response, sent=number_of(past[-1]) if past else 0)
         except ConnectionError:
             pass
@@ -120,3 +132,29 @@ class Broadcast:
             number, frame = event
             if number > sent:
                 await response.write(frame)
+
+
+async def _send_all(response: web.StreamResponse, windows: Sequence[WindowView]) -> None:
+    for first in range(0, len(windows), _PAST_AT_ONCE):
+        await response.write(b"".join(map(frame_of, windows[first : first + _PAST_AT_ONCE])))
+
+
+def allow_connections(count: int) -> None:
+    """Raise this process's limit of open files to what ``count`` streams need; warns where the system forbids it."""
+    needed = count + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= needed:
+        return
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        remedy = f"raise it (ulimit -Hn {needed}, LimitNOFILE={needed}) or lower public.max_streams"
+        log.warning("limit of open files is too low for max_streams", limit=allowed, needed=needed, remedy=remedy)
+
+
+def _bound_buffers(transport: asyncio.Transport | None) -> None:
+    link = None if transport is None else transport.get_extra_info("socket")
+    if transport is None or link is None:
+        return
+    transport.set_write_buffer_limits(high=SEND_BUFFER)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
