@@ -176,9 +176,12 @@ _NUMBERS = {"latitude", "longitude", "resolution", "epsilon", "delta"}
 
 
 def _message(topic: str) -> Schema:
-    """Schema of a topic's values as a component: parts that recur are named, and additions are no breach."""
+    """Schema of a topic's values as a component: parts that recur are named, and additions are no breach.
+
+    Which fields demand or exclude each other is left to the topic's own schema: generators of clients do not follow it.
+    """
     found = schema(topic)
-    named = {name: part for name, part in found.items() if name not in ("$id", "$schema", "title")}
+    named = {name: found[name] for name in ("type", "properties", "required")}
     eased: Schema = _eased(named, found["properties"].get("mean"))
     return {"description": found["title"]} | eased
 
