@@ -52,6 +52,7 @@ def run(repeats: int = 3) -> dict[str, Any]:
         repeats, lambda: chop_user(counts, ALLOWANCE / MOST_CELLS, statistics=("mean",), stop_at=17)
     )
     deep, _ = best_of(repeats, lambda: chop_user(counts, ALLOWANCE / MOST_CELLS, statistics=("mean",)))
+    both, _ = best_of(repeats, lambda: chop_user(counts, ALLOWANCE / MOST_CELLS))
     rows = mean_rows(counts, counts.samples, 100)
     allowances = np.full(counts.n_users, ALLOWANCE)
     solve, allocation = best_of(repeats, lambda: allocate(rows, allowances))
@@ -62,6 +63,7 @@ def run(repeats: int = 3) -> dict[str, Any]:
         "chop_user_cells_before": suppression.max_cells_before,
         "chop_user_cells_after": suppression.max_cells,
         "chop_user_to_the_end_seconds": deep,
+        "chop_user_mean_and_variance_to_the_end_seconds": both,
         "allocation_seconds": solve,
         "allocation_gap": allocation.gap,
         "allocation_iterations": allocation.iterations,

@@ -52,15 +52,16 @@ def worst_case_error(
     """
     bias = np.zeros(len(total))
     noise = np.zeros(len(total))
-    share = epsilon / len(statistics)
+    per_share = len(statistics) / epsilon
     n, N = retained, total
+    kept = n / N
     if "mean" in statistics:
-        bias += 1 - n / N
-        noise += largest / (n * share)
+        bias += 1 - kept
+        noise += largest / n * per_share
     if "variance" in statistics:
-        bias += np.where(2 * n > N, n * (N - n), (N // 2) * (N - N // 2)) / (N * N)
-        j = np.minimum(largest, n // 2)
-        noise += j * (n - j) / (n * n * share)
+        bias += np.where(2 * n > N, kept * (1 - kept), (N // 2) * (N - N // 2) / (N * N))
+        share = np.minimum(largest, n // 2) / n
+        noise += share * (1 - share) * per_share
     return bias, noise
 
 
@@ -126,7 +127,7 @@ def _max_cells(counts: Counts) -> int:
 
 def _run(counts: Counts, state: _Cells, threshold: float, stop_at: int) -> Suppression:
     """Whole levels K, K−1, … of users by index, until ``stop_at`` or the first level that fails (rolled back)."""
-    size = np.array([len(pairs) for pairs in state.pairs_of], dtype=np.int64)
+    size = np.array([len(entries) for entries in state.entries_of], dtype=np.int64)
     before = level = int(size.max(initial=0))
     order = np.argsort(size, kind="stable")
     first = np.searchsorted(size[order], np.arange(before + 2)).tolist()
@@ -166,34 +167,37 @@ class _Cells:
         self.total: list[int] = total.tolist()
         self.retained: list[int] = total.tolist()
         self.users: list[int] = counts.by_cell(held.astype(np.int64)).tolist()
-        self.cell: list[int] = counts.pair_cell.tolist()
         self.samples: list[int] = samples.tolist()
         self.active = bytearray(held.tobytes())
         # Stable, so the pairs of a user ascend by cell: a strict comparison then gives ties to the lowest cell.
         by_user = np.argsort(counts.pair_user, kind="stable")
         by_user = by_user[held[by_user]]
         start = np.append(0, np.cumsum(np.bincount(counts.pair_user[by_user], minlength=counts.n_users))).tolist()
-        pairs = by_user.tolist()
-        self.pairs_of: list[list[int]] = [pairs[a:b] for a, b in itertools.pairwise(start)]
+        entries = list(
+            zip(by_user.tolist(), counts.pair_cell[by_user].tolist(), samples[by_user].tolist(), strict=True)
+        )
+        self.entries_of: list[list[tuple[int, int, int]]] = [entries[a:b] for a, b in itertools.pairwise(start)]
         top = int(samples.max(initial=0))
         ranked = np.argsort(counts.pair_cell * (top + 1) + (top - samples), kind="stable")
         self.ranked: list[int] = ranked.tolist()
         self.end: list[int] = counts.cell_start[1:].tolist()
-        self.at: list[int] = [self._next(g, start) for g, start in enumerate(counts.cell_start[:-1].tolist())]
+        self.at: list[int] = counts.cell_start[:-1].tolist()
         self.first: list[int] = ranked[counts.cell_start[:-1]].tolist()
-        self.second: list[int] = [self._pair(g) for g in range(counts.n_cells)]
+        self.largest: list[int] = samples[ranked[counts.cell_start[:-1]]].tolist()
+        self.second: list[int] = [-1] * counts.n_cells
+        self.runner_up: list[int] = [0] * counts.n_cells
+        for g in range(counts.n_cells):
+            self._find_second(g)
 
-    def _next(self, cell: int, at: int) -> int:
-        """Position in ``ranked`` of the next active pair of ``cell`` after ``at``, or its end."""
+    def _find_second(self, cell: int) -> None:
+        """Move on to the next active pair of ``cell`` in descending order of samples; −1 at its end."""
         end, ranked, active = self.end[cell], self.ranked, self.active
-        at += 1
+        at = self.at[cell] + 1
         while at < end and not active[ranked[at]]:
             at += 1
-        return at
-
-    def _pair(self, cell: int) -> int:
-        """The pair with the second largest retained count of ``cell``, or −1."""
-        return self.ranked[self.at[cell]] if self.at[cell] < self.end[cell] else -1
+        self.at[cell] = at
+        self.second[cell] = ranked[at] if at < end else -1
+        self.runner_up[cell] = self.samples[ranked[at]] if at < end else 0
 
     def initial_noise(self) -> float:
         columns = _cell_columns(self.counts, self.counts.samples)
@@ -201,50 +205,47 @@ class _Cells:
 
     def suppress_one_each(self, waiting: Sequence[int], threshold: float) -> bool:
         """Take every user of a level out of one cell, in order; on the first who cannot, undo the level: False."""
-        share = self.epsilon / len(self.statistics)
+        per_share = len(self.statistics) / self.epsilon
         mean, variance = "mean" in self.statistics, "variance" in self.statistics
-        active, cell, samples, min_users = self.active, self.cell, self.samples, self.min_users
-        retained, total, users, first, second = self.retained, self.total, self.users, self.first, self.second
+        active, entries_of, min_users = self.active, self.entries_of, self.min_users
+        retained, total, users = self.retained, self.total, self.users
+        first, second, top, runner_up = self.first, self.second, self.largest, self.runner_up
         done: list[int] = []
         for user in waiting:
-            best, least = -1, math.inf
-            for pair in self.pairs_of[user]:
-                if not active[pair]:
-                    continue
-                g = cell[pair]
+            best, least = None, math.inf
+            for entry in entries_of[user]:
+                pair, g, m = entry
                 if users[g] <= min_users:
                     continue
                 N = total[g]
-                n = retained[g] - samples[pair]
-                largest = samples[first[g] if first[g] != pair else second[g]]
-                error = 1 - n / N + largest / (n * share) if mean else 0.0
+                n = retained[g] - m
+                largest = runner_up[g] if first[g] == pair else top[g]
+                kept, share = n / N, largest / n
+                error = 1 - kept + share * per_share if mean else 0.0
                 if variance:
-                    half = n // 2
-                    j = largest if largest < half else half
-                    spread = n * (N - n) if 2 * n > N else (N // 2) * (N - N // 2)
-                    error += spread / (N * N) + j * (n - j) / (n * n * share)
+                    if 2 * largest > n:
+                        share = (n // 2) / n
+                    spread = kept * (1 - kept) if 2 * n > N else (N // 2) * (N - N // 2) / (N * N)
+                    error += spread + share * (1 - share) * per_share
                 if error < least:
-                    best, least = pair, error
-            if best < 0 or least > threshold:
+                    best, least = entry, error
+            if best is None or least > threshold:
                 # Only activity is restored: nothing is evaluated after a failed level.
                 for pair in done:
                     active[pair] = 1
                 return False
-            done.append(best)
-            self._suppress(best)
+            pair, g, m = best
+            done.append(pair)
+            entries_of[user].remove(best)
+            active[pair] = 0
+            retained[g] -= m
+            users[g] -= 1
+            if pair == first[g]:
+                first[g], top[g] = second[g], runner_up[g]
+                self._find_second(g)
+            elif pair == second[g]:
+                self._find_second(g)
         return True
-
-    def _suppress(self, pair: int) -> None:
-        g = self.cell[pair]
-        self.active[pair] = 0
-        self.retained[g] -= self.samples[pair]
-        self.users[g] -= 1
-        if pair == self.first[g]:
-            self.first[g] = self.second[g]
-        elif pair != self.second[g]:
-            return
-        self.at[g] = self._next(g, self.at[g])
-        self.second[g] = self._pair(g)
 
     def retained_samples(self) -> IntArray:
         held = np.frombuffer(bytes(self.active), dtype=np.uint8).astype(bool)
