@@ -34,8 +34,8 @@ MAX_MESSAGE_BYTES = 900_000
 _PARTITIONS = ("ag", "quadtree", "kdtree", "htf", "sparse")
 _BYTES_PER_CELL = {"grid": 12, "partition": 50, "euler": 9}
 """Of one number, of one part with its sides and variance, of one component; numbers of at most seven digits."""
-MAX_SCALE = 100_000
-"""Noise scale of a point, in points, beyond which a histogram says nothing and its numbers outgrow their bytes."""
+MAX_SCALE = 1_000
+"""Noise scale of a point, in points, beyond which a histogram says nothing, shares within a mechanism vanish and numbers outgrow their bytes."""
 
 
 class EulerConfig(Section):
@@ -58,7 +58,7 @@ class HistogramConfig(Section):
     domain: Domain | None = None
     rows: int = Field(default=64, ge=1, le=1024)
     columns: int = Field(default=64, ge=1, le=1024)
-    sizes: tuple[int, ...] = Field(default=(4, 8, 16, 32, 64), min_length=1)
+    sizes: tuple[int, ...] = ()
     tuning_queries: int = Field(default=600, ge=1, le=10_000)
     euler: EulerConfig | None = None
 
@@ -76,7 +76,7 @@ class HistogramConfig(Section):
             or not all(math.isfinite(share) and share > 0 for share in self.shares.values())
         ):
             raise ValueError("shares must give every mechanism a number above 0; leave shares out for equal ones")
-        if min(self.sizes) < 1 or max(self.sizes) > max(self.rows, self.columns):
+        if any(not 1 <= size <= max(self.rows, self.columns) for size in self.sizes):
             raise ValueError(
                 f"sizes {list(self.sizes)} must lie between 1 and the grid's {max(self.rows, self.columns)} cells a side"
             )
@@ -109,6 +109,12 @@ class HistogramConfig(Section):
                     f"1 MiB); lower {grid}"
                 )
         return self
+
+    @property
+    def grid_sizes(self) -> tuple[int, ...]:
+        """Sizes that "e2epriv" chooses among: as given, else the powers of two that the grid allows."""
+        side = max(self.rows, self.columns)
+        return self.sizes or tuple(2**k for k in range(side.bit_length()))
 
     def largest_message(self, name: Mechanism) -> int:
         """Bytes of the largest message of a mechanism."""

@@ -79,7 +79,7 @@ def plan_histograms(fixes: Fixes | None, config: Config) -> HistogramPlan | None
         east=box.east,
         rows=settings.rows,
         columns=settings.columns,
-        sizes=settings.sizes,
+        sizes=settings.grid_sizes,
         tuning_queries=settings.tuning_queries,
         regions=None if euler is None else RegionPlan(**euler.model_dump()),
         fixes_digest=fixes.digest,

@@ -17,6 +17,7 @@ SUBJECTS = (
     "replay",
     "simulate",
     "evaluate",
+    "query",
     "topics",
     "ledger",
     "bench",

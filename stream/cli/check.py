@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from typing import Any
 
 import typer
 
+from dpcore.budget import from_micro
 from dpcore.errors import DPError
 from stream.cli.options import DEFAULT_CONFIG, USAGE, AsJson, ConfigFile, read_config, stop
 from stream.config import Config, ConfigError
@@ -45,6 +47,39 @@ def _promise(settings: Config) -> str:
     return f"{privacy.rho_budget}-zCDP, hence ({privacy.budget}, {privacy.delta})-differentially private,"
 
 
+def _histogram(settings: Config, windows: int) -> dict[str, Any] | None:
+    """What the spatial histograms are and cost; None without."""
+    if settings.histogram is None:
+        return None
+    chosen, (_, per_one) = settings.histogram, settings.privacy.ledger_unit
+    return {
+        "epsilon": {name: from_micro(micro) for name, micro in chosen.epsilons_micro.items()},
+        "unit": "rho" if settings.privacy.accounting == "zcdp" else "epsilon",
+        "cost_per_window": settings.histogram_grant / per_one,
+        "cost_per_period": windows * settings.histogram_grant / per_one,
+        "window_cost_with_speed": settings.window_grant / per_one,
+        "period_cost_with_speed": windows * settings.window_grant / per_one,
+        "fixes_per_user": chosen.fixes_per_user,
+        "domain": (chosen.domain or settings.feed.domain).model_dump(),
+        "largest_message_bytes": max(chosen.largest_message(name) for name in chosen.mechanisms),
+    }
+
+
+def _histogram_text(settings: Config, costs: dict[str, Any]) -> str:
+    names = ", ".join(f"{name} (epsilon {epsilon:g})" for name, epsilon in costs["epsilon"].items())
+    text = (
+        f"Spatial histograms in every released window: {names}. Each protects participation. A user with a fix in their box pays "
+        f"{costs['unit']} {costs['cost_per_window']:g} a window for all of them, {costs['cost_per_period']:g} if he is there in every "
+        f"window of a period; with speed {costs['window_cost_with_speed']:g} and {costs['period_cost_with_speed']:g}."
+    )
+    if settings.relation == "values":
+        text += (
+            "\nBeside them a window charges everybody the whole epsilon for speed: what it really loses follows from who else was "
+            "there, and later histograms would show it. The hexagons still tell who was where: under 'values' that is public."
+        )
+    return text
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
@@ -54,7 +89,7 @@ def register(app: typer.Typer) -> None:
         settings = read_config(config)
         cells = _participation_cells(settings)
         windows = settings.privacy.period // settings.window.slot
-        full = settings.privacy.ledger_budget // settings.privacy.ledger_grant
+        full = settings.privacy.ledger_budget // settings.window_grant
         report: dict[str, object] = {
             "config": str(config),
             "relation": settings.relation,
@@ -68,6 +103,9 @@ def register(app: typer.Typer) -> None:
             report["cells"] = cells
         if settings.privacy.accounting == "zcdp":
             report |= settings.privacy.model_dump(include={"accounting", "rho", "rho_budget", "delta"})
+        histogram = _histogram(settings, windows)
+        if histogram is not None:
+            report["histogram"] = histogram
         if as_json:
             typer.echo(json.dumps(report))
             return
@@ -78,8 +116,11 @@ def register(app: typer.Typer) -> None:
         )
         if cells is not None:
             typer.echo(f"Every window publishes {cells} cells and one close marker, visited or not.")
+        if histogram is not None:
+            typer.echo(_histogram_text(settings, histogram))
         if full < windows:
+            besides = f" and {histogram['cost_per_window']:g} for histograms" if histogram is not None else ""
             typer.echo(
                 f"Note: {_names(settings)[1]} pays {full} of {windows} windows at "
-                f"{_names(settings)[0]}; users who lose it all in each fall silent after that."
+                f"{_names(settings)[0]}{besides}; users who lose it all in each fall silent after that."
             )

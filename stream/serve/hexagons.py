@@ -8,9 +8,9 @@ import h3
 import msgspec
 from aiohttp import web
 
+from stream.ranges import Box
 from stream.serve.answers import CSV, GEOJSON, JSON, PARQUET, Answers, Freshness, Problem, tag_of
 from stream.serve.downloads import ParquetMissingError, feature, to_csv, to_geojson, to_parquet
-from stream.serve.parameters import Box
 from stream.serve.view import View, WindowView
 
 FILES: dict[str, tuple[str, Callable[[Sequence[bytes]], bytes]]] = {

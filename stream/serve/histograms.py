@@ -8,19 +8,16 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from dpcore.errors import ParameterError
-from dpcore.spatial import Rectangles, histogram_from_release
-from dpcore.spatial.histogram import Histogram
+from dpcore.spatial import histogram_from_release
+from dpcore.spatial.release import Released
+from stream.ranges import Box, RangeError, count_in
 from stream.serve.answers import JSON, Answers, Problem, tag_of
 from stream.serve.hexagons import freshness_of, known_window
-from stream.serve.parameters import Box
 from stream.serve.view import View, WindowView
-
-DECIMALS = 6
 
 
 @lru_cache(maxsize=16)
-def _histogram(value: bytes) -> Histogram:
+def _histogram(value: bytes) -> Released:
     return histogram_from_release(msgspec.json.decode(value))
 
 
@@ -65,36 +62,16 @@ class Histograms:
     ) -> web.Response:
         """Estimated number in a range, with its 95 % noise interval."""
         found = known_window(self._view, window, feed)
-        name, value = _chosen(found, mechanism)
-        release = msgspec.json.decode(value)
-        _require_inside(bbox, release["domain"])
+        value = _chosen(found, mechanism)[1]
         tag = tag_of("count", value, bbox)
 
         def make() -> bytes:
-            west, south, east, north = bbox
-            histogram = _histogram(value)
-            ranges = Rectangles.of_boxes(histogram.domain, [[south, west, north, east]])
-            counts, half_widths = histogram.query(ranges)
-            middle, half = float(counts[0]), float(half_widths[0])
-            return msgspec.json.encode(
-                {
-                    "value": round(middle, DECIMALS),
-                    "interval": [round(middle - half, DECIMALS), round(middle + half, DECIMALS)],
-                    "unit": "1",
-                    "mechanism": name,
-                    "epsilon": release["epsilon"],
-                    "relation": release["relation"],
-                    "window": release["window"],
-                    "bbox": [west, south, east, north],
-                }
-            )
+            return msgspec.json.encode(count_in(msgspec.json.decode(value), bbox, _histogram(value)))
 
         try:
             return await self._answers.answer(request, tag, make, JSON, freshness_of(found, window))
-        except ParameterError as error:
-            raise Problem(
-                400, f"bbox cannot be answered: {error}", "give a range that this histogram answers"
-            ) from None
+        except RangeError as error:
+            raise Problem(400, error.message, error.remedy) from None
 
 
 def _chosen(window: WindowView, mechanism: str | None) -> tuple[str, bytes]:
@@ -111,17 +88,3 @@ def _chosen(window: WindowView, mechanism: str | None) -> tuple[str, bytes]:
         remedy = f"it has: {known}" if known else "it has none; see /api/v1/histograms"
         raise Problem(404, f"window {window.start} has no histogram {mechanism!r}", remedy)
     return mechanism, value
-
-
-def _require_inside(box: Box, domain: dict[str, Any]) -> None:
-    west, south, east, north = box
-    limits = {"west": west, "south": south, "east": east, "north": north}
-    for name, value in limits.items():
-        beyond = value < domain[name] if name in ("west", "south") else value > domain[name]
-        if beyond:
-            bounds = ",".join(f"{domain[side]:g}" for side in limits)
-            raise Problem(
-                400,
-                f"bbox {name} {value:g} lies outside the histogram's domain, whose {name} is {domain[name]:g}",
-                f"cut the range to bbox={bounds}",
-            )

@@ -11,10 +11,8 @@ from typing import Any, Literal
 import h3
 from aiohttp import web
 
+from stream.ranges import Box
 from stream.serve.answers import Problem
-
-Box = tuple[float, float, float, float]
-"""west, south, east, north in degrees."""
 
 _NUMBER = r"-?[0-9]{1,3}(\.[0-9]{1,17})?"
 _BOX_PATTERN = f"^{_NUMBER}(,{_NUMBER}){{3}}$"

@@ -43,8 +43,8 @@ def planned(
     return plan_window(held.counts, allowed, config, window, period, GENERATION, fixes), held, fixes
 
 
-def released(config: Config, rows: np.ndarray, noise: Noise | None = None) -> list[Message]:
-    plan, held, fixes = planned(config, rows)
+def released(config: Config, rows: np.ndarray, noise: Noise | None = None, slot: int = SLOT) -> list[Message]:
+    plan, held, fixes = planned(config, rows, slot=slot)
     return build_messages(plan, held, noise or Noise(), config, None, fixes)[0]
 
 

@@ -1,0 +1,141 @@
+"""``hexveil query``: how many were in a range, from a file of releases. Needs no server and costs no budget."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from stream.cli.options import USAGE, AsJson, stop
+from stream.releases import SPATIAL_HISTOGRAM
+from stream.windows import utc_text
+
+_TOPIC = f'"{SPATIAL_HISTOGRAM}"'.encode()
+_STRUCTURE = b'"structure"'
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("query")
+    def query(
+        file: Annotated[
+            Path,
+            typer.Argument(
+                help="Releases, one JSON object per line (replay --offline writes them), or .gz; - is stdin."
+            ),
+        ],
+        bbox: Annotated[
+            list[str], typer.Option(help="west,south,east,north in degrees; repeat it for several ranges.")
+        ],
+        window: Annotated[
+            str | None,
+            typer.Option(help="Only the window that starts then (2017-03-21T12:00:00Z); default: every one."),
+        ] = None,
+        mechanism: Annotated[str | None, typer.Option(help="Only histograms of this mechanism; default: all.")] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """How many were in a range: counts with 95 % noise intervals from released spatial histograms."""
+        from dpcore.errors import ParameterError
+        from stream.ranges import count_in, parse_box
+
+        try:
+            boxes = [parse_box(text) for text in bbox]
+            chosen = _chosen(list(_histograms(file)), window, mechanism)
+            answers = [count_in(release, box) for release in chosen for box in boxes]
+        except ParameterError as error:
+            stop(str(error), USAGE)
+        except (OSError, EOFError) as error:
+            stop(f"cannot read {file}: {error}", USAGE)
+        if as_json:
+            typer.echo(json.dumps({"answers": answers}))
+            return
+        _print(answers)
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    with ExitStack() as open_files:
+        if str(file) == "-":
+            yield from sys.stdin.buffer
+        elif file.suffix == ".gz":
+            yield from open_files.enter_context(gzip.open(file))
+        else:
+            yield from open_files.enter_context(file.open("rb"))
+
+
+def _histograms(file: Path) -> Iterable[dict[str, Any]]:
+    """Histograms of the file, each once, by (window, feed, mechanism): release lines, or message values alone."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for number, line in enumerate(_lines(file), start=1):
+        if _TOPIC not in line and not (_STRUCTURE in line and b'"topic"' not in line):
+            continue
+        try:
+            record = msgspec.json.decode(line)
+            body = record.get("value", record)
+            key = (body["window"]["start"], body["feed"], body["mechanism"])
+        except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+            stop(f"line {number} of {file} is no release; give a file that 'hexveil replay --offline' wrote", USAGE)
+        if found.setdefault(key, body) != body:
+            stop(
+                f"line {number} of {file} releases {key[2]} of window {key[0]} with other numbers than before; "
+                "give the releases of one run",
+                USAGE,
+            )
+    return [found[key] for key in sorted(found)]
+
+
+def _chosen(releases: list[dict[str, Any]], window: str | None, mechanism: str | None) -> list[dict[str, Any]]:
+    if not releases:
+        stop("no spatial histogram among these releases; configure [histogram] and release again", USAGE)
+    if window is not None:
+        releases = _only(releases, "window", _utc(window), lambda release: release["window"]["start"])
+    if mechanism is not None:
+        releases = _only(releases, "mechanism", mechanism, lambda release: release["mechanism"])
+    return releases
+
+
+def _only(
+    releases: list[dict[str, Any]], what: str, asked: str, value_of: Callable[[dict[str, Any]], str]
+) -> list[dict[str, Any]]:
+    chosen = [release for release in releases if value_of(release) == asked]
+    if not chosen:
+        known = sorted({value_of(release) for release in releases})
+        shown = ", ".join(known[:6]) + (f", … {known[-1]}" if len(known) > 6 else "")
+        stop(f"no histogram of {what} {asked!r}; there are: {shown}", USAGE)
+    return chosen
+
+
+def _utc(text: str) -> str:
+    """A time with any offset as releases write it; other text as it is, for it names no window."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return utc_text(int(moment.timestamp())) if moment.tzinfo else text
+
+
+def _print(answers: list[dict[str, Any]]) -> None:
+    table = Table()
+    for column in ("window", "mechanism", "ε", "west,south,east,north", "count", "95 % interval"):
+        table.add_column(column, justify="right" if column in ("ε", "count", "95 % interval") else "left")
+    for answer in answers:
+        low, high = answer["interval"]
+        table.add_row(
+            answer["window"]["start"],
+            answer["mechanism"],
+            f"{answer['epsilon']:g}",
+            ",".join(f"{bound:g}" for bound in answer["bbox"]),
+            f"{answer['value']:.1f}",
+            f"{low:.1f} .. {high:.1f}",
+        )
+    Console(width=None if Console().is_terminal else 150).print(table)

@@ -1,0 +1,98 @@
+"""How many in a range: answers of released spatial histograms in degrees, with the 95 % interval of their noise.
+
+Whoever holds a release can compute them; they cost nothing. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dpcore.errors import ParameterError
+from dpcore.spatial import Domain, Rectangles, histogram_from_release
+from dpcore.spatial.euler import EulerHistogram
+from dpcore.spatial.release import Released
+
+Box = tuple[float, float, float, float]
+"""west, south, east, north in degrees."""
+
+_DECIMALS = 6
+_HAIR = 1e-9
+"""Of a cell: an edge this near to a grid line lies on it."""
+
+
+class RangeError(ParameterError):
+    """A range that a histogram cannot answer; ``remedy`` says what to ask instead."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(f"{message}; {remedy}")
+        self.message, self.remedy = message, remedy
+
+
+def parse_box(text: str) -> Box:
+    """``west,south,east,north`` in degrees; raises :class:`RangeError` for anything else, or a box without area."""
+    try:
+        west, south, east, north = (float(part) for part in text.split(","))
+    except ValueError:
+        raise RangeError(f"bbox {text!r} is not four numbers", "write west,south,east,north in degrees") from None
+    if not (-180 <= west < east <= 180 and -90 <= south < north <= 90):
+        raise RangeError(
+            f"bbox {text} is no box", "give -180 <= west < east <= 180 and -90 <= south < north <= 90, west first"
+        )
+    return west, south, east, north
+
+
+def count_in(release: dict[str, Any], bbox: Box, histogram: Released | None = None) -> dict[str, Any]:
+    """Estimated number in ``bbox`` from a release (``histogram``: the same one, read already), as the API answers it.
+
+    Regions (euler) are counted by whole cells: their answer is for all cells that ``bbox`` meets, and says so in ``bbox``.
+    Raises :class:`RangeError` for a range outside the domain, :class:`dpcore.spatial.histogram.HistogramError` for a
+    release that is no histogram.
+    """
+    histogram = histogram or histogram_from_release(release)
+    _require_inside(bbox, histogram.domain)
+    west, south, east, north = bbox
+    ranges = Rectangles.of_boxes(histogram.domain, [[south, west, north, east]])
+    if isinstance(histogram, EulerHistogram):
+        ranges = _whole_cells(ranges)
+        bbox = _degrees(ranges, histogram.domain)
+    answers, half_widths = histogram.query(ranges)
+    middle, half = float(answers[0]), float(half_widths[0])
+    return {
+        "value": round(middle, _DECIMALS),
+        "interval": [round(middle - half, _DECIMALS), round(middle + half, _DECIMALS)],
+        "unit": "1",
+        "mechanism": release["mechanism"],
+        "epsilon": release["epsilon"],
+        "relation": release["relation"],
+        "window": release["window"],
+        "bbox": list(bbox),
+    }
+
+
+def _require_inside(bbox: Box, domain: Domain) -> None:
+    limits = (domain.west, domain.south, domain.east, domain.north)
+    for k, name in enumerate(("west", "south", "east", "north")):
+        if bbox[k] < limits[k] if k < 2 else bbox[k] > limits[k]:
+            raise RangeError(
+                f"bbox {name} {bbox[k]:g} lies outside the histogram's domain, whose {name} is {limits[k]:g}",
+                f"cut the range to bbox={','.join(f'{limit:g}' for limit in limits)}",
+            )
+
+
+def _whole_cells(ranges: Rectangles) -> Rectangles:
+    low, high = (np.floor([ranges.x0 + _HAIR, ranges.y0 + _HAIR]), np.ceil([ranges.x1 - _HAIR, ranges.y1 - _HAIR]))
+    return Rectangles(low[0], high[0], low[1], high[1])
+
+
+def _degrees(ranges: Rectangles, domain: Domain) -> Box:
+    def at(cells: float, start: float, end: float, size: int) -> float:
+        return round(start + cells * (end - start) / size, _DECIMALS)
+
+    return (
+        at(float(ranges.y0[0]), domain.west, domain.east, domain.columns),
+        at(float(ranges.x0[0]), domain.south, domain.north, domain.rows),
+        at(float(ranges.y1[0]), domain.west, domain.east, domain.columns),
+        at(float(ranges.x1[0]), domain.south, domain.north, domain.rows),
+    )
