@@ -51,6 +51,7 @@ def with_histograms(relation: str, tmp_path: Path, mechanisms: list[str] | None 
     settings: dict[str, Any] = {
         "privacy.user_key_file": str(tmp_path / "user.key"),
         "privacy.budget": 96.0,
+        "speed.post_processing": [],
         "histogram.mechanisms": names,
         "histogram.epsilon": 1.1,
         "histogram.rows": 16,
