@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from dpcore.accounting import NANO
 from dpcore.contributions import Counts
 from stream.cells import public_cells
 from stream.closing import slotting_of
@@ -24,7 +25,7 @@ from stream.participation import plan_participation
 from stream.participation_draw import exact_integers
 from stream.pipeline import contributions_of
 from stream.plan import Plan
-from tests.builders import SLOT
+from tests.builders import SLOT, zcdp_config
 from tests.stream.participating import loss, riders
 
 USERS, WINDOWS = 3, 3
@@ -57,12 +58,27 @@ def first_contributors(counts: Counts, left: np.ndarray, config: Config) -> Plan
 
 def charged_after(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """Planted bug: admitted while anything is left, charged afterwards."""
-    return honest(counts, np.where(left > 0, config.privacy.budget_micro, 0), config)
+    return honest(counts, np.where(left > 0, config.privacy.ledger_budget, 0), config)
 
 
 def refund_on_restart(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """Planted bug: a worker that starts again before every window forgets what the earlier ones charged."""
-    return honest(counts, np.full(len(left), config.privacy.budget_micro), config)
+    return honest(counts, np.full(len(left), config.privacy.ledger_budget), config)
+
+
+def half_the_scale(counts: Counts, left: np.ndarray, config: Config) -> Plan:
+    """Planted bug: half the noise that was charged for."""
+    plan = honest(counts, left, config)
+    doubled = 2 * np.frombuffer(plan.denominators, "<i8")
+    return msgspec.structs.replace(plan, denominators=doubled.tobytes())
+
+
+def loss_of_the_mean_cell(counts: Counts, left: np.ndarray, config: Config) -> Plan:
+    """Planted bug: ρ is charged once for a user's two cells, as if he were in one of them."""
+    plan = honest(counts, left, config)
+    charges = np.frombuffer(plan.charges, "<i8")
+    cells = np.maximum(counts.by_user((np.frombuffer(plan.retained, "<i8") > 0).astype(np.int64)), 1)
+    return msgspec.structs.replace(plan, charges=(charges // cells).tobytes())
 
 
 def others_charges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
@@ -95,7 +111,7 @@ class Worlds:
             ]
             held = contributions_of(np.array(events, dtype=ROW), self.config)
             users = held.counts.users.tolist()
-            left = np.array([self.config.privacy.budget_micro - spent[user - 1] for user in users], dtype=np.int64)
+            left = np.array([self.config.privacy.ledger_budget - spent[user - 1] for user in users], dtype=np.int64)
             plan = self.planner(held.counts, left, self.config)
             charged = dict(zip(users, np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
             charges = tuple(charged.get(user + 1, 0) for user in range(USERS))
@@ -118,7 +134,7 @@ class Worlds:
 
 
 def worst_loss(config: Config, planner: Planner) -> Fraction:
-    """Largest loss of any user, in ε, over all 4^9 worlds of 3 users, 3 windows and 2 cells.
+    """Largest loss of any user, in ε (under zCDP in ρ), over all 4^9 worlds of 3 users, 3 windows and 2 cells.
 
     The loss of a transcript is the sum over its windows, so the largest over all worlds that reach the same budgets is
     all that has to be kept of them.
@@ -163,7 +179,7 @@ def test_the_worst_loss_over_all_worlds_of_three_users_and_windows_is_the_budget
     tmp_path: Path, weight: str, statistics: list[str]
 ) -> None:
     config = small_world(tmp_path, weight, statistics)
-    assert worst_loss(config, honest) == Fraction(config.privacy.budget_micro, 1_000_000)
+    assert worst_loss(config, honest) == Fraction(config.privacy.ledger_budget, 1_000_000)
 
 
 @pytest.mark.parametrize("weight", ["share", "sample"])
@@ -174,3 +190,43 @@ def test_the_same_audit_catches_planted_accounting_bugs(tmp_path: Path, bug: Pla
         config = small_world(tmp_path, weight, ["mean"], budget=1.5)
         assert worst_loss(config, honest) == 1, "a whole contribution and a half: the half buys nothing"
     assert worst_loss(config, bug) > config.privacy.budget
+
+
+def small_zcdp_world(tmp_path: Path, weight: str, statistics: list[str]) -> Config:
+    """ρ = 1/10 per window, shared by two cells, and 3/20 in the period: what fits is decided by exact individual losses."""
+    return zcdp_config(
+        tmp_path,
+        rho=0.1,
+        rho_budget=0.15,
+        **{
+            "participation.weight": weight,
+            "participation.cells_per_user": 2,
+            "participation.samples_per_cell": 1,
+            "speed.statistics": statistics,
+            "hexagons.resolution": 7,
+            "feed.domain": {"south": 30.2, "west": -97.75, "north": 30.27, "east": -97.65},
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("weight", "statistics"), [("share", ["mean", "variance"]), ("user", ["mean", "p85"]), ("sample", ["mean"])]
+)
+def test_the_worst_rho_over_all_worlds_is_the_budget_and_never_above(
+    tmp_path: Path, weight: str, statistics: list[str]
+) -> None:
+    """The individual filter under zCDP: Σ Δ²/(2σ²) of a user over his windows, in fractions, for every world."""
+    config = small_zcdp_world(tmp_path, weight, statistics)
+    budget = Fraction(config.privacy.ledger_budget, NANO)
+    worst = worst_loss(config, honest)
+    assert worst <= budget
+    assert worst > budget * Fraction(999, 1000), "the accounting is looser than it says"
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [first_contributors, charged_after, refund_on_restart, others_charges, half_the_scale, loss_of_the_mean_cell],
+)
+def test_the_same_audit_catches_planted_bugs_of_rho(tmp_path: Path, bug: Planner) -> None:
+    config = small_zcdp_world(tmp_path, "sample", ["mean"])
+    assert worst_loss(config, bug) > Fraction(config.privacy.ledger_budget, NANO) * Fraction(21, 20)
