@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -21,7 +22,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Literal, Self
+from typing import IO, Literal, Self
 
 import redis
 
@@ -205,6 +206,7 @@ class _Server:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self.folder / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock: IO[bytes] | None = None
 
     @property
     def pid(self) -> int:
@@ -218,6 +220,7 @@ class _Server:
         if self._process is not None:
             end_process(self._process, self.stop_seconds)
             self._process = None
+        self._release_folder()
         if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -227,8 +230,27 @@ class _Server:
             self._process.kill()
             self._process.wait()
             self._process = None
+        self._release_folder()
+
+    def _claim_folder(self) -> None:
+        """One server per folder: two would each forget what the other wrote. Raises :class:`StartError`."""
+        lock = (self.folder / "lock").open("wb")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise StartError(
+                f"{self.folder} is in use by another {self.name}; wait until it ends, or give another folder"
+            ) from None
+        self._lock = lock
+
+    def _release_folder(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _run(self, command: list[str], ready: Callable[[], bool], seconds: float) -> None:
+        self._claim_folder()
         self._process = spawn(command, self.log, cwd=self.folder)
         deadline = time.monotonic() + seconds
         while not ready():

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
@@ -29,6 +30,8 @@ from stream.state import State
 from stream.windows import SpanError, Window
 
 Progress = Callable[[int, int], None]
+
+_ANY_AGE = timedelta(days=36500)
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,9 @@ class LinePublisher:
 def read_recording(
     config: Config, path: Path, file_format: str, on_progress: Progress = lambda done, size: None
 ) -> tuple[npt.NDArray[np.void], Counter[str]]:
-    """All events of a recording as rows, and counts of refusals by reason."""
-    decoder = Decoder(config, load_user_key(config.privacy.user_key_file))
+    """All events of a recording as rows, and counts of refusals by reason; none is too old, that is for live feeds."""
+    ageless = config.window.model_copy(update={"max_age": _ANY_AGE})
+    decoder = Decoder(config.model_copy(update={"window": ageless}), load_user_key(config.privacy.user_key_file))
     parts: list[npt.NDArray[np.void]] = []
     rejected: Counter[str] = Counter()
     now_us = time.time_ns() // 1000

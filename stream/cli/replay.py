@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
+from stream.cli.options import FAILED
 from stream.config import Config, ConfigError, load_config
+from stream.local import LocalServerError
 from stream.sources.delivery import Pacer
 from stream.sources.lines import RecordingError
 from stream.sources.replay import Order, Replay
@@ -77,19 +79,28 @@ def _replay_offline(
     settings: Config, file: Path, file_format: str, span: Window | None, state: Path | None, as_json: bool
 ) -> None:
     """Releases to stdout, progress and the outcome to stderr."""
-    from stream.offline import replay_offline  # the whole service; a replay to Kafka starts without it
+    from stream.ledger import LedgerError  # the whole service; a replay to Kafka starts without it
+    from stream.offline import replay_offline
+    from stream.plan import PlanError
+    from stream.pseudonyms import UserKeyError
+    from stream.state import StateError
 
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars:
-        reading = bars.add_task("reading")
-        summary = replay_offline(
-            settings,
-            file,
-            file_format,
-            sys.stdout,
-            span=span,
-            state=state,
-            on_progress=lambda done, size: bars.update(reading, completed=done, total=size or None),
-        )
+    try:
+        with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars:
+            reading = bars.add_task("reading")
+            summary = replay_offline(
+                settings,
+                file,
+                file_format,
+                sys.stdout,
+                span=span,
+                state=state,
+                on_progress=lambda done, size: bars.update(reading, completed=done, total=size or None),
+            )
+    except UserKeyError as error:
+        raise refuse(error) from None
+    except (LedgerError, PlanError, StateError, LocalServerError) as error:
+        raise refuse(error, FAILED) from None
     if as_json:
         typer.echo(json.dumps(asdict(summary)), err=True)
         return

@@ -65,6 +65,16 @@ async def test_a_write_survives_the_sigkill_of_redis(tmp_path: Path, listen: str
             assert await client.get("spent") == b"7"
 
 
+def test_a_folder_in_use_is_refused_to_a_second_redis(tmp_path: Path) -> None:
+    """Two servers on one append-only file would each grant budgets that the other has spent."""
+    with local.RedisServer(tmp_path / "ledger") as first:
+        with pytest.raises(local.StartError, match="in use"), local.RedisServer(tmp_path / "ledger"):
+            pass
+        first.kill()
+        with local.RedisServer(tmp_path / "ledger"):
+            pass
+
+
 async def test_stopping_frees_ports_and_folders_and_a_kept_folder_keeps_its_topics(
     tmp_path: Path, topic_name: str
 ) -> None:

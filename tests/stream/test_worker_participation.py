@@ -11,21 +11,27 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
+import pytest
 from aiokafka import AIOKafkaProducer
+from redis.asyncio import Redis
 
 from stream.cells import public_cells
 from stream.config import load_config
 from stream.local import REPO_ROOT, free_port
 from stream.releases import HEXAGON_SPEED, REJECTED, WINDOW
+from tests.builders import zcdp_config
 from tests.stream.topics_reader import read_all
 
 _DOMAIN = '{"south": 30.2, "west": -97.75, "north": 30.3, "east": -97.6}'
 
 
+@pytest.mark.parametrize("accounting", ["pure", "zcdp"])
 async def test_every_window_is_released_on_the_tick_with_the_same_number_of_messages_visited_or_not(
-    kafka: str, redis: object, redis_url: str, tmp_path: Path, topic_name: str
+    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, accounting: str
 ) -> None:
     env = os.environ | {
         "PYTHONPATH": str(REPO_ROOT),
@@ -42,6 +48,9 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
         "HEXVEIL_WINDOW__ALLOWED_DELAY": "1s",
     }
     riders = str(REPO_ROOT / "config" / "riders.toml")
+    if accounting == "zcdp":
+        zcdp_config(tmp_path)
+        riders = str(tmp_path / "zcdp.toml")
     hexveil = [sys.executable, "-m", "stream"]
     subprocess.run([*hexveil, "topics", "create", "--config", riders], env=env, cwd=tmp_path, check=True)
     log = (tmp_path / "worker.log").open("w")
@@ -51,14 +60,12 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
     markers: list[dict[str, object]] = []
     try:
         deadline = time.monotonic() + 60
-        sent = 0
         while len(markers) < 4:
             assert time.monotonic() < deadline, (tmp_path / "worker.log").read_text()[-3000:]
-            if sent < 3:
+            if len(markers) < 3:
                 event = {"user": "u", "time": int(time.time() * 1000), "lat": 30.25, "lng": -97.7, "speed": 30}
                 await producer.send_and_wait(topic_name, json.dumps(event).encode())
                 await producer.send_and_wait(topic_name, b"not json")
-                sent += 1
             await asyncio.sleep(1)
             records = await read_all(kafka, topic_name)
             markers = [json.loads(record.value) for record in records if record.topic == WINDOW]
@@ -80,3 +87,24 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
         )
     )
     assert {per_window[start] for start in starts} == {expected}
+    (charge,) = (await redis.hgetall(f"hv:{{{topic_name}}}:ledger:{_local_date()}")).values()
+    bodies = [json.loads(record.value) for record in records]
+    if accounting == "pure":
+        assert int(charge) % 2_000_000 == 0, "µε: a whole window each time"
+        assert not any("rho" in body for body in bodies)
+    else:
+        assert int(charge) <= 400_000_000, "nρ"
+        assert int(charge) % 10**6 > 10**6 - 1000 or int(charge) % 10**6 == 0, "one cell: the whole of ρ, rounded"
+        assert {(body["accounting"], body["rho"], body["delta"]) for body in bodies} == {("zcdp", 0.05, 1e-6)}
+        shown = subprocess.run(
+            [*hexveil, "ledger", "show", "--config", riders, "--json"],
+            env=env,
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+        )
+        assert json.loads(shown.stdout) == {_local_date(): {"users": 1, "nano_rho": int(charge)}}
+
+
+def _local_date() -> str:
+    return datetime.now(ZoneInfo("America/Chicago")).date().isoformat()

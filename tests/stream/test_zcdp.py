@@ -368,3 +368,51 @@ def test_check_states_the_promise_in_rho_and_in_epsilon_and_delta(tmp_path: Path
     pure = CliRunner().invoke(app, ["check", "--config", written(tmp_path, "redis://127.0.0.1:1/0", "pure")]).output
     assert "zCDP" not in pure
     assert "budget 16.0 pays 8 of 24 windows at epsilon 2.0" in pure
+
+
+def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
+    events = [
+        {
+            "user": f"u{i % 5}",
+            "time": (SLOT + 60 * i) * 1000,
+            "lat": 30.25 + 0.05 * (i % 3),
+            "lng": -97.7,
+            "speed": i % 60,
+        }
+        for i in range(170)
+    ]
+    recording = tmp_path / "day.ndjson"
+    recording.write_text("".join(json.dumps(event) + "\n" for event in events))
+    config = written(tmp_path, "redis://127.0.0.1:1/0", "zcdp")
+    span = ["--from", "2017-03-21T07:00", "--until", "2017-03-21T10:00"]
+    command = [
+        "replay",
+        str(recording),
+        "--config",
+        config,
+        "--offline",
+        *span,
+        "--state",
+        str(tmp_path / "state"),
+        "--json",
+    ]
+    first = CliRunner().invoke(app, command)
+    assert first.exit_code == 0, first.output
+    bodies = [json.loads(line)["value"] for line in first.stdout.splitlines()]
+    assert {(body["accounting"], body["rho"], body["delta"]) for body in bodies} == {("zcdp", 0.05, 1e-6)}
+    summary = json.loads(first.stderr.splitlines()[-1])
+    assert summary["ledger_unit"] == "nano_rho"
+    users, charged = summary["charged"]["2017-03-21"]
+    assert users == 5
+    assert 0 < charged <= 5 * 3 * 50_000_000
+    again = CliRunner().invoke(app, command)
+    assert again.stdout == ""
+    assert json.loads(again.stderr.splitlines()[-1])["charged"] == summary["charged"]
+    pure = [written(tmp_path, "redis://127.0.0.1:1/0", "pure") if word == config else word for word in command]
+    refused = CliRunner().invoke(app, pure)
+    assert refused.exit_code == 1, "a ledger of nρ under a configuration of µε"
+    assert "units" in refused.stderr
+    assert refused.stdout == ""
