@@ -1,5 +1,8 @@
 """E2EPriv: choose the grid size privately, then release that grid. Relation A, s points per user.
 
+Its private baseline Heuristic is :class:`~dpcore.spatial.grids.UniformGrid`; the others are in
+:mod:`dpcore.spatial.not_private`.
+
 Both costs are fixed functions of public weights; only the counts depend on data. They are rounded to integers of
 1/:data:`QUANTUM` of one point's sensitivity, and the rounding is part of the sensitivity. Source: [E], with the
 sensitivities of the errata.
@@ -127,10 +130,6 @@ class E2EPriv:
                     float(np.mean((1 + self.cap) / self.rho + noise_error / (self.rho * (self.rho + 1))))
                 )
         return np.array(errors), max(point_change)
-
-    def best_size(self, counts: IntGrid, domain: Domain, scale: float, total: int) -> int:
-        """BestNonPriv: the size of least error on the data itself. For evaluation only: it is not private."""
-        return self.sizes[int(np.argmin(self.errors(counts, domain, scale, total)[0]))]
 
 
 def _in_blocks(queries: Rectangles, x_edges: IntGrid, y_edges: IntGrid) -> Rectangles:

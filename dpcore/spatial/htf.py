@@ -40,17 +40,19 @@ class HTF:
     ``stop_share`` (β) pays for the stop tests, geometrically over the heights.
 
     A node stops at ``stop_cells`` cells (free) or at a noisy count of at most ``stop_count``; it then draws its count with
-    everything its path has left. Cuts leave at least ``margin`` of a node's lines on either side, a public choice: without
-    it the cost prefers to peel off single lines, and the tree is as high as it may be before it has gone anywhere.
-    ``split`` "exponential" is exact; "search" is the paper's Algorithm 1, corrected.
-    ``goal`` "relative" carries a sparse reading of the same draws.
+    everything its path has left. Cuts leave at least ``margin`` of a node's lines on either side, and the tree may grow
+    ``extra_levels`` beyond its formula, both public choices: on spiky counts the cost prefers to peel off single lines, and
+    the tree would end before it has gone anywhere. ``split`` "exponential" is exact; "search" is the paper's Algorithm 1,
+    corrected. ``goal`` "relative" carries a sparse reading of the same draws. The paper's own tree has ``margin`` 0 and
+    ``extra_levels`` 0.
     """
 
     split: Literal["exponential", "search"] = "exponential"
     height_share: float = 0.01
-    split_share: float = 0.3
-    stop_share: float = 0.3
-    margin: float = 0.25
+    split_share: float = 0.1
+    stop_share: float = 0.6
+    margin: float = 0.45
+    extra_levels: int = 2
     stop_cells: int = 1
     stop_count: float = 20.0
     max_height: int = 20
@@ -67,6 +69,8 @@ class HTF:
             )
         if self.split not in ("exponential", "search"):
             raise ParameterError(f"split {self.split!r}; give exponential or search")
+        if self.extra_levels < 0:
+            raise ParameterError(f"{self.extra_levels} extra levels; give 0 or more")
         if not 0 <= self.margin <= 0.5:
             raise ParameterError(f"margin {self.margin} is outside 0..0.5; give the least part of a node beside a cut")
         require_goal(self.goal)
@@ -94,7 +98,8 @@ class HTF:
         weights = [self.height_share, self.split_share, data * self.stop_share, data * (1 - self.stop_share)]
         height_micro, split_micro, stop_micro, count_micro = BudgetSplit.by_weights(epsilon_micro, weights).shares
         total = noisy_total(counts, height_micro, points_per_user, noise)
-        height = height_of(total, epsilon_micro, points_per_user, self.max_height)
+        height = height_of(total, epsilon_micro, points_per_user, self.max_height) + self.extra_levels
+        height = min(height, self.max_height)
         splits = BudgetSplit.by_weights(split_micro, [1.0] * height).shares
         stops = BudgetSplit.by_weights(stop_micro, [2 ** (depth / 3) for depth in range(height)]).shares
         image, ranked = image_of(counts), RankedCells.of(counts)

@@ -50,6 +50,7 @@ MECHANISMS: dict[str, Any] = {
     "kdtree uniform": KdTree("uniform"),
     "htf": HTF(),
     "htf search": HTF("search"),
+    "htf as printed": HTF("search", margin=0.0, extra_levels=0),
     "privlet": Privlet(),
     "e2epriv": E2EPriv((1, 2, 8), QUERIES),
     "e2epriv relative": E2EPriv((1, 2, 8), QUERIES, objective="relative"),
@@ -351,6 +352,7 @@ def test_bad_input_is_refused(name: str) -> None:
         lambda: SparseHierarchy(goal="both"),  # type: ignore[arg-type]
         lambda: HTF(goal="both"),  # type: ignore[arg-type]
         lambda: HTF(margin=0.6),
+        lambda: HTF(extra_levels=-1),
         lambda: Auto(total_share=0.0),
         lambda: Auto(expected_points=-1),
         lambda: Auto("both"),  # type: ignore[arg-type]

@@ -1,0 +1,71 @@
+"""The baselines that look at the data are no better private than they are: they cannot be released or reached by the service."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpcore.spatial
+from dpcore.noise import Noise
+from dpcore.spatial import Domain, E2EPriv, Rectangles
+from dpcore.spatial.histogram import Histogram, HistogramError
+from dpcore.spatial.not_private import best_non_private, leaky
+from dpcore.spatial.queries import answer, integral_image
+from dpcore.spatial.release import rounded
+
+ROOT = Path(__file__).resolve().parents[3]
+DOMAIN = Domain.unit_cells(32, 32)
+CORNERS = np.random.default_rng(1).integers(0, 32, (60, 2, 2))
+MECHANISM = E2EPriv(
+    (1, 4, 32), Rectangles.of_cells(np.sort(CORNERS, axis=1).transpose(0, 2, 1).reshape(-1, 4)), expected_points=5000
+)
+COUNTS = np.random.default_rng(2).poisson(np.add.outer(np.arange(32), np.arange(32)) / 6)
+
+
+@pytest.mark.parametrize("baseline", [leaky, best_non_private])
+def test_a_baseline_has_no_release(baseline: Any) -> None:
+    result = baseline(MECHANISM, COUNTS, DOMAIN, 1_000_000, Noise())
+    assert not isinstance(result, Histogram)
+    assert not hasattr(result, "to_release")
+    with pytest.raises(HistogramError):
+        rounded(result)
+
+
+def test_neither_the_service_nor_the_public_names_reach_the_baselines() -> None:
+    """Only the benchmark may import the module: every other source file is read."""
+    importers = set()
+    for path in [*(ROOT / "stream").rglob("*.py"), *(ROOT / "dpcore").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            module = getattr(node, "module", None) or ""
+            if any("not_private" in name for name in [module, *names]):
+                importers.add(path.relative_to(ROOT).parts[0])
+    assert importers <= {"bench"}
+    assert not {"leaky", "best_non_private", "Unreleasable"} & set(dpcore.spatial.__all__)
+
+
+def test_leaky_takes_the_size_of_least_predicted_cost() -> None:
+    errors, _ = MECHANISM.errors(COUNTS, DOMAIN, 1.0, int(COUNTS.sum()))
+    found = leaky(MECHANISM, COUNTS, DOMAIN, 1_000_000, Noise())
+    assert found.size == MECHANISM.sizes[int(np.argmin(errors))]
+
+
+def test_the_best_of_all_sizes_is_no_worse_than_any_of_them_on_the_same_draws() -> None:
+    """Recorded noise: each size alone is drawn from the same tape, after the sizes before it."""
+    truth = answer(integral_image(COUNTS), MECHANISM.queries)
+
+    def error(result: Any) -> float:
+        return float((np.abs(result.answers(MECHANISM.queries) - truth) / np.maximum(truth, MECHANISM.rho)).mean())
+
+    for seed in range(10):
+        noise = Noise(np.random.default_rng(seed).bytes)
+        alone = [
+            error(best_non_private(replace(MECHANISM, sizes=(g,)), COUNTS, DOMAIN, 10**6, noise)) for g in (1, 4, 32)
+        ]
+        noise = Noise(np.random.default_rng(seed).bytes)
+        assert error(best_non_private(MECHANISM, COUNTS, DOMAIN, 10**6, noise)) == min(alone)
