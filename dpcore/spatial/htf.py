@@ -175,13 +175,13 @@ class RankedCells:
     """Cells by the rank of their count among all counts that occur: ``distinct`` rising, ``rank`` (rows, columns)."""
 
     distinct: IntArray
-    rank: IntGrid
+    rank: npt.NDArray[np.int32]
 
     @classmethod
     def of(cls, counts: IntGrid) -> RankedCells:
         """Ranks of one count grid."""
         distinct, rank = np.unique(counts, return_inverse=True)
-        return cls(distinct, rank.reshape(counts.shape).astype(np.int64))
+        return cls(distinct, rank.reshape(counts.shape).astype(np.int32))
 
 
 def split_costs(ranked: RankedCells, image: IntGrid, boxes: IntArray, candidates: Candidates) -> IntArray:
@@ -239,15 +239,14 @@ class RankTables:
         size = lines * width
         start = np.empty(len(boxes), dtype=np.int64)
         start[order] = np.cumsum(size[order]) - size[order]
-        owner, inside = _owners(ranked.rank.shape, boxes)
-        row, column = np.divmod(inside, ranked.rank.shape[1])
-        rank = ranked.rank.ravel()[inside]
-        counted = np.flatnonzero(rank < width[owner])
-        owner, rank, row, column = owner[counted], rank[counted], row[counted], column[counted]
-        # line · width = (row − x0)·width or (column − y0)·width, by axis: two products with a column of zeros each.
-        down, across = np.where(axis == 0, width, 0), np.where(axis == 0, 0, width)
-        first = start - x0 * down - y0 * across
-        entry = first[owner] + row * down[owner] + column * across[owner] + rank
+        # Cells outside every box belong to an owner of width 0, before all others.
+        owner = _owners(ranked.rank.shape, boxes)
+        counted = np.flatnonzero(ranked.rank.ravel() < np.append(0, width).astype(np.int32)[owner])
+        owner, rank = owner[counted] - 1, ranked.rank.ravel()[counted]
+        row, column = np.divmod(counted.astype(np.int32), np.int32(ranked.rank.shape[1]))
+        # line · width = (row − x0)·width or (column − y0)·width, by axis.
+        entry = (start - np.where(axis == 0, x0, y0) * width)[owner] + rank
+        entry += np.where((axis == 0)[owner], row, column) * width[owner]
         number = np.bincount(entry, minlength=int(size.sum()))
         held = np.empty_like(number)
         for each in np.unique(width):
@@ -267,16 +266,16 @@ class RankTables:
         return np.where(ranks > 0, self.number[entry], 0), np.where(ranks > 0, self.held[entry], 0)
 
 
-def _owners(shape: tuple[int, ...], boxes: IntArray) -> tuple[IntArray, IntArray]:
-    """(Box, flat index) of every cell inside a box; boxes are disjoint."""
+def _owners(shape: tuple[int, ...], boxes: IntArray) -> npt.NDArray[np.int32]:
+    """Box of every cell, from 1, and 0 for cells outside every box, flat; boxes are disjoint."""
     x0, x1, y0, y1 = boxes.T
-    change = np.zeros((shape[0] + 1, shape[1] + 1), dtype=np.int64)
-    number = np.arange(1, len(boxes) + 1)
+    change = np.zeros((shape[0] + 1, shape[1] + 1), dtype=np.int32)
+    number = np.arange(1, len(boxes) + 1, dtype=np.int32)
     for x, y, sign in ((x0, y0, 1), (x1, y1, 1), (x0, y1, -1), (x1, y0, -1)):
         np.add.at(change, (x, y), sign * number)
-    owner = change.cumsum(axis=0).cumsum(axis=1)[:-1, :-1].ravel()
-    inside = np.flatnonzero(owner)
-    return owner[inside] - 1, inside
+    np.cumsum(change, axis=0, out=change)
+    np.cumsum(change, axis=1, out=change)
+    return change[:-1, :-1].ravel()
 
 
 def _summed(matrix: IntArray, top: IntArray, lines: IntArray) -> IntArray:
