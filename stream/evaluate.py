@@ -6,14 +6,16 @@ Runs the very plan and draw of the service, many times, with a ledger that carri
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting import NANO, rho_of
+from dpcore.cdf import cell_histograms
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.cell_means import MECHANISMS
@@ -23,14 +25,14 @@ from stream.fixes import fixes_of, histogram_box
 from stream.memory import Memory
 from stream.pipeline import contributions_of, draw, plan_window, post_process, release_bodies
 from stream.plan import Columns, Derived, Plan
-from stream.values import PERCENTS, exact_values
+from stream.scores import Charges, Errors, Run, Score
+from stream.values import PERCENTS, draw_distributions, duality_gap, exact_values
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Tables = defaultdict[tuple[str, str], Errors]
 
 NOT_PRIVATE = "NOT PRIVATE: computed from true values. Keep it inside the trust boundary; it is not a release."
-USEFUL_KMH = 5.0
-"""A mean within this many km/h of the truth is useful."""
-
 _PLAIN = {"allocation": "uniform", "suppression": "none", "clipping": "none", "sum_cap": 0.0}
 VARIANTS: dict[str, dict[str, Any]] = {
     "uniform": _PLAIN,
@@ -43,44 +45,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Ways to share each user's epsilon, all at equal loss per user and window."""
 
 
-@dataclass(frozen=True)
-class Score:
-    """Event-weighted errors of one estimator of one statistic, over all windows and trials, in the released unit.
+class _Witness(Noise):
+    """Noise that remembers what it added one number at a time, as single-cell means do: what makes a score not private."""
 
-    ``mae``, ``rmse``, ``bias``: of the clamped value. ``noise``: mean absolute noise. ``coverage``: share of cells whose
-    95 % interval holds what noise was added to. ``charge_median``, ``charge_max``: in ε, under zCDP in ρ. ``useful_coverage``: share of events in cells within ±5 km/h (means).
-    """
+    def __init__(self) -> None:
+        super().__init__()
+        self.added: list[float] = []
 
-    mechanism: str
-    statistic: str
-    estimator: str
-    epsilon: float
-    mae: float
-    rmse: float
-    bias: float
-    noise: float | None
-    coverage: float | None
-    useful_coverage: float | None
-    useful_cells: float | None
-    windows: int
-    cells: int
-    charge_median: float
-    charge_max: float
-    seconds: float
-
-
-@dataclass
-class _Errors:
-    """Columns of one estimator: error, weight, noise, covered."""
-
-    error: list[FloatArray]
-    weight: list[FloatArray]
-    noise: list[FloatArray]
-    covered: list[npt.NDArray[np.bool_]]
-
-    def add(self, error: FloatArray, weight: FloatArray) -> None:
-        self.error.append(error)
-        self.weight.append(weight)
+    def discrete_laplace(
+        self, numerator: int | IntArray, denominator: int | IntArray = 1, size: int | None = None
+    ) -> IntArray:
+        drawn = super().discrete_laplace(numerator, denominator, size)
+        if size == 1:
+            self.added.append(float(drawn[0] * np.float64(denominator) / np.float64(numerator)))
+        return drawn
 
 
 def with_speed(config: Config, **changes: Any) -> Config:
@@ -111,8 +89,9 @@ def evaluate(
     started = time.monotonic()
     slotting = slotting_of(config)
     spent: dict[str, dict[int, int]] = {}
-    tables: dict[tuple[str, str], _Errors] = {}
-    charges: list[npt.NDArray[np.int64]] = []
+    tables: Tables = defaultdict(Errors)
+    charges: list[IntArray] = []
+    gaps: list[float] = []
     memories: list[Memory | None] = [None] * trials
     cells = 0
     for slot in sorted(windows):
@@ -127,56 +106,80 @@ def evaluate(
         for user, charge in zip(users.tolist(), charged.tolist(), strict=True):
             ledger[user] = ledger.get(user, 0) + charge
         charges.append(np.frombuffer(plan.charges, "<i8"))
+        gap = duality_gap(plan, counts, config) if plan.relation == "values" else None
+        gaps += [] if gap is None else [gap]
         cells += counts.n_cells
         memories = [_score_draw(plan, contributions, config, tables, memory) for memory in memories]
         on_window()
-    seconds = time.monotonic() - started
-    all_charges = np.concatenate(charges) / config.privacy.ledger_unit[1] if charges else np.zeros(1)
-    return [
-        _score(mechanism, statistic, estimator, config, table, len(windows), cells, all_charges, seconds)
-        for (statistic, estimator), table in tables.items()
-    ]
+    run = Run(
+        mechanism=mechanism,
+        epsilon=config.privacy.epsilon,
+        trials=trials,
+        windows=len(windows),
+        cells=cells,
+        charges=Charges.of(
+            np.concatenate(charges) if charges else np.zeros(0, np.int64), config.privacy.ledger_unit[0]
+        ),
+        duality_gap=max(gaps) if gaps else None,
+        seconds=time.monotonic() - started,
+    )
+    return [table.score(statistic, estimator, run) for (statistic, estimator), table in tables.items()]
 
 
 def _score_draw(
     plan: Plan,
     contributions: Contributions,
     config: Config,
-    tables: dict[tuple[str, str], _Errors],
+    tables: Tables,
     memory: Memory | None,
 ) -> Memory | None:
     """Score one draw of one window; returns the memory after it."""
     if plan.relation == "participation":
         return _score_participation(plan, contributions, config, tables, memory)
     counts = contributions.counts
-    published = np.frombuffer(plan.published, np.uint8).astype(bool)
-    weight = counts.by_cell(counts.samples)[published].astype(np.float64)
-    truth = exact_values(plan, contributions)
-    before = exact_values(plan, contributions.retain(np.frombuffer(plan.retained, "<i8")), plan.sum_cap or None)
-    columns = draw(plan, contributions, Noise())
+    published = np.flatnonzero(np.frombuffer(plan.published, np.uint8))
+    cells, weight = counts.cells[published], counts.by_cell(counts.samples)[published].astype(np.float64)
+    kept = contributions.retain(np.frombuffer(plan.retained, "<i8"))
+    truth, before = exact_values(plan, contributions), exact_values(plan, kept, plan.sum_cap or None)
+    noise = _Witness()
+    columns = draw(plan, contributions, noise)
     for name, column in columns.items():
-        table = tables.setdefault((name, "released"), _Errors([], [], [], []))
-        table.add((column.value - truth[name])[published], weight)
+        table = tables[name, "released"]
+        table.add(cells, (column.value - truth[name])[published], weight)
+        noisy = column.scale[published] > 0
+        at = published[noisy]
+        target = before[name][at]
         if name == "mean" and plan.mean_epsilon_micro:
-            continue  # noise was added to other numbers than the pooled mean
+            # Noise was added to a number of the mechanism's own, not to the mean of the retained samples.
+            target = column.raw[at] - column.scale[at] * np.array(noise.added)
         if name not in PERCENTS:
-            table.noise.append(np.abs(column.raw - before[name])[published])
-        noisy = published & (column.scale > 0)
-        table.covered.append((column.low <= before[name] + 1e-9)[noisy] & (before[name] <= column.high + 1e-9)[noisy])
+            table.add_noise(column.raw[at] - target, weight[noisy])
+        table.covered.append((column.low[at] <= target + 1e-9) & (target <= column.high[at] + 1e-9))
+    _score_distributions(plan, contributions, kept, tables)
     found, memory = post_process(plan, counts, columns, release_bodies(plan, counts, columns, config), config, memory)
     for derived in found.values():
-        true = truth["mean"]
-        table = tables.setdefault(("mean", derived.method), _Errors([], [], [], []))
-        table.add((derived.value - true)[published], weight)
-        table.covered.append(((derived.low <= true) & (true <= derived.high))[published])
+        true = truth["mean"][published]
+        table = tables["mean", derived.method]
+        table.add(cells, derived.value[published] - true, weight)
+        table.covered.append((derived.low[published] <= true) & (true <= derived.high[published]))
     return memory
+
+
+def _score_distributions(plan: Plan, contributions: Contributions, kept: Contributions, tables: Tables) -> None:
+    """Kolmogorov distance of a distribution drawn by the plan of the percentiles; a draw of its own."""
+    cells, drawn = draw_distributions(plan, kept, Noise())
+    if drawn is None:
+        return
+    true = np.cumsum(cell_histograms(contributions, plan.cdf_bins)[cells], axis=1)
+    distance = np.abs(drawn.prefix[:, 1:] / drawn.total[:, None] - true / true[:, -1:]).max(axis=1)
+    tables["distribution", "released"].add(contributions.counts.cells[cells], distance, true[:, -1].astype(np.float64))
 
 
 def _score_participation(
     plan: Plan,
     contributions: Contributions,
     config: Config,
-    tables: dict[tuple[str, str], _Errors],
+    tables: Tables,
     memory: Memory | None,
 ) -> Memory | None:
     """Errors in the visited cells of the public list; coverage of the truth before any cap."""
@@ -194,46 +197,10 @@ def _score_participation(
         *(("mean", derived.method, derived) for derived in found.values()),
     ]
     for name, estimator, column in estimates:
-        table = tables.setdefault((name, estimator), _Errors([], [], [], []))
-        true = truth[name][listed]
-        table.add(column.value[at] - true, weight)
+        table, true = tables[name, estimator], truth[name][listed]
+        table.add(cells[at], column.value[at] - true, weight)
         table.covered.append((column.low[at] <= true) & (true <= column.high[at]))
     return memory
-
-
-def _score(
-    mechanism: str,
-    statistic: str,
-    estimator: str,
-    config: Config,
-    table: _Errors,
-    windows: int,
-    cells: int,
-    charges: FloatArray,
-    seconds: float,
-) -> Score:
-    error, weight = np.concatenate(table.error), np.concatenate(table.weight)
-    share = weight / weight.sum() if len(weight) else weight
-    useful = np.abs(error) <= USEFUL_KMH
-    noise = np.concatenate(table.noise) if table.noise else None
-    return Score(
-        mechanism=mechanism,
-        statistic=statistic,
-        estimator=estimator,
-        epsilon=config.privacy.epsilon,
-        mae=float(share @ np.abs(error)),
-        rmse=float(np.sqrt(share @ np.square(error))),
-        bias=float(share @ error),
-        noise=None if noise is None else float(share @ noise),
-        coverage=float(np.concatenate(table.covered).mean()) if table.covered else None,
-        useful_coverage=float(share @ useful) if statistic != "variance" else None,
-        useful_cells=float(useful.mean()) if statistic != "variance" else None,
-        windows=windows,
-        cells=cells,
-        charge_median=float(np.median(charges)),
-        charge_max=float(charges.max()),
-        seconds=seconds,
-    )
 
 
 def variants(config: Config, names: list[str]) -> Iterator[tuple[str, Config]]:

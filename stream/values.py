@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.allocation import Allocation, Sensitivities, allocate, histogram_rows, stack, uniform_allocation
-from dpcore.cdf import bin_edges, cell_histograms, release_cells
+from dpcore.cdf import CDFs, bin_edges, cell_histograms, release_cells
 from dpcore.clipping import choose_clipping
 from dpcore.contributions import Contributions, Counts
 from dpcore.errors import BudgetError
@@ -261,6 +261,14 @@ def _predicted_error(
     return error
 
 
+def duality_gap(plan: Plan, counts: Counts, config: Config) -> float | None:
+    """Relative distance of the planned scales' objective to its proved lower bound; None without an allocation program."""
+    if config.speed.allocation != "exact-loss" or plan.mean_epsilon_micro or not plan.charged_users()[0].size:
+        return None
+    retained, allowances = np.frombuffer(plan.retained, "<i8"), np.full(counts.n_users, config.privacy.epsilon_micro)
+    return _allocation(counts, retained, allowances, config.speed.statistics, config, plan.sum_cap or None).gap
+
+
 def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
     """Draw all noise of the window in one batch; every statistic over all cells, also those not published.
 
@@ -278,7 +286,7 @@ def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[
         s = np.array([denominators[group][:, 0] for group in moments])
         columns = _draw_moments(plan, kept, moments, t, s, noise)
     if "distribution" in numerators:
-        columns |= _draw_percentiles(plan, kept, numerators["distribution"], denominators["distribution"], noise)
+        columns |= _draw_percentiles(plan, kept, noise)
     return {name: columns[name] for name in plan.statistics}
 
 
@@ -315,14 +323,24 @@ def _draw_moments(
     return columns
 
 
-def _draw_percentiles(plan: Plan, kept: Contributions, t: IntArray, s: IntArray, noise: Noise) -> dict[str, Columns]:
-    """p15, p50, p85 of one noisy distribution per cell; intervals at least 95 %."""
+def draw_distributions(plan: Plan, kept: Contributions, noise: Noise) -> tuple[IntArray, CDFs | None]:
+    """(Cells with noise, as indices; their noisy distributions, None where there are no such cells or statistics)."""
+    n_cells = kept.counts.n_cells
+    t = _by_group(np.frombuffer(plan.numerators, "<i8"), plan.statistics, n_cells).get("distribution")
+    if t is None:
+        return np.zeros(0, dtype=np.int64), None
+    s = _by_group(np.maximum(np.frombuffer(plan.denominators, "<i8"), 1), plan.statistics, n_cells)["distribution"]
     cells = np.flatnonzero(t.min(axis=1, initial=2**40) > 0)
-    upper, edges = plan.upper_quanta * SPEED_QUANTUM_KMH, bin_edges(plan.upper_quanta, plan.cdf_bins)
-    histograms = cell_histograms(kept, plan.cdf_bins)[cells]
-    tree = _tree(plan.upper_quanta, plan.cdf_bins)
-    drawn = release_cells(tree, edges, histograms, (t[cells], s[cells]), noise) if len(cells) else None
-    columns = {}
+    if not len(cells):
+        return cells, None
+    edges, histograms = bin_edges(plan.upper_quanta, plan.cdf_bins), cell_histograms(kept, plan.cdf_bins)[cells]
+    return cells, release_cells(_tree(plan.upper_quanta, plan.cdf_bins), edges, histograms, (t[cells], s[cells]), noise)
+
+
+def _draw_percentiles(plan: Plan, kept: Contributions, noise: Noise) -> dict[str, Columns]:
+    """p15, p50, p85 of one noisy distribution per cell; intervals at least 95 %."""
+    cells, drawn = draw_distributions(plan, kept, noise)
+    upper, columns = plan.upper_quanta * SPEED_QUANTUM_KMH, {}
     for name in plan.statistics:
         if name not in PERCENTS:
             continue

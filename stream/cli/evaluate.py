@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from stream.cli.options import DEFAULT_CONFIG, USAGE, AsJson, ConfigFile, read_config, stop
+
+if TYPE_CHECKING:
+    from stream.scores import Score
 
 
 def register(app: typer.Typer) -> None:
@@ -28,11 +31,16 @@ def register(app: typer.Typer) -> None:
         mechanisms: Annotated[
             str, typer.Option(help="'configured', 'all', or names separated by commas.")
         ] = "configured",
+        statistics: Annotated[
+            str | None, typer.Option(help="mean,variance,p15,p50,p85: those instead of the configuration's.")
+        ] = None,
         sweep: Annotated[str | None, typer.Option(help="epsilon=0.5,1,2,4: repeat for each value.")] = None,
         window: Annotated[
             str | None, typer.Option(help="Only the window that starts then (2017-03-21T12:00:00Z).")
         ] = None,
-        plot: Annotated[Path | None, typer.Option(help="Write a plot of error against epsilon (PNG or SVG).")] = None,
+        figure: Annotated[
+            Path | None, typer.Option("--plot", help="Write error against epsilon and a map of error (PNG or SVG).")
+        ] = None,
         as_json: AsJson = False,
     ) -> None:
         """Judge mechanisms on a recording before going live. Its output is NOT private and must not be published."""
@@ -41,7 +49,7 @@ def register(app: typer.Typer) -> None:
         from stream.sources.lines import RecordingError
         from stream.windows import utc_text
 
-        settings = read_config(config)
+        settings = read_config(config, **({"speed.statistics": statistics.split(",")} if statistics else {}))
         names = (
             ["configured"]
             if mechanisms == "configured"
@@ -73,8 +81,8 @@ def register(app: typer.Typer) -> None:
             task = bars.add_task("evaluating", total=len(runs) * len(windows))
             for name, chosen in runs:
                 scores += evaluate(chosen, windows, trials, name, lambda: bars.advance(task))
-        if plot is not None:
-            _plot(scores, plot)
+        if figure is not None:
+            _write_plot(scores, figure)
         if as_json:
             typer.echo(json.dumps(report(str(file), trials, scores)))
             return
@@ -95,58 +103,64 @@ def _values(sweep: str | None, present: float) -> list[float]:
     return values
 
 
-def _print(scores: list[Any]) -> None:
-    table = Table(title="Event-weighted error against the truth (not private)")
-    for column in (
-        "mechanism",
-        "statistic",
-        "estimator",
-        "ε",
-        "MAE",
-        "RMSE",
-        "bias",
-        "noise",
-        "coverage",
-        "useful",
-        "s",
-    ):
-        table.add_column(column, justify="left" if column in ("mechanism", "statistic", "estimator") else "right")
+def _print(scores: list[Score]) -> None:
+    width = None if Console().is_terminal else 160
+    errors = Table(title="Error against the truth, weighted by events (NOT PRIVATE)")
+    for name in ("mechanism", "statistic", "estimator"):
+        errors.add_column(name)
+    for name in ("ε", "MAE", "RMSE", "bias", "noise", "unit", "95 % covers", "useful events", "useful cells"):
+        errors.add_column(name, justify="right")
+    runs = Table(title="Runs: charges of users in a window (NOT PRIVATE), duality gap of the noise scales, wall time")
+    runs.add_column("mechanism")
+    for name in ("ε", "unit", "min", "p5", "median", "p95", "max", "duality gap", "windows", "cells", "seconds"):
+        runs.add_column(name, justify="right")
+    seen = set()
     for score in scores:
-        table.add_row(
+        digits = 3 if score.statistic == "distribution" else 2
+        errors.add_row(
             score.mechanism,
             score.statistic,
             score.estimator,
             f"{score.epsilon:g}",
-            f"{score.mae:.2f}",
-            f"{score.rmse:.2f}",
-            f"{score.bias:+.2f}",
+            f"{score.mae:.{digits}f}",
+            f"{score.rmse:.{digits}f}",
+            f"{score.bias:+.{digits}f}",
             "" if score.noise is None else f"{score.noise:.2f}",
-            "" if score.coverage is None else f"{score.coverage:.1%}",
-            "" if score.useful_coverage is None else f"{score.useful_coverage:.0%}",
-            f"{score.seconds:.1f}",
+            score.unit,
+            _percent(score.coverage, 1),
+            _percent(score.useful_coverage),
+            _percent(score.useful_cells),
         )
-    Console(width=None if Console().is_terminal else 150).print(table)
+        if (score.mechanism, score.epsilon) not in seen:
+            seen.add((score.mechanism, score.epsilon))
+            charges = score.charges
+            spread = (charges.least, charges.p5, charges.median, charges.p95, charges.most)
+            gap = "" if score.duality_gap is None else f"{score.duality_gap:.1e}"
+            runs.add_row(
+                score.mechanism,
+                f"{score.epsilon:g}",
+                charges.unit,
+                *(f"{charge:.0f}" for charge in spread),
+                gap,
+                str(score.windows),
+                str(score.cells),
+                f"{score.seconds:.1f}",
+            )
+    console = Console(width=width)
+    console.print(errors)
+    console.print(runs)
 
 
-def _plot(scores: list[Any], path: Path) -> None:
+def _percent(share: float | None, digits: int = 0) -> str:
+    return "" if share is None else f"{share:.{digits}%}"
+
+
+def _write_plot(scores: list[Score], path: Path) -> None:
+    from stream.cli.evaluate_plot import plot
+
     try:
-        from matplotlib.figure import Figure
+        plot(scores, path)
     except ImportError:
         stop("plots need matplotlib: pip install 'hexveil[plot]'", USAGE)
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for score in scores:
-        if score.statistic == "mean":
-            lines.setdefault((score.mechanism, score.estimator), []).append((score.epsilon, score.mae))
-    for (mechanism, estimator), points in lines.items():
-        axes.plot(*zip(*sorted(points), strict=True), marker="o", label=f"{mechanism}, {estimator}")
-    axes.set(
-        xlabel="epsilon per user and window",
-        ylabel="event-weighted error of the mean, km/h",
-        xscale="log",
-        yscale="log",
-    )
-    axes.set_title("Not private: evaluation against true values")
-    axes.legend()
-    figure.savefig(path)
+    except (OSError, ValueError) as error:
+        stop(f"cannot write {path}: {error}; name a .png, .svg or .pdf in a folder that exists", USAGE)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stream.cli import app
-from stream.evaluate import VARIANTS, evaluate, variants, with_epsilon
+from stream.evaluate import VARIANTS, evaluate, report, variants, with_epsilon, with_speed
 from stream.local import REPO_ROOT
 from tests.builders import SLOT, bus_config, random_rows
 
@@ -24,7 +24,7 @@ def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cov
     windows = {SLOT + 3600 * k: random_rows(k, 200, slot=SLOT + 3600 * k) for k in range(3)}
     for name, chosen in variants(config, ["uniform", "exact-loss", "exact-loss+clipping"]):
         for score in evaluate(chosen, windows, 60, name):
-            assert score.charge_max <= config.privacy.epsilon + 1e-9
+            assert score.charges.most <= config.privacy.epsilon_micro
             if score.estimator == "released":
                 assert score.coverage is not None
                 assert 0.93 <= score.coverage <= 0.97, score
@@ -56,13 +56,54 @@ def test_the_command_marks_its_output_as_not_private(tmp_path: Path, monkeypatch
     assert report["private"] is False
     assert "NOT PRIVATE" in report["warning"]
     assert {score["mechanism"] for score in report["scores"]} == {"uniform", "exact-loss"}
-    human = CliRunner().invoke(app, [*arguments, "--sweep", "epsilon=1,2"])
-    assert human.exit_code == 0
+    picture = tmp_path / "errors.png"
+    human = CliRunner().invoke(app, [*arguments, "--sweep", "epsilon=1,2", "--plot", str(picture)])
+    assert human.exit_code == 0, human.output
     assert "NOT PRIVATE" in human.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_figure_of_every_statistic_and_mechanism_is_reported(tmp_path: Path) -> None:
+    config = with_speed(bus_config(tmp_path), statistics=("mean", "variance", "p15", "p50", "p85"))
+    windows = {SLOT + 3600 * k: random_rows(k, 120, slot=SLOT + 3600 * k) for k in range(2)}
+    for name, chosen in variants(config, ["exact-loss", "levy"]):
+        scores = report("day", 3, evaluate(chosen, windows, 3, name))["scores"]
+        raw = {score["statistic"]: score for score in scores if score["estimator"] == "released"}
+        assert set(raw) == {"mean", "variance", "p15", "p50", "p85", "distribution"}
+        assert 0 < raw["distribution"]["mae"] < 1, "a Kolmogorov distance"
+        assert all(score["coverage"] is not None for key, score in raw.items() if key != "distribution")
+        assert raw["mean"]["noise"] > 0
+        assert raw["variance"]["noise"] > 0
+        assert sum(cell["events"] for cell in raw["mean"]["map"]) == 240
+        for score in scores:
+            assert score["charges"]["unit"] == "micro_epsilon"
+            spread = [score["charges"][key] for key in ("least", "p5", "median", "p95", "most")]
+            assert spread == sorted(spread)
+            assert 0 < spread[-1] <= config.privacy.epsilon_micro
+            assert score["seconds"] > 0
+            assert (score["duality_gap"] is not None) == (name == "exact-loss")
+        json.dumps(scores)
+
+
+def test_intervals_of_single_cell_means_cover_95_percent_of_what_noise_was_added_to(tmp_path: Path) -> None:
+    """n = 150 draws × 6 cells a mechanism; the band is ±3.5 points of 0.95 (about 5 σ)."""
+    config = with_speed(bus_config(tmp_path), statistics=("mean",))
+    windows = {SLOT: random_rows(3, 200)}
+    for name, chosen in variants(config, ["baseline", "array-averaging", "levy", "epsilon-quantile"]):
+        (score,) = (s for s in evaluate(chosen, windows, 150, name) if s.estimator == "released")
+        assert score.coverage is not None
+        assert 0.915 <= score.coverage <= 0.985, (name, score.coverage)
 
 
 @pytest.mark.parametrize(
-    "extra", [["--mechanisms", "magic"], ["--sweep", "delta=1"], ["--sweep", "epsilon=-1"], ["--window", "x"]]
+    "extra",
+    [
+        ["--mechanisms", "magic"],
+        ["--sweep", "delta=1"],
+        ["--sweep", "epsilon=-1"],
+        ["--window", "x"],
+        ["--statistics", "mode"],
+    ],
 )
 def test_wrong_usage_is_refused_with_the_choices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: list[str]

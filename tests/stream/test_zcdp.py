@@ -262,7 +262,8 @@ def test_an_epsilon_sweep_sets_the_rho_that_converts_to_it(tmp_path: Path) -> No
         {SLOT: random_rows(1, 100)},
         2,
     )
-    assert score.charge_max <= config.privacy.rho
+    assert score.charges.unit == "nano_rho"
+    assert score.charges.most <= config.privacy.ledger_grant
 
 
 async def test_a_ledger_of_one_unit_is_refused_under_the_other(redis: Redis, tmp_path: Path) -> None:
