@@ -3,7 +3,7 @@
 # docs  this project's pages as a site, in site/
 # lint  ruff and mypy     bench  every benchmark as JSON     clean  what these targets made
 # dashboard  build stream/serve/static from stream/serve/dashboard (Node 20.19 or newer with npm)
-.PHONY: demo test lint bench docs dashboard clean system jars
+.PHONY: demo test lint bench docs dashboard clean system jars packages
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 # What the tests need beyond Python: "command package", Debian's names.
-NEEDS := java:default-jre-headless mvn:maven chromium:chromium promtool:prometheus
+NEEDS := java:default-jre-headless mvn:maven chromium:chromium promtool:prometheus kcat:kcat
 
 $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -38,7 +38,11 @@ system:
 jars: $(READY) system
 	@$(BIN)/python -c 'from stream.local import find_java, find_redis, kafka_jars; find_java(); kafka_jars(); find_redis()'
 
-test: $(READY) system jars
+# Of the JavaScript example and the AsyncAPI validator; without npm their tests are skipped.
+packages:
+	@! command -v npm >/dev/null || npm ci --silent --prefix examples
+
+test: $(READY) system jars packages
 	$(BIN)/python -m pytest -n $(WORKERS) -q
 
 lint: $(READY)
@@ -60,5 +64,5 @@ dashboard:
 	cd stream/serve/dashboard && npm ci && npm test && npm run build
 
 clean:
-	rm -rf stream/serve/dashboard/node_modules stream/serve/dashboard/.test .venv .local build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf examples/node_modules stream/serve/dashboard/node_modules stream/serve/dashboard/.test .venv .local build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,15 +23,17 @@ class TopicPlan:
     retention_ms: int
 
 
+OUTPUT_PLANS = (
+    TopicPlan(HEXAGON_SPEED, 4, 365 * _DAY_MS),
+    TopicPlan(SPATIAL_HISTOGRAM, 1, 365 * _DAY_MS),
+    TopicPlan(WINDOW, 1, -1),
+    TopicPlan(REJECTED, 1, 7 * _DAY_MS),
+)
+
+
 def topic_plans(config: Config) -> list[TopicPlan]:
     """Input and output topics of a deployment."""
-    return [
-        TopicPlan(config.feed.topic, 4, 7 * _DAY_MS),
-        TopicPlan(HEXAGON_SPEED, 4, 365 * _DAY_MS),
-        TopicPlan(SPATIAL_HISTOGRAM, 1, 365 * _DAY_MS),
-        TopicPlan(WINDOW, 1, -1),
-        TopicPlan(REJECTED, 1, 7 * _DAY_MS),
-    ]
+    return [TopicPlan(config.feed.topic, 4, 7 * _DAY_MS), *OUTPUT_PLANS]
 
 
 async def create_topics(config: Config) -> dict[str, str]:

@@ -20,6 +20,7 @@ SUBJECTS = (
     "query",
     "topics",
     "ledger",
+    "schema",
     "bench",
     "demo",
 )

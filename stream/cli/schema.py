@@ -1,0 +1,50 @@
+"""``hexveil schema``: what the messages look like, for those who read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stream.cli.options import USAGE, AsJson, stop
+
+ASYNCAPI = "asyncapi.json"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    schemas = typer.Typer(help="Schemas of the published messages.", no_args_is_help=True)
+    app.add_typer(schemas, name="schema")
+
+    @schemas.command("list")
+    def list_schemas(as_json: AsJson = False) -> None:
+        """Name every output topic and what its messages are."""
+        from stream.releases import OUTPUT_TOPICS, schema
+
+        titles = {topic: schema(topic)["title"] for topic in OUTPUT_TOPICS}
+        if as_json:
+            typer.echo(json.dumps(titles))
+            return
+        width = max(map(len, titles))
+        for topic, title in titles.items():
+            typer.echo(f"{topic:{width}}  {title}")
+
+    @schemas.command("export")
+    def export(
+        folder: Annotated[Path, typer.Argument(help="Where to write them; made if absent.")], as_json: AsJson = False
+    ) -> None:
+        """Write the JSON Schema (2020-12) of every output topic and the AsyncAPI 3.1 document of all of them."""
+        from stream.asyncapi import document
+        from stream.releases import OUTPUT_TOPICS, schema
+
+        contents = {f"{topic}.json": schema(topic) for topic in OUTPUT_TOPICS} | {ASYNCAPI: document()}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, content in contents.items():
+                (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            stop(f"{folder} cannot be written to ({error.strerror}); name a folder of yours", USAGE)
+        written = [str(folder / name) for name in contents]
+        typer.echo(json.dumps(written) if as_json else "\n".join(written))

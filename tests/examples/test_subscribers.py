@@ -1,0 +1,81 @@
+"""The example subscribers read complete windows, each once, from a real broker that repeats and mixes messages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stream.local import REPO_ROOT
+from stream.topics import create_topics
+from tests.builders import bus_config
+from tests.serve.serving import publish
+from tests.serve.test_serve_histograms import with_histograms
+from tests.serve.test_serve_stream import windows_of
+
+EXAMPLES = REPO_ROOT / "examples"
+
+
+def packages_missing() -> bool:
+    return shutil.which("node") is None or not (EXAMPLES / "node_modules" / "@platformatic").is_dir()
+
+
+CLIENTS = [
+    pytest.param([sys.executable, "subscriber.py"], id="python"),
+    pytest.param(
+        ["sh", "subscriber.sh"],
+        id="kcat",
+        marks=pytest.mark.skipif(shutil.which("kcat") is None, reason="no kcat here (Debian: apt-get install kcat)"),
+    ),
+    pytest.param(
+        ["node", "subscriber.js"],
+        id="javascript",
+        marks=pytest.mark.skipif(packages_missing(), reason="no node_modules in examples; run: npm ci"),
+    ),
+]
+
+
+@pytest.mark.parametrize("command", CLIENTS)
+async def test_a_subscriber_tells_each_complete_window_once(
+    command: list[str], kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
+    histograms, _ = with_histograms(tmp_path, overrides)
+    _, torn, last = windows_of(tmp_path, overrides, 3)
+    altered = [torn[0]._replace(value=torn[0].value.replace(b'"epsilon":2.0', b'"epsilon":2.5')), *torn[1:]]
+    assert altered[0].value != torn[0].value
+    await create_topics(bus_config(tmp_path, **overrides))
+    await publish(kafka, [*histograms, *histograms, *altered, *last[:-1]])
+    process = await asyncio.create_subprocess_exec(
+        *command, kafka, topic_name, "2", cwd=EXAMPLES, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(90):
+            first = (await process.stdout.readline()).decode()
+            await publish(kafka, [histograms[-1], last[-1], *last])
+            rest = (await process.stdout.read()).decode()
+            code = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    said = (await process.stderr.read()).decode()
+    assert code == 0, said
+    starts = [json.loads(made[-1].value)["window"]["start"] for made in (histograms, last)]
+    assert (first + rest).splitlines() == [
+        f"{topic_name} {starts[0]} {len(histograms) - 1} messages",
+        f"{topic_name} {starts[1]} {len(last) - 1} messages",
+    ], said
+
+
+@pytest.mark.parametrize("command", CLIENTS)
+def test_a_subscriber_without_arguments_says_how_it_is_used(command: list[str]) -> None:
+    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "BOOTSTRAP FEED [COUNT]" in done.stderr
