@@ -15,6 +15,7 @@ from dpcore.spatial import BudgetSplit
 from stream.section import Domain, Section
 
 Mechanism = Literal[
+    "auto",
     "uniform",
     "singular",
     "ug",
@@ -31,7 +32,7 @@ MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
 
 MAX_MESSAGE_BYTES = 900_000
 """Largest message a configuration may lead to; Kafka brokers refuse 1 MiB."""
-_PARTITIONS = ("ag", "quadtree", "kdtree", "htf", "sparse")
+_PARTITIONS = ("auto", "ag", "quadtree", "kdtree", "htf", "sparse")
 _BYTES_PER_CELL = {"grid": 12, "partition": 50, "euler": 9}
 """Of one number, of one part with its sides and variance, of one component; numbers of at most seven digits."""
 MAX_SCALE = 1_000

@@ -18,6 +18,7 @@ from dpcore.noise import Noise
 from dpcore.spatial import (
     HTF,
     AdaptiveGrid,
+    Auto,
     Domain,
     E2EPriv,
     Histogram,
@@ -165,6 +166,7 @@ def mechanism_of(name: str, plan: HistogramPlan) -> SpatialMechanism:
     if name == "e2epriv":
         return E2EPriv(plan.sizes, _tuning_queries(plan))
     mechanisms: dict[str, SpatialMechanism] = {
+        "auto": Auto(),
         "uniform": Uniform(),
         "singular": Singular(),
         "ug": UniformGrid(),

@@ -31,6 +31,7 @@ def riders_config(tmp_path: Path, **overrides: Any) -> Config:
 
 EVERY_MECHANISM = [
     "ag",
+    "auto",
     "e2epriv",
     "euler",
     "htf",
