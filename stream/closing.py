@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
+from stream.carried import carry
 from stream.config import Config
 from stream.fixes import Fixes, fixes_of, histogram_box
 from stream.histograms import DrawnHistogram, draw_histograms
@@ -207,7 +208,7 @@ class Closing:
                 left = self.config.privacy.ledger_budget - await self.ledger.spent(
                     period.key, counts.users, besides=slot
                 )
-                mine = encode_plan(plan_window(counts, left, self.config, window, period, generation, fixes))
+                mine = await self._encoded(plan_window(counts, left, self.config, window, period, generation, fixes))
                 await self.redis.set(key, mine, nx=True)
                 blob = await self.redis.get(key) or mine
             plan = decode_plan(blob)
@@ -224,12 +225,16 @@ class Closing:
                 return plan
             left = self.config.privacy.ledger_budget - await self.ledger.spent(period.key, counts.users, besides=slot)
             left[np.isin(counts.users, refused)] = 0
-            mine = encode_plan(plan_window(counts, left, self.config, window, period, generation, fixes))
+            mine = await self._encoded(plan_window(counts, left, self.config, window, period, generation, fixes))
             blob = await self.redis.eval(_REPLACE, 1, key, blob, mine)
         raise LedgerError(
             f"window {utc_text(slot)}: budgets were spent elsewhere during {_PLAN_ATTEMPTS} plans; "
             "it is tried again later"
         )
+
+    async def _encoded(self, plan: Plan) -> bytes:
+        """``plan`` as it is stored, with the ranges that the memory of released values gives."""
+        return encode_plan(carry(plan, decode_memory(await self.redis.get(self._key("memory"))), self.config))
 
     async def _clean(self, slot: int) -> None:
         await self.rows.drop_rows(slot)

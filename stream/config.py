@@ -221,7 +221,7 @@ class SpeedConfig(Section):
     ] = "allocated"
     suppression: Literal["chop-user", "none"] = "chop-user"
     allocation: Literal["exact-loss", "uniform"] = "exact-loss"
-    clipping: Literal["joint", "none"] = "joint"
+    clipping: Literal["joint", "carried", "none"] = "joint"
     sum_cap: float = Field(default=0.0, ge=0, le=1000)
     post_processing: tuple[Literal["empirical-bayes", "kalman"], ...] = ("empirical-bayes",)
     min_users: int = Field(default=1, ge=1)
@@ -366,6 +366,10 @@ class Config(BaseSettings):
         if (self.relation == "participation") != (self.participation is not None):
             raise ValueError("[participation] and relation = 'participation' go together; give both or neither")
         if self.relation == "values":
+            if self.speed.clipping == "carried":
+                raise ValueError(
+                    "speed.clipping 'carried' is for relation 'participation' only; under 'values' set it to 'joint' or 'none'"
+                )
             return self
         refused = {
             "speed.mean_mechanism": (self.speed.mean_mechanism != "allocated", "it reads counts", "'allocated'"),
@@ -375,7 +379,7 @@ class Config(BaseSettings):
                 "exact-loss sets noise by raw counts",
                 "'uniform'",
             ),
-            "speed.clipping": (self.speed.clipping != "none", "joint clipping reads counts", "'none'"),
+            "speed.clipping": (self.speed.clipping == "joint", "joint clipping reads counts", "'none' or 'carried'"),
             "speed.sum_cap": (self.speed.sum_cap != 0, "the cap follows the counts of all users", "0"),
             "speed.post_processing": (
                 "empirical-bayes" in self.speed.post_processing,
@@ -387,6 +391,25 @@ class Config(BaseSettings):
         problems = [f"{key}: {why}; set it to {fix}" for key, (bad, why, fix) in refused.items() if bad]
         if problems:
             raise ValueError("not under relation 'participation': " + "; ".join(problems))
+        return self
+
+    @model_validator(mode="after")
+    def _something_is_carried_over(self) -> Self:
+        if self.speed.clipping != "carried":
+            return self
+        needs = {
+            "speed.statistics": (
+                "variance" in self.speed.statistics,
+                "users' clipped means hold no variance of speeds; leave out 'variance'",
+            ),
+            "speed.post_processing": (
+                "kalman" not in self.speed.post_processing,
+                "it alone carries releases over; set it to ['kalman']",
+            ),
+        }
+        problems = [f"{key}: {why}" for key, (bad, why) in needs.items() if bad]
+        if problems:
+            raise ValueError("not with speed.clipping 'carried': " + "; ".join(problems))
         return self
 
     @model_validator(mode="after")

@@ -18,6 +18,7 @@ from dpcore.accounting import NANO, rho_of
 from dpcore.cdf import cell_histograms
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
+from stream.carried import carry
 from stream.cell_means import MECHANISMS
 from stream.closing import slotting_of
 from stream.config import Config
@@ -109,7 +110,9 @@ def evaluate(
         gap = duality_gap(plan, counts, config) if plan.relation == "values" else None
         gaps += [] if gap is None else [gap]
         cells += counts.n_cells
-        memories = [_score_draw(plan, contributions, config, tables, memory) for memory in memories]
+        memories = [
+            _score_draw(carry(plan, memory, config), contributions, config, tables, memory) for memory in memories
+        ]
         on_window()
     run = Run(
         mechanism=mechanism,

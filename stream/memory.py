@@ -45,6 +45,10 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     profile: bytes
     profile_variance: bytes
     hours: float
+    seen: bytes = b""
+    low: bytes = b""
+    high: bytes = b""
+    """Cells of the window, ascending, and the 95 % interval of the smoothed mean of each."""
 
 
 def encode_memory(memory: Memory) -> bytes:
@@ -63,7 +67,10 @@ def decode_memory(blob: bytes | None) -> Memory | None:
         return None
     columns = (state.shift, state.precision, state.places, state.trend_covariance, state.profile)
     K = len(state.cells)
-    whole = len(state.places) == len(state.precision) == len(state.shift) == K and len(state.profile) == 24
+    ends = [np.frombuffer(column, "<f8") for column in (memory.low, memory.high)]
+    columns += (*ends,)
+    whole = 8 * len(ends[0]) == 8 * len(ends[1]) == len(memory.seen)
+    whole &= len(state.places) == len(state.precision) == len(state.shift) == K and len(state.profile) == 24
     finite = all(np.all(np.isfinite(column)) for column in columns) and np.all(state.precision > 0)
     return memory if memory.version == VERSION and whole and finite else None
 
@@ -87,7 +94,24 @@ def step(
     )
     table = np.zeros((3, len(bodies)))
     table[:, np.array(released, dtype=np.int64)[order]] = found.value, found.low, found.high
-    return memory if late else _memory(state, window, upper), Derived("kalman", *table)
+    if late:
+        return memory, Derived("kalman", *table)
+    after = _memory(state, window, upper)
+    ends = [column.astype("<f8").tobytes() for column in (found.low, found.high)]
+    after = msgspec.structs.replace(after, seen=releases.cells.astype("<u8").tobytes(), low=ends[0], high=ends[1])
+    return after, Derived("kalman", *table)
+
+
+def intervals(memory: Memory, cells: npt.NDArray[np.uint64]) -> tuple[FloatArray, FloatArray]:
+    """Low and high end of the smoothed mean of each of ``cells`` (C,) in the last window, km/h; [0, U] where unknown."""
+    seen = np.frombuffer(memory.seen, "<u8")
+    low, high = np.zeros(len(cells)), np.full(len(cells), memory.upper)
+    if len(seen):
+        at = np.minimum(np.searchsorted(seen, cells), len(seen) - 1)
+        known = seen[at] == cells
+        low[known] = np.frombuffer(memory.low, "<f8")[at[known]]
+        high[known] = np.frombuffer(memory.high, "<f8")[at[known]]
+    return low, high
 
 
 def _releases(bodies: Sequence[dict[str, Any]]) -> tuple[Releases, npt.NDArray[np.int64]]:

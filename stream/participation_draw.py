@@ -16,7 +16,7 @@ from dpcore.level_tree import LevelTree
 from dpcore.noise import Noise
 from dpcore.scales import check_total
 from stream.config import SPEED_QUANTUM_KMH
-from stream.participation import PERCENTS, UNIT, Layout, sample_weights
+from stream.participation import PERCENTS, UNIT, Layout, pair_weights, sample_weights
 from stream.plan import DECIMALS, Columns, Plan, PlanError, check_rows
 
 IntArray = npt.NDArray[np.int64]
@@ -43,8 +43,12 @@ def exact_integers(plan: Plan, contributions: Contributions) -> IntArray:
     column = np.searchsorted(cells, counts.cells[counts.pair_cell])
     of_value = np.repeat(column, counts.samples)
     weights = sample_weights(kept, plan.weight)
-    parts = polynomials(kept.values, weights, plan.upper_quanta, found.polynomials)
-    rows = [_sums(of_value, part, listed) for part in parts]
+    if plan.lower:
+        parts = polynomials(_in_range(plan, kept, column), pair_weights(counts, plan.weight), plan.upper_quanta, 1)
+        rows = [_sums(column, part, listed) for part in parts]
+    else:
+        parts = polynomials(kept.values, weights, plan.upper_quanta, found.polynomials)
+        rows = [_sums(of_value, part, listed) for part in parts]
     if found.users:
         rows.append(UNIT * np.bincount(column[counts.samples > 0], minlength=listed)[:listed])
     if found.tree is not None:
@@ -54,6 +58,18 @@ def exact_integers(plan: Plan, contributions: Contributions) -> IntArray:
         levels = found.tree.levels(_sums(slot, weights, listed * bins).reshape(listed, bins))
         rows += [node for level, real in zip(levels, found.tree.real_nodes(), strict=True) for node in level.T[:real]]
     return np.array(rows, dtype=np.int64)
+
+
+def _in_range(plan: Plan, kept: Contributions, column: IntArray) -> IntArray:
+    """Each pair's mean, clipped to the range of its cell and mapped from it to [0, U], shape (P,): nearest integers."""
+    samples = kept.counts.samples
+    lower, upper = (np.append(np.frombuffer(end, "<i8"), 0)[column] for end in (plan.lower, plan.upper))
+    total = np.append(0, np.cumsum(kept.values))[kept.pair_start]
+    whole = samples * (upper - lower)
+    above = np.clip(np.diff(total) - samples * lower, 0, whole)
+    some = np.maximum(whole, 1)
+    found: IntArray = (2 * above * plan.upper_quanta + some) // (2 * some)
+    return found
 
 
 def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
@@ -103,7 +119,7 @@ def _columns(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
         columns = {"users": _count(noisy[degree + 1], float(law.deviations[1]), law), "events": counted}
     upper = plan.upper_quanta * SPEED_QUANTUM_KMH
     if "mean" in plan.statistics:
-        columns["mean"] = _ratio("mean", held.mean(law.two_sided[0]), upper, upper, law)
+        columns["mean"] = _ratio("mean", held.mean(law.two_sided[0]), _width(plan), upper, law, _lower(plan))
     if "variance" in plan.statistics:
         columns["variance"] = _ratio("variance", held.variance(law.two_sided[1]), upper**2, upper**2 / 4, law)
     if found.tree is not None:
@@ -118,16 +134,30 @@ def _count(raw: FloatArray, deviation: float, law: _Law) -> Columns:
     return Columns(raw, np.maximum(raw, 0.0), scale, raw - half, raw + half, _NO_BOUND)
 
 
-def _ratio(name: str, ratio: Ratio, unit: float, top: float, law: _Law) -> Columns:
-    raw, step = np.round(ratio.value * unit, DECIMALS[name]), 0.5 * 10.0 ** -DECIMALS[name]
+def _ratio(
+    name: str, ratio: Ratio, unit: float | FloatArray, top: float, law: _Law, lower: float | FloatArray = 0.0
+) -> Columns:
+    raw, step = np.round(lower + ratio.value * unit, DECIMALS[name]), 0.5 * 10.0 ** -DECIMALS[name]
     return Columns(
         raw,
-        np.clip(raw, 0.0, top),
+        np.clip(raw, lower, np.minimum(lower + unit, top)),
         ratio.deviation * unit / law.per_scale,
-        ratio.low * unit - step,
-        ratio.high * unit + step,
+        lower + ratio.low * unit - step,
+        lower + ratio.high * unit + step,
         top,
     )
+
+
+def _lower(plan: Plan) -> FloatArray:
+    """Low end of the range of each cell's mean, km/h: (C,) or a number."""
+    return np.frombuffer(plan.lower or bytes(8), "<i8") * SPEED_QUANTUM_KMH
+
+
+def _width(plan: Plan) -> FloatArray:
+    """Width of the range of each cell's mean, km/h."""
+    if not plan.upper:
+        return np.array([plan.upper_quanta * SPEED_QUANTUM_KMH])
+    return np.frombuffer(plan.upper, "<i8") * SPEED_QUANTUM_KMH - _lower(plan)
 
 
 def _percentiles(

@@ -182,6 +182,7 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
     window = {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)}
     how_many = _how_many(plan, counts, columns)
     published = np.frombuffer(plan.published, np.uint8)
+    ranges = np.array([np.frombuffer(end, "<i8") for end in (plan.lower, plan.upper)]).T * SPEED_QUANTUM_KMH
     bodies = []
     for g, cell in enumerate(np.frombuffer(plan.cells, "<u8").tolist()):
         body: Body = {
@@ -195,6 +196,9 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
             **_zcdp_fields(plan),
             "status": "published" if published[g] else "suppressed",
         } | {name: column[g] for name, column in how_many.items()}
+        if len(ranges):
+            lower, upper = ranges[g].round(2).tolist()
+            body["clipping"] = {"lower": lower, "upper": upper, "unit": UNITS["mean"]}
         if published[g]:
             body |= {name: _estimate(name, columns[name], g) for name in plan.statistics}
         bodies.append(body)

@@ -83,6 +83,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     and noise scales are of discrete Gaussians. ``mean_epsilon_micro``: µε of one cell's mean, 0 where the mean is allocated. ``retained``: (P,) samples kept per pair. ``published``: (C,) 0/1. ``numerators``/``denominators``: noise scales,
     under "values" C for each of mean and variance, then C·h of the distribution's levels (numerator 0 = nothing to
     hide), constants under "participation": of the polynomials, of the users where they are counted apart, of each level.
+    ``lower``/``upper``: (C,) quanta to which a user's mean in a cell is clipped, from released values; empty: none.
     ``weight``: what counts alike under "participation": a sample, a user in a cell, or a user in the window.
     ``sum_cap``: most that one user adds to a cell's Σx, in quanta; 0 for no cap.
     """
@@ -111,6 +112,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     denominators: bytes
     sum_cap: int = 0
     zcdp: ZcdpTerms | None = None
+    lower: bytes = b""
+    upper: bytes = b""
     histogram: HistogramPlan | None = None
 
     @property
