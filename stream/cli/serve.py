@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from stream.cli.options import DEFAULT_CONFIG, USAGE, ConfigFile, read_config, stop
+from stream.config import ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -23,14 +25,22 @@ def register(app: typer.Typer) -> None:
         """Serve releases over HTTP, outside the trust boundary: a dashboard, JSON, GeoJSON, an event stream, metrics."""
         from aiohttp import web
 
+        from stream.connection import kafka_options
         from stream.serve.api import make_app
+        from stream.serve.guards import worth_a_log
         from stream.serve.pages import BasemapError, check_basemap
 
         settings = read_config(config)
         public = settings.public
         try:
             tiles = None if basemap is None else check_basemap(basemap)
-        except BasemapError as error:
+            kafka_options(settings.kafka)
+        except (BasemapError, ConfigError) as error:
             stop(str(error), USAGE)
+        logging.getLogger("aiohttp.server").addFilter(worth_a_log)
         typer.echo(f"http://{public.host}:{public.port}/", err=True)
-        web.run_app(make_app(settings, tiles), host=public.host, port=public.port, print=None, access_log=None)
+        try:
+            web.run_app(make_app(settings, tiles), host=public.host, port=public.port, print=None, access_log=None)
+        except OSError as error:
+            where = f"{public.host}:{public.port} (public.host, public.port)"
+            stop(f"{where} cannot be listened on: {error.strerror}; choose another address", USAGE)

@@ -26,6 +26,7 @@ _CACHE_CONTROL = {
     "revalidate": "public, no-cache",
 }
 _MIN_GZIP = 1024
+_PACKED = "-gzip"
 _IN_THREAD = 64 * 1024
 """Bodies above this many bytes are compressed outside the event loop."""
 
@@ -53,8 +54,8 @@ def problem_of(error: web.HTTPException) -> Problem:
     return Problem(error.status, phrase, "see /api/v1/openapi.json for every path")
 
 
-def tag_of(*parts: object) -> str:
-    """An entity tag of whatever a body is determined by."""
+def key_of(*parts: object) -> str:
+    """A name for whatever a body is determined by, within this process."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
@@ -62,12 +63,14 @@ def tag_of(*parts: object) -> str:
 class _Body:
     plain: bytes
     packed: bytes | None
+    tag: str
+    """Entity tag of the plain form; that of the compressed one has a suffix, as its bytes are others."""
 
 
 class Answers:
     """Makes each body once, compresses it once, and keeps the newest of them.
 
-    A body belongs to its tag for good: same tag, same bytes. Tags are weak, since they cover the compressed form too.
+    A body belongs to its key for good: same key, same bytes. Entity tags are strong: they are digests of the bytes.
     """
 
     def __init__(self, max_bytes: int = 64 << 20) -> None:
@@ -79,38 +82,39 @@ class Answers:
     async def answer(
         self,
         request: web.Request,
-        tag: str,
+        key: str,
         make: Callable[[], bytes],
         kind: str,
         freshness: Freshness,
         filename: str | None = None,
     ) -> web.Response:
         """The body that ``make`` (run in a thread) gives, or 304 where the client has it already."""
-        headers = {"ETag": f'W/"{tag}"', "Cache-Control": _CACHE_CONTROL[freshness], "Vary": "Accept-Encoding"}
-        if _has(request, tag):
-            return web.Response(status=304, headers=headers)
+        body = await self._body(key, make, kind)
+        known = _offered(request, body.tag)
+        headers = {"Cache-Control": _CACHE_CONTROL[freshness], "Vary": "Accept-Encoding"}
+        if known is not None:
+            return web.Response(status=304, headers=headers | {"ETag": known})
         if filename is not None:
             headers["Content-Disposition"] = f'attachment; filename="{filename}"'
-        body = await self._body(tag, make, kind)
-        data = body.plain
+        data, headers["ETag"] = body.plain, f'"{body.tag}"'
         if body.packed is not None and accepts_gzip(request.headers.get("Accept-Encoding", "")):
-            data = body.packed
+            data, headers["ETag"] = body.packed, f'"{body.tag}{_PACKED}"'
             headers["Content-Encoding"] = "gzip"
         charset = "utf-8" if kind == CSV else None
         return web.Response(body=data, content_type=kind, charset=charset, headers=headers)
 
-    async def _body(self, tag: str, make: Callable[[], bytes], kind: str) -> _Body:
-        kept = self._kept.get(tag)
+    async def _body(self, key: str, make: Callable[[], bytes], kind: str) -> _Body:
+        kept = self._kept.get(key)
         if kept is not None:
-            self._kept.move_to_end(tag)
+            self._kept.move_to_end(key)
             return kept
-        task = self._making.get(tag)
+        task = self._making.get(key)
         if task is None:
-            task = self._making[tag] = asyncio.create_task(self._make(tag, make, kind))
-            task.add_done_callback(lambda _: self._making.pop(tag, None))
+            task = self._making[key] = asyncio.create_task(self._make(key, make, kind))
+            task.add_done_callback(lambda _: self._making.pop(key, None))
         return await asyncio.shield(task)
 
-    async def _make(self, tag: str, make: Callable[[], bytes], kind: str) -> _Body:
+    async def _make(self, key: str, make: Callable[[], bytes], kind: str) -> _Body:
         plain = await asyncio.to_thread(make)
         packed = None
         if len(plain) >= _MIN_GZIP and kind != PARQUET:
@@ -118,10 +122,10 @@ class Answers:
                 packed = _pack(plain)
             else:
                 packed = await asyncio.to_thread(_pack, plain)
-        body = _Body(plain, packed)
+        body = _Body(plain, packed, hashlib.sha256(plain).hexdigest()[:32])
         size = len(plain) + len(packed or b"")
         if size <= self._max_bytes // 4:
-            self._kept[tag] = body
+            self._kept[key] = body
             self._size += size
             while self._size > self._max_bytes:
                 _, old = self._kept.popitem(last=False)
@@ -133,9 +137,14 @@ def _pack(plain: bytes) -> bytes:
     return gzip.compress(plain, compresslevel=6, mtime=0)
 
 
-def _has(request: web.Request, tag: str) -> bool:
-    offered = request.if_none_match or ()
-    return any(one.value in (tag, "*") for one in offered)
+def _offered(request: web.Request, tag: str) -> str | None:
+    """The entity tag of this body that the client already has."""
+    for one in request.if_none_match or ():
+        if one.value in (tag, tag + _PACKED):
+            return f'"{one.value}"'
+        if one.value == "*":
+            return f'"{tag}"'
+    return None
 
 
 def accepts_gzip(accepted: str) -> bool:

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import structlog
 from aiohttp import web
 from prometheus_client import generate_latest
 
 from stream.config import Config
 from stream.serve import document, guards
-from stream.serve.answers import JSON, Answers, tag_of
+from stream.serve.answers import JSON, Answers, key_of
 from stream.serve.broadcast import Broadcast, allow_connections
 from stream.serve.consumer import TopicReader
 from stream.serve.hexagons import Hexagons
@@ -24,12 +25,15 @@ from stream.serve.pages import add_pages
 from stream.serve.parameters import read_all
 from stream.serve.view import View
 
+log = structlog.get_logger()
+
 
 class Service:
     """State shared by the handlers: the view, its reader, and the open event streams."""
 
     def __init__(self, config: Config) -> None:
         self._max_streams = config.public.max_streams
+        self._reading: asyncio.Task[None] | None = None
         self.metrics = PublicMetrics()
         self.view = View(config.public.max_windows)
         self.answers = Answers()
@@ -43,11 +47,13 @@ class Service:
     async def openapi(self, request: web.Request) -> web.Response:
         """The OpenAPI document."""
         read_all(request, ())
-        return await self.answers.answer(request, tag_of(self._document), lambda: self._document, JSON, "revalidate")
+        return await self.answers.answer(request, key_of(self._document), lambda: self._document, JSON, "revalidate")
 
     async def health(self, request: web.Request) -> web.Response:
-        """The process answers."""
-        return web.json_response({"status": "ok"}, headers={"Cache-Control": "no-store"})
+        """The process answers, and reads; where it does not, only a new start helps."""
+        reading = self._reading is not None and not self._reading.done()
+        body = {"status": "ok" if reading else "no longer reading; its operator finds the reason in the log"}
+        return web.json_response(body, status=200 if reading else 503, headers={"Cache-Control": "no-store"})
 
     async def ready(self, request: web.Request) -> web.Response:
         """Everything that retention kept was read."""
@@ -66,15 +72,21 @@ class Service:
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
         """Read the topics while the service runs."""
         allow_connections(self._max_streams)
-        task = asyncio.create_task(self.reader.run())
+        self._reading = asyncio.create_task(self.reader.run())
+        self._reading.add_done_callback(_tell_failure)
         yield
-        task.cancel()
+        self._reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await task
+            await self._reading
 
     async def end_streams(self, app: web.Application) -> None:
         """Let open event streams finish at once."""
         self.broadcast.end_all()
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("reading ended", exc_info=error)
 
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)

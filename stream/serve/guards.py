@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from stream.serve.answers import Problem, problem_of
 from stream.serve.metrics import PublicMetrics
@@ -103,3 +105,8 @@ def headers(origins: Sequence[str]) -> Callable[[web.Request, web.StreamResponse
 def _allowed(request: web.Request, origins: Sequence[str]) -> bool:
     origin = request.headers.get("Origin")
     return origin is not None and ("*" in origins or origin in origins)
+
+
+def worth_a_log(record: logging.LogRecord) -> bool:
+    """A filter for ``aiohttp.server``: bytes that are no HTTP are the sender's fault and write no traceback here."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from stream.ranges import Box
-from stream.serve.answers import CSV, GEOJSON, JSON, PARQUET, Answers, Freshness, Problem, tag_of
+from stream.serve.answers import CSV, GEOJSON, JSON, PARQUET, Answers, Freshness, Problem, key_of
 from stream.serve.downloads import ParquetMissingError, feature, to_csv, to_geojson, to_parquet
 from stream.serve.view import View, WindowView
 
@@ -46,13 +46,13 @@ class Hexagons:
         """Newest first."""
         chosen = self._view.ordered(feed)[:limit]
         body = msgspec.json.encode({"windows": [window.summary() for window in chosen]})
-        return await self._answers.answer(request, tag_of(body), lambda: body, JSON, "revalidate")
+        return await self._answers.answer(request, key_of(body), lambda: body, JSON, "revalidate")
 
     async def window(self, request: web.Request, feed: str, window: str) -> web.Response:
         """One window with its marker."""
         found = known_window(self._view, window, feed)
         body = msgspec.json.encode(found.summary())
-        return await self._answers.answer(request, tag_of(body), lambda: body, JSON, freshness_of(found, window))
+        return await self._answers.answer(request, key_of(body), lambda: body, JSON, freshness_of(found, window))
 
     async def hexagons(
         self,
@@ -65,12 +65,12 @@ class Hexagons:
     ) -> web.Response:
         """Cells of one window in ascending order."""
         found = known_window(self._view, window, feed)
-        tag = tag_of("hexagons", found.tag, bbox, resolution, shape)
-        values = found.in_order()
+        key = key_of("hexagons", found.tag, bbox, resolution, shape)
+        cells = dict(found.cells)
         summary = found.summary()
 
         def make() -> bytes:
-            chosen = _chosen(values, bbox, resolution)
+            chosen = [cells[cell] for cell in sorted(cells) if _wanted(cell, bbox, resolution)]
             if shape == "json":
                 # Values are JSON already and checked when they came: they are put together, not made again.
                 head = msgspec.json.encode(summary)[:-1]
@@ -80,13 +80,13 @@ class Hexagons:
             return msgspec.json.encode({"type": "FeatureCollection", "features": features})
 
         kind = JSON if shape == "json" else GEOJSON
-        return await self._answers.answer(request, tag, make, kind, freshness_of(found, window))
+        return await self._answers.answer(request, key, make, kind, freshness_of(found, window))
 
     async def cell(self, request: web.Request, feed: str, cell: str, limit: int) -> web.Response:
         """The newest releases of one cell, oldest first."""
         past = self._view.history(cell, feed)[-limit:]
         body = b'{"cell":"' + cell.encode() + b'","releases":[' + b",".join(past) + b"]}"
-        return await self._answers.answer(request, tag_of(body), lambda: body, JSON, "revalidate")
+        return await self._answers.answer(request, key_of(body), lambda: body, JSON, "revalidate")
 
     async def download(self, request: web.Request, feed: str, window: str, suffix: str) -> web.Response:
         """A complete window as a file."""
@@ -96,26 +96,18 @@ class Hexagons:
         kind, write = FILES[suffix]
         values = found.in_order()
         name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}.{suffix}"
-        tag = tag_of("download", found.tag, suffix)
+        key = key_of("download", found.tag, suffix)
         try:
-            return await self._answers.answer(request, tag, lambda: write(values), kind, "immutable", name)
+            return await self._answers.answer(request, key, lambda: write(values), kind, "immutable", name)
         except ParquetMissingError:
             remedy = "install it beside the service: pip install 'hexveil[parquet]'; or download .csv or .geojson"
             raise Problem(501, "Parquet needs pyarrow, which this service does not have", remedy) from None
 
 
-def _chosen(values: list[bytes], bbox: Box | None, resolution: int | None) -> list[bytes]:
-    if bbox is None and resolution is None:
-        return values
-    chosen = []
-    for value in values:
-        body = msgspec.json.decode(value)
-        if resolution not in (None, body["resolution"]) or (bbox is not None and not _inside(body["cell"], bbox)):
-            continue
-        chosen.append(value)
-    return chosen
-
-
-def _inside(cell: str, box: Box) -> bool:
+def _wanted(cell: str, box: Box | None, resolution: int | None) -> bool:
+    if resolution is not None and h3.get_resolution(cell) != resolution:
+        return False
+    if box is None:
+        return True
     lat, lng = h3.cell_to_latlng(cell)
     return bool(box[0] <= lng <= box[2] and box[1] <= lat <= box[3])

@@ -11,7 +11,7 @@ from aiohttp import web
 from dpcore.spatial import histogram_from_release
 from dpcore.spatial.release import Released
 from stream.ranges import Box, RangeError, count_in
-from stream.serve.answers import JSON, Answers, Problem, tag_of
+from stream.serve.answers import JSON, Answers, Problem, key_of
 from stream.serve.hexagons import freshness_of, known_window
 from stream.serve.view import View, WindowView
 
@@ -49,13 +49,13 @@ class Histograms:
                 ]
             }
         )
-        return await self._answers.answer(request, tag_of(body), lambda: body, JSON, "revalidate")
+        return await self._answers.answer(request, key_of(body), lambda: body, JSON, "revalidate")
 
     async def release(self, request: web.Request, feed: str, window: str, mechanism: str) -> web.Response:
         """The message as it was released."""
         found = known_window(self._view, window, feed)
         value = _chosen(found, mechanism)[1]
-        return await self._answers.answer(request, tag_of(value), lambda: value, JSON, freshness_of(found, window))
+        return await self._answers.answer(request, key_of(value), lambda: value, JSON, freshness_of(found, window))
 
     async def count(
         self, request: web.Request, feed: str, window: str, bbox: Box, mechanism: str | None
@@ -63,13 +63,13 @@ class Histograms:
         """Estimated number in a range, with its 95 % noise interval."""
         found = known_window(self._view, window, feed)
         value = _chosen(found, mechanism)[1]
-        tag = tag_of("count", value, bbox)
+        key = key_of("count", value, bbox)
 
         def make() -> bytes:
             return msgspec.json.encode(count_in(msgspec.json.decode(value), bbox, _histogram(value)))
 
         try:
-            return await self._answers.answer(request, tag, make, JSON, freshness_of(found, window))
+            return await self._answers.answer(request, key, make, JSON, freshness_of(found, window))
         except RangeError as error:
             raise Problem(400, error.message, error.remedy) from None
 

@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from stream.config import Config
-from stream.serve.answers import JSON, Answers, accepts_gzip, tag_of
+from stream.serve.answers import JSON, Answers, accepts_gzip, key_of
 from stream.serve.hexagons import known_window
 from stream.serve.limits import LIMITS
 from stream.serve.usual import Usual
@@ -129,15 +129,15 @@ class Pages:
 
     async def settings(self, request: web.Request) -> web.Response:
         """What the page must know of the deployment before any window."""
-        tag = tag_of(self._settings)
-        return await self._answers.answer(request, tag, lambda: self._settings, JSON, "revalidate")
+        key = key_of(self._settings)
+        return await self._answers.answer(request, key, lambda: self._settings, JSON, "revalidate")
 
     async def usual(self, request: web.Request) -> web.Response:
         """Usual values of the cells before a window."""
         window = known_window(self._view, request.query.get("window"), self._feed)
         earlier = self._usual.earlier(self._view, window)
-        tag = tag_of("usual", window.start, [other.tag for other in earlier])
-        return await self._answers.answer(request, tag, partial(self._usual.over, window, earlier), JSON, "revalidate")
+        key = key_of("usual", window.start, [other.tag for other in earlier])
+        return await self._answers.answer(request, key, partial(self._usual.over, window, earlier), JSON, "revalidate")
 
     async def tiles(self, request: web.Request) -> web.StreamResponse:
         """The basemap, whole or by byte ranges."""

@@ -116,7 +116,7 @@ def _start(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    if len(text) != 15 or not h3.is_valid_cell(text):
+    if len(text) != 15 or text != text.lower() or not h3.is_valid_cell(text):
         raise ValueError("is no H3 cell of 15 lower-case hexadecimal digits")
     return text
 

@@ -68,8 +68,8 @@ class WindowView:
 
     @property
     def tag(self) -> str:
-        """Changes whenever what is known of this window does."""
-        return digest([self.marker or b"", str(self.size).encode()])[7:39]
+        """Changes whenever what is known of this window does, and is that of no other window."""
+        return digest([f"{self.feed} {self.start} {self.size} ".encode(), self.marker or b""])[7:39]
 
     def summary(self) -> dict[str, Any]:
         """The window without its cells."""
