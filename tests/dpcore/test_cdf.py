@@ -18,6 +18,7 @@ from dpcore.cdf import (
     CDFs,
     ParticipationCDF,
     TreeCDF,
+    _deviations,
     bin_edges,
     cell_histograms,
     release_cells,
@@ -59,6 +60,26 @@ def test_padding_beats_the_exact_square_when_prefixes_are_counted() -> None:
 
     assert padded.prefix_error() < square.prefix_error()
     assert printed(padded) > printed(square)
+
+
+def test_padding_by_more_than_eight_percent_wins_before_consistency_and_loses_after() -> None:
+    """Brute force over every tree of two levels: 7·10 has the least prefix error at K = 64, 8·8 the least released one."""
+
+    def released(tree: LevelTree) -> float:
+        scales = np.concatenate([[0.0], 1 / tree.shares()])[None]
+        return float(np.square(_deviations(tree, scales, 0.0)).sum() / 2)
+
+    trees = {(a, b): LevelTree(64, (a, b)) for a in range(2, 17) for b in range(2, 17) if 64 <= a * b <= 96}
+    before = {factors: tree.prefix_error() for factors, tree in trees.items()}
+    after = {factors: released(tree) for factors, tree in trees.items()}
+    assert min(before, key=before.__getitem__) == (7, 10)
+    assert min(after, key=after.__getitem__) == (8, 8)
+    assert choose_tree(64).factors == (8, 8)
+    for factors, first, second in (((7, 10), 1769, 625), ((8, 8), 1792, 602)):
+        assert round(before[factors]) == first
+        assert round(after[factors]) == second
+    chosen, exact = released(LevelTree(100, (9, 12))), released(LevelTree(100, (10, 10)))
+    assert 1 < chosen / exact < 1.04
 
 
 def test_cube_root_budgets_beat_every_other_split_on_a_grid() -> None:
