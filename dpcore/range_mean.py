@@ -18,6 +18,8 @@ from dpcore.errors import ParameterError
 from dpcore.grouping import Grouping, widest_grouping
 from dpcore.mean import (
     GRID,
+    SAMPLE_SHARE,
+    USER_SHARE,
     ArrayAveraging,
     ArrayPlan,
     Baseline,
@@ -25,6 +27,7 @@ from dpcore.mean import (
     PooledMinimax,
     array_averages,
     rounding_bias,
+    usual_grouping_bias,
 )
 from dpcore.noise import Noise
 from dpcore.release import Estimate
@@ -108,7 +111,7 @@ def _range_plan(
         charges=charges,
         grouping_bias=bias,
         bias_bound=min(float(upper), bias + upper - narrowest / GRID),
-        predicted_error=bias + predicted,
+        predicted_error=usual_grouping_bias(upper, samples, grouping) + predicted,
     )
 
 
@@ -155,12 +158,19 @@ class Levy:
         return _finish(averages, low, high, self.upper, plan, noise)
 
 
+def _usual_width(upper: int, samples: IntArray, grouping: Grouping) -> float:
+    """Where four in five array averages of usual values lie: 2.56 standard deviations, in 1/GRID quantum, at most U."""
+    users = np.bincount(grouping.array, weights=np.square(grouping.retained), minlength=grouping.n_arrays)
+    variance = USER_SHARE**2 * users / np.square(grouping.fill) + SAMPLE_SHARE**2 / grouping.fill
+    return min(2.56 * math.sqrt(float(variance.mean())), 1.0) * GRID * upper
+
+
 def _quantile_plan(upper: int, samples: IntArray, micro: int, grouping: Grouping, rank: int) -> RangePlan:
     end_micro = micro // 4
     if end_micro < 1:
         raise ParameterError(f"{micro} µε cannot be split in four; give at least 4")
     mean_micro = micro - 2 * end_micro
-    n, width = grouping.n_arrays, min(2 * _concentration(upper, grouping), GRID * upper)
+    n, width = grouping.n_arrays, _usual_width(upper, samples, grouping)
     largest = int(grouping.sensitivities(GRID * upper).max())
     ends = rank / RANK_UNIT
     # An end lands outside the averages if U − width wins against exp(−ε·r/8) of the mass inside.
@@ -241,9 +251,9 @@ class Choice:
 class AutoMean:
     """The mechanism of least predicted error among S1, S3–S6, from public counts. ``upper``: U in quanta.
 
-    S1, S3, S4: worst-case clipping bias + noise scale, over all data. S5, S6: the grouping's worst-case bias + noise scale
-    for ranges as narrow as independent samples make them, + what a range drawn wrongly would cost. A wrong guess costs
-    accuracy, never privacy. Ties go to the simpler mechanism.
+    Bias of dropped samples and unequal weights + noise scale, for values as :func:`dpcore.mean.usual_bias` takes them; S5,
+    S6 also what a range drawn wrongly would cost. (The worst values say too little: they make the mechanism that keeps
+    all samples look best nearly always.) A wrong guess costs accuracy, never privacy. Ties go to the simpler mechanism.
     """
 
     upper: int
