@@ -44,6 +44,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exact-loss+clipping+cap": _PLAIN | {"allocation": "exact-loss", "clipping": "joint", "sum_cap": 0.7},
 } | {name: _PLAIN | {"mean_mechanism": name} for name in MECHANISMS}
 """Ways to share each user's epsilon, all at equal loss per user and window."""
+ACCOUNTINGS = ("pure", "zcdp")
+"""Ways to count losses, at an equal promise for a period."""
+COMPARED_DELTA = 1e-6
+"""δ of the promise under "zcdp" where the configuration counts pure ε."""
 
 
 class _Witness(Noise):
@@ -76,6 +80,26 @@ def with_epsilon(config: Config, epsilon: float) -> Config:
         rho = rho_of(epsilon, privacy.delta) / NANO
         changes = {"rho": rho, "rho_budget": privacy.rho_budget * rho / privacy.rho}
     given = privacy.model_dump(by_alias=True) | changes
+    return config.model_copy(update={"privacy": type(privacy)(**given)})
+
+
+def with_accounting(config: Config, accounting: str) -> Config:
+    """``config`` under "pure" or "zcdp" with the same (ε, δ) promised for a period and as many windows paid in full.
+
+    δ is the configured one, else :data:`COMPARED_DELTA`; "pure" promises the same ε with δ = 0.
+    """
+    privacy = config.privacy
+    if accounting == privacy.accounting:
+        return config
+    given = privacy.model_dump(by_alias=True) | {"accounting": accounting}
+    grants, budgets = privacy.ledger_grant, privacy.ledger_budget
+    if accounting == "zcdp":
+        budget = rho_of(privacy.budget, COMPARED_DELTA)
+        given |= {"epsilon": None, "budget": None, "delta": COMPARED_DELTA}
+        given |= {"rho_budget": budget / NANO, "rho": budget * grants // budgets / NANO}
+    else:
+        given |= {"rho": None, "rho_budget": None, "delta": None}
+        given |= {"budget": privacy.budget, "epsilon": privacy.budget * grants / budgets}
     return config.model_copy(update={"privacy": type(privacy)(**given)})
 
 
@@ -206,10 +230,18 @@ def _score_participation(
     return memory
 
 
+def variant_names(config: Config) -> list[str]:
+    """Variants that the relation allows: mechanisms under "values", accountings under "participation"."""
+    return list(VARIANTS) if config.relation == "values" else list(ACCOUNTINGS)
+
+
 def variants(config: Config, names: list[str]) -> Iterator[tuple[str, Config]]:
     """The named variants of a configuration."""
     for name in names:
-        yield name, config if name == "configured" else with_speed(config, **VARIANTS[name])
+        if name in ACCOUNTINGS:
+            yield name, with_accounting(config, name)
+        else:
+            yield name, config if name == "configured" else with_speed(config, **VARIANTS[name])
 
 
 def report(source: str, trials: int, scores: list[Score]) -> dict[str, Any]:

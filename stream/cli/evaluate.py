@@ -29,7 +29,8 @@ def register(app: typer.Typer) -> None:
         ] = None,
         trials: Annotated[int, typer.Option(min=1, help="Draws of noise per window.")] = 5,
         mechanisms: Annotated[
-            str, typer.Option(help="'configured', 'all', or names separated by commas.")
+            str,
+            typer.Option(help="'configured', 'all', or names separated by commas; under 'participation' pure,zcdp."),
         ] = "configured",
         statistics: Annotated[
             str | None, typer.Option(help="mean,variance,p15,p50,p85: those instead of the configuration's.")
@@ -44,7 +45,7 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Judge mechanisms on a recording before going live. Its output is NOT private and must not be published."""
-        from stream.evaluate import NOT_PRIVATE, VARIANTS, evaluate, report, variants, with_epsilon
+        from stream.evaluate import NOT_PRIVATE, evaluate, report, variant_names, variants, with_epsilon
         from stream.offline import read_recording, split_by_slot
         from stream.sources.lines import RecordingError
         from stream.windows import utc_text
@@ -53,13 +54,18 @@ def register(app: typer.Typer) -> None:
         names = (
             ["configured"]
             if mechanisms == "configured"
-            else list(VARIANTS)
+            else variant_names(settings)
             if mechanisms == "all"
             else mechanisms.split(",")
         )
-        unknown = sorted(set(names) - set(VARIANTS) - {"configured"})
+        known = variant_names(settings)
+        unknown = sorted(set(names) - set(known) - {"configured"})
         if unknown:
-            stop(f"no mechanism {', '.join(unknown)}; choose among configured, {', '.join(VARIANTS)}", USAGE)
+            stop(
+                f"no mechanism {', '.join(unknown)} under relation '{settings.relation}'; choose among configured, "
+                f"{', '.join(known)}",
+                USAGE,
+            )
         try:
             rows, _ = read_recording(settings, file, file_format or settings.feed.format)
         except RecordingError as error:
@@ -70,9 +76,9 @@ def register(app: typer.Typer) -> None:
         if not windows:
             stop("no events to evaluate: an empty recording, or no window of that start", USAGE)
         runs = [
-            (name, with_epsilon(chosen, epsilon))
+            (name, chosen)
             for epsilon in _values(sweep, settings.privacy.epsilon)
-            for name, chosen in variants(settings, names)
+            for name, chosen in variants(settings if sweep is None else with_epsilon(settings, epsilon), names)
         ]
         scores = []
         with Progress(

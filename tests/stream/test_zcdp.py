@@ -26,7 +26,7 @@ from stream.cells import public_cells
 from stream.cli import app
 from stream.closing import Closing, ledger_policy, slotting_of
 from stream.config import Config, ConfigError, load_config
-from stream.evaluate import evaluate, with_epsilon
+from stream.evaluate import COMPARED_DELTA, evaluate, with_accounting, with_epsilon
 from stream.events import ROW
 from stream.ledger import Ledger, LedgerError
 from stream.local import REPO_ROOT, RedisServer
@@ -264,6 +264,40 @@ def test_an_epsilon_sweep_sets_the_rho_that_converts_to_it(tmp_path: Path) -> No
     )
     assert score.charges.unit == "nano_rho"
     assert score.charges.most <= config.privacy.ledger_grant
+
+
+def test_compared_accountings_promise_the_same_for_a_period_and_pay_as_many_windows(tmp_path: Path) -> None:
+    pure = riders(tmp_path)
+    zcdp = with_accounting(pure, "zcdp")
+    assert zcdp.privacy.delta == COMPARED_DELTA
+    assert zcdp.privacy.budget == pytest.approx(pure.privacy.budget, abs=2e-6)
+    assert zcdp.privacy.budget <= pure.privacy.budget
+    assert zcdp.privacy.ledger_budget // zcdp.privacy.ledger_grant == 8
+    back = with_accounting(zcdp, "pure")
+    assert back.privacy.budget == zcdp.privacy.budget
+    assert back.privacy.ledger_budget // back.privacy.ledger_grant == 8
+    assert with_accounting(pure, "pure") is pure
+
+
+@pytest.mark.parametrize(("cells", "better"), [(1, "pure"), (2, "pure"), (5, "zcdp"), (20, "zcdp")])
+def test_rho_means_less_noise_for_users_in_many_cells_and_more_for_those_in_one(
+    tmp_path: Path, cells: int, better: str
+) -> None:
+    """Standard deviation of the noise at an equal promise; it grows with k under ε and with √k under ρ."""
+    caps = {"participation.weight": "user", "participation.cells_per_user": cells}
+    pure = riders(tmp_path, **caps)
+    (t, s), (p, q) = participation.scales(pure), participation.scales(with_accounting(pure, "zcdp"))
+    laplace, gauss = np.sqrt(2) * t[0] / s[0], p[0] / q[0]
+    assert (laplace < gauss) == (better == "pure")
+
+
+def test_only_accountings_are_compared_under_participation(tmp_path: Path) -> None:
+    recording = tmp_path / "none.ndjson"
+    recording.write_text("")
+    command = ["evaluate", str(recording), "--config", str(REPO_ROOT / "config" / "riders.toml"), "--mechanisms"]
+    refused = CliRunner().invoke(app, [*command, "levy"])
+    assert refused.exit_code == 2
+    assert "pure, zcdp" in refused.output
 
 
 async def test_a_ledger_of_one_unit_is_refused_under_the_other(redis: Redis, tmp_path: Path) -> None:
