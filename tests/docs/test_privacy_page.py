@@ -1,0 +1,109 @@
+"""Numbers and evidence of docs/privacy.md are those of the code."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpcore.accounting import epsilon_of_rho
+from dpcore.noise import Noise
+from stream.cells import public_cells
+from stream.closing import slotting_of
+from stream.config import MAX_DELTA, Config
+from stream.events import ROW
+from stream.local import REPO_ROOT
+from stream.participation import UNIT, layout, scales, unit_grant
+from stream.participation_draw import draw_participation
+from stream.pipeline import contributions_of, plan_window
+from tests.builders import SLOT, riders_config, zcdp_config
+
+PAGE = (REPO_ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+
+
+def row(question: str) -> list[str]:
+    """Cells of the one table row that begins with ``question``."""
+    (found,) = [line for line in PAGE.splitlines() if line.startswith(f"| {question} |")]
+    return [cell.strip() for cell in found.strip("|").split("|")][1:]
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 8])
+def test_what_a_budget_means_for_beliefs(budget: int) -> None:
+    def after(prior: float) -> float:
+        return math.exp(budget) * prior / (1 + math.expm1(budget) * prior)
+
+    factor = math.exp(budget)
+    told = f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
+    assert row(str(budget)) == [told, *(f"{100 * after(prior):.1f} %" for prior in (0.001, 0.01, 0.5))]
+
+
+def half_width(config: Config, name: str) -> float:
+    """Half of the 95 % interval of a count in a released window."""
+    held, slotting = contributions_of(np.zeros(0, dtype=ROW), config), slotting_of(config)
+    window, period = slotting.window(SLOT), slotting.period_of(SLOT)
+    plan = plan_window(held.counts, np.zeros(0, dtype=np.int64), config, window, period, "g")
+    column = draw_participation(plan, held, Noise())[name]
+    return float(((column.high - column.low) / 2)[0])
+
+
+def test_the_worked_example_is_what_the_configuration_does(tmp_path: Path) -> None:
+    config = riders_config(tmp_path)
+    privacy = config.privacy
+    assert (privacy.epsilon, privacy.budget) == (2.0, 16.0)
+    windows, full = privacy.period // config.window.slot, privacy.ledger_budget // privacy.ledger_grant
+    assert row("Windows of a day; paid in full") == [f"{windows}; {full}"]
+    assert row("Messages of a window, visited or not") == [f"{len(public_cells(config))} cells and one close marker"]
+    hour = unit_grant(config) / 1e6
+    assert row("A commuter on the road in 3 of the hours pays") == [f"{3 * hour:g} of {privacy.budget:g}"]
+    assert full + 1 == 9
+    assert row("A taxi on the road all day pays")[0].startswith(f"{full * hour:g} of {privacy.budget:g}, then")
+    t, s = scales(config)
+    assert layout(config).rows.tolist() == [3]
+    assert row("Noise scale of the three numbers of a cell, in users") == [f"{t[0] / s[0] / UNIT:.1f}"]
+    assert row("95 % interval of the number of users in a cell") == [f"± {half_width(config, 'users'):.1f}"]
+    user = riders_config(tmp_path, **{"participation.weight": "user"})
+    assert row('The same with `weight = "user"` (each of 8 cells counts him fully)') == [
+        f"± {half_width(user, 'users'):.1f}"
+    ]
+    sample = riders_config(tmp_path, **{"participation.weight": "sample"})
+    told = row('The same with `weight = "sample"`, 5 samples in each of 8 cells, number of events')
+    assert told == [f"± {half_width(sample, 'events'):.1f}"]
+    assert sample.participation is not None
+    assert (sample.participation.cells_per_user, sample.participation.samples_per_cell) == (8, 5)
+
+
+def test_what_a_histogram_adds_is_what_it_is_charged(tmp_path: Path) -> None:
+    config = riders_config(tmp_path, histogram={"mechanisms": ["ug"], "epsilon": 0.5})
+    whole = config.privacy.ledger_grant + config.histogram_grant
+    full = config.privacy.ledger_budget // whole
+    assert f"a full window costs {whole / 1e6:g}, and B = {config.privacy.budget:g} pays {full} of" in PAGE
+
+
+def test_the_zcdp_promise_is_what_every_release_states(tmp_path: Path) -> None:
+    rho, rho_budget, delta = (
+        float(re.search(rf"(?m)^{name} = (\S+)", PAGE)[1]) for name in ("rho", "rho_budget", "delta")
+    )  # type: ignore[index]
+    config = zcdp_config(tmp_path, rho, rho_budget, delta)
+    assert row("ε of one window at δ = 10⁻⁶") == [f"{config.privacy.epsilon}"]
+    assert row("ε of the period (B) at δ = 10⁻⁶") == [f"{config.privacy.budget}"]
+    full = config.privacy.ledger_budget // config.privacy.ledger_grant
+    added = full * epsilon_of_rho(config.privacy.ledger_grant, delta)
+    assert row(f"sum of the ε of its {full} windows, had they been added") == [f"{added:.2f}"]
+    assert MAX_DELTA == 1e-5
+    assert "10⁻⁵ is the most that is accepted" in PAGE
+
+
+def test_every_piece_of_evidence_exists_and_holds_tests() -> None:
+    named = set(re.findall(r"`(tests/[\w/]+\.py)`", PAGE))
+    assert len(named) > 12
+    missing = [
+        name for name in named if not (REPO_ROOT / name).is_file() or "def test_" not in (REPO_ROOT / name).read_text()
+    ]
+    assert missing == []
+
+
+def test_the_page_stays_readable() -> None:
+    assert len(PAGE.splitlines()) <= 250
