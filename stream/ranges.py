@@ -66,6 +66,7 @@ def count_in(release: dict[str, Any], bbox: Box, histogram: Released | None = No
         "mechanism": release["mechanism"],
         "epsilon": release["epsilon"],
         "relation": release["relation"],
+        "fixes_per_user": release["fixes_per_user"],
         "window": release["window"],
         "bbox": list(bbox),
     }

@@ -144,7 +144,8 @@ def _schemas() -> Schema:
                 "epsilon": {"type": "number", "exclusiveMinimum": 0},
                 "relation": {"type": "string"},
                 "window": _ref("Bounds"),
-                "bbox": _numbers(4, "The range that was asked for: west, south, east, north."),
+                "fixes_per_user": {"type": "integer", "minimum": 1, "description": "Users count with at most so many."},
+                "bbox": _numbers(4, "The range that is answered, west, south, east, north; euler's is of whole cells."),
             }
         ),
         "DownloadFeatures": _features(_ref("Row")),
