@@ -20,9 +20,9 @@ from stream.cell_means import MECHANISMS
 from stream.closing import slotting_of
 from stream.config import Config
 from stream.pipeline import build_messages, contributions_of, draw, plan_window
-from stream.plan import VARIANCE_GRID, Plan, decode_plan, encode_plan
+from stream.plan import DECIMALS, VARIANCE_GRID, Plan, decode_plan, encode_plan
 from stream.releases import HEXAGON_SPEED, WINDOW, decode_outbox, digest, encode_outbox, rejected_message, schema
-from stream.values import _by_group, exact_moments, exact_values
+from stream.values import _by_group, exact_moments, exact_values, released_unit
 from tests.builders import SLOT, bus_config, random_rows
 
 
@@ -80,6 +80,45 @@ def test_the_loss_of_changing_one_users_values_never_exceeds_his_charge(
             assert t[where] > 0, "a number that moved was released without noise"
             loss += Fraction(int(moved[where]) * int(s[where]), int(t[where]))
         assert loss * 1_000_000 <= charges[user] <= config.privacy.epsilon_micro
+
+
+class Recorded(Noise):
+    """Noise whose every draw is on record: the scales asked for and the integers added."""
+
+    def __init__(self, shrink: int = 1) -> None:
+        super().__init__(np.random.default_rng(3).bytes)
+        self.shrink = shrink
+        self.asked: list[tuple[list[int], list[int]]] = []
+        self.added: list[int] = []
+
+    def discrete_laplace(self, numerator, denominator=1, size=None):  # type: ignore[no-untyped-def]
+        drawn = super().discrete_laplace(numerator, self.shrink * np.asarray(denominator), size)
+        self.asked.append((np.asarray(numerator).tolist(), (self.shrink * np.asarray(denominator)).tolist()))
+        self.added += drawn.tolist()
+        return drawn
+
+
+@pytest.mark.parametrize("settings", [{}, {"speed.sum_cap": 0}, {"speed.statistics": ["mean"]}])
+def test_the_draw_adds_noise_of_the_planned_scales_to_the_planned_integers_and_nothing_else(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    """Exact: one batch for the window, in the plan's order. With the loss test above the release costs what was charged."""
+    config = bus_config(tmp_path, **settings)
+    plan, held = planned(config, random_rows(4, 300))
+    noise = Recorded()
+    columns = draw(plan, held, noise)
+    t, s = np.frombuffer(plan.numerators, "<i8"), np.frombuffer(plan.denominators, "<i8")
+    assert noise.asked == [(t[t > 0].tolist(), s[t > 0].tolist())], "one batch, of exactly the planned scales"
+    kept = held.retain(np.frombuffer(plan.retained, "<i8"))
+    exact = exact_moments(plan.statistics, kept, plan.sum_cap or None)
+    added = np.zeros(exact.size, dtype=np.int64)
+    added[t > 0] = noise.added
+    for name, integers in zip(plan.statistics, exact + added.reshape(exact.shape), strict=True):
+        expected = np.round(integers * released_unit(name, plan, kept.counts)[0], DECIMALS[name])
+        assert columns[name].raw.tolist() == expected.tolist()
+    bug = Recorded(shrink=2)
+    draw(plan, held, bug)
+    assert bug.asked != noise.asked, "planted bug: half the scale is seen"
 
 
 def test_the_same_rows_in_any_order_with_duplicates_give_the_same_plan_and_messages(tmp_path: Path) -> None:

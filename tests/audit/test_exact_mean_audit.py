@@ -1,0 +1,132 @@
+"""Exact audits: the whole law of every single-cell mean and variance on every small cell, and the planted bugs they catch.
+
+No samples, hence no α: the loss is computed over all outputs, all values of one user and all values of the others (their
+averages in steps of one quantum), to 1e-9 in ε. Power is 1: a bug that costs more than the charge anywhere is found.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpcore.mean
+import dpcore.range_mean
+from dpcore.budget import MICRO
+from dpcore.mean import ArrayAveraging, Baseline, PooledMinimax
+from dpcore.range_mean import EpsilonQuantile, FixedQuantile, Levy, RangePlan
+from dpcore.selection import select_quantiles, select_range
+from dpcore.variance import Variance
+from tests.audit.enumeration import TOLERANCE, Enumerated, Path, paths
+
+RANGES = [(Levy, (90, 90, 90), 6), (FixedQuantile, (2, 2, 2), 4), (EpsilonQuantile, (2, 2, 2), 4)]
+"""Counts for which Levy narrows the range; three arrays each."""
+SIMPLE = [(Baseline, (2, 1), 4), (PooledMinimax, (3, 1), 4), (ArrayAveraging, (2, 2, 1), 4), (Variance, (2, 1, 1), 3)]
+
+
+@pytest.fixture(autouse=True)
+def whole_quanta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Averages in whole quanta: the granularity is public and any; a coarse one can be enumerated."""
+    for module in (dpcore.mean, dpcore.range_mean):
+        monkeypatch.setattr(module, "GRID", 1)
+
+
+def worst_shares(make: Any, m: tuple[int, ...], upper: int, micro: int = 2 * MICRO, **planted: Any) -> np.ndarray:
+    """Per user: his largest loss over all neighbouring cells, as a share of what he is charged."""
+    mechanism = make(upper)
+    plan = mechanism.plan(np.array(m), micro)
+    unit = plan.grid if isinstance(mechanism, Variance) else 1 / _divisor(plan)
+    audited = Enumerated(lambda values, noise: mechanism.release(values, plan, noise), unit, **planted)
+    levels = range(upper + 1)
+    laws = {
+        averages: audited.law(np.repeat(np.array(averages), m)) for averages in itertools.product(levels, repeat=len(m))
+    }
+    worst = np.zeros(len(m))
+    for averages, law in laws.items():
+        for user, own in enumerate(averages):
+            for other in range(own):
+                changed = (*averages[:user], other, *averages[user + 1 :])
+                worst[user] = max(worst[user], audited.loss(law, laws[changed]))
+    return worst / (plan.charges / MICRO)
+
+
+def _divisor(plan: Any) -> int:
+    return int(plan.grouping.n_arrays if isinstance(plan, RangePlan) else plan.divisor)
+
+
+@pytest.mark.parametrize(("make", "m", "upper"), RANGES + SIMPLE)
+def test_no_output_of_any_small_cell_costs_a_user_more_than_his_charge(
+    make: Any, m: tuple[int, ...], upper: int
+) -> None:
+    shares = worst_shares(make, m, upper)
+    assert shares.max() <= 1 + TOLERANCE, shares
+    assert shares.max() > 0.3, f"the audit would not see a charge three times too small: {shares}"
+
+
+@pytest.mark.parametrize(("make", "m", "upper"), RANGES + SIMPLE)
+def test_half_the_noise_scale_is_caught_exactly(make: Any, m: tuple[int, ...], upper: int) -> None:
+    assert worst_shares(make, m, upper, shrink=2).max() > 1 + TOLERANCE
+
+
+def test_a_range_selection_without_the_half_in_its_exponent_is_caught_exactly() -> None:
+    """Levy as a whole. (The quantile mechanisms as a whole stay within their charge even so: see their selection alone.)"""
+    make, m, upper = RANGES[0]
+    assert worst_shares(make, m, upper, boldness=2).max() > 1 + TOLERANCE
+
+
+def _selection_loss(select: Callable[[np.ndarray, Path], Any], entries: int, upper: int, boldness: int) -> float:
+    """Largest |log ratio| of a selection's law over all columns of ``entries`` values that differ in one of them."""
+    laws: dict[tuple[int, ...], dict[Any, float]] = {}
+    for column in itertools.combinations_with_replacement(range(upper + 1), entries):
+        law: dict[Any, float] = {}
+        for path, chosen in paths(lambda source, z=column: select(np.array(z), source), boldness):
+            law[chosen] = law.get(chosen, 0.0) + path.probability
+        laws[column] = law
+    worst = 0.0
+    for column, law in laws.items():
+        for at, other in itertools.product(range(entries), range(upper + 1)):
+            beside = laws[tuple(sorted((*column[:at], other, *column[at + 1 :])))]
+            assert law.keys() == beside.keys()
+            worst = max(worst, *(abs(np.log(law[key] / beside[key])) for key in law))
+    return float(worst)
+
+
+@pytest.mark.parametrize("rank", [0, 5, 12, 25, 38, 50])
+def test_quantile_selections_cost_exactly_what_they_claim_and_without_the_half_more(rank: int) -> None:
+    """ε = 1, five entries of 0..4, target ranks from the lowest to the highest (at its ends the factor is not needed)."""
+
+    def select(z: np.ndarray, source: Path) -> int:
+        return int(select_quantiles(z, 4, np.array([rank]), MICRO, source)[0])
+
+    assert 0.4 < _selection_loss(select, 5, 4, 1) <= 1 + TOLERANCE
+    if 12 <= rank <= 38:
+        assert _selection_loss(select, 5, 4, 2) > 1 + TOLERANCE
+
+
+@pytest.mark.parametrize("half_bin", [1, 2])
+def test_range_selections_cost_exactly_what_they_claim_and_without_the_half_more(half_bin: int) -> None:
+    """ε = 1, five entries of 0..7."""
+
+    def select(z: np.ndarray, source: Path) -> tuple[int, int]:
+        return select_range(z, 7, half_bin, MICRO, source)
+
+    assert 0.7 < _selection_loss(select, 5, 7, 1) <= 1 + TOLERANCE
+    assert _selection_loss(select, 5, 7, 2) > 1 + TOLERANCE
+
+
+@pytest.mark.parametrize(("make", "m", "upper"), RANGES)
+def test_averages_outside_the_drawn_range_are_caught_exactly(
+    make: Any, m: tuple[int, ...], upper: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = dpcore.range_mean._finish
+
+    def unclipped(averages: Any, low: int, high: int, top: int, plan: Any, noise: Any) -> Any:
+        drawn = finish(np.full_like(averages, low), low, high, top, plan, noise)
+        object.__setattr__(drawn, "raw", float(averages.sum()) / len(averages))
+        return drawn
+
+    monkeypatch.setattr(dpcore.range_mean, "_finish", unclipped)
+    assert worst_shares(make, m, upper).max() > 1 + TOLERANCE
