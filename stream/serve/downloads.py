@@ -134,4 +134,7 @@ def _flatten(row: Row, name: str, value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
+    """Truth in lower case, the members of a list with spaces between them."""
+    if isinstance(value, list):
+        return " ".join(str(_plain(part)) for part in value)
     return str(value).lower() if isinstance(value, bool) else value

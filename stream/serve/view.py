@@ -46,6 +46,7 @@ class WindowView:
     complete: bool = False
     size: int = 0
     seen: set[str] = field(default_factory=set)
+    """The ``ce_id`` of each message taken; emptied once complete, to spare the memory."""
     frame: bytes | None = None
     """Its server-sent event, written out when first needed."""
     _final: list[bytes] | None = None
@@ -58,7 +59,14 @@ class WindowView:
             histograms = [self.histograms[mechanism] for mechanism in sorted(self.histograms)]
             if digest(cells + histograms) == value:
                 self.complete, self._final = True, cells
+                self.seen.clear()
         return self.complete
+
+    def holds(self, topic: str, body: dict[str, Any], value: bytes) -> bool:
+        """Whether these are bytes that it has: what ``seen`` told before it was complete."""
+        if topic == HEXAGON_SPEED:
+            return self.cells.get(body["cell"]) == value
+        return value == (self.histograms.get(body["mechanism"]) if topic == SPATIAL_HISTOGRAM else self.marker)
 
     def in_order(self) -> list[bytes]:
         """Values of the cells in ascending order of cell."""
@@ -105,7 +113,7 @@ class View:
         window = self.windows.get(key)
         if window is None:
             window = self.windows[key] = WindowView(*key, body["window"]["end"])
-        if ce_id in window.seen:
+        if ce_id in window.seen or (window.complete and window.holds(topic, body, value)):
             return "duplicate"
         if window.complete or window.end != body["window"]["end"]:
             return "invalid"

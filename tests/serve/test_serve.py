@@ -88,7 +88,10 @@ def test_a_complete_window_takes_nothing_more(tmp_path: Path) -> None:
     view = View()
     assert [view.add(m.topic, m.ce_id, m.value, 1) for m in made][-1] == "completed"
     for message in made:
-        assert view.add(message.topic, message.ce_id + "x", message.value) == "invalid"
+        assert view.add(message.topic, message.ce_id, message.value) == "duplicate"
+        altered = message.value.replace(b'"epsilon":2.0', b'"epsilon":2.5')
+        assert altered != message.value
+        assert view.add(message.topic, message.ce_id, altered) == "invalid"
 
 
 def test_old_windows_are_forgotten_in_the_order_of_their_markers_and_stay_so(tmp_path: Path) -> None:

@@ -77,6 +77,31 @@ def test_the_three_formats_hold_the_same_table(tmp_path: Path) -> None:
         assert column["events"] == row["events"] == int(line["events"])
 
 
+def test_fields_that_are_yet_to_come_have_columns_too(tmp_path: Path) -> None:
+    first, *others = map(json.loads, values(released(tmp_path)))
+    first["post_processed"]["later"] = {
+        "method": "m",
+        "value": 1.5,
+        "interval": [1.0, 2.0],
+        "of": ["a", "b"],
+        "on": True,
+    }
+    messages = [json.dumps(body).encode() for body in (first, *others)]
+    said = {"": 1.5, "_low": 1.0, "_high": 2.0, "_method": "m", "_of": ["a", "b"], "_on": True}
+    for row, line, column in zip(
+        rows_of(messages),
+        csv.DictReader(io.StringIO(to_csv(messages).decode())),
+        parquet.read_table(io.BytesIO(to_parquet(messages))).to_pylist(),
+        strict=True,
+    ):
+        here = row["cell"] == first["cell"]
+        for suffix, value in said.items():
+            name = f"post_processed_later{suffix}"
+            assert row[name] == column[name] == (value if here else None)
+            written = {"_of": "a b", "_on": "true"}.get(suffix, str(value))
+            assert line[name] == (written if here else "")
+
+
 def test_hexagons_are_closed_rings_that_run_counter_clockwise(tmp_path: Path) -> None:
     for feature in json.loads(to_geojson(values(released(tmp_path))))["features"]:
         (ring,) = feature["geometry"]["coordinates"]
