@@ -1,0 +1,173 @@
+"""Spatial mechanisms: black-box ε over all cells at once, exact ε of every private choice, and the planted bugs caught.
+
+Black box: ``N`` fits per neighbour on a recorded tape, half of them choose the event and half test it at α = 1e-4. At ε = 1
+a count drawn with the whole budget is bounded by about 0.6, with a quarter of the scale by about 2.4 (its true loss is 4); a
+user's four points noised as one give the same. Where the budget is shared among levels and answers are made consistent,
+the bounds are lower: power is 1 for the bugs below because the tape is recorded, and about 0.99 without it.
+Exact: probabilities of the exponential mechanism from its integer costs, over every neighbour of small grids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dpcore.noise import Noise
+from dpcore.spatial import (
+    HTF,
+    AdaptiveGrid,
+    Auto,
+    Domain,
+    E2EPriv,
+    KdTree,
+    Privlet,
+    QuadTree,
+    Rectangles,
+    Singular,
+    SparseHierarchy,
+    Uniform,
+    UniformGrid,
+)
+from dpcore.spatial.htf import RankedCells, split_costs, split_sensitivity
+from dpcore.spatial.partition import box_sums, image_of, whole
+from dpcore.spatial.trees import Candidates
+from tests.audit.blackbox import Bound, assert_caught, assert_private, epsilon_lower_bound
+
+N = 600
+EPSILON = 1.0
+MICRO = 1_000_000
+POINTS = 4
+"""Points of the user who comes or goes."""
+DOMAIN = Domain.unit_cells(4, 4)
+CELLS = Rectangles.of_cells([[i, i, j, j] for i in range(4) for j in range(4)])
+QUERIES = Rectangles.of_cells([[0, 1, 0, 1], [0, 3, 2, 3], [1, 2, 0, 3]])
+MECHANISMS: dict[str, Any] = {
+    "uniform": Uniform(),
+    "singular": Singular(),
+    "ug": UniformGrid(),
+    "ag": AdaptiveGrid(),
+    "quadtree": QuadTree(),
+    "kdtree": KdTree(),
+    "htf": HTF(),
+    "htf search": HTF("search"),
+    "htf relative": HTF(goal="relative"),
+    "privlet": Privlet(),
+    "e2epriv": E2EPriv((1, 2, 4), QUERIES),
+    "e2epriv relative": E2EPriv((1, 2, 4), QUERIES, objective="relative"),
+    "sparse": SparseHierarchy(),
+    "sparse relative": SparseHierarchy(goal="relative"),
+    "auto": Auto(),
+}
+
+
+class QuarterOfTheScale(Noise):
+    """Planted bug: a quarter of the noise scale that was asked for."""
+
+    def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
+        return super().discrete_laplace(numerator, 4 * np.asarray(denominator), size)
+
+
+def bound(mechanism: Any, noise: type[Noise] = Noise, points_per_user: int = POINTS) -> Bound:
+    """Lower bound of ε from all 16 cells with and without a user's points, all of them in one corner."""
+    without = np.zeros((4, 4), dtype=np.int64)
+    without[2, 1] = 3
+    present = without.copy()
+    present[0, 0] = POINTS
+    sides = []
+    for seed, counts in enumerate((present, without)):
+        source = noise(np.random.default_rng(seed).bytes)
+        fits = (mechanism.fit(counts, DOMAIN, MICRO, source, points_per_user) for _ in range(N))
+        sides.append(np.array([fit.answers(CELLS) for fit in fits]))
+    return epsilon_lower_bound(*sides)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_black_box_finds_no_more_than_epsilon(name: str) -> None:
+    assert_private(bound(MECHANISMS[name]), EPSILON)
+
+
+@pytest.mark.parametrize("name", ["singular", "ug", "quadtree", "htf", "privlet", "sparse", "auto"])
+def test_the_black_box_catches_a_quarter_of_the_scale(name: str) -> None:
+    assert_caught(bound(MECHANISMS[name], QuarterOfTheScale), EPSILON)
+
+
+@pytest.mark.parametrize("name", ["uniform", "ug", "ag", "kdtree", "htf", "e2epriv", "sparse"])
+def test_the_black_box_catches_a_user_counted_as_one_point(name: str) -> None:
+    assert_caught(bound(MECHANISMS[name], points_per_user=1), EPSILON)
+
+
+def loss(costs: npt.NDArray[np.int64], others: npt.NDArray[np.int64], rate: float) -> float:
+    """Largest |ln P(i)/P′(i)| of two exponential mechanisms with P ∝ exp(−rate·cost)."""
+    first, second = (-c * rate - np.logaddexp.reduce(-c * rate) for c in (costs, others))
+    return float(np.abs(first - second).max())
+
+
+def worst_loss(costs_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], rate: float) -> float:
+    """Largest loss of a choice over 40 random 4 × 4 grids and every neighbour with one point more in a cell."""
+    rng, worst = np.random.default_rng(5), 0.0
+    for _ in range(40):
+        counts = rng.poisson(rng.choice([0.2, 1.0, 5.0]), (4, 4)).astype(np.int64)
+        base = costs_of(counts)
+        for cell in range(16):
+            more = counts.copy()
+            more.ravel()[cell] += 1
+            worst = max(worst, loss(base, costs_of(more), rate))
+    return worst
+
+
+def htf_costs(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    boxes = whole(DOMAIN)
+    return split_costs(RankedCells.of(counts), image_of(counts), boxes, Candidates.of(boxes, 0))
+
+
+def kd_costs(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    boxes, image = whole(DOMAIN), image_of(counts)
+    candidates = Candidates.of(boxes, 0)
+    left = box_sums(image, candidates.lower(boxes, candidates.box, candidates.k))
+    return np.abs(2 * left - box_sums(image, boxes)[candidates.box])
+
+
+def e2epriv_costs(objective: Any) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
+    mechanism = E2EPriv((1, 2, 4), QUERIES, objective=objective, rho=2.0, expected_points=10)
+    return lambda counts: mechanism.costs(counts, DOMAIN, 1.0, 10)
+
+
+CHOICES: dict[str, tuple[Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], int, int]] = {
+    "htf cuts": (htf_costs, split_sensitivity(1), 4),
+    "kd medians": (kd_costs, 1, 4),
+    "e2epriv sizes": (e2epriv_costs("weighted"), E2EPriv.cost_sensitivity(1), 4),
+    "e2epriv sizes, relative": (e2epriv_costs("relative"), E2EPriv.cost_sensitivity(1), 16),
+}
+"""Costs, sensitivity, and the factor of the planted bug: the relative objective's bound is far from attained on 4 × 4 cells."""
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_every_private_choice_loses_at_most_its_share_exactly(name: str) -> None:
+    costs, sensitivity, _ = CHOICES[name]
+    assert 0 < worst_loss(costs, 1.0 / (2 * sensitivity)) <= 1.0
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_noised_for_a_fraction_of_its_sensitivity_is_caught(name: str) -> None:
+    costs, sensitivity, factor = CHOICES[name]
+    assert worst_loss(costs, factor / (2 * sensitivity)) > 1.0
+
+
+@pytest.mark.parametrize("name", ["ag", "quadtree", "kdtree", "htf", "sparse"])
+def test_levels_of_a_tree_are_disjoint_so_that_one_point_moves_one_count_of_each(name: str) -> None:
+    """Brute force: every cell of a 4 × 4 grid, on the boxes of a drawn tree."""
+    counts = np.random.default_rng(6).integers(0, 40, (4, 4))
+    tree = MECHANISMS[name].tree(counts, DOMAIN, MICRO, Noise(np.random.default_rng(7).bytes), 1)
+    base = box_sums(image_of(counts), tree.boxes)
+    for cell in range(16):
+        more = counts.copy()
+        more.ravel()[cell] += 1
+        change = box_sums(image_of(more), tree.boxes) - base
+        for level in tree.levels:
+            assert np.abs(change[level]).sum() <= 1
+        touched = np.flatnonzero(change)
+        assert tree.spent[touched].sum() == MICRO, "the user of this point pays exactly the budget"
