@@ -91,7 +91,7 @@ def errors(answers: npt.NDArray[np.float64], truth: npt.NDArray[np.float64], tot
     return {
         "scaled_l2": float(np.linalg.norm(deviation) / (total * len(truth))),
         "mre_percent": float(relative.mean() * 100),
-        "median_re": float(np.median(relative)),
+        "median_re": float(np.median(relative) * 100),
     }
 
 

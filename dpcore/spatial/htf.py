@@ -41,8 +41,8 @@ class HTF:
 
     A node stops at ``stop_cells`` cells (free) or at a noisy count of at most ``stop_count``; it then draws its count with
     everything its path has left. Cuts leave at least ``margin`` of a node's lines on either side, and the tree may grow
-    ``extra_levels`` beyond its formula, both public choices: on spiky counts the cost prefers to peel off single lines, and
-    the tree would end before it has gone anywhere. ``split`` "exponential" is exact; "search" is the paper's Algorithm 1,
+    ``extra_levels`` beyond its formula, both public choices: below a few levels ε′ hardly tells cuts apart, and cuts that
+    fall anywhere leave large nodes where the tree ends. ``split`` "exponential" is exact; "search" is the paper's Algorithm 1,
     corrected. ``goal`` "relative" carries a sparse reading of the same draws. The paper's own tree has ``margin`` 0 and
     ``extra_levels`` 0.
     """

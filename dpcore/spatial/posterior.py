@@ -26,6 +26,7 @@ from dpcore.spatial.queries import integral_image
 BoolArray = npt.NDArray[np.bool_]
 Goal = Literal["absolute", "relative"]
 """What post-processing aims at: squared error, or error relative to max(count, sanity)."""
+GOALS: tuple[Goal, ...] = ("absolute", "relative")
 
 TRUSTED = 100.0
 """Answers of this many s/ε, about 70 standard deviations of one draw, come from the unbiased counts under either goal."""
@@ -50,7 +51,7 @@ CONFORMING_ROUNDS = 3
 
 def require_goal(goal: str) -> None:
     """Refuse an unknown goal."""
-    if goal not in ("absolute", "relative"):
+    if goal not in GOALS:
         raise ParameterError(f"goal {goal!r}; give absolute or relative")
 
 

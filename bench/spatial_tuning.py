@@ -1,0 +1,244 @@
+"""Where the parameters of the sparse hierarchy and its sparse reading come from, and how they do on grids held out.
+
+Chosen on eight grids (two of recorded bus positions, six generated), validated on eight others (other days, other seeds,
+other sizes), and only then measured beside the peers on DPBench's grids by ``bench.spatial``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import dpcore.spatial.posterior as posterior
+from bench.spatial import SANITY, folder_of_grids
+from dpcore.noise import Noise
+from dpcore.spatial import (
+    HTF,
+    AdaptiveGrid,
+    Auto,
+    Domain,
+    PartitionHistogram,
+    Privlet,
+    QuadTree,
+    Rectangles,
+    Singular,
+    SparseHierarchy,
+    SpatialMechanism,
+    UniformGrid,
+)
+from dpcore.spatial.partition import image_of
+from dpcore.spatial.queries import answer
+
+Counts = npt.NDArray[np.int64]
+EPSILONS = (100_000, 1_000_000)
+SWEPT: dict[str, tuple[Any, ...]] = {
+    "ZERO_ADVANTAGE": (0.5, 0.6, 0.75, 0.9, 1.0),
+    "ZERO_PSEUDO_COUNT": (0.05, 1.0, 5.0, 20.0),
+    "THIN": (0.0, 0.5, 1.0, 2.0),
+    "TRUSTED": (0.0, 30.0, 100.0, 300.0),
+    "growth": (1.3, 1.6, 2.0),
+    "stop_share": (0.4, 0.5, 0.6),
+    "stop_sigmas": (2.0, 3.0, 4.0),
+    "parts": (3, 4, 6),
+}
+"""One parameter at a time around the values in use: constants of ``dpcore.spatial.posterior``, else of SparseHierarchy."""
+
+
+def bus_fixes(folder: Path, days: tuple[str, ...], cells: int) -> Counts:
+    """Bus positions of whole days on ``cells`` × ``cells`` over Austin; none where the recordings are absent."""
+    counts = np.zeros((cells, cells), dtype=np.int64)
+    domain = Domain(30.10, -98.00, 30.60, -97.45, cells, cells)
+    for day in days:
+        with gzip.open(folder / f"{day}.csv.gz", "rt") as lines:
+            header = next(lines).strip().split(",")
+            at = [header.index(name) for name in ("latitude", "longitude")]
+            rows = [[parts[i] for i in at] for parts in (line.split(",") for line in lines) if len(parts) > max(at)]
+        points = np.array([row for row in rows if all(row)], dtype=np.float64)
+        counts += domain.count(points).counts
+    return counts
+
+
+def counted(points: npt.NDArray[np.float64], cells: int = 256) -> Counts:
+    """Counts of points in the unit square; what falls outside is left out."""
+    return Domain(0, 0, 1, 1, cells, cells).count(points).counts
+
+
+def clusters(seed: int, points: int, number: int, width: float, tail: float) -> Counts:
+    """Gaussian clusters of Pareto sizes in a part of the box."""
+    rng = np.random.default_rng(seed)
+    weight = rng.pareto(tail, number) + 0.01
+    centre = rng.random((number, 2)) * 0.4 + rng.random(2) * 0.4 + 0.1
+    spread = 0.5 * width * rng.lognormal(0, 0.7, (number, 1))
+    which = rng.choice(number, points, p=weight / weight.sum())
+    return counted(centre[which] + rng.normal(0, 1, (points, 2)) * spread[which])
+
+
+def roads(seed: int, points: int, lines: int, tail: float) -> Counts:
+    """Points along bent lines out of four hubs, traffic of Pareto sizes."""
+    rng = np.random.default_rng(seed)
+    weight = rng.pareto(tail, lines) + 0.02
+    hub = rng.random((4, 2)) * 0.25 + rng.random(2) * 0.5 + 0.1
+    parts = []
+    for share in weight / weight.sum():
+        m = int(share * points)
+        start, turn, angle = hub[rng.integers(4)] + rng.normal(0, 0.08, 2), rng.normal(0, 0.4), rng.random() * 2 * np.pi
+        along = (rng.random() * 0.25 + 0.05) * rng.beta(1, 1.6, m)
+        direction = np.column_stack([np.cos(angle + turn * along), np.sin(angle + turn * along)])
+        parts.append(start + along[:, None] * direction + rng.normal(0, 0.0015, (m, 2)))
+    return counted(np.concatenate(parts))
+
+
+def spots(seed: int, points: int, cells: int, sigma: float, number: int) -> Counts:
+    """Few cells with log-normal counts, gathered around centres; all others empty."""
+    rng = np.random.default_rng(seed)
+    centre = rng.random((number, 2)) * 0.5 + rng.random(2) * 0.4
+    spread = 0.03 * rng.lognormal(0, 0.8, (number, 1))
+    weight = rng.pareto(1.0, number) + 0.05
+    which = rng.choice(number, cells, p=weight / weight.sum())
+    at = np.clip(np.floor((centre[which] + rng.normal(0, 1, (cells, 2)) * spread[which]) * 256), 0, 255).astype(int)
+    size = rng.lognormal(0, sigma, cells)
+    counts = np.zeros((256, 256), dtype=np.int64)
+    np.add.at(counts, tuple(at.T), rng.poisson(size * points / size.sum()))
+    return counts
+
+
+def tuning_grids(folder: Path) -> dict[str, Counts]:
+    """What parameters are chosen on."""
+    return {
+        "bus day": bus_fixes(folder, ("2017-03-16",), 256),
+        "bus autumn, coarse": bus_fixes(folder, ("2016-11-24", "2016-11-25"), 128),
+        "clusters 4M": clusters(1, 4_000_000, 40, 0.02, 1.2),
+        "clusters 500k": clusters(2, 500_000, 15, 0.012, 0.9),
+        "roads 1M": roads(3, 1_000_000, 300, 1.1),
+        "roads 3M": roads(4, 3_000_000, 1500, 1.0),
+        "spots 460k": spots(5, 460_000, 700, 2.8, 12),
+        "spots 6M": spots(6, 6_000_000, 4000, 2.6, 40),
+    }
+
+
+def held_out_grids(folder: Path) -> dict[str, Counts]:
+    """What they are validated on, once."""
+    return {
+        "another bus day": bus_fixes(folder, ("2017-03-21",), 256),
+        "bus days, coarse": bus_fixes(folder, ("2016-11-26", "2016-11-27"), 64),
+        "clusters 2M": clusters(11, 2_000_000, 60, 0.02, 1.1),
+        "clusters 300k": clusters(12, 300_000, 20, 0.015, 1.0),
+        "roads 2M": roads(13, 2_000_000, 600, 1.1),
+        "roads 600k": roads(14, 600_000, 200, 1.2),
+        "spots 500k": spots(15, 500_000, 1000, 2.7, 15),
+        "spots 5M": spots(16, 5_000_000, 5000, 2.5, 50),
+    }
+
+
+def workloads(cells: int, seed: int = 99, queries: int = 1000) -> list[Rectangles]:
+    """Random rectangles and squares of 2, 6 and 10 % of the area."""
+    rng = np.random.default_rng(seed)
+    corners = np.sort(rng.integers(0, cells, (queries, 2, 2)), axis=1)
+    found = [Rectangles.of_cells(corners.transpose(0, 2, 1).reshape(-1, 4))]
+    for share in (0.02, 0.06, 0.10):
+        side = max(1, round(cells * share**0.5))
+        x, y = rng.integers(0, cells - side + 1, (2, queries))
+        found.append(Rectangles.of_cells(np.column_stack([x, x + side - 1, y, y + side - 1])))
+    return found
+
+
+@dataclass(frozen=True)
+class Case:
+    """One grid at one ε with its workloads and their true answers."""
+
+    counts: Counts
+    epsilon_micro: int
+    queries: list[Rectangles]
+    truth: list[npt.NDArray[np.float64]]
+
+    def errors(self, mechanism: SpatialMechanism, seeds: range) -> npt.NDArray[np.float64]:
+        """(workloads, 2): root mean squared error and mean relative error, mean over recorded tapes.
+
+        A histogram with a sparse reading is read both ways: squared error of its unbiased counts, relative of its sparse.
+        """
+        domain = Domain.unit_cells(*self.counts.shape)
+        total = np.zeros((len(self.queries), 2))
+        for seed in seeds:
+            tape = Noise(np.random.default_rng([seed, self.epsilon_micro]).bytes)
+            histogram = mechanism.fit(self.counts, domain, self.epsilon_micro, tape)
+            plain = replace(histogram, sparse=None) if isinstance(histogram, PartitionHistogram) else histogram
+            for row, queries, truth in zip(total, self.queries, self.truth, strict=True):
+                squared = (plain.answers(queries) - truth) ** 2
+                relative = np.abs(histogram.answers(queries) - truth) / np.maximum(truth, SANITY)
+                row += np.sqrt(squared.mean()), relative.mean()
+        return total / len(seeds)
+
+
+def cases(grids: dict[str, Counts]) -> Iterator[tuple[str, Case]]:
+    """Every grid at every ε."""
+    for name, counts in grids.items():
+        queries, image = workloads(counts.shape[0]), image_of(counts)
+        for epsilon in EPSILONS:
+            yield f"{name}, ε {epsilon / 1e6:g}", Case(counts, epsilon, queries, [answer(image, q) for q in queries])
+
+
+def mean_ratio(errors: npt.NDArray[np.float64], reference: npt.NDArray[np.float64]) -> list[float]:
+    """Geometric means of the two errors' ratios over cases and workloads."""
+    ratio = np.log(np.maximum(errors, 1e-12) / np.maximum(reference, 1e-12))
+    return np.exp(ratio.reshape(-1, 2).mean(axis=0)).round(4).tolist()  # type: ignore[no-any-return]
+
+
+def sweep(grids: dict[str, Counts], seeds: range) -> dict[str, dict[str, dict[str, float]]]:
+    """parameter → value → squared and relative error over those of the values in use, on the same tapes."""
+    held = [case for _, case in cases(grids)]
+
+    def both(**parameters: Any) -> npt.NDArray[np.float64]:
+        return np.array([case.errors(SparseHierarchy(goal="relative", **parameters), seeds) for case in held])
+
+    reference, result = both(), {}
+    for name, values in SWEPT.items():
+        result[name] = {}
+        for value in values:
+            if hasattr(posterior, name):
+                before = getattr(posterior, name)
+                setattr(posterior, name, value)
+                found = both()
+                setattr(posterior, name, before)
+            else:
+                found = both(**{name: value})
+            squared, relative = mean_ratio(found, reference)
+            result[name][str(value)] = {"squared": squared, "relative": relative}
+            print(name, value, squared, relative, file=sys.stderr, flush=True)
+    return result
+
+
+def validate(grids: dict[str, Counts], seeds: range) -> dict[str, Any]:
+    """case → Auto's errors over the best of the mechanisms known from papers, per workload, and how often it is no worse."""
+    known: list[SpatialMechanism] = [Singular(), UniformGrid(), AdaptiveGrid(), QuadTree(), Privlet(), HTF()]
+    rows, wins = {}, np.zeros(2, dtype=int)
+    for name, case in cases(grids):
+        best = np.min([case.errors(mechanism, seeds) for mechanism in known], axis=0)
+        ours = case.errors(Auto("relative"), seeds)
+        wins += (ours <= best).sum(axis=0)
+        rows[name] = {
+            "squared": (ours / best)[:, 0].round(3).tolist(),
+            "relative": (ours / best)[:, 1].round(3).tolist(),
+        }
+        print(name, rows[name], file=sys.stderr, flush=True)
+    return {"no worse than the best": wins.tolist(), "of": len(rows) * 4, "ratios": rows}
+
+
+def run(trials: int = 2) -> dict[str, Any]:
+    """The sweep on the tuning grids, then the validation."""
+    folder = folder_of_grids().parent / "capmetro"
+    if not folder.is_dir():
+        return {"skipped": "no recordings; let HEXVEIL_DATA name their folder"}
+    seeds = range(trials)
+    return {"sweep": sweep(tuning_grids(folder), seeds), "held_out": validate(held_out_grids(folder), seeds)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(), indent=1))
