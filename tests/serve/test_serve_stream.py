@@ -106,6 +106,15 @@ async def test_an_id_ahead_of_every_marker_begins_anew(kafka: str, tmp_path: Pat
         assert event[1]["complete"]
 
 
+@pytest.mark.parametrize("last_event_id", ["x", "-1", "1.5", "9" * 30, "1,2", ""])
+async def test_an_id_that_is_none_is_refused(kafka: str, tmp_path: Path, topic_name: str, last_event_id: str) -> None:
+    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+    async with serving(config) as client, client.get(STREAM, headers={"Last-Event-ID": last_event_id}) as answer:
+        problem = await answer.json()
+        assert (answer.status, answer.content_type) == (400, "application/problem+json")
+        assert "Last-Event-ID" in problem["title"]
+
+
 async def test_a_client_that_does_not_read_holds_nobody_up_and_is_cut_off(
     kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
