@@ -66,10 +66,11 @@ class Counts:
 
 @dataclass(frozen=True)
 class Contributions:
-    """Values behind :class:`Counts`: N quanta in [0, ``upper``], sorted by (cell, user, time)."""
+    """Values behind :class:`Counts`: N quanta in [0, ``upper``] and their times, sorted by (cell, user, time)."""
 
     counts: Counts
     values: IntArray
+    times: IntArray
     pair_start: IntArray
     upper: int
 
@@ -88,7 +89,7 @@ class Contributions:
         if n * max(upper, 1) >= MAX_TOTAL:
             raise OverflowBoundError(f"{n} values of up to {upper} quanta could exceed 2^62; use a coarser quantum")
         order = np.lexsort((value, time, user, cell))
-        cell, user = cell[order], user[order]
+        cell, user, time = cell[order], user[order], time[order]
         values = np.clip(value[order].astype(np.int64), 0, upper)
         new_pair = np.ones(n, dtype=bool)
         new_pair[1:] = (cell[1:] != cell[:-1]) | (user[1:] != user[:-1])
@@ -97,7 +98,16 @@ class Contributions:
         cells, pair_cell = np.unique(cell[first], return_inverse=True)
         users, pair_user = np.unique(user[first], return_inverse=True)
         counts = Counts(cells, users, pair_cell.astype(np.int64), pair_user.astype(np.int64), np.diff(pair_start))
-        return cls(counts, values, pair_start, upper)
+        return cls(counts, values, time.astype(np.int64), pair_start, upper)
+
+    def regroup(self, renamed: IdArray) -> Contributions:
+        """The same events with cell g called ``renamed[g]``, shape (C,); a user's in cells of one name are one pair."""
+        counts = self.counts
+        if len(renamed) != counts.n_cells:
+            raise ParameterError(f"{len(renamed)} names for {counts.n_cells} cells; give one for each")
+        cell = np.repeat(renamed[counts.pair_cell], counts.samples)
+        user = np.repeat(counts.users[counts.pair_user], counts.samples)
+        return Contributions.group(cell, user, self.times, self.values, upper=self.upper)
 
     def retain(self, samples: IntArray) -> Contributions:
         """The first ``samples[p]`` values of every pair p, in time order; pairs with 0 stay, empty."""
@@ -111,7 +121,9 @@ class Contributions:
         counts = Counts(
             self.counts.cells, self.counts.users, self.counts.pair_cell, self.counts.pair_user, samples.astype(np.int64)
         )
-        return Contributions(counts, self.values[keep], np.append(0, np.cumsum(samples)).astype(np.int64), self.upper)
+        return Contributions(
+            counts, self.values[keep], self.times[keep], np.append(0, np.cumsum(samples)).astype(np.int64), self.upper
+        )
 
     def cell_sums(self, cap: int | None = None) -> IntArray:
         """Σx per cell in quanta, shape (C,); with ``cap`` no user adds more than that to a cell."""

@@ -41,16 +41,18 @@ class Dynamics:
     """Parameters; standard deviations as shares of the range U, times in hours. Tuples are averaged over."""
 
     level: float = 0.5
-    level_drift: float = 0.04
+    level_drift: float = 0.01
     profile_drift: float = 0.05
     effect: float = 0.15
     effect_drift: float = 0.01
     memory_hours: float = 72.0
     field: tuple[float, ...] = (0.05, 0.1)
     length_km: tuple[float, ...] = (2.0, 6.0)
-    own: float = 0.05
-    passing: float = 0.05
-    event: tuple[float, ...] = (0.15, 0.3)
+    own: float = 0.03
+    passing: float = 0.02
+    event: float = 0.23
+    vehicle: float = 0.09
+    spread: tuple[float, ...] = (1.0,)
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,20 @@ class SmoothingState:
     profile_variance: FloatArray
     hours: float
 
+    def __post_init__(self) -> None:
+        K = len(self.cells)
+        if self.places.shape != (K, 2) or self.precision.shape != (K,) or self.shift.shape != (K,):
+            raise ParameterError(f"a state of {K} cells needs one place, precision and shift for each")
+        if self.profile.shape != (SLOTS,) or self.profile_variance.shape != (SLOTS,):
+            raise ParameterError(f"a state's profile has {SLOTS} hours")
+        finite = (self.places, self.precision, self.shift, self.trend, self.trend_covariance, self.profile, self.hours)
+        if not all(np.all(np.isfinite(column)) for column in finite):
+            raise ParameterError("a state must be finite")
+        if np.any(self.cells[1:] <= self.cells[:-1]) or np.any(self.precision <= 0):
+            raise ParameterError("a state's cells ascend without repeats and its precisions are above 0")
+        if not (np.all(self.profile_variance >= 0) and np.all(linalg.eigvalsh(self.trend_covariance) > 0)):
+            raise ParameterError("a state's variances must be above 0")
+
 
 @dataclass(frozen=True)
 class Smoothed:
@@ -83,7 +99,7 @@ class Smoothed:
 
 @dataclass(frozen=True)
 class Releases:
-    """Released means of one window with their Laplace scales (inf = not released) and numbers of events, (C,) each.
+    """Released means of one window with their Laplace scales (inf = not released), numbers of events and of users, (C,).
 
     ``cells`` ascend; ``places``: (C, 2) degrees; ``covariate``: (C,) a public column, zeros for none.
     """
@@ -93,14 +109,17 @@ class Releases:
     means: FloatArray
     scales: FloatArray
     events: FloatArray
+    users: FloatArray
     covariate: FloatArray
 
     def __post_init__(self) -> None:
         C = len(self.cells)
-        columns = (self.means, self.scales, self.events, self.covariate)
+        columns = (self.means, self.scales, self.events, self.users, self.covariate)
         if self.places.shape != (C, 2) or any(column.shape != (C,) for column in columns):
-            raise ParameterError(f"need one place, mean, scale, count and covariate for each of the {C} cells")
-        if np.any(self.cells[1:] <= self.cells[:-1]) or not (np.all(self.scales >= 0) and np.all(self.events >= 1)):
+            raise ParameterError(f"need one place, mean, scale, covariate and two counts for each of the {C} cells")
+        if np.any(self.cells[1:] <= self.cells[:-1]) or not (
+            np.all(self.scales >= 0) and np.all(self.events >= 1) and np.all(self.users >= 1)
+        ):
             raise ParameterError("cells must ascend without repeats, scales be >= 0 and counts >= 1")
         if not (np.all(np.isfinite(self.means[self.known])) and np.all(np.isfinite(self.covariate))):
             raise ParameterError("a released mean is not finite; give unreleased cells an infinite scale")
@@ -122,7 +141,7 @@ class _Fit:
     trend_covariance: FloatArray
     site_precision: FloatArray
     site_shift: FloatArray
-    event: float
+    sampling: FloatArray
 
 
 def smooth(
@@ -160,8 +179,7 @@ def smooth(
     )
     precision = _average(share, [fit.site_precision for fit in fits])
     shift = _average(share, [fit.site_shift for fit in fits])
-    event = float(share @ np.square([fit.event for fit in fits]))
-    own = event * upper**2 / releases.events + (d.passing * upper) ** 2
+    own = _average(share, [fit.sampling for fit in fits]) + (d.passing * upper) ** 2
     own = own + np.einsum("ij,jk,ik->i", design, covariance, design)
     new = _remembered(past, releases, precision, shift, design @ trend, own, upper, d)
     profile, profile_variance = past.profile.copy(), past.profile_variance.copy()
@@ -244,6 +262,7 @@ def _fits(
     said = past.shift[told] / past.precision[told]
     tried = trend_covariance @ design.T
     unseen = _unseen_sites(releases, upper)
+    alike = upper**2 * (d.event**2 / releases.events + d.vehicle**2 / releases.users)
     fits = []
     for field, length in itertools.product(d.field, d.length_km):
         near = np.exp(-distance / length)
@@ -255,8 +274,8 @@ def _fits(
         common = common + (d.passing * upper) ** 2 * near[T:, T:]
         alone = (field**2 + d.own**2 + d.passing**2) * upper**2 - np.einsum("ji,ij->i", gain, lasting[T:, :T])
         alone = alone + np.einsum("ij,ji->i", design, tried)
-        for event in d.event:
-            sampling = (event * upper) ** 2 / releases.events
+        for spread in d.spread:
+            sampling = spread**2 * alike
             prior = common.copy()
             prior[seen, np.arange(len(seen))] += sampling[seen]
             sites = laplace_posterior(prior[seen], (releases.means - expected)[seen], releases.scales[seen])
@@ -274,7 +293,7 @@ def _fits(
                     trend_covariance - tried[:, seen] @ linalg.cho_solve(factor, tried[:, seen].T),
                     precision,
                     shift,
-                    event,
+                    sampling,
                 )
             )
     return fits

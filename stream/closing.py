@@ -24,6 +24,7 @@ from stream.fixes import Fixes, fixes_of, histogram_box
 from stream.histograms import DrawnHistogram, draw_histograms
 from stream.ledger import AlreadyReleasedError, Ledger, LedgerError
 from stream.memory import decode_memory, encode_memory
+from stream.merging import merged
 from stream.pipeline import compose, contributions_of, draw, plan_window
 from stream.plan import Columns, Plan, decode_plan, encode_plan
 from stream.releases import Message, decode_outbox, encode_outbox
@@ -33,7 +34,6 @@ STEPS = ("seal", "read", "plan", "charge", "draw", "commit", "publish", "confirm
 """Protocol steps in order, as reported to ``after_step``."""
 
 _PLAN_ATTEMPTS = 5
-_MEMORY_ATTEMPTS = 5
 _MOVED = 2
 
 _COMMIT = resources.files("stream").joinpath("lua", "commit.lua").read_text(encoding="utf-8")
@@ -156,6 +156,7 @@ class Closing:
         contributions, fixes = contributions_of(rows, self.config), fixes_of(rows, histogram_box(self.config))
         await self._done("read")
         plan = await self._charged_plan(slot, contributions, generation, fixes)
+        contributions = merged(plan, contributions)
         planned_box = None if plan.histogram is None else plan.histogram.box
         if planned_box != histogram_box(self.config):
             fixes = fixes_of(rows, planned_box)  # of a plan made under an earlier configuration
@@ -180,20 +181,19 @@ class Closing:
     ) -> list[Any]:
         """Commit the drawn window with the memory it leaves; where another window moved the memory, compose again.
 
-        A memory that never stands still is left as it is: smoothing loses a window, the release does not wait for it.
+        Ends: whoever moved the memory committed another window, and of those there are finitely many.
         """
         keys = [self._key(f"outbox:{slot}"), self._key("closed"), self._key("memory")]
-        for attempt in range(_MEMORY_ATTEMPTS):
+        while True:
             stored: bytes = await self.redis.get(keys[2]) or b""
             before = decode_memory(stored)
             messages, after = compose(plan, counts, columns, self.config, before, histograms)
-            moved = after is not None and after is not before and attempt < _MEMORY_ATTEMPTS - 1
-            left = encode_memory(after) if moved and after is not None else b""
-            answer = await self.redis.eval(_COMMIT, len(keys), *keys, slot, encode_outbox(messages), stored, left)
+            left = b"" if after is None or after is before else encode_memory(after)
+            answer: list[Any] = await self.redis.eval(
+                _COMMIT, len(keys), *keys, slot, encode_outbox(messages), stored, left
+            )
             if not answer or answer[0] != _MOVED:
-                break
-        committed: list[Any] = answer
-        return committed
+                return answer
 
     async def _charged_plan(
         self, slot: int, contributions: Contributions, generation: str, fixes: Fixes | None = None

@@ -199,9 +199,20 @@ class PrivacyConfig(Section):
 
 
 class HexagonConfig(Section):
-    """Spatial resolution."""
+    """Spatial resolution: one for all, or under "values" merged by public counts until the mean's interval is narrow."""
 
     resolution: int = Field(ge=0, le=15)
+    merge_until_km_h: float | None = Field(default=None, gt=0, le=1000)
+    coarsest_resolution: int = Field(default=0, ge=0, le=15)
+
+    @model_validator(mode="after")
+    def _coarser_than_the_finest(self) -> Self:
+        if self.merge_until_km_h is not None and self.coarsest_resolution >= self.resolution:
+            raise ValueError(
+                f"coarsest_resolution {self.coarsest_resolution} is not below resolution {self.resolution}, so nothing "
+                "could be merged; lower it or drop merge_until_km_h"
+            )
+        return self
 
 
 class SpeedConfig(Section):
@@ -386,6 +397,11 @@ class Config(BaseSettings):
                 "empirical-bayes reads exact counts",
                 "['kalman'] or []",
             ),
+            "hexagons.merge_until_km_h": (
+                self.hexagons.merge_until_km_h is not None,
+                "which hexagons are merged reads raw counts; merge by the public list: a coarser hexagons.resolution",
+                "nothing",
+            ),
             "speed.min_users": (self.speed.min_users != 1, "a threshold on true counts shows who was there", "1"),
         }
         problems = [f"{key}: {why}; set it to {fix}" for key, (bad, why, fix) in refused.items() if bad]
@@ -446,6 +462,16 @@ class Config(BaseSettings):
     def window_grant(self) -> int:
         """Allowance of one user in one window, for statistics of speed and spatial histograms, in the ledger's unit."""
         return self.privacy.ledger_grant + self.histogram_grant
+
+    @model_validator(mode="after")
+    def _merging_predicts_the_mean(self) -> Self:
+        wanted = self.hexagons.merge_until_km_h is not None
+        if wanted and ("mean" not in self.speed.statistics or self.speed.mean_mechanism != "allocated"):
+            raise ValueError(
+                "hexagons.merge_until_km_h predicts the interval of an allocated mean; put 'mean' into speed.statistics "
+                "and set speed.mean_mechanism to 'allocated'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _slots_fit_periods(self) -> Self:

@@ -24,6 +24,7 @@ from stream.closing import slotting_of
 from stream.config import Config
 from stream.fixes import fixes_of, histogram_box
 from stream.memory import Memory
+from stream.merging import merged
 from stream.pipeline import contributions_of, draw, plan_window, post_process, release_bodies
 from stream.plan import Columns, Derived, Plan
 from stream.scores import Charges, Errors, Run, Score
@@ -131,7 +132,7 @@ def evaluate(
         for user, charge in zip(users.tolist(), charged.tolist(), strict=True):
             ledger[user] = ledger.get(user, 0) + charge
         charges.append(np.frombuffer(plan.charges, "<i8"))
-        gap = duality_gap(plan, counts, config) if plan.relation == "values" else None
+        gap = duality_gap(plan, merged(plan, contributions).counts, config) if plan.relation == "values" else None
         gaps += [] if gap is None else [gap]
         cells += counts.n_cells
         memories = [
@@ -160,19 +161,29 @@ def _score_draw(
     tables: Tables,
     memory: Memory | None,
 ) -> Memory | None:
-    """Score one draw of one window; returns the memory after it."""
+    """Score one draw of one window; returns the memory after it.
+
+    Errors are each hexagon's against its own truth, however coarse the region that answers for it; intervals are the region's.
+    """
     if plan.relation == "participation":
         return _score_participation(plan, contributions, config, tables, memory)
-    counts = contributions.counts
+    pooled = merged(plan, contributions)
+    counts, hexagons = pooled.counts, contributions.counts
+    cell = (
+        np.searchsorted(counts.cells, np.frombuffer(plan.merged, "<u8")) if plan.merged else np.arange(counts.n_cells)
+    )
     published = np.flatnonzero(np.frombuffer(plan.published, np.uint8))
-    cells, weight = counts.cells[published], counts.by_cell(counts.samples)[published].astype(np.float64)
-    kept = contributions.retain(np.frombuffer(plan.retained, "<i8"))
-    truth, before = exact_values(plan, contributions), exact_values(plan, kept, plan.sum_cap or None)
+    shown = np.flatnonzero(np.isin(cell, published))
+    weight, events = (held.by_cell(held.samples).astype(np.float64) for held in (hexagons, counts))
+    cell, places, weight = cell[shown], hexagons.cells[shown], weight[shown]
+    kept = pooled.retain(np.frombuffer(plan.retained, "<i8"))
+    truth, before = exact_values(plan, pooled), exact_values(plan, kept, plan.sum_cap or None)
+    own = exact_values(plan, contributions)
     noise = _Witness()
-    columns = draw(plan, contributions, noise)
+    columns = draw(plan, pooled, noise)
     for name, column in columns.items():
         table = tables[name, "released"]
-        table.add(cells, (column.value - truth[name])[published], weight)
+        table.add(places, column.value[cell] - own[name][shown], weight)
         noisy = column.scale[published] > 0
         at = published[noisy]
         target = before[name][at]
@@ -180,14 +191,14 @@ def _score_draw(
             # Noise was added to a number of the mechanism's own, not to the mean of the retained samples.
             target = column.raw[at] - column.scale[at] * np.array(noise.added)
         if name not in PERCENTS:
-            table.add_noise(column.raw[at] - target, weight[noisy])
+            table.add_noise(column.raw[at] - target, events[at])
         table.covered.append((column.low[at] <= target + 1e-9) & (target <= column.high[at] + 1e-9))
-    _score_distributions(plan, contributions, kept, tables)
+    _score_distributions(plan, pooled, kept, tables)
     found, memory = post_process(plan, counts, columns, release_bodies(plan, counts, columns, config), config, memory)
     for derived in found.values():
         true = truth["mean"][published]
         table = tables["mean", derived.method]
-        table.add(cells, derived.value[published] - true, weight)
+        table.add(places, derived.value[cell] - own["mean"][shown], weight)
         table.covered.append((derived.low[published] <= true) & (true <= derived.high[published]))
     return memory
 

@@ -6,6 +6,7 @@ either relation, and whoever reads the output topics can compute the same memory
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -16,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.errors import ParameterError
 from dpcore.smoothing import Releases, SmoothingState, smooth
 from stream.plan import Derived
 from stream.windows import Window
@@ -62,17 +64,17 @@ def decode_memory(blob: bytes | None) -> Memory | None:
         return None
     try:
         memory = msgspec.msgpack.decode(blob, type=Memory)
-        state = _state(memory)
-    except (msgspec.DecodeError, ValueError):
+        _state(memory)
+    except (msgspec.DecodeError, ParameterError, ValueError):
         return None
-    columns = (state.shift, state.precision, state.places, state.trend_covariance, state.profile)
-    K = len(state.cells)
     ends = [np.frombuffer(column, "<f8") for column in (memory.low, memory.high)]
-    columns += (*ends,)
-    whole = 8 * len(ends[0]) == 8 * len(ends[1]) == len(memory.seen)
-    whole &= len(state.places) == len(state.precision) == len(state.shift) == K and len(state.profile) == 24
-    finite = all(np.all(np.isfinite(column)) for column in columns) and np.all(state.precision > 0)
-    return memory if memory.version == VERSION and whole and finite else None
+    whole = all(8 * len(column) == len(memory.seen) and np.all(np.isfinite(column)) for column in ends)
+    return memory if memory.version == VERSION and whole else None
+
+
+def identity(memory: Memory | None) -> str | None:
+    """Digest of a memory, as close markers state it; None for none."""
+    return None if memory is None else f"sha256:{hashlib.sha256(encode_memory(memory)).hexdigest()}"
 
 
 def step(
@@ -127,13 +129,15 @@ def _releases(bodies: Sequence[dict[str, Any]]) -> tuple[Releases, npt.NDArray[n
         # The scale of such a mean holds the noise of its divisor; where that may be 0 nothing is known.
         certain = events > _CERTAIN * np.array([count["scale"] for count in counted], dtype=np.float64)
         events, scales = np.maximum(events, 1.0), np.where(certain, scales, np.inf)
+        users = np.maximum([body["users"]["raw"] for body in bodies], 1.0)
         covariate = np.zeros(len(bodies))
     else:
         events = np.array([body["events"] for body in bodies], dtype=np.float64)
+        users = np.array([body["users"] for body in bodies], dtype=np.float64)
         # At one fix every so often, vehicles that stay longer in a cell drive slower through it.
-        covariate = np.log(events / np.array([body["users"] for body in bodies], dtype=np.float64))
+        covariate = np.log(events / users)
     places = np.array([h3.cell_to_latlng(body["cell"]) for body in bodies], dtype=np.float64).reshape(-1, 2)
-    return Releases(cells[order], places, means, scales, events, covariate), order
+    return Releases(cells[order], places, means, scales, events, users, covariate), order
 
 
 def _laplace_share(body: dict[str, Any]) -> float:

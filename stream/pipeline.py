@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import h3
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,8 @@ from dpcore.noise import Noise
 from stream.config import SPEED_QUANTUM_KMH, Config
 from stream.fixes import Fixes
 from stream.histograms import DrawnHistogram, asked_of, draw_histograms, histogram_body, plan_histograms
-from stream.memory import SMOOTHED, Memory, step
+from stream.memory import SMOOTHED, Memory, identity, step
+from stream.merging import excluded
 from stream.participation import plan_participation
 from stream.participation_draw import draw_participation
 from stream.plan import DECIMALS, Columns, Derived, Plan
@@ -131,12 +133,14 @@ def compose(
 ) -> tuple[list[Message], Memory | None]:
     """Every message of a drawn window, close marker last, and the memory after it."""
     bodies = release_bodies(plan, counts, columns, config)
+    before = identity(memory)
     derived, memory = post_process(plan, counts, columns, bodies, config, memory)
+    remembered = {"memory": {"before": before, "after": identity(memory)}} if SMOOTHED in derived else {}
     if derived:
         for g, body in enumerate(bodies):
             if body["status"] == "published":
                 body["post_processed"] = {name: _derived_estimate(name, column, g) for name, column in derived.items()}
-    return _messages(plan, bodies, histograms, config), memory
+    return _messages(plan, bodies, histograms, config, remembered), memory
 
 
 def _estimate(name: str, column: Columns, g: int) -> dict[str, Any]:
@@ -184,12 +188,15 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
     published = np.frombuffer(plan.published, np.uint8)
     ranges = np.array([np.frombuffer(end, "<i8") for end in (plan.lower, plan.upper)]).T * SPEED_QUANTUM_KMH
     bodies = []
-    for g, cell in enumerate(np.frombuffer(plan.cells, "<u8").tolist()):
+    cells = [cell_text(cell) for cell in np.frombuffer(plan.cells, "<u8").tolist()]
+    inside = excluded(cells) if plan.merged else {}
+    for g, cell in enumerate(cells):
         body: Body = {
             "feed": config.feed.name,
             "window": window,
-            "cell": cell_text(cell),
-            "resolution": plan.resolution,
+            "cell": cell,
+            "resolution": h3.get_resolution(cell) if plan.merged else plan.resolution,
+            **({"excludes": inside[cell]} if cell in inside else {}),
             "relation": plan.relation,
             **({"weight": plan.weight} if plan.relation == "participation" else {}),
             "epsilon": plan.epsilon,
@@ -205,7 +212,9 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
     return bodies
 
 
-def _messages(plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogram], config: Config) -> list[Message]:
+def _messages(
+    plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogram], config: Config, remembered: Body
+) -> list[Message]:
     feed = config.feed.name
     window = {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)}
     messages = [window_message(HEXAGON_SPEED, feed, plan.window, body["cell"], body["cell"], body) for body in bodies]
@@ -236,6 +245,7 @@ def _messages(plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogra
         "messages": len(messages),
         "digest": digest(message.value for message in messages),
         "generation": plan.generation,
+        **remembered,
     }
     if plan.histogram is not None:
         marker |= {

@@ -78,7 +78,8 @@ class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything decided about a window before any noise is drawn. Arrays are little-endian int64 bytes.
 
-    ``cells``: (C,) ids of the cells that get a message. ``users``/``charges``: (L,) ids and µε, 0 for users who take no
+    ``cells``: (C,) ids of the cells that get a message. ``merged``: the cell of each hexagon with rows, empty where each
+    is its own; ``counts_digest`` and pairs are by cell. ``users``/``charges``: (L,) ids and µε, 0 for users who take no
     part. ``zcdp``: None where pure ε is counted; with it charges are nρ, ``budget_micro`` is 0 (nothing may be charged in µε)
     and noise scales are of discrete Gaussians. ``mean_epsilon_micro``: µε of one cell's mean, 0 where the mean is allocated. ``retained``: (P,) samples kept per pair. ``published``: (C,) 0/1. ``numerators``/``denominators``: noise scales,
     under "values" C for each of mean and variance, then C·h of the distribution's levels (numerator 0 = nothing to
@@ -115,6 +116,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lower: bytes = b""
     upper: bytes = b""
     histogram: HistogramPlan | None = None
+    merged: bytes = b""
 
     @property
     def ledger_budget(self) -> int:

@@ -22,10 +22,12 @@ from dpcore.errors import BudgetError
 from dpcore.level_tree import LevelTree, choose_tree
 from dpcore.moments import cell_variances, mean_clipping_bias, mean_rows, sum_cap, variance_clipping_bias, variance_rows
 from dpcore.noise import Noise, interval_half_width
+from dpcore.resolution import regroup
 from dpcore.shrinkage import local_kilometres, shrink
 from dpcore.suppression import STATISTICS, sweep_chop_user
 from stream.cell_means import cell_epsilon, draw_cell_means, plan_cell_means
 from stream.config import SPEED_QUANTUM_KMH, Config, Statistic
+from stream.merging import merge_hexagons
 from stream.plan import DECIMALS, VARIANCE_GRID, Columns, Derived, Plan, check_rows, counts_digest
 from stream.releases import cell_text
 from stream.windows import Period, Window
@@ -59,9 +61,15 @@ def plan_values(
     """
     speed = config.speed
     admits = left >= config.window_grant
+    merged = merge_hexagons(
+        replace(counts, samples=np.where(admits[counts.pair_user], counts.samples, 0)),
+        config.hexagons,
+        lambda pooled: _mean_half_width(pooled, config),
+    )
+    if merged is not None:
+        counts = regroup(counts, merged)
     admitted = np.where(admits[counts.pair_user], counts.samples, 0)
-    caps = speed.sum_cap > 0 and speed.mean_mechanism == "allocated"
-    cap = sum_cap(_active_part(counts, admitted), speed.upper_quanta, speed.sum_cap) if caps else None
+    cap = _cap(counts, admitted, config)
     decision = _least_error(counts, admitted, config, cap)
     charges = decision.charges
     if config.histogram is not None:
@@ -89,7 +97,31 @@ def plan_values(
         numerators=decision.numerators.astype("<i8").tobytes(),
         denominators=decision.denominators.astype("<i8").tobytes(),
         sum_cap=cap or 0,
+        merged=b"" if merged is None else merged.astype("<u8").tobytes(),
     )
+
+
+def _cap(counts: Counts, samples: IntArray, config: Config) -> int | None:
+    """Most that one user adds to a cell's Σx, in quanta; None for no cap."""
+    speed = config.speed
+    if speed.sum_cap == 0 or speed.mean_mechanism != "allocated":
+        return None
+    return sum_cap(_active_part(counts, samples), speed.upper_quanta, speed.sum_cap)
+
+
+def _mean_half_width(counts: Counts, config: Config) -> FloatArray:
+    """Predicted half width of each cell's 95 % interval of the mean in km/h, nothing clipped; infinite without samples."""
+    statistics = config.speed.statistics
+    allowances = np.full(counts.n_users, config.privacy.epsilon_micro, dtype=np.int64)
+    allocation = _allocation(
+        counts, counts.samples, allowances, statistics, config, _cap(counts, counts.samples, config)
+    )
+    t = _by_group(allocation.numerator, statistics, counts.n_cells)["mean"][:, 0]
+    s = _by_group(allocation.denominator, statistics, counts.n_cells)["mean"][:, 0]
+    width = np.full(counts.n_cells, np.inf)
+    kept = counts.by_cell(counts.samples)
+    width[t > 0] = interval_half_width(t[t > 0], s[t > 0]) * SPEED_QUANTUM_KMH / kept[t > 0]
+    return width
 
 
 def _enough_users(counts: Counts, samples: IntArray, min_users: int) -> IntArray:

@@ -17,7 +17,7 @@ def step(state: SmoothingState | None, means, scales, events, *, t: int, slot: i
     """One window at hour ``t`` with no covariate."""
     size = len(CELLS[cells])
     wide = [np.broadcast_to(np.asarray(column, dtype=np.float64), (size,)) for column in (means, scales, events)]
-    releases = Releases(CELLS[cells], PLACES[cells], *wide, np.zeros(size))
+    releases = Releases(CELLS[cells], PLACES[cells], *wide, np.maximum(wide[2] / 10, 1), np.zeros(size))
     return smooth(state, releases, hours=t, slot=t % 24 if slot is None else slot, upper=UPPER)
 
 
@@ -38,16 +38,16 @@ def test_without_noise_the_released_values_come_back():
 
 
 def test_error_falls_with_history_and_intervals_cover_about_95_percent():
-    """12 days of 24 windows of 40 cells; coverage within 0.92..0.99."""
+    """4 days of 24 windows of 40 cells; coverage within 0.92..0.99."""
     rng = np.random.default_rng(2)
     error, covered, raw = np.zeros(24), 0.0, 0.0
-    for _ in range(12):
+    for _ in range(4):
         state = None
         for t, events, truth, scales, means in day(rng, 24, 10.0):
             state, found = step(state, means, scales, events, t=t)
-            error[t] += np.abs(found.value - truth).mean() / 12
-            raw += np.abs(means - truth).mean() / 288
-            covered += ((found.low <= truth) & (truth <= found.high)).mean() / 288
+            error[t] += np.abs(found.value - truth).mean() / 4
+            raw += np.abs(means - truth).mean() / 96
+            covered += ((found.low <= truth) & (truth <= found.high)).mean() / 96
     assert error[-6:].mean() < 0.75 * error[0]
     assert error[-6:].mean() < 0.4 * raw
     assert 0.92 < covered < 0.99
@@ -57,11 +57,11 @@ def test_understated_noise_is_caught_by_the_coverage():
     """The planted bug: scales an eighth of the truth."""
     rng = np.random.default_rng(3)
     covered = 0.0
-    for _ in range(5):
+    for _ in range(2):
         state = None
         for t, events, truth, scales, means in day(rng, 24, 10.0):
             state, found = step(state, means, scales / 8, events, t=t)
-            covered += ((found.low <= truth) & (truth <= found.high)).mean() / 120
+            covered += ((found.low <= truth) & (truth <= found.high)).mean() / 48
     assert covered < 0.9
 
 
@@ -81,18 +81,18 @@ def test_yesterdays_hour_informs_the_level():
     state = None
     for t in range(36):
         state, _ = step(state, 20.0 if t % 24 < 12 else 50.0, 0.1, 500, t=t)
-    _, found = step(state, 0.0, np.inf, 500, t=36, slot=12)
-    assert found.value.mean() > 30
+    before, after = (step(state, 0.0, np.inf, 500, t=36, slot=slot)[1].value.mean() for slot in (11, 12))
+    assert after > before + 1
 
 
 def test_the_state_is_bounded_and_forgets_what_no_longer_says_anything():
     n = MOST_CELLS + 500
     ids = np.arange(n, dtype=np.uint64)
     places = np.random.default_rng(4).uniform([30.1, -97.9], [30.5, -97.5], (n, 2))
-    releases = Releases(ids, places, np.full(n, 30.0), np.linspace(1, 60, n), np.full(n, 50.0), np.zeros(n))
+    releases = Releases(ids, places, np.full(n, 30.0), np.linspace(1, 60, n), np.full(n, 50.0), np.ones(n), np.zeros(n))
     state, _ = smooth(None, releases, hours=0, slot=0, upper=UPPER)
     assert len(state.cells) == MOST_CELLS
-    empty = Releases(ids[:0], places[:0], *(np.zeros(0) for _ in range(4)))
+    empty = Releases(ids[:0], places[:0], *(np.zeros(0) for _ in range(5)))
     later, much_later = (smooth(state, empty, hours=hours, slot=0, upper=UPPER)[0] for hours in (300, OLDEST_HOURS + 1))
     assert len(later.cells) < MOST_CELLS
     assert len(much_later.cells) == 0

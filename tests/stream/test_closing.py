@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from stream.closing import STEPS, Closing
 from stream.config import Config, KafkaConfig
 from stream.ledger import Ledger, LedgerError
 from stream.local import REPO_ROOT, RedisServer
+from stream.memory import decode_memory, encode_memory, identity
 from stream.pipeline import contributions_of, plan_window
 from stream.plan import PlanError
 from stream.publishing import KafkaPublisher, make_producer
@@ -28,6 +30,7 @@ from stream.state import State
 from stream.topics import create_topics
 from tests.builders import SLOT, bus_config, random_rows, riders_config
 from tests.stream.feeding import create_topic
+from tests.stream.recalling import recalled
 from tests.stream.topics_reader import read_all
 
 
@@ -68,7 +71,9 @@ async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_o
     command += [str(REPO_ROOT / "config" / "bus-fleet.toml"), topic_name, str(tmp_path / "user.key"), kafka, redis_url]
 
     def run(last_step: str) -> int:
-        done = subprocess.run([*command, str(SLOT), last_step], cwd=REPO_ROOT, env={"PYTHONPATH": str(REPO_ROOT)})
+        done = subprocess.run(
+            [*command, str(SLOT), last_step], cwd=REPO_ROOT, env=os.environ | {"PYTHONPATH": str(REPO_ROOT)}
+        )
         return done.returncode
 
     assert run(step) == -9
@@ -96,6 +101,10 @@ async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_o
     planned = plan_window(counts, full, config, window, period, marker["generation"])
     assert await ledger.total("2017-03-21") == (counts.n_users, int(planned.charged_users()[1].sum()))
     assert await State(redis, topic_name).open_slots() == []
+    window_bodies = [msgspec.json.decode(value) for _, value in sorted(releases.items())]
+    remembered = await redis.get(f"hv:{{{topic_name}}}:memory")
+    assert remembered == encode_memory(recalled(window_bodies, marker, None)), "memory and topic disagree"
+    assert marker["memory"] == {"before": None, "after": identity(decode_memory(remembered))}
 
 
 async def test_the_bytes_that_leave_are_the_committed_ones_and_a_second_draw_is_thrown_away(
