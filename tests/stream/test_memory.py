@@ -173,7 +173,7 @@ def test_a_memory_has_a_largest_size() -> None:
     cells = sorted(h3.grid_disk(h3.latlng_to_cell(30.3, -97.7, 7), 44))
     assert len(cells) > MOST_CELLS
     bodies = [
-        {"cell": cell, "mean": {"raw": 30.0, "scale": 5.0 + g / 1000}, "events": 10, "users": 3}
+        {"cell": cell, "relation": "values", "mean": {"raw": 30.0, "scale": 5.0 + g / 1000}, "events": 10, "users": 3}
         for g, cell in enumerate(cells)
     ]
     memory, _ = step(None, bodies, Window(SLOT, SLOT + HOUR), upper=65.0, timezone="America/Chicago")
