@@ -65,9 +65,9 @@ def decode_memory(blob: bytes | None) -> Memory | None:
     try:
         memory = msgspec.msgpack.decode(blob, type=Memory)
         _state(memory)
+        ends = [np.frombuffer(column, "<f8") for column in (memory.low, memory.high)]
     except (msgspec.DecodeError, ParameterError, ValueError):
         return None
-    ends = [np.frombuffer(column, "<f8") for column in (memory.low, memory.high)]
     whole = all(8 * len(column) == len(memory.seen) and np.all(np.isfinite(column)) for column in ends)
     return memory if memory.version == VERSION and whole else None
 
