@@ -177,7 +177,7 @@ def test_a_memory_has_a_largest_size() -> None:
         for g, cell in enumerate(cells)
     ]
     memory, _ = step(None, bodies, Window(SLOT, SLOT + HOUR), upper=65.0, timezone="America/Chicago")
-    assert len(encode_memory(memory)) < 40 * MOST_CELLS + 1000
+    assert len(encode_memory(memory)) < 40 * MOST_CELLS + 24 * len(cells) + 1000
 
 
 async def test_what_redis_remembers_is_what_the_topics_say(redis: Redis, tmp_path: Path) -> None:
