@@ -20,7 +20,7 @@ def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cov
     tmp_path: Path,
 ) -> None:
     """n = 60 draws × 6 cells × 3 windows ≈ 1 000 cells a statistic; the band is ±2 points wide of 0.95 (3 σ)."""
-    config = bus_config(tmp_path)
+    config = bus_config(tmp_path, **{"speed.post_processing": []})
     windows = {SLOT + 3600 * k: random_rows(k, 200, slot=SLOT + 3600 * k) for k in range(3)}
     for name, chosen in variants(config, ["uniform", "exact-loss", "exact-loss+clipping"]):
         for score in evaluate(chosen, windows, 60, name):
@@ -31,7 +31,7 @@ def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cov
 
 
 def test_more_epsilon_means_less_error(tmp_path: Path) -> None:
-    config = bus_config(tmp_path)
+    config = bus_config(tmp_path, **{"speed.post_processing": []})
     windows = {SLOT: random_rows(1, 300)}
     errors = [
         next(s.mae for s in evaluate(with_epsilon(config, e), windows, 20) if s.statistic == "mean")
