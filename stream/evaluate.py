@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from stream.carried import carry
 from stream.cell_means import MECHANISMS
 from stream.closing import slotting_of
 from stream.config import Config
-from stream.fixes import fixes_of, histogram_box
+from stream.fixes import Fixes, fixes_of, histogram_box
 from stream.memory import Memory
 from stream.merging import merged
 from stream.pipeline import contributions_of, draw, plan_window, post_process, release_bodies
@@ -104,6 +104,31 @@ def with_accounting(config: Config, accounting: str) -> Config:
     return config.model_copy(update={"privacy": type(privacy)(**given)})
 
 
+@dataclass(frozen=True)
+class PlannedWindow:
+    """One window as the service would plan it: with the ledger as earlier windows left it."""
+
+    plan: Plan
+    contributions: Contributions
+    fixes: Fixes | None
+
+
+def planned_windows(config: Config, windows: dict[int, npt.NDArray[np.void]]) -> Iterator[PlannedWindow]:
+    """Plans of ``windows`` (slot -> rows) in order of time."""
+    slotting, box = slotting_of(config), histogram_box(config)
+    spent: dict[str, dict[int, int]] = {}
+    for slot in sorted(windows):
+        contributions, fixes = contributions_of(windows[slot], config), fixes_of(windows[slot], box)
+        counts, period = contributions.counts, slotting.period_of(slot)
+        ledger = spent.setdefault(period.key, {})
+        left = np.array([config.privacy.ledger_budget - ledger.get(user, 0) for user in counts.users.tolist()])
+        plan = plan_window(counts, left.astype(np.int64), config, slotting.window(slot), period, "evaluation", fixes)
+        users, charged = plan.charged_users()
+        for user, charge in zip(users.tolist(), charged.tolist(), strict=True):
+            ledger[user] = ledger.get(user, 0) + charge
+        yield PlannedWindow(plan, contributions, fixes)
+
+
 def evaluate(
     config: Config,
     windows: dict[int, npt.NDArray[np.void]],
@@ -113,24 +138,14 @@ def evaluate(
 ) -> list[Score]:
     """Score one configuration over ``windows`` (slot -> rows), ``trials`` draws each."""
     started = time.monotonic()
-    slotting = slotting_of(config)
-    spent: dict[str, dict[int, int]] = {}
     tables: Tables = defaultdict(Errors)
     charges: list[IntArray] = []
     gaps: list[float] = []
     memories: list[Memory | None] = [None] * trials
     cells = 0
-    for slot in sorted(windows):
-        contributions = contributions_of(windows[slot], config)
+    for planned in planned_windows(config, windows):
+        plan, contributions = planned.plan, planned.contributions
         counts = contributions.counts
-        period = slotting.period_of(slot)
-        ledger = spent.setdefault(period.key, {})
-        left = np.array([config.privacy.ledger_budget - ledger.get(user, 0) for user in counts.users.tolist()])
-        fixes = fixes_of(windows[slot], histogram_box(config))
-        plan = plan_window(counts, left.astype(np.int64), config, slotting.window(slot), period, "evaluation", fixes)
-        users, charged = plan.charged_users()
-        for user, charge in zip(users.tolist(), charged.tolist(), strict=True):
-            ledger[user] = ledger.get(user, 0) + charge
         charges.append(np.frombuffer(plan.charges, "<i8"))
         gap = duality_gap(plan, merged(plan, contributions).counts, config) if plan.relation == "values" else None
         gaps += [] if gap is None else [gap]

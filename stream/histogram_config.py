@@ -42,10 +42,10 @@ MAX_SCALE = 1_000
 class EulerConfig(Section):
     """Regions of users: convex hull of the ``nearest`` fixes to where a user mostly was, of a public diameter."""
 
-    rows: int = Field(default=32, ge=1, le=64)
-    columns: int = Field(default=32, ge=1, le=64)
+    rows: int = Field(default=8, ge=1, le=64)
+    columns: int = Field(default=8, ge=1, le=64)
     nearest: int = Field(default=12, ge=1, le=64)
-    diameter_m: float = Field(default=2_000.0, gt=0, le=1_000_000)
+    diameter_m: float = Field(default=5_000.0, gt=0, le=1_000_000)
     bandwidth_m: float = Field(default=300.0, gt=0, le=1_000_000)
 
 

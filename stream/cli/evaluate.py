@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,11 @@ from rich.table import Table
 from stream.cli.options import DEFAULT_CONFIG, USAGE, AsJson, ConfigFile, read_config, stop
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from stream.config import Config
+    from stream.evaluate_histograms import HistogramScore
     from stream.scores import Score
 
 
@@ -42,6 +48,9 @@ def register(app: typer.Typer) -> None:
         figure: Annotated[
             Path | None, typer.Option("--plot", help="Write error against epsilon and a map of error (PNG or SVG).")
         ] = None,
+        histograms: Annotated[
+            bool, typer.Option("--histograms", help="Judge the spatial histograms; --sweep then means theirs.")
+        ] = False,
         as_json: AsJson = False,
     ) -> None:
         """Judge mechanisms on a recording before going live. Its output is NOT private and must not be published."""
@@ -75,15 +84,16 @@ def register(app: typer.Typer) -> None:
             windows = {slot: part for slot, part in windows.items() if utc_text(slot) == window}
         if not windows:
             stop("no events to evaluate: an empty recording, or no window of that start", USAGE)
+        if histograms:
+            _judge_histograms(settings, windows, trials, sweep, str(file), as_json)
+            return
         runs = [
             (name, chosen)
             for epsilon in _values(sweep, settings.privacy.epsilon)
             for name, chosen in variants(settings if sweep is None else with_epsilon(settings, epsilon), names)
         ]
         scores = []
-        with Progress(
-            console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal
-        ) as bars:
+        with _progress() as bars:
             task = bars.add_task("evaluating", total=len(runs) * len(windows))
             for name, chosen in runs:
                 scores += evaluate(chosen, windows, trials, name, lambda: bars.advance(task))
@@ -94,6 +104,57 @@ def register(app: typer.Typer) -> None:
             return
         typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
         _print(scores)
+
+
+def _judge_histograms(
+    settings: Config,
+    windows: dict[int, npt.NDArray[np.void]],
+    trials: int,
+    sweep: str | None,
+    source: str,
+    as_json: bool,
+) -> None:
+    from stream.evaluate import NOT_PRIVATE
+    from stream.evaluate_histograms import evaluate_histograms, with_histogram_epsilon
+
+    if settings.histogram is None:
+        stop("the configuration has no [histogram]; add the section, as the comments of the shipped files show", USAGE)
+    epsilons = _values(sweep, settings.histogram.epsilon)
+    scores: list[HistogramScore] = []
+    with _progress() as bars:
+        task = bars.add_task("evaluating", total=len(epsilons) * len(windows))
+        for epsilon in epsilons:
+            chosen = with_histogram_epsilon(settings, epsilon)
+            scores += evaluate_histograms(chosen, windows, trials, lambda: bars.advance(task))
+    if as_json:
+        said = {"private": False, "warning": NOT_PRIVATE, "recording": source, "trials": trials}
+        typer.echo(json.dumps(said | {"histograms": [asdict(score) for score in scores]}))
+        return
+    typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
+    table = Table(title="Error of range counts against the truth (NOT PRIVATE)")
+    for name in ("mechanism", "ranges"):
+        table.add_column(name)
+    for name in ("ε", "counted", "MAE", "relative", "its median", "± 95 %", "covers", "seconds"):
+        table.add_column(name, justify="right")
+    for score in scores:
+        table.add_row(
+            score.mechanism,
+            score.ranges,
+            f"{score.epsilon:g}",
+            f"{score.counted:.0f}",
+            f"{score.mae:.1f}",
+            f"{score.relative:.1%}",
+            f"{score.relative_median:.1%}",
+            f"{score.half_width:.1f}",
+            f"{score.coverage:.1%}",
+            f"{score.seconds:.1f}",
+        )
+    Console(width=None if Console().is_terminal else 120).print(table)
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def _values(sweep: str | None, present: float) -> list[float]:
