@@ -7,13 +7,17 @@ others would be packed differently. Source: [M] arXiv 2401.15906, mechanisms S2.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
 from dpcore.contributions import IntArray
-from dpcore.errors import ParameterError
+from dpcore.errors import OverflowBoundError, ParameterError
 from dpcore.scales import checked_samples
+
+MAX_CAPACITY = 2**22
+"""Largest m_UB: packing takes memory and time in proportion to it."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,9 @@ def bestfit(samples: IntArray, capacity: int) -> Grouping:
         raise ParameterError(
             f"m_UB {capacity} is outside [{m.min()}, {m.max()}], the samples per user; give one inside"
         )
+    _check_capacity(capacity)
     retained = np.minimum(m, capacity)
-    buckets: list[list[int]] = [[] for _ in range(capacity + 1)]
+    buckets: dict[int, list[int]] = defaultdict(list)
     occupied = 0
     array: list[int] = []
     fill: list[int] = []
@@ -82,6 +87,13 @@ def bestfit(samples: IntArray, capacity: int) -> Grouping:
     return Grouping(retained, np.array(array, dtype=np.int64), np.array(fill, dtype=np.int64), capacity)
 
 
+def _check_capacity(capacity: int) -> None:
+    if capacity > MAX_CAPACITY:
+        raise OverflowBoundError(
+            f"m_UB {capacity} is above {MAX_CAPACITY}; give a smaller one, or split the cell into shorter timeslots"
+        )
+
+
 def lower_median(samples: IntArray) -> int:
     """The ⌈L/2⌉-th smallest m: the capacity of Array-Averaging."""
     m = checked_samples(samples)
@@ -91,6 +103,7 @@ def lower_median(samples: IntArray) -> int:
 def widest_grouping(samples: IntArray) -> Grouping:
     """The grouping that maximises K̄·√m_UB over every m_UB in [min m, max m]; ties to the smaller m_UB."""
     m = checked_samples(samples)
+    _check_capacity(int(m.max()))
     best: Grouping | None = None
     best_score = 0
     for capacity in range(int(m.min()), int(m.max()) + 1):

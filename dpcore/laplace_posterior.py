@@ -50,7 +50,10 @@ def laplace_posterior(covariance: FloatArray, observed: FloatArray, scales: Floa
     if covariance.shape != (n, n) or scales.shape != (n,):
         raise ParameterError(f"{n} observations need {n} scales and a covariance of shape ({n}, {n})")
     if not (np.all(np.isfinite(observed)) and np.all(np.isfinite(scales)) and np.all(scales >= 0)):
-        raise ParameterError("observations must be finite and scales finite and >= 0")
+        raise ParameterError(
+            f"observations {observed[~np.isfinite(observed)][:3]} or scales {scales[~(scales >= 0) | ~np.isfinite(scales)][:3]} "
+            "are not finite or below 0; leave such cells out"
+        )
     prior = np.diag(covariance)
     if np.any(prior <= 0):
         raise ParameterError("every quantity needs a prior variance above 0")

@@ -192,7 +192,7 @@ class Noise:
         costs = np.asarray(costs, dtype=np.int64)
         bounds = np.array([0, len(costs)]) if offsets is None else np.asarray(offsets, dtype=np.int64)
         if np.any(np.diff(bounds) < 1):
-            raise ParameterError("a selection without candidates has no outcome; give every group at least one")
+            raise ParameterError("a selection among 0 candidates has no outcome; give every group at least 1")
         if numerator < 0 or not 1 <= denominator <= MAX_SCALE_NUMERATOR:
             raise ParameterError(
                 f"exponent ratio {numerator}/{denominator} is out of bounds; need n >= 0, 1 <= d <= 2^40"

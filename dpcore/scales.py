@@ -63,7 +63,10 @@ def noisy_estimate(
 
 
 def checked_samples(samples: IntArray) -> IntArray:
-    """Counts m per user as int64, shape (L,); :class:`ParameterError` unless there are users and every m >= 1."""
+    """Counts m per user as int64, shape (L,); :class:`ParameterError` unless there are users and every m >= 1.
+
+    :class:`OverflowBoundError` where their sum could leave int64.
+    """
     m = np.asarray(samples)
     if m.ndim != 1 or len(m) == 0:
         raise ParameterError(f"counts of shape {m.shape} hold no user; an empty cell releases nothing, leave it out")
@@ -71,6 +74,11 @@ def checked_samples(samples: IntArray) -> IntArray:
         raise ParameterError(f"counts of type {m.dtype} are not integers; count samples per user")
     if int(m.min()) < 1:
         raise ParameterError(f"a user has {m.min()} samples; leave out users with fewer than 1")
+    total = sum(m.tolist()) if float(m.max()) * len(m) >= MAX_TOTAL else 0
+    if total >= MAX_TOTAL:
+        raise OverflowBoundError(
+            f"{total} samples exceed 2^62, so their sums could leave int64; split the cell, use fewer"
+        )
     return m.astype(np.int64)
 
 

@@ -78,7 +78,10 @@ def shrink(
     if not len(scales) == len(events) == C or np.any(scales < 0) or np.any(events < 1) or not upper > 0:
         raise ParameterError("need one mean, one scale >= 0 and one count >= 1 per cell, and upper > 0")
     if np.any(np.isfinite(scales) & ~np.isfinite(means)):
-        raise ParameterError("a released mean is not finite; give unreleased cells an infinite scale")
+        first = int(np.flatnonzero(np.isfinite(scales) & ~np.isfinite(means))[0])
+        raise ParameterError(
+            f"the released mean of cell {first} is {means[first]}; give unreleased cells an infinite scale"
+        )
     if not C:
         empty = np.zeros(0)
         return Shrunken(empty, empty, empty, empty)

@@ -72,7 +72,9 @@ class Variance:
         upper, m = checked_upper(self.upper), checked_samples(samples)
         largest = int(m.max())
         if self.capacity is not None and not 1 <= self.capacity <= largest:
-            raise ParameterError(f"capacity {self.capacity} is outside [1, {largest}], the samples per user")
+            raise ParameterError(
+                f"capacity {self.capacity} is outside [1, {largest}], the samples per user; give one inside"
+            )
         if self.grid < 1:
             raise ParameterError(f"grid {self.grid} quanta² is no granularity; give at least 1")
         check_total(int(m.sum()), upper * upper)

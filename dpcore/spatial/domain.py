@@ -103,7 +103,8 @@ class Domain:
         latitude, longitude = points[:, 0], points[:, 1]
         # One pass: the sum of finite float64 coordinates is finite unless they are absurdly large.
         if not (np.isfinite(latitude.sum()) and np.isfinite(longitude.sum())) and not np.isfinite(points).all():
-            raise DomainError("points hold NaN or infinite coordinates; reject them before counting")
+            first = points[~np.isfinite(points).all(axis=1)][0].tolist()
+            raise DomainError(f"points hold NaN or infinite coordinates, {first} first; drop them before counting")
         inside = self.contains(latitude, longitude)
         kept = int(np.count_nonzero(inside))
         if kept < len(points):

@@ -1,0 +1,217 @@
+"""Bad input to every public mechanism of single statistics: a typed error that names value, bound and remedy, or a defined result.
+
+Refusals: no users, counts or capacities out of range, values that are not integers (NaN), ε that is no integer above 0,
+bounds out of range, totals that could leave int64. Defined: one user, one sample, equal values, U = 0.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpcore.allocation import Sensitivities, allocate, uniform_allocation
+from dpcore.budget import MICRO
+from dpcore.cdf import ParticipationCDF, TreeCDF
+from dpcore.clipping import choose_clipping
+from dpcore.contributions import Contributions, Counts
+from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterError
+from dpcore.gaussian import discrete_gaussian
+from dpcore.grouping import bestfit
+from dpcore.laplace_posterior import laplace_posterior
+from dpcore.mean import ArrayAveraging, Baseline, PooledMinimax
+from dpcore.moments import mean_rows, sum_cap, variance_rows
+from dpcore.noise import Noise
+from dpcore.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy
+from dpcore.selection import PrivateQuantile, select_quantiles, select_range
+from dpcore.shrinkage import shrink
+from dpcore.suppression import chop_user, sweep_chop_user
+from dpcore.variance import Variance
+from tests.dpcore.silence import Silence
+
+U = 100
+MEANS: dict[str, Callable[[int], Any]] = {
+    "baseline": Baseline,
+    "pooled-minimax": PooledMinimax,
+    "array-averaging": ArrayAveraging,
+    "levy": Levy,
+    "fixed-quantile": FixedQuantile,
+    "epsilon-quantile": EpsilonQuantile,
+    "auto": AutoMean,
+}
+CELLS: dict[str, Callable[[int], Any]] = MEANS | {
+    "variance": Variance,
+    "percentile": lambda upper: PrivateQuantile(upper, 50),
+    "cdf": lambda upper: TreeCDF(upper, 8),
+}
+"""Every mechanism of one cell under relation "values", by its upper bound."""
+ONE = np.array([1], dtype=np.int64)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def city(samples: list[list[int]]) -> Counts:
+    """Counts of a dense (users × cells) table."""
+    table = np.array(samples, dtype=np.int64)
+    cell, user = np.nonzero(table.T)
+    users, cells = table.shape
+    return Counts(np.arange(cells, dtype=np.uint64), np.arange(users, dtype=np.uint64), cell, user, table[user, cell])
+
+
+def plans(upper: int, samples: Any, micro: Any) -> dict[str, tuple[type[DPError], Callable[[], Any]]]:
+    return {name: (DPError, lambda make=make: make(upper).plan(samples, micro)) for name, make in CELLS.items()}
+
+
+def _case(kind: type[DPError], **calls: Callable[[], Any]) -> dict[str, tuple[type[DPError], Callable[[], Any]]]:
+    return {name: (kind, call) for name, call in calls.items()}
+
+
+SOME = city([[2, 1], [1, 3]])
+HUGE = ints(2**62, 2**62, 2**62)
+REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
+    "empty cell": plans(U, ints(), MICRO)
+    | _case(
+        ParameterError,
+        bestfit=lambda: bestfit(ints(), 1),
+    ),
+    "a user without samples": plans(U, ints(2, 0), MICRO) | plans(U, ints(-1), MICRO),
+    "counts that are not integers": plans(U, np.array([1.5]), MICRO) | plans(U, np.array([math.nan]), MICRO),
+    "epsilon 0": plans(U, ints(2, 1), 0)
+    | _case(
+        BudgetError,
+        chop=lambda: chop_user(SOME, 0),
+        sweep=lambda: sweep_chop_user(SOME, 0),
+        allocate=lambda: allocate(mean_rows(SOME, SOME.samples, U), ints(0, MICRO)),
+        uniform_allocation=lambda: uniform_allocation(mean_rows(SOME, SOME.samples, U), ints(0, MICRO)),
+        clipping=lambda: choose_clipping(SOME, ints(0, 0), lambda kept: mean_rows(SOME, kept, U)),
+        quantiles=lambda: select_quantiles(ints(1), U, ints(5), 0, Noise()),
+        range=lambda: select_range(ints(1), U, 5, 0, Noise()),
+        participation_cdf=lambda: ParticipationCDF(U, 2).plan(0),
+    ),
+    "epsilon below 0": plans(U, ints(2, 1), -5)
+    | _case(BudgetError, chop=lambda: chop_user(SOME, -5), sweep=lambda: sweep_chop_user(SOME, -5)),
+    "epsilon NaN": plans(U, ints(2, 1), math.nan)
+    | _case(BudgetError, chop=lambda: chop_user(SOME, math.nan), sweep=lambda: sweep_chop_user(SOME, math.nan)),  # type: ignore[arg-type]
+    "epsilon as a float": plans(U, ints(2, 1), 1.0),
+    "upper bound below 0": plans(-1, ints(2, 1), MICRO)
+    | _case(
+        ParameterError,
+        group=lambda: Contributions.group(ONE.astype(np.uint64), ONE.astype(np.uint64), ONE, ONE, upper=-1),
+        participation_cdf=lambda: ParticipationCDF(-1, 2).plan(MICRO),
+        shrink=lambda: shrink(np.ones(1), np.ones(1), ONE, upper=-1.0),
+    ),
+    "upper bound NaN": {
+        name: (DPError, lambda make=make: make(math.nan).plan(ints(2, 1), MICRO))  # type: ignore[arg-type]
+        for name, make in CELLS.items()
+    },
+    "more samples than int64 sums hold": plans(10**9, HUGE, MICRO)
+    | plans(0, HUGE, MICRO)
+    | _case(
+        OverflowBoundError,
+        group=lambda: Contributions.group(ONE.astype(np.uint64), ONE.astype(np.uint64), ONE, ONE, upper=2**62),
+        sensitivities=lambda: Sensitivities(ints(0), ints(0), ints(2**41), np.ones(1), 1),
+        participation_cdf=lambda: ParticipationCDF(U, 2**45).plan(MICRO),
+    ),
+    "values NaN": {
+        name: (
+            ParameterError,
+            lambda make=make: make(U).release(np.array([1.0, math.nan]), make(U).plan(ints(2), MICRO), Noise()),
+        )
+        for name, make in CELLS.items()
+    }
+    | _case(
+        ParameterError,
+        posterior=lambda: laplace_posterior(np.eye(1), np.array([math.nan]), np.ones(1)),
+        shrink=lambda: shrink(np.array([math.nan]), np.ones(1), ONE, upper=1.0),
+    ),
+    "other values than planned": {
+        name: (ParameterError, lambda make=make: make(U).release(ints(1, 2, 3), make(U).plan(ints(2), MICRO), Noise()))
+        for name, make in CELLS.items()
+    },
+    "m_UB out of range": _case(
+        ParameterError,
+        array_averaging_above=lambda: ArrayAveraging(U, capacity=4).plan(ints(1, 3), MICRO),
+        array_averaging_below=lambda: ArrayAveraging(U, capacity=0).plan(ints(1, 3), MICRO),
+        bestfit_above=lambda: bestfit(ints(1, 3), 4),
+        bestfit_below=lambda: bestfit(ints(2, 3), 1),
+        variance_above=lambda: Variance(U, capacity=4).plan(ints(1, 3), MICRO),
+        variance_below=lambda: Variance(U, capacity=0).plan(ints(1, 3), MICRO),
+        cdf_above=lambda: TreeCDF(U, 8, capacity=4).plan(ints(1, 3), MICRO),
+        cdf_below=lambda: TreeCDF(U, 8, capacity=0).plan(ints(1, 3), MICRO),
+        participation_cdf=lambda: ParticipationCDF(U, 0).plan(MICRO),
+    ),
+    "parameters out of range": _case(
+        ParameterError,
+        percentile_0=lambda: PrivateQuantile(U, 0).plan(ints(1), MICRO),
+        percentile_100=lambda: PrivateQuantile(U, 100).plan(ints(1), MICRO),
+        no_bins=lambda: TreeCDF(U, 0).plan(ints(1), MICRO),
+        many_bins=lambda: TreeCDF(U, 10**6).plan(ints(1), MICRO),
+        grid=lambda: Variance(U, grid=0).plan(ints(1), MICRO),
+        half_bin=lambda: select_range(ints(1), U, 0, MICRO, Noise()),
+        unclipped=lambda: select_quantiles(ints(U + 1), U, ints(5), MICRO, Noise()),
+        min_users=lambda: chop_user(SOME, MICRO, min_users=0),
+        statistics=lambda: chop_user(SOME, MICRO, statistics=("mode",)),  # type: ignore[arg-type]
+        bias_weight=lambda: choose_clipping(SOME, ints(9, 9), lambda kept: mean_rows(SOME, kept, U), bias_weight=-1),
+        retained=lambda: mean_rows(SOME, SOME.samples + 1, U),
+        retained_variance=lambda: variance_rows(SOME, SOME.samples + 1, U, 1),
+        cap=lambda: sum_cap(SOME, U, -0.5),
+        laplace_scale=lambda: Noise().discrete_laplace(0),
+        laplace_large=lambda: Noise().discrete_laplace(2**41),
+        gaussian_scale=lambda: discrete_gaussian(Noise(), ints(0), ints(1)),
+        no_candidates=lambda: Noise().exponential(ints(), 1, 1),
+    ),
+}
+"""Case -> what is called -> (least specific error that will do, the call)."""
+
+
+@pytest.mark.parametrize(("case", "name"), [(case, name) for case, calls in REFUSED.items() for name in calls])
+def test_bad_input_is_refused_with_the_value_and_the_remedy(case: str, name: str) -> None:
+    kind, call = REFUSED[case][name]
+    with pytest.raises(kind) as refused:
+        call()
+    message = str(refused.value)
+    assert type(refused.value) is not DPError, "a kind of refusal that callers can tell apart"
+    assert re.search(r"\d|nan|None|mode|\(\)", message), f"no value in: {message}"
+    assert re.search(
+        r"[;:,] ?.*\b(give|use|leave|drop|need|plan|clip|count|keep|raise|set|must|correct|allowed)\b", message
+    ), f"no remedy in: {message}"
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_one_user_one_sample_equal_values_and_a_range_of_0_have_defined_means(name: str) -> None:
+    """Without noise the released number is the value; with U = 0 it is 0, without noise, at no charge to anybody."""
+    make = MEANS[name]
+    for samples, values in (((1,), (37,)), ((5,), (37,) * 5), ((2, 3, 1), (37,) * 6)):
+        mechanism = make(U)
+        plan = mechanism.plan(ints(*samples), 40 * MICRO)
+        drawn = mechanism.release(ints(*values), plan, Silence())
+        assert 0 <= drawn.value <= U
+        assert drawn.low <= drawn.raw <= drawn.high
+        assert abs(drawn.raw - 37) <= (1 if name in ("baseline", "pooled-minimax", "array-averaging", "auto") else U)
+        assert plan.charges.max() <= 40 * MICRO
+    nothing = make(0)
+    plan = nothing.plan(ints(2, 1), MICRO)
+    drawn = nothing.release(ints(0, 0, 0), plan, Noise())
+    assert (drawn.raw, drawn.value, drawn.scale) == (0.0, 0.0, 0.0)
+
+
+def test_one_sample_equal_values_and_a_range_of_0_have_defined_variances_percentiles_and_distributions() -> None:
+    one = Variance(U).plan(ints(1), MICRO)
+    assert (one.charges.tolist(), Variance(U).release(ints(37), one, Noise()).raw) == ([0], 0.0)
+    equal = Variance(U).plan(ints(2, 1), MICRO)
+    assert Variance(U).release(ints(37, 37, 37), equal, Silence()).raw == 0.0
+    assert Variance(0).release(ints(0, 0, 0), Variance(0).plan(ints(2, 1), MICRO), Noise()).raw == 0.0
+    rich = PrivateQuantile(U, 50).plan(ints(1, 1, 1, 1), 1000 * MICRO)
+    assert 0 <= PrivateQuantile(U, 50).release(ints(37, 37, 37, 37), rich, Noise()) <= U
+    assert PrivateQuantile(0, 50).release(ints(0), PrivateQuantile(0, 50).plan(ints(1), MICRO), Noise()) == 0
+    for upper in (0, U):
+        drawn = TreeCDF(upper, 8).release(ints(upper, upper), TreeCDF(upper, 8).plan(ints(2), MICRO), Silence())
+        assert drawn.estimate(50).value == pytest.approx(upper, abs=U / 8)
+    nobody = ParticipationCDF(U, 2).release(ints(), ints(), ParticipationCDF(U, 2).plan(MICRO), Silence())
+    assert 0 <= nobody.estimate(50).value <= U
