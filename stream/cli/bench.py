@@ -10,7 +10,7 @@ import typer
 
 from stream.cli.options import USAGE, AsJson, stop
 
-NAMES = ("ingest", "mechanisms", "scaling", "spatial", "sse")
+NAMES = ("dashboard", "ingest", "mechanisms", "scaling", "spatial", "sse")
 
 
 def register(app: typer.Typer) -> None:

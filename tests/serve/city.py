@@ -21,7 +21,7 @@ from tests.builders import SLOT, bus_config
 HOUR = 3600
 CELLS = [h3.latlng_to_cell(30.2 + 0.05 * k, -97.7, 7) for k in range(4)]
 BUSY, STEADY, UNCERTAIN, LONELY = CELLS
-"""Many users; fewer; two, so that an interval is 13 km/h wide; one, below ``min_users``."""
+"""Many users; fewer; two, so that an interval is 11 km/h wide; one, below ``min_users``."""
 GENERATION = "11111111-1111-4111-8111-111111111111"
 
 
@@ -34,19 +34,19 @@ class Cell(NamedTuple):
 
 
 USUAL_DAY: Mapping[str, Cell] = {
-    BUSY: Cell(100, 2, 25.0),
+    BUSY: Cell(100, 2, 22.0),
     STEADY: Cell(60, 1, 45.0),
-    UNCERTAIN: Cell(2, 1, 35.0),
+    UNCERTAIN: Cell(2, 1, 30.0),
     LONELY: Cell(1, 1, 20.0),
 }
-JAM = {**USUAL_DAY, BUSY: Cell(100, 2, 15.0)}
+JAM = {**USUAL_DAY, BUSY: Cell(100, 2, 13.2)}
 
 
 def city_config(tmp_path: Path, **overrides: Any) -> Config:
     """Bus fleet whose noise is small where there are many; means only, unless overridden."""
     fixed = {
-        "privacy.epsilon": 15.0,
-        "privacy.budget": 360.0,
+        "privacy.epsilon": 18.0,
+        "privacy.budget": 432.0,
         "speed.statistics": ["mean"],
         "speed.min_users": 2,
         "speed.post_processing": [],

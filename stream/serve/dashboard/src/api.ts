@@ -64,15 +64,20 @@ export async function caughtUp(onWait: () => void): Promise<void> {
 }
 
 /**
- * Calls `onWindow` for every finished window and `onLink` when the connection comes or goes. The browser tries again by
- * itself after a broken connection, but not after an answer that is an error: then a new connection is made here.
+ * Calls `onWindow` for every window finished after event `after`, and `onLink` when the connection comes or goes. The
+ * browser tries again by itself after a broken connection, but not after an answer that is an error: then a new
+ * connection is made here.
  */
-export function follow(feed: string, onWindow: (window: WindowSummary) => void, onLink: (up: boolean) => void): void {
-  const source = new EventSource(`api/v1/stream?feed=${encodeURIComponent(feed)}`);
+export function follow(feed: string, after: number, onWindow: (window: WindowSummary) => void, onLink: (up: boolean) => void): void {
+  const source = new EventSource(`api/v1/stream?${new URLSearchParams({ feed, after: String(after) })}`);
   source.addEventListener('open', () => onLink(true));
   source.addEventListener('error', () => {
     onLink(false);
-    if (source.readyState === EventSource.CLOSED) setTimeout(() => follow(feed, onWindow, onLink), RETRY);
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => follow(feed, after, onWindow, onLink), RETRY);
   });
-  source.addEventListener('window', (event) => onWindow(JSON.parse((event as MessageEvent<string>).data)));
+  source.addEventListener('window', (event) => {
+    const { data, lastEventId } = event as MessageEvent<string>;
+    after = Number(lastEventId);
+    onWindow(JSON.parse(data));
+  });
 }

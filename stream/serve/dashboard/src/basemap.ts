@@ -1,7 +1,7 @@
 /** What lies under the hexagons: land of the world, a graticule, the feed's box, and streets if a basemap is served. */
 
 import type { Feature, FeatureCollection, MultiLineString } from 'geojson';
-import type { LayerSpecification, SourceSpecification } from 'maplibre-gl';
+import type { ExpressionSpecification, LayerSpecification, SourceSpecification } from 'maplibre-gl';
 import { PMTiles, Protocol, TileType } from 'pmtiles';
 import { feature } from 'topojson-client';
 import type { GeometryCollection, Topology } from 'topojson-specification';
@@ -89,6 +89,8 @@ function graticule(step: number, [west, south, east, north]: Box): Feature<Multi
   };
 }
 
+const WIDTH: ExpressionSpecification = ['interpolate', ['exponential', 1.4], ['zoom'], 8, 0.5, 12, 1.4, 16, 6];
+
 /** Names of layers in the usual tile schemas (Protomaps, OpenMapTiles, Shortbread), in drawing order. */
 const STREETS: { name: RegExp; kind: 'fill' | 'line'; colour: keyof MapColours }[] = [
   { name: /^(earth|land)$/, kind: 'fill', colour: 'land' },
@@ -119,7 +121,7 @@ export async function streets(protocol: Protocol, address: string, colours: MapC
     sources: { streets: { type: 'vector', url: `pmtiles://${address}`, attribution } },
     layers: drawn.map(({ id, kind, colour }): LayerSpecification => {
       const common = { id: `streets-${id}`, source: 'streets', 'source-layer': id };
-      if (kind === 'line') return { ...common, type: 'line', paint: { 'line-color': colours[colour] } };
+      if (kind === 'line') return { ...common, type: 'line', paint: { 'line-color': colours[colour], 'line-width': WIDTH, 'line-opacity': 0.5 } };
       return { ...common, type: 'fill', filter: ['==', ['geometry-type'], 'Polygon'], paint: { 'fill-color': colours[colour] } };
     }),
   };

@@ -6,10 +6,12 @@ import {
   STATISTICS,
   absoluteLabels,
   opacity,
+  topOf,
   type Kind,
   type Scheme,
   type Statistic,
 } from './statistics';
+import type { Look } from './map';
 import type { View } from './view';
 
 export interface Choices {
@@ -37,7 +39,7 @@ export function setUpControls(choices: Choices): void {
   small.addEventListener('change', () => (fold.open = !small.matches));
 }
 
-export function showControls(view: View): void {
+export function showControls(view: View, looks: Look[]): void {
   byId('controls').hidden = !view.window;
   if (!view.window) return;
   check('statistics', view.statistic, (name) => view.available(name as Statistic));
@@ -45,7 +47,7 @@ export function showControls(view: View): void {
   check('kinds', view.modelled && view.kind === 'modelled' ? 'modelled' : 'raw', (name) => name === 'raw' || view.modelled);
   const title = STATISTICS[view.statistic].title.split(':')[0]!;
   byId('controls-title').textContent = title;
-  byId('legend').replaceChildren(...legend(view));
+  byId('legend').replaceChildren(...legend(view, looks));
 }
 
 function check(id: string, chosen: string, enabled: (name: string) => boolean): void {
@@ -55,21 +57,20 @@ function check(id: string, chosen: string, enabled: (name: string) => boolean): 
   }
 }
 
-function legend(view: View): HTMLElement[] {
+function legend(view: View, looks: Look[]): HTMLElement[] {
   const against = view.scheme === 'usual';
-  const labels = against ? RELATIVE_LABELS : absoluteLabels(view.breaks, view.statistic === 'spread' ? view.upper / 2 : view.upper);
+  const labels = against ? RELATIVE_LABELS : absoluteLabels(view.breaks, topOf(view.statistic, view.upper));
   const title = against ? 'Against the usual speed of each cell' : 'km/h';
-  const looks = view.looks();
   const rows = labels.map((label, index) => row(label, view.colours[index]!));
   const extra = [
     looks.some((look) => look.hatched) && row('not published', 'hatch'),
     looks.some((look) => !look.hatched && look.index < 0) && row('usual speed not known well', 'unknown'),
   ].filter((item) => item !== false);
-  const paler = [1, 2, 3, 4].map((spans) => swatch(view.colours.at(-1)!, opacity(spans)));
+  const fainter = [1, 2, 3, 4].map((spans) => swatch(view.colours.at(-1)!, opacity(spans)));
   return [
     make('h3', {}, title),
     make('ul', {}, ...rows, ...extra),
-    make('p', { class: 'paler' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...paler), 'Paler: the 95 % interval spans 2, 3 or more classes'),
+    make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), 'Fainter: the 95 % interval spans 2, 3 or more classes'),
     view.kind === 'modelled' && view.modelled
       ? make('p', { class: 'note' }, make('span', { class: 'chip' }, 'modelled'), ' Estimates of a model from noisy releases')
       : make('p', { class: 'note' }, 'Values as released, noise from privacy included'),

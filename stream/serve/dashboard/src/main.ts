@@ -90,7 +90,8 @@ async function start(): Promise<void> {
   });
   addEventListener('hashchange', () => location.reload());
   await refresh();
-  api.follow(view.feed, onWindow, onLink);
+  const known = Math.max(0, ...view.windows.map((window) => window.event_id ?? 0));
+  api.follow(view.feed, known, onWindow, onLink);
   setInterval(tell, 5_000);
 }
 
@@ -139,13 +140,14 @@ async function show(window: WindowSummary | undefined): Promise<void> {
   }
   byId('notice').hidden = true;
   if (window.window.start === view.window?.window.start) return void tell(ready);
+  performance.mark('asked');
   const [cells, usual] = await Promise.all([load(window), api.usual(window.window.start)]);
   if (mine !== turn) return;
-  performance.mark('window');
+  performance.measure('hexveil:fetch', 'asked');
   view.setWindow(cells, usual.earlier_windows, usual.cells);
   if (!placed) fit();
   await paint();
-  performance.measure('hexveil:update', 'window');
+  performance.measure('hexveil:update', 'asked');
 }
 
 function fit(): void {
@@ -159,7 +161,8 @@ function fit(): void {
 
 /** Everything that depends on window or choices. */
 async function paint(): Promise<void> {
-  showControls(view);
+  const looks = view.looks();
+  showControls(view, looks);
   showTimeline(view);
   showDownloads();
   showDetails();
@@ -167,7 +170,7 @@ async function paint(): Promise<void> {
   hover(0, 0, undefined);
   tell();
   writePlace();
-  await map.show(view.looks(), view.colours);
+  await map.show(looks, view.colours);
   announce();
   ready();
 }
@@ -181,8 +184,9 @@ function ready(): void {
 }
 
 function change(apply: () => void): void {
+  performance.mark('changed');
   apply();
-  void paint();
+  void paint().then(() => performance.measure('hexveil:change', 'changed'));
 }
 
 function to(index: number): void {

@@ -46,7 +46,8 @@ export class HexagonMap {
   private theme: Theme;
   private selection: Shape | null = null;
   private area: Box | null = null;
-  private ready: Promise<void>;
+  /** What was asked of the map so far is done: a style that is being replaced has no sources to change. */
+  private done: Promise<void>;
   private below: Ground | null = null;
   private readonly protocol = new Protocol();
 
@@ -77,16 +78,26 @@ export class HexagonMap {
     this.map.addControl(new NavigationControl({ showCompass: false }), 'bottom-right');
     this.map.addControl(new ScaleControl({ unit: 'metric' }), 'bottom-left');
     this.map.setMissingStyleImageResolver((id) => this.addHatch(id));
-    this.ready = new Promise((resolve) => this.map.once('load', () => resolve()));
-    if (settings.basemap) void this.addStreets();
+    this.done = new Promise((resolve) => this.map.once('load', () => resolve()));
+    if (settings.basemap) {
+      this.map.addControl(new AttributionControl({ compact: true }), 'bottom-left');
+      this.inTurn(() => this.restyle()).catch((error: unknown) => console.warn('The basemap cannot be drawn.', error));
+    }
   }
 
-  private async addStreets(): Promise<void> {
-    const address = new URL('dashboard/basemap.pmtiles', document.baseURI).href;
-    this.below = await streets(this.protocol, address, MAP_COLOURS[this.theme]);
-    await this.ready;
+  /** Do it once everything asked before is done. */
+  private inTurn(work: () => void | Promise<void>): Promise<void> {
+    const mine = this.done.then(work);
+    this.done = mine.catch(() => undefined);
+    return mine;
+  }
+
+  private async restyle(): Promise<void> {
+    if (this.settings.basemap) {
+      const address = new URL('dashboard/basemap.pmtiles', document.baseURI).href;
+      this.below = await streets(this.protocol, address, MAP_COLOURS[this.theme]);
+    }
     this.map.setStyle(this.style(), { diff: false });
-    this.map.addControl(new AttributionControl({ compact: true }), 'bottom-right');
     await new Promise((resolve) => this.map.once('style.load', resolve));
     this.restoreStates();
   }
@@ -94,6 +105,8 @@ export class HexagonMap {
   private style(): StyleSpecification {
     const colours = MAP_COLOURS[this.theme];
     const under = ground(this.settings.domain, colours);
+    const streets = this.below?.layers ?? [];
+    const [hexagons, ...over] = this.hexagonLayers(colours);
     return {
       version: 8,
       sources: {
@@ -103,7 +116,14 @@ export class HexagonMap {
         selection: { type: 'geojson', data: this.selectionData() },
         area: { type: 'geojson', data: this.areaData() },
       },
-      layers: [...under.layers, ...(this.below?.layers ?? []), ...this.hexagonLayers(colours)],
+      // Lines lie on the hexagons, thin and half transparent; areas under them.
+      layers: [
+        ...under.layers,
+        ...streets.filter((layer) => layer.type !== 'line'),
+        hexagons!,
+        ...streets.filter((layer) => layer.type === 'line'),
+        ...over,
+      ],
     };
   }
 
@@ -176,18 +196,18 @@ export class HexagonMap {
 
   /** Draw a window; resolves once it is on the screen. */
   async show(looks: Look[], colours: string[]): Promise<void> {
-    await this.ready;
-    if (colours.join() !== this.colours.join()) {
-      this.colours = colours;
-      this.map.setPaintProperty('hexagons', 'fill-color', this.colourExpression());
-    }
-    const fresh = this.addShapes(looks);
-    if (fresh) (this.map.getSource('hexagons') as GeoJSONSource).setData({ type: 'FeatureCollection', features: this.features });
-    const wanted = new Map(looks.map((look) => [this.identifiers.get(shapeKey(look.hexagon))!, look]));
-    for (let id = 0; id < this.states.length; id += 1) {
-      const look = wanted.get(id);
-      this.setState(id, look ? { c: look.index, o: look.opacity, h: look.hatched ? 0.8 : 0 } : HIDDEN);
-    }
+    await this.inTurn(() => {
+      if (colours.join() !== this.colours.join()) {
+        this.colours = colours;
+        this.map.setPaintProperty('hexagons', 'fill-color', this.colourExpression());
+      }
+      if (this.addShapes(looks)) this.source('hexagons').setData({ type: 'FeatureCollection', features: this.features });
+      const wanted = new Map(looks.map((look) => [this.identifiers.get(shapeKey(look.hexagon))!, look]));
+      for (let id = 0; id < this.states.length; id += 1) {
+        const look = wanted.get(id);
+        this.setState(id, look ? { c: look.index, o: look.opacity, h: look.hatched ? 0.8 : 0 } : HIDDEN);
+      }
+    });
     await new Promise((resolve) => this.map.once('idle', resolve).triggerRepaint());
   }
 
@@ -235,31 +255,26 @@ export class HexagonMap {
     this.map.addImage(name, pen.getImageData(0, 0, size, size), { pixelRatio: 2 });
   }
 
+  private source(name: string): GeoJSONSource {
+    return this.map.getSource(name) as GeoJSONSource;
+  }
+
   /** Outline a cell, or none. */
   async select(hexagon: Shape | null): Promise<void> {
     this.selection = hexagon;
-    await this.ready;
-    (this.map.getSource('selection') as GeoJSONSource).setData(this.selectionData());
+    await this.inTurn(() => void this.source('selection').setData(this.selectionData()));
   }
 
   /** Outline a box, or none. */
   async outline(box: Box | null): Promise<void> {
     this.area = box;
-    await this.ready;
-    (this.map.getSource('area') as GeoJSONSource).setData(this.areaData());
+    await this.inTurn(() => void this.source('area').setData(this.areaData()));
   }
 
   /** Redraw in another theme. */
   async setTheme(theme: Theme): Promise<void> {
     this.theme = theme;
-    await this.ready;
-    if (this.settings.basemap && this.below) {
-      const address = new URL('dashboard/basemap.pmtiles', document.baseURI).href;
-      this.below = await streets(this.protocol, address, MAP_COLOURS[theme]);
-    }
-    this.map.setStyle(this.style(), { diff: false });
-    await new Promise((resolve) => this.map.once('style.load', resolve));
-    this.restoreStates();
+    await this.inTurn(() => this.restyle());
     await new Promise((resolve) => this.map.once('idle', resolve));
   }
 }

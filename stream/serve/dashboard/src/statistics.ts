@@ -60,12 +60,16 @@ export const RELATIVE_LABELS = [
   'more than 30 % faster',
 ];
 
+/** Class ends in km/h, narrow where city traffic is. */
+const SPEEDS = [10, 15, 20, 25, 30, 40, 50, 70, 90, 110];
+const SPREADS = [2.5, 5, 7.5, 10, 15, 20, 30, 40];
+
+/** Largest possible value: speeds are clipped to [0, upper], so their standard deviation is at most half of that. */
+export const topOf = (statistic: Statistic, upper: number) => (statistic === 'spread' ? upper / 2 : upper);
+
 /** Upper ends of all classes but the last, in km/h, for speeds clipped to [0, upper]. */
-export function absoluteBreaks(statistic: Statistic, upper: number): number[] {
-  const top = statistic === 'spread' ? upper / 2 : upper;
-  const step = [1, 2, 2.5, 5, 10, 15, 20, 25, 50].find((size) => top / size <= 7) ?? top / 6;
-  return Array.from({ length: Math.ceil(top / step) - 1 }, (_, index) => (index + 1) * step);
-}
+export const absoluteBreaks = (statistic: Statistic, upper: number): number[] =>
+  (statistic === 'spread' ? SPREADS : SPEEDS).filter((end) => end < topOf(statistic, upper));
 
 export function absoluteLabels(breaks: number[], top: number): string[] {
   const ends = [0, ...breaks, top];

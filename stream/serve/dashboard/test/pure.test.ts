@@ -40,9 +40,9 @@ test('a value that noise carried out of range with its interval touches every cl
 
 test('a cell is full only while its interval stays in one class, and fades with every class more', () => {
   const breaks = absoluteBreaks('mean', 65);
-  assert.deepEqual(breaks, [10, 20, 30, 40, 50, 60]);
-  const strengths = [[22, 28], [18, 28], [8, 28], [2, 60]].map(([low, high]) =>
-    opacity(classify({ value: 25, low: low!, high: high! }, breaks, 1).spans));
+  assert.deepEqual(breaks, [10, 15, 20, 25, 30, 40, 50]);
+  const strengths = [[26, 29], [22, 29], [18, 29], [2, 60]].map(([low, high]) =>
+    opacity(classify({ value: 27, low: low!, high: high! }, breaks, 1).spans));
   assert.equal(strengths[0], 0.92);
   assert.deepEqual([...strengths].sort((a, b) => b - a), strengths);
   assert.equal(new Set(strengths).size, 4);

@@ -1,0 +1,172 @@
+"""How long the dashboard takes to show a new window of 10 000 hexagons, in Chromium that renders by software.
+
+Windows of made-up cells go through a real broker and the real service to one open page. ``update`` begins when the page learns
+of the window and ends when the map is painted and at rest; ``fetch`` is the part until the values are there; ``change`` is
+another choice of colours over the same window; ``longest_task`` the longest time in which the page took no input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import h3
+import numpy as np
+from aiohttp.test_utils import TestClient, TestServer
+from playwright.async_api import Page, async_playwright
+
+from stream.config import Config, KafkaConfig
+from stream.local import KafkaServer
+from stream.publishing import make_producer
+from stream.releases import HEXAGON_SPEED, WINDOW, Message, digest, window_message
+from stream.serve.api import make_app
+from stream.topics import create_topics
+from stream.windows import Window, utc_text
+
+HEXAGONS = 10_000
+EARLIER = 4
+REPEATS = 9
+RESOLUTION = 8
+START = 1_790_000_000 // 3600 * 3600
+ARGUMENTS = (
+    "--no-sandbox",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--disable-background-networking",
+)
+_LONG_TASKS = """() => {
+  window.longest = 0;
+  new PerformanceObserver((list) => list.getEntries().forEach((task) => (window.longest = Math.max(window.longest, task.duration))))
+    .observe({ entryTypes: ['longtask'] });
+}"""
+
+
+def bench_config(bootstrap: str, folder: Path) -> Config:
+    return Config(
+        relation="values",
+        feed={
+            "name": "bench",
+            "topic": "bench.positions",
+            "format": "canonical",
+            "timezone": "UTC",
+            "domain": {"south": 29.5, "west": -98.7, "north": 31.0, "east": -96.8},
+        },
+        privacy={"epsilon": 2.0, "budget": 48.0, "user_key_file": folder / "user.key"},
+        hexagons={"resolution": RESOLUTION},
+        speed={"upper_bound": 65.0, "statistics": ["mean"]},
+        kafka={"bootstrap": bootstrap},
+        public={"port": 0},
+    )
+
+
+def window_of(hour: int) -> list[Message]:
+    """A released window of ``HEXAGONS`` cells with intervals of all widths."""
+    rng = np.random.default_rng(hour)
+    cells = sorted(h3.grid_disk(h3.latlng_to_cell(30.27, -97.74, RESOLUTION), 58))[:HEXAGONS]
+    window = Window(START + hour * 3600, START + (hour + 1) * 3600)
+    bounds = {"start": utc_text(window.start), "end": utc_text(window.end)}
+    speeds, scales = rng.uniform(8, 55, len(cells)).round(2).tolist(), rng.gamma(2, 1.0, len(cells)).round(4).tolist()
+    common = {"resolution": RESOLUTION, "relation": "values", "epsilon": 2.0}
+    messages = []
+    for cell, speed, scale in zip(cells, speeds, scales, strict=True):
+        low, high = max(speed - 3 * scale, 0.0), min(speed + 3 * scale, 65.0)
+        mean = {"value": speed, "raw": speed, "clamped": False, "scale": scale, "interval": [low, high], "unit": "km/h"}
+        body = {
+            "feed": "bench",
+            "window": bounds,
+            "cell": cell,
+            **common,
+            "status": "published",
+            "events": 90,
+            "users": 20,
+        }
+        messages.append(window_message(HEXAGON_SPEED, "bench", window, cell, cell, body | {"mean": mean}))
+    day = START // 86_400 * 86_400
+    marker = {
+        "feed": "bench",
+        "window": bounds,
+        **common,
+        "budget": 48.0,
+        "period": {"start": utc_text(day), "end": utc_text(day + 86_400), "timezone": "UTC"},
+        "clipping": {"lower": 0.0, "upper": 65.0, "unit": "km/h"},
+        "statistics": ["mean"],
+        "messages": len(messages),
+        "digest": digest(message.value for message in messages),
+        "generation": "11111111-1111-4111-8111-111111111111",
+    }
+    return [*messages, window_message(WINDOW, "bench", window, "close", "bench", marker)]
+
+
+async def publish(bootstrap: str, messages: list[Message]) -> None:
+    producer = make_producer(KafkaConfig(bootstrap=bootstrap))
+    await producer.start()
+    try:
+        for message in messages:
+            await producer.send(
+                message.topic,
+                message.value,
+                message.key,
+                headers=list(message.headers),
+                timestamp_ms=message.timestamp_ms,
+            )
+    finally:
+        await producer.stop()
+
+
+async def measure(page: Page, bootstrap: str) -> dict[str, list[float]]:
+    """Milliseconds of each kind, one per repeat."""
+    found: dict[str, list[float]] = {"update": [], "fetch": [], "change": [], "longest_task": []}
+    for hour in range(EARLIER, EARLIER + REPEATS):
+        await page.evaluate("() => { performance.clearMeasures(); window.longest = 0; }")
+        await publish(bootstrap, window_of(hour))
+        await page.wait_for_selector(f'html[data-window="{utc_text(START + hour * 3600)}"]', timeout=120_000)
+        for choice in ("absolute", "usual"):
+            painted = await page.evaluate("document.documentElement.dataset.painted")
+            await page.locator(f"input[value={choice}]").check(force=True)
+            await page.wait_for_function("before => document.documentElement.dataset.painted !== before", arg=painted)
+        await page.wait_for_timeout(200)
+        for kind in ("update", "fetch", "change"):
+            found[kind].append(
+                await page.evaluate("kind => performance.getEntriesByName(`hexveil:${kind}`)[0].duration", kind)
+            )
+        found["longest_task"].append(await page.evaluate("window.longest"))
+    return found
+
+
+async def dashboard() -> dict[str, Any]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        raise RuntimeError("no chromium on PATH; Debian: apt-get install chromium")
+    with KafkaServer() as kafka, tempfile.TemporaryDirectory() as folder:
+        config = bench_config(kafka.bootstrap, Path(folder))
+        await create_topics(config)
+        for hour in range(EARLIER):
+            await publish(kafka.bootstrap, window_of(hour))
+        async with TestClient(TestServer(make_app(config))) as client, async_playwright() as playwright:
+            browser = await playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
+            page = await browser.new_page(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+            await page.goto(str(client.make_url("/")))
+            await page.wait_for_selector(
+                f'html[data-window="{utc_text(START + (EARLIER - 1) * 3600)}"]', timeout=120_000
+            )
+            await page.evaluate(_LONG_TASKS)
+            found = await measure(page, kafka.bootstrap)
+            version = browser.version
+            await browser.close()
+    return {
+        "hexagons": HEXAGONS,
+        "repeats": REPEATS,
+        "chromium": version,
+        **{
+            f"{kind}_ms": {"median": round(statistics.median(times)), "best": round(min(times))}
+            for kind, times in found.items()
+        },
+    }
+
+
+def run() -> dict[str, Any]:
+    return asyncio.run(dashboard())
