@@ -109,6 +109,7 @@ def _run(config: Path, feeding: Feeding, seconds: float | None, scratch: Path) -
             HEXVEIL_KAFKA__BOOTSTRAP=kafka.bootstrap,
             HEXVEIL_REDIS__URL=redis.url,
             HEXVEIL_OPERATOR__PORT=str(free_port()),
+            HEXVEIL_PUBLIC__PORT=str(free_port()),
             HEXVEIL_FEED__FORMAT=feeding.file_format,
             HEXVEIL_WINDOW__IDLE_TIMEOUT=_IDLE_TIMEOUT,
             HEXVEIL_PRIVACY__USER_KEY_FILE=str(scratch / "user.key"),
@@ -117,16 +118,21 @@ def _run(config: Path, feeding: Feeding, seconds: float | None, scratch: Path) -
         asyncio.run(create_topics(settings))
         address = f"http://{settings.operator.host}:{settings.operator.port}"
         typer.echo(f"Kafka {kafka.bootstrap}   Redis {redis.url}   operator {address}/metrics", err=True)
+        typer.secho(f"Dashboard: http://{settings.public.host}:{settings.public.port}/", err=True, bold=True)
+        serve = stack.enter_context(_child(["serve", "--config", str(config)], scratch / "serve.log"))
         worker = stack.enter_context(_child(["worker", "--config", str(config)], scratch / "worker.log"))
         arguments = feeding.arguments(config, settings.feed.timezone)
         source = stack.enter_context(_child(arguments, scratch / "source.log"))
         releases = Releases(ZoneInfo(settings.feed.timezone))
-        failure = asyncio.run(_watch(settings, releases, worker, source, seconds, scratch))
+        failure = asyncio.run(
+            _watch(settings, releases, {"worker": worker, "source": source, "serve": serve}, seconds, scratch)
+        )
         # Impatience while everything ends would lose the summary; each wait below is bounded.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_process(source, 10)
         end_process(worker, 20)
+        end_process(serve, 10)
         sent = _events_sent(scratch / "source.log")
         summary = releases.summary() + ("" if sent is None else f"\n  events sent: {sent}")
         typer.echo(f"\n{summary}\n{asyncio.run(_ledger_text(settings))}")
@@ -147,8 +153,7 @@ def _child(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]
 async def _watch(
     config: Config,
     releases: Releases,
-    worker: subprocess.Popen[bytes],
-    source: subprocess.Popen[bytes],
+    processes: dict[str, subprocess.Popen[bytes]],
     seconds: float | None,
     scratch: Path,
 ) -> str | None:
@@ -166,8 +171,8 @@ async def _watch(
         live = stack.enter_context(Live(console=console, auto_refresh=False)) if console.is_terminal else None
         try:
             while True:
-                for name, process in (("worker", worker), ("source", source)):
-                    if process.poll() not in (None, 0) or (name == "worker" and process.poll() == 0):
+                for name, process in processes.items():
+                    if process.poll() not in (None, 0) or (name != "source" and process.poll() == 0):
                         return f"the {name} ended with code {process.poll()}:\n{tail(scratch / f'{name}.log')}"
                 if reading.done():
                     await reading

@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
 
 import h3
@@ -51,7 +52,12 @@ class Watched:
 
 @asynccontextmanager
 async def opened(
-    origin: str, place: str = "", size: dict[str, int] = DESKTOP, errors: bool = False, **options: Any
+    origin: str,
+    place: str = "",
+    size: dict[str, int] = DESKTOP,
+    errors: bool = False,
+    clock: datetime | None = None,
+    **options: Any,
 ) -> AsyncIterator[Page]:
     """The dashboard, painted; afterwards no request went elsewhere and, unless ``errors``, nothing was complained of."""
     async with async_playwright() as playwright:
@@ -61,12 +67,14 @@ async def opened(
             page = await context.new_page()
             page.set_default_timeout(30_000)
             watched = Watched(page)
+            if clock is not None:
+                await page.clock.set_fixed_time(clock)
             await page.goto(f"{origin}/{place}")
             await page.wait_for_selector("html[data-ready]")
             yield page
-            assert watched.elsewhere(origin) == []
+            assert not (found := watched.elsewhere(origin)), found
             if not errors:
-                assert watched.errors == []
+                assert not watched.errors, watched.errors
         finally:
             await browser.close()
 

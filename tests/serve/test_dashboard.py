@@ -14,15 +14,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import h3
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Response, expect
 
 from stream.config import Config
 from stream.releases import WINDOW, Message, digest
 from stream.serve.api import make_app
+from stream.serve.pages import check_basemap
 from tests.serve.browser import DESKTOP, PHONE, fields, needs_chromium, opened, paint_count, painted, pixels, place_of
 from tests.serve.city import (
     BUSY,
@@ -39,6 +41,7 @@ from tests.serve.city import (
 )
 from tests.serve.serving import publish, serving
 from tests.serve.test_serve_histograms import histogram_message
+from tests.serve.tiles import write_archive
 
 pytestmark = needs_chromium
 
@@ -384,6 +387,31 @@ async def test_dark_follows_the_system_and_the_button_overrules_it(config: Confi
         assert max(map(max, dark)) < 200
 
 
+@pytest.mark.parametrize("colours", ["light", "dark"])
+async def test_a_basemap_is_read_by_ranges_and_its_streets_lie_on_the_hexagons(
+    config: Config, tmp_path: Path, unused_tcp_port: int, colours: str
+) -> None:
+    lat, lng = h3.cell_to_latlng(BUSY)
+    street = [(lat - 0.05, lng - 0.2), (lat, lng), (lat + 0.05, lng + 0.2)]
+    archive = write_archive(tmp_path / "city.pmtiles", {"roads": [street]})
+    await publish_and_create(config, window(config, 0))
+    server = await started(config, unused_tcp_port, check_basemap(archive))
+    answers: list[Response] = []
+    try:
+        async with opened(f"http://127.0.0.1:{unused_tcp_port}", color_scheme=colours) as page:
+            page.on("response", lambda answer: answers.append(answer))
+            await page.reload()
+            await page.wait_for_selector("html[data-ready]")
+            ranged = [answer for answer in answers if answer.url.endswith("/dashboard/basemap.pmtiles")]
+            assert {answer.status for answer in ranged} == {206}
+            await expect(page.locator(".maplibregl-ctrl-attrib")).to_contain_text("A made-up city")
+            assert await page.locator(".maplibregl-ctrl-attrib a").count() == 0
+            seen = [sum(pixel) for pixel in await pixels(page, BUSY)]
+            assert max(seen) - min(seen) > 15
+    finally:
+        await server.cleanup()
+
+
 async def test_hostile_words_in_messages_and_addresses_stay_words(config: Config) -> None:
     hostile = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
     *cells, marker = window(config, 0)
@@ -432,8 +460,8 @@ async def publish_and_create(config: Config, messages: list[Message]) -> None:
         pass
 
 
-async def started(config: Config, port: int) -> web.AppRunner:
-    runner = web.AppRunner(make_app(config), shutdown_timeout=1.0)
+async def started(config: Config, port: int, basemap: Path | None = None) -> web.AppRunner:
+    runner = web.AppRunner(make_app(config, basemap), shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     return runner

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-EXTENT = 16_384
+EXTENT = 4096
 ZOOM = 9
 """The one zoom of the archive; closer up, its tiles are drawn larger."""
 

@@ -86,7 +86,8 @@ def test_ctrl_c_after_the_first_release_ends_with_a_summary_and_leaves_no_proces
     assert "Windows closed: " in rest
     assert "failing their JSON Schema: 0" in rest
     assert "never publish" in rest
-    assert len(children) >= 4
+    assert "Dashboard: http://127.0.0.1:" in errors
+    assert len(children) >= 5
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
 

@@ -211,6 +211,7 @@ const table = new Table(view, (cell) => {
 
 function choose(cell: string | null): void {
   view.selected = cell;
+  byId('tooltip').hidden = true;
   if (cell) setBox(null);
   showDetails();
   table.render();
