@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from typer.testing import CliRunner
 
+from stream.cli import app
 from stream.local import REPO_ROOT
 from stream.serve.api import make_app
 from stream.serve.limits import LIMITS
@@ -141,3 +143,10 @@ def test_a_basemap_that_is_none_is_refused_with_a_remedy(tmp_path: Path) -> None
     other.write_bytes(b"SQLite format 3")
     with pytest.raises(BasemapError, match="pmtiles convert"):
         check_basemap(other)
+
+
+def test_serve_refuses_a_basemap_that_is_none_before_it_starts(tmp_path: Path) -> None:
+    config = str(REPO_ROOT / "config" / "bus-fleet.toml")
+    done = CliRunner().invoke(app, ["serve", "--config", config, "--basemap", str(tmp_path / "missing.pmtiles")])
+    assert done.exit_code == 2
+    assert "name a PMTiles archive" in done.output
