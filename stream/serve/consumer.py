@@ -53,7 +53,10 @@ class TopicReader:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _read(self) -> None:
-        consumer = AIOKafkaConsumer(**kafka_options(self._kafka), enable_auto_commit=False, group_id=None)
+        # Where retention overtakes the reader it goes on with the oldest message kept, not with the newest.
+        consumer = AIOKafkaConsumer(
+            **kafka_options(self._kafka), enable_auto_commit=False, group_id=None, auto_offset_reset="earliest"
+        )
         await consumer.start()
         try:
             await consumer._client.force_metadata_update()
@@ -115,7 +118,7 @@ class TopicReader:
 
     def _take(self, record: ConsumerRecord) -> None:
         self._metrics.messages.inc()
-        ce_id = dict(record.headers).get("ce_id", b"").decode(errors="replace")
+        ce_id = (dict(record.headers).get("ce_id") or b"").decode(errors="replace")
         outcome = self._view.add(record.topic, ce_id, record.value or b"", record.offset + 1)
         if outcome == "invalid":
             self._metrics.invalid.inc()

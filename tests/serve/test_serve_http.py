@@ -211,12 +211,13 @@ async def test_reading_joins_no_group_and_refused_bytes_are_counted(
         registry = client.server.app[SERVICE].metrics.registry
         refused = registry.get_sample_value("hexveil_public_messages_invalid_total") or 0
         bad = [cells[0]._replace(value=value) for value in (b"rubbish", b"{}", cells[0].value[:-1])]
-        headless = cells[0]._replace(headers=())
+        bad += [cells[0]._replace(headers=headers) for headers in ((), (("ce_id", None),), (("ce_id", b"\xff"),))]
+        bad[-1] = bad[-1]._replace(value=b"\xff")
         (_, other) = windows_of(tmp_path, overrides, 2)
-        await publish(kafka, [*bad, headless, *cells, *cells, marker, *other])
+        await publish(kafka, [*bad, *cells, *cells, marker, *other])
         while len((await (await client.get("/api/v1/windows")).json())["windows"]) < 2:
             pass
-        assert registry.get_sample_value("hexveil_public_messages_invalid_total") == refused + len(bad) + 1
+        assert registry.get_sample_value("hexveil_public_messages_invalid_total") == refused + len(bad)
         assert await admin.list_consumer_groups() == before
     await admin.close()
 
