@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientResponse
-from aiohttp.test_utils import TestClient
+from aiohttp.test_utils import TestClient, TestServer
 
+from stream.local import KafkaServer
 from stream.releases import Message, digest, window_message
 from stream.serve import broadcast
-from stream.serve.api import SERVICE
+from stream.serve.api import SERVICE, make_app
 from stream.serve.view import WindowView
+from stream.topics import create_topics
 from stream.windows import Window
 from tests.builders import SLOT, bus_config
-from tests.serve.serving import publish, released, serving
+from tests.serve.serving import publish, ready, released, serving
 
 STREAM = "/api/v1/stream"
 Event = tuple[int, dict[str, Any]]
@@ -58,9 +60,11 @@ async def events(answer: ClientResponse) -> AsyncIterator[Event]:
             fields = {}
 
 
-async def first(client: TestClient, count: int, query: str = "", last_event_id: int | None = None) -> list[Event]:
+async def first(
+    client: TestClient, count: int, query: str = "", last_event_id: int | None = None, seconds: float = 20
+) -> list[Event]:
     headers = {} if last_event_id is None else {"Last-Event-ID": str(last_event_id)}
-    async with asyncio.timeout(20), client.get(STREAM + query, headers=headers) as answer:
+    async with asyncio.timeout(seconds), client.get(STREAM + query, headers=headers) as answer:
         assert answer.content_type == "text/event-stream"
         found = []
         async for event in events(answer):
@@ -141,6 +145,33 @@ async def test_a_client_that_does_not_read_holds_nobody_up_and_is_cut_off(
         while service.metrics.registry.get_sample_value("hexveil_public_sse_clients"):
             await asyncio.sleep(0.02)
         stalled.close()
+
+
+async def test_a_broker_that_is_away_is_waited_for_and_what_is_known_is_served_meanwhile(tmp_path: Path) -> None:
+    broker = KafkaServer(tmp_path / "kafka")
+    overrides = {"feed.name": "bus", "kafka.bootstrap": broker.bootstrap}
+    config = bus_config(tmp_path, **overrides)
+    before, after = windows_of(tmp_path, overrides, 2)
+    try:
+        await asyncio.to_thread(broker.start)
+        await create_topics(config)
+        await publish(broker.bootstrap, before)
+        await asyncio.to_thread(broker.stop)
+        async with TestClient(TestServer(make_app(config))) as client:
+            assert (await client.get("/healthz")).status == 200
+            assert (await client.get("/readyz")).status == 503
+            told = asyncio.create_task(first(client, 2, "?after=0", seconds=200))
+            await asyncio.to_thread(broker.start)
+            await ready(client)
+            await asyncio.to_thread(broker.stop)
+            assert (await (await client.get("/api/v1/hexagons")).json())["complete"]
+            await asyncio.to_thread(broker.start)
+            await publish(broker.bootstrap, after)
+            assert [body["cells"] for _, body in await told] == [len(before) - 1, len(after) - 1]
+            registry = client.server.app[SERVICE].metrics.registry
+            assert registry.get_sample_value("hexveil_public_windows_total") == 2
+    finally:
+        broker.stop()
 
 
 async def test_streams_are_limited_in_number_and_end_with_the_service(
