@@ -196,7 +196,7 @@ class Worker:
         open_slots = sorted(await self.state.open_slots())
         self.metrics.open_windows.set(len(open_slots))
         if self.config.relation == "participation":
-            return await self._ticked_slots()
+            return await self._ticked_slots(open_slots)
         window = self.config.window
         mark = watermark(partitions, time.time_ns() // 1000, window.allowed_delay, window.idle_timeout)
         if mark is None:
@@ -206,10 +206,14 @@ class Worker:
         self.metrics.outbox_windows.set(len(due))
         return due
 
-    async def _ticked_slots(self) -> list[int]:
+    async def _ticked_slots(self, open_slots: list[int]) -> list[int]:
         """Every slot that ended ``allowed_delay`` ago by the wall clock, visited or not, since this feed first ran."""
         now = time.time()
         slot = await self.state.first_slot(self.slotting.window(int(now)).start)
+        for before in open_slots:
+            if before < slot:  # older than the feed: it will never be released, so it is not kept
+                await self.state.seal(before)
+                await self.state.drop_rows(before)
         due = []
         while (end := self.slotting.window(slot).end) + self.config.window.allowed_delay.total_seconds() <= now:
             if await self.state.is_closed(slot):

@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import msgspec
 from aiokafka.errors import KafkaError
@@ -49,6 +50,7 @@ async def _vouch(config: Config, redis: Redis) -> None:
     Raises :class:`LedgerError` as :func:`verify_ledger`.
     """
     info = await redis.info()
+    _refuse_eviction(info)
     present = str(info["run_id"]), str(info["master_replid"])
     feed = config.redis.url, config.feed.name
     if _vouched.get(feed) != present:
@@ -105,12 +107,21 @@ def _failed(slot: int, started: float, failure: str, error: Exception) -> CloseR
     return CloseReport(slot, time.monotonic() - started, failure=failure, reason=str(error))
 
 
+def _refuse_eviction(info: dict[str, Any]) -> None:
+    if int(info["maxmemory"]) > 0 and str(info["maxmemory_policy"]).startswith("allkeys"):
+        raise LedgerError(
+            f"Redis may evict the ledger: maxmemory-policy {info['maxmemory_policy']} with maxmemory {info['maxmemory']}; an "
+            "evicted budget is granted again, so nothing is released. CONFIG SET maxmemory-policy noeviction"
+        )
+
+
 async def verify_ledger(config: Config, redis: Redis) -> str:
     """The ledger generation, once Redis is known to remember everything that was published.
 
     Reads the feed's last close marker from Kafka. Raises :class:`LedgerError` if that release was made under another
     generation or is unknown to Redis: then budgets were lost, and releasing again would spend them twice.
     """
+    _refuse_eviction(await redis.info())
     ledger = Ledger(redis, config.feed.name)
     await ledger.claim_policy(ledger_policy(config))
     marker = await last_marker(config.kafka, config.feed.name)

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
@@ -181,17 +182,26 @@ class Closing:
     ) -> list[Any]:
         """Commit the drawn window with the memory it leaves; where another window moved the memory, compose again.
 
-        Ends: whoever moved the memory committed another window, and of those there are finitely many.
+        Ends: whoever moved the memory committed another window, and of those there are finitely many. Raises
+        :class:`LedgerError` where the window's charges are gone from Redis: then nothing is committed.
         """
-        keys = [self._key(f"outbox:{slot}"), self._key("closed"), self._key("memory")]
+        keys = [self._key(name) for name in (f"outbox:{slot}", "closed", "memory", f"charged:{slot}")]
+        charged = len(plan.charged_users()[0])
         while True:
             stored: bytes = await self.redis.get(keys[2]) or b""
             before = decode_memory(stored)
             messages, after = compose(plan, counts, columns, self.config, before, histograms)
             left = b"" if after is None or after is before else encode_memory(after)
-            answer: list[Any] = await self.redis.eval(
-                _COMMIT, len(keys), *keys, slot, encode_outbox(messages), stored, left
-            )
+            arguments = (slot, encode_outbox(messages), stored, left, charged)
+            try:
+                answer: list[Any] = await self.redis.eval(_COMMIT, len(keys), *keys, *arguments)
+            except ResponseError as error:
+                if "CHARGES" not in str(error):
+                    raise
+                raise LedgerError(
+                    f"the charges of window {utc_text(slot)} are gone from Redis; its draw is thrown away unseen, and it is "
+                    "charged and drawn again. Let Redis keep an append-only file, synced always"
+                ) from None
             if not answer or answer[0] != _MOVED:
                 return answer
 

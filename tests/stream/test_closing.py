@@ -15,14 +15,14 @@ import pytest
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
-from stream import publishing
+from stream import closing, publishing
 from stream.closer import _close_all, verify_ledger
 from stream.closing import STEPS, Closing
 from stream.config import Config, KafkaConfig
 from stream.ledger import Ledger, LedgerError
 from stream.local import REPO_ROOT, RedisServer
 from stream.memory import decode_memory, encode_memory, identity
-from stream.pipeline import contributions_of, plan_window
+from stream.pipeline import contributions_of, draw, plan_window
 from stream.plan import PlanError
 from stream.publishing import KafkaPublisher, make_producer
 from stream.releases import HEXAGON_SPEED, WINDOW, Message, digest
@@ -192,6 +192,88 @@ async def test_a_redis_set_back_under_a_running_worker_releases_nothing_more(
         assert "older state" in report.reason
     markers = [record for record in await read_all(kafka, topic_name) if record.topic == WINDOW]
     assert len(markers) == 1
+
+
+async def test_charges_lost_between_charge_and_commit_release_nothing_until_they_are_made_again(
+    kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis comes back without the charges while noise is drawn: the draw dies, the window is charged and drawn again."""
+    with RedisServer(tmp_path / "redis") as server:
+        config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": server.url})
+        await create_topics(config)
+        client = Redis.from_url(server.url)
+        await store(client, config, random_rows(4, 60))
+        await client.aclose()
+        shutil.copytree(tmp_path / "redis", tmp_path / "older")
+        draws: list[int] = []
+
+        def set_back(*arguments):
+            draws.append(1)
+            if len(draws) == 1:
+                server.stop()
+                shutil.rmtree(tmp_path / "redis" / "appendonlydir")
+                shutil.copytree(tmp_path / "older" / "appendonlydir", tmp_path / "redis" / "appendonlydir")
+                server.start()
+            return draw(*arguments)
+
+        monkeypatch.setattr(closing, "draw", set_back)
+        (report,) = await _close_all(config, [SLOT])
+        assert report.failure in ("ledger", "redis")
+        assert not [record for record in await read_all(kafka, topic_name) if record.topic == WINDOW]
+        (report,) = await _close_all(config, [SLOT])
+        assert report.failure is None
+        client = Redis.from_url(server.url)
+        users, charged = await Ledger(client, topic_name).total("2017-03-21")
+        await client.aclose()
+    assert len(draws) == 2
+    assert users == contributions_of(random_rows(4, 60), config).counts.n_users
+    assert charged > 0
+
+
+async def test_a_draw_whose_charges_are_gone_is_never_committed(redis: Redis, tmp_path: Path) -> None:
+    """A replica that is behind takes over after the charge: plan and rows are there, what was spent is not."""
+    config = bus_config(tmp_path)
+    await store(redis, config, random_rows(5, 80))
+    publisher = Collected()
+    lost: list[str] = []
+
+    async def forget(step: str) -> None:
+        if step == "draw" and not lost:
+            lost.append(step)
+            await redis.delete("hv:{bus}:ledger:2017-03-21", f"hv:{{bus}}:charged:{SLOT}")
+
+    worker = closing_of(redis, config, publisher, after_step=forget)
+    with pytest.raises(LedgerError, match="are gone"):
+        await worker.close(SLOT)
+    assert publisher.messages == []
+    assert await redis.get(f"hv:{{bus}}:outbox:{SLOT}") is None
+    await worker.close(SLOT)
+    assert publisher.messages
+    users = contributions_of(random_rows(5, 80), config).counts.n_users
+    assert (await Ledger(redis, "bus").total("2017-03-21"))[0] == users
+
+
+async def test_a_redis_that_may_evict_the_ledger_is_refused(
+    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
+) -> None:
+    """allkeys-… would drop spent budgets in silence once memory is short."""
+    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
+    await create_topics(config)
+    await store(redis, config, random_rows(4, 60))
+    try:
+        await redis.config_set("maxmemory", "1gb")
+        await redis.config_set("maxmemory-policy", "allkeys-lru")
+        with pytest.raises(LedgerError, match="noeviction"):
+            await verify_ledger(config, redis)
+        (report,) = await _close_all(config, [SLOT])
+        assert report.failure == "ledger"
+        await redis.config_set("maxmemory-policy", "volatile-lru")
+        await verify_ledger(config, redis)
+    finally:
+        await redis.config_set("maxmemory-policy", "noeviction")
+        await redis.config_set("maxmemory", "0")
+    (report,) = await _close_all(config, [SLOT])
+    assert report.failure is None
 
 
 async def test_a_broker_that_does_not_show_the_topic_of_markers_starts_no_ledger(
