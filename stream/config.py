@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from dpcore.accounting import MAX_RHO, NANO, epsilon_of_rho, to_nano
 from dpcore.budget import MICRO, to_micro
@@ -29,6 +29,7 @@ MAX_DELTA = 1e-5
 LEDGER_UNITS = {"pure": ("micro_epsilon", MICRO), "zcdp": ("nano_rho", NANO)}
 """Unit of the ledger per accounting, and how many make 1."""
 
+_LONGEST_US = 36_500 * 86_400_000_000
 _DURATION_UNITS = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 
 
@@ -43,7 +44,10 @@ def parse_duration(text: object) -> timedelta:
     match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)", text) if isinstance(text, str) else None
     if match is None:
         raise ValueError(f"{text!r} is not a duration; write a whole number with ms, s, m, h or d, like '1h'")
-    return timedelta(microseconds=int(match[1]) * _DURATION_UNITS[match[2]])
+    microseconds = int(match[1][:30]) * _DURATION_UNITS[match[2]]
+    if microseconds > _LONGEST_US:
+        raise ValueError(f"{text!r} is longer than 36500d; give less")
+    return timedelta(microseconds=microseconds)
 
 
 def _known_timezone(name: str) -> str:
@@ -312,7 +316,7 @@ class KafkaConfig(Section):
 class RedisConfig(Section):
     """State and ledger store."""
 
-    url: str = "redis://127.0.0.1:6379/0"
+    url: str = Field(default="redis://127.0.0.1:6379/0", pattern=r"^(redis|rediss|unix)://")
 
 
 class SurfaceConfig(Section):
@@ -492,6 +496,8 @@ def load_config(path: str | os.PathLike[str], **overrides: Any) -> Config:
         data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; start from config/bus-fleet.toml or run 'hexveil init'") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a readable TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
     for key, value in overrides.items():
@@ -502,6 +508,8 @@ def load_config(path: str | os.PathLike[str], **overrides: Any) -> Config:
         section[leaf] = value
     try:
         return Config(**data)
+    except SettingsError as error:
+        raise ConfigError(f"environment: {error}; set single keys, like HEXVEIL_PRIVACY__EPSILON=1.5") from None
     except ValidationError as error:
         lines = [
             f"  {'.'.join(map(str, item['loc'])) or '(whole file)'}: {item['msg'].removeprefix('Value error, ')}"

@@ -23,14 +23,19 @@ def load_user_key(path: str | os.PathLike[str]) -> bytes:
     """The 32 secret bytes of ``path``; made on first use, readable by the owner only.
 
     Two processes that start together get the same key: the first complete file wins. Raises :class:`UserKeyError` for a
-    file that others may read or that is not 32 bytes.
+    file that others may read, that is not 32 bytes, or that can be neither read nor made.
     """
     file = Path(path)
-    if not file.exists():
-        _make_key(file)
-    with file.open("rb") as handle:
-        mode = os.fstat(handle.fileno()).st_mode
-        key = handle.read(KEY_BYTES + 1)
+    try:
+        if not file.exists():
+            _make_key(file)
+        with file.open("rb") as handle:
+            mode = os.fstat(handle.fileno()).st_mode
+            key = handle.read(KEY_BYTES + 1)
+    except OSError as error:
+        raise UserKeyError(
+            f"{file}: {error.strerror}; let privacy.user_key_file name a file that can be kept"
+        ) from None
     if mode & 0o077:
         raise UserKeyError(f"{file}: mode {mode & 0o777:04o} lets others read the user key; run: chmod 600 {file}")
     if len(key) != KEY_BYTES:

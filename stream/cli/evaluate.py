@@ -54,8 +54,10 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Judge mechanisms on a recording before going live. Its output is NOT private and must not be published."""
+        from stream.cells import public_cells
         from stream.evaluate import NOT_PRIVATE, evaluate, report, variant_names, variants, with_epsilon
         from stream.offline import read_recording, split_by_slot
+        from stream.pseudonyms import UserKeyError
         from stream.sources.lines import RecordingError
         from stream.windows import utc_text
 
@@ -77,21 +79,26 @@ def register(app: typer.Typer) -> None:
             )
         try:
             rows, _ = read_recording(settings, file, file_format or settings.feed.format)
-        except RecordingError as error:
+        except (RecordingError, UserKeyError) as error:
             stop(str(error), USAGE)
         windows = split_by_slot(rows, settings)
         if window is not None:
             windows = {slot: part for slot, part in windows.items() if utc_text(slot) == window}
         if not windows:
             stop("no events to evaluate: an empty recording, or no window of that start", USAGE)
-        if histograms:
-            _judge_histograms(settings, windows, trials, sweep, str(file), as_json)
-            return
-        runs = [
-            (name, chosen)
-            for epsilon in _values(sweep, settings.privacy.epsilon)
-            for name, chosen in variants(settings if sweep is None else with_epsilon(settings, epsilon), names)
-        ]
+        try:
+            if settings.participation is not None:
+                public_cells(settings)
+            if histograms:
+                _judge_histograms(settings, windows, trials, sweep, str(file), as_json)
+                return
+            runs = [
+                (name, chosen)
+                for epsilon in _values(sweep, settings.privacy.epsilon)
+                for name, chosen in variants(settings if sweep is None else with_epsilon(settings, epsilon), names)
+            ]
+        except ValueError as error:  # an epsilon out of bounds, an area that gives no cells
+            stop(str(error), USAGE)
         scores = []
         with _progress() as bars:
             task = bars.add_task("evaluating", total=len(runs) * len(windows))

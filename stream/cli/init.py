@@ -31,5 +31,8 @@ def register(app: typer.Typer) -> None:
         text = (
             resources.files("stream").joinpath("templates", f"{_TEMPLATES[relation]}.toml").read_text(encoding="utf-8")
         )
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            stop(f"{path}: {error.strerror}; name a file in a folder that can be written", USAGE)
         typer.echo(f"{path} written. Set feed, epsilon and budget in it, then: hexveil check --config {path}")

@@ -101,6 +101,10 @@ def _replay_offline(
         raise refuse(error) from None
     except (LedgerError, PlanError, StateError, LocalServerError) as error:
         raise refuse(error, FAILED) from None
+    except OSError as error:
+        raise refuse(
+            f"{error.filename or state or 'stdout'}: {error.strerror}; --state needs a folder it may keep"
+        ) from None
     if as_json:
         typer.echo(json.dumps(asdict(summary)), err=True)
         return
