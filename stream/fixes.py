@@ -89,8 +89,19 @@ def fixes_of(rows: npt.NDArray[np.void], box: Box | None) -> Fixes | None:
     domain = Domain(box.south, box.west, box.north, box.east, 1, 1)
     inside = domain.contains(rows["lat"] * _DEGREES, rows["lng"] * _DEGREES)
     within = rows[inside]
-    ordered = within[np.lexsort((within["lng"], within["lat"], within["cell"], within["time"], within["user"]))]
-    keep = np.ones(len(ordered), dtype=bool)
-    keep[1:] = (ordered["user"][1:] != ordered["user"][:-1]) | (ordered["time"][1:] != ordered["time"][:-1])
-    kept = ordered[keep]
+    order = np.lexsort((np.ascontiguousarray(within["time"]), np.ascontiguousarray(within["user"])))
+    again = _same_as_before(within["user"][order], within["time"][order])
+    if again.any():
+        shared = again | np.append(again[1:], False)
+        tied = within[order[shared]]
+        first = np.lexsort((tied["lng"], tied["lat"], tied["cell"], tied["time"], tied["user"]))
+        order[shared] = order[shared][first]
+    kept = within[order[~again]]
     return Fixes(kept["user"].astype(np.uint64), kept["lat"].astype(np.int64), kept["lng"].astype(np.int64))
+
+
+def _same_as_before(user: IdArray, time: IntArray) -> npt.NDArray[np.bool_]:
+    """Which of the sorted rows repeat the (user, time) of the row before."""
+    same = np.zeros(len(user), dtype=bool)
+    same[1:] = (user[1:] == user[:-1]) & (time[1:] == time[:-1])
+    return same
