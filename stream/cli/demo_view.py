@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 from rich.table import Table
 
+from dpcore.errors import ParameterError
 from dpcore.spatial import Rectangles, histogram_from_release
 from stream.releases import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, schema
 
@@ -128,8 +129,7 @@ class Releases:
         validator = _validator(topic)
         problem = None if validator is None else next(validator.iter_errors(body), None)
         if problem is not None:
-            self.invalid += 1
-            self.first_problem = self.first_problem or f"{topic}: {problem.message}"
+            self._refuse(topic, problem.message)
             return
         if topic == REJECTED:
             self.rejected[body["reason"]] += body["count"]
@@ -139,11 +139,18 @@ class Releases:
                 window.announced = body["messages"]
                 window.epsilon = body["epsilon"]
             elif topic == SPATIAL_HISTOGRAM:
-                window.add_histogram(body)
+                try:
+                    window.add_histogram(body)
+                except ParameterError as error:
+                    self._refuse(topic, str(error))
             else:
                 window.add_cell(body)
             if window.complete and window not in self._order:
                 self._order.append(window)
+
+    def _refuse(self, topic: str, problem: str) -> None:
+        self.invalid += 1
+        self.first_problem = self.first_problem or f"{topic}: {problem}"
 
     def table(self) -> Table:
         """The latest complete windows."""

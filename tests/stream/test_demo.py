@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from stream.cli.demo_view import Releases
-from stream.releases import HEXAGON_SPEED, REJECTED, WINDOW
+from stream.releases import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 
 _WINDOW = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
 
@@ -69,6 +69,29 @@ def test_repeats_and_messages_that_fail_their_schema_are_counted_and_not_shown()
     assert releases.rejected == {"not-json": 5}
     assert "duplicates by ce_id: 1" in releases.summary()
     assert "failing their JSON Schema: 1 (hexveil.hexagon-speed.v1: " in releases.summary()
+
+
+def _histogram(**changes: object) -> bytes:
+    domain = {"south": 30.0, "west": -98.0, "north": 31.0, "east": -97.0, "rows": 2, "columns": 2}
+    grid = {"kind": "grid", "x_edges": [0, 2], "y_edges": [0, 1, 2], "counts": [[30, 12]], "variances": 2.0} | changes
+    body = {"feed": "bus", "window": _WINDOW, "relation": "participation", "epsilon": 1.0, "mechanism": "ug"}
+    return json.dumps(body | {"fixes_per_user": 1, "domain": domain, "structure": grid}).encode()
+
+
+def test_a_window_with_a_histogram_waits_for_it_and_shows_how_many_are_on_the_map() -> None:
+    releases = Releases(ZoneInfo("America/Chicago"))
+    releases.add(WINDOW, {"ce_id": b"m"}, _marker(2))
+    releases.add(HEXAGON_SPEED, {"ce_id": b"a"}, _cell("87283472bffffff", 40, 23.0, 4.0))
+    assert releases.lines() == []
+    releases.add(SPATIAL_HISTOGRAM, {"ce_id": b"h"}, _histogram(y_edges=[0, 1, 3]))
+    assert releases.lines() == []
+    assert "failing their JSON Schema: 1 (hexveil.spatial-histogram.v1: y edges must rise" in releases.summary()
+    releases.add(SPATIAL_HISTOGRAM, {"ce_id": b"i"}, _histogram())
+    (line,) = releases.lines()
+    assert "on the map ug 42 ± 5" in line
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(releases.table())
+    assert "ug 42 ± 5" in console.export_text()
 
 
 def test_ctrl_c_after_the_first_release_ends_with_a_summary_and_leaves_no_process(repo_root: Path) -> None:
