@@ -200,10 +200,10 @@ def split_costs(ranked: RankedCells, image: IntGrid, boxes: IntArray, candidates
     # Ranks of counts <= floor(mean): the entries up to there are not above the mean.
     upto = [np.searchsorted(ranked.distinct, s // a, side="right") for s, a in zip(sums, areas, strict=True)]
     ranks = np.maximum.reduceat(np.maximum(*upto), candidates.offsets[:-1])
-    tables = RankTables.of(ranked, boxes, candidates.axis, ranks)
+    tables = RankTables.of(ranked, boxes, candidates, ranks)
     cost = np.zeros(len(k), dtype=np.int64)
     for side, (s, a, u) in enumerate(zip(sums, areas, upto, strict=True)):
-        below, held = tables.upto(every, k - 1, u)
+        below, held = tables.upto(every, k - candidates.first[every], u)
         if side:
             whole_below, whole_held = tables.upto(every, tables.lines[every] - 1, u)
             below, held = whole_below - below, whole_held - held
@@ -215,9 +215,10 @@ def split_costs(ranked: RankedCells, image: IntGrid, boxes: IntArray, candidates
 
 @dataclass(frozen=True)
 class RankTables:
-    """Cells (``number``) and their counts (``held``) of rank <= j in the first i lines of each box, flat: box, line, rank.
+    """Cells (``number``) and their counts (``held``) of rank <= j before the i-th candidate of each box, flat: box, i, rank.
 
-    ``start`` (P,) and ``width`` (P,): where the table of a box begins and how many ranks a line of it holds.
+    ``lines`` (P,) rows per box, one per candidate and one for the whole box; ``start`` (P,) and ``width`` (P,): where the
+    table of a box begins and how many ranks a row of it holds.
     """
 
     start: IntArray
@@ -227,13 +228,12 @@ class RankTables:
     held: IntArray
 
     @classmethod
-    def of(cls, ranked: RankedCells, boxes: IntArray, axis: IntArray, ranks: IntArray) -> RankTables:
-        """Tables of ``ranks`` (P,) ranks per box, along ``axis`` (P,).
+    def of(cls, ranked: RankedCells, boxes: IntArray, candidates: Candidates, ranks: IntArray) -> RankTables:
+        """Tables of ``ranks`` (P,) ranks per box.
 
         Widths are rounded up to powers of two, so that tables of one width make one matrix and few matrices are summed.
         """
-        x0, x1, y0, y1 = boxes.T
-        lines = np.where(axis == 0, x1 - x0, y1 - y0)
+        lines = np.diff(candidates.offsets) + 1
         width = 1 << np.ceil(np.log2(np.maximum(ranks, 1))).astype(np.int64)
         order = np.argsort(width, kind="stable")
         size = lines * width
@@ -241,12 +241,15 @@ class RankTables:
         start[order] = np.cumsum(size[order]) - size[order]
         # Cells outside every box belong to an owner of width 0, before all others.
         owner = _owners(ranked.rank.shape, boxes)
-        counted = np.flatnonzero(ranked.rank.ravel() < np.append(0, width).astype(np.int32)[owner])
+        counted = np.flatnonzero(ranked.rank.ravel() < np.append(0, width)[owner])
         owner, rank = owner[counted] - 1, ranked.rank.ravel()[counted]
         row, column = np.divmod(counted.astype(np.int32), np.int32(ranked.rank.shape[1]))
-        # line · width = (row − x0)·width or (column − y0)·width, by axis.
-        entry = (start - np.where(axis == 0, x0, y0) * width)[owner] + rank
-        entry += np.where((axis == 0)[owner], row, column) * width[owner]
+        along_rows = candidates.axis == 0
+        line = row if along_rows.all() else np.where(along_rows[owner], row, column) if along_rows.any() else column
+        # Lines before the first candidate share its row, lines behind the last candidate the last row.
+        before = (np.where(along_rows, boxes[:, 0], boxes[:, 2]) + candidates.first - 1).astype(np.int32)
+        line = np.clip(line - before[owner], 0, (lines - 1).astype(np.int32)[owner])
+        entry = start[owner] + line * width[owner] + rank
         number = np.bincount(entry, minlength=int(size.sum()))
         held = np.empty_like(number)
         for each in np.unique(width):
@@ -266,15 +269,17 @@ class RankTables:
         return np.where(ranks > 0, self.number[entry], 0), np.where(ranks > 0, self.held[entry], 0)
 
 
-def _owners(shape: tuple[int, ...], boxes: IntArray) -> npt.NDArray[np.int32]:
+def _owners(shape: tuple[int, ...], boxes: IntArray) -> IntArray:
     """Box of every cell, from 1, and 0 for cells outside every box, flat; boxes are disjoint."""
     x0, x1, y0, y1 = boxes.T
-    change = np.zeros((shape[0] + 1, shape[1] + 1), dtype=np.int32)
-    number = np.arange(1, len(boxes) + 1, dtype=np.int32)
+    change = np.zeros((shape[0] + 1, shape[1] + 1), dtype=np.int64)
+    number = np.arange(1, len(boxes) + 1)
     for x, y, sign in ((x0, y0, 1), (x1, y1, 1), (x0, y1, -1), (x1, y0, -1)):
         np.add.at(change, (x, y), sign * number)
-    np.cumsum(change, axis=0, out=change)
     np.cumsum(change, axis=1, out=change)
+    # Row by row this is four times as fast as a sum along axis 0.
+    for row in range(1, shape[0]):
+        change[row] += change[row - 1]
     return change[:-1, :-1].ravel()
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from dpcore.errors import BudgetError, ParameterError
@@ -101,6 +103,34 @@ def test_every_path_from_the_root_costs_exactly_the_budget(name: str, epsilon: i
     counts = some_counts(np.random.default_rng(3), shape) * 50
     tree = TREES[name].tree(counts, Domain.unit_cells(*shape), epsilon, Noise(), 1)
     assert set(tree.path_costs().tolist()) == {epsilon}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(sorted(TREES)),
+    epsilon=st.integers(2_000, 20_000_000),
+    shape=st.tuples(st.integers(1, 24), st.integers(1, 24)),
+    points=st.integers(1, 5),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_whatever_the_grid_and_the_draws_every_path_costs_exactly_the_budget(
+    name: str, epsilon: int, shape: tuple[int, int], points: int, seed: int
+) -> None:
+    counts = some_counts(np.random.default_rng(seed), shape) * 20
+    noise = Noise(np.random.default_rng(seed).bytes)
+    tree = TREES[name].tree(counts, Domain.unit_cells(*shape), epsilon, noise, points)
+    assert set(tree.path_costs().tolist()) == {epsilon}
+
+
+@given(total=st.integers(100, 10**12), weights=st.lists(st.floats(0.02, 50), min_size=1, max_size=8))
+def test_shares_by_weights_add_up_exactly(total: int, weights: list[float]) -> None:
+    try:
+        split = BudgetSplit.by_weights(total, weights)
+    except BudgetError:
+        assert total * min(weights) < 1.001 * sum(weights), "only a share that rounds to 0 µε may be refused"
+        return
+    assert sum(split.shares) == total
+    assert min(split.shares) >= 1
 
 
 @pytest.mark.parametrize("total", [70, 1000, 999_999_937])
