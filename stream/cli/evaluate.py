@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from stream.cli.options import DEFAULT_CONFIG, USAGE, AsJson, ConfigFile, read_config, stop
+from stream.cli.options import DEFAULT_CONFIG, USAGE, AsJson, read_config, stop
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,13 +24,30 @@ if TYPE_CHECKING:
     from stream.scores import Score
 
 
+class Relation(StrEnum):
+    """What neighbouring histories differ in."""
+
+    values = "values"
+    participation = "participation"
+
+
+SHIPPED = {Relation.values: DEFAULT_CONFIG, Relation.participation: Path("config/riders.toml")}
+"""Configuration of each relation in a clone."""
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("evaluate")
     def evaluate_recording(
         file: Annotated[Path, typer.Argument(help="CSV or NDJSON, plain or .gz.")],
-        config: ConfigFile = DEFAULT_CONFIG,
+        config: Annotated[
+            Path | None,
+            typer.Option("--config", "-c", help="Configuration (TOML); default: the shipped one of the relation."),
+        ] = None,
+        relation: Annotated[
+            Relation | None, typer.Option(help="Which guarantee: refused if the configuration has the other one.")
+        ] = None,
         file_format: Annotated[
             str | None, typer.Option("--format", help="Format of the file; default: the feed's.")
         ] = None,
@@ -61,7 +79,10 @@ def register(app: typer.Typer) -> None:
         from stream.sources.lines import RecordingError
         from stream.windows import utc_text
 
-        settings = read_config(config, **({"speed.statistics": statistics.split(",")} if statistics else {}))
+        overrides = {"speed.statistics": statistics.split(",")} if statistics else {}
+        settings = read_config(config or SHIPPED[relation or Relation.values], **overrides)
+        if relation is not None and settings.relation != relation.value:
+            stop(f"{config} has relation {settings.relation!r}, not {relation.value!r}; name another file", USAGE)
         names = (
             ["configured"]
             if mechanisms == "configured"

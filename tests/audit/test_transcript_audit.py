@@ -45,6 +45,13 @@ def honest(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     return plan_participation(counts, left, config, slotting.window(SLOT), slotting.period_of(SLOT), "g")
 
 
+def in_carried_ranges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
+    """The real planner, with ranges of users' means that earlier releases gave: another one in each cell."""
+    plan = honest(counts, left, config)
+    lower = 500 * np.arange(len(plan.cells) // 8, dtype="<i8")
+    return msgspec.structs.replace(plan, lower=lower.tobytes(), upper=(lower + 3000).tobytes())
+
+
 def first_contributors(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """Planted bug: a cell takes its first contributor only, so one user decides about another."""
     plan = honest(counts, left, config)
@@ -180,6 +187,12 @@ def test_the_worst_loss_over_all_worlds_of_three_users_and_windows_is_the_budget
 ) -> None:
     config = small_world(tmp_path, weight, statistics)
     assert worst_loss(config, honest) == Fraction(config.privacy.ledger_budget, 1_000_000)
+
+
+@pytest.mark.parametrize("weight", ["share", "user", "sample"])
+def test_ranges_carried_over_from_earlier_releases_cost_nothing(tmp_path: Path, weight: str) -> None:
+    config = small_world(tmp_path, weight, ["mean", "p50"])
+    assert worst_loss(config, in_carried_ranges) == Fraction(config.privacy.budget_micro, 1_000_000)
 
 
 @pytest.mark.parametrize("weight", ["share", "sample"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,18 @@ def riders(tmp_path: Path, **overrides: object) -> Config:
     """config/riders.toml over a small box at resolution 7, its key file in ``tmp_path``; overrides are dotted keys."""
     settings = {"privacy.user_key_file": str(tmp_path / "user.key"), "feed.domain": BOX, "hexagons.resolution": 7}
     return load_config(REPO_ROOT / "config" / "riders.toml", **(settings | overrides))
+
+
+def skeleton(body: dict[str, Any]) -> dict[str, Any]:
+    """A message without its noisy numbers, what is made of them, and the digest over them."""
+    noisy = ("value", "raw", "clamped", "scale", "interval")
+
+    def bare(part: Any) -> Any:
+        if not isinstance(part, dict):
+            return part
+        return {key: bare(value) for key, value in part.items() if key not in noisy}
+
+    return bare({key: value for key, value in body.items() if key != "digest"})
 
 
 def scales_of_rows(plan: Plan) -> tuple[list[int], list[int]]:

@@ -63,6 +63,31 @@ def test_the_command_marks_its_output_as_not_private(tmp_path: Path, monkeypatch
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_relation_chooses_its_shipped_configuration_and_refuses_one_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "day.ndjson"
+    events = [
+        {"user": f"b{u}", "time": SLOT * 1000 + 1000 * k, "lat": 30.2, "lng": -97.7, "speed": 20 + u}
+        for u in range(8)
+        for k in range(10)
+    ]
+    file.write_text("\n".join(json.dumps(event) for event in events))
+    monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
+    monkeypatch.chdir(REPO_ROOT)
+    for relation, statistics in (
+        ("values", {"mean", "variance", "distribution"}),
+        ("participation", {"mean", "variance"}),
+    ):
+        command = ["evaluate", str(file), "--format", "canonical", "--relation", relation, "--trials", "1", "--json"]
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        assert {score["statistic"] for score in json.loads(result.stdout)["scores"]} <= statistics
+    refused = CliRunner().invoke(app, ["evaluate", str(file), "--config", BUS, "--relation", "participation"])
+    assert refused.exit_code == 2
+    assert "relation 'values', not 'participation'" in refused.output
+
+
 def test_every_figure_of_every_statistic_and_mechanism_is_reported(tmp_path: Path) -> None:
     config = with_speed(bus_config(tmp_path), statistics=("mean", "variance", "p15", "p50", "p85"))
     windows = {SLOT + 3600 * k: random_rows(k, 120, slot=SLOT + 3600 * k) for k in range(2)}

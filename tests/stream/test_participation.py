@@ -12,14 +12,18 @@ import msgspec
 import numpy as np
 import pytest
 from scipy import stats
+from typer.testing import CliRunner
 
 from dpcore.contributions import Contributions
 from dpcore.errors import BudgetError, OverflowBoundError
 from dpcore.noise import Noise
+from stream.cell_means import MECHANISMS
 from stream.cells import public_cells
+from stream.cli import app
 from stream.closing import slotting_of
 from stream.config import Config, ConfigError
 from stream.events import ROW
+from stream.local import REPO_ROOT
 from stream.participation import UNIT, own_choice, sample_weights, scales, sensitivities, shares, unit_grant
 from stream.participation_draw import exact_integers
 from stream.pipeline import build_messages, contributions_of, draw, plan_window
@@ -27,7 +31,7 @@ from stream.plan import Plan
 from stream.releases import schema
 from tests.builders import SLOT, random_rows
 from tests.dpcore.silence import Silence
-from tests.stream.participating import loss, riders
+from tests.stream.participating import loss, riders, skeleton
 
 WEIGHTS = ("share", "user", "sample")
 STATISTICS = (["mean"], ["mean", "variance"], ["p50"], ["mean", "variance", "p15", "p50", "p85"])
@@ -126,11 +130,7 @@ def test_neighbouring_streams_under_one_noise_tape_differ_in_noisy_values_only(t
         tape = Noise(np.random.default_rng(9).bytes)
         out = []
         for message in build_messages(plan, held, tape, config, None)[0]:
-            body = json.loads(message.value)
-            for name in ("users", "events", "mean", "variance"):
-                if isinstance(body.get(name), dict):
-                    body[name] = {key: body[name][key] for key in ("unit",)}
-            body.pop("digest", None)
+            body = skeleton(json.loads(message.value))
             out.append((message.topic, message.key, message.headers, message.timestamp_ms, body))
         return out
 
@@ -211,20 +211,26 @@ def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path: Path,
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("speed.mean_mechanism", "baseline", "reads counts"),
-        ("speed.mean_mechanism", "auto", "reads counts"),
-        ("speed.suppression", "chop-user", "raw counts"),
-        ("speed.allocation", "exact-loss", "raw counts"),
-        ("speed.clipping", "joint", "reads counts"),
-        ("speed.post_processing", ["empirical-bayes", "kalman"], "exact counts"),
-        ("speed.min_users", 2, "who was there"),
+        *(("mean_mechanism", name, "reads counts") for name in (*MECHANISMS, "auto")),
+        ("suppression", "chop-user", "raw counts"),
+        ("allocation", "exact-loss", "raw counts"),
+        ("clipping", "joint", "reads counts"),
+        ("sum_cap", "0.7", "counts of all users"),
+        ("post_processing", '["empirical-bayes", "kalman"]', "exact counts"),
+        ("min_users", "2", "who was there"),
     ],
 )
-def test_everything_driven_by_counts_is_refused_with_the_reason(
-    tmp_path: Path, key: str, value: object, says: str
+def test_check_refuses_everything_driven_by_counts_with_key_and_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, says: str
 ) -> None:
-    with pytest.raises(ConfigError, match=says):
-        riders(tmp_path, **{key: value})
+    arguments = ["check", "--config", str(REPO_ROOT / "config" / "riders.toml")]
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    monkeypatch.setenv(f"HEXVEIL_SPEED__{key.upper()}", value)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert f"speed.{key}" in result.output
+    assert says in result.output
 
 
 def test_an_area_of_too_many_cells_or_none_is_refused_before_it_is_enumerated(tmp_path: Path) -> None:

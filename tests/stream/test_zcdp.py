@@ -38,7 +38,7 @@ from stream.releases import WINDOW, schema
 from stream.serve.view import View
 from tests.builders import SLOT, bus_config, random_rows, zcdp_config
 from tests.dpcore.silence import Silence
-from tests.stream.participating import loss
+from tests.stream.participating import loss, skeleton
 
 BOX = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}
 SMALL = {"feed.domain": BOX, "hexagons.resolution": 7}
@@ -158,11 +158,7 @@ def test_neighbouring_streams_under_one_noise_tape_differ_in_noisy_values_only(t
         plan, held = planned(config, of)
         out = []
         for message in build_messages(plan, held, Noise(np.random.default_rng(9).bytes), config, None)[0]:
-            body = json.loads(message.value)
-            for name in ("users", "events", *config.speed.statistics):
-                if isinstance(body.get(name), dict):
-                    body[name] = {key: body[name][key] for key in ("unit",)}
-            body.pop("digest", None)
+            body = skeleton(json.loads(message.value))
             out.append((message.topic, message.key, message.headers, message.timestamp_ms, body))
         return out
 
