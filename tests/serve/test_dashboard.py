@@ -227,6 +227,12 @@ async def test_an_address_shows_the_same_place_window_and_statistic_again(config
             assert await fields(other) == await fields(page)
 
 
+async def test_an_address_of_a_window_that_is_no_more_shows_the_newest_live(config: Config) -> None:
+    async with city(config, windows(config, [USUAL_DAY] * 2), "#window=2016-01-01T00:00:00Z") as (page, _):
+        await shows(page, 1)
+        await expect(page.locator("#live-text")).to_have_text("Live")
+
+
 async def test_a_box_on_the_map_answers_with_interval_and_says_what_it_lacks(config: Config) -> None:
     async with city(config, window(config, 0)) as (page, _):
         await page.get_by_role("button", name="Measure an area").click()
@@ -241,19 +247,24 @@ async def test_a_box_on_the_map_answers_with_interval_and_says_what_it_lacks(con
         await expect(page.locator("#histogram-count")).to_contain_text("no spatial histogram")
 
 
-async def test_a_box_is_counted_by_the_spatial_histogram_where_there_is_one(config: Config) -> None:
+async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(config: Config) -> None:
     *cells, marker = window(config, 0)
-    histogram = histogram_message(config.feed.name, "ug")
-    async with city(config, closed([*cells, histogram], marker)) as (page, client):
+    histograms = [histogram_message(config.feed.name, mechanism) for mechanism in ("htf", "ug")]
+    # Chromium calls the refusal at the end an error.
+    async with city(config, closed([*cells, *histograms], marker), errors=True) as (page, client):
         await page.get_by_role("button", name="Measure an area").click()
         for side, value in (("West", "-97.8"), ("South", "30.2"), ("East", "-97.6"), ("North", "30.4")):
             await page.get_by_label(side).fill(value)
         await page.get_by_role("button", name="Measure", exact=True).click()
-        path = "/api/v1/histograms/2017-03-21T12:00:00Z/count"
-        answer = await (await client.get(path, params={"bbox": "-97.8,30.2,-97.6,30.4"})).json()
-        low, high = answer["interval"]
-        said = f"{answer['value']:.0f}, 95 % interval {low:.0f}–{high:.0f}, noise from privacy"
-        await expect(page.locator("#histogram-count")).to_contain_text(said)
+        for mechanism in ("htf", "ug"):
+            query = {"bbox": "-97.8,30.2,-97.6,30.4", "mechanism": mechanism}
+            answer = await (await client.get("/api/v1/histograms/2017-03-21T12:00:00Z/count", params=query)).json()
+            low, high = answer["interval"]
+            said = f"({mechanism}): {answer['value']:.0f}, 95 % interval {low:.0f}–{high:.0f}, noise from privacy"
+            await expect(page.locator("#histogram-count")).to_contain_text(said)
+        await page.get_by_label("West").fill("-100")
+        await page.get_by_role("button", name="Measure", exact=True).click()
+        await expect(page.locator("#histogram-count")).to_contain_text("lies outside the histogram's domain")
 
 
 async def test_the_past_of_a_cell_is_plotted(config: Config) -> None:

@@ -39,11 +39,12 @@ export const history = async (feed: string, cell: string) =>
 export interface Counted {
   value: number;
   interval: [number, number];
-  mechanism?: string;
+  mechanism: string;
+  fixes_per_user: number;
 }
 
-export const count = (feed: string, start: string, box: Box) =>
-  get<Counted>(`api/v1/histograms/${encodeURIComponent(start)}/count`, { feed, bbox: box.join(',') });
+export const count = (feed: string, start: string, mechanism: string, box: Box) =>
+  get<Counted>(`api/v1/histograms/${encodeURIComponent(start)}/count`, { feed, mechanism, bbox: box.join(',') });
 
 export function downloadAddress(feed: string, start: string, format: string): string {
   return `api/v1/windows/${encodeURIComponent(start)}/download.${format}?feed=${encodeURIComponent(feed)}`;

@@ -101,6 +101,7 @@ async function refresh(): Promise<void> {
   view.windows = (await api.windows(view.feed)).filter((window) => window.complete).reverse();
   const asked = view.window?.window.start ?? place.window;
   const wanted = view.live ? undefined : view.windows.find((window) => window.window.start === asked);
+  view.live = !wanted;
   await show(wanted ?? view.windows.at(-1));
 }
 

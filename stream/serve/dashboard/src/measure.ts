@@ -1,6 +1,6 @@
 /** Drawing a box and telling what is inside: hexagons together, and the spatial histogram's count. */
 
-import { ApiError, count } from './api';
+import { ApiError, count, type Counted } from './api';
 import { together } from './area';
 import { byId, make } from './dom';
 import type { HexagonMap } from './map';
@@ -109,8 +109,8 @@ function bounds(box: Box, measure: (box: Box) => void): HTMLElement {
 
 function answers(view: View, box: Box): HTMLElement[] {
   const found = together(view.cells.values(), box, view.upper);
-  const histogram = make('p', { id: 'histogram-count' }, 'Asking the spatial histogram…');
-  void fillCount(view, box, histogram);
+  const histogram = make('div', { id: 'histogram-count' }, 'Asking the spatial histogram…');
+  void fillCounts(view, box, histogram);
   const { value, low, high, exact } = found.events;
   const range = exact ? 'exact, counts are public' : `95 % interval ${low.toFixed(0)}–${high.toFixed(0)}`;
   const none = make('p', { class: 'reading' }, 'No published cell has its centre in here.');
@@ -122,14 +122,24 @@ function answers(view: View, box: Box): HTMLElement[] {
   ];
 }
 
-async function fillCount(view: View, box: Box, target: HTMLElement): Promise<void> {
-  target.textContent = 'This window has no spatial histogram, so nothing is known about parts of cells.';
-  if (!view.hasHistogram) return;
-  try {
-    const { value, interval, mechanism } = await count(view.feed, view.window!.window.start, box);
-    const [low, high] = interval;
-    target.textContent = `Events in the box by the spatial histogram: ${value.toFixed(0)}, 95 % interval ${low.toFixed(0)}–${high.toFixed(0)}, noise from privacy${mechanism ? ` (${mechanism})` : ''}.`;
-  } catch (error) {
-    target.textContent = `The spatial histogram could not be asked: ${error instanceof ApiError ? error.message : 'the server does not answer'}.`;
+/** What every spatial histogram of the window says of the box. */
+async function fillCounts(view: View, box: Box, target: HTMLElement): Promise<void> {
+  const mechanisms = view.window?.histograms ?? [];
+  if (!mechanisms.length) {
+    target.textContent = 'This window has no spatial histogram, so nothing is known about parts of cells.';
+    return;
   }
+  const start = view.window!.window.start;
+  const said = mechanisms.map((mechanism) =>
+    count(view.feed, start, mechanism, box).then(counted, (error: unknown) =>
+      `The spatial histogram (${mechanism}) could not be asked: ${error instanceof ApiError ? error.message : 'the server does not answer'}.`),
+  );
+  target.replaceChildren(...(await Promise.all(said)).map((text) => make('p', {}, text)));
+}
+
+function counted({ value, interval, mechanism, fixes_per_user: most }: Counted): string {
+  const [number, low, high] = [value, ...interval].map((part) => Math.max(part, 0).toFixed(0));
+  const what = mechanism === 'euler' ? 'Regions of users that meet the whole grid cells around the box' : 'Fixes in the box';
+  const limit = mechanism === 'euler' ? '' : ` At most ${most} of one user ${most === 1 ? 'is' : 'are'} counted.`;
+  return `${what} by the spatial histogram (${mechanism}): ${number}, 95 % interval ${low}–${high}, noise from privacy.${limit}`;
 }

@@ -72,11 +72,6 @@ export class View {
     return (Object.keys(STATISTICS) as Statistic[]).filter((statistic) => this.available(statistic));
   }
 
-  /** Whether range queries of this window can be answered. */
-  get hasHistogram(): boolean {
-    return Boolean(this.window?.histograms?.length);
-  }
-
   /** Whether the window holds modelled values of the statistic. */
   get modelled(): boolean {
     const name = STATISTICS[this.statistic].from;
