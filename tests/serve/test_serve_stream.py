@@ -14,6 +14,7 @@ import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
+from bench import sse
 from stream.local import KafkaServer
 from stream.releases import Message, digest, window_message
 from stream.serve import broadcast
@@ -203,6 +204,13 @@ async def test_a_quiet_stream_is_kept_alive_by_comments(
         while told.count(b": ping\n\n") < 2:
             told += await answer.content.readany()
         assert told.startswith(b"retry: ")
+
+
+def test_the_bench_of_streams_measures_the_service_as_it_is_installed() -> None:
+    told = sse.run(readers=3, stalled=0, windows=1)
+    assert told["readers"] == 3
+    assert 0 < told["alone"]["median_reader_ms"] <= told["alone"]["last_reader_ms"]
+    assert told["serve_memory_mb"]["with_readers"] >= 1
 
 
 @pytest.mark.parametrize(("soft", "hard", "raised"), [(64, 10_000, 1256), (64, 500, 500), (5000, 10_000, None)])
