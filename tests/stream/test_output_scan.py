@@ -118,8 +118,11 @@ def config(request: pytest.FixtureRequest, broker: str, redis_url: str, tmp_path
             "euler": {"rows": 6, "columns": 6, "diameter_m": 3000.0},
         },
     }
+    percentiles = ["p15", "p50", "p85"]
     if request.param == "zcdp":
+        overrides["speed.statistics"] = ["mean", "variance", *percentiles]
         return zcdp_config(tmp_path, rho=0.05, rho_budget=0.08, **overrides)
+    overrides |= {"speed.statistics": ["mean", *percentiles], "speed.clipping": "carried"}
     return riders_config(tmp_path, **{"privacy.epsilon": 2.0, "privacy.budget": 5.0}, **overrides)
 
 
@@ -139,7 +142,8 @@ async def test_whoever_takes_part_is_refused_speaks_rubbish_or_comes_late_every_
 ) -> None:
     """Five histories and the empty one, each a neighbour of the next or a few users away: one transcript, to the byte.
 
-    Every statistic, every spatial histogram and smoothing over windows; the public API is asked all it answers.
+    Every statistic, every spatial histogram, smoothing and ranges carried over windows; the public API is asked all it
+    answers.
     """
     empty = await observe(config, redis, nobody, clock)
     assert await spent(redis, config) == []
@@ -195,7 +199,7 @@ async def test_under_one_noise_tape_only_noisy_numbers_of_his_cells_differ(
     """Real noise, recorded: what he never visited is the same to the byte, what he visited differs in noisy numbers alone."""
     runs: list[Transcript] = []
     # Neither what adapts to noisy numbers nor what is smoothed over cells stays within his cells.
-    config = with_speed(config.model_copy(update={"histogram": None}), post_processing=())
+    config = with_speed(config.model_copy(update={"histogram": None}), post_processing=(), clipping="none")
     for history in (crowd, together(crowd, takes_part, speaks_rubbish, comes_late)):
         with worker_parts(monkeypatch, recorded) as clock:
             runs.append(await observe(config, redis, history, clock, look=False))
