@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
+from rich.progress import track
 
 from dpcore.budget import to_micro
 from dpcore.noise import Noise
@@ -39,6 +42,7 @@ from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
 from dpcore.spatial.regions import Regions
 
+T = TypeVar("T")
 EPSILONS = ("0.1", "1.0")
 WORKLOADS = ("rand", "sq2", "sq6", "sq10")
 METRICS = {"scaled_l2": "auto", "mre_percent": "auto-relative", "median_re": "auto-relative"}
@@ -115,7 +119,7 @@ def measure(folder: Path, trials: int) -> dict[str, Any]:
         truth = {name: answer(image, queries) for name, queries in workloads.items()}
         for epsilon in EPSILONS:
             micro = to_micro(epsilon, round_up=True)
-            for name, fit in fits().items():
+            for name, fit in shown(fits().items(), f"{grid}, ε = {epsilon}"):
                 figures: list[dict[str, float]] = []
                 for _ in range(trials):
                     start = time.process_time()
@@ -128,6 +132,11 @@ def measure(folder: Path, trials: int) -> dict[str, Any]:
                 mean = {key: float(np.mean([row[key] for row in figures])) for key in figures[0]}
                 result.setdefault(grid, {}).setdefault(epsilon, {})[name] = {"trials": trials, **mean}
     return result
+
+
+def shown(steps: Iterable[T], title: str) -> Iterable[T]:
+    """``steps`` under a progress bar, on a terminal only."""
+    return track(list(steps), title, console=Console(stderr=True), disable=not sys.stderr.isatty())
 
 
 Answers = Callable[[Rectangles], npt.NDArray[np.float64]]
@@ -225,7 +234,7 @@ def speed(repeats: int = 3) -> dict[str, dict[str, float]]:
         "euler_40x40_10000_regions_with_inference": lambda: Euler(2.0).fit(regions, town, 1_000_000, Noise()),
         "euler_40x40_inference_alone": lambda: infer(noisy),
     }
-    return {name: timed(repeats, work) for name, work in runs.items()}
+    return {name: timed(repeats, work) for name, work in shown(runs.items(), "speed")}
 
 
 def timed(repeats: int, work: Callable[[], Any]) -> dict[str, float]:

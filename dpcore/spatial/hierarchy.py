@@ -1,4 +1,4 @@
-"""Sparse hierarchy: quadtree-like levels that descend only where points are, consistent and non-negative. Relation A.
+"""Sparse hierarchy: quadtree-like levels that descend only where points are, made consistent. Relation A.
 
 It joins three ideas: HTF's stops with everything unspent drawn at the stop, the hierarchical mechanism's least-squares
 consistency with few, wide levels (Qardaji et al. 2013), and a sparse reading of empty space where relative error matters
