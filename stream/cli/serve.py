@@ -40,7 +40,9 @@ def register(app: typer.Typer) -> None:
         logging.getLogger("aiohttp.server").addFilter(worth_a_log)
         typer.echo(f"http://{public.host}:{public.port}/", err=True)
         try:
-            web.run_app(make_app(settings, tiles), host=public.host, port=public.port, print=None, access_log=None)
+            web.run_app(
+                make_app(settings, tiles), host=public.host, port=public.port, backlog=1024, print=None, access_log=None
+            )
         except OSError as error:
             where = f"{public.host}:{public.port} (public.host, public.port)"
             stop(f"{where} cannot be listened on: {error.strerror}; choose another address", USAGE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import resource
 import socket
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ log = structlog.get_logger()
 PING_SECONDS = 15.0
 SEND_BUFFER = 32 * 1024
 """Bytes that the system and the transport each hold for a client that does not read; the rest waits in its queue."""
+_RETRY_MS = (1_000, 5_000)
+"""After how long clients come back: each another time, so that a restart does not meet all of them at once."""
 _PAST_AT_ONCE = 16
 _OTHER_FILES = 256
 """Files that the process needs besides its streams."""
@@ -99,7 +102,7 @@ class Broadcast:
         self._metrics.sse_clients.inc()
         try:
             await response.prepare(request)
-            await response.write(b"retry: 2000\n\n")
+            await response.write(b"retry: %d\n\n" % random.randrange(*_RETRY_MS))
             await self._ready.wait()
             past = self._past(feed, last_event_id if last_event_id is not None else after)
             await _send_all(response, past)
