@@ -349,10 +349,15 @@ async def test_everything_can_be_done_by_keyboard(config: Config) -> None:
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("colours", ["light", "dark"])
-async def test_axe_finds_no_violation(config: Config, size: dict[str, int], colours: str) -> None:
+async def test_axe_finds_no_violation(
+    kafka: str, tmp_path: Path, topic_name: str, size: dict[str, int], colours: str
+) -> None:
+    modelled = {"speed.post_processing": ["empirical-bayes"]}
+    config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka} | modelled)
     options: dict[str, Any] = {"size": size, "color_scheme": colours}
     async with city(config, windows(config, [USUAL_DAY] * 4), f"#cell={BUSY}", **options) as (page, _):
         await expect(page.locator("#details figcaption")).to_contain_text("4 windows")
+        await expect(page.locator("#details table")).to_contain_text("by empirical-bayes")
         await no_violation(page)
         await page.locator("#details-close").click()
         await page.get_by_role("button", name="Cells as a table").click()

@@ -51,7 +51,7 @@ function allStatistics(view: View, cell: string): HTMLElement {
     const estimate = hexagon[STATISTICS[statistic].from]!;
     const clamped = estimate.clamped && statistic !== 'spread' ? `clamped from ${estimate.raw.toFixed(0)}` : '';
     const lines = [line(STATISTICS[statistic].label, speed(released.value, released), interval(released), clamped)];
-    if (modelled?.method) lines.push(line('', speed(modelled.value, modelled), interval(modelled), 'modelled'));
+    if (modelled?.method) lines.push(line(`by ${modelled.method}`, speed(modelled.value, modelled), interval(modelled), 'modelled'));
     return lines;
   });
   if (!rows.length) return make('span');
