@@ -15,8 +15,8 @@ from dpcore.gaussian import discrete_gaussian
 from dpcore.level_tree import LevelTree
 from dpcore.noise import Noise
 from dpcore.scales import check_total
-from stream.config import SPEED_QUANTUM_KMH
-from stream.participation import PERCENTS, UNIT, Layout, pair_weights, sample_weights
+from stream.config import SPEED_QUANTUM_KMH, Config
+from stream.participation import PERCENTS, UNIT, Layout, layout, pair_weights, sample_weights, scales
 from stream.plan import DECIMALS, Columns, Plan, PlanError, check_rows
 
 IntArray = npt.NDArray[np.int64]
@@ -101,16 +101,26 @@ class _Law:
     two_sided: tuple[float, float]
 
     @classmethod
-    def of(cls, plan: Plan) -> _Law:
-        t, s = (np.frombuffer(column, "<i8") for column in (plan.numerators, plan.denominators))
-        if plan.zcdp:
+    def of(cls, t: IntArray, s: IntArray, gaussian: bool) -> _Law:
+        if gaussian:
             return cls(t / s / UNIT, 1.0, _NORMAL)
         return cls(np.sqrt(2) * t / s / UNIT, float(np.sqrt(2)), _LAPLACE)
 
 
+def count_half_width(config: Config) -> float:
+    """Half of the 95 % interval of a cell's count, in full weights: a constant of the configuration.
+
+    Raises as :func:`stream.participation.scales`.
+    """
+    t, s = scales(config)
+    law = _Law.of(t, s, config.privacy.accounting == "zcdp")
+    return law.two_sided[0] * float(law.deviations[0] * np.sqrt(layout(config).polynomials + 1))
+
+
 def _columns(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
     """Every statistic from the ``noisy`` rows (R, C), in full weights: post-processing."""
-    found, law = Layout.planned(plan), _Law.of(plan)
+    t, s = (np.frombuffer(column, "<i8") for column in (plan.numerators, plan.denominators))
+    found, law = Layout.planned(plan), _Law.of(t, s, plan.zcdp is not None)
     degree = found.polynomials
     held = NoisyPolynomials(noisy[: degree + 1], float(law.deviations[0]))
     counted = _count(held.count, held.count_deviation, law)

@@ -18,16 +18,24 @@ def _span(span: timedelta) -> str:
     return f"{span.days} day(s)" if not span.seconds else f"{span.total_seconds() / 3600:g} h"
 
 
-def _participation_cells(settings: Config) -> int | None:
-    """Size of the public cell list, once list and noise scales are known to be sound; None under "values"."""
-    if settings.relation == "values":
+_COUNTED = {
+    "share": "users, each once in the window, divided over his cells",
+    "user": "users, each once in each of his cells",
+    "sample": "samples",
+}
+"""What a cell's count is of, by ``participation.weight``."""
+
+
+def _participation(settings: Config) -> dict[str, Any] | None:
+    """Size of the public cell list and noise of a count, once both are known to be sound; None under "values"."""
+    if settings.participation is None:
         return None
     from stream.cells import public_cells
-    from stream.participation import scales
+    from stream.participation_draw import count_half_width
 
     try:
-        scales(settings)
-        return len(public_cells(settings))
+        half = round(count_half_width(settings), 2)
+        return {"cells": len(public_cells(settings)), "weight": settings.participation.weight, "count_half_width": half}
     except (ConfigError, DPError) as error:
         stop(str(error), USAGE)
 
@@ -87,7 +95,7 @@ def register(app: typer.Typer) -> None:
     def check(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
         """Validate the configuration offline and say what it promises."""
         settings = read_config(config)
-        cells = _participation_cells(settings)
+        released = _participation(settings)
         windows = settings.privacy.period // settings.window.slot
         full = settings.privacy.ledger_budget // settings.window_grant
         report: dict[str, object] = {
@@ -99,8 +107,8 @@ def register(app: typer.Typer) -> None:
             "windows_per_period": windows,
             "windows_with_full_epsilon": min(full, windows),
         }
-        if cells is not None:
-            report["cells"] = cells
+        if released is not None:
+            report |= released
         if settings.privacy.accounting == "zcdp":
             report |= settings.privacy.model_dump(include={"accounting", "rho", "rho_budget", "delta"})
         histogram = _histogram(settings, windows)
@@ -114,8 +122,11 @@ def register(app: typer.Typer) -> None:
             f"Promise: for one user of feed '{settings.feed.name}' and one ledger period ({_span(settings.privacy.period)}), everything "
             f"published is {_promise(settings)} under relation '{settings.relation}'."
         )
-        if cells is not None:
-            typer.echo(f"Every window publishes {cells} cells and one close marker, visited or not.")
+        if released is not None:
+            typer.echo(
+                f"Every window publishes {released['cells']} cells and one close marker, visited or not. Counted are "
+                f"{_COUNTED[released['weight']]}: ± {released['count_half_width']:g} with 95 %, everywhere and always."
+            )
         if histogram is not None:
             typer.echo(_histogram_text(settings, histogram))
         if full < windows:

@@ -23,7 +23,7 @@ def riders(tmp_path: Path, **overrides: object) -> Config:
 
 
 def skeleton(body: dict[str, Any]) -> dict[str, Any]:
-    """A message without its noisy numbers, what is made of them, and the digest over them."""
+    """A message without its noisy numbers, what is made of them, and the digests over them and over the memory they leave."""
     noisy = ("value", "raw", "clamped", "scale", "interval")
 
     def bare(part: Any) -> Any:
@@ -31,7 +31,7 @@ def skeleton(body: dict[str, Any]) -> dict[str, Any]:
             return part
         return {key: bare(value) for key, value in part.items() if key not in noisy}
 
-    return bare({key: value for key, value in body.items() if key != "digest"})
+    return bare({key: value for key, value in body.items() if key not in ("digest", "memory")})
 
 
 def scales_of_rows(plan: Plan) -> tuple[list[int], list[int]]:

@@ -233,6 +233,19 @@ def test_check_refuses_everything_driven_by_counts_with_key_and_reason(
     assert says in result.output
 
 
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_check_says_how_far_off_a_count_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: str) -> None:
+    monkeypatch.setenv("HEXVEIL_PARTICIPATION__WEIGHT", weight)
+    arguments = ["check", "--config", str(REPO_ROOT / "config" / "riders.toml")]
+    report = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    config = riders(tmp_path)
+    plan, held = planned(config, random_rows(1, 50))
+    counted = draw(plan, held, Noise())["users" if weight != "sample" else "events"]
+    assert report["weight"] == weight
+    assert report["count_half_width"] == pytest.approx((counted.high - counted.low)[0] / 2 - 0.05, abs=0.01)
+    assert f"± {report['count_half_width']:g} with 95 %" in CliRunner().invoke(app, arguments).stdout
+
+
 def test_an_area_of_too_many_cells_or_none_is_refused_before_it_is_enumerated(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_cells"):
         public_cells(riders(tmp_path, **{"hexagons.resolution": 15}))
