@@ -1,6 +1,6 @@
 """Temporal smoothing of a cell's releases: post-processing of released values, so it costs nothing.
 
-Model: mean of cell g in window t = level of the whole area + effect of a public covariate (both random walks; the level
+Model: mean of cell g in window t = level of the whole area + effects of public covariates (all random walks; the level
 also returns to its profile over the day) + the cell's lasting deviation, correlated in space + a passing one + what
 sampling n events leaves. Releases add Laplace noise of known scale. One Kalman step per window: the past is read as one
 Gaussian observation per cell that fades with time, the window's noise by expectation propagation. What is not known of
@@ -46,19 +46,18 @@ class Dynamics:
     effect: float = 0.15
     effect_drift: float = 0.01
     memory_hours: float = 72.0
-    field: tuple[float, ...] = (0.05, 0.1)
-    length_km: tuple[float, ...] = (2.0, 6.0)
-    own: float = 0.03
+    field: tuple[float, ...] = (0.02, 0.06)
+    length_km: tuple[float, ...] = (4.0,)
+    own: float = 0.02
     passing: float = 0.02
-    event: float = 0.23
-    vehicle: float = 0.09
-    spread: tuple[float, ...] = (1.0,)
+    event: tuple[float, ...] = (0.3, 0.8)
+    quiet: float = 0.5
 
 
 @dataclass(frozen=True)
 class SmoothingState:
     """What the past says. ``precision``, ``shift``: (K,), the lasting deviation of each cell as a Gaussian of that
-    precision and mean shift / precision. ``trend`` (2,): level, effect; ``profile`` (24,): infinite variance = unseen.
+    precision and mean shift / precision. ``trend`` (1 + k,): level, effects; ``profile`` (24,): infinite variance = unseen.
 
     ``places``: (K, 2) latitude and longitude in degrees. In the unit of U; ``hours``: time of the state.
     """
@@ -77,6 +76,8 @@ class SmoothingState:
         K = len(self.cells)
         if self.places.shape != (K, 2) or self.precision.shape != (K,) or self.shift.shape != (K,):
             raise ParameterError(f"a state of {K} cells needs one place, precision and shift for each")
+        if self.trend.ndim != 1 or self.trend_covariance.shape != 2 * self.trend.shape:
+            raise ParameterError("a state's trend needs one mean and its covariance for the level and each effect")
         if self.profile.shape != (SLOTS,) or self.profile_variance.shape != (SLOTS,):
             raise ParameterError(f"a state's profile has {SLOTS} hours")
         finite = (self.places, self.precision, self.shift, self.trend, self.trend_covariance, self.profile, self.hours)
@@ -99,9 +100,9 @@ class Smoothed:
 
 @dataclass(frozen=True)
 class Releases:
-    """Released means of one window with their Laplace scales (inf = not released), numbers of events and of users, (C,).
+    """Released means of one window with their Laplace scales (inf = not released), and numbers of events, (C,).
 
-    ``cells`` ascend; ``places``: (C, 2) degrees; ``covariate``: (C,) a public column, zeros for none.
+    ``cells`` ascend; ``places``: (C, 2) degrees; ``covariates``: (C, k) public columns, zeros for none.
     """
 
     cells: IdArray
@@ -109,19 +110,17 @@ class Releases:
     means: FloatArray
     scales: FloatArray
     events: FloatArray
-    users: FloatArray
-    covariate: FloatArray
+    covariates: FloatArray
 
     def __post_init__(self) -> None:
         C = len(self.cells)
-        columns = (self.means, self.scales, self.events, self.users, self.covariate)
-        if self.places.shape != (C, 2) or any(column.shape != (C,) for column in columns):
-            raise ParameterError(f"need one place, mean, scale, covariate and two counts for each of the {C} cells")
-        if np.any(self.cells[1:] <= self.cells[:-1]) or not (
-            np.all(self.scales >= 0) and np.all(self.events >= 1) and np.all(self.users >= 1)
-        ):
+        columns = (self.means, self.scales, self.events)
+        whole = self.places.shape == (C, 2) and self.covariates.ndim == 2 and len(self.covariates) == C
+        if not whole or any(column.shape != (C,) for column in columns):
+            raise ParameterError(f"need one place, mean, scale, count and row of covariates for each of the {C} cells")
+        if np.any(self.cells[1:] <= self.cells[:-1]) or not (np.all(self.scales >= 0) and np.all(self.events >= 1)):
             raise ParameterError("cells must ascend without repeats, scales be >= 0 and counts >= 1")
-        if not (np.all(np.isfinite(self.means[self.known])) and np.all(np.isfinite(self.covariate))):
+        if not (np.all(np.isfinite(self.means[self.known])) and np.all(np.isfinite(self.covariates))):
             raise ParameterError("a released mean is not finite; give unreleased cells an infinite scale")
 
     @property
@@ -142,6 +141,7 @@ class _Fit:
     site_precision: FloatArray
     site_shift: FloatArray
     sampling: FloatArray
+    event: float
 
 
 def smooth(
@@ -159,20 +159,22 @@ def smooth(
     0..23; ``upper``: U. Raises :class:`ParameterError`.
     """
     d = dynamics or Dynamics()
-    _validate(state, hours, slot, upper)
+    _validate(state, releases, hours, slot, upper)
+    effects = releases.covariates.shape[1]
     if not len(releases.cells):
         empty = np.zeros(0)
-        return _aged(state, hours, upper, d), Smoothed(empty, empty, empty)
-    past = _aged(state, hours, upper, d)
+        return _aged(state, effects, hours, upper, d), Smoothed(empty, empty, empty)
+    past = _aged(state, effects, hours, upper, d)
     trend, covariance = _returned_to_profile(past, slot, upper, d)
     weight = releases.events / releases.events.sum()
-    design = np.column_stack([np.ones(len(weight)), releases.covariate - weight @ releases.covariate])
+    design = np.column_stack([np.ones(len(weight)), releases.covariates - weight @ releases.covariates])
     fits = _fits(past, releases, trend, covariance, design, upper, d)
     evidence = np.array([fit.log_evidence for fit in fits])
-    share = np.exp(evidence - evidence.max())
-    share /= share.sum()
+    share = _shares(evidence)
     value = _average(share, [fit.value for fit in fits])
-    variance = _average(share, [fit.variance + np.square(fit.value - value) for fit in fits])
+    # Busy cells say more of an event's spread than quiet ones, and less of the quiet: intervals rest on the widest.
+    cautious = _shares(np.where([fit.event == max(d.event) for fit in fits], evidence, -np.inf))
+    variance = _average(cautious, [fit.variance + np.square(fit.value - value) for fit in fits])
     trend = _average(share, [fit.trend for fit in fits])
     covariance = _average(
         share, [fit.trend_covariance + np.outer(fit.trend - trend, fit.trend - trend) for fit in fits]
@@ -190,20 +192,29 @@ def smooth(
     return SmoothingState(*new, trend, covariance, profile, profile_variance, hours), smoothed
 
 
-def _validate(state: SmoothingState | None, hours: float, slot: int, upper: float) -> None:
+def _validate(state: SmoothingState | None, releases: Releases, hours: float, slot: int, upper: float) -> None:
     if not upper > 0:
         raise ParameterError(f"upper bound {upper} is not above 0")
     if not 0 <= slot < SLOTS:
         raise ParameterError(f"slot {slot} is not an hour of the day; give 0..{SLOTS - 1}")
     if state is not None and hours < state.hours:
         raise ParameterError(f"window at {hours} h lies before the state at {state.hours} h; smooth windows in order")
+    if state is not None and len(state.trend) != 1 + releases.covariates.shape[1]:
+        raise ParameterError(
+            f"the state knows {len(state.trend) - 1} covariates, the window {releases.covariates.shape[1]}; start anew"
+        )
+
+
+def _shares(log_evidence: FloatArray) -> FloatArray:
+    share = np.exp(log_evidence - log_evidence.max())
+    return np.asarray(share / share.sum())
 
 
 def _average(share: FloatArray, columns: list[FloatArray]) -> FloatArray:
     return np.asarray(np.tensordot(share, np.array(columns), axes=1))
 
 
-def _aged(state: SmoothingState | None, hours: float, upper: float, d: Dynamics) -> SmoothingState:
+def _aged(state: SmoothingState | None, effects: int, hours: float, upper: float, d: Dynamics) -> SmoothingState:
     """The state at ``hours`` before anything of then is known: deviations faded, level and effect walked on."""
     if state is None or hours - state.hours > OLDEST_HOURS:
         return SmoothingState(
@@ -211,15 +222,15 @@ def _aged(state: SmoothingState | None, hours: float, upper: float, d: Dynamics)
             np.zeros((0, 2)),
             np.zeros(0),
             np.zeros(0),
-            np.array([upper / 2, 0.0]),
-            np.diag([(d.level * upper) ** 2, (d.effect * upper) ** 2]),
+            np.append(upper / 2, np.zeros(effects)),
+            np.diag(np.square([d.level * upper, *effects * [d.effect * upper]])),
             np.zeros(SLOTS),
             np.full(SLOTS, np.inf),
             hours,
         )
     passed = hours - state.hours
     faded = np.exp(-passed / d.memory_hours)
-    walked = np.diag([(d.level_drift * upper) ** 2, (d.effect_drift * upper) ** 2]) * passed
+    walked = np.diag(np.square([d.level_drift * upper, *effects * [d.effect_drift * upper]])) * passed
     kept = _informative(state.precision * faded, upper, d)
     return SmoothingState(
         state.cells[kept],
@@ -262,7 +273,6 @@ def _fits(
     said = past.shift[told] / past.precision[told]
     tried = trend_covariance @ design.T
     unseen = _unseen_sites(releases, upper)
-    alike = upper**2 * (d.event**2 / releases.events + d.vehicle**2 / releases.users)
     fits = []
     for field, length in itertools.product(d.field, d.length_km):
         near = np.exp(-distance / length)
@@ -274,8 +284,8 @@ def _fits(
         common = common + (d.passing * upper) ** 2 * near[T:, T:]
         alone = (field**2 + d.own**2 + d.passing**2) * upper**2 - np.einsum("ji,ij->i", gain, lasting[T:, :T])
         alone = alone + np.einsum("ij,ji->i", design, tried)
-        for spread in d.spread:
-            sampling = spread**2 * alike
+        for event in d.event:
+            sampling = (event * upper) ** 2 / (releases.events + (event / d.quiet) ** 2)
             prior = common.copy()
             prior[seen, np.arange(len(seen))] += sampling[seen]
             sites = laplace_posterior(prior[seen], (releases.means - expected)[seen], releases.scales[seen])
@@ -294,6 +304,7 @@ def _fits(
                     precision,
                     shift,
                     sampling,
+                    event,
                 )
             )
     return fits

@@ -24,7 +24,7 @@ from stream.windows import Window
 
 FloatArray = npt.NDArray[np.float64]
 
-VERSION = 1
+VERSION = 2
 """Changes with the meaning of what is stored; a memory of another version is not read."""
 SMOOTHED = "mean_smoothed"
 """Name under ``post_processed`` of what the memory makes of a mean."""
@@ -42,8 +42,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     places: bytes
     precision: bytes
     shift: bytes
-    trend: tuple[float, float]
-    trend_covariance: tuple[float, float, float]
+    trend: bytes
+    trend_covariance: bytes
     profile: bytes
     profile_variance: bytes
     hours: float
@@ -129,15 +129,14 @@ def _releases(bodies: Sequence[dict[str, Any]]) -> tuple[Releases, npt.NDArray[n
         # The scale of such a mean holds the noise of its divisor; where that may be 0 nothing is known.
         certain = events > _CERTAIN * np.array([count["scale"] for count in counted], dtype=np.float64)
         events, scales = np.maximum(events, 1.0), np.where(certain, scales, np.inf)
-        users = np.maximum([body["users"]["raw"] for body in bodies], 1.0)
-        covariate = np.zeros(len(bodies))
+        covariates = np.zeros((len(bodies), 1))
     else:
         events = np.array([body["events"] for body in bodies], dtype=np.float64)
         users = np.array([body["users"] for body in bodies], dtype=np.float64)
         # At one fix every so often, vehicles that stay longer in a cell drive slower through it.
-        covariate = np.log(events / users)
+        covariates = np.log(events / users)[:, None]
     places = np.array([h3.cell_to_latlng(body["cell"]) for body in bodies], dtype=np.float64).reshape(-1, 2)
-    return Releases(cells[order], places, means, scales, events, users, covariate), order
+    return Releases(cells[order], places, means, scales, events, covariates), order
 
 
 def _laplace_share(body: dict[str, Any]) -> float:
@@ -146,14 +145,14 @@ def _laplace_share(body: dict[str, Any]) -> float:
 
 
 def _state(memory: Memory) -> SmoothingState:
-    level, cross, effect = memory.trend_covariance
+    trend = np.frombuffer(memory.trend, "<f8")
     return SmoothingState(
         np.frombuffer(memory.cells, "<u8").astype(np.uint64),
         np.frombuffer(memory.places, "<f8").reshape(-1, 2),
         np.frombuffer(memory.precision, "<f8"),
         np.frombuffer(memory.shift, "<f8"),
-        np.array(memory.trend),
-        np.array([[level, cross], [cross, effect]]),
+        trend,
+        np.frombuffer(memory.trend_covariance, "<f8").reshape(len(trend), len(trend)),
         np.frombuffer(memory.profile, "<f8"),
         np.frombuffer(memory.profile_variance, "<f8"),
         memory.hours,
@@ -161,7 +160,6 @@ def _state(memory: Memory) -> SmoothingState:
 
 
 def _memory(state: SmoothingState, window: Window, upper: float) -> Memory:
-    covariance = state.trend_covariance
     return Memory(
         version=VERSION,
         end=window.end,
@@ -170,8 +168,8 @@ def _memory(state: SmoothingState, window: Window, upper: float) -> Memory:
         places=state.places.astype("<f8").tobytes(),
         precision=state.precision.astype("<f8").tobytes(),
         shift=state.shift.astype("<f8").tobytes(),
-        trend=(float(state.trend[0]), float(state.trend[1])),
-        trend_covariance=(float(covariance[0, 0]), float(covariance[0, 1]), float(covariance[1, 1])),
+        trend=state.trend.astype("<f8").tobytes(),
+        trend_covariance=state.trend_covariance.astype("<f8").tobytes(),
         profile=state.profile.astype("<f8").tobytes(),
         profile_variance=state.profile_variance.astype("<f8").tobytes(),
         hours=state.hours,
