@@ -72,7 +72,8 @@ def independent_charges(path: Path, config: Config) -> int:
                 continue
             j = min(gamma, n // 2)
             variance = -(-Fraction(upper * upper * j * (n - j), n * n * 100) // 1)
-            for statistic, delta in enumerate((upper * gamma, variance)):
+            most = min(upper * gamma, plan.sum_cap or upper * gamma)
+            for statistic, delta in enumerate((most, variance)):
                 if delta:
                     loss = Fraction(1_000_000 * delta * s[statistic][cell], t[statistic][cell])
                     spent[int(counts.users[user])] += -(-loss.numerator // loss.denominator)
