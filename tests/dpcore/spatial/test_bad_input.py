@@ -28,8 +28,8 @@ def fitted(points: Any, epsilon: int = 10**6, users: int = 1) -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[DPError], str]] = {
-    "NaN among the points": (lambda: fitted([[30.5, math.nan]]), DomainError, "NaN or infinite.*reject"),
-    "infinite points": (lambda: fitted([[math.inf, -97.5]]), DomainError, "NaN or infinite.*reject"),
+    "NaN among the points": (lambda: fitted([[30.5, math.nan]]), DomainError, "NaN or infinite.*first.*drop them"),
+    "infinite points": (lambda: fitted([[math.inf, -97.5]]), DomainError, "NaN or infinite.*first.*drop them"),
     "points in three dimensions": (lambda: fitted([[1.0, 2.0, 3.0]]), DomainError, r"shape \(1, 3\).*\(N, 2\)"),
     "counts of another shape": (lambda: fitted(np.zeros((3, 3), np.int64)), DomainError, r"\(3, 3\).*\(8, 8\).*give"),
     "negative counts": (lambda: fitted(EMPTY - 1), DomainError, "-1.*0 or more"),
