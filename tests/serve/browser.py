@@ -12,7 +12,7 @@ from typing import Any
 
 import h3
 import pytest
-from playwright.async_api import Page, Request, async_playwright
+from playwright.async_api import Page, Request, async_playwright, expect
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH; Debian: apt-get install chromium")
@@ -26,6 +26,10 @@ ARGUMENTS = (
     "--no-first-run",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
+PATIENCE_MS = 30_000
+"""Longest wait for anything on the page; a busy machine is slow, a broken page never gets there."""
+expect.set_options(timeout=PATIENCE_MS)
+
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
 TILE = 512
@@ -65,7 +69,7 @@ async def opened(
         try:
             context = await browser.new_context(viewport=size, reduced_motion="reduce", **options)  # type: ignore[arg-type]
             page = await context.new_page()
-            page.set_default_timeout(30_000)
+            page.set_default_timeout(PATIENCE_MS)
             watched = Watched(page)
             if clock is not None:
                 await page.clock.set_fixed_time(clock)

@@ -51,7 +51,7 @@ function allStatistics(view: View, cell: string): HTMLElement {
     const estimate = hexagon[STATISTICS[statistic].from]!;
     const clamped = estimate.clamped && statistic !== 'spread' ? `clamped from ${estimate.raw.toFixed(0)}` : '';
     const lines = [line(STATISTICS[statistic].label, speed(released.value, released), interval(released), clamped)];
-    if (modelled?.method) lines.push(line(`by ${modelled.method}`, speed(modelled.value, modelled), interval(modelled), 'modelled'));
+    if (modelled?.method) lines.push(line(make('span', { class: 'chip' }, 'modelled'), speed(modelled.value, modelled), interval(modelled), modelled.method));
     return lines;
   });
   if (!rows.length) return make('span');
@@ -59,9 +59,9 @@ function allStatistics(view: View, cell: string): HTMLElement {
   return make('table', { class: 'small' }, make('thead', {}, make('tr', {}, ...head)), make('tbody', {}, ...rows));
 }
 
-const line = (label: string, value: string, range: string, mark: string) =>
+const line = (label: string | HTMLElement, value: string, range: string, note: string) =>
   make('tr', {}, make('th', { scope: 'row' }, label), make('td', { class: 'number' }, value), make('td', { class: 'number' }, range),
-    make('td', {}, mark === 'modelled' ? make('span', { class: 'chip' }, mark) : make('span', { class: 'quiet' }, mark)));
+    make('td', { class: 'quiet' }, note));
 
 async function fillPast(view: View, cell: string, target: HTMLElement): Promise<void> {
   try {
