@@ -10,8 +10,9 @@ LIMITS: tuple[dict[str, str | None], ...] = (
     },
     {
         "relation": "participation",
-        "title": "Means and variances are ratios of noisy numbers.",
-        "text": "Their intervals are wider than they need to be.",
+        "title": "Means are over users, by their weights:",
+        "text": "their intervals are about the noise, not about what another weighting would give. Intervals of "
+        "variances are wider than they need to be.",
     },
     {
         "relation": None,
@@ -32,8 +33,8 @@ LIMITS: tuple[dict[str, str | None], ...] = (
     {
         "relation": None,
         "title": "Post-processed values",
-        "text": "rest on a model; their intervals covered about 90 % in tests. The interval of a value as released "
-        "covers 95 %.",
+        "text": "rest on a model; their intervals covered between 91 % and 99.9 % on recorded days. The interval of "
+        "a value as released covers 95 %.",
     },
 )
 """Sentences for readers, those of one relation first; ``docs/known-limits.md`` has them all, also for operators."""

@@ -116,10 +116,10 @@ async def test_the_page_has_no_inline_script_and_names_no_other_host() -> None:
 
 
 def test_every_limit_that_readers_see_is_among_the_known_limits() -> None:
-    text = (REPO_ROOT / "docs" / "known-limits.md").read_text()
+    text = (REPO_ROOT / "docs" / "known-limits.md").read_text().replace("\n  ", " ").casefold()
     for limit in LIMITS:
-        words = str(limit["title"]).rstrip(".").removeprefix("Means and variances are ")
-        assert words in text.replace("\n  ", " "), words
+        words = str(limit["title"]).rstrip(".").casefold()
+        assert words in text, words
 
 
 async def test_a_basemap_is_served_by_byte_ranges(tmp_path: Path) -> None:
