@@ -23,12 +23,13 @@ const done = new Set()
 
 for await (const record of stream) {
   const header = [...record.headers].find(([name]) => name.toString() === 'ce_id')
-  const body = JSON.parse(record.value)
-  const start = body.window.start
+  const body = parsed(record.value)
+  const start = body?.window?.start
+  if (header === undefined || start === undefined) continue // not written by Hexveil
   if (body.feed !== feed || done.has(start)) continue
   if (!messages.has(start)) messages.set(start, new Map())
   if (record.topic === MARKERS) markers.set(start, body) // it may overtake the others: they come by other topics
-  else messages.get(start).set(header[1].toString(), record.value)
+  else messages.get(start).set(String(header[1]), record.value)
   if (!markers.has(start) || !complete(markers.get(start), messages.get(start))) continue
   take(markers.get(start), messages.get(start))
   messages.delete(start)
@@ -36,6 +37,14 @@ for await (const record of stream) {
   if (done.size >= count) break
 }
 await consumer.close(true)
+
+function parsed(value) {
+  try {
+    return JSON.parse(value)
+  } catch {
+    return undefined
+  }
+}
 
 // Whether these are all messages that the marker speaks of, and the very bytes.
 function complete(marker, values) {

@@ -25,9 +25,12 @@ async def main(bootstrap: str, feed: str, count: float) -> None:
     await consumer.start()
     try:
         async for record in consumer:
-            ce_id = dict(record.headers)["ce_id"].decode()
-            body = json.loads(record.value)
-            start = body["window"]["start"]
+            try:
+                ce_id = dict(record.headers)["ce_id"].decode()
+                body = json.loads(record.value)
+                start = body["window"]["start"]
+            except (AttributeError, KeyError, TypeError, ValueError):
+                continue  # not written by Hexveil
             if body["feed"] != feed or start in done:
                 continue
             if record.topic == MARKERS:
