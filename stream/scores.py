@@ -131,7 +131,7 @@ class Errors:
             rmse=float(np.sqrt(share @ np.square(error))),
             bias=float(share @ error),
             noise=self._noise(),
-            coverage=float(np.concatenate(self.covered).mean()) if self.covered else None,
+            coverage=float(np.concatenate(self.covered).mean()) if any(map(len, self.covered)) else None,
             useful_coverage=float(share @ useful) if speeds else None,
             useful_cells=float(useful.mean()) if speeds else None,
             windows=run.windows,

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from stream.local import REPO_ROOT
+from stream.releases import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message
 from stream.topics import create_topics
 from tests.builders import bus_config
 from tests.serve.serving import publish
@@ -40,6 +42,18 @@ CLIENTS = [
 ]
 
 
+async def plant_rubbish(kafka: str, copied: Message) -> None:
+    """What Hexveil did not write, into every topic: not JSON, no value, not UTF-8, a message without its headers."""
+    producer = AIOKafkaProducer(bootstrap_servers=kafka)
+    await producer.start()
+    try:
+        for topic in (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW):
+            for value in (b"rubbish", None, b"\xff", copied.value):
+                await producer.send_and_wait(topic, value, key=copied.key)
+    finally:
+        await producer.stop()
+
+
 @pytest.mark.parametrize("command", CLIENTS)
 async def test_a_subscriber_tells_each_complete_window_once(
     command: list[str], kafka: str, tmp_path: Path, topic_name: str
@@ -50,6 +64,7 @@ async def test_a_subscriber_tells_each_complete_window_once(
     altered = [torn[0]._replace(value=torn[0].value.replace(b'"epsilon":2.0', b'"epsilon":2.5')), *torn[1:]]
     assert altered[0].value != torn[0].value
     await create_topics(bus_config(tmp_path, **overrides))
+    await plant_rubbish(kafka, histograms[0])
     await publish(kafka, [*histograms, *histograms, *altered, *last[:-1]])
     process = await asyncio.create_subprocess_exec(
         *command, kafka, topic_name, "2", cwd=EXAMPLES, stdout=subprocess.PIPE, stderr=subprocess.PIPE
