@@ -19,7 +19,7 @@ $(READY): pyproject.toml requirements.lock
 	  { echo "$(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || \
 	  { echo "no virtual environment could be made (Debian: apt-get install python3-venv)" >&2; exit 1; }
-	$(BIN)/pip install -q --disable-pip-version-check -c requirements.lock -e '.[dev,parquet]'
+	$(BIN)/pip install -q --disable-pip-version-check -c requirements.lock -e '.[dev,parquet,plot]'
 	@touch $@
 
 # As root on Debian the missing packages are installed; elsewhere this names them, and the tests that need them fail.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -295,10 +296,12 @@ async def _ask(client: TestClient, path: str, found: Transcript) -> None:
 async def _ask_stream(client: TestClient, windows: int, found: Transcript) -> None:
     stream = await client.get("/api/v1/stream", headers={"Last-Event-ID": "0"})
     seen = b""
-    while seen.count(b"event: window") < windows:
+    while seen.count(b"event: window") < windows or not seen.endswith(b"\n\n"):
         seen += await stream.content.readany()
     stream.close()
-    found.answers["/api/v1/stream"] = (stream.status, seen)
+    retry, _, events = seen.partition(b"\n\n")
+    assert re.fullmatch(rb"retry: \d+", retry)  # each client another number, drawn when it comes
+    found.answers["/api/v1/stream"] = (stream.status, events)
 
 
 def event(user: str, hour: int, second: float, lat: float, lng: float, speed: float) -> bytes:
