@@ -141,8 +141,8 @@ class GridHistogram:
 class SparseReading:
     """A second reading of the same draws, for relative error: ``counts`` (P,) ≥ 0, exactly 0 where space looks empty.
 
-    It answers where either reading is under ``below``; larger answers come from the unbiased counts. Raises
-    :class:`HistogramError` for counts that are negative or not finite.
+    It answers where either reading is under ``below``; larger answers are the mean of both. Answers are whole numbers.
+    Raises :class:`HistogramError` for counts that are negative or not finite.
     """
 
     counts: FloatArray
@@ -213,7 +213,7 @@ class PartitionHistogram:
         # Sums of exact zeros may come out of the integral image as rounding of its largest entries.
         sparse = np.maximum(answer(self._sparse_image, rectangles), 0.0)
         sparse[sparse < 1e-9 * max(float(self.sparse.counts.sum()), 1.0)] = 0.0
-        return np.where(np.minimum(unbiased, sparse) < self.sparse.below, sparse, unbiased)
+        return np.rint(np.where(np.minimum(unbiased, sparse) < self.sparse.below, sparse, (unbiased + sparse) / 2))
 
     def half_widths(self, rectangles: Rectangles) -> FloatArray:
         """Half widths of 95 % noise intervals, shape (Q,)."""

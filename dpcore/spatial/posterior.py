@@ -29,7 +29,7 @@ Goal = Literal["absolute", "relative"]
 GOALS: tuple[Goal, ...] = ("absolute", "relative")
 
 TRUSTED = 100.0
-"""Answers of this many s/ε, about 70 standard deviations of one draw, come from the unbiased counts under either goal."""
+"""From this many s/ε on, about 70 standard deviations of one draw, an answer for relative error is the mean of the sparse one and the unbiased one."""
 
 SCALES = 2.0 ** np.arange(-3, 6)
 """Means of the exponential parts of the prior, in units of the count that the parent's density suggests."""

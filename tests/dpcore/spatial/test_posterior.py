@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,14 +95,19 @@ def test_the_relative_goal_lowers_the_relative_error_of_the_same_draws() -> None
         assert found["relative"] < 0.8 * found["absolute"]
 
 
-def test_large_answers_are_the_unbiased_ones_under_either_goal() -> None:
-    everything = Rectangles([0], [64], [0], [64])
-    answers = [
-        SparseHierarchy(goal=goal).fit(town(), DOMAIN, 1_000_000, tape(7)).answers(everything)[0]  # type: ignore[arg-type]
-        for goal in ("absolute", "relative")
-    ]
-    assert answers[0] == answers[1]
-    assert answers[0] > TRUSTED
+def test_large_answers_for_relative_error_are_means_of_both_readings_and_all_are_whole() -> None:
+    histogram = SparseHierarchy(goal="relative").fit(town(), DOMAIN, 1_000_000, tape(7))
+    assert histogram.sparse is not None
+    queries = Rectangles([0, 0, 30], [64, 63, 31], [0, 0, 5], [64, 64, 6])
+    unbiased, sparse = (
+        replace(histogram, counts=counts, sparse=None).answers(queries)
+        for counts in (histogram.counts, histogram.sparse.counts)
+    )
+    answers = histogram.answers(queries)
+    large = np.minimum(unbiased, sparse) >= TRUSTED
+    assert list(large) == [True, True, False]
+    assert np.array_equal(answers[large], np.rint((unbiased + sparse)[large] / 2))
+    assert np.array_equal(answers[~large], np.rint(sparse[~large]))
 
 
 def test_a_sparse_reading_survives_its_release_and_a_broken_one_is_refused() -> None:
