@@ -1,8 +1,9 @@
 """The commands of the documents: fenced ``sh`` and ``python`` blocks, and how each is to be tried.
 
 A comment right above a block says what else than "run it, expect exit 0" holds: ``<!-- test: exit 1 -->``,
-``<!-- test: background -->`` (started, left running for the blocks below, ended with the page), ``<!-- test: long -->`` (run only
-with HEXVEIL_LONG_DOCS=1, else every hexveil command is checked against its help), ``<!-- test: elsewhere FILE -->`` (that
+``<!-- test: background -->`` (started, left running for the blocks below, ended with the page), ``<!-- test: small -->`` (run as it
+is, on a recording of a few made-up vehicles under the name the page uses), ``<!-- test: long -->`` (run only with
+HEXVEIL_LONG_DOCS=1, else every hexveil command is checked against its help), ``<!-- test: elsewhere FILE -->`` (that
 file of the tests runs it) and ``<!-- test: not here, REASON -->``.
 """
 
