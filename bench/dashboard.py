@@ -19,10 +19,11 @@ import numpy as np
 from aiohttp.test_utils import TestClient, TestServer
 from playwright.async_api import Page, async_playwright
 
-from stream.config import Config, KafkaConfig
+from stream.config import Config
 from stream.local import KafkaServer
 from stream.publishing import make_producer
 from stream.releases import HEXAGON_SPEED, WINDOW, Message, digest, window_message
+from stream.sections.servers import KafkaConfig
 from stream.serve.api import make_app
 from stream.topics import create_topics
 from stream.windows import Window, utc_text

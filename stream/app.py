@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 
 from stream.closer import CloseReport, close_in_process, verify_ledger
 from stream.closing import slotting_of
-from stream.config import Config, KafkaConfig
+from stream.config import Config
 from stream.connection import password, tls_context
 from stream.events import Decoder
 from stream.ingest import Ingestor
@@ -33,6 +33,7 @@ from stream.metrics import OperatorMetrics
 from stream.pseudonyms import load_user_key
 from stream.publishing import make_producer
 from stream.releases import Message
+from stream.sections.servers import KafkaConfig
 from stream.state import State
 from stream.windows import utc_text, watermark
 

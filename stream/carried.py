@@ -9,9 +9,10 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from stream.config import SPEED_QUANTUM_KMH, Config
+from stream.config import Config
 from stream.memory import Memory, intervals
 from stream.plan import Plan
+from stream.sections.speed import SPEED_QUANTUM_KMH
 
 SPREAD = 2.0
 """Users' means are taken to lie between the cell's mean divided and multiplied by this; narrower ranges bias the mean."""

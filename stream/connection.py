@@ -8,7 +8,8 @@ from typing import Any
 
 from aiokafka.helpers import create_ssl_context
 
-from stream.config import ConfigError, KafkaConfig
+from stream.config import ConfigError
+from stream.sections.servers import KafkaConfig
 
 
 def kafka_options(kafka: KafkaConfig) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from dpcore.spatial.regions import Footprints
 from stream.config import Config
 from stream.evaluate import planned_windows
 from stream.fixes import Fixes
-from stream.histogram_config import HistogramConfig
 from stream.histograms import domain_of, draw_histograms, region_domain, regions_of
 from stream.plan import HistogramPlan
+from stream.sections.histogram import HistogramConfig
 
 FloatArray = npt.NDArray[np.float64]
 Family = Literal["random", "square"]

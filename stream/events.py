@@ -18,9 +18,10 @@ import h3.api.numpy_int as h3
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.config import SPEED_QUANTUM_KMH, Config
+from stream.config import Config
 from stream.formats import feed_format, is_not_finite, looks_like, time_us
 from stream.pseudonyms import Pseudonyms, key_fingerprint
+from stream.sections.speed import SPEED_QUANTUM_KMH
 
 ROW = np.dtype(
     [("cell", "<u8"), ("user", "<u8"), ("time", "<i8"), ("lat", "<i4"), ("lng", "<i4"), ("value", "<i4")], align=False

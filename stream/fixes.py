@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dpcore.spatial import Domain
 from stream.config import Config
-from stream.section import Domain as Box
+from stream.sections.section import Domain as Box
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from stream.config import SPEED_TO_KMH, FeedConfig, FeedFields
+from stream.sections.feed import SPEED_TO_KMH, FeedConfig, FeedFields
 
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 """RFC 3339 with an offset; a local time without one is refused, because it names two instants a year."""

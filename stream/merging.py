@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from dpcore.contributions import Contributions, Counts
 from dpcore.resolution import choose_resolution
-from stream.config import HexagonConfig
 from stream.plan import Plan, PlanError
 from stream.releases import cell_text
+from stream.sections.speed import HexagonConfig
 from stream.windows import utc_text
 
 IdArray = npt.NDArray[np.uint64]

@@ -15,9 +15,10 @@ from dpcore.gaussian import discrete_gaussian
 from dpcore.level_tree import LevelTree
 from dpcore.noise import Noise
 from dpcore.scales import check_total
-from stream.config import SPEED_QUANTUM_KMH, Config
+from stream.config import Config
 from stream.participation import PERCENTS, UNIT, Layout, layout, pair_weights, sample_weights, scales
 from stream.plan import DECIMALS, Columns, Plan, PlanError, check_rows
+from stream.sections.speed import SPEED_QUANTUM_KMH
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dpcore.budget import from_micro
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
-from stream.config import SPEED_QUANTUM_KMH, Config
+from stream.config import Config
 from stream.fixes import Fixes
 from stream.histograms import DrawnHistogram, asked_of, draw_histograms, histogram_body, plan_histograms
 from stream.memory import SMOOTHED, Memory, identity, step
@@ -25,6 +25,7 @@ from stream.participation import plan_participation
 from stream.participation_draw import draw_participation
 from stream.plan import DECIMALS, Columns, Derived, Plan
 from stream.releases import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
+from stream.sections.speed import SPEED_QUANTUM_KMH
 from stream.values import draw_values, plan_values, shrink_values
 from stream.windows import Period, Window, utc_text
 

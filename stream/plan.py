@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.contributions import Contributions, Counts
-from stream.section import Domain
+from stream.sections.section import Domain
 from stream.windows import Period, Window, utc_text
 
 IntArray = npt.NDArray[np.int64]

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import RecordMetadata
 
-from stream.config import KafkaConfig
 from stream.connection import kafka_options
 from stream.ledger import LedgerError
 from stream.releases import WINDOW, Message
+from stream.sections.servers import KafkaConfig
 
 _CONFIRM_SECONDS = 60.0
 _TOPIC_SECONDS = 10.0

@@ -26,10 +26,11 @@ from dpcore.resolution import regroup
 from dpcore.shrinkage import local_kilometres, shrink
 from dpcore.suppression import STATISTICS, sweep_chop_user
 from stream.cell_means import cell_epsilon, draw_cell_means, plan_cell_means
-from stream.config import SPEED_QUANTUM_KMH, Config, Statistic
+from stream.config import Config
 from stream.merging import merge_hexagons
 from stream.plan import DECIMALS, VARIANCE_GRID, Columns, Derived, Plan, check_rows, counts_digest
 from stream.releases import cell_text
+from stream.sections.speed import SPEED_QUANTUM_KMH, Statistic
 from stream.windows import Period, Window
 
 IntArray = npt.NDArray[np.int64]

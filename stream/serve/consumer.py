@@ -16,9 +16,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
-from stream.config import KafkaConfig
 from stream.connection import kafka_options
 from stream.releases import WINDOW
+from stream.sections.servers import KafkaConfig
 from stream.serve.metrics import PublicMetrics
 from stream.serve.view import TOPICS, View, WindowView
 

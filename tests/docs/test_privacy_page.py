@@ -13,12 +13,13 @@ from dpcore.accounting import epsilon_of_rho
 from dpcore.noise import Noise
 from stream.cells import public_cells
 from stream.closing import slotting_of
-from stream.config import MAX_DELTA, Config
+from stream.config import Config
 from stream.events import ROW
 from stream.local import REPO_ROOT
 from stream.participation import UNIT, layout, scales, unit_grant
 from stream.participation_draw import draw_participation
 from stream.pipeline import contributions_of, plan_window
+from stream.sections.privacy import MAX_DELTA
 from tests.builders import SLOT, riders_config, zcdp_config
 
 PAGE = (REPO_ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")

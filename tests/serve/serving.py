@@ -11,10 +11,11 @@ from typing import Any
 from aiohttp.test_utils import TestClient, TestServer
 
 from dpcore.noise import Noise
-from stream.config import Config, KafkaConfig
+from stream.config import Config
 from stream.pipeline import build_messages
 from stream.publishing import make_producer
 from stream.releases import Message
+from stream.sections.servers import KafkaConfig
 from stream.serve.api import make_app
 from stream.topics import create_topics
 from tests.builders import bus_config, random_rows

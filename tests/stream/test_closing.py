@@ -18,7 +18,7 @@ from dpcore.noise import Noise
 from stream import closing, publishing
 from stream.closer import _close_all, verify_ledger
 from stream.closing import STEPS, Closing
-from stream.config import Config, KafkaConfig
+from stream.config import Config
 from stream.ledger import Ledger, LedgerError
 from stream.local import REPO_ROOT, RedisServer
 from stream.memory import decode_memory, encode_memory, identity
@@ -26,6 +26,7 @@ from stream.pipeline import contributions_of, draw, plan_window
 from stream.plan import PlanError
 from stream.publishing import KafkaPublisher, make_producer
 from stream.releases import HEXAGON_SPEED, WINDOW, Message, digest
+from stream.sections.servers import KafkaConfig
 from stream.state import State
 from stream.topics import create_topics
 from tests.builders import SLOT, bus_config, random_rows, riders_config

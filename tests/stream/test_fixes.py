@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stream.fixes import fixes_of
-from stream.section import Domain
+from stream.sections.section import Domain
 from tests.builders import located_rows
 
 BOX = Domain(south=30.1, west=-97.9, north=30.6, east=-97.5)

@@ -15,10 +15,10 @@ from dpcore.noise import Noise
 from stream.cli import app
 from stream.config import Config, ConfigError, load_config
 from stream.fixes import fixes_of, histogram_box
-from stream.histogram_config import MAX_MESSAGE_BYTES, MECHANISMS
 from stream.local import REPO_ROOT
 from stream.pipeline import build_messages
 from stream.releases import SPATIAL_HISTOGRAM
+from stream.sections.histogram import MAX_MESSAGE_BYTES, MECHANISMS
 from tests.builders import EVERY_MECHANISM, bus_config, located_rows, with_histograms
 from tests.stream.test_histograms import planned
 

@@ -21,11 +21,11 @@ from stream import closing
 from stream.app import Ingesting, Worker
 from stream.config import Config
 from stream.evaluate import with_speed
-from stream.histogram_config import MECHANISMS
 from stream.local import KafkaServer
 from stream.pipeline import compose, plan_window
 from stream.plan import Plan
 from stream.releases import REJECTED, WINDOW, Message
+from stream.sections.histogram import MECHANISMS
 from stream.state import State
 from tests.builders import riders_config, zcdp_config
 from tests.stream.scanning import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stream.config import FeedConfig, FeedFields
+from stream.sections.feed import FeedConfig, FeedFields
 from stream.sources import lines as lines_module
 from stream.sources.lines import Lines, RecordingError
 from stream.sources.messages import Messages

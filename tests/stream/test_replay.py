@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from stream.cli import replay as replay_cli
 from stream.cli import simulate as simulate_cli
-from stream.config import KafkaConfig
+from stream.sections.servers import KafkaConfig
 from stream.sources.delivery import DeliveryError, KafkaSender, Pacer, Progress, deliver
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages

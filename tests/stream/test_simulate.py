@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from stream.cli import simulate as simulate_cli
-from stream.config import FeedConfig
+from stream.sections.feed import FeedConfig
 from stream.sources.network import ARTERIAL, RING, STREET, build_network
 from stream.sources.simulate import GARBAGE, LONGEST_DELAY_S, Faults, Simulation, simulate
 from tests.stream.test_recording import AUSTIN

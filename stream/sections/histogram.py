@@ -12,7 +12,7 @@ from dpcore.accounting import rho_of_pure
 from dpcore.budget import MICRO, from_micro, to_micro
 from dpcore.errors import BudgetError
 from dpcore.spatial import BudgetSplit
-from stream.section import Domain, Section
+from stream.sections.section import Domain, Section
 
 Mechanism = Literal[
     "auto",
