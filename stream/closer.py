@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from dpcore.noise import Noise
-from stream.closing import Closing, ledger_policy
+from stream.closing import Closing, ledger_policy, user_identity
 from stream.config import Config
 from stream.ledger import Ledger, LedgerError
 from stream.plan import PlanError
@@ -124,6 +124,7 @@ async def verify_ledger(config: Config, redis: Redis) -> str:
     _refuse_eviction(await redis.info())
     ledger = Ledger(redis, config.feed.name)
     await ledger.claim_policy(ledger_policy(config))
+    await ledger.claim_identity(user_identity(config))
     marker = await last_marker(config.kafka, config.feed.name)
     generation = await ledger.generation()
     if marker is None:

@@ -22,6 +22,7 @@ from dpcore.noise import Noise
 from stream.carried import carry
 from stream.config import Config
 from stream.fixes import Fixes, fixes_of, histogram_box
+from stream.formats import feed_format
 from stream.histograms import DrawnHistogram, draw_histograms
 from stream.ledger import AlreadyReleasedError, Ledger, LedgerError
 from stream.memory import decode_memory, encode_memory
@@ -261,3 +262,11 @@ def ledger_policy(config: Config) -> str:
     """What must not change while a ledger lives: relation, how time is divided into periods, and what is counted."""
     counted = "" if config.privacy.accounting == "pure" else f", accounting {config.privacy.accounting}"
     return f"relation {config.relation}, periods of {config.privacy.period}, time zone {config.feed.timezone}{counted}"
+
+
+def user_identity(config: Config, file_format: str | None = None) -> str:
+    """What names a user: a field of the feed's topic, or of recordings in ``file_format``."""
+    if file_format is None:
+        return f"field '{feed_format(config.feed).fields.user}' of topic {config.feed.topic}"
+    recorded = config.feed.model_copy(update={"format": file_format})
+    return f"field '{feed_format(recorded).fields.user}' of recordings"

@@ -15,8 +15,9 @@ from stream.closer import verify_ledger
 from stream.config import Config
 from stream.connection import kafka_options
 from stream.ledger import LedgerError
-from stream.pseudonyms import UserKeyError, load_user_key
+from stream.pseudonyms import UserKeyError, key_fingerprint, load_user_key
 from stream.releases import OUTPUT_TOPICS
+from stream.state import State, StateError
 from stream.topics import topic_plans
 
 _MAX_SKEW_SECONDS = 2.0
@@ -137,8 +138,15 @@ async def _retention(admin: AIOKafkaAdminClient, topic: str) -> Finding:
 
 
 async def _ledger(config: Config, redis: Redis) -> Finding:
+    state, key_file = State(redis, config.feed.name), config.privacy.user_key_file
     try:
         generation = await verify_ledger(config, redis)
-    except LedgerError as error:
-        return Finding("ledger", False, str(error), "restore Redis from its append-only file")
+        if key_file.exists():
+            await state.claim_key(key_fingerprint(load_user_key(key_file)))
+        elif await state.has_key():
+            raise StateError(
+                f"{key_file} is not there; a new key would give everybody a second budget: restore the file"
+            )
+    except (LedgerError, StateError) as error:
+        return Finding("ledger", False, str(error), "do as it says before a worker starts")
     return Finding("ledger", True, f"generation {generation} knows the last release")

@@ -57,22 +57,43 @@ class Ledger:
 
         Raises :class:`LedgerError` where the ledger was kept under another policy.
         """
-        await self._redis.set(self._prefix + "policy", policy, nx=True)
-        if not await self.kept_under(policy):
-            raise LedgerError("Redis did not keep the ledger policy it was given; check its memory policy and AOF")
+        await self._claim("policy", policy)
+        await self.kept_under(policy)
 
     async def kept_under(self, policy: str) -> bool:
         """Whether the ledger is bound to ``policy``; False where it is bound to none yet.
 
         Raises :class:`LedgerError` where it was kept under another policy.
         """
-        known = (await self._redis.get(self._prefix + "policy") or b"").decode()
+        known = await self._bound("policy")
         if known not in ("", policy):
             raise LedgerError(
                 f"the ledger was kept with {known}, the configuration says {policy}; under other "
                 "periods or units spent budgets would be forgotten. Restore the old settings, or start a new feed name once the period is over"
             )
         return known == policy
+
+    async def claim_identity(self, identity: str) -> None:
+        """Bind the ledger to what names a user in the feed: by another name everybody would have a second budget.
+
+        Raises :class:`LedgerError` where users of the ledger go by another.
+        """
+        await self._claim("user-identity", identity)
+        known = await self._bound("user-identity")
+        if known != identity:
+            raise LedgerError(
+                f"the users of this ledger are what {known} names, the configuration says {identity}; by another name everybody "
+                "would get a second budget in the same period. Restore feed.topic, feed.format and user in [feed.fields], or "
+                "start a new feed name once the period is over"
+            )
+
+    async def _claim(self, name: str, value: str) -> None:
+        await self._redis.set(self._prefix + name, value, nx=True)
+        if not await self._bound(name):
+            raise LedgerError(f"Redis did not keep the ledger's {name} it was given; check its memory policy and AOF")
+
+    async def _bound(self, name: str) -> str:
+        return (await self._redis.get(self._prefix + name) or b"").decode()
 
     async def spent(self, period: str, users: IdArray, *, besides: int) -> IntArray:
         """Units spent in ``period`` by each of ``users`` in other windows than ``besides`` (a slot), shape (L,)."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
-from stream.closing import Closing, ledger_policy, slotting_of
+from stream.closing import Closing, ledger_policy, slotting_of, user_identity
 from stream.config import Config
 from stream.events import REASONS, ROW, Decoder
 from stream.ledger import Ledger
@@ -149,8 +149,9 @@ def replay_offline(
         folder.mkdir(parents=True, exist_ok=True)
         with RedisServer(folder, appendfsync="always" if state else "no") as server:
             fingerprint = key_fingerprint(load_user_key(config.privacy.user_key_file))
+            identity = user_identity(config, file_format)
             return asyncio.run(
-                _release(config, server.url, by_slot, slots, len(rows), rejected, out, started, fingerprint)
+                _release(config, server.url, by_slot, slots, len(rows), rejected, out, started, fingerprint, identity)
             )
 
 
@@ -164,12 +165,14 @@ async def _release(
     out: TextIO,
     started: float,
     fingerprint: str,
+    identity: str,
 ) -> OfflineSummary:
     redis = Redis.from_url(url)
     try:
         ledger = Ledger(redis, config.feed.name)
         await ledger.start_generation()
         await ledger.claim_policy(ledger_policy(config))
+        await ledger.claim_identity(identity)
         await State(redis, config.feed.name).claim_key(fingerprint)
         publisher = LinePublisher(out)
         closing = Closing(config, redis, MemoryRows(dict(by_slot)), ledger, publisher, Noise())

@@ -102,6 +102,10 @@ class State:
                 "the same privacy.user_key_file, or start a new feed name once the period is over"
             )
 
+    async def has_key(self) -> bool:
+        """Whether the feed is bound to a user key yet."""
+        return bool(await self._redis.exists(self._key("user-key")))
+
     async def awaken(self, partitions: Iterable[str], now_us: int) -> None:
         """Count ``partitions`` as heard of now: until idle again, what they hold unread keeps windows open."""
         moments = dict.fromkeys(partitions, now_us)
