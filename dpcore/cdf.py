@@ -44,6 +44,11 @@ def bin_edges(upper: int, bins: int) -> IntArray:
     return edges
 
 
+def bin_tree(upper: int, bins: int) -> LevelTree:
+    """The tree of least error over the bins of :func:`bin_edges`."""
+    return choose_tree(len(bin_edges(upper, bins)) - 1)
+
+
 def cell_histograms(contributions: Contributions, bins: int) -> IntArray:
     """Counts of values per cell and bin, shape (C, K). A user moves a row by at most 2Γ in L1."""
     edges = bin_edges(contributions.upper, bins)
@@ -228,7 +233,7 @@ class TreeCDF:
     def plan(self, samples: IntArray, epsilon_micro: int) -> CDFPlan:
         """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
         m = checked_samples(samples)
-        tree = choose_tree(len(bin_edges(self.upper, self.bins)) - 1)
+        tree = bin_tree(self.upper, self.bins)
         retained = np.minimum(m, _checked_capacity(self.capacity, m))
         unit = USER_WEIGHT if self.weight == "user" else 1
         check_total(len(m) if self.weight == "user" else int(m.sum()), 2 * unit)
@@ -282,7 +287,7 @@ class ParticipationCDF:
         """Plan from the configuration alone; raises :class:`DPError` subclasses for parameters out of bounds."""
         if self.capacity < 1:
             raise ParameterError(f"capacity {self.capacity} keeps no samples; give at least 1")
-        tree = choose_tree(len(bin_edges(self.upper, self.bins)) - 1)
+        tree = bin_tree(self.upper, self.bins)
         unit = USER_WEIGHT if self.weight == "user" else 1
         sensitivity = unit if self.weight == "user" else self.capacity
         # The root enters every percentile's target once, like a level of two children.

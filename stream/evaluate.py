@@ -26,9 +26,10 @@ from stream.fixes import Fixes, fixes_of, histogram_box
 from stream.memory import Memory
 from stream.merging import merged
 from stream.pipeline import contributions_of, draw, plan_window, post_process, release_bodies
-from stream.plan import Columns, Derived, Plan
+from stream.plan import PERCENTS, Columns, Derived, Plan
 from stream.scores import Charges, Errors, Run, Score
-from stream.values import PERCENTS, draw_distributions, duality_gap, exact_values
+from stream.values import duality_gap
+from stream.values_draw import draw_distributions, exact_values
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

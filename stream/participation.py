@@ -14,21 +14,20 @@ import numpy.typing as npt
 
 from dpcore.accounting import gaussian_ratio, square_losses
 from dpcore.budget import MICRO
-from dpcore.cdf import bin_edges
+from dpcore.cdf import bin_tree
 from dpcore.contributions import Contributions, Counts
 from dpcore.errors import BudgetError
-from dpcore.level_tree import LevelTree, choose_tree, split_budget
+from dpcore.level_tree import LevelTree, split_budget
 from dpcore.scales import noise_ratio
 from stream.cells import public_cells
 from stream.config import Config
-from stream.plan import Plan, ZcdpTerms, counts_digest
+from stream.plan import PERCENTS, Plan, ZcdpTerms, counts_digest
 from stream.windows import Period, Window
 
 IntArray = npt.NDArray[np.int64]
 
 UNIT = 2**20
 """Integer weight of one sample, or of one user: fine enough that a user's weight divides among thousands of samples."""
-PERCENTS = ("p15", "p50", "p85")
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Layout:
     def of(cls, statistics: tuple[str, ...], weight: str, upper: int, bins: int) -> Layout:
         """The layout for these ``statistics`` of values up to ``upper`` quanta."""
         degree = 2 if "variance" in statistics else int("mean" in statistics)
-        tree = choose_tree(len(bin_edges(upper, bins)) - 1) if set(PERCENTS) & set(statistics) else None
+        tree = bin_tree(upper, bins) if set(PERCENTS) & set(statistics) else None
         return cls(degree, weight == "sample", tree)
 
     @property

@@ -16,8 +16,8 @@ from dpcore.level_tree import LevelTree
 from dpcore.noise import Noise
 from dpcore.scales import check_total
 from stream.config import Config
-from stream.participation import PERCENTS, UNIT, Layout, layout, pair_weights, sample_weights, scales
-from stream.plan import DECIMALS, Columns, Plan, PlanError, check_rows
+from stream.participation import UNIT, Layout, layout, pair_weights, sample_weights, scales
+from stream.plan import DECIMALS, PERCENTS, Columns, Plan, PlanError, check_rows
 from stream.sections.speed import SPEED_QUANTUM_KMH
 
 IntArray = npt.NDArray[np.int64]
@@ -148,14 +148,9 @@ def _count(raw: FloatArray, deviation: float, law: _Law) -> Columns:
 def _ratio(
     name: str, ratio: Ratio, unit: float | FloatArray, top: float, law: _Law, lower: float | FloatArray = 0.0
 ) -> Columns:
-    raw, step = np.round(lower + ratio.value * unit, DECIMALS[name]), 0.5 * 10.0 ** -DECIMALS[name]
-    return Columns(
-        raw,
-        np.clip(raw, lower, np.minimum(lower + unit, top)),
-        ratio.deviation * unit / law.per_scale,
-        lower + ratio.low * unit - step,
-        lower + ratio.high * unit + step,
-        top,
+    scale, interval = ratio.deviation * unit / law.per_scale, (lower + ratio.low * unit, lower + ratio.high * unit)
+    return Columns.rounded(
+        name, lower + ratio.value * unit, scale, interval, top, (lower, np.minimum(lower + unit, top))
     )
 
 
@@ -186,12 +181,11 @@ def _percentiles(
     root = held.count, np.full(listed, held.count_deviation / np.sqrt(2))
     drawn = consistent_cells(tree, bin_edges(plan.upper_quanta, plan.cdf_bins), root, levels, equal)
     upper, columns = plan.upper_quanta * SPEED_QUANTUM_KMH, {}
-    for name in PERCENTS:
+    for name, percent in PERCENTS.items():
         if name in plan.statistics:
-            value, low, high = (column * SPEED_QUANTUM_KMH for column in drawn.percentile(float(name[1:])))
-            value, step = np.round(value, DECIMALS[name]), 0.5 * 10.0 ** -DECIMALS[name]
+            value, low, high = (column * SPEED_QUANTUM_KMH for column in drawn.percentile(percent))
             scale = (high - low) / 2 / law.two_sided[0] / law.per_scale
-            columns[name] = Columns(value, np.clip(value, 0.0, upper), scale, low - step, high + step, upper)
+            columns[name] = Columns.rounded(name, value, scale, (low, high), upper)
     return columns
 
 

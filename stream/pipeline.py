@@ -26,7 +26,9 @@ from stream.participation_draw import draw_participation
 from stream.plan import DECIMALS, Columns, Derived, Plan
 from stream.releases import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
 from stream.sections.speed import SPEED_QUANTUM_KMH
-from stream.values import draw_values, plan_values, shrink_values
+from stream.shrinking import shrink_values
+from stream.values import plan_values
+from stream.values_draw import draw_values
 from stream.windows import Period, Window, utc_text
 
 IntArray = npt.NDArray[np.int64]

@@ -21,6 +21,8 @@ VARIANCE_GRID = 100
 """Output grid of the variance in quanta²: 0.01 (km/h)²."""
 DECIMALS = {"mean": 3, "mean_smoothed": 3, "variance": 2, "p15": 2, "p50": 2, "p85": 2, "events": 1, "users": 1}
 """Fixed output granularity per statistic."""
+PERCENTS = {"p15": 15.0, "p50": 50.0, "p85": 85.0}
+"""The traffic engineer's percentiles."""
 
 
 class PlanError(RuntimeError):
@@ -177,6 +179,22 @@ class Columns:
     low: FloatArray
     high: FloatArray
     top: float
+
+    @classmethod
+    def rounded(
+        cls,
+        name: str,
+        found: FloatArray,
+        scale: FloatArray,
+        interval: tuple[FloatArray, FloatArray],
+        top: float,
+        within: tuple[float | FloatArray, float | FloatArray] | None = None,
+    ) -> Columns:
+        """Statistic ``name`` on its granularity, its interval wider by what rounding may move it; clamped to ``within``,
+        [0, ``top``] unless given.
+        """
+        raw, step = np.round(found, DECIMALS[name]), 0.5 * 10.0 ** -DECIMALS[name]
+        return cls(raw, np.clip(raw, *(within or (0.0, top))), scale, interval[0] - step, interval[1] + step, top)
 
 
 @dataclass(frozen=True)

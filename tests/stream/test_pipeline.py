@@ -22,7 +22,8 @@ from stream.config import Config
 from stream.pipeline import build_messages, contributions_of, draw, plan_window
 from stream.plan import DECIMALS, VARIANCE_GRID, Plan, decode_plan, encode_plan
 from stream.releases import HEXAGON_SPEED, WINDOW, decode_outbox, digest, encode_outbox, rejected_message, schema
-from stream.values import _by_group, exact_moments, exact_values, released_unit
+from stream.values import by_group
+from stream.values_draw import exact_moments, exact_values, released_unit
 from tests.builders import SLOT, bus_config, random_rows
 
 
@@ -227,7 +228,7 @@ def test_percentiles_come_from_one_distribution_and_the_loss_of_all_statistics_i
     assert all(set(statistics) <= set(body) for body in bodies[:-1])
     charges = dict(zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
     retained, n = np.frombuffer(plan.retained, "<i8"), held.counts.n_cells
-    t, s = (_by_group(np.frombuffer(column, "<i8"), statistics, n) for column in (plan.numerators, plan.denominators))
+    t, s = (by_group(np.frombuffer(column, "<i8"), statistics, n) for column in (plan.numerators, plan.denominators))
     tree = choose_tree(bins)
 
     def integers(of: np.ndarray) -> dict[str, np.ndarray]:
