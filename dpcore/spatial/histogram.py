@@ -139,25 +139,37 @@ class GridHistogram:
 
 @dataclass(frozen=True)
 class SparseReading:
-    """A second reading of the same draws, for relative error: ``counts`` (P,) ≥ 0, exactly 0 where space looks empty.
+    """Two more readings of the same draws, for relative error: ``counts`` (P,) ≥ 0, exactly 0 where space looks empty, and
+    ``expected`` (P,) ≥ 0, posterior means.
 
-    It answers where either reading is under ``below``; larger answers are the mean of both. Answers are whole numbers.
-    Raises :class:`HistogramError` for counts that are negative or not finite.
+    Expected counts answer where they and the sparse ones both reach ``below``, else the sparse ones. Answers are whole
+    numbers. Raises :class:`HistogramError` for counts that are negative or not finite, or not of one shape.
     """
 
     counts: FloatArray
+    expected: FloatArray
     below: float
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.counts).all() and np.all(self.counts >= 0) and self.below >= 0):
+        if self.counts.shape != self.expected.shape:
             raise HistogramError(
-                f"sparse counts or their bound {self.below} are negative or not finite; give 0 or more"
+                f"{len(self.counts)} sparse counts and {len(self.expected)} expected ones; give one of each per part"
+            )
+        both = np.append(self.counts, self.expected)
+        if not (np.isfinite(both).all() and np.all(both >= 0) and self.below >= 0):
+            raise HistogramError(
+                f"sparse or expected counts or their bound {self.below} are negative or not finite; give 0 or more"
             )
 
     @classmethod
     def from_release(cls, sparse: dict[str, Any]) -> SparseReading:
         """The ``sparse`` part of a release's structure."""
-        return cls(np.asarray(sparse["counts"], dtype=np.float64), float(sparse["below"]))
+        counts, expected = (np.asarray(sparse[name], dtype=np.float64) for name in ("counts", "expected"))
+        return cls(counts, expected, float(sparse["below"]))
+
+    def to_release(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"counts": _numbers(self.counts), "expected": _numbers(self.expected), "below": self.below}
 
 
 @dataclass(frozen=True)
@@ -188,16 +200,15 @@ class PartitionHistogram:
         object.__setattr__(self, "parts", paint(self.domain, boxes))
 
     @cached_property
-    def _image(self) -> FloatArray:
-        return self._image_of(self.counts)
-
-    @cached_property
-    def _sparse_image(self) -> FloatArray:
-        return self._image_of(self.counts if self.sparse is None else self.sparse.counts)
-
-    def _image_of(self, counts: FloatArray) -> FloatArray:
-        density = counts / self.areas
-        return np.asarray(integral_image(density[self.parts]), dtype=np.float64)
+    def _images(self) -> dict[str, FloatArray]:
+        """Integral images of the readings by name."""
+        readings = {"unbiased": self.counts}
+        if self.sparse is not None:
+            readings = {"sparse": self.sparse.counts, "expected": self.sparse.expected}
+        return {
+            name: np.asarray(integral_image((counts / self.areas)[self.parts]), dtype=np.float64)
+            for name, counts in readings.items()
+        }
 
     @property
     def areas(self) -> IntGrid:
@@ -207,13 +218,12 @@ class PartitionHistogram:
     def answers(self, rectangles: Rectangles) -> FloatArray:
         """Estimated counts, shape (Q,); raises ``QueryError`` outside the domain."""
         rectangles.require_inside(self.domain)
-        unbiased = answer(self._image, rectangles)
         if self.sparse is None:
-            return unbiased
+            return answer(self._images["unbiased"], rectangles)
+        sparse, expected = (answer(self._images[name], rectangles) for name in ("sparse", "expected"))
         # Sums of exact zeros may come out of the integral image as rounding of its largest entries.
-        sparse = np.maximum(answer(self._sparse_image, rectangles), 0.0)
         sparse[sparse < 1e-9 * max(float(self.sparse.counts.sum()), 1.0)] = 0.0
-        return np.rint(np.where(np.minimum(unbiased, sparse) < self.sparse.below, sparse, (unbiased + sparse) / 2))
+        return np.rint(np.where(np.minimum(sparse, expected) < self.sparse.below, sparse, expected))
 
     def half_widths(self, rectangles: Rectangles) -> FloatArray:
         """Half widths of 95 % noise intervals, shape (Q,)."""
@@ -242,7 +252,7 @@ class PartitionHistogram:
             "variances": _numbers(self.variances),
         }
         if self.sparse is not None:
-            structure["sparse"] = {"counts": _numbers(self.sparse.counts), "below": self.sparse.below}
+            structure["sparse"] = self.sparse.to_release()
         return {"domain": self.domain.to_release(), "structure": structure}
 
 

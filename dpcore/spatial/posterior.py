@@ -1,9 +1,9 @@
-"""Sparse counts of a tree: empirical-Bayes estimates that are exactly 0 where a node does more harm than good to relative
-error. Post-processing of the draws alone: no privacy depends on it.
+"""Empirical-Bayes counts of a tree: expected ones, and sparse ones that are exactly 0 where a node does more harm than
+good to relative error. Post-processing of the draws alone: no privacy depends on it.
 
 Every node's count is 0 or exponential around what its place suggests; how often which, is learnt by expectation
 maximisation from the nodes in like places: the same ratio of the parent's estimate, and of the surroundings' draws, to
-the noise. A node is set to 0 where that promises the smaller error relative to max(count, ``sanity``).
+the noise. The sparse reading sets a node to 0 where that promises the smaller error relative to max(count, ``sanity``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Goal = Literal["absolute", "relative"]
 GOALS: tuple[Goal, ...] = ("absolute", "relative")
 
 TRUSTED = 100.0
-"""From this many s/ε on, about 70 standard deviations of one draw, an answer for relative error is the mean of the sparse one and the unbiased one."""
+"""From this many s/ε on, about 70 standard deviations of one draw, expected counts answer for relative error."""
 
 SCALES = 2.0 ** np.arange(-3, 6)
 """Means of the exponential parts of the prior, in units of the count that the parent's density suggests."""
@@ -47,6 +47,9 @@ ZERO_ADVANTAGE = 0.75
 THIN = 1.0
 """Points per cell below which a large leaf is dropped: it would spread fractions of points over many cells."""
 CONFORMING_ROUNDS = 3
+MOST = 3.0
+"""Standard deviations above its own posterior mean to which a kept node may rise for what its siblings dropped: else one
+child of a parent that only noise filled would take all of that noise."""
 
 
 def require_goal(goal: str) -> None:
@@ -63,7 +66,7 @@ def histogram_for(
     sparse = None
     if goal == "relative":
         below = TRUSTED * points_per_user * MICRO / epsilon_micro
-        sparse = SparseReading(sparse_counts(tree)[leaves], below)
+        sparse = SparseReading(sparse_counts(tree)[leaves], expected_counts(tree)[leaves], below)
     return PartitionHistogram(domain, tree.boxes[leaves], unbiased.counts[leaves], unbiased.variances[leaves], sparse)
 
 
@@ -76,13 +79,35 @@ class _Estimates:
     empty: BoolArray
 
 
-def sparse_counts(tree: Tree, sanity: float = 20.0) -> FloatArray:
-    """Counts ≥ 0 of all nodes, shape (M,), that add up along the tree and are 0 in space that looks empty (the root keeps
-    its count even if nothing below does).
-
-    ``tree``: unbiased draws with their variances, before least squares. ``sanity``: the count below which errors are
-    measured in points, not relatively.
+def expected_counts(tree: Tree) -> FloatArray:
+    """Posterior means ≥ 0 of all nodes, shape (M,), that add up along the tree (the root keeps its count even if nothing
+    below does). ``tree``: unbiased draws with their variances, before least squares.
     """
+    counts, _ = _descend(tree, None)
+    return counts
+
+
+def sparse_counts(tree: Tree, sanity: float = 20.0) -> FloatArray:
+    """Counts ≥ 0 of all nodes, shape (M,), that are 0 in space that looks empty; children add up to their parent's count or
+    less. ``sanity``: the count below which errors are measured in points, not relatively.
+    """
+    counts, estimates = _descend(tree, sanity)
+    # A parent all of whose children are empty is empty itself: what it held belongs to its siblings.
+    parents = tree.parents
+    for level in tree.levels[:0:-1]:
+        inner = level[parents[level]]
+        some = np.bincount(tree.parent[1:], weights=~estimates.empty[1:], minlength=len(counts))[inner] > 0
+        estimates.empty[inner] |= ~some
+    counts[1:] = 0.0
+    for level in tree.levels[1:]:
+        kept = level[~estimates.empty[level]]
+        _conform(tree, kept, estimates, counts)
+        counts[kept] = np.minimum(counts[kept], estimates.mean[kept] + MOST * np.sqrt(estimates.variance[kept]))
+    return counts
+
+
+def _descend(tree: Tree, sanity: float | None) -> tuple[FloatArray, _Estimates]:
+    """Counts from the root down, every level given the one above; none is dropped without a ``sanity``."""
     z, variance = tree.upward()
     parents = tree.parents
     estimates = _Estimates(np.zeros(len(z)), np.zeros(len(z)), np.ones(len(z), dtype=bool))
@@ -98,15 +123,7 @@ def sparse_counts(tree: Tree, sanity: float = 20.0) -> FloatArray:
                 getattr(estimates, name)[alive] = getattr(found, name)
             _conform(tree, alive, estimates, counts)
         stopped = np.concatenate([stopped, level[~parents[level]]])
-    # A parent all of whose children are empty is empty itself: what it held belongs to its siblings.
-    for level in tree.levels[:0:-1]:
-        inner = level[parents[level]]
-        some = np.bincount(tree.parent[1:], weights=~estimates.empty[1:], minlength=len(z))[inner] > 0
-        estimates.empty[inner] |= ~some
-    counts[1:] = 0.0
-    for level in tree.levels[1:]:
-        _conform(tree, level[~estimates.empty[level]], estimates, counts)
-    return counts
+    return counts, estimates
 
 
 def _suggested(tree: Tree, z: FloatArray, counts: FloatArray, stopped: IntArray, level: IntArray) -> FloatArray:
@@ -137,9 +154,9 @@ def _estimate(
     inner: BoolArray,
     counts: FloatArray,
     around: FloatArray,
-    sanity: float,
+    sanity: float | None,
 ) -> _Estimates:
-    """Posterior of ``nodes`` whose parents' ``counts`` are known."""
+    """Posterior of ``nodes`` whose parents' ``counts`` are known; without a ``sanity`` none is taken for empty."""
     area, deviation = tree.areas.astype(np.float64), np.sqrt(variance[nodes])
     expected = counts[tree.parent[nodes]] * area[nodes] / area[tree.parent[nodes]] / deviation
     drawn = z[nodes] / deviation
@@ -158,6 +175,8 @@ def _estimate(
         result.mean[at] = mean * deviation[at]
         spread = np.maximum((rest * second).sum(axis=1) - mean**2, 1e-9)
         result.variance[at] = spread * variance[nodes[at]]
+        if sanity is None:
+            continue
         # Errors promised: of the estimate given that there is something, and of 0.
         unit = deviation[at, None]
         kept = unit[:, 0] * mean / np.maximum(1 - zero, 1e-9)
@@ -166,6 +185,8 @@ def _estimate(
         keeping = zero * kept / sanity + (rest * error).sum(axis=1)
         dropping = (rest * np.minimum(centre / sanity, 1.0)).sum(axis=1)
         result.empty[at] = keeping > ZERO_ADVANTAGE * dropping
+    if sanity is None:
+        return result
     thin = (result.mean < THIN * area[nodes]) & (result.mean > 2 * sanity) & ~inner
     empty = result.empty | thin
     return _Estimates(np.where(empty, 0.0, result.mean), np.where(empty, 0.0, result.variance), empty)

@@ -31,7 +31,11 @@ def rounded(histogram: Histogram) -> Released:
     if isinstance(histogram, PartitionHistogram):
         sparse = histogram.sparse
         if sparse is not None:
-            sparse = SparseReading(np.round(sparse.counts, DECIMALS) + 0.0, float(np.round(sparse.below, DECIMALS)))
+            sparse = SparseReading(
+                np.round(sparse.counts, DECIMALS) + 0.0,
+                np.round(sparse.expected, DECIMALS) + 0.0,
+                float(np.round(sparse.below, DECIMALS)),
+            )
         counts = np.round(histogram.counts, DECIMALS) + 0.0
         return replace(histogram, counts=counts, variances=_up(histogram.variances), sparse=sparse)
     if isinstance(histogram, GridHistogram):

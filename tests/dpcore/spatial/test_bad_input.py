@@ -70,7 +70,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[DPError], str]] = {
         QueryError,
         "whole cells",
     ),
-    "a sparse reading below zero": (lambda: SparseReading(np.array([-1.0]), 1.0), HistogramError, "0 or more"),
+    "a sparse reading below zero": (
+        lambda: SparseReading(np.array([-1.0]), np.ones(1), 1.0),
+        HistogramError,
+        "0 or more",
+    ),
 }
 
 
