@@ -73,6 +73,7 @@ def plan_histograms(fixes: Fixes | None, config: Config) -> HistogramPlan | None
         epsilons=tuple(settings.epsilons_micro.values()),
         epsilon_micro=settings.epsilon_micro,
         cost=config.histogram_grant,
+        goal=settings.goal,
         fixes_per_user=settings.fixes_per_user,
         south=box.south,
         west=box.west,
@@ -164,9 +165,11 @@ def _draw_regions(plan: HistogramPlan, fixes: Fixes, epsilon: int, noise: Noise)
 def mechanism_of(name: str, plan: HistogramPlan) -> SpatialMechanism:
     """The mechanism of that name with the plan's parameters."""
     if name == "e2epriv":
-        return E2EPriv(plan.sizes, _tuning_queries(plan))
+        return E2EPriv(
+            plan.sizes, _tuning_queries(plan), objective="relative" if plan.goal == "relative" else "weighted"
+        )
     mechanisms: dict[str, SpatialMechanism] = {
-        "auto": Auto(),
+        "auto": Auto(plan.goal),
         "uniform": Uniform(),
         "singular": Singular(),
         "ug": UniformGrid(),
@@ -174,8 +177,8 @@ def mechanism_of(name: str, plan: HistogramPlan) -> SpatialMechanism:
         "quadtree": QuadTree(),
         "kdtree": KdTree(),
         "privlet": Privlet(),
-        "htf": HTF(),
-        "sparse": SparseHierarchy(),
+        "htf": HTF(goal=plan.goal),
+        "sparse": SparseHierarchy(goal=plan.goal),
     }
     return mechanisms[name]
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.contributions import Contributions, Counts
+from dpcore.spatial.posterior import Goal
 from stream.sections.section import Domain
 from stream.windows import Period, Window, utc_text
 
@@ -59,6 +60,7 @@ class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):
     epsilons: tuple[int, ...]
     epsilon_micro: int
     cost: int
+    goal: Goal
     fixes_per_user: int
     south: float
     west: float

@@ -12,6 +12,7 @@ from dpcore.accounting import rho_of_pure
 from dpcore.budget import MICRO, from_micro, to_micro
 from dpcore.errors import BudgetError
 from dpcore.spatial import BudgetSplit
+from dpcore.spatial.posterior import Goal
 from stream.sections.section import Domain, Section
 
 Mechanism = Literal[
@@ -33,8 +34,11 @@ MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
 MAX_MESSAGE_BYTES = 900_000
 """Largest message a configuration may lead to; Kafka brokers refuse 1 MiB."""
 _PARTITIONS = ("auto", "ag", "quadtree", "kdtree", "htf", "sparse")
-_BYTES_PER_CELL = {"grid": 12, "partition": 50, "euler": 9}
-"""Of one number, of one part with its sides and variance, of one component; numbers of at most seven digits."""
+_READ_TWICE = ("auto", "htf", "sparse")
+"""Mechanisms that carry a sparse reading, too, under goal "relative"."""
+_BYTES_PER_CELL = {"grid": 12, "partition": 50, "sparse reading": 24, "euler": 9}
+"""Of one number, of one part with its sides and variance, of its two counts for relative error, of one component; numbers
+of at most seven digits."""
 MAX_SCALE = 1_000
 """Noise scale of a point, in points, beyond which a histogram says nothing, shares within a mechanism vanish and numbers outgrow their bytes."""
 
@@ -55,6 +59,7 @@ class HistogramConfig(Section):
     mechanisms: tuple[Mechanism, ...] = Field(min_length=1)
     epsilon: float = Field(gt=0, le=1000)
     shares: dict[Mechanism, float] = Field(default_factory=dict)
+    goal: Goal = "absolute"
     fixes_per_user: int = Field(default=1, ge=1, le=100)
     domain: Domain | None = None
     rows: int = Field(default=64, ge=1, le=1024)
@@ -124,8 +129,10 @@ class HistogramConfig(Section):
             return (2 * self.euler.rows - 1) * (2 * self.euler.columns - 1) * _BYTES_PER_CELL["euler"]
         if name == "uniform":
             return _BYTES_PER_CELL["grid"]
-        kind = "partition" if name in _PARTITIONS else "grid"
-        return self.rows * self.columns * _BYTES_PER_CELL[kind]
+        per_cell = _BYTES_PER_CELL["partition" if name in _PARTITIONS else "grid"]
+        if self.goal == "relative" and name in _READ_TWICE:
+            per_cell += _BYTES_PER_CELL["sparse reading"]
+        return self.rows * self.columns * per_cell
 
     @cached_property
     def epsilon_micro(self) -> int:

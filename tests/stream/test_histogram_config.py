@@ -96,11 +96,11 @@ def test_under_zcdp_the_budget_must_bear_the_histograms_too(tmp_path: Path) -> N
         with_histograms("zcdp", tmp_path, ["ug"], **{"histogram.epsilon": 10.0})
 
 
-def least(name: str, s: int, grid: tuple[int, int], tmp_path: Path) -> Config:
+def least(name: str, s: int, goal: str, grid: tuple[int, int], tmp_path: Path) -> Config:
     """The least epsilon that is accepted, on a grid of this shape."""
     rows, columns = grid
     side = {"histogram.rows": rows, "histogram.columns": columns, "histogram.sizes": []}
-    settings = side | {"histogram.epsilon": 1e-3 * s, "histogram.fixes_per_user": s}
+    settings = side | {"histogram.epsilon": 1e-3 * s, "histogram.fixes_per_user": s, "histogram.goal": goal}
     settings |= {"speed.suppression": "none", "speed.allocation": "uniform", "speed.clipping": "none"}
     if name == "euler":
         settings["histogram.euler"] = {"rows": min(rows, 12), "columns": min(columns, 12), "diameter_m": 0.5}
@@ -113,8 +113,8 @@ def test_whatever_is_accepted_can_be_drawn_in_the_bytes_that_were_foreseen(
     tmp_path: Path, name: str, grid: tuple[int, int]
 ) -> None:
     """Users are charged before the draw: a mechanism that then failed would cost them their budget for nothing."""
-    for s in (1, 7):
-        config = least(name, s, grid, tmp_path)
+    for s, goal in ((1, "absolute"), (7, "absolute"), (7, "relative")):
+        config = least(name, s, goal, grid, tmp_path)
         for rows in (located_rows(1, 60, users=40), located_rows(1, 0)):
             plan, held, fixes = planned(config, rows)
             messages, _ = build_messages(plan, held, Noise(), config, None, fixes)

@@ -201,11 +201,14 @@ def test_under_zcdp_each_histogram_costs_half_its_epsilon_squared_rounded_up(tmp
     assert np.array_equal(np.frombuffer(plan.charges, "<i8"), alone + np.where(seen, sum(parts), 0))
 
 
-@pytest.mark.parametrize("relation", [*RELATIONS, "zcdp"])
+@pytest.mark.parametrize(
+    ("relation", "goal"), [*((relation, "absolute") for relation in (*RELATIONS, "zcdp")), ("values", "relative")]
+)
 def test_every_mechanism_becomes_one_valid_message_that_reads_back_to_the_histogram_that_was_drawn(
-    tmp_path: Path, relation: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, relation: str, goal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = with_histograms(relation, tmp_path, **({"histogram.epsilon": 0.5} if relation == "zcdp" else {}))
+    epsilon = {"histogram.epsilon": 0.5} if relation == "zcdp" else {}
+    config = with_histograms(relation, tmp_path, **epsilon, **{"histogram.goal": goal})
     drawn = []
 
     def keep(*arguments):  # type: ignore[no-untyped-def]
@@ -231,6 +234,20 @@ def test_every_mechanism_becomes_one_valid_message_that_reads_back_to_the_histog
     assert marker["messages"] == len(messages) - 1
     assert marker["digest"] == digest(message.value for message in messages[:-1])
     assert [m.topic for m in messages].count(HEXAGON_SPEED) == marker["messages"] - len(bodies)
+
+
+def test_the_relative_goal_adds_a_reading_of_the_same_draws_and_costs_nobody_more(tmp_path: Path) -> None:
+    found = {}
+    for goal in ("absolute", "relative"):
+        config = with_histograms("values", tmp_path, ["htf", "sparse", "ug"], **{"histogram.goal": goal})
+        plan, held, fixes = planned(config, located_rows(5, 400))
+        messages, _ = build_messages(plan, held, Noise(np.random.default_rng(1).bytes), config, None, fixes)
+        found[goal] = plan.charges, bodies_of(messages)
+    assert found["absolute"][0] == found["relative"][0]
+    for plain, both in zip(found["absolute"][1], found["relative"][1], strict=True):
+        reading = both["structure"].pop("sparse", None)
+        assert (reading is not None) == (both["mechanism"] != "ug")
+        assert plain == both
 
 
 def test_a_plan_is_stored_and_read_exactly_and_other_fixes_than_planned_are_refused(tmp_path: Path) -> None:
