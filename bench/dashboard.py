@@ -11,6 +11,7 @@ import asyncio
 import shutil
 import statistics
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import numpy as np
 from aiohttp.test_utils import TestClient, TestServer
 from playwright.async_api import Page, async_playwright
 
+from bench.progress import shown
+from bench.publishing import deliver
 from stream.config import Config
-from stream.local import KafkaServer
+from stream.local import KafkaServer, LocalServerError
 from stream.publishing import make_producer
 from stream.releases import HEXAGON_SPEED, WINDOW, Message, digest, window_message
 from stream.sections.servers import KafkaConfig
@@ -28,9 +31,8 @@ from stream.serve.api import make_app
 from stream.topics import create_topics
 from stream.windows import Window, utc_text
 
-HEXAGONS = 10_000
 EARLIER = 4
-REPEATS = 9
+"""Windows that are there before the page is opened: fewer tell no usual speed to choose colours by."""
 RESOLUTION = 8
 START = 1_790_000_000 // 3600 * 3600
 ARGUMENTS = (
@@ -44,6 +46,16 @@ _LONG_TASKS = """() => {
   new PerformanceObserver((list) => list.getEntries().forEach((task) => (window.longest = Math.max(window.longest, task.duration))))
     .observe({ entryTypes: ['longtask'] });
 }"""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    hexagons: int
+    repeats: int
+
+
+FULL = Sizes(hexagons=10_000, repeats=9)
+QUICK = Sizes(hexagons=500, repeats=1)
 
 
 def bench_config(bootstrap: str, folder: Path) -> Config:
@@ -64,10 +76,10 @@ def bench_config(bootstrap: str, folder: Path) -> Config:
     )
 
 
-def window_of(hour: int) -> list[Message]:
-    """A released window of ``HEXAGONS`` cells with intervals of all widths."""
+def window_of(hour: int, hexagons: int) -> list[Message]:
+    """A released window of ``hexagons`` cells with intervals of all widths."""
     rng = np.random.default_rng(hour)
-    cells = sorted(h3.grid_disk(h3.latlng_to_cell(30.27, -97.74, RESOLUTION), 58))[:HEXAGONS]
+    cells = sorted(h3.grid_disk(h3.latlng_to_cell(30.27, -97.74, RESOLUTION), 58))[:hexagons]
     window = Window(START + hour * 3600, START + (hour + 1) * 3600)
     bounds = {"start": utc_text(window.start), "end": utc_text(window.end)}
     speeds, scales = rng.uniform(8, 55, len(cells)).round(2).tolist(), rng.gamma(2, 1.0, len(cells)).round(4).tolist()
@@ -106,24 +118,17 @@ async def publish(bootstrap: str, messages: list[Message]) -> None:
     producer = make_producer(KafkaConfig(bootstrap=bootstrap))
     await producer.start()
     try:
-        for message in messages:
-            await producer.send(
-                message.topic,
-                message.value,
-                message.key,
-                headers=list(message.headers),
-                timestamp_ms=message.timestamp_ms,
-            )
+        await deliver(producer, messages)
     finally:
         await producer.stop()
 
 
-async def measure(page: Page, bootstrap: str) -> dict[str, list[float]]:
+async def measure(page: Page, bootstrap: str, sizes: Sizes) -> dict[str, list[float]]:
     """Milliseconds of each kind, one per repeat."""
     found: dict[str, list[float]] = {"update": [], "fetch": [], "change": [], "longest_task": []}
-    for hour in range(EARLIER, EARLIER + REPEATS):
+    for hour in shown(range(EARLIER, EARLIER + sizes.repeats), "dashboard"):
         await page.evaluate("() => { performance.clearMeasures(); window.longest = 0; }")
-        await publish(bootstrap, window_of(hour))
+        await publish(bootstrap, window_of(hour, sizes.hexagons))
         await page.wait_for_selector(f'html[data-window="{utc_text(START + hour * 3600)}"]', timeout=120_000)
         for choice in ("absolute", "usual"):
             painted = await page.evaluate("document.documentElement.dataset.painted")
@@ -138,29 +143,28 @@ async def measure(page: Page, bootstrap: str) -> dict[str, list[float]]:
     return found
 
 
-async def dashboard() -> dict[str, Any]:
+async def dashboard(sizes: Sizes) -> dict[str, Any]:
     chromium = shutil.which("chromium")
     if chromium is None:
-        raise RuntimeError("no chromium on PATH; Debian: apt-get install chromium")
+        raise LocalServerError("no chromium on PATH; Debian: apt-get install chromium")
     with KafkaServer() as kafka, tempfile.TemporaryDirectory() as folder:
         config = bench_config(kafka.bootstrap, Path(folder))
         await create_topics(config)
         for hour in range(EARLIER):
-            await publish(kafka.bootstrap, window_of(hour))
+            await publish(kafka.bootstrap, window_of(hour, sizes.hexagons))
         async with TestClient(TestServer(make_app(config))) as client, async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
             page = await browser.new_page(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
             await page.goto(str(client.make_url("/")))
-            await page.wait_for_selector(
-                f'html[data-window="{utc_text(START + (EARLIER - 1) * 3600)}"]', timeout=120_000
-            )
+            newest = utc_text(START + (EARLIER - 1) * 3600)
+            await page.wait_for_selector(f'html[data-window="{newest}"]', timeout=120_000)
             await page.evaluate(_LONG_TASKS)
-            found = await measure(page, kafka.bootstrap)
+            found = await measure(page, kafka.bootstrap, sizes)
             version = browser.version
             await browser.close()
     return {
-        "hexagons": HEXAGONS,
-        "repeats": REPEATS,
+        "hexagons": sizes.hexagons,
+        "repeats": sizes.repeats,
         "chromium": version,
         **{
             f"{kind}_ms": {"median": round(statistics.median(times)), "best": round(min(times))}
@@ -169,5 +173,6 @@ async def dashboard() -> dict[str, Any]:
     }
 
 
-def run() -> dict[str, Any]:
-    return asyncio.run(dashboard())
+def run(quick: bool) -> dict[str, Any]:
+    """Median and best milliseconds of each kind."""
+    return asyncio.run(dashboard(QUICK if quick else FULL))

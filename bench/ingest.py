@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,28 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from redis.asyncio import Redis
 
+from bench.progress import shown
 from stream.config import Config
 from stream.events import Decoder
 from stream.ingest import Ingestor
-from stream.local import KafkaServer, RedisServer
+from stream.local import REPO_ROOT, KafkaServer, RedisServer
 from stream.metrics import OperatorMetrics
 from stream.releases import Message
 from stream.windows import Slotting
 
-EVENTS = 600_000
 AGENT_SECONDS = 15.0
 TOPIC = "bench.positions"
 _KEY = bytes(32)
-_ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Sizes:
+    events: int
+    repeats: int
+
+
+FULL = Sizes(events=600_000, repeats=3)
+QUICK = Sizes(events=500, repeats=1)
 
 
 def bench_config(bootstrap: str, redis_url: str) -> Config:
@@ -172,7 +182,7 @@ def measure(way: str, bootstrap: str, events: int) -> dict[str, float]:
         done = subprocess.run(
             command,
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(_ROOT)},
+            env=os.environ | {"PYTHONPATH": str(REPO_ROOT)},
             stdout=subprocess.PIPE,
             timeout=600,
             check=True,
@@ -193,12 +203,13 @@ def _cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def run(events: int = EVENTS, repeats: int = 3) -> dict[str, Any]:
-    """Both ways over one topic; the batches best of ``repeats``, the agent once for some seconds."""
+def run(quick: bool) -> dict[str, Any]:
+    """Both ways over one topic; the batches best of some runs, the agent once for some seconds."""
+    sizes = QUICK if quick else FULL
     with KafkaServer() as kafka:
-        size = asyncio.run(fill(kafka.bootstrap, events))
-        ours = [measure("batches", kafka.bootstrap, events) for _ in range(repeats)]
-        plain = measure("agent", kafka.bootstrap, events)
+        size = asyncio.run(fill(kafka.bootstrap, sizes.events))
+        ways = ["batches"] * sizes.repeats + ["agent"]
+        *ours, plain = [measure(way, kafka.bootstrap, sizes.events) for way in shown(ways, "ingest")]
     best = max(ours, key=lambda result: result["per_second_per_core"])
     return {
         "event_bytes": round(size, 1),
@@ -211,9 +222,7 @@ def run(events: int = EVENTS, repeats: int = 3) -> dict[str, Any]:
 
 
 def main() -> None:
-    if len(sys.argv) == 1:
-        print(json.dumps(run(), indent=2))
-        return
+    """The process that one way runs in: ``python -m bench.ingest WAY BOOTSTRAP REDIS_URL EVENTS``."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     logging.disable(logging.WARNING)
     way, bootstrap, redis_url, events = sys.argv[1:]

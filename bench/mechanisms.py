@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from bench.progress import shown
 from dpcore.allocation import allocate
 from dpcore.contributions import Counts
 from dpcore.moments import mean_rows
 from dpcore.noise import Noise
 from dpcore.suppression import chop_user
 
-SAMPLES = 100_000
-USERS, CELLS, CELLS_PER_USER, MOST_CELLS = 200_000, 300, 5.6, 46
+CELLS, CELLS_PER_USER, MOST_CELLS = 300, 5.6, 46
 ALLOWANCE = 2_000_000
+"""A user's loss in a window, in µε."""
 
 
-def synthetic_counts(seed: int = 1) -> Counts:
-    """About 10⁶ (user, cell) pairs: cells of unequal popularity, few users in many of them."""
+@dataclass(frozen=True)
+class Sizes:
+    samples: int
+    users: int
+    repeats: int
+
+
+FULL = Sizes(samples=100_000, users=200_000, repeats=3)
+QUICK = Sizes(samples=10_000, users=4_000, repeats=1)
+
+
+def synthetic_counts(users: int, seed: int = 1) -> Counts:
+    """Some 5 (user, cell) pairs a user: cells of unequal popularity, few users in many of them."""
     rng = np.random.default_rng(seed)
-    visits = np.minimum(rng.geometric(1 / CELLS_PER_USER, USERS), MOST_CELLS)
+    visits = np.minimum(rng.geometric(1 / CELLS_PER_USER, users), MOST_CELLS)
     popularity = rng.pareto(1.5, CELLS) + 0.2
     cell = rng.choice(CELLS, size=int(visits.sum()), p=popularity / popularity.sum())
-    pair = np.unique(cell.astype(np.int64) * USERS + np.repeat(np.arange(USERS), visits))
-    cells, pair_cell = np.unique(pair // USERS, return_inverse=True)
-    users, pair_user = np.unique(pair % USERS, return_inverse=True)
+    pair = np.unique(cell.astype(np.int64) * users + np.repeat(np.arange(users), visits))
+    cells, pair_cell = np.unique(pair // users, return_inverse=True)
+    seen, pair_user = np.unique(pair % users, return_inverse=True)
     samples = rng.geometric(0.2, len(pair)).astype(np.int64)
-    return Counts(cells.astype(np.uint64), users.astype(np.uint64), pair_cell, pair_user, samples)
+    return Counts(cells.astype(np.uint64), seen.astype(np.uint64), pair_cell, pair_user, samples)
 
 
 def best_of(times: int, work: Callable[[], Any]) -> tuple[float, Any]:
@@ -43,36 +55,29 @@ def best_of(times: int, work: Callable[[], Any]) -> tuple[float, Any]:
     return least, result
 
 
-def run(repeats: int = 3) -> dict[str, Any]:
-    """CPU seconds and ns per sample, best of ``repeats``, with what was computed."""
-    counts = synthetic_counts()
-    noise = Noise()
-    per_sample, _ = best_of(repeats, lambda: noise.discrete_laplace(123_456_789, 1000, size=SAMPLES))
-    chop, suppression = best_of(
-        repeats, lambda: chop_user(counts, ALLOWANCE / MOST_CELLS, statistics=("mean",), stop_at=17)
-    )
-    deep, _ = best_of(repeats, lambda: chop_user(counts, ALLOWANCE / MOST_CELLS, statistics=("mean",)))
-    both, _ = best_of(repeats, lambda: chop_user(counts, ALLOWANCE / MOST_CELLS))
-    rows = mean_rows(counts, counts.samples, 100)
-    allowances = np.full(counts.n_users, ALLOWANCE)
-    solve, allocation = best_of(repeats, lambda: allocate(rows, allowances))
+def run(quick: bool) -> dict[str, Any]:
+    """CPU seconds and ns per sample, best of some runs, with what was computed."""
+    sizes = QUICK if quick else FULL
+    counts, noise, grant = synthetic_counts(sizes.users), Noise(), ALLOWANCE / MOST_CELLS
+    rows, allowances = mean_rows(counts, counts.samples, 100), np.full(counts.n_users, ALLOWANCE)
+    work: dict[str, Callable[[], Any]] = {
+        "noise": lambda: noise.discrete_laplace(123_456_789, 1000, size=sizes.samples),
+        "chop": lambda: chop_user(counts, grant, statistics=("mean",), stop_at=17),
+        "deep": lambda: chop_user(counts, grant, statistics=("mean",)),
+        "both": lambda: chop_user(counts, grant),
+        "allocation": lambda: allocate(rows, allowances),
+    }
+    found = {name: best_of(sizes.repeats, job) for name, job in shown(work.items(), "mechanisms")}
+    suppression, allocation = found["chop"][1], found["allocation"][1]
     return {
-        "noise_ns_per_sample": per_sample / SAMPLES * 1e9,
+        "noise_ns_per_sample": found["noise"][0] / sizes.samples * 1e9,
         "pairs": len(counts.samples),
-        "chop_user_seconds": chop,
+        "chop_user_seconds": found["chop"][0],
         "chop_user_cells_before": suppression.max_cells_before,
         "chop_user_cells_after": suppression.max_cells,
-        "chop_user_to_the_end_seconds": deep,
-        "chop_user_mean_and_variance_to_the_end_seconds": both,
-        "allocation_seconds": solve,
+        "chop_user_to_the_end_seconds": found["deep"][0],
+        "chop_user_mean_and_variance_to_the_end_seconds": found["both"][0],
+        "allocation_seconds": found["allocation"][0],
         "allocation_gap": allocation.gap,
         "allocation_iterations": allocation.iterations,
     }
-
-
-def main() -> None:
-    print(json.dumps(run(), indent=2))
-
-
-if __name__ == "__main__":
-    main()

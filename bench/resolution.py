@@ -1,4 +1,4 @@
-"""Adaptive resolution, two ways and several targets, on a recording: every hexagon judged by its own true mean. NOT PRIVATE.
+"""Merging sparse hexagons, two ways and several targets, on a recorded day: every hexagon judged by its own true mean. NOT PRIVATE.
 
 Remainder: a parent answers for those of its hexagons that cannot stand alone. Whole: one hexagon too sparse takes its
 sisters along, so that cells tile the area.
@@ -6,28 +6,44 @@ sisters along, so that cells tile the area.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 
+from bench.progress import shown
+from bench.recordings import absent, recordings
 from dpcore.contributions import Counts
 from dpcore.resolution import Resolution, choose_resolution, regroup
 from stream import merging
-from stream.config import Config, load_config
+from stream.config import load_config
 from stream.evaluate import evaluate
+from stream.local import REPO_ROOT
 from stream.offline import read_recording, split_by_slot
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.uint64]
 Chooser = Callable[..., Resolution]
 
-TARGETS = (5.0, 10.0, 20.0, 40.0)
+RECORDING = "capmetro/2017-03-21.csv.gz"
+CONFIG = REPO_ROOT / "config" / "bus-fleet.toml"
+MEAN_ALONE = {"speed.statistics": ["mean"], "speed.upper_bound": 80.0}
 COARSEST = 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    windows: int | None
+    """The last so many; None: all."""
+    targets: tuple[float, ...]
+    trials: int
+
+
+FULL = Sizes(windows=None, targets=(5.0, 10.0, 20.0, 40.0), trials=3)
+QUICK = Sizes(windows=2, targets=(10.0,), trials=1)
 
 
 def choose_whole(
@@ -45,36 +61,30 @@ def choose_whole(
     return Resolution(region, level, pooled, half_width)
 
 
-def scored(config: Config, windows: dict[int, npt.NDArray[np.void]], trials: int, name: str, chooser: Chooser) -> None:
-    """One JSON line for each estimator of the mean."""
-    with mock.patch.object(merging, "choose_resolution", chooser):
-        for score in evaluate(config, windows, trials, name):
-            print(
-                json.dumps(
-                    {
-                        "merging": name,
-                        "estimator": score.estimator,
-                        "mae": round(score.mae, 3),
-                        "useful_coverage": score.useful_coverage and round(score.useful_coverage, 3),
-                    }
-                ),
-                flush=True,
-            )
-
-
-def main(config_path: str, recording: str, file_format: str, trials: int) -> None:
+def run(quick: bool) -> dict[str, Any]:
     """Mean absolute error and useful coverage per hexagon, weighted by events, for every target and both ways."""
-    plain = load_config(config_path)
-    windows = split_by_slot(read_recording(plain, Path(recording), file_format)[0], plain)
-    scored(plain, windows, trials, "none", choose_resolution)
-    for target in TARGETS:
-        changes = {"hexagons.merge_until_km_h": target, "hexagons.coarsest_resolution": COARSEST}
-        config = load_config(config_path, **changes)
-        scored(config, windows, trials, f"remainder until {target:g} km/h", choose_resolution)
-        scored(config, windows, trials, f"whole until {target:g} km/h", choose_whole)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 5:
-        sys.exit("usage: python -m bench.resolution CONFIG RECORDING FORMAT TRIALS")
-    main(*sys.argv[1:4], int(sys.argv[4]))
+    if missing := absent(RECORDING):
+        return {"skipped": missing}
+    sizes = QUICK if quick else FULL
+    plain = load_config(CONFIG, **MEAN_ALONE)
+    windows = split_by_slot(read_recording(plain, recordings() / RECORDING, "capmetro")[0], plain)
+    chosen = {slot: windows[slot] for slot in sorted(windows)[-(sizes.windows or 0) :]}
+    ways: list[tuple[str, float | None, Chooser]] = [("none", None, choose_resolution)]
+    for target in sizes.targets:
+        ways += [("remainder", target, choose_resolution), ("whole", target, choose_whole)]
+    rows = []
+    for way, until, chooser in shown(ways, "resolution"):
+        merged = {} if until is None else {"merge_until_km_h": until, "coarsest_resolution": COARSEST}
+        config = load_config(CONFIG, **MEAN_ALONE, **{f"hexagons.{key}": value for key, value in merged.items()})
+        with mock.patch.object(merging, "choose_resolution", chooser):
+            rows += [
+                {
+                    "merging": way,
+                    "until_km_h": until,
+                    "estimator": score.estimator,
+                    "mae": score.mae,
+                    "useful_coverage": score.useful_coverage,
+                }
+                for score in evaluate(config, chosen, sizes.trials, way)
+            ]
+    return {"recording": RECORDING, "windows": len(chosen), "trials": sizes.trials, "errors": rows}

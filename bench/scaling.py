@@ -1,18 +1,18 @@
 """How the mean mechanisms scale with samples per user and with users, and what CHOP-USER saves at equal error.
 
 The experiments of [M] (arXiv 2401.15906) and [C] (arXiv 2405.06261) on synthetic data: one cell, heavy-tailed samples per user,
-values around a level of each user's own. ``python -m bench.scaling OUT`` writes the plots.
+values around a level of each user's own.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.progress import shown
 from dpcore.contributions import Counts
 from dpcore.noise import Noise
 from dpcore.suppression import chop_user
@@ -21,10 +21,18 @@ from stream.cell_means import MECHANISMS
 UPPER = 6500
 USERS = 40
 EPSILON_MICRO = 1_000_000
-FACTORS = (1, 3, 10, 30, 100)
-TRIALS = 40
 SPREAD_OF_USERS, SPREAD_OF_SAMPLES = 150.0, 600.0
 """Quanta (0.01 km/h): users differ by 1.5 km/h, samples of one user by 6 km/h, around 23 km/h."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    factors: tuple[int, ...]
+    trials: int
+
+
+FULL = Sizes(factors=(1, 3, 10, 30, 100), trials=40)
+QUICK = Sizes(factors=(1, 10), trials=4)
 
 
 def one_cell(users: int, factor: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +44,7 @@ def one_cell(users: int, factor: int, seed: int) -> tuple[np.ndarray, np.ndarray
     return samples, np.clip(np.rint(values), 0, UPPER).astype(np.int64)
 
 
-def errors(users: int, factor: int, trials: int = TRIALS) -> dict[str, float]:
+def errors(users: int, factor: int, trials: int) -> dict[str, float]:
     """Mean absolute error of every mechanism in km/h against the mean of all samples."""
     noise, found = Noise(), {}
     cells = [one_cell(users, factor, seed) for seed in range(4)]
@@ -51,12 +59,13 @@ def errors(users: int, factor: int, trials: int = TRIALS) -> dict[str, float]:
     return found
 
 
-def scaling() -> dict[str, dict[int, dict[str, float]]]:
+def scaling(sizes: Sizes) -> dict[str, dict[int, dict[str, float]]]:
     """Errors by factor: more samples per user, and more users."""
-    return {
-        "samples": {factor: errors(USERS, factor) for factor in FACTORS},
-        "users": {factor: errors(USERS * factor, 1) for factor in FACTORS},
-    }
+    found: dict[str, dict[int, dict[str, float]]] = {"samples": {}, "users": {}}
+    for factor in shown(sizes.factors, "scaling"):
+        found["samples"][factor] = errors(USERS, factor, sizes.trials)
+        found["users"][factor] = errors(USERS * factor, 1, sizes.trials)
+    return found
 
 
 def city(seed: int = 1, users: int = 300, cells: int = 115) -> Counts:
@@ -94,9 +103,9 @@ def suppression(epsilons: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)) -
     return rows
 
 
-def run() -> dict[str, Any]:
-    """All figures."""
-    return {"scaling": scaling(), "suppression": suppression()}
+def run(quick: bool) -> dict[str, Any]:
+    """Error of the mean mechanisms by factor, and the busiest user's loss by ε."""
+    return {"scaling": scaling(QUICK if quick else FULL), "suppression": suppression()}
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:
@@ -119,10 +128,3 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="ε per cell", ylabel="loss of the busiest user")
     axes.legend()
     sheet.savefig(folder / "suppression.svg")
-
-
-if __name__ == "__main__":
-    measured = run()
-    print(json.dumps(measured, indent=2))
-    if len(sys.argv) > 1:
-        plot(measured, Path(sys.argv[1]))

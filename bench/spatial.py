@@ -6,18 +6,16 @@ Nothing was tuned on these grids: see ``bench.spatial_tuning``.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.progress import track
 
+from bench.progress import shown
+from bench.recordings import absent, recordings
 from dpcore.budget import to_micro
 from dpcore.noise import Noise
 from dpcore.spatial import (
@@ -42,8 +40,9 @@ from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
 from dpcore.spatial.regions import Regions
 
-T = TypeVar("T")
+GRIDS = ("BeijingTaxiE", "cabspottingE", "checkin")
 EPSILONS = ("0.1", "1.0")
+WORKLOADS_FILE, PEERS_FILE = "grids/workloads.npz", "grids/peers.json"
 WORKLOADS = ("rand", "sq2", "sq6", "sq10")
 METRICS = {"scaled_l2": "auto", "mre_percent": "auto-relative", "median_re": "auto-relative"}
 """What is measured, and the one mechanism that answers for each before any peer is looked at."""
@@ -51,6 +50,26 @@ SMALL_PEERS = ("ug", "ag", "quadtree", "quadtree-uniform", "kdtree", "kdtree-uni
 """What [H] compares HTF with."""
 SANITY = 20.0
 """Relative errors divide by max(true count, 20), as the peers' do."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: accuracy on grids at each ε, speed at cells per axis and numbers of points; how often each."""
+
+    grids: tuple[str, ...]
+    epsilons: tuple[str, ...]
+    trials: int
+    """Three times as many where peers are compared with."""
+    coarse: int
+    fine: int
+    few: int
+    many: int
+    regions: int
+    repeats: int
+
+
+FULL = Sizes(GRIDS, EPSILONS, trials=5, coarse=256, fine=1024, few=3_500_000, many=6_400_000, regions=10_000, repeats=5)
+QUICK = Sizes(GRIDS[:1], EPSILONS[:1], trials=1, coarse=64, fine=128, few=35_000, many=64_000, regions=100, repeats=1)
 
 
 def tuning_queries(cells: int = 256, queries: int = 600, seed: int = 7) -> Rectangles:
@@ -82,10 +101,18 @@ def mechanisms() -> dict[str, SpatialMechanism]:
     }
 
 
-def folder_of_grids() -> Path:
-    """``$HEXVEIL_DATA/grids``, else ``../shared/data/grids`` beside the repository."""
-    root = os.environ.get("HEXVEIL_DATA")
-    return (Path(root) if root else Path(__file__).resolve().parents[2] / "shared" / "data") / "grids"
+def path_of(grid: str) -> str:
+    """File of a count grid among the recordings."""
+    return f"grids/{grid}.npz"
+
+
+def recorded(grids: Sequence[str]) -> dict[str, npt.NDArray[np.int64]]:
+    """The recorded count grids by name."""
+    found = {}
+    for grid in grids:
+        with np.load(recordings() / path_of(grid)) as archive:
+            found[grid] = archive["counts"].astype(np.int64)
+    return found
 
 
 def errors(answers: npt.NDArray[np.float64], truth: npt.NDArray[np.float64], total: int) -> dict[str, float]:
@@ -99,29 +126,19 @@ def errors(answers: npt.NDArray[np.float64], truth: npt.NDArray[np.float64], tot
     }
 
 
-def grids(folder: Path) -> dict[str, npt.NDArray[np.int64]]:
-    """The recorded count grids by name."""
-    found = {}
-    for path in sorted(folder.glob("*.npz")):
-        if path.name != "workloads.npz":
-            with np.load(path) as archive:
-                found[path.stem] = archive["counts"].astype(np.int64)
-    return found
-
-
-def measure(folder: Path, trials: int) -> dict[str, Any]:
-    """grid → ε → mechanism → mean figures over ``trials``, three times as many where peers are compared with."""
-    with np.load(folder / "workloads.npz") as archive:
+def measure(sizes: Sizes) -> dict[str, Any]:
+    """grid → ε → mechanism → mean figures over trials, three times as many where peers are compared with."""
+    with np.load(recordings() / WORKLOADS_FILE) as archive:
         workloads = {name: Rectangles.of_cells(archive[name]) for name in WORKLOADS}
     result: dict[str, Any] = {}
-    for grid, counts in grids(folder).items():
+    for grid, counts in recorded(sizes.grids).items():
         domain, image = Domain.unit_cells(*counts.shape), image_of(counts)
         truth = {name: answer(image, queries) for name, queries in workloads.items()}
-        for epsilon in EPSILONS:
+        for epsilon in sizes.epsilons:
             micro = to_micro(epsilon, round_up=True)
             for name, fit in shown(fits().items(), f"{grid}, ε = {epsilon}"):
                 figures: list[dict[str, float]] = []
-                for _ in range(3 * trials if name in METRICS.values() else trials):
+                for _ in range((3 if name in METRICS.values() else 1) * sizes.trials):
                     start = time.process_time()
                     answers = fit(counts, domain, micro)
                     row = {"cpu_seconds": time.process_time() - start}
@@ -134,11 +151,7 @@ def measure(folder: Path, trials: int) -> dict[str, Any]:
     return result
 
 
-def shown(steps: Iterable[T], title: str) -> Iterable[T]:
-    """``steps`` under a progress bar, on a terminal only."""
-    return track(list(steps), title, console=Console(stderr=True), disable=not sys.stderr.isatty())
-
-
+Work = Callable[[], Any]
 Answers = Callable[[Rectangles], npt.NDArray[np.float64]]
 
 
@@ -210,34 +223,43 @@ def synthetic_regions(number: int, cells: int, seed: int = 3) -> Regions:
     return Regions(np.arange(number + 1) * 12, corners[..., 0].ravel(), corners[..., 1].ravel(), np.arange(number))
 
 
-def speed(repeats: int = 3) -> dict[str, dict[str, float]]:
-    """Seconds and CPU seconds of one fit, points to histogram, each the best of ``repeats``."""
-    fine, coarse, town = Domain(0, 0, 1, 1, 1024, 1024), Domain(0, 0, 1, 1, 256, 256), Domain.unit_cells(40, 40)
-    few, many = synthetic_points(3_500_000), synthetic_points(6_400_000)
-    regions = synthetic_regions(10_000, 40)
+def speed(sizes: Sizes) -> dict[str, dict[str, float]]:
+    """Seconds and CPU seconds of one fit, points to histogram, each the best of some runs."""
+    coarse, fine = (Domain(0, 0, 1, 1, side, side) for side in (sizes.coarse, sizes.fine))
+    few, many = synthetic_points(sizes.few), synthetic_points(sizes.many)
+    town, regions = Domain.unit_cells(40, 40), synthetic_regions(sizes.regions, 40)
     noisy = Euler(2.0, inference=False).fit(regions, town, 1_000_000, Noise()).components
-    e2epriv = E2EPriv((8, 16, 32, 64, 128, 256), tuning_queries())
-    e2epriv_fine = E2EPriv((32, 64, 128, 256, 512, 1024), tuning_queries(1024))
 
-    def fit(mechanism: SpatialMechanism, points: npt.NDArray[np.float64], domain: Domain) -> Callable[[], Any]:
-        return lambda: mechanism.fit(points, domain, 1_000_000, Noise())
+    def e2epriv(side: int) -> E2EPriv:
+        return E2EPriv(tuple(side >> halvings for halvings in range(5, -1, -1)), tuning_queries(side))
+
+    def on(mechanism: SpatialMechanism, domain: Domain, points: npt.NDArray[np.float64]) -> tuple[str, Work]:
+        size = f"{domain.rows}x{domain.columns}_{len(points) / 1e6:g}M_points"
+        return size, lambda: mechanism.fit(points, domain, 1_000_000, Noise())
 
     runs = {
-        "htf_1024x1024_3.5M_points": fit(HTF(), few, fine),
-        "e2epriv_256x256_6.4M_points_6_sizes_600_queries": fit(e2epriv, many, coarse),
-        "e2epriv_1024x1024_6.4M_points_6_sizes_600_queries": fit(e2epriv_fine, many, fine),
-        "ag_256x256_6.4M_points": fit(AdaptiveGrid(), many, coarse),
-        "ag_1024x1024_6.4M_points": fit(AdaptiveGrid(), many, fine),
-        "auto_256x256_6.4M_points": fit(Auto(), many, coarse),
-        "auto_relative_256x256_6.4M_points": fit(Auto("relative"), many, coarse),
-        "auto_relative_1024x1024_6.4M_points": fit(Auto("relative"), many, fine),
-        "euler_40x40_10000_regions_with_inference": lambda: Euler(2.0).fit(regions, town, 1_000_000, Noise()),
+        f"{name}_{size}": work
+        for name, (size, work) in (
+            ("htf", on(HTF(), fine, few)),
+            ("e2epriv", on(e2epriv(sizes.coarse), coarse, many)),
+            ("e2epriv", on(e2epriv(sizes.fine), fine, many)),
+            ("ag", on(AdaptiveGrid(), coarse, many)),
+            ("ag", on(AdaptiveGrid(), fine, many)),
+            ("auto", on(Auto(), coarse, many)),
+            ("auto_relative", on(Auto("relative"), coarse, many)),
+            ("auto_relative", on(Auto("relative"), fine, many)),
+        )
+    }
+    runs |= {
+        f"euler_40x40_{sizes.regions}_regions_with_inference": lambda: Euler(2.0).fit(
+            regions, town, 1_000_000, Noise()
+        ),
         "euler_40x40_inference_alone": lambda: infer(noisy),
     }
-    return {name: timed(repeats, work) for name, work in shown(runs.items(), "speed")}
+    return {name: timed(sizes.repeats, work) for name, work in shown(runs.items(), "speed")}
 
 
-def timed(repeats: int, work: Callable[[], Any]) -> dict[str, float]:
+def timed(repeats: int, work: Work) -> dict[str, float]:
     """``seconds`` on the clock and ``cpu_seconds``, each the least of ``repeats`` runs."""
     wall, cpu = np.inf, np.inf
     for _ in range(repeats):
@@ -247,21 +269,12 @@ def timed(repeats: int, work: Callable[[], Any]) -> dict[str, float]:
     return {"seconds": float(wall), "cpu_seconds": float(cpu)}
 
 
-def run(trials: int = 5, repeats: int = 5) -> dict[str, Any]:
+def run(quick: bool) -> dict[str, Any]:
     """Speed, and where the recorded grids are present accuracy beside the peers."""
-    result: dict[str, Any] = {"speed": speed(repeats)}
-    folder = folder_of_grids()
-    if not folder.is_dir():
-        return result | {"skipped": "no grids; let HEXVEIL_DATA name the folder of the recordings"}
-    ours = measure(folder, trials)
-    peers = json.loads((folder / "peers.json").read_text())
+    sizes = QUICK if quick else FULL
+    result: dict[str, Any] = {"speed": speed(sizes)}
+    if missing := absent(*(path_of(grid) for grid in sizes.grids), WORKLOADS_FILE, PEERS_FILE):
+        return result | {"skipped": missing}
+    ours = measure(sizes)
+    peers = json.loads((recordings() / PEERS_FILE).read_text(encoding="utf-8"))
     return result | {"accuracy": ours, "beside_peers": comparison(ours, peers), "htf_claim": htf_claim(ours)}
-
-
-def main() -> None:
-    """Print :func:`run` as JSON."""
-    print(json.dumps(run(), indent=1))
-
-
-if __name__ == "__main__":
-    main()

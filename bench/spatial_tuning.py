@@ -7,18 +7,18 @@ other sizes), and only then measured beside the peers on DPBench's grids by ``be
 from __future__ import annotations
 
 import gzip
-import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 
 import dpcore.spatial.posterior as posterior
-from bench.spatial import SANITY, folder_of_grids
+from bench.progress import shown
+from bench.recordings import absent, recordings
+from bench.spatial import SANITY
 from dpcore.noise import Noise
 from dpcore.spatial import (
     HTF,
@@ -53,12 +53,31 @@ SWEPT: dict[str, tuple[Any, ...]] = {
 """One parameter at a time around the values in use: constants of ``dpcore.spatial.posterior``, else of SparseHierarchy."""
 
 
-def bus_fixes(folder: Path, days: tuple[str, ...], cells: int) -> Counts:
-    """Bus positions of whole days on ``cells`` × ``cells`` over Austin; none where the recordings are absent."""
+@dataclass(frozen=True)
+class Sizes:
+    """How much of the above: grids of each kind, values of each parameter, ε, and noise tapes."""
+
+    grids: int | None
+    values: int | None
+    epsilons: int
+    trials: int
+
+
+FULL = Sizes(grids=None, values=None, epsilons=2, trials=2)
+QUICK = Sizes(grids=1, values=1, epsilons=1, trials=1)
+
+
+def path_of(day: str) -> str:
+    """File of a recorded day."""
+    return f"capmetro/{day}.csv.gz"
+
+
+def bus_fixes(cells: int, *days: str) -> Counts:
+    """Bus positions of whole days on ``cells`` × ``cells`` over Austin."""
     counts = np.zeros((cells, cells), dtype=np.int64)
     domain = Domain(30.10, -98.00, 30.60, -97.45, cells, cells)
     for day in days:
-        with gzip.open(folder / f"{day}.csv.gz", "rt") as lines:
+        with gzip.open(recordings() / path_of(day), "rt", encoding="utf-8") as lines:
             header = next(lines).strip().split(",")
             at = [header.index(name) for name in ("latitude", "longitude")]
             rows = [[parts[i] for i in at] for parts in (line.split(",") for line in lines) if len(parts) > max(at)]
@@ -111,32 +130,29 @@ def spots(seed: int, points: int, cells: int, sigma: float, number: int) -> Coun
     return counts
 
 
-def tuning_grids(folder: Path) -> dict[str, Counts]:
-    """What parameters are chosen on."""
-    return {
-        "bus day": bus_fixes(folder, ("2017-03-16",), 256),
-        "bus autumn, coarse": bus_fixes(folder, ("2016-11-24", "2016-11-25"), 128),
-        "clusters 4M": clusters(1, 4_000_000, 40, 0.02, 1.2),
-        "clusters 500k": clusters(2, 500_000, 15, 0.012, 0.9),
-        "roads 1M": roads(3, 1_000_000, 300, 1.1),
-        "roads 3M": roads(4, 3_000_000, 1500, 1.0),
-        "spots 460k": spots(5, 460_000, 700, 2.8, 12),
-        "spots 6M": spots(6, 6_000_000, 4000, 2.6, 40),
-    }
-
-
-def held_out_grids(folder: Path) -> dict[str, Counts]:
-    """What they are validated on, once."""
-    return {
-        "another bus day": bus_fixes(folder, ("2017-03-21",), 256),
-        "bus days, coarse": bus_fixes(folder, ("2016-11-26", "2016-11-27"), 64),
-        "clusters 2M": clusters(11, 2_000_000, 60, 0.02, 1.1),
-        "clusters 300k": clusters(12, 300_000, 20, 0.015, 1.0),
-        "roads 2M": roads(13, 2_000_000, 600, 1.1),
-        "roads 600k": roads(14, 600_000, 200, 1.2),
-        "spots 500k": spots(15, 500_000, 1000, 2.7, 15),
-        "spots 5M": spots(16, 5_000_000, 5000, 2.5, 50),
-    }
+TUNING: dict[str, Callable[[], Counts]] = {
+    "bus day": lambda: bus_fixes(256, "2017-03-16"),
+    "bus autumn, coarse": lambda: bus_fixes(128, "2016-11-24", "2016-11-25"),
+    "clusters 4M": lambda: clusters(1, 4_000_000, 40, 0.02, 1.2),
+    "clusters 500k": lambda: clusters(2, 500_000, 15, 0.012, 0.9),
+    "roads 1M": lambda: roads(3, 1_000_000, 300, 1.1),
+    "roads 3M": lambda: roads(4, 3_000_000, 1500, 1.0),
+    "spots 460k": lambda: spots(5, 460_000, 700, 2.8, 12),
+    "spots 6M": lambda: spots(6, 6_000_000, 4000, 2.6, 40),
+}
+"""What parameters are chosen on."""
+HELD_OUT: dict[str, Callable[[], Counts]] = {
+    "another bus day": lambda: bus_fixes(256, "2017-03-21"),
+    "bus days, coarse": lambda: bus_fixes(64, "2016-11-26", "2016-11-27"),
+    "clusters 2M": lambda: clusters(11, 2_000_000, 60, 0.02, 1.1),
+    "clusters 300k": lambda: clusters(12, 300_000, 20, 0.015, 1.0),
+    "roads 2M": lambda: roads(13, 2_000_000, 600, 1.1),
+    "roads 600k": lambda: roads(14, 600_000, 200, 1.2),
+    "spots 500k": lambda: spots(15, 500_000, 1000, 2.7, 15),
+    "spots 5M": lambda: spots(16, 5_000_000, 5000, 2.5, 50),
+}
+"""What they are validated on, once."""
+DAYS = ("2016-11-24", "2016-11-25", "2016-11-26", "2016-11-27", "2017-03-16", "2017-03-21")
 
 
 def workloads(cells: int, seed: int = 99, queries: int = 1000) -> list[Rectangles]:
@@ -178,11 +194,12 @@ class Case:
         return total / len(seeds)
 
 
-def cases(grids: dict[str, Counts]) -> Iterator[tuple[str, Case]]:
+def cases(grids: dict[str, Callable[[], Counts]], sizes: Sizes) -> Iterator[tuple[str, Case]]:
     """Every grid at every ε."""
-    for name, counts in grids.items():
+    for name, make in list(grids.items())[: sizes.grids]:
+        counts = make()
         queries, image = workloads(counts.shape[0]), image_of(counts)
-        for epsilon in EPSILONS:
+        for epsilon in EPSILONS[: sizes.epsilons]:
             yield f"{name}, ε {epsilon / 1e6:g}", Case(counts, epsilon, queries, [answer(image, q) for q in queries])
 
 
@@ -192,35 +209,31 @@ def mean_ratio(errors: npt.NDArray[np.float64], reference: npt.NDArray[np.float6
     return np.exp(ratio.reshape(-1, 2).mean(axis=0)).round(4).tolist()  # type: ignore[no-any-return]
 
 
-def sweep(grids: dict[str, Counts], seeds: range) -> dict[str, dict[str, dict[str, float]]]:
+def sweep(held: Sequence[Case], sizes: Sizes) -> dict[str, dict[str, dict[str, float]]]:
     """parameter → value → squared and relative error over those of the values in use, on the same tapes."""
-    held = [case for _, case in cases(grids)]
 
     def both(**parameters: Any) -> npt.NDArray[np.float64]:
-        return np.array([case.errors(SparseHierarchy(goal="relative", **parameters), seeds) for case in held])
+        mechanism = SparseHierarchy(goal="relative", **parameters)
+        return np.array([case.errors(mechanism, range(sizes.trials)) for case in held])
 
-    reference, result = both(), {}
-    for name, values in SWEPT.items():
-        result[name] = {}
-        for value in values:
-            if hasattr(posterior, name):
-                before = getattr(posterior, name)
-                setattr(posterior, name, value)
+    steps = [(name, value) for name, values in SWEPT.items() for value in values[: sizes.values]]
+    reference, result = both(), {name: {} for name in SWEPT}
+    for name, value in shown(steps, "sweep"):
+        if hasattr(posterior, name):
+            with mock.patch.object(posterior, name, value):
                 found = both()
-                setattr(posterior, name, before)
-            else:
-                found = both(**{name: value})
-            squared, relative = mean_ratio(found, reference)
-            result[name][str(value)] = {"squared": squared, "relative": relative}
-            print(name, value, squared, relative, file=sys.stderr, flush=True)
+        else:
+            found = both(**{name: value})
+        squared, relative = mean_ratio(found, reference)
+        result[name][str(value)] = {"squared": squared, "relative": relative}
     return result
 
 
-def validate(grids: dict[str, Counts], seeds: range) -> dict[str, Any]:
+def validate(held: dict[str, Case], sizes: Sizes) -> dict[str, Any]:
     """case → Auto's errors over the best of the mechanisms known from papers, per workload, and how often it is no worse."""
     known: list[SpatialMechanism] = [Singular(), UniformGrid(), AdaptiveGrid(), QuadTree(), Privlet(), HTF()]
-    rows, wins = {}, np.zeros(2, dtype=int)
-    for name, case in cases(grids):
+    seeds, rows, wins = range(sizes.trials), {}, np.zeros(2, dtype=int)
+    for name, case in shown(held.items(), "held out"):
         best = np.min([case.errors(mechanism, seeds) for mechanism in known], axis=0)
         ours = case.errors(Auto("relative"), seeds)
         wins += (ours <= best).sum(axis=0)
@@ -228,18 +241,15 @@ def validate(grids: dict[str, Counts], seeds: range) -> dict[str, Any]:
             "squared": (ours / best)[:, 0].round(3).tolist(),
             "relative": (ours / best)[:, 1].round(3).tolist(),
         }
-        print(name, rows[name], file=sys.stderr, flush=True)
     return {"no worse than the best": wins.tolist(), "of": len(rows) * 4, "ratios": rows}
 
 
-def run(trials: int = 2) -> dict[str, Any]:
+def run(quick: bool) -> dict[str, Any]:
     """The sweep on the tuning grids, then the validation."""
-    folder = folder_of_grids().parent / "capmetro"
-    if not folder.is_dir():
-        return {"skipped": "no recordings; let HEXVEIL_DATA name their folder"}
-    seeds = range(trials)
-    return {"sweep": sweep(tuning_grids(folder), seeds), "held_out": validate(held_out_grids(folder), seeds)}
-
-
-if __name__ == "__main__":
-    print(json.dumps(run(), indent=1))
+    if missing := absent(*map(path_of, DAYS)):
+        return {"skipped": missing}
+    sizes = QUICK if quick else FULL
+    return {
+        "sweep": sweep([case for _, case in cases(TUNING, sizes)], sizes),
+        "held_out": validate(dict(cases(HELD_OUT, sizes)), sizes),
+    }

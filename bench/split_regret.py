@@ -5,14 +5,16 @@ Looks at the data: for evaluation only.
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bench.spatial import folder_of_grids, grids
+from bench.progress import shown
+from bench.recordings import absent
+from bench.spatial import GRIDS, path_of, recorded
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
 from dpcore.spatial.htf import RankedCells, search, split_costs, split_sensitivity
@@ -21,6 +23,18 @@ from dpcore.spatial.trees import Candidates
 
 STOP_COUNT = 20
 """Nodes of fewer points are not cut, as in HTF."""
+EPSILON_MICRO = 10_000
+"""ε′ = 0.01 a level: what ε = 0.5 over 15 levels gives."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    grids: tuple[str, ...]
+    depths: int
+
+
+FULL = Sizes(GRIDS, depths=12)
+QUICK = Sizes(GRIDS[:1], depths=4)
 
 
 def chosen_regret(costs: IntArray, offsets: IntArray, choice: IntArray) -> float:
@@ -31,7 +45,7 @@ def chosen_regret(costs: IntArray, offsets: IntArray, choice: IntArray) -> float
     return float(((taken - least)[free] / (greatest - least)[free]).mean()) if free.any() else 0.0
 
 
-def table(counts: npt.NDArray[np.int64], epsilon_micro: int, margin: float, depths: int = 12) -> list[dict[str, Any]]:
+def table(counts: npt.NDArray[np.int64], margin: float, depths: int) -> list[dict[str, Any]]:
     """One row per depth: nodes, what the best cut saves, and the regret of each way to choose, along the best cuts."""
     image, ranked, noise = image_of(counts), RankedCells.of(counts), Noise()
     sensitivity = split_sensitivity(1)
@@ -48,8 +62,8 @@ def table(counts: npt.NDArray[np.int64], epsilon_micro: int, margin: float, dept
         lines = candidates.k[offsets[:-1] + best]
         number = np.diff(offsets) + 2 * candidates.first - 1
         choices = {
-            "exponential": noise.exponential(costs, epsilon_micro, 2 * sensitivity * MICRO, offsets=offsets),
-            "search": search(costs, offsets, epsilon_micro, sensitivity, noise),
+            "exponential": noise.exponential(costs, EPSILON_MICRO, 2 * sensitivity * MICRO, offsets=offsets),
+            "search": search(costs, offsets, EPSILON_MICRO, sensitivity, noise),
             "random": noise.below(np.diff(offsets)),
         }
         rows.append(
@@ -65,13 +79,14 @@ def table(counts: npt.NDArray[np.int64], epsilon_micro: int, margin: float, dept
     return rows
 
 
-def run(epsilon_micro: int = 10_000) -> dict[str, Any]:
-    """grid → margin → rows, at ε′ = 0.01 a level."""
+def run(quick: bool) -> dict[str, Any]:
+    """grid → margin → rows."""
+    sizes = QUICK if quick else FULL
+    if missing := absent(*(path_of(grid) for grid in sizes.grids)):
+        return {"skipped": missing}
     return {
-        name: {str(margin): table(counts, epsilon_micro, margin) for margin in (0.0, 0.45)}
-        for name, counts in grids(folder_of_grids()).items()
+        "grids": {
+            name: {str(margin): table(counts, margin, sizes.depths) for margin in (0.0, 0.45)}
+            for name, counts in shown(recorded(sizes.grids).items(), "split_regret")
+        }
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(run(), indent=1))

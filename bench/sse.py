@@ -12,39 +12,47 @@ import asyncio
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import h3
 
+from bench.progress import shown
+from bench.publishing import deliver
 from stream.config import Config
-from stream.local import LOOPBACK, KafkaServer, free_port
+from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, free_port
 from stream.publishing import make_producer
 from stream.releases import HEXAGON_SPEED, WINDOW, Message, digest, window_message
 from stream.topics import create_topics
 from stream.windows import Window
 
-READERS = 1000
-STALLED = 100
-WINDOWS = 30
-CELLS = 120
-PAUSE = 0.2
-"""Seconds between windows while latencies are taken."""
 FEED = "bench"
-_ROOT = Path(__file__).resolve().parent.parent
 _START = 1_490_054_400
-_EVENT = re.compile(rb"id: (\d+)\nevent: window\ndata: [^\n]*\n\n")
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured; ``pause`` in seconds between windows while latencies are taken."""
+
+    readers: int
+    stalled: int
+    windows: int
+    cells: int
+    pause: float
+
+
+FULL = Sizes(readers=1000, stalled=100, windows=30, cells=120, pause=0.2)
+QUICK = Sizes(readers=20, stalled=1, windows=2, cells=5, pause=0.05)
 
 
 def bench_config(bootstrap: str, port: int) -> Config:
@@ -61,17 +69,17 @@ def bench_config(bootstrap: str, port: int) -> Config:
         hexagons={"resolution": 7},
         speed={"upper_bound": 65.0},
         kafka={"bootstrap": bootstrap, "group": "bench"},
-        public={"host": LOOPBACK, "port": port, "max_streams": READERS + 2 * STALLED},
+        public={"host": LOOPBACK, "port": port},
     )
 
 
-def messages_of(number: int) -> list[Message]:
+def messages_of(number: int, size: int) -> list[Message]:
     """A window of suppressed cells, the smallest that the schema takes, and its marker."""
     window = Window(_START + 3600 * number, _START + 3600 * (number + 1))
     stamp = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)) for at in (window.start, window.end)]
     common = {"feed": FEED, "window": {"start": stamp[0], "end": stamp[1]}, "relation": "values", "epsilon": 2.0}
     counted = {"status": "suppressed", "events": 1, "users": 1}
-    cells = sorted(h3.grid_disk(h3.latlng_to_cell(30.27, -97.74, 7), 8))[:CELLS]
+    cells = sorted(h3.grid_disk(h3.latlng_to_cell(30.27, -97.74, 7), 8))[:size]
     made = [
         window_message(HEXAGON_SPEED, FEED, window, cell, cell, common | {"cell": cell, "resolution": 7} | counted)
         for cell in cells
@@ -89,116 +97,13 @@ def messages_of(number: int) -> list[Message]:
     return [*made, window_message(WINDOW, FEED, window, "close", FEED, marker)]
 
 
-class Reader(asyncio.Protocol):
-    """One connection that notes when which event came."""
-
-    def __init__(self, readers: Readers, last: int | None = None) -> None:
-        self.readers, self.ids, self.last = readers, [] if last is None else [last], last
-        self._rest = b""
-        self.transport: asyncio.Transport | None = None
-        self.closed = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        resume = "" if self.last is None else f"Last-Event-ID: {self.last}\r\n"
-        transport.write(f"GET /api/v1/stream HTTP/1.1\r\nHost: bench\r\n{resume}\r\n".encode())
-
-    def data_received(self, data: bytes) -> None:
-        now = time.monotonic()
-        self._rest += data
-        end = 0
-        for found in _EVENT.finditer(self._rest):
-            self.ids.append(int(found[1]))
-            self.readers.note(self, int(found[1]), now)
-            end = found.end()
-        self._rest = self._rest[end:]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.closed.done():
-            self.closed.set_result(None)
-
-
-class Readers:
-    """Readers of one process, steered by lines on stdin, reporting by lines on stdout."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._quick: set[Reader] = set()
-        self._stalled: list[Reader] = []
-        self._arrivals: dict[int, list[float]] = {}
-
-    def note(self, reader: Reader, number: int, now: float) -> None:
-        if reader not in self._quick:
-            return
-        came = self._arrivals.setdefault(number, [])
-        came.append(now)
-        if len(came) == len(self._quick):
-            tell({"event": number, "median": median(came), "last": came[-1]})
-
-    async def connect(self, count: int, receive_buffer: int | None = None, last: int | None = None) -> list[Reader]:
-        loop = asyncio.get_running_loop()
-        made = []
-        for _ in range(count):
-            link = socket.socket()
-            if receive_buffer is not None:
-                link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-            link.setblocking(False)
-            await loop.sock_connect(link, (LOOPBACK, self._port))
-            _, reader = await loop.create_connection(lambda: Reader(self, last), sock=link)
-            made.append(reader)
-        return made
-
-    async def open(self, count: int) -> None:
-        self._quick |= set(await self.connect(count))
-
-    async def stall(self, count: int) -> None:
-        """Connections that read their first event and then nothing."""
-        self._stalled = await self.connect(count, receive_buffer=4096)
-        while any(not reader.ids for reader in self._stalled):
-            await asyncio.sleep(0.05)
-        for reader in self._stalled:
-            assert reader.transport is not None
-            reader.transport.pause_reading()
-
-    async def resume(self, newest: int) -> dict[str, int]:
-        """Read what is left, connect again until everything up to ``newest`` came; every event once and in order."""
-        whole = 0
-        for reader in self._stalled:
-            assert reader.transport is not None
-            reader.transport.resume_reading()
-            await asyncio.wait_for(reader.closed, 30)
-            ids = list(reader.ids)
-            (again,) = await self.connect(1, last=ids[-1])
-            async with asyncio.timeout(30):
-                while again.ids[-1] < newest:
-                    await asyncio.sleep(0.01)
-            ids += again.ids[1:]
-            assert again.transport is not None
-            again.transport.abort()
-            whole += ids == list(range(ids[0], newest + 1))
-        return {"whole": whole}
-
-    async def obey(self) -> None:
-        commands: dict[str, Callable[[int], Any]] = {"open": self.open, "stall": self.stall, "resume": self.resume}
-        loop = asyncio.get_running_loop()
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
-            name, argument = line.split()
-            found = await commands[name](int(argument))
-            tell({"done": name} | (found or {}))
-
-
-def tell(report: dict[str, Any]) -> None:
-    print(json.dumps(report), flush=True)
-
-
 class Remote:
     """The process of the readers, seen from the parent."""
 
     def __init__(self, port: int, cores: set[int]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.sse", str(port)],
-            cwd=_ROOT,
+            [sys.executable, "-m", "bench.sse_readers", str(port)],
+            cwd=REPO_ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -247,9 +152,9 @@ class Served:
             "HEXVEIL_PUBLIC__HOST": config.public.host,
             "HEXVEIL_PUBLIC__PORT": str(config.public.port),
         }
-        command = [sys.executable, "-m", "stream", "serve", "--config", str(_ROOT / "config" / "bus-fleet.toml")]
+        command = [sys.executable, "-m", "stream", "serve", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")]
         self._log = (folder / "serve.log").open("w")
-        self.process = subprocess.Popen(command, cwd=_ROOT, env=environment, stderr=self._log)
+        self.process = subprocess.Popen(command, cwd=REPO_ROOT, env=environment, stderr=self._log)
         os.sched_setaffinity(self.process.pid, cores)
         deadline = time.monotonic() + 60
         while not self._ready():
@@ -289,7 +194,8 @@ class Served:
 class Publisher:
     """Publishes windows one by one and knows when each marker was handed over."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, cells: int) -> None:
+        self._cells = cells
         self._producer = make_producer(config.kafka)
         self.sent: dict[int, float] = {}
 
@@ -303,21 +209,11 @@ class Publisher:
     async def publish(self) -> int:
         """The next window; the number of its event."""
         number = len(self.sent) + 1
-        *cells, marker = messages_of(number)
-        waiting = [await self._send(message) for message in cells]
-        await asyncio.gather(*waiting)
+        *cells, marker = messages_of(number, self._cells)
+        await deliver(self._producer, cells)
         self.sent[number] = time.monotonic()
-        await (await self._send(marker))
+        await deliver(self._producer, [marker])
         return number
-
-    async def _send(self, message: Message) -> Any:
-        return await self._producer.send(
-            message.topic,
-            message.value,
-            key=message.key,
-            headers=list(message.headers),
-            timestamp_ms=message.timestamp_ms,
-        )
 
 
 @contextmanager
@@ -341,18 +237,18 @@ def latencies(publisher: Publisher, readers: Remote, numbers: range) -> dict[str
     }
 
 
-async def measure(config: Config, served: Served, readers: Remote, counts: tuple[int, int, int]) -> dict[str, Any]:
-    count, stalled, windows = counts
-    async with Publisher(config) as publisher:
+async def measure(config: Config, served: Served, readers: Remote, sizes: Sizes) -> dict[str, Any]:
+    count, stalled, windows = sizes.readers, sizes.stalled, sizes.windows
+    async with Publisher(config, sizes.cells) as publisher:
         idle = served.memory_mb()
         readers.command("open", count)
         await asyncio.to_thread(readers.until_done, "open")
         while served.metric("hexveil_public_sse_clients") < count:
             await asyncio.sleep(0.1)
 
-        async def rounds(amount: int, pause: float = PAUSE) -> range:
+        async def rounds(amount: int, pause: float = sizes.pause, title: str = "") -> range:
             first = len(publisher.sent) + 1
-            for _ in range(amount):
+            for _ in shown(range(amount), title) if title else range(amount):
                 number = await publisher.publish()
                 await asyncio.to_thread(readers.until_event, number)
                 await asyncio.sleep(pause)
@@ -360,14 +256,14 @@ async def measure(config: Config, served: Served, readers: Remote, counts: tuple
 
         await rounds(3)
         cpu = served.cpu_seconds()
-        alone = latencies(publisher, readers, await rounds(windows))
+        alone = latencies(publisher, readers, await rounds(windows, title="readers alone"))
         spent = (served.cpu_seconds() - cpu) / windows
         held = served.memory_mb()
 
         readers.command("stall", stalled)
         await rounds(1)
         await asyncio.to_thread(readers.until_done, "stall")
-        beside = latencies(publisher, readers, await rounds(windows))
+        beside = latencies(publisher, readers, await rounds(windows, title="beside stalled readers"))
         while served.metric("hexveil_public_sse_dropped_total") < stalled:
             await rounds(20, pause=0)
         with_stalled = served.memory_mb()
@@ -386,7 +282,12 @@ async def measure(config: Config, served: Served, readers: Remote, counts: tuple
         }
 
 
-def run(readers: int = READERS, stalled: int = STALLED, windows: int = WINDOWS) -> dict[str, Any]:
+def run(quick: bool) -> dict[str, Any]:
+    """What :func:`streams` finds."""
+    return streams(QUICK if quick else FULL)
+
+
+def streams(sizes: Sizes) -> dict[str, Any]:
     """Latency, processor time and memory with that many readers, then the same beside readers that stall."""
     cores = sorted(os.sched_getaffinity(0))
     own, others = {cores[0]}, set(cores[1:]) or set(cores)
@@ -399,17 +300,6 @@ def run(readers: int = READERS, stalled: int = STALLED, windows: int = WINDOWS) 
             with closing_all(remote):
                 os.sched_setaffinity(0, others)
                 try:
-                    return asyncio.run(measure(config, served, remote, (readers, stalled, windows)))
+                    return asyncio.run(measure(config, served, remote, sizes))
                 finally:
                     os.sched_setaffinity(0, cores)
-
-
-def main() -> None:
-    if len(sys.argv) == 1:
-        print(json.dumps(run(), indent=2))
-        return
-    asyncio.run(Readers(int(sys.argv[1])).obey())
-
-
-if __name__ == "__main__":
-    main()

@@ -207,7 +207,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments(
 
 
 def test_the_bench_of_streams_measures_the_service_as_it_is_installed() -> None:
-    told = sse.run(readers=3, stalled=0, windows=1)
+    told = sse.streams(sse.Sizes(readers=3, stalled=0, windows=1, cells=5, pause=0.0))
     assert told["readers"] == 3
     assert 0 < told["alone"]["median_reader_ms"] <= told["alone"]["last_reader_ms"]
     assert told["serve_memory_mb"]["with_readers"] >= 1

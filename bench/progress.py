@@ -1,0 +1,18 @@
+"""What a benchmark shows while it runs: a bar on stderr, on a terminal only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import track
+
+T = TypeVar("T")
+
+
+def shown(steps: Iterable[T], title: str) -> Iterable[T]:
+    """``steps`` under a progress bar."""
+    held: Sequence[T] = list(steps)
+    return track(held, title, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())

@@ -1,0 +1,21 @@
+"""The folder of recordings that some benchmarks need."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from stream.local import REPO_ROOT
+
+
+def recordings() -> Path:
+    """``$HEXVEIL_DATA``, else ``../shared/data`` beside the repository."""
+    return Path(os.environ.get("HEXVEIL_DATA") or REPO_ROOT.parent / "shared" / "data")
+
+
+def absent(*needed: str) -> str | None:
+    """A sentence with its remedy if files are not among the recordings, else None."""
+    missing = [name for name in needed if not (recordings() / name).is_file()]
+    if not missing:
+        return None
+    return f"no {', '.join(missing)} in {recordings()}; let HEXVEIL_DATA name the folder of the recordings"
