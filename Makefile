@@ -1,13 +1,15 @@
 # demo  Kafka, Redis, a worker and a feed on this machine    make demo [SECONDS=60] [FEED=path.csv.gz FORMAT=capmetro]
 # test  everything the tests need, then the tests, against real servers
 # docs  this project's pages as a site, in site/
-# lint  ruff and mypy     bench  every benchmark as JSON     clean  what these targets made
+# lint  ruff and mypy     bench  benchmarks as JSON, a line each    make bench [BENCHMARKS='ingest sse'] [HEXVEIL_BENCH_QUICK=1]
+# clean  what these targets made
 # dashboard  build stream/serve/static from stream/serve/dashboard (Node 20.19 or newer with npm)
 .PHONY: demo test lint bench docs dashboard clean system jars packages
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
 WORKERS ?= 2
+BENCHMARKS ?= dashboard ingest mechanisms resolution scaling spatial spatial_tuning split_regret sse
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -55,8 +57,7 @@ demo: $(READY)
 	@$(BIN)/hexveil demo $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FEED),--feed '$(FEED)') $(if $(FORMAT),--format $(FORMAT))
 
 bench: $(READY) jars
-	@$(BIN)/hexveil bench ingest --json
-	@$(BIN)/hexveil bench mechanisms --json
+	@set -e; for name in $(BENCHMARKS); do $(BIN)/hexveil bench $$name --json; done
 
 docs: $(READY)
 	$(BIN)/python -m mkdocs build --quiet

@@ -2,180 +2,188 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from contextlib import ExitStack
-from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
-from zoneinfo import ZoneInfo
 
+import click
 import pytest
+import typer
 
+from stream.cli import app
+from stream.cli.bench import BENCHMARKS
 from stream.local import REPO_ROOT, free_port
-from tests.docs.pages import Block, blocks, pages
+from tests.docs.desk import Desk, small_desk
+from tests.docs.pages import DIRECTIVES, Block, blocks, escaping, pages, spoken
 
-RUNNABLE = [page for page in pages() if blocks(page)]
 ELSEWHERE_ONLY = {"a container engine", "a service manager", "this is that run"}
 """Reasons for which a command of the documents is not run by the tests."""
-SECONDS = 600
+IN_ORDER = ("", "exit", "background")
+"""Directives of blocks that are run one after the other, in one folder."""
+BLOCKS = {page: blocks(page) for page in pages()}
+EVERY_BLOCK = [block for found in BLOCKS.values() for block in found]
+PAGES = [page for page, found in BLOCKS.items() if any(block.directive in IN_ORDER for block in found)]
+SMALL = [block for block in EVERY_BLOCK if block.directive == "small"]
 
 
 def names(page: Path) -> str:
     return str(page.relative_to(REPO_ROOT))
 
 
-class Desk:
-    """A new user's desk: an empty folder with the repository's config, ``hexveil`` on the path, servers of the tests."""
-
-    def __init__(self, folder: Path, kafka: str, redis_url: str, feed: str) -> None:
-        self.folder = folder
-        public, operator = free_port(), free_port()
-        self.addresses = {"127.0.0.1:9092": kafka, "127.0.0.1:8080": f"127.0.0.1:{public}"}
-        self.addresses["127.0.0.1:6066"] = f"127.0.0.1:{operator}"
-        tools = folder / ".bin"
-        tools.mkdir()
-        for name, module in (("hexveil", "-m stream"), ("python", "")):
-            (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
-            (tools / name).chmod(0o755)
-        for name in ("config", "bench", "docs"):
-            (folder / name).symlink_to(REPO_ROOT / name)
-        write_recordings(folder)
-        self.environment = os.environ | {
-            "PATH": f"{tools}:{os.environ['PATH']}",
-            "PYTHONPATH": str(REPO_ROOT),
-            "HEXVEIL_FEED__NAME": feed,
-            "HEXVEIL_FEED__TOPIC": feed,
-            "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
-            "HEXVEIL_KAFKA__GROUP": feed,
-            "HEXVEIL_REDIS__URL": redis_url,
-            "HEXVEIL_PUBLIC__PORT": str(public),
-            "HEXVEIL_OPERATOR__PORT": str(operator),
-            "HEXVEIL_WINDOW__IDLE_TIMEOUT": "2s",
-        }
-
-    def command(self, block: Block) -> list[str]:
-        text = block.text
-        for told, here in self.addresses.items():
-            text = text.replace(told, here)
-        return [sys.executable, "-c", text] if block.language == "python" else ["bash", "-euo", "pipefail", "-c", text]
-
-    def run(self, block: Block, code: int) -> None:
-        done = subprocess.run(
-            self.command(block),
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-        where = f"{block.page}:{block.line}"
-        assert done.returncode == code, f"{where}\n{block.text}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
-
-    def leave_running(self, block: Block, stack: ExitStack) -> None:
-        log = (self.folder / f"{block.line}.log").open("w")
-        process = subprocess.Popen(
-            self.command(block), cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
-        )
-        stack.callback(end, process, block)
+@pytest.mark.parametrize("block", SMALL, ids=str)
+def test_every_measurement_of_the_documents_runs_on_made_up_recordings(block: Block, tmp_path: Path) -> None:
+    small_desk(tmp_path).run(block)
 
 
-def write_recordings(folder: Path) -> None:
-    """Six made-up vehicles over a morning in Austin, in the formats and under the names that the pages use."""
-    start = datetime(2017, 3, 21, 6, tzinfo=ZoneInfo("America/Chicago"))
-    with (
-        gzip.open(folder / "2017-03-21.csv.gz", "wt", encoding="utf-8", newline="") as capmetro,
-        gzip.open(folder / "recording.csv.gz", "wt", encoding="utf-8", newline="") as canonical,
-    ):
-        theirs, ours = csv.writer(capmetro), csv.writer(canonical)
-        theirs.writerow(
-            ("vehicle_id", "timestamp", "speed", "route_id", "trip_id", "latitude", "longitude", "trip_headsign")
-        )
-        ours.writerow(("user", "time", "lat", "lng", "speed"))
-        for minute in range(0, 150, 2):
-            moment = (start + timedelta(minutes=minute)).isoformat()
-            for vehicle in range(6):
-                lat, lng = 30.25 + 0.01 * vehicle, -97.80 + 0.001 * minute
-                theirs.writerow((vehicle, moment, 10 + vehicle, 1, 1, lat, lng, "Downtown"))
-                ours.writerow((f"bus-{vehicle}", moment, lat, lng, 20 + vehicle))
-
-
-def end(process: subprocess.Popen[Any], block: Block) -> None:
-    """Whatever the page left running is still alive and stops when asked to."""
-    alive = process.poll() is None
-    if alive:
-        os.killpg(process.pid, signal.SIGINT)
-        try:
-            process.wait(40)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    assert alive, f"{block.page}:{block.line} ended by itself with code {process.returncode}"
-
-
-@pytest.mark.parametrize("page", RUNNABLE, ids=names)
-@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("page", PAGES, ids=names)
+@pytest.mark.timeout(600)
 def test_every_command_of_the_page_does_what_the_page_says(
     page: Path, kafka: str, redis: object, redis_url: str, topic_name: str, tmp_path: Path
 ) -> None:
-    desk = Desk(tmp_path, kafka, redis_url, topic_name)
+    public, operator = free_port(), free_port()
+    addresses = {"127.0.0.1:9092": kafka, "127.0.0.1:8080": f"127.0.0.1:{public}"}
+    addresses["127.0.0.1:6066"] = f"127.0.0.1:{operator}"
+    environment = {
+        "HEXVEIL_FEED__NAME": topic_name,
+        "HEXVEIL_FEED__TOPIC": topic_name,
+        "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
+        "HEXVEIL_KAFKA__GROUP": topic_name,
+        "HEXVEIL_REDIS__URL": redis_url,
+        "HEXVEIL_PUBLIC__PORT": str(public),
+        "HEXVEIL_OPERATOR__PORT": str(operator),
+        "HEXVEIL_WINDOW__IDLE_TIMEOUT": "2s",
+    }
+    desk = Desk(tmp_path, environment, addresses)
     with ExitStack() as stack:
-        for block in blocks(page):
-            how, _, rest = block.how.partition(" ")
-            if how in ("", "exit", "small") or (how == "long" and os.environ.get("HEXVEIL_LONG_DOCS")):
-                desk.run(block, int(rest or 0))
-            elif how == "background":
+        for block in BLOCKS[page]:
+            if block.directive == "background":
                 desk.leave_running(block, stack)
-            elif how == "long":
-                check_options(block)
-            elif how == "elsewhere":
-                assert (REPO_ROOT / rest).is_file(), f"{block.page}:{block.line}: no such test {rest}"
-            else:
-                assert how == "not", f"{block.page}:{block.line}: no way to test is called {block.how!r}"
-                assert rest.removeprefix("here, ") in ELSEWHERE_ONLY, f"{block.page}:{block.line}: {block.how}"
+            elif block.directive in IN_ORDER:
+                desk.run(block)
 
 
-def check_options(block: Block) -> None:
-    """Every option that the block gives to ``hexveil`` is one that the command knows."""
-    for line in block.text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        if not words or words[0] != "hexveil":
-            continue
-        spoken = [word for word in words[1:3] if word.isalpha()]
-        told = subprocess.run(
-            [sys.executable, "-m", "stream", spoken[0], "--help"],
-            cwd=REPO_ROOT,
-            env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
-            capture_output=True,
-            text=True,
-        ).stdout
-        for option in re.findall(r"--[a-z-]+", line):
-            assert option in told, f"{block.page}:{block.line}: {option} is no option of hexveil {spoken[0]}"
+def test_a_block_that_is_not_run_here_names_the_tests_that_run_it_or_one_of_three_reasons() -> None:
+    for block in EVERY_BLOCK:
+        assert block.directive in DIRECTIVES, f"{block}: no way to test is called {block.how!r}"
+        if block.directive == "not":
+            assert block.rest.removeprefix("here, ") in ELSEWHERE_ONLY, f"{block}: {block.how}"
+        if block.directive == "elsewhere":
+            assert block.rest, f"{block}: elsewhere, but where?"
+            run: set[str] = set()
+            for place in block.rest.split():
+                file, _, test = place.partition("::")
+                if file.endswith(".md"):
+                    run |= {
+                        path for page in BLOCKS[REPO_ROOT / file] if page.directive in IN_ORDER for path in used(page)
+                    }
+                else:
+                    assert f"def {test}(" in (REPO_ROOT / file).read_text(encoding="utf-8"), f"{block}: no {place}"
+            if run:
+                assert used(block) <= run, f"{block}: {used(block) - run} are not run on those pages"
+
+
+def test_no_command_of_the_documents_escapes_these_tests() -> None:
+    found = {names(page): escaping(page.read_text(encoding="utf-8")) for page in BLOCKS}
+    assert {page: lines for page, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "```console\n$ hexveil check\n```\n",
+        "```\nmake demo\n```\n",
+        "```bash\nls\n```\n",
+        "~~~sh\ndocker ps\n~~~\n",
+        "Type\n\n    HEXVEIL_DATA=x python -m bench\n",
+        "Type\n\n$ .venv/bin/hexveil check\n",
+        "<!-- test: small -->\n\n```sh\nhexveil check\n```\n",
+        "<pre>hexveil check</pre>\n",
+    ],
+)
+def test_a_planted_command_in_another_dress_is_caught(planted: str) -> None:
+    assert len(escaping("# Page\n\n```sh\nhexveil check\n```\n\n" + planted)) >= 1
+    assert escaping("# Page\n\n```sh\nhexveil check\n```\n\nMake a file:\n\n```toml\nmake = 1\n```\n") == []
+
+
+def used(block: Block) -> set[str]:
+    """The commands of ``hexveil`` that a block runs, like "ledger show"."""
+    lines = block.text.replace("\\\n", " ").splitlines() if block.language == "sh" else []
+    return {resolved(line)[0] for line in lines if line.startswith("hexveil ")}
+
+
+def resolved(line: str) -> tuple[str, set[str]]:
+    """(Command, words that are neither a command nor an option of it) of a line that begins with ``hexveil``."""
+    words = shlex.split(re.split(r" [|>&;]|$", line)[0], comments=True)[1:]
+    command, path, wrong = typer.main.get_command(app), [], set()
+    while isinstance(command, click.Group) or hasattr(command, "commands"):
+        if not words or words[0].startswith("-"):
+            break
+        path.append(words.pop(0))
+        if path[-1] not in command.commands:
+            return " ".join(path), {path[-1]}
+        command = command.commands[path[-1]]
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    wrong |= {word for word in words if re.match(r"-{1,2}[a-z]", word) and word.partition("=")[0] not in known}
+    return " ".join(path), wrong
+
+
+@pytest.mark.parametrize("page", BLOCKS, ids=names)
+def test_every_command_and_option_that_the_page_names_exists(page: Path) -> None:
+    said = [re.sub(r"^([A-Z_]+=\S+ )+", "", line.strip()) for line in spoken(page)]
+    wrong = {line: resolved(line)[1] for line in said if line.startswith("hexveil ")}
+    assert {line: words for line, words in wrong.items() if words} == {}
+
+
+def test_a_command_or_an_option_that_does_not_exist_is_noticed() -> None:
+    assert resolved("hexveil ledger show --config x | head --lines 3") == ("ledger show", set())
+    assert resolved("hexveil ledger shew") == ("ledger shew", {"shew"})
+    assert resolved("hexveil bench sse --fast --json  # --not-this") == ("bench", {"--fast"})
 
 
 def test_make_knows_every_target_that_the_documents_name() -> None:
-    spoken = re.compile(r"(?:^|`)make ([a-z]+)", re.MULTILINE)
-    targets = {target for page in pages() for target in spoken.findall(fenced_or_quoted(page))}
+    targets = {found[1] for page in BLOCKS for line in spoken(page) if (found := re.match(r"make ([a-z]+)", line))}
     known = set(re.findall(r"^([a-z]+):", (REPO_ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {"demo", "test"} <= targets
     assert targets <= known, targets - known
 
 
-def fenced_or_quoted(page: Path) -> str:
-    """The page's code: blocks and words between backticks."""
-    text = page.read_text(encoding="utf-8")
-    return "\n".join([block.text for block in blocks(page)] + re.findall(r"`[^`\n]+`", text))
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        (
+            ["SECONDS=120", "FEED=path/to/2017-03-21.csv.gz", "FORMAT=capmetro"],
+            "--seconds 120 --feed 'path/to/2017-03-21.csv.gz' --format capmetro",
+        ),
+        ([], ""),
+    ],
+)
+def test_make_demo_hands_over_what_it_is_given(given: list[str], options: str) -> None:
+    (line,) = recipe("demo", *given)
+    assert line == f"hexveil demo {options}".strip()
+    assert resolved(line) == ("demo", set())
+
+
+def test_make_bench_runs_every_benchmark_or_those_that_are_named() -> None:
+    assert recipe("bench") == [f"hexveil bench $name --json; done in {' '.join(BENCHMARKS)}"]
+    assert recipe("bench", "BENCHMARKS=sse ingest") == ["hexveil bench $name --json; done in sse ingest"]
+
+
+def recipe(*target: str) -> list[str]:
+    """Commands of hexveil that make would run, each with the list of the loop it stands in."""
+    told = subprocess.run(["make", "-n", *target], cwd=REPO_ROOT, capture_output=True, text=True, check=True).stdout
+    lines = [line for line in told.splitlines() if "bin/hexveil" in line]
+    loops = [re.search(r"for name in (.*?);", line) for line in lines]
+    commands = [line[line.index("hexveil") :].strip() for line in lines]
+    return [command + (f" in {loop[1]}" if loop else "") for command, loop in zip(commands, loops, strict=True)]
 
 
 def test_every_relative_link_of_readme_and_documents_leads_to_a_file() -> None:
     broken = []
-    for page in pages():
+    for page in BLOCKS:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
             if "://" in target or target.startswith("#"):

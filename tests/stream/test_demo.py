@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -136,3 +137,28 @@ def test_without_java_the_demo_says_what_to_install_and_how_to_do_without(
     assert done.returncode == 3
     assert "apt-get install default-jre-headless" in done.stderr
     assert remedy in done.stderr
+
+
+def test_a_recording_is_shown_until_its_seconds_are_over(repo_root: Path, tmp_path: Path) -> None:
+    recording = tmp_path / "day.csv.gz"
+    with gzip.open(recording, "wt", encoding="utf-8") as file:
+        file.write("vehicle_id,timestamp,speed,latitude,longitude\n")
+        for minute in range(0, 180, 2):
+            moment = f"2017-03-21T{6 + minute // 60:02d}:{minute % 60:02d}:00-05:00"
+            file.writelines(f"{bus},{moment},{8 + bus},30.27,{-97.74 + bus / 100}\n" for bus in range(6))
+    command = [
+        sys.executable,
+        "-m",
+        "stream",
+        "demo",
+        "--feed",
+        str(recording),
+        "--format",
+        "capmetro",
+        "--seconds",
+        "18",
+    ]
+    done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "03-21 06:00–07:00" in done.stdout
+    assert "failing their JSON Schema: 0" in done.stdout

@@ -1,0 +1,129 @@
+"""A new user's desk: an empty folder with the repository's configurations, ``hexveil`` on the path, made-up recordings."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+
+from bench.spatial import EPSILONS, GRIDS, METRICS, PEERS_FILE, WORKLOADS, WORKLOADS_FILE
+from bench.spatial import path_of as path_of_grid
+from bench.spatial_tuning import DAYS
+from bench.spatial_tuning import path_of as path_of_day
+from stream.local import REPO_ROOT
+from tests.docs.pages import Block
+
+SECONDS = 300
+
+
+class Desk:
+    """A folder, its environment, and the addresses that stand for those of the documents."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], addresses: Mapping[str, str]) -> None:
+        self.folder, self.addresses = folder, addresses
+        tools = folder / ".bin"
+        tools.mkdir()
+        for name, module in (("hexveil", "-m stream"), ("python", "")):
+            (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
+            (tools / name).chmod(0o755)
+        (folder / "config").symlink_to(REPO_ROOT / "config")
+        (folder / "docs" / "images").mkdir(parents=True)
+        path = f"{tools}:{os.environ['PATH']}"
+        self.environment = os.environ | {"PATH": path, "PYTHONPATH": str(REPO_ROOT)} | dict(environment)
+
+    def command(self, block: Block) -> list[str]:
+        text = block.text
+        for told, here in self.addresses.items():
+            text = text.replace(told, here)
+        return [sys.executable, "-c", text] if block.language == "python" else ["bash", "-euo", "pipefail", "-c", text]
+
+    def run(self, block: Block) -> None:
+        """Run it to its end, which must be the one that the page says."""
+        done = subprocess.run(
+            self.command(block),
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        code = int(block.rest) if block.directive == "exit" else 0
+        assert done.returncode == code, f"{block}\n{block.text}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+
+    def leave_running(self, block: Block, stack: ExitStack) -> None:
+        """Start it; when the stack is closed it must still be alive and stop when asked to."""
+        log = (self.folder / f"{block.line}.log").open("w")
+        process = subprocess.Popen(
+            self.command(block), cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
+        )
+        stack.callback(_end, process, block)
+
+
+def _end(process: subprocess.Popen[Any], block: Block) -> None:
+    alive = process.poll() is None
+    if alive:
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(40)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert alive, f"{block} ended by itself with code {process.returncode}"
+
+
+def small_desk(folder: Path) -> Desk:
+    """A desk without servers, with made-up recordings where the documents and the benchmarks look; benchmarks are quick."""
+    _write_buses(folder)
+    data = folder / "data"
+    for file in (*map(path_of_day, DAYS), *map(path_of_grid, GRIDS)):
+        (data / file).parent.mkdir(parents=True, exist_ok=True)
+    for day in DAYS:
+        (data / path_of_day(day)).symlink_to(folder / "2017-03-21.csv.gz")
+    _write_grids(data)
+    return Desk(folder, {"HEXVEIL_DATA": str(data), "HEXVEIL_BENCH_QUICK": "1"}, {})
+
+
+def _write_buses(folder: Path) -> None:
+    """Six made-up vehicles in two windows of a morning in Austin, in the formats and under the names that the pages use."""
+    start = datetime(2017, 3, 21, 6, 40, tzinfo=ZoneInfo("America/Chicago"))
+    with (
+        gzip.open(folder / "2017-03-21.csv.gz", "wt", encoding="utf-8", newline="") as capmetro,
+        gzip.open(folder / "recording.csv.gz", "wt", encoding="utf-8", newline="") as canonical,
+    ):
+        theirs, ours = csv.writer(capmetro), csv.writer(canonical)
+        theirs.writerow(
+            ("vehicle_id", "timestamp", "speed", "route_id", "trip_id", "latitude", "longitude", "trip_headsign")
+        )
+        ours.writerow(("user", "time", "lat", "lng", "speed"))
+        for minute in range(0, 40, 2):
+            moment = (start + timedelta(minutes=minute)).isoformat()
+            for vehicle in range(6):
+                lat, lng = 30.25 + 0.01 * vehicle, -97.80 + 0.002 * minute
+                theirs.writerow((vehicle, moment, 10 + vehicle, 1, 1, lat, lng, "Downtown"))
+                ours.writerow((f"bus-{vehicle}", moment, lat, lng, 20 + vehicle))
+
+
+def _write_grids(data: Path) -> None:
+    """Count grids of a few spots, ten queries of each workload, and one peer."""
+    rng = np.random.default_rng(1)
+    for grid in GRIDS:
+        counts = np.zeros((256, 256), dtype=np.int32)
+        counts[100:110, 50:60] = rng.poisson(20, (10, 10))
+        np.savez_compressed(data / path_of_grid(grid), counts=counts)
+    corners = {name: np.sort(rng.integers(0, 256, (10, 2, 2)), axis=2).reshape(-1, 4) for name in WORKLOADS}
+    np.savez_compressed(data / WORKLOADS_FILE, **corners)
+    figures = {f"{workload}_{metric}": 1.0 for workload in WORKLOADS for metric in METRICS}
+    peers = {grid: {epsilon: {"made up": figures} for epsilon in EPSILONS} for grid in GRIDS}
+    (data / PEERS_FILE).write_text(json.dumps(peers))
