@@ -8,11 +8,12 @@ A mechanism is ρ-zCDP if its Rényi divergence of every order α > 1 between ne
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal, localcontext
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from dpcore.budget import MICRO, from_micro
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
@@ -110,7 +111,7 @@ def epsilon_of_rho(rho_nano: int, delta: float) -> float:
         return order * rho - (log_delta + math.log(order)) / excess + math.log(excess / order)
 
     guess = math.log(max(math.sqrt(-log_delta / rho), 1e-6))
-    best = optimize.minimize_scalar(of, bracket=(guess - 1, guess + 1)).x
+    best = _least(of, guess).x
     with localcontext() as context:
         context.prec = _DIGITS
         excess = Decimal(math.exp(best))
@@ -131,7 +132,13 @@ def delta_of_rho(rho_nano: int, epsilon: float) -> float:
         return excess * (order * rho - epsilon) - log_order + order * math.log(excess / order)
 
     guess = math.log(max((epsilon - rho) / (2 * rho), 1e-6))
-    return min(math.exp(optimize.minimize_scalar(of, bracket=(guess - 1, guess + 1)).fun), 1.0)
+    return min(math.exp(_least(of, guess).fun), 1.0)
+
+
+def _least(of: Callable[[float], float], guess: float) -> Any:
+    from scipy import optimize  # takes longer to import than a command takes that counts pure epsilon
+
+    return optimize.minimize_scalar(of, bracket=(guess - 1, guess + 1))
 
 
 def rho_of(epsilon: float, delta: float) -> int:

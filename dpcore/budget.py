@@ -6,6 +6,8 @@ Floats never enter a ledger. A loss is charged at least what it is; an allowance
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
@@ -36,3 +38,31 @@ def to_micro(epsilon: float | str | Decimal | Fraction, *, round_up: bool) -> in
 def from_micro(micro: int) -> float:
     """µε as epsilon, for reports only."""
     return micro / MICRO
+
+
+@dataclass(frozen=True)
+class BudgetSplit:
+    """Shares of a budget in integer µε, spent one after another on the same user; they add up to ``total`` exactly.
+
+    Raises :class:`BudgetError` for shares below 1 µε or that do not add up.
+    """
+
+    total: int
+    shares: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.shares or min(self.shares) < 1:
+            raise BudgetError(f"shares {self.shares} µε; every share must be at least 1 µε, give a larger epsilon")
+        if sum(self.shares) != self.total:
+            raise BudgetError(f"shares {self.shares} µε add up to {sum(self.shares)}, not {self.total}; correct them")
+
+    @classmethod
+    def by_weights(cls, total: int, weights: Sequence[float]) -> BudgetSplit:
+        """Shares in proportion to public positive ``weights``, rounded down, the remainder to the largest."""
+        if not weights or not all(math.isfinite(weight) and weight > 0 for weight in weights):
+            raise BudgetError(f"budget weights {list(weights)}; give finite numbers above 0")
+        exact = [Fraction(weight) for weight in weights]
+        whole = sum(exact)
+        shares = [int(total * weight / whole) for weight in exact]
+        shares[max(range(len(shares)), key=lambda i: exact[i])] += total - sum(shares)
+        return cls(total, tuple(shares))

@@ -7,7 +7,7 @@ from dpcore.spatial.grids import AdaptiveGrid, Singular, Uniform, UniformGrid
 from dpcore.spatial.hierarchy import SparseHierarchy
 from dpcore.spatial.histogram import GridHistogram, Histogram, PartitionHistogram
 from dpcore.spatial.htf import HTF
-from dpcore.spatial.mechanism import BudgetSplit, SpatialMechanism
+from dpcore.spatial.mechanism import SpatialMechanism
 from dpcore.spatial.queries import Rectangles
 from dpcore.spatial.release import histogram_from_release
 from dpcore.spatial.trees import KdTree, QuadTree
@@ -17,7 +17,6 @@ __all__ = [
     "HTF",
     "AdaptiveGrid",
     "Auto",
-    "BudgetSplit",
     "Domain",
     "E2EPriv",
     "GridHistogram",

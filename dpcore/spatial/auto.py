@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy.typing as npt
 
-from dpcore.budget import MICRO
+from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain
 from dpcore.spatial.grids import Singular, noisy_total, require_share
 from dpcore.spatial.hierarchy import SparseHierarchy
 from dpcore.spatial.histogram import Histogram
-from dpcore.spatial.mechanism import BudgetSplit, SpatialMechanism, require_budget
+from dpcore.spatial.mechanism import SpatialMechanism, require_budget
 from dpcore.spatial.posterior import Goal, require_goal
 
 SMALL_CELLS = 256

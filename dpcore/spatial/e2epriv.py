@@ -17,13 +17,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.budget import MICRO
+from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid, block_sums, cuts
 from dpcore.spatial.grids import noisy_total, require_share
 from dpcore.spatial.histogram import GridHistogram
-from dpcore.spatial.mechanism import BudgetSplit, choose, laplace_variance, noisy_counts, require_budget
+from dpcore.spatial.mechanism import choose, laplace_variance, noisy_counts, require_budget
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import Rectangles, answer, overlap_norms
 

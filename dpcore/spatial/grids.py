@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.budget import MICRO
+from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, block_sums, cuts
 from dpcore.spatial.histogram import GridHistogram, PartitionHistogram
-from dpcore.spatial.mechanism import BudgetSplit, laplace_variance, noisy_counts, require_budget
+from dpcore.spatial.mechanism import laplace_variance, noisy_counts, require_budget
 from dpcore.spatial.partition import Tree, box_sums, draw_counts, image_of, split_boxes, whole
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.budget import BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.grids import require_share
 from dpcore.spatial.histogram import PartitionHistogram
-from dpcore.spatial.mechanism import BudgetSplit, require_budget
+from dpcore.spatial.mechanism import require_budget
 from dpcore.spatial.partition import Tree, box_sums, combine, draw_counts, image_of, split_boxes, whole
 from dpcore.spatial.posterior import Goal, histogram_for, require_goal
 

@@ -1,4 +1,4 @@
-"""What spatial mechanisms share: their interface, exact budget shares, exact noise for counts, exact private choice.
+"""What spatial mechanisms share: their interface, exact noise for counts, exact private choice.
 
 Neighbours (relation A) differ by all points of one user, at most s of them; a count vector that partitions the points
 changes by at most s in L1, so its sensitivity is s.
@@ -7,9 +7,6 @@ changes by at most s in L1, so its sensitivity is s.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,34 +32,6 @@ class SpatialMechanism(Protocol):
     ) -> Histogram:
         """Spend exactly ``epsilon_micro`` under relation A with at most ``points_per_user`` points per user."""
         ...
-
-
-@dataclass(frozen=True)
-class BudgetSplit:
-    """Shares of a budget in integer µε, spent one after another on the same user; they add up to ``total`` exactly.
-
-    Raises :class:`BudgetError` for shares below 1 µε or that do not add up.
-    """
-
-    total: int
-    shares: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not self.shares or min(self.shares) < 1:
-            raise BudgetError(f"shares {self.shares} µε; every share must be at least 1 µε, give a larger epsilon")
-        if sum(self.shares) != self.total:
-            raise BudgetError(f"shares {self.shares} µε add up to {sum(self.shares)}, not {self.total}; correct them")
-
-    @classmethod
-    def by_weights(cls, total: int, weights: Sequence[float]) -> BudgetSplit:
-        """Shares in proportion to public positive ``weights``, rounded down, the remainder to the largest."""
-        if not weights or not all(math.isfinite(weight) and weight > 0 for weight in weights):
-            raise BudgetError(f"budget weights {list(weights)}; give finite numbers above 0")
-        exact = [Fraction(weight) for weight in weights]
-        whole = sum(exact)
-        shares = [int(total * weight / whole) for weight in exact]
-        shares[max(range(len(shares)), key=lambda i: exact[i])] += total - sum(shares)
-        return cls(total, tuple(shares))
 
 
 def require_budget(epsilon_micro: int, points_per_user: int) -> None:

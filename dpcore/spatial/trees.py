@@ -13,13 +13,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.budget import MICRO
+from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 from dpcore.spatial.grids import noisy_total, require_share
 from dpcore.spatial.histogram import PartitionHistogram
-from dpcore.spatial.mechanism import BudgetSplit, require_budget
+from dpcore.spatial.mechanism import require_budget
 from dpcore.spatial.partition import IntArray, Tree, box_sums, draw_counts, image_of, split_boxes, whole
 
 MAX_HEIGHT = 26

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from typing import Any
 
 import structlog
 import typer
+from typer.core import TyperGroup
 
 SUBJECTS = (
     "init",
@@ -25,16 +27,36 @@ SUBJECTS = (
     "demo",
 )
 
+
+class Commands(TyperGroup):
+    """Imports a subject when one of its commands is asked for: the others' dependencies take a second to load."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Every subject, in the order of use."""
+        return list(SUBJECTS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command or group of that name; an unknown one imports all, among which the likeliest are suggested."""
+        for subject in (cmd_name,) if cmd_name in SUBJECTS else SUBJECTS:
+            if subject not in self.commands:
+                alone = typer.Typer()
+                import_module(f"stream.cli.{subject}").register(alone)
+                self.commands.update(typer.main.get_group(alone).commands)
+        return self.commands.get(cmd_name)
+
+
 app = typer.Typer(
     name="hexveil",
-    help="Live vehicle feeds in, differentially private traffic statistics out.",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-for subject in SUBJECTS:
-    import_module(f"stream.cli.{subject}").register(app)
+
+@app.callback()
+def hexveil() -> None:
+    """Live vehicle feeds in, differentially private traffic statistics out."""
 
 
 def main() -> None:

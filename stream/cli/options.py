@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from stream.config import Config, ConfigError, load_config
+if TYPE_CHECKING:
+    from stream.config import Config
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 3
 """Exit codes besides 0: a check failed, wrong usage or configuration, a server that does not answer."""
@@ -28,6 +29,8 @@ def stop(message: str, code: int) -> NoReturn:
 
 def read_config(path: Path, **overrides: Any) -> Config:
     """The configuration, or exit 2 with what is wrong in it."""
+    from stream.config import ConfigError, load_config  # not for the commands that read none
+
     try:
         return load_config(path, **overrides)
     except ConfigError as error:

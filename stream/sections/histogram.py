@@ -9,10 +9,8 @@ from typing import Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from dpcore.accounting import rho_of_pure
-from dpcore.budget import MICRO, from_micro, to_micro
+from dpcore.budget import MICRO, BudgetSplit, from_micro, to_micro
 from dpcore.errors import BudgetError
-from dpcore.spatial import BudgetSplit
-from dpcore.spatial.posterior import Goal
 from stream.sections.section import Domain, Section
 
 Mechanism = Literal[
@@ -59,7 +57,7 @@ class HistogramConfig(Section):
     mechanisms: tuple[Mechanism, ...] = Field(min_length=1)
     epsilon: float = Field(gt=0, le=1000)
     shares: dict[Mechanism, float] = Field(default_factory=dict)
-    goal: Goal = "absolute"
+    goal: Literal["absolute", "relative"] = "absolute"
     fixes_per_user: int = Field(default=1, ge=1, le=100)
     domain: Domain | None = None
     rows: int = Field(default=64, ge=1, le=1024)

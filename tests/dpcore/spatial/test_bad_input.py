@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpcore.budget import BudgetSplit
 from dpcore.errors import BudgetError, DPError, ParameterError
 from dpcore.noise import Noise
-from dpcore.spatial import HTF, Auto, BudgetSplit, Domain, KdTree, Rectangles, SparseHierarchy, Uniform, UniformGrid
+from dpcore.spatial import HTF, Auto, Domain, KdTree, Rectangles, SparseHierarchy, Uniform, UniformGrid
 from dpcore.spatial.domain import DomainError
 from dpcore.spatial.euler import Euler
 from dpcore.spatial.histogram import HistogramError, SparseReading

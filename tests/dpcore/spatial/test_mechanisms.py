@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from dpcore.budget import BudgetSplit
 from dpcore.errors import BudgetError, ParameterError
 from dpcore.noise import Noise
 from dpcore.spatial import (
     HTF,
     AdaptiveGrid,
     Auto,
-    BudgetSplit,
     Domain,
     E2EPriv,
     KdTree,
