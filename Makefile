@@ -46,7 +46,7 @@ packages:
 	  echo "npm could not fetch what examples/ needs: its tests are skipped" >&2
 
 test: $(READY) system jars packages
-	$(BIN)/python -m pytest -n $(WORKERS) -q
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -13,6 +13,16 @@ from redis.asyncio import Redis
 from stream.local import REPO_ROOT, KafkaServer, RedisServer
 from tests.broker import shared_bootstrap
 
+# Brokers of the tests live for seconds or minutes: the optimising compiler would cost more than it saves.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+
+LONG = ("test_documents.py", "test_worker.py")
+"""Files with tests of a minute and more: first, so that no process of a run is left alone with one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
+
 
 @pytest.fixture(scope="session")
 def repo_root() -> Path:

@@ -14,7 +14,6 @@ from zoneinfo import ZoneInfo
 from rich.table import Table
 
 from dpcore.errors import ParameterError
-from dpcore.spatial import Rectangles, histogram_from_release
 from stream.releases import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, schema
 
 _ROWS = 16
@@ -52,6 +51,8 @@ class WindowView:
 
     def add_histogram(self, body: dict[str, Any]) -> None:
         """One spatial histogram: how many it counts in its whole box, with half a 95 % interval."""
+        from dpcore.spatial import Rectangles, histogram_from_release  # a second of imports, for who has histograms
+
         histogram = histogram_from_release(body)
         rows, columns = histogram.domain.shape
         value, half = histogram.query(Rectangles.of_cells([0, rows - 1, 0, columns - 1]))
