@@ -75,6 +75,7 @@ EXAMPLES: dict[str, Schema] = {
         "messages": 115,
         "digest": "sha256:" + "5f" * 32,
         "generation": "00000000-0000-4000-8000-000000000000",
+        "sequence": 9,
     },
     REJECTED: {
         "feed": "bus",

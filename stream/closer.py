@@ -14,11 +14,13 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from dpcore.noise import Noise
-from stream.closing import Closing, ledger_policy, user_identity
+from stream.closing import Closed, Closing, ledger_policy, user_identity
 from stream.config import Config
 from stream.ledger import Ledger, LedgerError
+from stream.markers import Marker, Published, read_markers
 from stream.plan import PlanError
-from stream.publishing import KafkaPublisher, PublishError, last_marker, make_producer
+from stream.publishing import KafkaPublisher, PublishError, make_producer
+from stream.releases import decode_outbox
 from stream.state import State
 
 
@@ -40,26 +42,19 @@ def close_in_process(config: Config, slots: list[int]) -> list[CloseReport]:
     return asyncio.run(_close_all(config, slots))
 
 
-_vouched: dict[tuple[str, str], tuple[str, str]] = {}
-"""Which Redis (process and replication history) was last known to remember every release, by its address and feed."""
+_published: dict[tuple[str, str], Published] = {}
+"""What was read of the output topic so far, by broker and feed."""
 
 
-async def _vouch(config: Config, redis: Redis) -> None:
-    """Verify the ledger unless this very Redis was verified before: one that was restarted or replaced may have forgotten.
-
-    Raises :class:`LedgerError` as :func:`verify_ledger`.
-    """
-    info = await redis.info()
-    _refuse_eviction(info)
-    present = str(info["run_id"]), str(info["master_replid"])
-    feed = config.redis.url, config.feed.name
-    if _vouched.get(feed) != present:
-        await verify_ledger(config, redis)
-        _vouched[feed] = present
+async def _vouch(config: Config, redis: Redis, ledger: Ledger) -> None:
+    """Before every window: Redis remembers whatever was published by now. Raises :class:`LedgerError` as :func:`verify_ledger`."""
+    feed = config.kafka.bootstrap, config.feed.name
+    _published[feed] = await _verify(config, redis, ledger, _published.get(feed))
 
 
 async def _close_all(config: Config, slots: list[int]) -> list[CloseReport]:
     redis = Redis.from_url(config.redis.url)
+    ledger = Ledger(redis, config.feed.name)
     producer = make_producer(config.kafka)
     reports: list[CloseReport] = []
     try:
@@ -74,7 +69,7 @@ async def _close_all(config: Config, slots: list[int]) -> list[CloseReport]:
             config=config,
             redis=redis,
             rows=State(redis, config.feed.name),
-            ledger=Ledger(redis, config.feed.name),
+            ledger=ledger,
             publisher=KafkaPublisher(producer, config.kafka),
             noise=Noise(),
             on_redraw=count_redraw,
@@ -82,7 +77,7 @@ async def _close_all(config: Config, slots: list[int]) -> list[CloseReport]:
         for slot in slots:
             started, redraws = time.monotonic(), 0
             try:
-                await _vouch(config, redis)
+                await _vouch(config, redis, ledger)
                 closed = await closing.close(slot)
             except (LedgerError, PlanError) as error:
                 reports.append(_failed(slot, started, "ledger", error))
@@ -118,30 +113,58 @@ def _refuse_eviction(info: dict[str, Any]) -> None:
 async def verify_ledger(config: Config, redis: Redis) -> str:
     """The ledger generation, once Redis is known to remember everything that was published.
 
-    Reads the feed's last close marker from Kafka. Raises :class:`LedgerError` if that release was made under another
-    generation or is unknown to Redis: then budgets were lost, and releasing again would spend them twice.
+    Raises :class:`LedgerError` if a window was published under another generation, if Redis remembers fewer windows than
+    were published (:class:`stream.ledger.SetBackError`) or does not know the last one: then budgets were lost, and releasing
+    again would spend them twice. Also where the configuration would give everybody a second budget.
     """
-    _refuse_eviction(await redis.info())
     ledger = Ledger(redis, config.feed.name)
-    await ledger.claim_policy(ledger_policy(config))
-    await ledger.claim_identity(user_identity(config))
-    marker = await last_marker(config.kafka, config.feed.name)
+    await _verify(config, redis, ledger, None)
     generation = await ledger.generation()
-    if marker is None:
-        return generation or await ledger.start_generation()
-    known = msgspec.json.decode(marker)
-    start = known["window"]["start"]
-    if generation is None or generation != known["generation"]:
+    if generation is None:
         raise LedgerError(
-            f"the last release of feed {config.feed.name!r} (window {start}) was made under ledger generation "
-            f"{known['generation']}, Redis holds {generation or 'none'}: spent budgets are lost, so nothing is released. "
-            "Restore Redis from its append-only file, or start a new feed name once the period is over"
-        )
-    slot = int(datetime.fromisoformat(start).timestamp())
-    prefix = f"hv:{{{config.feed.name}}}:"
-    if not (await redis.hexists(prefix + "closed", str(slot)) or await redis.exists(prefix + f"outbox:{slot}")):
-        raise LedgerError(
-            f"window {start} was published, but Redis does not know it: Redis was set back to an older state and its "
-            "budgets with it, so nothing is released. Restore the newest append-only file"
+            f"Redis lost the ledger of feed {config.feed.name!r} while it was verified; restore its append-only file"
         )
     return generation
+
+
+async def _verify(config: Config, redis: Redis, ledger: Ledger, known: Published | None) -> Published:
+    """:func:`verify_ledger` with what is ``known`` of the topic; returns what it shows now."""
+    _refuse_eviction(await redis.info())
+    published = await read_markers(config.kafka, config.feed.name, known)
+    # Redis is asked after the topic: what is committed meanwhile can only make it remember more.
+    if published.last is None:
+        await ledger.start_generation()
+    else:
+        await _remembers(config, redis, ledger, published, published.last)
+    await ledger.claim_policy(ledger_policy(config))
+    await ledger.claim_identity(user_identity(config))
+    return published
+
+
+async def _remembers(config: Config, redis: Redis, ledger: Ledger, published: Published, last: Marker) -> None:
+    """Raise :class:`LedgerError` unless Redis holds the ledger of every marker and knows the last of them."""
+    generation = await ledger.generation()
+    foreign = sorted(published.generations - {generation})
+    if foreign:
+        raise LedgerError(
+            f"feed {config.feed.name!r} was released under ledger generation {', '.join(foreign)} (last window {last.window.start}), "
+            f"Redis holds {generation or 'none'}: spent budgets are lost, or two Redis serve one feed, so nothing is released. "
+            "Restore Redis from its append-only file, or start a new feed name once the period is over"
+        )
+    ledger.committed = max(ledger.committed, last.sequence)
+    await ledger.sequence()
+    slot = int(datetime.fromisoformat(last.window.start).timestamp())
+    prefix = f"hv:{{{config.feed.name}}}:"
+    async with redis.pipeline(transaction=True) as both:
+        both.hget(prefix + "closed", str(slot))
+        both.get(prefix + f"outbox:{slot}")
+        closed, outbox = await both.execute()
+    digests = {
+        None if closed is None else msgspec.json.decode(closed, type=Closed).digest,
+        None if outbox is None else msgspec.json.decode(decode_outbox(outbox)[-1].value, type=Marker).digest,
+    }
+    if last.digest not in digests:
+        raise LedgerError(
+            f"window {last.window.start} was published, but Redis does not know it: Redis was set back to an older state and its "
+            "budgets with it, so nothing is released. Restore the newest append-only file"
+        )

@@ -181,19 +181,19 @@ class Closing:
         columns: dict[str, Columns],
         histograms: Sequence[DrawnHistogram],
     ) -> list[Any]:
-        """Commit the drawn window with the memory it leaves; where another window moved the memory, compose again.
+        """Commit the drawn window, numbered, with the memory it leaves; where another was faster, compose again.
 
-        Ends: whoever moved the memory committed another window, and of those there are finitely many. Raises
+        Ends: whoever took the number committed another window, and of those there are finitely many. Raises
         :class:`LedgerError` where the window's charges are gone from Redis: then nothing is committed.
         """
-        keys = [self._key(name) for name in (f"outbox:{slot}", "closed", "memory", f"charged:{slot}")]
-        charged = len(plan.charged_users()[0])
+        keys = [self._key(name) for name in (f"outbox:{slot}", "closed", "memory", f"charged:{slot}", "sequence")]
         while True:
+            number = await self.ledger.sequence() + 1
             stored: bytes = await self.redis.get(keys[2]) or b""
             before = decode_memory(stored)
-            messages, after = compose(plan, counts, columns, self.config, before, histograms)
+            messages, after = compose(plan, counts, columns, self.config, before, histograms, sequence=number)
             left = b"" if after is None or after is before else encode_memory(after)
-            arguments = (slot, encode_outbox(messages), stored, left, charged)
+            arguments = (slot, encode_outbox(messages), stored, left, plan.digest, number)
             try:
                 answer: list[Any] = await self.redis.eval(_COMMIT, len(keys), *keys, *arguments)
             except ResponseError as error:
@@ -230,7 +230,9 @@ class Closing:
                 )
             await self._done("plan")
             users, charges = plan.charged_users()
-            refused = await self.ledger.charge(slot, period.key, plan.generation, users, charges, plan.ledger_budget)
+            refused = await self.ledger.charge(
+                slot, period.key, plan.generation, users, charges, plan.ledger_budget, plan.digest
+            )
             if not len(refused):
                 await self._done("charge")
                 return plan

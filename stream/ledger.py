@@ -26,6 +26,18 @@ class LedgerError(RuntimeError):
     """The ledger cannot vouch for what was spent; nothing may be released."""
 
 
+class SetBackError(LedgerError):
+    """Redis remembers fewer windows than were committed: it was set back to an older state, and the budgets with it."""
+
+    def __init__(self, remembered: int, committed: int) -> None:
+        super().__init__(
+            f"{committed} windows of this feed were committed, Redis remembers {remembered}: it was set back to an older state and "
+            "its budgets with it, so nothing is released. Restore the newest append-only file, or start a new feed name once "
+            "the period is over"
+        )
+        self.remembered, self.committed = remembered, committed
+
+
 class AlreadyReleasedError(RuntimeError):
     """Another worker has released the window meanwhile; there is nothing left to do."""
 
@@ -34,6 +46,8 @@ class Ledger:
     """Spent budgets of one feed. Counts are exact below 2^53 (Lua numbers), far above any configurable budget."""
 
     def __init__(self, redis: Redis, feed: str) -> None:
+        self.committed = 0
+        """Windows known to be committed; a Redis that remembers fewer neither charges nor commits."""
         self._redis = redis
         self._prefix = f"hv:{{{feed}}}:"
         script = resources.files("stream").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
@@ -50,6 +64,14 @@ class Ledger:
         found = await self.generation()
         if found is None:
             raise LedgerError("Redis did not keep the ledger generation it was given; check its memory policy and AOF")
+        return found
+
+    async def sequence(self) -> int:
+        """Number of windows committed so far. Raises :class:`SetBackError` where Redis remembers fewer than are known."""
+        found = int(await self._redis.get(self._prefix + "sequence") or 0)
+        if found < self.committed:
+            raise SetBackError(found, self.committed)
+        self.committed = found
         return found
 
     async def claim_policy(self, policy: str) -> None:
@@ -109,23 +131,35 @@ class Ledger:
         return np.concatenate(columns)
 
     async def charge(
-        self, slot: int, period: str, generation: str, users: IdArray, charges: IntArray, budget: int
+        self,
+        slot: int,
+        period: str,
+        generation: str,
+        users: IdArray,
+        charges: IntArray,
+        budget: int,
+        plan: str = "",
     ) -> IdArray:
         """Charge ``users`` for the window ``slot``; returns those whose budget would not bear it.
 
         A non-empty answer means that the plan must not be drawn. A user who paid for this window before pays the
-        difference only, so a repeated or replaced plan costs nobody twice, whatever became of other users.
-        Raises :class:`LedgerError` when the ledger is another one than the plan was made for, and
+        difference only, so a repeated or replaced plan costs nobody twice, whatever became of other users. Once all have
+        paid, the window is marked as paid for ``plan`` (its digest), which its commit asks for.
+        Raises :class:`LedgerError` when the ledger is another one than the plan was made for, or was set back, and
         :class:`AlreadyReleasedError` when another worker released the window meanwhile.
         """
-        keys = [self._prefix + name for name in (f"ledger:{period}", f"charged:{slot}", "generation", "closed")]
+        names = (f"ledger:{period}", f"charged:{slot}", "generation", "closed", "sequence")
+        keys = [self._prefix + name for name in names]
         refused: list[int] = []
-        for start in range(0, len(users), CHUNK):
+        for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
             pairs = np.column_stack([users[part].astype(object), charges[part].astype(object)]).ravel().tolist()
+            paid = "" if start + CHUNK < len(users) or refused else plan
             try:
-                answer = await self._charge(keys=keys, args=[slot, budget, generation, *pairs])
+                answer = await self._charge(keys=keys, args=[slot, budget, generation, self.committed, paid, *pairs])
             except ResponseError as error:
+                if "SETBACK" in str(error):
+                    await self.sequence()
                 if "RELEASED" in str(error):
                     raise AlreadyReleasedError(f"window {slot} was released by another worker") from None
                 if "GENERATION" in str(error):

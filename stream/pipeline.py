@@ -121,9 +121,9 @@ def build_messages(
     memory: Memory | None,
     fixes: Fixes | None = None,
 ) -> tuple[list[Message], Memory | None]:
-    """Draw the window and write every message: :func:`draw`, :func:`draw_histograms`, then :func:`compose`."""
+    """Draw the first window of a feed and write every message: :func:`draw`, :func:`draw_histograms`, then :func:`compose`."""
     columns, histograms = draw(plan, contributions, noise), draw_histograms(plan, fixes, noise)
-    return compose(plan, contributions.counts, columns, config, memory, histograms)
+    return compose(plan, contributions.counts, columns, config, memory, histograms, sequence=1)
 
 
 def compose(
@@ -133,8 +133,13 @@ def compose(
     config: Config,
     memory: Memory | None,
     histograms: Sequence[DrawnHistogram] = (),
+    *,
+    sequence: int,
 ) -> tuple[list[Message], Memory | None]:
-    """Every message of a drawn window, close marker last, and the memory after it."""
+    """Every message of a drawn window, close marker last, and the memory after it.
+
+    ``sequence``: of the window among those committed, from 1; it follows from their number alone.
+    """
     bodies = release_bodies(plan, counts, columns, config)
     before = identity(memory)
     derived, memory = post_process(plan, counts, columns, bodies, config, memory)
@@ -143,7 +148,7 @@ def compose(
         for g, body in enumerate(bodies):
             if body["status"] == "published":
                 body["post_processed"] = {name: _derived_estimate(name, column, g) for name, column in derived.items()}
-    return _messages(plan, bodies, histograms, config, remembered), memory
+    return _messages(plan, bodies, histograms, config, {"sequence": sequence, **remembered}), memory
 
 
 def _estimate(name: str, column: Columns, g: int) -> dict[str, Any]:
@@ -216,7 +221,7 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
 
 
 def _messages(
-    plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogram], config: Config, remembered: Body
+    plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogram], config: Config, carried: Body
 ) -> list[Message]:
     feed = config.feed.name
     window = {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)}
@@ -248,7 +253,7 @@ def _messages(
         "messages": len(messages),
         "digest": digest(message.value for message in messages),
         "generation": plan.generation,
-        **remembered,
+        **carried,
     }
     if plan.histogram is not None:
         marker |= {

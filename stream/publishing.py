@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -11,12 +10,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import RecordMetadata
 
 from stream.connection import kafka_options
-from stream.ledger import LedgerError
-from stream.releases import WINDOW, Message
+from stream.releases import Message
 from stream.sections.servers import KafkaConfig
 
 _CONFIRM_SECONDS = 60.0
-_TOPIC_SECONDS = 10.0
 
 
 class PublishError(RuntimeError):
@@ -100,49 +97,3 @@ def _match(
             del wanted[offset]
     if not wanted:
         del expected[partition]
-
-
-async def _partitions(consumer: AIOKafkaConsumer) -> list[TopicPartition]:
-    """Partitions of the topic of close markers; a topic just created may take a moment to show."""
-    deadline = time.monotonic() + _TOPIC_SECONDS
-    while True:
-        found = [TopicPartition(WINDOW, number) for number in consumer.partitions_for_topic(WINDOW) or ()]
-        if found or time.monotonic() > deadline:
-            return found
-        await consumer._client.force_metadata_update()
-        await asyncio.sleep(0.2)
-
-
-async def last_marker(kafka: KafkaConfig, feed: str) -> bytes | None:
-    """Value of the newest close marker of ``feed`` in the output topic, by the end of its window; None where there is none.
-
-    Raises :class:`LedgerError` where the broker does not show the topic: then nobody knows what was released.
-    """
-    consumer = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
-    await consumer.start()
-    try:
-        partitions = await _partitions(consumer)
-        if not partitions:
-            raise LedgerError(
-                f"Kafka at {kafka.bootstrap} shows no topic {WINDOW}, so whether feed {feed!r} released anything is unknown. "
-                "Run 'hexveil topics create', let this user describe and read the topic, or wait for the broker"
-            )
-        consumer.assign(partitions)
-        ends = await consumer.end_offsets(partitions)
-        starts = await consumer.beginning_offsets(partitions)
-        remaining = {partition for partition in partitions if ends[partition] > starts[partition]}
-        for partition in partitions:
-            consumer.seek(partition, starts[partition])
-        newest: tuple[int, int, int, bytes] | None = None
-        while remaining:
-            for records in (await consumer.getmany(*remaining, timeout_ms=1000)).values():
-                for record in records:
-                    if record.key == feed.encode() and record.value is not None:
-                        found = (record.timestamp, record.partition, record.offset, record.value)
-                        newest = max(newest, found) if newest else found
-            for partition in list(remaining):
-                if await consumer.position(partition) >= ends[partition]:
-                    remaining.discard(partition)
-        return None if newest is None else newest[3]
-    finally:
-        await consumer.stop()

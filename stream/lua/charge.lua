@@ -1,6 +1,7 @@
 -- Charges of one window for some users: each user pays what this window's earlier charges did not pay yet, or is refused.
--- KEYS: ledger of the period, charges of this window so far, generation, released windows
--- ARGV: window, budget (µε), generation, then user, charge, user, charge, ...
+-- KEYS: ledger of the period, charges of this window so far, generation, released windows, number of windows committed
+-- ARGV: window, budget (µε), generation, windows known to be committed, digest of the plan that is paid for with these
+--       users ('' = there are more), then user, charge, user, charge, ...
 -- Returns the users whose budget does not bear it; nothing is written for them. What was paid is never given back.
 if redis.call('GET', KEYS[3]) ~= ARGV[3] then
   return redis.error_reply('GENERATION the ledger is not the one this plan was made for')
@@ -8,9 +9,12 @@ end
 if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1 then
   return redis.error_reply('RELEASED the window was released already')
 end
+if tonumber(redis.call('GET', KEYS[5]) or '0') < tonumber(ARGV[4]) then
+  return redis.error_reply('SETBACK windows that were committed are gone')
+end
 local budget = tonumber(ARGV[2])
 local refused = {}
-for i = 4, #ARGV, 2 do
+for i = 6, #ARGV, 2 do
   local user, charge = ARGV[i], tonumber(ARGV[i + 1])
   local due = charge - tonumber(redis.call('HGET', KEYS[2], user) or '0')
   if due > 0 then
@@ -21,5 +25,8 @@ for i = 4, #ARGV, 2 do
       redis.call('HSET', KEYS[2], user, ARGV[i + 1])
     end
   end
+end
+if #refused == 0 and ARGV[5] ~= '' then
+  redis.call('HSET', KEYS[2], 'plan', ARGV[5])
 end
 return refused

@@ -1,9 +1,10 @@
--- The bytes of a window and the feed's memory after it, first writer wins for both; none after the window was released.
--- KEYS: outbox of the window, released windows, memory, charges of the window
--- ARGV: window, bytes, memory they were made with ('' = none), memory after them ('' = leave it), users charged for them
--- An error where charges that the draw rests on are gone: Redis was replaced by one that does not know them.
+-- The bytes of a window, its number, and the feed's memory after it: first writer wins; none after the window was released.
+-- KEYS: outbox of the window, released windows, memory, charges of the window, number of windows committed
+-- ARGV: window, bytes, memory they were made with ('' = none), memory after them ('' = leave it), digest of the plan they
+--       were drawn from, number that they carry
+-- An error where that plan is not paid for: Redis was replaced by one that does not know its charges.
 -- Returns {1, these bytes} where they were taken, {0, the committed bytes} where others were first, {} where the window
--- was released already, and {2} with nothing written where the memory moved meanwhile: make the bytes again from it.
+-- was released already, and {2} with nothing written where another window was committed meanwhile: make the bytes again.
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
   return {}
 end
@@ -11,8 +12,11 @@ local first = redis.call('GET', KEYS[1])
 if first then
   return {0, first}
 end
-if redis.call('HLEN', KEYS[4]) < tonumber(ARGV[5]) then
+if redis.call('HGET', KEYS[4], 'plan') ~= ARGV[5] then
   return redis.error_reply('CHARGES of this window are gone')
+end
+if tonumber(redis.call('GET', KEYS[5]) or '0') + 1 ~= tonumber(ARGV[6]) then
+  return {2}
 end
 if ARGV[4] ~= '' then
   if (redis.call('GET', KEYS[3]) or '') ~= ARGV[3] then
@@ -20,5 +24,6 @@ if ARGV[4] ~= '' then
   end
   redis.call('SET', KEYS[3], ARGV[4])
 end
+redis.call('INCR', KEYS[5])
 redis.call('SET', KEYS[1], ARGV[2])
 return {1, ARGV[2]}

@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
-from stream import closing, publishing
+from stream import closing, markers
 from stream.closer import _close_all, verify_ledger
 from stream.closing import STEPS, Closing
 from stream.config import Config
@@ -26,11 +26,9 @@ from stream.pipeline import contributions_of, draw, plan_window
 from stream.plan import PlanError
 from stream.publishing import KafkaPublisher, make_producer
 from stream.releases import HEXAGON_SPEED, WINDOW, Message, digest
-from stream.sections.servers import KafkaConfig
 from stream.state import State
 from stream.topics import create_topics
 from tests.builders import SLOT, bus_config, random_rows, riders_config
-from tests.stream.feeding import create_topic
 from tests.stream.recalling import recalled
 from tests.stream.topics_reader import read_all
 
@@ -281,27 +279,12 @@ async def test_a_broker_that_does_not_show_the_topic_of_markers_starts_no_ledger
     kafka: str, redis: Redis, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the feed ever released is unknown then: an empty Redis beside it may be a lost one."""
-    monkeypatch.setattr(publishing, "WINDOW", topic_name)
-    monkeypatch.setattr(publishing, "_TOPIC_SECONDS", 1.0)
+    monkeypatch.setattr(markers, "WINDOW", topic_name)
+    monkeypatch.setattr(markers, "_TOPIC_SECONDS", 1.0)
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     with pytest.raises(LedgerError, match="hexveil topics create"):
         await verify_ledger(config, redis)
     assert await Ledger(redis, topic_name).generation() is None
-
-
-async def test_the_newest_marker_counts_on_whatever_partition_it_lies(
-    kafka: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publishing, "WINDOW", topic_name)
-    await create_topic(kafka, topic_name, 2)
-    producer = make_producer(KafkaConfig(bootstrap=kafka))
-    await producer.start()
-    for partition, moment in ((1, 1000), (0, 5000), (1, 2000)):
-        value, key = str(moment).encode(), b"bus"
-        await producer.send_and_wait(topic_name, value, key=key, partition=partition, timestamp_ms=moment)
-    await producer.stop()
-    assert await publishing.last_marker(KafkaConfig(bootstrap=kafka), "bus") == b"5000"
-    assert await publishing.last_marker(KafkaConfig(bootstrap=kafka), "other") is None
 
 
 async def test_rows_that_change_after_the_plan_are_never_drawn(redis: Redis, tmp_path: Path) -> None:

@@ -245,8 +245,8 @@ def status_by_raw_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def _messages(patch: pytest.MonkeyPatch, change: Callable[[list[Message], Any], list[Message]]) -> None:
-    def leaking(plan: Plan, counts: Any, *rest: Any) -> Any:
-        messages, memory = compose(plan, counts, *rest)
+    def leaking(plan: Plan, counts: Any, *rest: Any, sequence: int) -> Any:
+        messages, memory = compose(plan, counts, *rest, sequence=sequence)
         return change(messages, counts), memory
 
     patch.setattr(closing, "compose", leaking)
