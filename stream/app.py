@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import multiprocessing
 import tempfile
 import time
@@ -255,7 +254,7 @@ def _faust_credentials(kafka: KafkaConfig) -> SASLCredentials | SSLCredentials |
 
 
 def run_worker(config: Config) -> None:
-    """Run a worker until SIGTERM or SIGINT; returns after a clean shutdown."""
+    """Run a worker until SIGTERM or SIGINT; returns after a clean shutdown, and raises what ended it otherwise."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     worker = Worker(config)
@@ -270,9 +269,12 @@ def run_worker(config: Config) -> None:
         loop=loop,
     )
     log.info("worker starting", feed=config.feed.name, relation=config.relation)
-    with contextlib.suppress(SystemExit):
+    try:
         faust_worker.execute_from_commandline()
-    log.info("worker stopped")
+    except SystemExit as ended:
+        log.info("worker stopped")
+        if ended.code:
+            raise (ended.__context__ or ended) from None  # Faust turns whatever ended it into an exit code
 
 
 def _version() -> str:

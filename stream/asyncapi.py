@@ -9,7 +9,7 @@ from stream.topics import OUTPUT_PLANS, TopicPlan
 
 Schema = dict[str, Any]
 
-VERSION = "1.0.0"
+VERSION = "1.1.0"
 """Of the messages: the second number counts additions; what would break a reader gets another topic than ``.v1``."""
 
 _KEYS = {

@@ -133,7 +133,7 @@ async def _retention(admin: AIOKafkaAdminClient, topic: str) -> Finding:
         f"retention {topic}",
         policy == "delete" and (retention < 0 or retention >= _MIN_OUTPUT_RETENTION_MS),
         f"cleanup.policy {policy}, kept {kept}",
-        "set cleanup.policy=delete and retention.ms of a day or more: start-up reads the last close marker",
+        "set cleanup.policy=delete and retention.ms of a day or more: releases are compared with the close markers",
     )
 
 

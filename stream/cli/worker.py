@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli.options import DEFAULT_CONFIG, UNREACHABLE, USAGE, ConfigFile, read_config, stop
+from stream.cli.options import DEFAULT_CONFIG, FAILED, UNREACHABLE, USAGE, ConfigFile, read_config, stop
 
 
 def register(app: typer.Typer) -> None:
@@ -14,15 +14,19 @@ def register(app: typer.Typer) -> None:
     def worker(config: ConfigFile = DEFAULT_CONFIG) -> None:
         """Run one worker until SIGTERM; start more of them with the same configuration to share the load."""
         settings = read_config(config)
+        from aiokafka.errors import KafkaError
+        from redis.exceptions import RedisError
+
         from stream.app import run_worker
         from stream.ledger import LedgerError
         from stream.pseudonyms import UserKeyError
+        from stream.state import StateError
 
         try:
             run_worker(settings)
         except UserKeyError as error:
             stop(str(error), USAGE)
-        except LedgerError as error:
-            stop(str(error), 1)
-        except OSError as error:
+        except (LedgerError, StateError) as error:
+            stop(str(error), FAILED)
+        except (OSError, RedisError, KafkaError) as error:
             stop(f"a server does not answer: {error}; run 'hexveil doctor'", UNREACHABLE)

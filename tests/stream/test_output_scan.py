@@ -309,6 +309,18 @@ def timestamp_of_the_last_event(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def window_number_that_counts_charges(patch: pytest.MonkeyPatch) -> None:
+    """The number in the close marker moves on with every user charged, not with every window."""
+
+    def numbered(messages: list[Message], counts: Any) -> list[Message]:
+        *releases, marker = messages
+        body = json.loads(marker.value)
+        body["sequence"] += counts.n_users
+        return [*releases, marker._replace(value=msgspec.json.encode(body))]
+
+    _messages(patch, numbered)
+
+
 @pytest.mark.parametrize(
     "leak",
     [
@@ -319,6 +331,7 @@ def timestamp_of_the_last_event(patch: pytest.MonkeyPatch) -> None:
         bad_input_reported,
         windows_with_rows_only,
         timestamp_of_the_last_event,
+        window_number_that_counts_charges,
     ],
 )
 async def test_the_scan_catches_a_planted_leak(
