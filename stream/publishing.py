@@ -10,19 +10,33 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import RecordMetadata
 
 from stream.connection import kafka_options
-from stream.releases import Message
+from stream.releases import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, Message
 from stream.sections.servers import KafkaConfig
 
 _CONFIRM_SECONDS = 60.0
+OUTPUTS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, REJECTED)
 
 
 class PublishError(RuntimeError):
     """Kafka does not show a message it acknowledged; the window stays committed and is published again."""
 
 
+class _Producer(AIOKafkaProducer):  # type: ignore[misc]
+    """Keeps asking for the topics it saw at its start.
+
+    aiokafka asks for all topics once and later for those alone that it was told of. Told of one made since, it forgets the leaders
+    of the others, and what is queued for them expires.
+    """
+
+    async def start(self) -> None:
+        await super().start()
+        for topic in self.client.cluster.topics().intersection(OUTPUTS):
+            await self.client.add_topic(topic)
+
+
 def make_producer(kafka: KafkaConfig) -> AIOKafkaProducer:
     """Producer for releases: idempotent, acknowledged by all in-sync replicas."""
-    return AIOKafkaProducer(
+    return _Producer(
         **kafka_options(kafka),
         enable_idempotence=True,
         acks="all",

@@ -10,7 +10,6 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-import click
 import pytest
 import typer
 
@@ -118,16 +117,14 @@ def used(block: Block) -> set[str]:
 def resolved(line: str) -> tuple[str, set[str]]:
     """(Command, words that are neither a command nor an option of it) of a line that begins with ``hexveil``."""
     words = shlex.split(re.split(r" [|>&;]|$", line)[0], comments=True)[1:]
-    command, path, wrong = typer.main.get_command(app), [], set()
-    while isinstance(command, click.Group) or hasattr(command, "commands"):
-        if not words or words[0].startswith("-"):
-            break
+    command, path = typer.main.get_command(app), []
+    while hasattr(command, "get_command") and words and not words[0].startswith("-"):
         path.append(words.pop(0))
-        if path[-1] not in command.commands:
+        command = command.get_command(None, path[-1])
+        if command is None:
             return " ".join(path), {path[-1]}
-        command = command.commands[path[-1]]
     known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
-    wrong |= {word for word in words if re.match(r"-{1,2}[a-z]", word) and word.partition("=")[0] not in known}
+    wrong = {word for word in words if re.match(r"-{1,2}[a-z]", word) and word.partition("=")[0] not in known}
     return " ".join(path), wrong
 
 
