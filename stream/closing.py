@@ -24,11 +24,11 @@ from stream.config import Config
 from stream.fixes import Fixes, fixes_of, histogram_box
 from stream.formats import feed_format
 from stream.histograms import DrawnHistogram, draw_histograms
-from stream.ledger import AlreadyReleasedError, Ledger, LedgerError
+from stream.ledger import AlreadyReleasedError, Ledger, LedgerError, TermsError
 from stream.memory import decode_memory, encode_memory
 from stream.merging import merged
 from stream.pipeline import compose, contributions_of, draw, plan_window
-from stream.plan import Columns, Plan, decode_plan, encode_plan
+from stream.plan import Columns, IdArray, Plan, decode_plan, encode_plan, within
 from stream.releases import Message, decode_outbox, encode_outbox
 from stream.windows import Slotting, utc_text
 
@@ -210,16 +210,11 @@ class Closing:
         self, slot: int, contributions: Contributions, generation: str, fixes: Fixes | None = None
     ) -> Plan:
         """The stored plan with every charge made; a plan that meets an exhausted budget is replaced, never refunded."""
-        key = self._key(f"plan:{slot}")
-        window, period = self.slotting.window(slot), self.slotting.period_of(slot)
-        counts = contributions.counts
+        key, period = self._key(f"plan:{slot}"), self.slotting.period_of(slot).key
         blob: bytes | None = await self.redis.get(key)
         for _ in range(_PLAN_ATTEMPTS):
             if blob is None:
-                left = self.config.privacy.ledger_budget - await self.ledger.spent(
-                    period.key, counts.users, besides=slot
-                )
-                mine = await self._encoded(plan_window(counts, left, self.config, window, period, generation, fixes))
+                mine = await self._planned(slot, contributions.counts, generation, fixes)
                 await self.redis.set(key, mine, nx=True)
                 blob = await self.redis.get(key) or mine
             plan = decode_plan(blob)
@@ -230,24 +225,44 @@ class Closing:
                 )
             await self._done("plan")
             users, charges = plan.charged_users()
-            refused = await self.ledger.charge(
-                slot, period.key, plan.generation, users, charges, plan.ledger_budget, plan.digest
-            )
-            if not len(refused):
+            refused = np.zeros(0, dtype=np.uint64)
+            try:
+                refused = await self.ledger.charge(
+                    slot, period, plan.generation, users, charges, plan.ledger_budget, plan.digest, plan.follows
+                )
+            except TermsError:
+                paid = False
+            else:
+                paid = not len(refused)
+            if paid:
                 await self._done("charge")
                 return plan
-            left = self.config.privacy.ledger_budget - await self.ledger.spent(period.key, counts.users, besides=slot)
-            left[np.isin(counts.users, refused)] = 0
-            mine = await self._encoded(plan_window(counts, left, self.config, window, period, generation, fixes))
+            mine = await self._planned(slot, contributions.counts, generation, fixes, refused)
             blob = await self.redis.eval(_REPLACE, 1, key, blob, mine)
         raise LedgerError(
             f"window {utc_text(slot)}: budgets were spent elsewhere during {_PLAN_ATTEMPTS} plans; "
             "it is tried again later"
         )
 
-    async def _encoded(self, plan: Plan) -> bytes:
-        """``plan`` as it is stored, with the ranges that the memory of released values gives."""
-        return encode_plan(carry(plan, decode_memory(await self.redis.get(self._key("memory"))), self.config))
+    async def _planned(
+        self, slot: int, counts: Counts, generation: str, fixes: Fixes | None, refused: IdArray | None = None
+    ) -> bytes:
+        """A plan as it is stored, with the ranges that the memory of released values gives, on the terms of the period.
+
+        A budget that was raised holds from the next period on. Under "values" so do histograms that were switched on: in
+        a period whose charges followed from counts, admission would show in them who else was there.
+        """
+        window, period = self.slotting.window(slot), self.slotting.period_of(slot)
+        terms = await self.ledger.terms(period.key)
+        config = self.config.model_copy(update={"histogram": None}) if terms.counts else self.config
+        budget = config.privacy.ledger_budget
+        left = min(budget, budget if terms.budget is None else terms.budget) - await self.ledger.spent(
+            period.key, counts.users, besides=slot
+        )
+        if refused is not None:
+            left[np.isin(counts.users, refused)] = 0
+        plan = within(plan_window(counts, left, config, window, period, generation, fixes), terms.budget)
+        return encode_plan(carry(plan, decode_memory(await self.redis.get(self._key("memory"))), config))
 
     async def _clean(self, slot: int) -> None:
         await self.rows.drop_rows(slot)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import uuid
 from importlib import resources
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
+
+from stream.plan import Follows
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
@@ -38,8 +41,19 @@ class SetBackError(LedgerError):
         self.remembered, self.committed = remembered, committed
 
 
+class TermsError(RuntimeError):
+    """Another worker has charged the period on other terms meanwhile: the window is planned again."""
+
+
 class AlreadyReleasedError(RuntimeError):
     """Another worker has released the window meanwhile; there is nothing left to do."""
+
+
+class Terms(NamedTuple):
+    """What a period was charged on so far: its lowest budget (None: none yet), and whether charges followed from counts."""
+
+    budget: int | None
+    counts: bool
 
 
 class Ledger:
@@ -117,6 +131,11 @@ class Ledger:
     async def _bound(self, name: str) -> str:
         return (await self._redis.get(self._prefix + name) or b"").decode()
 
+    async def terms(self, period: str) -> Terms:
+        """On what terms users were charged in ``period``."""
+        budget, counts = await self._redis.hmget(self._prefix + f"terms:{period}", ["budget", "counts"])
+        return Terms(None if budget is None else int(budget), counts is not None)
+
     async def spent(self, period: str, users: IdArray, *, besides: int) -> IntArray:
         """Units spent in ``period`` by each of ``users`` in other windows than ``besides`` (a slot), shape (L,)."""
         everything = await self._column(f"ledger:{period}", users)
@@ -139,16 +158,18 @@ class Ledger:
         charges: IntArray,
         budget: int,
         plan: str = "",
+        follows: Follows = "own",
     ) -> IdArray:
         """Charge ``users`` for the window ``slot``; returns those whose budget would not bear it.
 
         A non-empty answer means that the plan must not be drawn. A user who paid for this window before pays the
         difference only, so a repeated or replaced plan costs nobody twice, whatever became of other users. Once all have
-        paid, the window is marked as paid for ``plan`` (its digest), which its commit asks for.
-        Raises :class:`LedgerError` when the ledger is another one than the plan was made for, or was set back, and
+        paid, the window is marked as paid for ``plan`` (its digest), which its commit asks for. ``budget`` is that of the
+        period only if none was lower. Raises :class:`TermsError` for histograms after charges that followed from counts,
+        :class:`LedgerError` when the ledger is another one than the plan was made for, or was set back, and
         :class:`AlreadyReleasedError` when another worker released the window meanwhile.
         """
-        names = (f"ledger:{period}", f"charged:{slot}", "generation", "closed", "sequence")
+        names = (f"ledger:{period}", f"charged:{slot}", "generation", "closed", "sequence", f"terms:{period}")
         keys = [self._prefix + name for name in names]
         refused: list[int] = []
         for start in range(0, max(1, len(users)), CHUNK):
@@ -156,8 +177,11 @@ class Ledger:
             pairs = np.column_stack([users[part].astype(object), charges[part].astype(object)]).ravel().tolist()
             paid = "" if start + CHUNK < len(users) or refused else plan
             try:
-                answer = await self._charge(keys=keys, args=[slot, budget, generation, self.committed, paid, *pairs])
+                fixed = [slot, budget, generation, self.committed, paid, follows]
+                answer = await self._charge(keys=keys, args=[*fixed, *pairs])
             except ResponseError as error:
+                if "TERMS" in str(error):
+                    raise TermsError(f"histograms begin with the period after {period}") from None
                 if "SETBACK" in str(error):
                     await self.sequence()
                 if "RELEASED" in str(error):

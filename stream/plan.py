@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.accounting import NANO, epsilon_of_rho
+from dpcore.budget import from_micro
 from dpcore.contributions import Contributions, Counts
 from dpcore.spatial.posterior import Goal
 from stream.sections.section import Domain
@@ -18,6 +21,8 @@ IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
 FloatArray = npt.NDArray[np.float64]
 
+Follows = Literal["counts", "own", "histograms"]
+"""What charges follow from: everybody's counts; a user's own data; his own, because histograms rest on them."""
 VARIANCE_GRID = 100
 """Output grid of the variance in quanta²: 0.01 (km/h)²."""
 DECIMALS = {"mean": 3, "mean_smoothed": 3, "variance": 2, "p15": 2, "p50": 2, "p85": 2, "events": 1, "users": 1}
@@ -132,10 +137,27 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Identity of this plan."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
 
+    @property
+    def follows(self) -> Follows:
+        """What its charges follow from."""
+        if self.relation == "participation":
+            return "own"
+        return "counts" if self.histogram is None else "histograms"
+
     def charged_users(self) -> tuple[IdArray, IntArray]:
         """Users with a charge above 0, and their charges."""
         users, charges = np.frombuffer(self.users, "<u8"), np.frombuffer(self.charges, "<i8")
         return users[charges > 0], charges[charges > 0]
+
+
+def within(plan: Plan, budget: int | None) -> Plan:
+    """The plan as one of a period whose budget is ``budget`` (units of the ledger) where that is lower than its own."""
+    if budget is None or budget >= plan.ledger_budget:
+        return plan
+    if plan.zcdp is None:
+        return msgspec.structs.replace(plan, budget=from_micro(budget), budget_micro=budget)
+    zcdp = msgspec.structs.replace(plan.zcdp, rho_budget=budget / NANO, budget_nano=budget)
+    return msgspec.structs.replace(plan, budget=epsilon_of_rho(budget, zcdp.delta), zcdp=zcdp)
 
 
 def encode_plan(plan: Plan) -> bytes:

@@ -85,7 +85,17 @@ async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_
     await closing_of(redis, config, Collected()).close(SLOT)
     assert {key.decode() for key in await redis.keys()} == {
         f"hv:{{bus}}:{name}"
-        for name in ("closed", "generation", "ledger:2017-03-21", "offsets", "sealed", "seen", "sequence", "watermarks")
+        for name in (
+            "closed",
+            "generation",
+            "ledger:2017-03-21",
+            "offsets",
+            "sealed",
+            "seen",
+            "sequence",
+            "terms:2017-03-21",
+            "watermarks",
+        )
     }
 
 
