@@ -193,7 +193,7 @@ class Worker:
     async def due_slots(self) -> list[int]:
         """Open slots whose window ends at or before the watermark, oldest first; updates the gauges."""
         partitions = await self.state.partition_times()
-        open_slots = sorted(await self.state.open_slots())
+        open_slots = await self._releasable(sorted(await self.state.open_slots()))
         self.metrics.open_windows.set(len(open_slots))
         if self.config.relation == "participation":
             return await self._ticked_slots(open_slots)
@@ -206,6 +206,21 @@ class Worker:
         self.metrics.outbox_windows.set(len(due))
         return due
 
+    async def _releasable(self, open_slots: list[int]) -> list[int]:
+        """Those that begin a window or are in progress; others began one before ``window.slot`` was changed: rows are dropped."""
+        kept = []
+        for slot in open_slots:
+            if await self._begins_a_window(slot):
+                kept.append(slot)
+                continue
+            log.warning("window.slot was changed, rows of an open window are dropped", window=utc_text(slot))
+            await self.state.seal(slot)
+            await self.state.drop_rows(slot)
+        return kept
+
+    async def _begins_a_window(self, slot: int) -> bool:
+        return self.slotting.window(slot).start == slot or await self.state.in_progress(slot)
+
     async def _ticked_slots(self, open_slots: list[int]) -> list[int]:
         """Every slot that ended ``allowed_delay`` ago by the wall clock, visited or not, since this feed first ran."""
         now = time.time()
@@ -216,7 +231,7 @@ class Worker:
                 await self.state.drop_rows(before)
         due = []
         while (end := self.slotting.window(slot).end) + self.config.window.allowed_delay.total_seconds() <= now:
-            if await self.state.is_closed(slot):
+            if await self.state.is_closed(slot) or not await self._begins_a_window(slot):
                 await self.state.advance_first_slot(slot, end)
             else:
                 due.append(slot)

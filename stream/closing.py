@@ -28,9 +28,9 @@ from stream.ledger import AlreadyReleasedError, Ledger, LedgerError, TermsError
 from stream.memory import decode_memory, encode_memory
 from stream.merging import merged
 from stream.pipeline import compose, contributions_of, draw, plan_window
-from stream.plan import Columns, IdArray, Plan, decode_plan, encode_plan, within
+from stream.plan import Columns, IdArray, Plan, PlanError, decode_plan, encode_plan, within
 from stream.releases import Message, decode_outbox, encode_outbox
-from stream.windows import Slotting, utc_text
+from stream.windows import Slotting, Window, utc_text
 
 STEPS = ("seal", "read", "plan", "charge", "draw", "commit", "publish", "confirm", "clean")
 """Protocol steps in order, as reported to ``after_step``."""
@@ -154,7 +154,8 @@ class Closing:
             )
         await self.rows.seal(slot)
         await self._done("seal")
-        rows = await self.rows.read_rows(slot)
+        window, rows = await self._window(slot), await self.rows.read_rows(slot)
+        rows = rows[(rows["time"] >= window.start * 1_000_000) & (rows["time"] < window.end * 1_000_000)]
         contributions, fixes = contributions_of(rows, self.config), fixes_of(rows, histogram_box(self.config))
         await self._done("read")
         plan = await self._charged_plan(slot, contributions, generation, fixes)
@@ -252,7 +253,7 @@ class Closing:
         A budget that was raised holds from the next period on. Under "values" so do histograms that were switched on: in
         a period whose charges followed from counts, admission would show in them who else was there.
         """
-        window, period = self.slotting.window(slot), self.slotting.period_of(slot)
+        window, period = await self._window(slot), self.slotting.period_of(slot)
         terms = await self.ledger.terms(period.key)
         config = self.config.model_copy(update={"histogram": None}) if terms.counts else self.config
         budget = config.privacy.ledger_budget
@@ -263,6 +264,20 @@ class Closing:
             left[np.isin(counts.users, refused)] = 0
         plan = within(plan_window(counts, left, config, window, period, generation, fixes), terms.budget)
         return encode_plan(carry(plan, decode_memory(await self.redis.get(self._key("memory"))), config))
+
+    async def _window(self, slot: int) -> Window:
+        """The window that begins at ``slot``, as it was planned where it was: ``window.slot`` may have changed since.
+
+        Raises :class:`PlanError` where none begins there.
+        """
+        blob = await self.redis.get(self._key(f"plan:{slot}"))
+        window = self.slotting.window(slot) if blob is None else decode_plan(blob).window
+        if window.start != slot:
+            raise PlanError(
+                f"no window of {self.config.window.slot} begins at {utc_text(slot)}: window.slot was changed while its rows "
+                "were collected; nothing was planned. Restore the old length until it is released"
+            )
+        return window
 
     async def _clean(self, slot: int) -> None:
         await self.rows.drop_rows(slot)

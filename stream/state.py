@@ -143,6 +143,10 @@ class State:
         """Remember that everything before ``following`` is released; no change if another worker moved on already."""
         await self._redis.eval(_ADVANCE, 1, self._key("first-slot"), slot, following)
 
+    async def in_progress(self, slot: int) -> bool:
+        """Whether the slot is planned or committed, and not released yet."""
+        return bool(await self._redis.exists(self._key(f"plan:{slot}"), self._key(f"outbox:{slot}")))
+
     async def is_closed(self, slot: int) -> bool:
         """Whether the slot was released."""
         return bool(await self._redis.hexists(self._key("closed"), str(slot)))
