@@ -12,7 +12,7 @@ from typing import Any
 
 import h3
 import pytest
-from playwright.async_api import Page, Request, async_playwright, expect
+from playwright.async_api import Browser, Page, Request, async_playwright, expect
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH; Debian: apt-get install chromium")
@@ -21,6 +21,7 @@ ARGUMENTS = (
     "--no-sandbox",
     "--use-angle=swiftshader",
     "--enable-unsafe-swiftshader",
+    "--disable-gpu-compositing",
     "--disable-background-networking",
     "--disable-component-update",
     "--no-first-run",
@@ -55,7 +56,19 @@ class Watched:
 
 
 @asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    """Debian's Chromium; every page of it is :func:`opened` with cookies, storage and settings of its own."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@asynccontextmanager
 async def opened(
+    browser: Browser,
     origin: str,
     place: str = "",
     size: dict[str, int] = DESKTOP,
@@ -64,23 +77,21 @@ async def opened(
     **options: Any,
 ) -> AsyncIterator[Page]:
     """The dashboard, painted; afterwards no request went elsewhere and, unless ``errors``, nothing was complained of."""
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        try:
-            context = await browser.new_context(viewport=size, reduced_motion="reduce", **options)  # type: ignore[arg-type]
-            page = await context.new_page()
-            page.set_default_timeout(PATIENCE_MS)
-            watched = Watched(page)
-            if clock is not None:
-                await page.clock.set_fixed_time(clock)
-            await page.goto(f"{origin}/{place}")
-            await page.wait_for_selector("html[data-ready]")
-            yield page
-            assert not (found := watched.elsewhere(origin)), found
-            if not errors:
-                assert not watched.errors, watched.errors
-        finally:
-            await browser.close()
+    context = await browser.new_context(viewport=size, reduced_motion="reduce", **options)  # type: ignore[arg-type]
+    try:
+        page = await context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        watched = Watched(page)
+        if clock is not None:
+            await page.clock.set_fixed_time(clock)
+        await page.goto(f"{origin}/{place}")
+        await page.wait_for_selector("html[data-ready]")
+        yield page
+        assert not (found := watched.elsewhere(origin)), found
+        if not errors:
+            assert not watched.errors, watched.errors
+    finally:
+        await context.close()
 
 
 async def painted(page: Page, before: str) -> str:

@@ -21,7 +21,7 @@ from stream.releases import WINDOW, Message
 from stream.serve.api import make_app
 from stream.serve.pages import check_basemap
 from stream.topics import create_topics
-from tests.serve.browser import DESKTOP, PHONE, opened, place_of
+from tests.serve.browser import DESKTOP, PHONE, chromium, opened, place_of
 from tests.serve.serving import publish, ready
 
 SETTLED_MS = 2_000
@@ -52,7 +52,7 @@ async def take(releases: Path, config_file: Path, folder: Path, basemap: Path | 
         await create_topics(config)
         await publish(kafka.bootstrap, messages)
         app = make_app(config, None if basemap is None else check_basemap(basemap))
-        async with TestClient(TestServer(app)) as client:
+        async with TestClient(TestServer(app)) as client, chromium() as browser:
             await ready(client)
             origin = str(client.make_url("/")).rstrip("/")
             for name, size, colours in (
@@ -60,7 +60,7 @@ async def take(releases: Path, config_file: Path, folder: Path, basemap: Path | 
                 ("dark", DESKTOP, "dark"),
                 ("phone", PHONE, "light"),
             ):
-                async with opened(origin, size=size, color_scheme=colours, clock=clock) as page:
+                async with opened(browser, origin, size=size, color_scheme=colours, clock=clock) as page:
                     await compose(page, name, busiest)
                     await page.screenshot(path=folder / f"dashboard-{name}.png")
 

@@ -56,10 +56,12 @@ async def ready(client: TestClient) -> None:
 
 
 @asynccontextmanager
-async def serving(config: Config, messages: Iterable[Message] = ()) -> AsyncIterator[TestClient]:
+async def serving(
+    config: Config, messages: Iterable[Message] = (), basemap: Path | None = None
+) -> AsyncIterator[TestClient]:
     """The service, caught up, after ``messages`` were published."""
     await create_topics(config)
     await publish(config.kafka.bootstrap, messages)
-    async with TestClient(TestServer(make_app(config))) as client:
+    async with TestClient(TestServer(make_app(config, basemap))) as client:
         await ready(client)
         yield client

@@ -16,16 +16,28 @@ from typing import Any
 
 import h3
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestClient
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Page, Response, expect
+from playwright.async_api import Browser, Page, Response, expect
 
 from stream.config import Config
 from stream.releases import WINDOW, Message, digest
 from stream.serve.api import make_app
 from stream.serve.pages import check_basemap
-from tests.serve.browser import DESKTOP, PHONE, fields, needs_chromium, opened, paint_count, painted, pixels, place_of
+from tests.serve.browser import (
+    DESKTOP,
+    PHONE,
+    chromium,
+    fields,
+    needs_chromium,
+    opened,
+    paint_count,
+    painted,
+    pixels,
+    place_of,
+)
 from tests.serve.city import (
     BUSY,
     CELLS,
@@ -43,10 +55,16 @@ from tests.serve.serving import publish, serving
 from tests.serve.test_serve_histograms import histogram_message
 from tests.serve.tiles import write_archive
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
 
 READING = re.compile(r"^[\d.]+ km/h, 95 % interval [\d.]+–[\d.]+, noise from privacy$")
 VIRIDIS_20_25 = (0x26, 0x82, 0x8E)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as started:
+        yield started
 
 
 @pytest.fixture
@@ -56,10 +74,10 @@ def config(kafka: str, tmp_path: Path, topic_name: str) -> Config:
 
 @asynccontextmanager
 async def city(
-    config: Config, messages: list[Message], place: str = "", **options: Any
+    browser: Browser, config: Config, messages: list[Message], place: str = "", **options: Any
 ) -> AsyncIterator[tuple[Page, TestClient]]:
     """The dashboard over released windows."""
-    async with serving(config, messages) as client, opened(origin_of(client), place, **options) as page:
+    async with serving(config, messages) as client, opened(browser, origin_of(client), place, **options) as page:
         yield page, client
 
 
@@ -88,11 +106,12 @@ async def choose(page: Page, label: str) -> None:
 
 
 async def test_released_cells_are_shown_with_their_intervals_and_the_suppressed_as_not_published(
+    browser: Browser,
     config: Config,
 ) -> None:
     messages = window(config, 0)
     released = bodies(messages)
-    async with city(config, messages) as (page, _):
+    async with city(browser, config, messages) as (page, _):
         await shows(page, 0)
         await page.get_by_role("button", name="Cells as a table").click()
         rows = page.locator("#table-scroll tbody tr")
@@ -106,10 +125,10 @@ async def test_released_cells_are_shown_with_their_intervals_and_the_suppressed_
         await expect(page.locator("#legend")).to_contain_text("not published")
 
 
-async def test_the_tooltip_says_value_interval_and_noise(config: Config) -> None:
+async def test_the_tooltip_says_value_interval_and_noise(browser: Browser, config: Config) -> None:
     messages = window(config, 0)
     released = bodies(messages)
-    async with city(config, messages) as (page, _):
+    async with city(browser, config, messages) as (page, _):
         for cell in (BUSY, UNCERTAIN):
             await page.mouse.move(*await place_of(page, cell))
             reading = page.locator("#tooltip .reading")
@@ -119,8 +138,8 @@ async def test_the_tooltip_says_value_interval_and_noise(config: Config) -> None
         await expect(page.locator("#tooltip")).to_contain_text("Not published")
 
 
-async def test_a_cell_fades_when_its_interval_spans_more_than_one_class(config: Config) -> None:
-    async with city(config, window(config, 0)) as (page, _):
+async def test_a_cell_fades_when_its_interval_spans_more_than_one_class(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0)) as (page, _):
         land = (0xEE, 0xF0, 0xF1)
         strength = {}
         for cell, colour in ((BUSY, VIRIDIS_20_25), (UNCERTAIN, None)):
@@ -132,15 +151,15 @@ async def test_a_cell_fades_when_its_interval_spans_more_than_one_class(config: 
         assert strength[UNCERTAIN] < 0.85 * strength[BUSY]
 
 
-async def test_a_cell_that_is_not_published_is_hatched(config: Config) -> None:
-    async with city(config, window(config, 0)) as (page, _):
+async def test_a_cell_that_is_not_published_is_hatched(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0)) as (page, _):
         for cell, hatched in ((LONELY, True), (BUSY, False)):
             light = [sum(pixel) for pixel in await pixels(page, cell)]
             assert (max(light) - min(light) > 100) == hatched
 
 
-async def test_slower_than_usual_is_red_and_as_usual_is_yellow(config: Config) -> None:
-    async with city(config, windows(config, [USUAL_DAY] * 4 + [JAM])) as (page, _):
+async def test_slower_than_usual_is_red_and_as_usual_is_yellow(browser: Browser, config: Config) -> None:
+    async with city(browser, config, windows(config, [USUAL_DAY] * 4 + [JAM])) as (page, _):
         await shows(page, 4)
         await expect(page.get_by_role("radio", name="Against usual")).to_be_checked()
         for cell, (red, green, blue) in ((BUSY, (0xD7, 0x19, 0x1C)), (STEADY, (0xFF, 0xFF, 0xBF))):
@@ -151,12 +170,12 @@ async def test_slower_than_usual_is_red_and_as_usual_is_yellow(config: Config) -
         await expect(page.locator("#tooltip")).to_contain_text(said)
 
 
-async def test_every_statistic_can_be_chosen(kafka: str, tmp_path: Path, topic_name: str) -> None:
+async def test_every_statistic_can_be_chosen(browser: Browser, kafka: str, tmp_path: Path, topic_name: str) -> None:
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "privacy.epsilon": 100.0, "privacy.budget": 2400.0}
     config = city_config(tmp_path, **overrides | {"speed.statistics": ["mean", "variance", "p50", "p85"]})
     messages = window(config, 0)
     released = bodies(messages)
-    async with city(config, messages) as (page, _):
+    async with city(browser, config, messages) as (page, _):
         await page.mouse.click(*await place_of(page, STEADY))
         for label, name in (("Median speed (p50)", "p50"), ("85th percentile of speed (p85)", "p85")):
             await choose(page, label)
@@ -170,14 +189,14 @@ async def test_every_statistic_can_be_chosen(kafka: str, tmp_path: Path, topic_n
         await expect(page.get_by_role("radio", name="Against usual")).to_be_disabled()
 
 
-async def test_a_statistic_that_was_not_released_cannot_be_chosen(config: Config) -> None:
-    async with city(config, window(config, 0), "#statistic=p85") as (page, _):
+async def test_a_statistic_that_was_not_released_cannot_be_chosen(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0), "#statistic=p85") as (page, _):
         await expect(page.get_by_role("radio", name="85th percentile of speed (p85)")).to_be_disabled()
         await expect(page.get_by_role("radio", name="Mean speed")).to_be_checked()
 
 
-async def test_windows_arrive_live_wait_while_paused_and_live_returns(config: Config) -> None:
-    async with city(config, windows(config, [USUAL_DAY] * 2)) as (page, _):
+async def test_windows_arrive_live_wait_while_paused_and_live_returns(browser: Browser, config: Config) -> None:
+    async with city(browser, config, windows(config, [USUAL_DAY] * 2)) as (page, _):
         slider, live = page.get_by_role("slider", name="Window"), page.locator("#live-button")
         await shows(page, 1)
         await publish(config.kafka.bootstrap, window(config, 2))
@@ -197,24 +216,26 @@ async def test_windows_arrive_live_wait_while_paused_and_live_returns(config: Co
         await shows(page, 2)
 
 
-async def test_the_badge_says_how_old_the_newest_window_is(config: Config) -> None:
-    async with city(config, window(config, 0)) as (page, _):
+async def test_the_badge_says_how_old_the_newest_window_is(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0)) as (page, _):
         await expect(page.locator("#badge")).to_have_attribute("data-state", "stale")
         await expect(page.locator("#badge")).to_contain_text(re.compile(r"Stale: last window ended \d+ years ago"))
 
 
-async def test_before_the_first_window_the_page_says_so_and_shows_it_when_it_comes(config: Config) -> None:
-    async with city(config, []) as (page, _):
+async def test_before_the_first_window_the_page_says_so_and_shows_it_when_it_comes(
+    browser: Browser, config: Config
+) -> None:
+    async with city(browser, config, []) as (page, _):
         await expect(page.locator("#empty")).to_contain_text("No window released yet")
         await publish(config.kafka.bootstrap, window(config, 0))
         await shows(page, 0)
         await expect(page.locator("#empty")).to_be_hidden()
 
 
-async def test_an_address_shows_the_same_place_window_and_statistic_again(config: Config) -> None:
+async def test_an_address_shows_the_same_place_window_and_statistic_again(browser: Browser, config: Config) -> None:
     messages = windows(config, [USUAL_DAY] * 3)
     place = f"#at=12.50/30.2500/-97.7000&window=2017-03-21T13:00:00Z&statistic=mean&colours=absolute&cell={STEADY}"
-    async with city(config, messages, place) as (page, client):
+    async with city(browser, config, messages, place) as (page, client):
         await shows(page, 1)
         again = await fields(page)
         assert f"#{'&'.join(f'{name}={value}' for name, value in again.items())}" == place
@@ -223,18 +244,18 @@ async def test_an_address_shows_the_same_place_window_and_statistic_again(config
         await page.locator("#map canvas").press("+")
         await page.wait_for_function("!location.hash.includes('at=12.50')")
         url = page.url
-        async with opened(origin_of(client), url[url.index("#") :]) as other:
+        async with opened(browser, origin_of(client), url[url.index("#") :]) as other:
             assert await fields(other) == await fields(page)
 
 
-async def test_an_address_of_a_window_that_is_no_more_shows_the_newest_live(config: Config) -> None:
-    async with city(config, windows(config, [USUAL_DAY] * 2), "#window=2016-01-01T00:00:00Z") as (page, _):
+async def test_an_address_of_a_window_that_is_no_more_shows_the_newest_live(browser: Browser, config: Config) -> None:
+    async with city(browser, config, windows(config, [USUAL_DAY] * 2), "#window=2016-01-01T00:00:00Z") as (page, _):
         await shows(page, 1)
         await expect(page.locator("#live-text")).to_have_text("Live")
 
 
-async def test_a_box_on_the_map_answers_with_interval_and_says_what_it_lacks(config: Config) -> None:
-    async with city(config, window(config, 0)) as (page, _):
+async def test_a_box_on_the_map_answers_with_interval_and_says_what_it_lacks(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0)) as (page, _):
         await page.get_by_role("button", name="Measure an area").click()
         (x0, y0), (x1, y1) = await place_of(page, BUSY, (-60, 60)), await place_of(page, STEADY, (60, -60))
         await page.mouse.move(x0, y0)
@@ -247,11 +268,11 @@ async def test_a_box_on_the_map_answers_with_interval_and_says_what_it_lacks(con
         await expect(page.locator("#histogram-count")).to_contain_text("no spatial histogram")
 
 
-async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(config: Config) -> None:
+async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(browser: Browser, config: Config) -> None:
     *cells, marker = window(config, 0)
     histograms = [histogram_message(config.feed.name, mechanism) for mechanism in ("htf", "ug")]
     # Chromium calls the refusal at the end an error.
-    async with city(config, closed([*cells, *histograms], marker), errors=True) as (page, client):
+    async with city(browser, config, closed([*cells, *histograms], marker), errors=True) as (page, client):
         await page.get_by_role("button", name="Measure an area").click()
         for side, value in (("West", "-97.8"), ("South", "30.2"), ("East", "-97.6"), ("North", "30.4")):
             await page.get_by_label(side).fill(value)
@@ -267,15 +288,15 @@ async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(config:
         await expect(page.locator("#histogram-count")).to_contain_text("lies outside the histogram's domain")
 
 
-async def test_the_past_of_a_cell_is_plotted(config: Config) -> None:
-    async with city(config, windows(config, [USUAL_DAY] * 3 + [JAM])) as (page, _):
+async def test_the_past_of_a_cell_is_plotted(browser: Browser, config: Config) -> None:
+    async with city(browser, config, windows(config, [USUAL_DAY] * 3 + [JAM])) as (page, _):
         await page.mouse.click(*await place_of(page, BUSY))
         await expect(page.locator("#details figcaption")).to_contain_text("4 windows since Tue, 21 Mar 2017")
         await expect(page.locator("#details .uplot canvas")).to_be_visible()
 
 
-async def test_downloads_are_linked_and_are_the_window(config: Config) -> None:
-    async with city(config, window(config, 0)) as (page, client):
+async def test_downloads_are_linked_and_are_the_window(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0)) as (page, client):
         await page.locator("#downloads summary").click()
         links = page.locator("#download-list a")
         await expect(links).to_have_text(["CSV", "Parquet", "GeoJSON"])
@@ -285,9 +306,9 @@ async def test_downloads_are_linked_and_are_the_window(config: Config) -> None:
             assert "attachment" in answer.headers["Content-Disposition"]
 
 
-async def test_about_the_noise_says_what_the_marker_promises(config: Config) -> None:
+async def test_about_the_noise_says_what_the_marker_promises(browser: Browser, config: Config) -> None:
     messages = window(config, 0)
-    async with city(config, messages) as (page, _):
+    async with city(browser, config, messages) as (page, _):
         await page.get_by_role("button", name="About the noise").click()
         said = page.locator("#about")
         marker = json.loads(messages[-1].value)
@@ -306,17 +327,17 @@ async def test_about_the_noise_says_what_the_marker_promises(config: Config) -> 
         await expect(said).to_be_hidden()
 
 
-async def test_about_the_noise_gives_rho_and_delta_under_zcdp(config: Config) -> None:
+async def test_about_the_noise_gives_rho_and_delta_under_zcdp(browser: Browser, config: Config) -> None:
     *cells, marker = window(config, 0)
     zcdp = {"accounting": "zcdp", "rho": 0.05, "rho_budget": 0.4, "delta": 1e-6}
-    async with city(config, closed(cells, marker, **zcdp)) as (page, _):
+    async with city(browser, config, closed(cells, marker, **zcdp)) as (page, _):
         await page.get_by_role("button", name="About the noise").click()
         for text in ("0.05 for one user", "0.4 for one user", "δ 0.000001"):
             await expect(page.locator("#about")).to_contain_text(text)
 
 
-async def test_everything_can_be_done_by_keyboard(config: Config) -> None:
-    async with city(config, windows(config, [USUAL_DAY] * 2), "#at=11/30.25/-97.7") as (page, _):
+async def test_everything_can_be_done_by_keyboard(browser: Browser, config: Config) -> None:
+    async with city(browser, config, windows(config, [USUAL_DAY] * 2), "#at=11/30.25/-97.7") as (page, _):
         await page.keyboard.press("Tab")
         await expect(page.locator(".skip")).to_be_focused()
         canvas = page.locator("#map canvas")
@@ -350,12 +371,12 @@ async def test_everything_can_be_done_by_keyboard(config: Config) -> None:
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("colours", ["light", "dark"])
 async def test_axe_finds_no_violation(
-    kafka: str, tmp_path: Path, topic_name: str, size: dict[str, int], colours: str
+    browser: Browser, kafka: str, tmp_path: Path, topic_name: str, size: dict[str, int], colours: str
 ) -> None:
     modelled = {"speed.post_processing": ["empirical-bayes"]}
     config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka} | modelled)
     options: dict[str, Any] = {"size": size, "color_scheme": colours}
-    async with city(config, windows(config, [USUAL_DAY] * 4), f"#cell={BUSY}", **options) as (page, _):
+    async with city(browser, config, windows(config, [USUAL_DAY] * 4), f"#cell={BUSY}", **options) as (page, _):
         await expect(page.locator("#details figcaption")).to_contain_text("4 windows")
         await expect(page.locator("#details table")).to_contain_text("empirical-bayes")
         await no_violation(page)
@@ -375,8 +396,8 @@ async def no_violation(page: Page) -> None:
     assert found.violations_count == 0, found.generate_report()
 
 
-async def test_a_phone_shows_everything_without_scrolling_sideways(config: Config) -> None:
-    async with city(config, window(config, 0), size=PHONE, has_touch=True) as (page, _):
+async def test_a_phone_shows_everything_without_scrolling_sideways(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0), size=PHONE, has_touch=True) as (page, _):
         assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
         for name in ("#badge", "#live-button", "#slider", "#controls", "#table-button", "#about-button"):
             box = await page.locator(name).bounding_box()
@@ -388,8 +409,8 @@ async def test_a_phone_shows_everything_without_scrolling_sideways(config: Confi
         await expect(page.locator("#details .reading")).to_have_text(READING)
 
 
-async def test_dark_follows_the_system_and_the_button_overrules_it(config: Config) -> None:
-    async with city(config, window(config, 0), color_scheme="dark") as (page, _):
+async def test_dark_follows_the_system_and_the_button_overrules_it(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0), color_scheme="dark") as (page, _):
         root = page.locator("html")
         await expect(root).to_have_attribute("data-theme", "dark")
         dark = await pixels(page, LONELY)
@@ -405,30 +426,28 @@ async def test_dark_follows_the_system_and_the_button_overrules_it(config: Confi
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 async def test_a_basemap_is_read_by_ranges_and_its_streets_lie_on_the_hexagons(
-    config: Config, tmp_path: Path, unused_tcp_port: int, colours: str
+    browser: Browser, config: Config, tmp_path: Path, colours: str
 ) -> None:
     lat, lng = h3.cell_to_latlng(BUSY)
     street = [(lat - 0.05, lng - 0.2), (lat, lng), (lat + 0.05, lng + 0.2)]
     archive = write_archive(tmp_path / "city.pmtiles", {"roads": [street]})
-    await publish_and_create(config, window(config, 0))
-    server = await started(config, unused_tcp_port, check_basemap(archive))
     answers: list[Response] = []
-    try:
-        async with opened(f"http://127.0.0.1:{unused_tcp_port}", color_scheme=colours) as page:
-            page.on("response", lambda answer: answers.append(answer))
-            await page.reload()
-            await page.wait_for_selector("html[data-ready]")
-            ranged = [answer for answer in answers if answer.url.endswith("/dashboard/basemap.pmtiles")]
-            assert {answer.status for answer in ranged} == {206}
-            await expect(page.locator(".maplibregl-ctrl-attrib")).to_contain_text("A made-up city")
-            assert await page.locator(".maplibregl-ctrl-attrib a").count() == 0
-            seen = [sum(pixel) for pixel in await pixels(page, BUSY)]
-            assert max(seen) - min(seen) > 15
-    finally:
-        await server.cleanup()
+    async with (
+        serving(config, window(config, 0), check_basemap(archive)) as client,
+        opened(browser, origin_of(client), color_scheme=colours) as page,
+    ):
+        page.on("response", lambda answer: answers.append(answer))
+        await page.reload()
+        await page.wait_for_selector("html[data-ready]")
+        ranged = [answer for answer in answers if answer.url.endswith("/dashboard/basemap.pmtiles")]
+        assert {answer.status for answer in ranged} == {206}
+        await expect(page.locator(".maplibregl-ctrl-attrib")).to_contain_text("A made-up city")
+        assert await page.locator(".maplibregl-ctrl-attrib a").count() == 0
+        seen = [sum(pixel) for pixel in await pixels(page, BUSY)]
+        assert max(seen) - min(seen) > 15
 
 
-async def test_hostile_words_in_messages_and_addresses_stay_words(config: Config) -> None:
+async def test_hostile_words_in_messages_and_addresses_stay_words(browser: Browser, config: Config) -> None:
     hostile = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
     *cells, marker = window(config, 0)
     changed = []
@@ -441,7 +460,7 @@ async def test_hostile_words_in_messages_and_addresses_stay_words(config: Config
         changed.append(message._replace(value=json.dumps(body).encode()))
     period = json.loads(marker.value)["period"] | {"timezone": hostile}
     place = f"#cell={hostile}&window={hostile}"
-    async with city(config, closed(changed, marker, period=period), place) as (page, _):
+    async with city(browser, config, closed(changed, marker, period=period), place) as (page, _):
         await page.mouse.click(*await place_of(page, BUSY))
         await expect(page.locator("#details .reading")).to_contain_text("modelled")
         await page.get_by_role("button", name="About the noise").click()
@@ -451,11 +470,13 @@ async def test_hostile_words_in_messages_and_addresses_stay_words(config: Config
         assert await page.title() == "Hexveil"
 
 
-async def test_a_server_that_comes_back_is_followed_again(config: Config, unused_tcp_port: int) -> None:
+async def test_a_server_that_comes_back_is_followed_again(
+    browser: Browser, config: Config, unused_tcp_port: int
+) -> None:
     await publish_and_create(config, windows(config, [USUAL_DAY]))
     origin = f"http://127.0.0.1:{unused_tcp_port}"
     first = await started(config, unused_tcp_port)
-    async with opened(origin, errors=True) as page:
+    async with opened(browser, origin, errors=True) as page:
         await shows(page, 0)
         await first.cleanup()
         badge = page.locator("#badge")
@@ -476,8 +497,8 @@ async def publish_and_create(config: Config, messages: list[Message]) -> None:
         pass
 
 
-async def started(config: Config, port: int, basemap: Path | None = None) -> web.AppRunner:
-    runner = web.AppRunner(make_app(config, basemap), shutdown_timeout=1.0)
+async def started(config: Config, port: int) -> web.AppRunner:
+    runner = web.AppRunner(make_app(config), shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     return runner
