@@ -8,18 +8,15 @@ noise on every cell is then best in squared error.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy.typing as npt
 
 from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain
+from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.grids import Singular, noisy_total, require_share
 from dpcore.spatial.hierarchy import SparseHierarchy
 from dpcore.spatial.histogram import Histogram
-from dpcore.spatial.mechanism import SpatialMechanism, require_budget
+from dpcore.spatial.mechanism import SpatialMechanism
 from dpcore.spatial.posterior import Goal, require_goal
 
 SMALL_CELLS = 256
@@ -27,7 +24,7 @@ SMALL_CELLS = 256
 
 
 @dataclass(frozen=True)
-class Auto:
+class Auto(SpatialMechanism):
     """Chooses by goal, cells and ε·N̂ per cell. ``expected_points``: a public N̂; without it, and only where the choice
     depends on it, ``total_share`` of the budget buys a DP count.
     """
@@ -58,17 +55,10 @@ class Auto:
             return Singular()
         return SparseHierarchy(goal=self.goal)
 
-    def fit(
-        self,
-        points_or_counts: npt.NDArray[Any],
-        domain: Domain,
-        epsilon_micro: int,
-        noise: Noise,
-        points_per_user: int = 1,
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> Histogram:
-        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``."""
-        require_budget(epsilon_micro, points_per_user)
-        counts = domain.counts_of(points_or_counts)
+        """Histogram at ``epsilon_micro`` (A)."""
         *first, rest = self.split(domain, epsilon_micro).shares
         total = noisy_total(counts, first[0], points_per_user, noise) if first else (self.expected_points or 0)
-        return self.choose(domain, total, rest, points_per_user).fit(counts, domain, rest, noise, points_per_user)
+        return self.choose(domain, total, rest, points_per_user).draw(counts, domain, rest, noise, points_per_user)

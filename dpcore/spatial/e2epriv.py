@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid, block_sums, cuts
-from dpcore.spatial.grids import noisy_total, require_share
+from dpcore.spatial.domain import Domain, FloatArray, IntGrid, cuts
+from dpcore.spatial.grids import noisy_grid, noisy_total, require_share
 from dpcore.spatial.histogram import GridHistogram
-from dpcore.spatial.mechanism import choose, laplace_variance, noisy_counts, require_budget
+from dpcore.spatial.mechanism import SpatialMechanism, choose
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import Rectangles, answer, overlap_norms
 
@@ -34,7 +33,7 @@ _ROUNDING = 2
 
 
 @dataclass(frozen=True)
-class E2EPriv:
+class E2EPriv(SpatialMechanism):
     """Candidate ``sizes`` (g × g blocks) and tuning ``queries``, both public.
 
     ``expected_points``: a public n̂ for the weights; without it ``total_share`` of the budget buys a DP count.
@@ -72,27 +71,17 @@ class E2EPriv:
             rest = [self.total_share, *(share * (1 - self.total_share) for share in rest)]
         return BudgetSplit.by_weights(epsilon_micro, rest)
 
-    def fit(
-        self,
-        points_or_counts: npt.NDArray[Any],
-        domain: Domain,
-        epsilon_micro: int,
-        noise: Noise,
-        points_per_user: int = 1,
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> GridHistogram:
-        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``, ``QueryError``. Source: [E]."""
-        require_budget(epsilon_micro, points_per_user)
+        """Histogram at ``epsilon_micro`` (A); raises ``QueryError``. Source: [E]."""
         self.queries.require_inside(domain)
-        counts = domain.counts_of(points_or_counts)
         split = self.split(epsilon_micro)
         *first, size_micro, data_micro = split.shares
         total = noisy_total(counts, first[0], points_per_user, noise) if first else (self.expected_points or 0)
         costs = self.costs(counts, domain, points_per_user * MICRO / data_micro, total)
         size = self.sizes[choose(costs, size_micro, self.cost_sensitivity(points_per_user), noise)]
-        x_edges, y_edges = cuts(domain.rows, size), cuts(domain.columns, size)
-        noisy = noisy_counts(block_sums(counts, x_edges, y_edges), data_micro, points_per_user, noise)
-        variance = laplace_variance(data_micro, points_per_user)
-        return GridHistogram(domain, x_edges, y_edges, noisy.astype(np.float64), variance)
+        return noisy_grid(counts, domain, data_micro, noise, points_per_user, size)
 
     @staticmethod
     def cost_sensitivity(points_per_user: int) -> int:

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, block_sums, cuts
+from dpcore.spatial.domain import Domain, IntGrid, block_sums, cuts
 from dpcore.spatial.histogram import GridHistogram, PartitionHistogram
-from dpcore.spatial.mechanism import laplace_variance, noisy_counts, require_budget
+from dpcore.spatial.mechanism import SpatialMechanism, laplace_variance, noisy_counts
 from dpcore.spatial.partition import Tree, box_sums, draw_counts, image_of, split_boxes, whole
 
 
@@ -28,39 +28,29 @@ def require_share(name: str, share: float) -> None:
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(SpatialMechanism):
     """One noisy total, spread evenly over the box."""
 
-    def fit(
-        self,
-        points_or_counts: npt.NDArray[Any],
-        domain: Domain,
-        epsilon_micro: int,
-        noise: Noise,
-        points_per_user: int = 1,
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> GridHistogram:
-        """Histogram of one block at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``."""
-        return _grid(points_or_counts, domain, epsilon_micro, noise, points_per_user, 1)
+        """Histogram of one block at ``epsilon_micro`` (A)."""
+        return noisy_grid(counts, domain, epsilon_micro, noise, points_per_user, 1)
 
 
 @dataclass(frozen=True)
-class Singular:
+class Singular(SpatialMechanism):
     """Laplace noise on every cell of the count grid."""
 
-    def fit(
-        self,
-        points_or_counts: npt.NDArray[Any],
-        domain: Domain,
-        epsilon_micro: int,
-        noise: Noise,
-        points_per_user: int = 1,
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> GridHistogram:
-        """Histogram of all cells at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``."""
-        return _grid(points_or_counts, domain, epsilon_micro, noise, points_per_user, max(domain.shape))
+        """Histogram of all cells at ``epsilon_micro`` (A)."""
+        return noisy_grid(counts, domain, epsilon_micro, noise, points_per_user, max(domain.shape))
 
 
 @dataclass(frozen=True)
-class UniformGrid:
+class UniformGrid(SpatialMechanism):
     """UG: m × m blocks, m = max(1, ⌈√(N̂ε/10)⌉), N̂ from ``total_share`` of the budget."""
 
     total_share: float = 0.02
@@ -69,25 +59,18 @@ class UniformGrid:
     def __post_init__(self) -> None:
         require_share("total_share", self.total_share)
 
-    def fit(
-        self,
-        points_or_counts: npt.NDArray[Any],
-        domain: Domain,
-        epsilon_micro: int,
-        noise: Noise,
-        points_per_user: int = 1,
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> GridHistogram:
-        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``. Source: [G]."""
-        require_budget(epsilon_micro, points_per_user)
-        counts = domain.counts_of(points_or_counts)
+        """Histogram at ``epsilon_micro`` (A). Source: [G]."""
         split = BudgetSplit.by_weights(epsilon_micro, [self.total_share, 1 - self.total_share])
         total = noisy_total(counts, split.shares[0], points_per_user, noise)
         m = grid_size(total, split.shares[1], points_per_user, self.constant)
-        return _grid(counts, domain, split.shares[1], noise, points_per_user, m)
+        return noisy_grid(counts, domain, split.shares[1], noise, points_per_user, m)
 
 
 @dataclass(frozen=True)
-class AdaptiveGrid:
+class AdaptiveGrid(SpatialMechanism):
     """AG: m₁ × m₁ blocks, each cut again by its own noisy count, both levels made consistent."""
 
     total_share: float = 0.02
@@ -97,17 +80,10 @@ class AdaptiveGrid:
         require_share("total_share", self.total_share)
         require_share("alpha", self.alpha)
 
-    def fit(
-        self,
-        points_or_counts: npt.NDArray[Any],
-        domain: Domain,
-        epsilon_micro: int,
-        noise: Noise,
-        points_per_user: int = 1,
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``. Source: [G]."""
-        require_budget(epsilon_micro, points_per_user)
-        counts = domain.counts_of(points_or_counts)
+        """Histogram at ``epsilon_micro`` (A). Source: [G]."""
         return self.tree(counts, domain, epsilon_micro, noise, points_per_user).least_squares().histogram(domain)
 
     def tree(self, counts: npt.NDArray[Any], domain: Domain, epsilon_micro: int, noise: Noise, s: int) -> Tree:
@@ -144,11 +120,11 @@ def grid_size(total: int, epsilon_micro: int, points_per_user: int, constant: fl
     return max(1, math.ceil(math.sqrt(max(total, 0) * epsilon_micro / (MICRO * points_per_user * constant))))
 
 
-def _grid(
-    points_or_counts: npt.NDArray[Any], domain: Domain, epsilon_micro: int, noise: Noise, s: int, m: int
+def noisy_grid(
+    counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int, size: int
 ) -> GridHistogram:
-    require_budget(epsilon_micro, s)
-    counts = domain.counts_of(points_or_counts)
-    x_edges, y_edges = cuts(domain.rows, m), cuts(domain.columns, m)
-    noisy = noisy_counts(block_sums(counts, x_edges, y_edges), epsilon_micro, s, noise)
-    return GridHistogram(domain, x_edges, y_edges, noisy.astype(np.float64), laplace_variance(epsilon_micro, s))
+    """``size`` × ``size`` blocks, each with discrete Laplace(s/ε)."""
+    x_edges, y_edges = cuts(domain.rows, size), cuts(domain.columns, size)
+    noisy = noisy_counts(block_sums(counts, x_edges, y_edges), epsilon_micro, points_per_user, noise)
+    variance = laplace_variance(epsilon_micro, points_per_user)
+    return GridHistogram(domain, x_edges, y_edges, noisy.astype(np.float64), variance)

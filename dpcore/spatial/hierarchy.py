@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore.budget import BudgetSplit
 from dpcore.errors import ParameterError
@@ -21,13 +19,13 @@ from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.grids import require_share
 from dpcore.spatial.histogram import PartitionHistogram
-from dpcore.spatial.mechanism import require_budget
+from dpcore.spatial.mechanism import SpatialMechanism
 from dpcore.spatial.partition import Tree, box_sums, combine, draw_counts, image_of, split_boxes, whole
 from dpcore.spatial.posterior import Goal, histogram_for, require_goal
 
 
 @dataclass(frozen=True)
-class SparseHierarchy:
+class SparseHierarchy(SpatialMechanism):
     """``parts`` per axis and level; levels share ``stop_share`` of the budget, growing by ``growth`` per level; a node
     whose draw is below ``stop_sigmas`` standard deviations goes no deeper.
 
@@ -53,17 +51,11 @@ class SparseHierarchy:
         require_goal(self.goal)
         require_share("stop_share", self.stop_share)
 
-    def fit(
-        self,
-        points_or_counts: npt.NDArray[Any],
-        domain: Domain,
-        epsilon_micro: int,
-        noise: Noise,
-        points_per_user: int = 1,
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``."""
-        require_budget(epsilon_micro, points_per_user)
-        tree = self.tree(domain.counts_of(points_or_counts), domain, epsilon_micro, noise, points_per_user)
+        """Histogram at ``epsilon_micro`` (A)."""
+        tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
         return histogram_for(self.goal, tree, tree.least_squares(), domain, epsilon_micro, points_per_user)
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:

@@ -9,7 +9,7 @@ Source: [H], corrected as in the errata.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.grids import noisy_total, require_share
 from dpcore.spatial.histogram import PartitionHistogram
-from dpcore.spatial.mechanism import require_budget
+from dpcore.spatial.mechanism import SpatialMechanism
 from dpcore.spatial.partition import IntArray, Tree, box_sums, combine, draw_counts, image_of, whole
 from dpcore.spatial.posterior import Goal, histogram_for, require_goal
 from dpcore.spatial.trees import MAX_HEIGHT, Candidates, height_of
@@ -35,7 +35,7 @@ def split_sensitivity(points_per_user: int) -> int:
 
 
 @dataclass(frozen=True)
-class HTF:
+class HTF(SpatialMechanism):
     """Homogeneous tree. ``height_share``, ``split_share``: parts of the budget for |D| and for the cuts; of the rest,
     ``stop_share`` (β) pays for the stop tests, geometrically over the heights.
 
@@ -77,17 +77,11 @@ class HTF:
         if not 1 <= self.max_height <= MAX_HEIGHT or self.stop_cells < 1:
             raise ParameterError(f"max_height must be 1..{MAX_HEIGHT} and stop_cells at least 1")
 
-    def fit(
-        self,
-        points_or_counts: npt.NDArray[Any],
-        domain: Domain,
-        epsilon_micro: int,
-        noise: Noise,
-        points_per_user: int = 1,
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``. Source: [H]."""
-        require_budget(epsilon_micro, points_per_user)
-        tree = self.tree(domain.counts_of(points_or_counts), domain, epsilon_micro, noise, points_per_user)
+        """Histogram at ``epsilon_micro`` (A). Source: [H]."""
+        tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
         unbiased = tree.least_squares() if self.consistency else tree
         unbiased = unbiased.non_negative() if self.non_negative else unbiased
         return histogram_for(self.goal, tree, unbiased, domain, epsilon_micro, points_per_user)

@@ -7,7 +7,8 @@ changes by at most s in L1, so its sensitivity is s.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.histogram import Histogram
 
 
-class SpatialMechanism(Protocol):
+class SpatialMechanism(ABC):
     """A frozen dataclass of public parameters that turns points or counts into a released histogram."""
 
     def fit(
@@ -30,16 +31,22 @@ class SpatialMechanism(Protocol):
         noise: Noise,
         points_per_user: int = 1,
     ) -> Histogram:
-        """Spend exactly ``epsilon_micro`` under relation A with at most ``points_per_user`` points per user."""
-        ...
+        """Spend exactly ``epsilon_micro`` under relation A with at most ``points_per_user`` points per user.
 
+        Raises ``DomainError`` for points or counts that do not fit ``domain``, :class:`BudgetError` for less than 1 µε, or
+        where a share of it would be, :class:`ParameterError` for less than 1 point per user.
+        """
+        if epsilon_micro < 1:
+            raise BudgetError(f"budget of {epsilon_micro} µε; give at least 1")
+        if points_per_user < 1:
+            raise ParameterError(f"{points_per_user} points per user; give at least 1")
+        return self.draw(domain.counts_of(points_or_counts), domain, epsilon_micro, noise, points_per_user)
 
-def require_budget(epsilon_micro: int, points_per_user: int) -> None:
-    """Refuse a budget below 1 µε or fewer than 1 point per user."""
-    if epsilon_micro < 1:
-        raise BudgetError(f"budget of {epsilon_micro} µε; give at least 1")
-    if points_per_user < 1:
-        raise ParameterError(f"{points_per_user} points per user; give at least 1")
+    @abstractmethod
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
+    ) -> Histogram:
+        """The draw of :meth:`fit` on ``counts``, shape (rows, columns), all arguments checked."""
 
 
 def laplace_ratio(epsilon_micro: int, sensitivity: int) -> tuple[int, int]:

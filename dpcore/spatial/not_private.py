@@ -12,10 +12,10 @@ import numpy as np
 
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid, block_sums, cuts
+from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 from dpcore.spatial.e2epriv import E2EPriv
+from dpcore.spatial.grids import noisy_grid
 from dpcore.spatial.histogram import GridHistogram
-from dpcore.spatial.mechanism import laplace_variance, noisy_counts
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import Rectangles, answer
 
@@ -50,6 +50,4 @@ def best_non_private(
 
 
 def _drawn(size: int, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise) -> Unreleasable:
-    x_edges, y_edges = cuts(domain.rows, size), cuts(domain.columns, size)
-    noisy = noisy_counts(block_sums(counts, x_edges, y_edges), epsilon_micro, 1, noise).astype(np.float64)
-    return Unreleasable(size, GridHistogram(domain, x_edges, y_edges, noisy, laplace_variance(epsilon_micro, 1)))
+    return Unreleasable(size, noisy_grid(counts, domain, epsilon_micro, noise, 1, size))

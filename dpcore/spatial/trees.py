@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
@@ -19,7 +18,7 @@ from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 from dpcore.spatial.grids import noisy_total, require_share
 from dpcore.spatial.histogram import PartitionHistogram
-from dpcore.spatial.mechanism import require_budget
+from dpcore.spatial.mechanism import SpatialMechanism
 from dpcore.spatial.partition import IntArray, Tree, box_sums, draw_counts, image_of, split_boxes, whole
 
 MAX_HEIGHT = 26
@@ -41,7 +40,7 @@ def height_of(total: int, epsilon_micro: int, points_per_user: int, highest: int
 
 
 @dataclass(frozen=True)
-class QuadTree:
+class QuadTree(SpatialMechanism):
     """Halves both axes at every level, down to ``height`` levels or single cells."""
 
     budget: Literal["uniform", "geometric"] = "geometric"
@@ -53,17 +52,11 @@ class QuadTree:
             raise ParameterError(f"height {self.height} is outside 0..{MAX_HEIGHT}; give the levels below the root")
         level_weights(self.budget, 0)
 
-    def fit(
-        self,
-        points_or_counts: npt.NDArray[Any],
-        domain: Domain,
-        epsilon_micro: int,
-        noise: Noise,
-        points_per_user: int = 1,
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``."""
-        require_budget(epsilon_micro, points_per_user)
-        tree = self.tree(domain.counts_of(points_or_counts), domain, epsilon_micro, noise, points_per_user)
+        """Histogram at ``epsilon_micro`` (A)."""
+        tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
         return (tree.least_squares() if self.consistency else tree).histogram(domain)
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
@@ -137,7 +130,7 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class KdTree:
+class KdTree(SpatialMechanism):
     """Halves the points of a node at a private median, axes in turn; height from a DP count as for HTF.
 
     ``split_share`` of the budget pays for the medians, ``total_share`` for the count. The cost of a cut is
@@ -157,17 +150,11 @@ class KdTree:
             raise ParameterError(f"max_height {self.max_height} is outside 1..{MAX_HEIGHT}")
         level_weights(self.budget, 0)
 
-    def fit(
-        self,
-        points_or_counts: npt.NDArray[Any],
-        domain: Domain,
-        epsilon_micro: int,
-        noise: Noise,
-        points_per_user: int = 1,
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``."""
-        require_budget(epsilon_micro, points_per_user)
-        tree = self.tree(domain.counts_of(points_or_counts), domain, epsilon_micro, noise, points_per_user)
+        """Histogram at ``epsilon_micro`` (A)."""
+        tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
         return (tree.least_squares() if self.consistency else tree).histogram(domain)
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 from dpcore.spatial.histogram import GridHistogram
-from dpcore.spatial.mechanism import laplace_variance, noisy_counts, require_budget
+from dpcore.spatial.mechanism import SpatialMechanism, laplace_variance, noisy_counts
 
 
 @dataclass(frozen=True)
-class Privlet:
+class Privlet(SpatialMechanism):
     """Integer Haar transform along both axes; one point moves (1+log₂ rows)(1+log₂ columns) coefficients by 1.
 
     Coefficients are unscaled sums and differences of halves, so Privlet's weighted noise becomes one scale for all and
@@ -28,17 +26,11 @@ class Privlet:
         rows, columns = ((cells - 1).bit_length() for cells in domain.shape)
         return (1 + rows) * (1 + columns)
 
-    def fit(
-        self,
-        points_or_counts: npt.NDArray[Any],
-        domain: Domain,
-        epsilon_micro: int,
-        noise: Noise,
-        points_per_user: int = 1,
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> GridHistogram:
-        """Histogram of all cells at ``epsilon_micro`` (A); raises ``DomainError``, ``BudgetError``."""
-        require_budget(epsilon_micro, points_per_user)
-        coefficients = haar(domain.counts_of(points_or_counts))
+        """Histogram of all cells at ``epsilon_micro`` (A)."""
+        coefficients = haar(counts)
         scale = self.sensitivity(domain) * points_per_user
         cells = inverse_haar(noisy_counts(coefficients, epsilon_micro, scale, noise).astype(np.float64))
         share = 1.0
