@@ -246,26 +246,28 @@ async def measure(config: Config, served: Served, readers: Remote, sizes: Sizes)
         while served.metric("hexveil_public_sse_clients") < count:
             await asyncio.sleep(0.1)
 
-        async def rounds(amount: int, pause: float = sizes.pause, title: str = "") -> range:
+        async def rounds(amount: int, title: str) -> range:
             first = len(publisher.sent) + 1
-            for _ in shown(range(amount), title) if title else range(amount):
+            for _ in shown(range(amount), title):
                 number = await publisher.publish()
                 await asyncio.to_thread(readers.until_event, number)
-                await asyncio.sleep(pause)
+                await asyncio.sleep(sizes.pause)
             return range(first, len(publisher.sent) + 1)
 
-        await rounds(3)
+        await rounds(3, "first windows")
         cpu = served.cpu_seconds()
-        alone = latencies(publisher, readers, await rounds(windows, title="readers alone"))
+        alone = latencies(publisher, readers, await rounds(windows, "readers alone"))
         spent = (served.cpu_seconds() - cpu) / windows
         held = served.memory_mb()
 
         readers.command("stall", stalled)
-        await rounds(1)
+        await rounds(1, "stalling")
         await asyncio.to_thread(readers.until_done, "stall")
-        beside = latencies(publisher, readers, await rounds(windows, title="beside stalled readers"))
+        beside = latencies(publisher, readers, await rounds(windows, "beside stalled readers"))
         while served.metric("hexveil_public_sse_dropped_total") < stalled:
-            await rounds(20, pause=0)
+            for _ in range(20):
+                number = await publisher.publish()
+            await asyncio.to_thread(readers.until_event, number)
         with_stalled = served.memory_mb()
         readers.command("resume", len(publisher.sent))
         whole = (await asyncio.to_thread(readers.until_done, "resume"))["whole"]

@@ -178,6 +178,13 @@ def recipe(*target: str) -> list[str]:
     return [command + (f" in {loop[1]}" if loop else "") for command, loop in zip(commands, loops, strict=True)]
 
 
+def test_every_file_that_the_documents_name_is_there() -> None:
+    named = re.compile(r"`((?:bench|config|docs|dpcore|examples|stream|tests)/[^`\s:]*)")
+    told = {(names(page), path) for page in BLOCKS for path in named.findall(page.read_text(encoding="utf-8"))}
+    assert len(told) > 40
+    assert [missing for missing in sorted(told) if not any(REPO_ROOT.glob(missing[1].rstrip("/")))] == []
+
+
 def test_every_relative_link_of_readme_and_documents_leads_to_a_file() -> None:
     broken = []
     for page in BLOCKS:
