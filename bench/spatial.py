@@ -6,6 +6,7 @@ Nothing was tuned on these grids: see ``bench.spatial_tuning``.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,8 @@ class Sizes:
     grids: tuple[str, ...]
     epsilons: tuple[str, ...]
     trials: int
-    """Three times as many where peers are compared with."""
+    trials_beside_peers: int
+    """Of the mechanisms that answer for a metric."""
     coarse: int
     fine: int
     few: int
@@ -68,8 +70,30 @@ class Sizes:
     repeats: int
 
 
-FULL = Sizes(GRIDS, EPSILONS, trials=5, coarse=256, fine=1024, few=3_500_000, many=6_400_000, regions=10_000, repeats=5)
-QUICK = Sizes(GRIDS[:1], EPSILONS[:1], trials=1, coarse=64, fine=128, few=35_000, many=64_000, regions=100, repeats=1)
+FULL = Sizes(
+    GRIDS,
+    EPSILONS,
+    trials=5,
+    trials_beside_peers=50,
+    coarse=256,
+    fine=1024,
+    few=3_500_000,
+    many=6_400_000,
+    regions=10_000,
+    repeats=5,
+)
+QUICK = Sizes(
+    GRIDS[:1],
+    EPSILONS[:1],
+    trials=1,
+    trials_beside_peers=2,
+    coarse=64,
+    fine=128,
+    few=35_000,
+    many=64_000,
+    regions=100,
+    repeats=1,
+)
 
 
 def tuning_queries(cells: int = 256, queries: int = 600, seed: int = 7) -> Rectangles:
@@ -127,7 +151,10 @@ def errors(answers: npt.NDArray[np.float64], truth: npt.NDArray[np.float64], tot
 
 
 def measure(sizes: Sizes) -> dict[str, Any]:
-    """grid → ε → mechanism → mean figures over trials, three times as many where peers are compared with."""
+    """grid → ε → mechanism → mean figures over trials, and their standard errors, of what peers are compared with.
+
+    One trial alone may deviate by a third.
+    """
     with np.load(recordings() / WORKLOADS_FILE) as archive:
         workloads = {name: Rectangles.of_cells(archive[name]) for name in WORKLOADS}
     result: dict[str, Any] = {}
@@ -138,7 +165,7 @@ def measure(sizes: Sizes) -> dict[str, Any]:
             micro = to_micro(epsilon, round_up=True)
             for name, fit in shown(fits().items(), f"{grid}, ε = {epsilon}"):
                 figures: list[dict[str, float]] = []
-                for _ in range((3 if name in METRICS.values() else 1) * sizes.trials):
+                for _ in range(sizes.trials_beside_peers if name in METRICS.values() else sizes.trials):
                     start = time.process_time()
                     answers = fit(counts, domain, micro)
                     row = {"cpu_seconds": time.process_time() - start}
@@ -146,9 +173,16 @@ def measure(sizes: Sizes) -> dict[str, Any]:
                         found = errors(answers(queries), truth[workload], int(counts.sum()))
                         row |= {f"{workload}_{metric}": value for metric, value in found.items()}
                     figures.append(row)
-                mean = {key: float(np.mean([row[key] for row in figures])) for key in figures[0]}
-                result.setdefault(grid, {}).setdefault(epsilon, {})[name] = {"trials": len(figures), **mean}
+                summary = {key: float(np.mean([row[key] for row in figures])) for key in figures[0]}
+                if len(figures) > 1:
+                    summary |= {f"{key}_error": standard_error([row[key] for row in figures]) for key in figures[0]}
+                result.setdefault(grid, {}).setdefault(epsilon, {})[name] = {"trials": len(figures), **summary}
     return result
+
+
+def standard_error(values: list[float]) -> float:
+    """Of the mean of independent ``values``, two or more."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 Work = Callable[[], Any]
@@ -183,7 +217,8 @@ def comparison(ours: dict[str, Any], peers: dict[str, Any]) -> list[dict[str, An
                     held = {n: f[key] for n, f in peers[grid][epsilon].items() if key in f}
                     peer = min(held, key=lambda n: held[n])
                     row = {"grid": grid, "epsilon": epsilon, "workload": workload, "metric": metric, "ours": name}
-                    row |= {"value": found[name][key], "peer": peer, "peer_value": held[peer]}
+                    row |= {"value": found[name][key], "standard_error": found[name].get(f"{key}_error")}
+                    row |= {"peer": peer, "peer_value": held[peer]}
                     rows.append(row | {"matches": found[name][key] <= held[peer]})
     return rows
 
