@@ -135,10 +135,10 @@ class Tree:
         """Indices of the nodes of every level."""
         return [np.arange(a, b) for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)]
 
-    @property
-    def areas(self) -> IntArray:
-        """Cells per node, shape (M,)."""
-        return (self.boxes[:, 1] - self.boxes[:, 0]) * (self.boxes[:, 3] - self.boxes[:, 2])
+    def areas_of(self, nodes: IntArray) -> IntArray:
+        """Cells of each of ``nodes``, of their shape."""
+        x0, x1, y0, y1 = self.boxes[nodes].T
+        return np.asarray((x1 - x0) * (y1 - y0), dtype=np.int64)
 
     def upward(self) -> tuple[FloatArray, FloatArray]:
         """Best unbiased estimate of each node from its own subtree, with its variance, each of shape (M,)."""

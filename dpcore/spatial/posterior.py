@@ -42,6 +42,8 @@ PART_PSEUDO_COUNT = 0.05
 ITERATIONS = 30
 LEARNT_FROM = 2000
 """Nodes of one group that expectation maximisation looks at."""
+CHUNK = 1024
+"""Nodes whose parts of the prior are held at once: what a processor's cache holds."""
 ZERO_ADVANTAGE = 0.75
 """A node is dropped unless keeping it promises less than this share of the error of dropping it."""
 THIN = 1.0
@@ -157,52 +159,62 @@ def _estimate(
     sanity: float | None,
 ) -> _Estimates:
     """Posterior of ``nodes`` whose parents' ``counts`` are known; without a ``sanity`` none is taken for empty."""
-    area, deviation = tree.areas.astype(np.float64), np.sqrt(variance[nodes])
-    expected = counts[tree.parent[nodes]] * area[nodes] / area[tree.parent[nodes]] / deviation
+    above = tree.parent[nodes]
+    area, deviation = tree.areas_of(nodes), np.sqrt(variance[nodes])
+    expected = counts[above] * area / tree.areas_of(above) / deviation
     drawn = z[nodes] / deviation
     place = np.digitize(np.log(np.maximum(expected, 1e-3)), PARENT_BINS) * (len(SURROUNDINGS_BINS) + 1)
     place += np.digitize(np.log(np.maximum(around / deviation, 1e-4)), SURROUNDINGS_BINS)
     place = 2 * place + inner
+    order = np.argsort(place, kind="stable")
     result = _Estimates(np.zeros(len(nodes)), np.zeros(len(nodes)), np.zeros(len(nodes), dtype=bool))
-    for group in np.unique(place):
-        at = np.flatnonzero(place == group)
-        scales = np.maximum(np.maximum(expected[at], 0.02)[:, None] * SCALES, 0.05)
-        parts = _gaussian_parts if group % 2 else _laplace_parts
-        evidence, first, second = parts(drawn[at][:, None], scales)
-        weight = _responsibilities(evidence)
-        zero, rest = weight[:, 0], weight[:, 1:]
-        mean = (rest * first).sum(axis=1)
-        result.mean[at] = mean * deviation[at]
-        spread = np.maximum((rest * second).sum(axis=1) - mean**2, 1e-9)
-        result.variance[at] = spread * variance[nodes[at]]
-        if sanity is None:
-            continue
-        # Errors promised: of the estimate given that there is something, and of 0.
-        unit = deviation[at, None]
-        kept = unit[:, 0] * mean / np.maximum(1 - zero, 1e-9)
-        centre, width = first * unit, np.sqrt(np.maximum(second - first**2, 0.0)) * unit
-        error = np.hypot(centre - kept[:, None], 0.8 * width) / np.maximum(centre, sanity)
-        keeping = zero * kept / sanity + (rest * error).sum(axis=1)
-        dropping = (rest * np.minimum(centre / sanity, 1.0)).sum(axis=1)
-        result.empty[at] = keeping > ZERO_ADVANTAGE * dropping
+    for group in np.split(order, np.flatnonzero(np.diff(place[order])) + 1):
+        parts = _gaussian_parts if inner[group[0]] else _laplace_parts
+        sample = group[:: max(1, len(group) // LEARNT_FROM)]
+        share = _shares(parts(drawn[sample, None], _scales(expected[sample]))[0])
+        for start in range(0, len(group), CHUNK):
+            at = group[start : start + CHUNK]
+            evidence, first, second = parts(drawn[at, None], _scales(expected[at]))
+            weight = _normalised(evidence * share)
+            zero, rest = weight[:, 0], weight[:, 1:]
+            mean = (rest * first).sum(axis=1)
+            result.mean[at] = mean * deviation[at]
+            result.variance[at] = np.maximum((rest * second).sum(axis=1) - mean**2, 1e-9) * variance[nodes[at]]
+            if sanity is None:
+                continue
+            # Errors promised: of the estimate given that there is something, and of 0.
+            unit = deviation[at, None]
+            kept = unit[:, 0] * mean / np.maximum(1 - zero, 1e-9)
+            centre, width = first * unit, np.sqrt(np.maximum(second - first**2, 0.0)) * unit
+            error = np.hypot(centre - kept[:, None], 0.8 * width) / np.maximum(centre, sanity)
+            keeping = zero * kept / sanity + (rest * error).sum(axis=1)
+            dropping = (rest * np.minimum(centre / sanity, 1.0)).sum(axis=1)
+            result.empty[at] = keeping > ZERO_ADVANTAGE * dropping
     if sanity is None:
         return result
-    thin = (result.mean < THIN * area[nodes]) & (result.mean > 2 * sanity) & ~inner
+    thin = (result.mean < THIN * area) & (result.mean > 2 * sanity) & ~inner
     empty = result.empty | thin
     return _Estimates(np.where(empty, 0.0, result.mean), np.where(empty, 0.0, result.variance), empty)
 
 
-def _responsibilities(evidence: FloatArray) -> FloatArray:
-    """Posterior of the parts of the prior for each node, shape (n, parts), their shares learnt from the nodes."""
+def _scales(expected: FloatArray) -> FloatArray:
+    """Means of the exponential parts where ``expected`` is suggested, in standard deviations, shape (n, S)."""
+    return np.asarray(np.maximum(np.maximum(expected, 0.02)[:, None] * SCALES, 0.05), dtype=np.float64)
+
+
+def _shares(evidence: FloatArray) -> FloatArray:
+    """Shares of the parts of the prior, learnt from the nodes whose ``evidence`` this is, shape (1+S,)."""
     share = np.full(evidence.shape[1], 1 / evidence.shape[1])
     pseudo = np.full(evidence.shape[1], PART_PSEUDO_COUNT)
     pseudo[0] = ZERO_PSEUDO_COUNT
-    sample = evidence[:: max(1, len(evidence) // LEARNT_FROM)]
     for _ in range(ITERATIONS):
-        weight = sample * share
-        share = (weight / weight.sum(axis=1, keepdims=True)).sum(axis=0) + pseudo
+        share = _normalised(evidence * share).sum(axis=0) + pseudo
         share /= share.sum()
-    weight = evidence * share
+    return share
+
+
+def _normalised(weight: FloatArray) -> FloatArray:
+    """Rows that add up to 1."""
     return np.asarray(weight / weight.sum(axis=1, keepdims=True), dtype=np.float64)
 
 
@@ -213,19 +225,22 @@ def _laplace_parts(y: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatA
     e = math.sqrt(2)
     gap = e - 1 / scale
     # At equal rates the closed forms divide by 0: such a scale is moved by a thousandth.
-    gap = np.where(np.abs(gap) < 1e-3 * e, np.where(gap < 0, -1e-3 * e, 1e-3 * e), gap)
+    gap = np.copysign(np.maximum(np.abs(gap), 1e-3 * e), gap)
     a = e - gap
     up = np.maximum(y, 0.0)
-    near, far = np.exp(-a * up), np.exp(-e * up)
-    half = a * e / 2
+    height = a * (e / 2)
+    near = height * np.exp(-a * up)
     # Below the draw the density is ∝ exp(gap·x), above it ∝ exp(−(a+e)·x).
-    below = half * (near - far) / gap
-    below_first = half * (up * near / gap - (near - far) / gap**2)
-    below_second = half * (up**2 * near / gap - 2 * (up * near / gap**2 - (near - far) / gap**3))
-    above, step = half * near * np.exp(-e * np.maximum(-y, 0.0)) / (a + e), 1 / (a + e)
+    per_gap = 1 / gap
+    below = (near - height * np.exp(-e * up)) * per_gap
+    edge = up * near * per_gap
+    below_first = edge - below * per_gap
+    below_second = up * edge - 2 * per_gap * below_first
+    step = 1 / (a + e)
+    above, centre = near * np.exp(-e * np.maximum(-y, 0.0)) * step, up + step
     total = below + above + 1e-290
-    first = (below_first + above * (up + step)) / total
-    second = (below_second + above * (up**2 + 2 * up * step + 2 * step**2)) / total
+    first = (below_first + above * centre) / total
+    second = (below_second + above * (centre**2 + step**2)) / total
     return np.column_stack([e / 2 * np.exp(-e * np.abs(y)) + 1e-290, total]), first, second
 
 
