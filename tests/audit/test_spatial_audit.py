@@ -18,24 +18,15 @@ import pytest
 
 from dpcore.noise import Noise
 from dpcore.spatial import (
-    HTF,
-    AdaptiveGrid,
-    Auto,
     Domain,
     E2EPriv,
-    KdTree,
-    Privlet,
-    QuadTree,
     Rectangles,
-    Singular,
-    SparseHierarchy,
-    Uniform,
-    UniformGrid,
 )
 from dpcore.spatial.htf import RankedCells, split_costs, split_sensitivity
 from dpcore.spatial.partition import box_sums, image_of, whole
 from dpcore.spatial.trees import Candidates
 from tests.audit.blackbox import Bound, assert_caught, assert_private, epsilon_lower_bound
+from tests.dpcore.spatial.mechanisms import every_mechanism
 
 N = 600
 EPSILON = 1.0
@@ -45,23 +36,7 @@ POINTS = 4
 DOMAIN = Domain.unit_cells(4, 4)
 CELLS = Rectangles.of_cells([[i, i, j, j] for i in range(4) for j in range(4)])
 QUERIES = Rectangles.of_cells([[0, 1, 0, 1], [0, 3, 2, 3], [1, 2, 0, 3]])
-MECHANISMS: dict[str, Any] = {
-    "uniform": Uniform(),
-    "singular": Singular(),
-    "ug": UniformGrid(),
-    "ag": AdaptiveGrid(),
-    "quadtree": QuadTree(),
-    "kdtree": KdTree(),
-    "htf": HTF(),
-    "htf search": HTF("search"),
-    "htf relative": HTF(goal="relative"),
-    "privlet": Privlet(),
-    "e2epriv": E2EPriv((1, 2, 4), QUERIES),
-    "e2epriv relative": E2EPriv((1, 2, 4), QUERIES, objective="relative"),
-    "sparse": SparseHierarchy(),
-    "sparse relative": SparseHierarchy(goal="relative"),
-    "auto": Auto(),
-}
+MECHANISMS = every_mechanism((1, 2, 4), QUERIES)
 
 
 class QuarterOfTheScale(Noise):

@@ -26,7 +26,6 @@ from dpcore.spatial import (
     Privlet,
     QuadTree,
     Rectangles,
-    Singular,
     SparseHierarchy,
     Uniform,
     UniformGrid,
@@ -39,29 +38,10 @@ from dpcore.spatial.mechanism import noisy_counts
 from dpcore.spatial.partition import image_of, simplex
 from dpcore.spatial.trees import Candidates, height_of
 from dpcore.spatial.wavelet import haar, inverse_haar
+from tests.dpcore.spatial.mechanisms import every_mechanism
 
 QUERIES = Rectangles([0, 1, 2], [8, 4, 5], [0, 2, 1], [8, 7, 3])
-MECHANISMS: dict[str, Any] = {
-    "uniform": Uniform(),
-    "singular": Singular(),
-    "ug": UniformGrid(),
-    "ag": AdaptiveGrid(),
-    "quadtree": QuadTree(),
-    "quadtree uniform": QuadTree("uniform"),
-    "kdtree": KdTree(),
-    "kdtree uniform": KdTree("uniform"),
-    "htf": HTF(),
-    "htf search": HTF("search"),
-    "htf as printed": HTF("search", margin=0.0, extra_levels=0),
-    "privlet": Privlet(),
-    "e2epriv": E2EPriv((1, 2, 8), QUERIES),
-    "e2epriv relative": E2EPriv((1, 2, 8), QUERIES, objective="relative"),
-    "sparse": SparseHierarchy(),
-    "sparse relative": SparseHierarchy(goal="relative"),
-    "htf relative": HTF(goal="relative"),
-    "auto": Auto(),
-    "auto relative": Auto("relative"),
-}
+MECHANISMS = every_mechanism((1, 2, 8), QUERIES)
 TREES = {name: mechanism for name, mechanism in MECHANISMS.items() if hasattr(mechanism, "tree")}
 ALPHA = 1e-6
 """False alarm rate of one audit (Clopper–Pearson, both probabilities at α/2)."""

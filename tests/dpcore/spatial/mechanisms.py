@@ -1,0 +1,44 @@
+"""Every spatial mechanism in every form that tests hold to the same claims."""
+
+from __future__ import annotations
+
+from dpcore.spatial import (
+    HTF,
+    AdaptiveGrid,
+    Auto,
+    E2EPriv,
+    KdTree,
+    Privlet,
+    QuadTree,
+    Rectangles,
+    Singular,
+    SparseHierarchy,
+    SpatialMechanism,
+    Uniform,
+    UniformGrid,
+)
+
+
+def every_mechanism(sizes: tuple[int, ...], queries: Rectangles) -> dict[str, SpatialMechanism]:
+    """All of them by name; "e2epriv" chooses among ``sizes`` by ``queries``."""
+    return {
+        "uniform": Uniform(),
+        "singular": Singular(),
+        "ug": UniformGrid(),
+        "ag": AdaptiveGrid(),
+        "quadtree": QuadTree(),
+        "quadtree uniform": QuadTree("uniform"),
+        "kdtree": KdTree(),
+        "kdtree uniform": KdTree("uniform"),
+        "htf": HTF(),
+        "htf search": HTF("search"),
+        "htf as printed": HTF("search", margin=0.0, extra_levels=0),
+        "privlet": Privlet(),
+        "e2epriv": E2EPriv(sizes, queries),
+        "e2epriv relative": E2EPriv(sizes, queries, objective="relative"),
+        "sparse": SparseHierarchy(),
+        "sparse relative": SparseHierarchy(goal="relative"),
+        "htf relative": HTF(goal="relative"),
+        "auto": Auto(),
+        "auto relative": Auto("relative"),
+    }
