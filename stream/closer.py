@@ -44,6 +44,8 @@ def close_in_process(config: Config, slots: list[int]) -> list[CloseReport]:
 
 _published: dict[tuple[str, str], Published] = {}
 """What was read of the output topic so far, by broker and feed."""
+_committed: dict[tuple[str, str], int] = {}
+"""Windows that this process knows to be committed, published or not, by broker and feed."""
 
 
 async def _vouch(config: Config, redis: Redis, ledger: Ledger) -> None:
@@ -54,7 +56,9 @@ async def _vouch(config: Config, redis: Redis, ledger: Ledger) -> None:
 
 async def _close_all(config: Config, slots: list[int]) -> list[CloseReport]:
     redis = Redis.from_url(config.redis.url)
+    feed = config.kafka.bootstrap, config.feed.name
     ledger = Ledger(redis, config.feed.name)
+    ledger.committed = _committed.get(feed, 0)
     producer = make_producer(config.kafka)
     reports: list[CloseReport] = []
     try:
@@ -93,6 +97,7 @@ async def _close_all(config: Config, slots: list[int]) -> list[CloseReport]:
     except KafkaError as error:
         reports.append(_failed(slots[0], time.monotonic(), "publish", error))
     finally:
+        _committed[feed] = ledger.committed
         await producer.stop()
         await redis.aclose()
     return reports

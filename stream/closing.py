@@ -36,7 +36,7 @@ STEPS = ("seal", "read", "plan", "charge", "draw", "commit", "publish", "confirm
 """Protocol steps in order, as reported to ``after_step``."""
 
 _PLAN_ATTEMPTS = 5
-_MOVED = 2
+_TAKEN, _MOVED = 1, 2
 
 _COMMIT = resources.files("stream").joinpath("lua", "commit.lua").read_text(encoding="utf-8")
 
@@ -204,6 +204,8 @@ class Closing:
                     f"the charges of window {utc_text(slot)} are gone from Redis; its draw is thrown away unseen, and it is "
                     "charged and drawn again. Let Redis keep an append-only file, synced always"
                 ) from None
+            if answer and answer[0] == _TAKEN:
+                self.ledger.committed = number
             if not answer or answer[0] != _MOVED:
                 return answer
 

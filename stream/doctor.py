@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -16,12 +17,13 @@ from stream.config import Config
 from stream.connection import kafka_options
 from stream.ledger import LedgerError
 from stream.pseudonyms import UserKeyError, key_fingerprint, load_user_key
-from stream.releases import OUTPUT_TOPICS
+from stream.releases import OUTPUT_TOPICS, WINDOW
 from stream.state import State, StateError
 from stream.topics import topic_plans
 
 _MAX_SKEW_SECONDS = 2.0
-_MIN_OUTPUT_RETENTION_MS = 86_400_000
+_MIN_OUTPUT_RETENTION = timedelta(days=1)
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,9 @@ async def _kafka(config: Config) -> list[Finding]:
             found = "exists" if there else "missing"
             findings.append(Finding(f"topic {plan.name}", there, found, "hexveil topics create"))
             if there and plan.name in OUTPUT_TOPICS:
-                findings.append(await _retention(admin, plan.name))
+                # Markers tell a Redis that was set back; charges that it forgot matter until their period is over.
+                kept = config.privacy.period if plan.name == WINDOW else timedelta(0)
+                findings.append(await _retention(admin, plan.name, _MIN_OUTPUT_RETENTION + kept))
         return findings
     except KafkaError as error:
         return [Finding("kafka", False, str(error), "see the broker's log", True)]
@@ -124,16 +128,16 @@ async def _kafka(config: Config) -> list[Finding]:
         await admin.close()
 
 
-async def _retention(admin: AIOKafkaAdminClient, topic: str) -> Finding:
+async def _retention(admin: AIOKafkaAdminClient, topic: str, least: timedelta) -> Finding:
     answers = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
     settings = {entry[0]: entry[1] for answer in answers for resource in answer.resources for entry in resource[4]}
     policy, retention = settings.get("cleanup.policy", "?"), int(settings.get("retention.ms", "-1"))
     kept = "for ever" if retention < 0 else f"{retention / 86_400_000:.1f} days"
     return Finding(
         f"retention {topic}",
-        policy == "delete" and (retention < 0 or retention >= _MIN_OUTPUT_RETENTION_MS),
+        policy == "delete" and (retention < 0 or retention >= least / _MILLISECOND),
         f"cleanup.policy {policy}, kept {kept}",
-        "set cleanup.policy=delete and retention.ms of a day or more: releases are compared with the close markers",
+        f"set cleanup.policy=delete and retention.ms to -1, or to {least / _MILLISECOND:.0f} or more",
     )
 
 

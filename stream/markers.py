@@ -15,6 +15,7 @@ from stream.releases import WINDOW
 from stream.sections.servers import KafkaConfig
 
 _TOPIC_SECONDS = 10.0
+_ANSWER_SECONDS = 60.0
 
 
 class MarkedWindow(msgspec.Struct, frozen=True):
@@ -98,8 +99,17 @@ async def _read(
             consumer.seek(partition, begin)
             remaining.add(partition)
     last, rank, generations = known.last, known.rank, set(known.generations)
+    deadline = time.monotonic() + _ANSWER_SECONDS
     while remaining:
-        for records in (await consumer.getmany(*remaining, timeout_ms=1000)).values():
+        batches = await consumer.getmany(*remaining, timeout_ms=1000)
+        if batches:
+            deadline = time.monotonic() + _ANSWER_SECONDS
+        elif time.monotonic() > deadline:
+            raise LedgerError(
+                f"Kafka shows that {WINDOW} holds more, but sent nothing for {_ANSWER_SECONDS:.0f} s, so what was released is "
+                "unknown. Look at the broker; it is tried again"
+            )
+        for records in batches.values():
             for record in records:
                 if record.key != key or record.value is None:
                     continue

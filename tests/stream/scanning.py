@@ -150,6 +150,7 @@ async def observe(
     """Run the feed for ``hours`` through a fresh broker state and write down every output; ``look``: the public API too."""
     await redis.flushall()
     closer._published.clear()
+    closer._committed.clear()
     await redis.set(f"hv:{{{config.feed.name}}}:generation", GENERATION)
     await _clear(config.kafka.bootstrap)
     await create_topics(config)

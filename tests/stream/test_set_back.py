@@ -10,9 +10,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,13 @@ from redis.asyncio import Redis
 from stream import closer, closing, markers
 from stream.closer import _close_all, verify_ledger
 from stream.config import Config
+from stream.doctor import _retention as retention_finding
 from stream.ledger import Ledger, LedgerError, SetBackError
 from stream.local import REPO_ROOT, RedisServer, free_port
 from stream.markers import read_markers
 from stream.plan import decode_plan
-from stream.publishing import make_producer
-from stream.releases import WINDOW
+from stream.publishing import KafkaPublisher, PublishError, make_producer
+from stream.releases import WINDOW, Message
 from stream.state import State
 from stream.topics import create_topics
 from tests.builders import SLOT, bus_config, random_rows
@@ -120,6 +123,7 @@ async def test_a_restored_backup_releases_and_charges_nothing_and_without_it_the
     if set_back:
         deployment.set_back()
     closer._published.clear()  # another process: what this one has seen is forgotten
+    closer._committed.clear()
     before = await deployment.spent()
     reports = await deployment.release(3)
     markers_now = await deployment.published()
@@ -169,6 +173,34 @@ async def test_keys_put_back_under_a_running_redis_are_noticed_by_a_running_work
     assert "2 windows of this feed were committed, Redis remembers 1" in report.reason
     assert await deployment.spent() == before
     assert len(await deployment.published()) == 2
+
+
+@pytest.mark.parametrize("set_back", [True, False])
+async def test_a_window_half_published_whose_commit_was_lost_is_not_drawn_again_by_the_same_worker(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, set_back: bool
+) -> None:
+    """Some messages are out, the close marker is not: the topic cannot tell, but the process knows what it committed."""
+    await deployment.fill(1)
+    deployment.backup()
+
+    async def half(self: KafkaPublisher, messages: Sequence[Message]) -> None:
+        for message in messages[:2]:
+            await (await self._send(message))
+        raise PublishError("the broker went away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaPublisher, "publish", half)
+        (report,) = await deployment.release(0)
+    assert report.failure == "publish"
+    if set_back:
+        deployment.set_back()
+    (report,) = await deployment.release(0)
+    assert report.failure == ("ledger" if set_back else None)
+    bodies = defaultdict(set)
+    for record in await read_all(deployment.config.kafka.bootstrap, deployment.config.feed.name):
+        bodies[dict(record.headers)["ce_id"]].add(record.value)
+    assert all(len(values) == 1 for values in bodies.values()), "a second draw is out"
+    assert len(await deployment.published()) == (0 if set_back else 1)
 
 
 async def test_a_replica_that_takes_over_after_the_last_look_neither_charges_nor_commits(
@@ -305,10 +337,12 @@ def marker_of(start: int, sequence: int | None, generation: str = "g", digest: s
 
 
 @asynccontextmanager
-async def own_topic(kafka: str, name: str, partitions: int) -> AsyncIterator[AIOKafkaAdminClient]:
+async def own_topic(
+    kafka: str, name: str, partitions: int, settings: dict[str, str] | None = None
+) -> AsyncIterator[AIOKafkaAdminClient]:
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
     await admin.start()
-    await admin.create_topics([NewTopic(name, partitions, 1)])
+    await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=settings or {})])
     try:
         yield admin
     finally:
@@ -434,3 +468,15 @@ async def test_the_worker_command_ends_with_1_under_another_user_key(deployment:
     assert worker.returncode == 1, worker.stderr
     assert "privacy.user_key_file" in worker.stderr.splitlines()[-1]
     assert await deployment.published() == []
+
+
+async def test_doctor_wants_close_markers_to_outlive_the_period_whose_charges_they_vouch_for(
+    kafka: str, topic_name: str
+) -> None:
+    for days, least, ok in ((2, 1, True), (2, 8, False), (9, 8, True), (-1, 8, True)):
+        name, retention = f"{topic_name}{days}.{least}", days * 86_400_000 if days > 0 else -1
+        async with own_topic(kafka, name, 1, {"retention.ms": str(retention), "cleanup.policy": "delete"}) as admin:
+            while "policy ?" in (finding := await retention_finding(admin, name, timedelta(days=least))).found:
+                await asyncio.sleep(0.1)  # the topic was made a moment ago
+        assert finding.ok == ok, (days, least, finding)
+        assert str(least * 86_400_000) in finding.remedy
