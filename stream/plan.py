@@ -13,7 +13,6 @@ import numpy.typing as npt
 from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.budget import from_micro
 from dpcore.contributions import Contributions, Counts
-from dpcore.spatial.posterior import Goal
 from stream.sections.section import Domain
 from stream.windows import Period, Window, utc_text
 
@@ -65,7 +64,7 @@ class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):
     epsilons: tuple[int, ...]
     epsilon_micro: int
     cost: int
-    goal: Goal
+    goal: Literal["absolute", "relative"]
     fixes_per_user: int
     south: float
     west: float
