@@ -110,6 +110,7 @@ def window_of(hour: int, hexagons: int) -> list[Message]:
         "messages": len(messages),
         "digest": digest(message.value for message in messages),
         "generation": "11111111-1111-4111-8111-111111111111",
+        "sequence": hour + 1,
     }
     return [*messages, window_message(WINDOW, "bench", window, "close", "bench", marker)]
 

@@ -93,6 +93,7 @@ def messages_of(number: int, size: int) -> list[Message]:
         "messages": len(made),
         "digest": digest(message.value for message in made),
         "generation": "00000000-0000-4000-8000-000000000000",
+        "sequence": number,
     }
     return [*made, window_message(WINDOW, FEED, window, "close", FEED, marker)]
 

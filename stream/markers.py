@@ -26,17 +26,17 @@ class MarkedWindow(msgspec.Struct, frozen=True):
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """What a close marker says about the ledger; ``sequence`` is 0 where it was written before windows were numbered."""
+    """What a close marker says about the ledger."""
 
     window: MarkedWindow
     generation: str
     digest: str
-    sequence: int = 0
+    sequence: int
 
 
 @dataclass(frozen=True)
 class Published:
-    """What the markers of a feed say up to ``positions``: the last one by number, then by window; all their generations."""
+    """What the markers of a feed say up to ``positions``: the last one by number; all their generations."""
 
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     last: Marker | None = None

@@ -37,7 +37,7 @@ def _marker(messages: int) -> bytes:
     body = {"feed": "bus", "window": _WINDOW, "relation": "values", "epsilon": 2.0, "budget": 48.0, "period": period}
     body |= {"clipping": {"lower": 0, "upper": 65, "unit": "km/h"}, "resolution": 7, "statistics": ["mean"]}
     body |= {"messages": messages, "digest": f"sha256:{'0' * 64}"}
-    return json.dumps(body | {"generation": "8f14e45f-ceea-467f-a0e6-9a0f4b5a5d21"}).encode()
+    return json.dumps(body | {"generation": "8f14e45f-ceea-467f-a0e6-9a0f4b5a5d21", "sequence": 1}).encode()
 
 
 def _view() -> Releases:
