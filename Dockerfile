@@ -8,7 +8,8 @@ COPY stream stream
 RUN /opt/hexveil/bin/pip install --no-cache-dir --disable-pip-version-check -c requirements.lock '.[parquet]'
 
 FROM python:3.11-slim
-RUN useradd --system --uid 10001 --user-group --no-create-home --home-dir /nonexistent hexveil
+RUN groupadd --gid 10001 hexveil && \
+    useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin hexveil
 COPY --from=build /opt/hexveil /opt/hexveil
 COPY config/bus-fleet.toml /etc/hexveil/hexveil.toml
 ENV PATH=/opt/hexveil/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

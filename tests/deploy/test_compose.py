@@ -90,6 +90,29 @@ def test_what_readers_reach_cannot_reach_redis_the_worker_or_a_secret(compose: d
     assert all(compose["networks"][network]["internal"] for network in ("inside", "releases"))
 
 
+def test_what_kafka_writes_outside_its_data_is_a_volume_or_under_tmp(compose: dict[str, Any]) -> None:
+    kafka = compose["services"]["kafka"]
+    assert ["kafka-config", "/opt/kafka/config"] in _mounts(kafka)
+    assert kafka["environment"]["LOG_DIR"] == "/tmp"
+
+
+def test_the_only_temporary_file_system_is_tmp(compose: dict[str, Any]) -> None:
+    """Podman refuses ``uid`` and ``gid``, runc ignores ``mode`` over a folder of the image; /tmp is open in every image."""
+    mounts = [mount for service in compose["services"].values() for mount in service.get("tmpfs", [])]
+    assert len(mounts) >= 5
+    assert set(mounts) == {"/tmp:mode=1777"}
+
+
+def test_secrets_stay_out_of_the_repository_and_the_image(compose: dict[str, Any], repo_root: Path) -> None:
+    ignored = (repo_root / ".gitignore").read_text().splitlines()
+    kept = (repo_root / ".dockerignore").read_text().splitlines()
+    for secret in compose["secrets"].values():
+        folder = secret["file"].removeprefix("./").split("/")[0]
+        assert f"{folder}/" in ignored
+        assert kept[0] == "*"
+        assert f"!{folder}" not in kept
+
+
 def test_redis_keeps_every_write_and_never_evicts(compose: dict[str, Any]) -> None:
     redis = compose["services"]["redis"]
     command = " ".join(redis["command"])
@@ -125,6 +148,9 @@ def test_the_image_is_built_in_stages_and_runs_as_nobody_special(compose: dict[s
     assert len(stages) == 2
     assert compose["services"]["worker"]["user"] == "10001:10001"
     assert "USER 10001:10001" in lines[stages[1] :]
+    made = " ".join(lines[stages[1] :])
+    assert "groupadd --gid 10001 hexveil" in made
+    assert "useradd --uid 10001 --gid 10001 " in made
     kept = {line[1:] for line in (repo_root / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     for line in lines[: stages[1]]:
         if line.startswith("COPY "):
