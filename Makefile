@@ -8,7 +8,8 @@
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
-WORKERS ?= 2
+# One more than the two cores of a small machine: many tests wait for servers.
+WORKERS ?= 3
 BENCHMARKS ?= dashboard ingest mechanisms resolution scaling spatial spatial_tuning split_regret sse
 BIN := .venv/bin
 READY := .venv/.ready
