@@ -23,12 +23,12 @@ from playwright.async_api import Page, async_playwright
 from bench.progress import shown
 from bench.publishing import deliver
 from stream.config import Config
+from stream.config.servers import KafkaConfig
 from stream.local import KafkaServer, LocalServerError
-from stream.publishing import make_producer
-from stream.releases import HEXAGON_SPEED, WINDOW, Message, digest, window_message
-from stream.sections.servers import KafkaConfig
+from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest, window_message
+from stream.messages.topics import create_topics
+from stream.protocol.publishing import make_producer
 from stream.serve.api import make_app
-from stream.topics import create_topics
 from stream.windows import Window, utc_text
 
 EARLIER = 4

@@ -30,11 +30,11 @@ from redis.asyncio import Redis
 
 from bench.progress import shown
 from stream.config import Config
-from stream.events import Decoder
-from stream.ingest import Ingestor
+from stream.ingestion.decoding import Decoder
+from stream.ingestion.reader import Ingestor
 from stream.local import REPO_ROOT, KafkaServer, RedisServer
+from stream.messages.message import Message
 from stream.metrics import OperatorMetrics
-from stream.releases import Message
 from stream.windows import Slotting
 
 AGENT_SECONDS = 15.0
@@ -158,7 +158,7 @@ def agent(bootstrap: str, redis_url: str, events: int) -> None:
     @app.agent(app.topic(TOPIC, value_serializer="raw"))
     async def store(stream: faust.StreamT[bytes]) -> None:
         count, cpu, wall = 0, cpu_seconds(), time.perf_counter()
-        async for event in stream.events():
+        async for event in stream.ingestion.decoding():
             batch = decoder.decode([event.value], time.time_ns() // 1000)
             slot = int(slotting.slot_starts(batch.rows["time"])[0])
             async with redis.pipeline(transaction=True) as pipe:

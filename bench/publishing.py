@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from aiokafka import AIOKafkaProducer
 
-from stream.releases import Message
+from stream.messages.message import Message
 
 
 async def deliver(producer: AIOKafkaProducer, messages: Sequence[Message]) -> None:

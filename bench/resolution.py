@@ -18,11 +18,11 @@ from bench.progress import shown
 from bench.recordings import absent, recordings
 from dpcore.contributions import Counts
 from dpcore.resolution import Resolution, choose_resolution, regroup
-from stream import merging
 from stream.config import load_config
-from stream.evaluate import evaluate
+from stream.evaluation.evaluate import evaluate
 from stream.local import REPO_ROOT
 from stream.offline import read_recording, split_by_slot
+from stream.statistics import merging
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.uint64]

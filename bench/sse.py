@@ -30,9 +30,9 @@ from bench.progress import shown
 from bench.publishing import deliver
 from stream.config import Config
 from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, free_port
-from stream.publishing import make_producer
-from stream.releases import HEXAGON_SPEED, WINDOW, Message, digest, window_message
-from stream.topics import create_topics
+from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest, window_message
+from stream.messages.topics import create_topics
+from stream.protocol.publishing import make_producer
 from stream.windows import Window
 
 FEED = "bench"

@@ -10,11 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from typing import Literal
 
 from dpcore.errors import BudgetError
 
 MICRO = 1_000_000
 """µε in one unit of epsilon."""
+
+ChargeBasis = Literal["counts", "own", "histograms"]
+"""What charges may depend on: everybody's public counts; a user's own data; a user's own data, because histograms rest
+on them."""
 
 
 def to_micro(epsilon: float | str | Decimal | Fraction, *, round_up: bool) -> int:

@@ -20,20 +20,19 @@ from mode import Service
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from stream.closer import CloseReport, close_in_process, verify_ledger
-from stream.closing import slotting_of
 from stream.config import Config
+from stream.config.servers import KafkaConfig
 from stream.connection import password, tls_context
-from stream.events import Decoder
-from stream.ingest import Ingestor
-from stream.ledger import LedgerError
+from stream.ingestion.decoding import Decoder
+from stream.ingestion.pseudonyms import load_user_key
+from stream.ingestion.reader import Ingestor
 from stream.local import die_with_parent
+from stream.messages.message import Message
 from stream.metrics import OperatorMetrics
-from stream.pseudonyms import load_user_key
-from stream.publishing import make_producer
-from stream.releases import Message
-from stream.sections.servers import KafkaConfig
-from stream.state import State
+from stream.protocol.close_process import CloseReport, close_in_process, verify_ledger
+from stream.protocol.publishing import make_producer
+from stream.storage.ledger import LedgerError
+from stream.storage.row_store import State
 from stream.windows import utc_text, watermark
 
 log = structlog.get_logger()
@@ -146,7 +145,7 @@ class Worker:
         self.metrics.build_info.labels(_version()).set(1)
         self.redis = Redis.from_url(config.redis.url)
         self.state = State(self.redis, config.feed.name)
-        self.slotting = slotting_of(config)
+        self.slotting = config.slotting
         self.ready = asyncio.Event()
         self._scratch = tempfile.TemporaryDirectory(prefix="hexveil-worker-")
         self.app = self._make_app()

@@ -9,7 +9,7 @@ from typing import Any
 from aiokafka.helpers import create_ssl_context
 
 from stream.config import ConfigError
-from stream.sections.servers import KafkaConfig
+from stream.config.servers import KafkaConfig
 
 
 def kafka_options(kafka: KafkaConfig) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from aiokafka.errors import KafkaError
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from stream.closer import verify_ledger
 from stream.config import Config
 from stream.connection import kafka_options
-from stream.ledger import LedgerError
-from stream.pseudonyms import UserKeyError, key_fingerprint, load_user_key
-from stream.releases import OUTPUT_TOPICS, WINDOW
-from stream.state import State, StateError
-from stream.topics import topic_plans
+from stream.ingestion.pseudonyms import UserKeyError, key_fingerprint, load_user_key
+from stream.messages.message import OUTPUT_TOPICS, WINDOW
+from stream.messages.topics import topic_plans
+from stream.protocol.close_process import verify_ledger
+from stream.storage.ledger import LedgerError
+from stream.storage.row_store import State, StateError
 
 _MAX_SKEW_SECONDS = 2.0
 _MIN_OUTPUT_RETENTION = timedelta(days=1)

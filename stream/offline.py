@@ -18,15 +18,16 @@ import numpy.typing as npt
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
-from stream.closing import Closing, ledger_policy, slotting_of, user_identity
 from stream.config import Config
-from stream.events import REASONS, ROW, Decoder
-from stream.ledger import Ledger
+from stream.ingestion.decoding import REASONS, Decoder
+from stream.ingestion.formats import user_identity
+from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.local import RedisServer
-from stream.pseudonyms import key_fingerprint, load_user_key
-from stream.releases import WINDOW, Message
+from stream.messages.message import WINDOW, Message
+from stream.protocol.release_protocol import Closing
 from stream.sources.recording import Recording
-from stream.state import State
+from stream.storage.ledger import Ledger
+from stream.storage.row_store import ROW, State
 from stream.windows import SpanError, Window
 
 Progress = Callable[[int, int], None]
@@ -110,7 +111,7 @@ def read_recording(
 
 def split_by_slot(rows: npt.NDArray[np.void], config: Config) -> dict[int, npt.NDArray[np.void]]:
     """Rows of each timeslot, oldest slot first."""
-    starts = slotting_of(config).slot_starts(rows["time"].astype(np.int64))
+    starts = config.slotting.slot_starts(rows["time"].astype(np.int64))
     order = np.argsort(starts, kind="stable")
     slots, first = np.unique(starts[order], return_index=True)
     return dict(zip(slots.tolist(), np.split(rows[order], first[1:]), strict=True)) if len(slots) else {}
@@ -143,13 +144,13 @@ def replay_offline(
     if span is not None:
         rows = rows[(rows["time"] >= span.start * 1_000_000) & (rows["time"] < span.end * 1_000_000)]
     by_slot = split_by_slot(rows, config)
-    slots = sorted(by_slot) if config.relation == "values" or span is None else slotting_of(config).slots_in(span)
+    slots = sorted(by_slot) if config.relation == "values" or span is None else config.slotting.slots_in(span)
     with tempfile.TemporaryDirectory(prefix="hexveil-") as scratch:
         folder = state or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         with RedisServer(folder, appendfsync="always" if state else "no") as server:
             fingerprint = key_fingerprint(load_user_key(config.privacy.user_key_file))
-            identity = user_identity(config, file_format)
+            identity = user_identity(config.feed, file_format)
             return asyncio.run(
                 _release(config, server.url, by_slot, slots, len(rows), rejected, out, started, fingerprint, identity)
             )
@@ -171,7 +172,7 @@ async def _release(
     try:
         ledger = Ledger(redis, config.feed.name)
         await ledger.start_generation()
-        await ledger.claim_policy(ledger_policy(config))
+        await ledger.claim_policy(config.ledger_policy)
         await ledger.claim_identity(identity)
         await State(redis, config.feed.name).claim_key(fingerprint)
         publisher = LinePublisher(out)

@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from stream.local import REPO_ROOT, KafkaServer, RedisServer
-from tests.broker import shared_bootstrap
+from tests.support.broker import shared_bootstrap
 
 # Brokers of the tests live for seconds or minutes: the optimising compiler would cost more than it saves.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")

@@ -30,8 +30,8 @@ def _participation(settings: Config) -> dict[str, Any] | None:
     """Size of the public cell list and noise of a count, once both are known to be sound; None under "values"."""
     if settings.participation is None:
         return None
-    from stream.cells import public_cells
-    from stream.participation_draw import count_half_width
+    from stream.statistics.participation.draw import count_half_width
+    from stream.statistics.participation.public_cells import public_cells
 
     try:
         half = round(count_half_width(settings), 2)

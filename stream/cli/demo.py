@@ -30,10 +30,10 @@ from stream.cli.demo_view import Releases
 from stream.cli.options import DEFAULT_CONFIG, FAILED, UNREACHABLE, USAGE, ConfigFile, read_config, stop
 from stream.config import Config
 from stream.connection import kafka_options
-from stream.ledger import Ledger
 from stream.local import KafkaServer, LocalServerError, RedisServer, end_process, free_port, spawn, tail
-from stream.releases import OUTPUT_TOPICS
-from stream.topics import create_topics
+from stream.messages.message import OUTPUT_TOPICS
+from stream.messages.topics import create_topics
+from stream.storage.ledger import Ledger
 
 _IDLE_TIMEOUT = "8s"
 """Wall clock after which a recording that has ended no longer holds its last window open."""

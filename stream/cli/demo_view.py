@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from rich.table import Table
 
 from dpcore.errors import ParameterError
-from stream.releases import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, schema
+from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, schema
 
 _ROWS = 16
 

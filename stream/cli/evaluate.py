@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from stream.config import Config
-    from stream.evaluate_histograms import HistogramScore
-    from stream.scores import Score
+    from stream.evaluation.histograms import HistogramScore
+    from stream.evaluation.scores import Score
 
 
 class Relation(StrEnum):
@@ -72,11 +72,11 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Judge mechanisms on a recording before going live. Its output is NOT private and must not be published."""
-        from stream.cells import public_cells
-        from stream.evaluate import NOT_PRIVATE, evaluate, report, variant_names, variants, with_epsilon
+        from stream.evaluation.evaluate import NOT_PRIVATE, evaluate, report, variant_names, variants, with_epsilon
+        from stream.ingestion.pseudonyms import UserKeyError
         from stream.offline import read_recording, split_by_slot
-        from stream.pseudonyms import UserKeyError
         from stream.sources.lines import RecordingError
+        from stream.statistics.participation.public_cells import public_cells
         from stream.windows import utc_text
 
         overrides = {"speed.statistics": statistics.split(",")} if statistics else {}
@@ -142,8 +142,8 @@ def _judge_histograms(
     source: str,
     as_json: bool,
 ) -> None:
-    from stream.evaluate import NOT_PRIVATE
-    from stream.evaluate_histograms import evaluate_histograms, with_histogram_epsilon
+    from stream.evaluation.evaluate import NOT_PRIVATE
+    from stream.evaluation.histograms import evaluate_histograms, with_histogram_epsilon
 
     if settings.histogram is None:
         stop("the configuration has no [histogram]; add the section, as the comments of the shipped files show", USAGE)

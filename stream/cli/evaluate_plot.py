@@ -9,7 +9,7 @@ from typing import Any
 
 import h3
 
-from stream.scores import USEFUL_KMH, Score
+from stream.evaluation.scores import USEFUL_KMH, Score
 
 _COLUMNS = 8
 """Legend entries in a column."""

@@ -29,7 +29,9 @@ def register(app: typer.Typer) -> None:
         if path.exists() and not force:
             stop(f"{path} exists; choose another name or pass --force", USAGE)
         text = (
-            resources.files("stream").joinpath("templates", f"{_TEMPLATES[relation]}.toml").read_text(encoding="utf-8")
+            resources.files("stream.config")
+            .joinpath("templates", f"{_TEMPLATES[relation]}.toml")
+            .read_text(encoding="utf-8")
         )
         try:
             path.write_text(text, encoding="utf-8")

@@ -14,13 +14,12 @@ from stream.config import Config
 
 
 async def _totals(config: Config) -> dict[str, dict[str, float]]:
-    from stream.closing import ledger_policy
-    from stream.ledger import Ledger
+    from stream.storage.ledger import Ledger
 
     redis = Redis.from_url(config.redis.url)
     try:
         ledger = Ledger(redis, config.feed.name)
-        await ledger.kept_under(ledger_policy(config))
+        await ledger.kept_under(config.ledger_policy)
         found = {period: await ledger.total(period) for period in await ledger.periods()}
     finally:
         await redis.aclose()
@@ -41,7 +40,7 @@ def register(app: typer.Typer) -> None:
     def show(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
         """Users charged and the sum of charges, per ledger period."""
         settings = read_config(config)
-        from stream.ledger import LedgerError
+        from stream.storage.ledger import LedgerError
 
         try:
             totals = asyncio.run(_totals(settings))

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stream.cli.options import USAGE, AsJson, stop
-from stream.releases import SPATIAL_HISTOGRAM
+from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.windows import utc_text
 
 _TOPIC = f'"{SPATIAL_HISTOGRAM}"'.encode()
@@ -47,7 +47,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """How many were in a range: counts with 95 % noise intervals from released spatial histograms."""
         from dpcore.errors import ParameterError
-        from stream.ranges import count_in, parse_box
+        from stream.messages.range_query import count_in, parse_box
 
         try:
             boxes = [parse_box(text) for text in bbox]

@@ -79,11 +79,11 @@ def _replay_offline(
     settings: Config, file: Path, file_format: str, span: Window | None, state: Path | None, as_json: bool
 ) -> None:
     """Releases to stdout, progress and the outcome to stderr."""
-    from stream.ledger import LedgerError  # the whole service; a replay to Kafka starts without it
+    from stream.ingestion.pseudonyms import UserKeyError
     from stream.offline import replay_offline
-    from stream.plan import PlanError
-    from stream.pseudonyms import UserKeyError
-    from stream.state import StateError
+    from stream.statistics.plan import PlanError
+    from stream.storage.ledger import LedgerError  # the whole service; a replay to Kafka starts without it
+    from stream.storage.row_store import StateError
 
     try:
         with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars:

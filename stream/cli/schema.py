@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
     @schemas.command("list")
     def list_schemas(as_json: AsJson = False) -> None:
         """Name every output topic and what its messages are."""
-        from stream.releases import OUTPUT_TOPICS, schema
+        from stream.messages.message import OUTPUT_TOPICS, schema
 
         titles = {topic: schema(topic)["title"] for topic in OUTPUT_TOPICS}
         if as_json:
@@ -36,8 +36,8 @@ def register(app: typer.Typer) -> None:
         folder: Annotated[Path, typer.Argument(help="Where to write them; made if absent.")], as_json: AsJson = False
     ) -> None:
         """Write the JSON Schema (2020-12) of every output topic and the AsyncAPI 3.1 document of all of them."""
-        from stream.asyncapi import document
-        from stream.releases import OUTPUT_TOPICS, schema
+        from stream.messages.asyncapi import document
+        from stream.messages.message import OUTPUT_TOPICS, schema
 
         contents = {f"{topic}.json": schema(topic) for topic in OUTPUT_TOPICS} | {ASYNCAPI: document()}
         try:

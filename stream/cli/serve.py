@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
         from stream.connection import kafka_options
         from stream.serve.api import make_app
         from stream.serve.guards import worth_a_log
-        from stream.serve.pages import BasemapError, check_basemap
+        from stream.serve.static_files import BasemapError, check_basemap
 
         settings = read_config(config)
         public = settings.public

@@ -16,8 +16,8 @@ import typer
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
 from stream.cli.options import FAILED
 from stream.config import ConfigError, load_config
-from stream.formats import time_us
-from stream.sections.durations import parse_duration
+from stream.config.durations import parse_duration
+from stream.ingestion.formats import time_us
 from stream.sources.delivery import Pacer
 from stream.sources.simulate import Faults, Simulation, simulate
 

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
     @topics.command("create")
     def create(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
         """Create the input and output topics that are missing; leave the others as they are."""
-        from stream.topics import create_topics
+        from stream.messages.topics import create_topics
 
         settings = read_config(config)
         try:

@@ -18,9 +18,9 @@ def register(app: typer.Typer) -> None:
         from redis.exceptions import RedisError
 
         from stream.app import run_worker
-        from stream.ledger import LedgerError
-        from stream.pseudonyms import UserKeyError
-        from stream.state import StateError
+        from stream.ingestion.pseudonyms import UserKeyError
+        from stream.storage.ledger import LedgerError
+        from stream.storage.row_store import StateError
 
         try:
             run_worker(settings)

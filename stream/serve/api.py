@@ -13,17 +13,17 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from stream.config import Config
-from stream.serve import document, guards
-from stream.serve.answers import JSON, Answers, key_of
+from stream.serve import guards, openapi
 from stream.serve.broadcast import Broadcast, allow_connections
 from stream.serve.consumer import TopicReader
 from stream.serve.hexagons import Hexagons
 from stream.serve.histograms import Histograms
 from stream.serve.metrics import PublicMetrics
 from stream.serve.operations import bound, operations
-from stream.serve.pages import add_pages
 from stream.serve.parameters import read_all
-from stream.serve.view import View
+from stream.serve.responses import JSON, Answers, key_of
+from stream.serve.static_files import add_pages
+from stream.serve.window_store import View
 
 log = structlog.get_logger()
 
@@ -42,7 +42,7 @@ class Service:
         self.operations = operations(
             config.feed.name, Hexagons(self.view, self.answers), Histograms(self.view, self.answers), self.broadcast
         )
-        self._document = msgspec.json.encode(document.document(self.operations))
+        self._document = msgspec.json.encode(openapi.document(self.operations))
 
     async def openapi(self, request: web.Request) -> web.Response:
         """The OpenAPI document."""
@@ -100,7 +100,7 @@ def make_app(config: Config, basemap: Path | None = None) -> web.Application:
     app[SERVICE] = service
     for operation in service.operations:
         app.router.add_get(operation.path, bound(operation))
-    app.router.add_get(document.PATH, service.openapi)
+    app.router.add_get(openapi.PATH, service.openapi)
     app.router.add_get("/healthz", service.health)
     app.router.add_get("/readyz", service.ready)
     app.router.add_get("/metrics", service.public_metrics)

@@ -13,9 +13,9 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from stream.serve.answers import Problem
 from stream.serve.metrics import PublicMetrics
-from stream.serve.view import View, WindowView
+from stream.serve.responses import Problem
+from stream.serve.window_store import View, WindowView
 
 log = structlog.get_logger()
 

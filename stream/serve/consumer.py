@@ -16,11 +16,11 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
+from stream.config.servers import KafkaConfig
 from stream.connection import kafka_options
-from stream.releases import WINDOW
-from stream.sections.servers import KafkaConfig
+from stream.messages.message import WINDOW
 from stream.serve.metrics import PublicMetrics
-from stream.serve.view import TOPICS, View, WindowView
+from stream.serve.window_store import TOPICS, View, WindowView
 
 log = structlog.get_logger()
 

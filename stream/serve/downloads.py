@@ -16,7 +16,7 @@ from typing import Any
 import h3
 import msgspec
 
-from stream.releases import HEXAGON_SPEED
+from stream.messages.message import HEXAGON_SPEED
 
 Row = dict[str, Any]
 

@@ -11,8 +11,8 @@ import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from stream.serve.answers import Problem, problem_of
 from stream.serve.metrics import PublicMetrics
+from stream.serve.responses import Problem, problem_of
 
 log = structlog.get_logger()
 

@@ -8,10 +8,10 @@ import h3
 import msgspec
 from aiohttp import web
 
-from stream.ranges import Box
-from stream.serve.answers import CSV, GEOJSON, JSON, PARQUET, Answers, Freshness, Problem, key_of
+from stream.messages.range_query import Box
 from stream.serve.downloads import ParquetMissingError, feature, to_csv, to_geojson, to_parquet
-from stream.serve.view import View, WindowView
+from stream.serve.responses import CSV, GEOJSON, JSON, PARQUET, Answers, Freshness, Problem, key_of
+from stream.serve.window_store import View, WindowView
 
 FILES: dict[str, tuple[str, Callable[[Sequence[bytes]], bytes]]] = {
     "csv": (CSV, to_csv),

@@ -10,10 +10,10 @@ from aiohttp import web
 
 from dpcore.spatial import histogram_from_release
 from dpcore.spatial.release import Released
-from stream.ranges import Box, RangeError, count_in
-from stream.serve.answers import JSON, Answers, Problem, key_of
+from stream.messages.range_query import Box, RangeError, count_in
 from stream.serve.hexagons import freshness_of, known_window
-from stream.serve.view import View, WindowView
+from stream.serve.responses import JSON, Answers, Problem, key_of
+from stream.serve.window_store import View, WindowView
 
 
 @lru_cache(maxsize=16)

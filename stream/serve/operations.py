@@ -10,10 +10,10 @@ from typing import Any
 from aiohttp import web
 
 from stream.serve import parameters as p
-from stream.serve.answers import GEOJSON, JSON
 from stream.serve.broadcast import Broadcast
 from stream.serve.hexagons import FILES, Hexagons
 from stream.serve.histograms import Histograms
+from stream.serve.responses import GEOJSON, JSON
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 

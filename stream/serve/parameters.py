@@ -11,8 +11,8 @@ from typing import Any, Literal
 import h3
 from aiohttp import web
 
-from stream.ranges import Box
-from stream.serve.answers import Problem
+from stream.messages.range_query import Box
+from stream.serve.responses import Problem
 
 _NUMBER = r"-?[0-9]{1,3}(\.[0-9]{1,17})?"
 _BOX_PATTERN = f"^{_NUMBER}(,{_NUMBER}){{3}}$"

@@ -15,8 +15,8 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
+from stream.config.servers import KafkaConfig
 from stream.connection import kafka_options
-from stream.sections.servers import KafkaConfig
 from stream.sources.messages import Messages
 
 BATCH_BYTES = 256 << 10

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stream.sections.section import Domain
+from stream.config.section import Domain
 
 STREET, ARTERIAL, RING = 0, 1, 2
 """Road classes: inner grid, radial main roads, orbital roads."""

@@ -15,8 +15,8 @@ from typing import Any, Self, get_args
 import msgspec
 import numpy as np
 
-from stream.formats import feed_format, field_path, time_us, walk
-from stream.sections.feed import SPEED_TO_KMH, FeedConfig
+from stream.config.feed import SPEED_TO_KMH, FeedConfig
+from stream.ingestion.formats import feed_format, field_path, time_us, walk
 from stream.sources.lines import Lines, RecordingError
 from stream.sources.messages import Messages
 

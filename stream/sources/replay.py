@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-from stream.sections.feed import FeedConfig
+from stream.config.feed import FeedConfig
 from stream.sources.messages import Messages
 from stream.sources.ordering import in_time_order
 from stream.sources.recording import Recording

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from stream.sections.feed import SPEED_TO_KMH, FeedConfig
+from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.sources.fleet import Fixes, Fleet
 from stream.sources.messages import Messages
 from stream.sources.network import build_network

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream.ledger import Ledger
+from stream.storage.ledger import Ledger
 
 BUDGET, SLOTS, CHARGES = 3, (1, 2, 3), (1, 2)
 CALLS = tuple((slot, pair) for slot in SLOTS for pair in itertools.product(CHARGES, repeat=2))
@@ -31,7 +31,7 @@ async def worst_loss(redis: Redis, bug: str | None = None) -> int:
     """Largest loss of a user over all histories; stops at the first above the budget."""
     ledger, worst = Ledger(redis, "bus"), 0
     if bug is not None:
-        script = resources.files("stream").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
+        script = resources.files("stream.storage").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
         assert script.count(PLANTED[bug][0]) == 1
         ledger._charge = redis.register_script(script.replace(*PLANTED[bug]))
     for history in itertools.product(CALLS, repeat=3):

@@ -17,16 +17,15 @@ import pytest
 
 from dpcore.accounting import NANO
 from dpcore.contributions import Counts
-from stream.cells import public_cells
-from stream.closing import slotting_of
 from stream.config import Config
-from stream.events import ROW
-from stream.participation import plan_participation
-from stream.participation_draw import exact_integers
-from stream.pipeline import contributions_of
-from stream.plan import Plan
-from tests.builders import SLOT, zcdp_config
-from tests.stream.participating import loss, riders
+from stream.statistics.participation.draw import exact_integers
+from stream.statistics.participation.plan import plan_participation
+from stream.statistics.participation.public_cells import public_cells
+from stream.statistics.pipeline import contributions_of
+from stream.statistics.plan import Plan
+from stream.storage.row_store import ROW
+from tests.support.builders import SLOT, zcdp_config
+from tests.support.participating import loss, riders
 
 USERS, WINDOWS = 3, 3
 NOWHERE: tuple[int, ...] = ()
@@ -41,7 +40,7 @@ Outcome = tuple[Plan, np.ndarray, Spent]
 
 def honest(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """The real planner."""
-    slotting = slotting_of(config)
+    slotting = config.slotting
     return plan_participation(counts, left, config, slotting.window(SLOT), slotting.period_of(SLOT), "g")
 
 

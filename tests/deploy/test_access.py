@@ -24,10 +24,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from stream.config import Config, ConfigError
 from stream.connection import kafka_options
 from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, free_port
-from stream.releases import HEXAGON_SPEED, OUTPUT_TOPICS, REJECTED, SPATIAL_HISTOGRAM, WINDOW
+from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, REJECTED, SPATIAL_HISTOGRAM, WINDOW
+from stream.messages.topics import create_topics
 from stream.serve.api import make_app
-from stream.topics import create_topics
-from tests.builders import bus_config
+from tests.support.builders import bus_config
 
 USERS = {"worker": "w-secret", "source": "s-secret", "serve": "r-secret"}
 TOPIC, GROUP = 2, 3

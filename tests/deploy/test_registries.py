@@ -15,7 +15,7 @@ from stream.local import REPO_ROOT
 from stream.metrics import OperatorMetrics
 from stream.serve.api import SERVICE, make_app
 from stream.serve.metrics import PublicMetrics
-from tests.builders import riders_config
+from tests.support.builders import riders_config
 
 PUBLIC = {
     "hexveil_public_windows": set(),

@@ -11,16 +11,15 @@ import pytest
 
 from dpcore.accounting import epsilon_of_rho
 from dpcore.noise import Noise
-from stream.cells import public_cells
-from stream.closing import slotting_of
 from stream.config import Config
-from stream.events import ROW
+from stream.config.privacy import MAX_DELTA
 from stream.local import REPO_ROOT
-from stream.participation import UNIT, layout, scales, unit_grant
-from stream.participation_draw import draw_participation
-from stream.pipeline import contributions_of, plan_window
-from stream.sections.privacy import MAX_DELTA
-from tests.builders import SLOT, riders_config, zcdp_config
+from stream.statistics.participation.draw import draw_participation
+from stream.statistics.participation.plan import UNIT, layout, scales, unit_grant
+from stream.statistics.participation.public_cells import public_cells
+from stream.statistics.pipeline import contributions_of, plan_window
+from stream.storage.row_store import ROW
+from tests.support.builders import SLOT, riders_config, zcdp_config
 
 PAGE = (REPO_ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
 
@@ -43,7 +42,7 @@ def test_what_a_budget_means_for_beliefs(budget: int) -> None:
 
 def half_width(config: Config, name: str) -> float:
     """Half of the 95 % interval of a count in a released window."""
-    held, slotting = contributions_of(np.zeros(0, dtype=ROW), config), slotting_of(config)
+    held, slotting = contributions_of(np.zeros(0, dtype=ROW), config), config.slotting
     window, period = slotting.window(SLOT), slotting.period_of(SLOT)
     plan = plan_window(held.counts, np.zeros(0, dtype=np.int64), config, window, period, "g")
     column = draw_participation(plan, held, Noise())[name]

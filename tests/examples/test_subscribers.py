@@ -13,12 +13,12 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from stream.local import REPO_ROOT
-from stream.releases import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message
-from stream.topics import create_topics
-from tests.builders import bus_config
-from tests.serve.serving import publish
-from tests.serve.test_serve_histograms import with_histograms
-from tests.serve.test_serve_stream import windows_of
+from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message
+from stream.messages.topics import create_topics
+from tests.stream.serve.serving import publish
+from tests.stream.serve.test_serve_histograms import with_histograms
+from tests.stream.serve.test_serve_stream import windows_of
+from tests.support.builders import bus_config
 
 EXAMPLES = REPO_ROOT / "examples"
 

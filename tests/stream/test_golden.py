@@ -23,11 +23,19 @@ import pytest
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
-from stream.closing import Closing, slotting_of
 from stream.config import Config
-from stream.ledger import Ledger
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
-from tests.builders import SLOT, bus_config, located_rows, random_rows, riders_config, with_histograms, zcdp_config
+from stream.protocol.release_protocol import Closing
+from stream.storage.ledger import Ledger
+from tests.support.builders import (
+    SLOT,
+    bus_config,
+    located_rows,
+    random_rows,
+    riders_config,
+    with_histograms,
+    zcdp_config,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GENERATION = "11111111-1111-4111-8111-111111111111"
@@ -87,7 +95,7 @@ async def released(config: Config, redis: Redis, case: str) -> tuple[str, dict[s
     closing = Closing(config, redis, MemoryRows(by_slot), ledger, LinePublisher(out), Noise(tape(case)))
     for slot in sorted(by_slot):
         await closing.close(slot)
-    period = slotting_of(config).period_of(SLOT).key
+    period = config.slotting.period_of(SLOT).key
     return out.getvalue(), {"period": period, "charged": await ledger.total(period)}
 
 

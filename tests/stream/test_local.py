@@ -17,7 +17,7 @@ from aiokafka.structs import TopicPartition
 from redis.asyncio import Redis
 
 from stream import local
-from tests.broker import shared_bootstrap
+from tests.support.broker import shared_bootstrap
 
 
 def _is_free(port: int) -> bool:

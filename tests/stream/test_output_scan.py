@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream import closing
 from stream.app import Ingesting, Worker
 from stream.config import Config
-from stream.evaluate import with_speed
+from stream.config.histogram import MECHANISMS
+from stream.evaluation.evaluate import with_speed
 from stream.local import KafkaServer
-from stream.pipeline import compose, plan_window
-from stream.plan import Plan
-from stream.releases import REJECTED, WINDOW, Message
-from stream.sections.histogram import MECHANISMS
-from stream.state import State
-from tests.builders import riders_config, zcdp_config
-from tests.stream.scanning import (
+from stream.messages.message import REJECTED, WINDOW, Message
+from stream.protocol import release_protocol
+from stream.statistics.pipeline import compose, plan_window
+from stream.statistics.plan import Plan
+from stream.storage.row_store import State
+from tests.support.builders import riders_config, zcdp_config
+from tests.support.scanning import (
     HOURS,
     START,
     Clock,
@@ -241,7 +241,7 @@ def status_by_raw_count(patch: pytest.MonkeyPatch) -> None:
         visited = np.isin(np.frombuffer(plan.cells, "<u8"), counts.cells)
         return msgspec.structs.replace(plan, published=visited.astype(np.uint8).tobytes())
 
-    patch.setattr(closing, "plan_window", leaking)
+    patch.setattr(release_protocol, "plan_window", leaking)
 
 
 def _messages(patch: pytest.MonkeyPatch, change: Callable[[list[Message], Any], list[Message]]) -> None:
@@ -249,7 +249,7 @@ def _messages(patch: pytest.MonkeyPatch, change: Callable[[list[Message], Any], 
         messages, memory = compose(plan, counts, *rest, sequence=sequence)
         return change(messages, counts), memory
 
-    patch.setattr(closing, "compose", leaking)
+    patch.setattr(release_protocol, "compose", leaking)
 
 
 def _visited(counts: Any, message: Message) -> bool:

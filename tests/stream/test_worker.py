@@ -23,21 +23,20 @@ import numpy as np
 from redis.asyncio import Redis
 
 from dpcore.contributions import Contributions
-from stream.closing import slotting_of
 from stream.config import Config
-from stream.ledger import Ledger
+from stream.ingestion.pseudonyms import Pseudonyms, load_user_key
 from stream.local import REPO_ROOT, free_port
-from stream.pipeline import plan_window
-from stream.pseudonyms import Pseudonyms, load_user_key
-from stream.releases import HEXAGON_SPEED, WINDOW, schema
-from tests.builders import bus_config
-from tests.stream.topics_reader import read_all
+from stream.messages.message import HEXAGON_SPEED, WINDOW, schema
+from stream.statistics.pipeline import plan_window
+from stream.storage.ledger import Ledger
+from tests.support.builders import bus_config
+from tests.support.topics_reader import read_all
 
 
 def independent_charges(path: Path, config: Config) -> int:
     """Sum of all charges of a day, from the CSV by plain Python and exact fractions."""
     hashes = Pseudonyms(load_user_key(config.privacy.user_key_file))
-    domain, slotting = config.feed.domain, slotting_of(config)
+    domain, slotting = config.feed.domain, config.slotting
     seen: dict[tuple[int, int], tuple[int, int]] = {}
     with gzip.open(path, "rt", encoding="utf-8") as file:
         for row in csv.DictReader(file):

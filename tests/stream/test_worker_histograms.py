@@ -16,13 +16,13 @@ from redis.asyncio import Redis
 
 from dpcore.spatial import Rectangles, histogram_from_release
 from stream.config import load_config
-from stream.ledger import Ledger
 from stream.local import REPO_ROOT, free_port
-from stream.releases import OUTPUT_TOPICS, SPATIAL_HISTOGRAM, WINDOW
-from tests.builders import SLOT
-from tests.serve.serving import serving
-from tests.stream.feeding import create_topic, produce
-from tests.stream.topics_reader import read_all
+from stream.messages.message import OUTPUT_TOPICS, SPATIAL_HISTOGRAM, WINDOW
+from stream.storage.ledger import Ledger
+from tests.stream.serve.serving import serving
+from tests.support.builders import SLOT
+from tests.support.feeding import create_topic, produce
+from tests.support.topics_reader import read_all
 
 BOX = {"south": 30.1, "west": -97.9, "north": 30.5, "east": -97.5}
 SETTINGS = {

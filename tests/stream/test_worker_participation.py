@@ -19,12 +19,12 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from redis.asyncio import Redis
 
-from stream.cells import public_cells
 from stream.config import load_config
 from stream.local import REPO_ROOT, free_port
-from stream.releases import HEXAGON_SPEED, REJECTED, WINDOW
-from tests.builders import zcdp_config
-from tests.stream.topics_reader import read_all
+from stream.messages.message import HEXAGON_SPEED, REJECTED, WINDOW
+from stream.statistics.participation.public_cells import public_cells
+from tests.support.builders import zcdp_config
+from tests.support.topics_reader import read_all
 
 _DOMAIN = '{"south": 30.2, "west": -97.75, "north": 30.3, "east": -97.6}'
 

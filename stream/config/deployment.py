@@ -1,0 +1,174 @@
+"""One deployment as one validated, immutable :class:`Config`; what its sections must fulfil together is checked here."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from stream.config.feed import FeedConfig, WindowConfig
+from stream.config.histogram import HistogramConfig
+from stream.config.privacy import PrivacyConfig
+from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
+from stream.config.speed import HexagonConfig, ParticipationConfig, SpeedConfig
+from stream.windows import Slotting
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names the key and the remedy."""
+
+
+class Config(BaseSettings):
+    """One deployment: everything the worker needs to know, checked before anything starts."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="HEXVEIL_", env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True
+    )
+
+    relation: Literal["values", "participation"]
+    feed: FeedConfig
+    window: WindowConfig = WindowConfig()
+    privacy: PrivacyConfig
+    hexagons: HexagonConfig
+    speed: SpeedConfig
+    participation: ParticipationConfig | None = None
+    histogram: HistogramConfig | None = None
+    kafka: KafkaConfig = KafkaConfig()
+    redis: RedisConfig = RedisConfig()
+    operator: SurfaceConfig = SurfaceConfig(port=6066)
+    public: PublicConfig = PublicConfig(port=8080)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment above file; nothing else."""
+        return env_settings, init_settings
+
+    @model_validator(mode="after")
+    def _participation_reads_no_counts(self) -> Self:
+        if (self.relation == "participation") != (self.participation is not None):
+            raise ValueError("[participation] and relation = 'participation' go together; give both or neither")
+        if self.relation == "values":
+            if self.speed.clipping == "carried":
+                raise ValueError(
+                    "speed.clipping 'carried' is for relation 'participation' only; under 'values' set it to 'joint' or 'none'"
+                )
+            return self
+        refused = {
+            "speed.mean_mechanism": (self.speed.mean_mechanism != "allocated", "it reads counts", "'allocated'"),
+            "speed.suppression": (self.speed.suppression != "none", "chop-user drops users by raw counts", "'none'"),
+            "speed.allocation": (
+                self.speed.allocation != "uniform",
+                "exact-loss sets noise by raw counts",
+                "'uniform'",
+            ),
+            "speed.clipping": (self.speed.clipping == "joint", "joint clipping reads counts", "'none' or 'carried'"),
+            "speed.sum_cap": (self.speed.sum_cap != 0, "the cap follows the counts of all users", "0"),
+            "speed.post_processing": (
+                "empirical-bayes" in self.speed.post_processing,
+                "empirical-bayes reads exact counts",
+                "['kalman'] or []",
+            ),
+            "hexagons.merge_until_km_h": (
+                self.hexagons.merge_until_km_h is not None,
+                "which hexagons are merged reads raw counts; merge by the public list: a coarser hexagons.resolution",
+                "nothing",
+            ),
+            "speed.min_users": (self.speed.min_users != 1, "a threshold on true counts shows who was there", "1"),
+        }
+        problems = [f"{key}: {why}; set it to {fix}" for key, (bad, why, fix) in refused.items() if bad]
+        if problems:
+            raise ValueError("not under relation 'participation': " + "; ".join(problems))
+        return self
+
+    @model_validator(mode="after")
+    def _something_is_carried_over(self) -> Self:
+        if self.speed.clipping != "carried":
+            return self
+        needs = {
+            "speed.statistics": (
+                "variance" in self.speed.statistics,
+                "users' clipped means hold no variance of speeds; leave out 'variance'",
+            ),
+            "speed.post_processing": (
+                "kalman" not in self.speed.post_processing,
+                "it alone carries releases over; set it to ['kalman']",
+            ),
+        }
+        problems = [f"{key}: {why}" for key, (bad, why) in needs.items() if bad]
+        if problems:
+            raise ValueError("not with speed.clipping 'carried': " + "; ".join(problems))
+        return self
+
+    @model_validator(mode="after")
+    def _zcdp_has_noise_for_it(self) -> Self:
+        if self.privacy.accounting == "zcdp" and self.relation == "values":
+            raise ValueError(
+                "privacy.accounting 'zcdp' is for relation 'participation' only: under 'values' noise scales, clipping and "
+                "suppression are chosen for Laplace noise and pure ε; set privacy.accounting to 'pure'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _budget_covers_histograms(self) -> Self:
+        if self.privacy.ledger_budget < self.window_grant:
+            _, per_one = self.privacy.ledger_unit
+            whole, most = ("rho", "rho_budget") if self.privacy.accounting == "zcdp" else ("epsilon", "budget")
+            raise ValueError(
+                f"privacy.{most} {self.privacy.ledger_budget / per_one} is below the {self.window_grant / per_one} of one window, "
+                f"privacy.{whole} {self.privacy.ledger_grant / per_one} and {self.histogram_grant / per_one} for the histograms: "
+                f"no window could ever be released; raise {most} or lower histogram.epsilon"
+            )
+        if self.histogram is not None and self.histogram.domain and not self.feed.domain.holds(self.histogram.domain):
+            raise ValueError(
+                "histogram.domain reaches outside feed.domain, where every fix is rejected; keep it inside, or leave it out"
+            )
+        return self
+
+    @property
+    def histogram_grant(self) -> int:
+        """What a user with a fix in their box pays in one window for all spatial histograms, in the ledger's unit."""
+        return 0 if self.histogram is None else self.histogram.cost(self.privacy.accounting)
+
+    @property
+    def window_grant(self) -> int:
+        """Allowance of one user in one window, for statistics of speed and spatial histograms, in the ledger's unit."""
+        return self.privacy.ledger_grant + self.histogram_grant
+
+    @model_validator(mode="after")
+    def _merging_predicts_the_mean(self) -> Self:
+        wanted = self.hexagons.merge_until_km_h is not None
+        if wanted and ("mean" not in self.speed.statistics or self.speed.mean_mechanism != "allocated"):
+            raise ValueError(
+                "hexagons.merge_until_km_h predicts the interval of an allocated mean; put 'mean' into speed.statistics "
+                "and set speed.mean_mechanism to 'allocated'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _slots_fit_periods(self) -> Self:
+        if self.privacy.period % self.window.slot:
+            raise ValueError(
+                f"window.slot {self.window.slot} does not divide privacy.period {self.privacy.period}; "
+                "a timeslot must never straddle two ledger periods"
+            )
+        return self
+
+    @property
+    def slotting(self) -> Slotting:
+        """Timeslots and ledger periods."""
+        return Slotting(self.window.slot, self.privacy.period, self.feed.timezone)
+
+    @property
+    def ledger_policy(self) -> str:
+        """What must not change while a ledger lives: relation, how time is divided into periods, and what is counted."""
+        accounting = self.privacy.accounting
+        counted = "" if accounting == "pure" else f", accounting {accounting}"
+        return f"relation {self.relation}, periods of {self.privacy.period}, time zone {self.feed.timezone}{counted}"

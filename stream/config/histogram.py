@@ -1,0 +1,154 @@
+"""Section ``[histogram]``: which spatial histograms a window releases, for what budget, on which public grid."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from dpcore.accounting import rho_of_pure
+from dpcore.budget import MICRO, BudgetSplit, from_micro, to_micro
+from dpcore.errors import BudgetError
+from stream.config.section import Domain, Section
+
+Mechanism = Literal[
+    "auto",
+    "uniform",
+    "singular",
+    "ug",
+    "ag",
+    "e2epriv",
+    "quadtree",
+    "kdtree",
+    "privlet",
+    "htf",
+    "sparse",
+    "euler",
+]
+MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
+
+MAX_MESSAGE_BYTES = 900_000
+"""Largest message a configuration may lead to; Kafka brokers refuse 1 MiB."""
+_PARTITIONS = ("auto", "ag", "quadtree", "kdtree", "htf", "sparse")
+_READ_TWICE = ("auto", "htf", "sparse")
+"""Mechanisms that carry a sparse reading, too, under goal "relative"."""
+_BYTES_PER_CELL = {"grid": 12, "partition": 50, "sparse reading": 24, "euler": 9}
+"""Of one number, of one part with its sides and variance, of its two counts for relative error, of one component; numbers
+of at most seven digits."""
+MAX_SCALE = 1_000
+"""Noise scale of a point, in points, beyond which a histogram says nothing, shares within a mechanism vanish and numbers outgrow their bytes."""
+
+
+class EulerConfig(Section):
+    """Regions of users: convex hull of the ``nearest`` fixes to where a user mostly was, of a public diameter."""
+
+    rows: int = Field(default=8, ge=1, le=64)
+    columns: int = Field(default=8, ge=1, le=64)
+    nearest: int = Field(default=12, ge=1, le=64)
+    diameter_m: float = Field(default=5_000.0, gt=0, le=1_000_000)
+    bandwidth_m: float = Field(default=300.0, gt=0, le=1_000_000)
+
+
+class HistogramConfig(Section):
+    """Spatial histograms of every window. Each protects participation, under either relation."""
+
+    mechanisms: tuple[Mechanism, ...] = Field(min_length=1)
+    epsilon: float = Field(gt=0, le=1000)
+    shares: dict[Mechanism, float] = Field(default_factory=dict)
+    goal: Literal["absolute", "relative"] = "absolute"
+    fixes_per_user: int = Field(default=1, ge=1, le=100)
+    domain: Domain | None = None
+    rows: int = Field(default=64, ge=1, le=1024)
+    columns: int = Field(default=64, ge=1, le=1024)
+    sizes: tuple[int, ...] = ()
+    tuning_queries: int = Field(default=600, ge=1, le=10_000)
+    euler: EulerConfig | None = None
+
+    @model_validator(mode="after")
+    def _mechanisms_fit(self) -> Self:
+        if len(set(self.mechanisms)) != len(self.mechanisms):
+            raise ValueError(f"mechanisms {list(self.mechanisms)} names one twice; name each once")
+        if ("euler" in self.mechanisms) != (self.euler is not None):
+            raise ValueError("mechanism 'euler' and [histogram.euler] go together; give both or neither")
+        unknown = sorted(set(self.shares) - set(self.mechanisms))
+        if unknown:
+            raise ValueError(f"shares names {unknown}, not among mechanisms {list(self.mechanisms)}; name those only")
+        if self.shares and (
+            set(self.shares) != set(self.mechanisms)
+            or not all(math.isfinite(share) and share > 0 for share in self.shares.values())
+        ):
+            raise ValueError("shares must give every mechanism a number above 0; leave shares out for equal ones")
+        if any(not 1 <= size <= max(self.rows, self.columns) for size in self.sizes):
+            raise ValueError(
+                f"sizes {list(self.sizes)} must lie between 1 and the grid's {max(self.rows, self.columns)} cells a side"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _budgets_suffice(self) -> Self:
+        try:
+            epsilons = self.epsilons_micro
+        except BudgetError:
+            raise ValueError(
+                f"epsilon {self.epsilon} over {len(self.mechanisms)} mechanisms leaves one less than 1e-6; raise epsilon"
+            ) from None
+        for name, micro in epsilons.items():
+            if micro * MAX_SCALE < self.fixes_per_user * MICRO:
+                raise ValueError(
+                    f"epsilon {self.epsilon} leaves {name!r} {from_micro(micro)} for {self.fixes_per_user} fixes a user: "
+                    f"noise beyond {MAX_SCALE} points; raise epsilon, or lower fixes_per_user or the number of mechanisms"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _messages_fit(self) -> Self:
+        for name in self.mechanisms:
+            size = self.largest_message(name)
+            if size > MAX_MESSAGE_BYTES:
+                grid = "[histogram.euler] rows and columns" if name == "euler" else "rows and columns"
+                raise ValueError(
+                    f"a message of {name!r} on this grid may take {size} bytes, above {MAX_MESSAGE_BYTES} (brokers refuse "
+                    f"1 MiB); lower {grid}"
+                )
+        return self
+
+    @property
+    def grid_sizes(self) -> tuple[int, ...]:
+        """Sizes that "e2epriv" chooses among: as given, else the powers of two that the grid allows."""
+        side = max(self.rows, self.columns)
+        return self.sizes or tuple(2**k for k in range(side.bit_length()))
+
+    def largest_message(self, name: Mechanism) -> int:
+        """Bytes of the largest message of a mechanism."""
+        if name == "euler":
+            assert self.euler is not None
+            return (2 * self.euler.rows - 1) * (2 * self.euler.columns - 1) * _BYTES_PER_CELL["euler"]
+        if name == "uniform":
+            return _BYTES_PER_CELL["grid"]
+        per_cell = _BYTES_PER_CELL["partition" if name in _PARTITIONS else "grid"]
+        if self.goal == "relative" and name in _READ_TWICE:
+            per_cell += _BYTES_PER_CELL["sparse reading"]
+        return self.rows * self.columns * per_cell
+
+    @cached_property
+    def epsilon_micro(self) -> int:
+        """Allowance of one user in one window for all histograms together, in µε."""
+        return to_micro(self.epsilon, round_up=False)
+
+    @cached_property
+    def epsilons_micro(self) -> dict[Mechanism, int]:
+        """µε of each mechanism in order of name; they add up to :attr:`epsilon_micro` exactly."""
+        names = sorted(self.mechanisms)
+        split = BudgetSplit.by_weights(self.epsilon_micro, [self.shares.get(name, 1.0) for name in names])
+        return dict(zip(names, split.shares, strict=True))
+
+    def cost(self, accounting: Literal["pure", "zcdp"]) -> int:
+        """What a user who contributes pays in a window for all histograms: µε, or nρ of pure releases under zCDP.
+
+        Each histogram is ε_i-DP, hence ε_i²/2-zCDP; either kind of loss adds up over them.
+        """
+        if accounting == "pure":
+            return self.epsilon_micro
+        return sum(rho_of_pure(micro) for micro in self.epsilons_micro.values())

@@ -1,0 +1,112 @@
+"""Section ``[privacy]``: what one user may lose in a window and in a period, and the unit it is counted in."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from dpcore.accounting import MAX_RHO, NANO, epsilon_of_rho, to_nano
+from dpcore.budget import MICRO, to_micro
+from dpcore.errors import BudgetError
+from stream.config.durations import PositiveDuration
+from stream.config.section import Section
+
+MAX_DELTA = 1e-5
+"""Largest delta that a release may state."""
+LEDGER_UNITS = {"pure": ("micro_epsilon", MICRO), "zcdp": ("nano_rho", NANO)}
+"""Unit of the ledger per accounting, and how many make 1."""
+
+
+class PrivacyConfig(Section):
+    """Allowance of one user per window and per period: epsilon and budget, or under zCDP rho and rho_budget.
+
+    ``accounting`` "pure": ε-DP, δ = 0, counted in µε. "zcdp": ρ-zCDP, counted in nρ; epsilon and budget are what rho and
+    rho_budget convert to at ``delta``.
+    """
+
+    accounting: Literal["pure", "zcdp"] = "pure"
+    given_epsilon: float | None = Field(default=None, alias="epsilon", gt=0, le=1000)
+    given_budget: float | None = Field(default=None, alias="budget", gt=0, le=100_000)
+    rho: float | None = Field(default=None, gt=0, le=MAX_RHO)
+    rho_budget: float | None = Field(default=None, gt=0, le=MAX_RHO)
+    delta: float | None = Field(default=None, gt=0)
+    period: PositiveDuration = timedelta(days=1)
+    user_key_file: Path = Path("var/user.key")
+
+    @model_validator(mode="after")
+    def _one_accounting(self) -> Self:
+        pure = {"epsilon": self.given_epsilon, "budget": self.given_budget}
+        zcdp = {"rho": self.rho, "rho_budget": self.rho_budget, "delta": self.delta}
+        wanted, other = (zcdp, pure) if self.accounting == "zcdp" else (pure, zcdp)
+        missing = [name for name, value in wanted.items() if value is None]
+        foreign = [name for name, value in other.items() if value is not None]
+        if missing:
+            raise ValueError(f"accounting '{self.accounting}' needs {', '.join(missing)}; set it")
+        if foreign:
+            why = "epsilon and budget follow from rho" if self.accounting == "zcdp" else "they belong to 'zcdp'"
+            raise ValueError(f"accounting '{self.accounting}' takes no {', '.join(foreign)} ({why}); remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _budget_covers_a_window(self) -> Self:
+        if self.delta is not None and self.delta > MAX_DELTA:
+            raise ValueError(
+                f"delta {self.delta} is above {MAX_DELTA}: with that chance the promise may fail for a user; "
+                "give far less than 1 over the number of users, 1e-6 or below"
+            )
+        least, most = (self.rho, self.rho_budget) if self.accounting == "zcdp" else (self.epsilon, self.budget)
+        names = ("rho", "rho_budget") if self.accounting == "zcdp" else ("epsilon", "budget")
+        if least is not None and most is not None and most < least:
+            raise ValueError(f"{names[1]} {most} is below {names[0]} {least}: no window could ever be released")
+        if self.ledger_grant < 1:
+            raise ValueError(f"{names[0]} {least} is below the resolution of the ledger; raise it")
+        return self
+
+    @cached_property
+    def epsilon(self) -> float:
+        """ε of one user in one window; under zCDP what rho converts to at delta, rounded up."""
+        return self._stated(self.given_epsilon, self.rho)
+
+    @cached_property
+    def budget(self) -> float:
+        """ε of one user in one period; under zCDP what rho_budget converts to at delta, rounded up."""
+        return self._stated(self.given_budget, self.rho_budget)
+
+    def _stated(self, given: float | None, rho: float | None) -> float:
+        if rho is None or self.delta is None:
+            return self._pure(given)
+        return epsilon_of_rho(to_nano(rho, round_up=True), self.delta)
+
+    @cached_property
+    def epsilon_micro(self) -> int:
+        """Allowance of one user in one window, in µε; raises :class:`BudgetError` where nρ are counted."""
+        return to_micro(self._pure(self.given_epsilon), round_up=False)
+
+    @cached_property
+    def budget_micro(self) -> int:
+        """Allowance of one user in one period, in µε; raises :class:`BudgetError` where nρ are counted."""
+        return to_micro(self._pure(self.given_budget), round_up=False)
+
+    def _pure(self, given: float | None) -> float:
+        if given is None:
+            raise BudgetError("this configuration counts nρ (accounting 'zcdp'); µε belong to accounting 'pure'")
+        return given
+
+    @cached_property
+    def ledger_grant(self) -> int:
+        """Allowance of one user in one window, in the ledger's unit: µε, or nρ under zCDP."""
+        return self.epsilon_micro if self.rho is None else to_nano(self.rho, round_up=False)
+
+    @cached_property
+    def ledger_budget(self) -> int:
+        """Allowance of one user in one period, in the ledger's unit: µε, or nρ under zCDP."""
+        return self.budget_micro if self.rho_budget is None else to_nano(self.rho_budget, round_up=False)
+
+    @property
+    def ledger_unit(self) -> tuple[str, int]:
+        """Name of the ledger's unit, and how many make 1."""
+        return LEDGER_UNITS[self.accounting]

@@ -1,0 +1,80 @@
+"""Sections ``[kafka]``, ``[redis]``, ``[operator]`` and ``[public]``: the servers we talk to and the addresses we serve."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from stream.config.section import Section
+
+
+class KafkaConfig(Section):
+    """Brokers, consumer group, and how to prove who we are to them."""
+
+    bootstrap: str = "127.0.0.1:9092"
+    group: str = "hexveil-worker"
+    replication_factor: int = Field(default=1, ge=1, le=100)
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    username: str | None = None
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether connections use TLS."""
+        return self.security_protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether connections log in by SASL."""
+        return self.security_protocol.startswith("SASL_")
+
+    @model_validator(mode="after")
+    def _credentials_fit_the_protocol(self) -> Self:
+        if self.authenticated != (self.username is not None and self.password_file is not None):
+            raise ValueError(
+                f"security_protocol {self.security_protocol} {'needs' if self.authenticated else 'takes no'} username and "
+                "password_file; give both with SASL_SSL or SASL_PLAINTEXT, neither otherwise"
+            )
+        if not self.encrypted and (self.ca_file or self.certificate_file or self.key_file):
+            raise ValueError(f"security_protocol {self.security_protocol} uses no TLS files; set it to SSL or SASL_SSL")
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file go together; give both or neither")
+        return self
+
+
+class RedisConfig(Section):
+    """State and ledger store."""
+
+    url: str = Field(default="redis://127.0.0.1:6379/0", pattern=r"^(redis|rediss|unix)://")
+
+
+class SurfaceConfig(Section):
+    """Address of an HTTP surface."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(ge=0, le=65535)
+
+
+class PublicConfig(SurfaceConfig):
+    """The public surface: address, what other sites may read it from a browser, and how much it holds."""
+
+    cors_origins: tuple[str, ...] = ()
+    max_streams: int = Field(default=2_000, ge=1, le=100_000)
+    max_windows: int = Field(default=840, ge=1, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _origins_are_origins(self) -> Self:
+        for origin in self.cors_origins:
+            if origin != "*" and not re.fullmatch(r"https?://[a-z0-9.-]+(:\d{1,5})?", origin):
+                raise ValueError(
+                    f"cors_origins names {origin!r}, which is no origin; write scheme, host and port only, "
+                    "like 'https://maps.example.org', or '*' for every site"
+                )
+        return self

@@ -1,0 +1,88 @@
+"""Sections ``[hexagons]``, ``[speed]`` and ``[participation]``: which statistics of speed are released, of what, and how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from stream.config.section import Section
+
+SPEED_QUANTUM_KMH = 0.01
+"""Public grid of speeds: values are integers of this many km/h before anything is summed."""
+
+Statistic = Literal["mean", "variance", "p15", "p50", "p85"]
+
+
+class HexagonConfig(Section):
+    """Spatial resolution: one for all, or under "values" merged by public counts until the mean's interval is narrow."""
+
+    resolution: int = Field(ge=0, le=15)
+    merge_until_km_h: float | None = Field(default=None, gt=0, le=1000)
+    coarsest_resolution: int = Field(default=0, ge=0, le=15)
+
+    @model_validator(mode="after")
+    def _coarser_than_the_finest(self) -> Self:
+        if self.merge_until_km_h is not None and self.coarsest_resolution >= self.resolution:
+            raise ValueError(
+                f"coarsest_resolution {self.coarsest_resolution} is not below resolution {self.resolution}, so nothing "
+                "could be merged; lower it or drop merge_until_km_h"
+            )
+        return self
+
+
+class SpeedConfig(Section):
+    """Statistics of speed per hexagon and timeslot."""
+
+    upper_bound: float = Field(gt=0, le=1000)
+    statistics: tuple[Statistic, ...] = Field(default=("mean", "variance"), min_length=1)
+    mean_mechanism: Literal[
+        "allocated",
+        "baseline",
+        "array-averaging",
+        "pooled-minimax",
+        "levy",
+        "fixed-quantile",
+        "epsilon-quantile",
+        "auto",
+    ] = "allocated"
+    suppression: Literal["chop-user", "none"] = "chop-user"
+    allocation: Literal["exact-loss", "uniform"] = "exact-loss"
+    clipping: Literal["joint", "carried", "none"] = "joint"
+    sum_cap: float = Field(default=0.0, ge=0, le=1000)
+    post_processing: tuple[Literal["empirical-bayes", "kalman"], ...] = ("empirical-bayes",)
+    min_users: int = Field(default=1, ge=1)
+    cdf_bins: int = Field(default=32, ge=2, le=4096)
+
+    @model_validator(mode="after")
+    def _on_the_grid(self) -> Self:
+        if len(set(self.statistics)) != len(self.statistics):
+            raise ValueError(f"statistics {list(self.statistics)} names one twice; name each once")
+        if abs(self.upper_bound / SPEED_QUANTUM_KMH - self.upper_quanta) > 1e-6:
+            raise ValueError(f"upper_bound {self.upper_bound} is not a multiple of {SPEED_QUANTUM_KMH} km/h; round it")
+        return self
+
+    @property
+    def upper_quanta(self) -> int:
+        """U in quanta of :data:`SPEED_QUANTUM_KMH`."""
+        return round(self.upper_bound / SPEED_QUANTUM_KMH)
+
+
+class ParticipationShares(Section):
+    """How epsilon, or rho, is divided: relative weights of what is released, each share rounded to the ledger's unit."""
+
+    moments: int = Field(default=4, ge=1, le=1_000_000)
+    percentiles: int = Field(default=4, ge=1, le=1_000_000)
+    users: int = Field(default=1, ge=1, le=1_000_000)
+
+
+class ParticipationConfig(Section):
+    """Public bounds of relation "participation": cell list and caps per user."""
+
+    geojson: Path | None = None
+    max_cells: int = Field(default=5_000, ge=1, le=1_000_000)
+    weight: Literal["share", "user", "sample"] = "sample"
+    cells_per_user: int = Field(ge=1, le=1_000)
+    samples_per_cell: int = Field(default=5, ge=1, le=100_000)
+    shares: ParticipationShares = ParticipationShares()

@@ -1,0 +1,1 @@
+"""Error against the truth. NOT PRIVATE: inside the trust boundary only."""

@@ -1,0 +1,159 @@
+"""Scores of estimators against the truth, summed up from columns of errors. NOT PRIVATE: they are made of true values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from stream.messages.message import cell_text
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.uint64]
+
+USEFUL_KMH = 5.0
+"""A value within this many km/h of the truth is useful."""
+UNITS = {"variance": "(km/h)^2", "distribution": "1"}
+"""Units of errors; km/h for every other statistic."""
+
+
+@dataclass(frozen=True)
+class Charges:
+    """Distribution of the charges of users over windows, in integer units of the ledger (``unit``: µε or nρ)."""
+
+    unit: str
+    least: int
+    p5: float
+    median: float
+    p95: float
+    most: int
+
+    @classmethod
+    def of(cls, charges: IntArray, unit: str) -> Charges:
+        """Summary of all charges (n,), users who took no part included at 0."""
+        if not len(charges):
+            return cls(unit, 0, 0.0, 0.0, 0.0, 0)
+        p5, median, p95 = np.percentile(charges, [5, 50, 95]).tolist()
+        return cls(unit, int(charges.min()), p5, median, p95, int(charges.max()))
+
+
+@dataclass(frozen=True)
+class CellError:
+    """Mean absolute error of one cell over windows and trials, weighted by events; ``events`` per trial."""
+
+    cell: str
+    events: int
+    mae: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """Event-weighted errors of one estimator of one statistic, over all windows and trials, in ``unit``.
+
+    ``statistic`` "distribution": the error is the Kolmogorov distance of the released distribution. ``mae``, ``rmse``,
+    ``bias``: of the clamped value. ``noise``: mean absolute noise. ``coverage``: share of cells whose 95 % interval holds
+    what noise was added to; of modelled values, the truth. ``useful_coverage``: share of events in cells within ±5 km/h,
+    ``useful_cells``: share of cells. ``duality_gap``: largest relative distance of the noise scales' objective to its proved
+    lower bound. ``seconds``: wall time of all trials of this mechanism. ``map``: error of each cell (means only).
+    """
+
+    mechanism: str
+    statistic: str
+    estimator: str
+    unit: str
+    epsilon: float
+    mae: float
+    rmse: float
+    bias: float
+    noise: float | None
+    coverage: float | None
+    useful_coverage: float | None
+    useful_cells: float | None
+    windows: int
+    cells: int
+    charges: Charges
+    duality_gap: float | None
+    seconds: float
+    map: tuple[CellError, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the scores of one run share."""
+
+    mechanism: str
+    epsilon: float
+    trials: int
+    windows: int
+    cells: int
+    charges: Charges
+    duality_gap: float | None
+    seconds: float
+
+
+class Errors:
+    """Columns of one estimator over windows and trials: error, weight, cell; noise; covered."""
+
+    def __init__(self) -> None:
+        self.error: list[FloatArray] = []
+        self.weight: list[FloatArray] = []
+        self.cell: list[IdArray] = []
+        self.noise: list[FloatArray] = []
+        self.noise_weight: list[FloatArray] = []
+        self.covered: list[npt.NDArray[np.bool_]] = []
+
+    def add(self, cells: IdArray, error: FloatArray, weight: FloatArray) -> None:
+        """Errors (n,) of ``cells``, weighted by their events."""
+        self.cell.append(cells)
+        self.error.append(error)
+        self.weight.append(weight)
+
+    def add_noise(self, noise: FloatArray, weight: FloatArray) -> None:
+        """Noise (n,) of as many cells."""
+        self.noise.append(np.abs(noise))
+        self.noise_weight.append(weight)
+
+    def score(self, statistic: str, estimator: str, run: Run) -> Score:
+        """The sums."""
+        error, weight = np.concatenate(self.error), np.concatenate(self.weight)
+        share = weight / weight.sum() if len(weight) else weight
+        speeds = statistic not in UNITS
+        useful = np.abs(error) <= USEFUL_KMH
+        return Score(
+            mechanism=run.mechanism,
+            statistic=statistic,
+            estimator=estimator,
+            unit=UNITS.get(statistic, "km/h"),
+            epsilon=run.epsilon,
+            mae=float(share @ np.abs(error)),
+            rmse=float(np.sqrt(share @ np.square(error))),
+            bias=float(share @ error),
+            noise=self._noise(),
+            coverage=float(np.concatenate(self.covered).mean()) if any(map(len, self.covered)) else None,
+            useful_coverage=float(share @ useful) if speeds else None,
+            useful_cells=float(useful.mean()) if speeds else None,
+            windows=run.windows,
+            cells=run.cells,
+            charges=run.charges,
+            duality_gap=run.duality_gap,
+            seconds=run.seconds,
+            map=self._map(error, weight, run.trials) if statistic == "mean" else (),
+        )
+
+    def _noise(self) -> float | None:
+        if not self.noise:
+            return None
+        weight = np.concatenate(self.noise_weight)
+        return float(weight @ np.concatenate(self.noise) / weight.sum()) if weight.sum() > 0 else None
+
+    def _map(self, error: FloatArray, weight: FloatArray, trials: int) -> tuple[CellError, ...]:
+        cells, index = np.unique(np.concatenate(self.cell), return_inverse=True)
+        events = np.bincount(index, weights=weight, minlength=len(cells))
+        total = np.bincount(index, weights=weight * np.abs(error), minlength=len(cells))
+        return tuple(
+            CellError(cell_text(cell), round(n / trials), off / n)
+            for cell, n, off in zip(cells.tolist(), events.tolist(), total.tolist(), strict=True)
+            if n > 0
+        )

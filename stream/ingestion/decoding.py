@@ -1,0 +1,168 @@
+"""Bytes to columns: one pass over the messages of a batch, and a reason for each that is refused.
+
+Speeds are put on the public grid of ``SPEED_QUANTUM_KMH`` (round half to even), positions on one of 1e-7 degree; the H3
+cell is that of the position as sent. No speed is refused for being high: values are clipped to the configured bound
+later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from operator import methodcaller
+from typing import Any
+
+import h3.api.numpy_int as h3
+import numpy as np
+from numpy.typing import NDArray
+
+from stream.config import Config
+from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.ingestion.formats import feed_format, is_not_finite, looks_like, time_us
+from stream.ingestion.pseudonyms import Pseudonyms, key_fingerprint
+from stream.storage.row_store import ROW
+
+MAX_MESSAGE_BYTES = 1 << 20
+_MAX_VALUE = 2**31 - 1
+_FAR_US = 2**62
+"""Stands for any time beyond what int64 microseconds hold, on its side of the epoch; always refused."""
+
+
+class Reason(StrEnum):
+    """Why a message is refused."""
+
+    TOMBSTONE = "tombstone"
+    TOO_LARGE = "too-large"
+    NOT_JSON = "not-json"
+    MISSING_FIELD = "missing-field"
+    WRONG_TYPE = "wrong-type"
+    NOT_FINITE = "not-finite"
+    ID_EMPTY = "id-empty"
+    ID_TOO_LONG = "id-too-long"
+    OUT_OF_DOMAIN = "out-of-domain"
+    NEGATIVE_SPEED = "negative-speed"
+    TOO_OLD = "too-old"
+    IN_FUTURE = "in-future"
+
+
+REASONS = tuple(Reason)
+_CODE = {reason: code for code, reason in enumerate(REASONS)}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Columns of one batch: ``rows``, the message ``index`` of each, and the ``rejected`` messages with reason codes.
+
+    Both indexes ascend; together they name every message once. ``REASONS[code]`` is the reason.
+    """
+
+    rows: NDArray[np.void]
+    index: NDArray[np.int64]
+    rejected: NDArray[np.int64]
+    reason: NDArray[np.uint8]
+
+
+class Decoder:
+    """Decodes messages of the configured feed; keeps only the pseudonym cache between batches."""
+
+    def __init__(self, config: Config, user_key: bytes) -> None:
+        self._format = feed_format(config.feed)
+        self._pseudonyms = Pseudonyms(user_key)
+        self.key_fingerprint = key_fingerprint(user_key)
+        self._domain = config.feed.domain
+        self._resolution = config.hexagons.resolution
+        self._quanta = self._format.kmh / SPEED_QUANTUM_KMH
+        self._max_age_us = config.window.max_age // timedelta(microseconds=1)
+        self._max_future_us = config.window.max_future // timedelta(microseconds=1)
+
+    def decode(self, values: Sequence[bytes | None], now_us: int) -> Batch:
+        """Decode a batch against the wall clock ``now_us``; never raises, whatever the bytes."""
+        reason = np.full(len(values), 255, dtype=np.uint8)
+        fixes: list[Any] = []
+        index: list[int] = []
+        decode, keep, place = self._format.decode, fixes.append, index.append
+        for position, value in enumerate(values):
+            if value is None or len(value) > MAX_MESSAGE_BYTES:
+                reason[position] = _CODE[Reason.TOMBSTONE if value is None else Reason.TOO_LARGE]
+                continue
+            try:
+                keep(decode(value))
+            except Exception:  # whatever a decoder raises on hostile bytes, the message is refused and the feed goes on
+                reason[position] = _CODE[self._why_undecodable(value)]
+            else:
+                place(position)
+        rows, sound = self._columns(fixes, np.array(index, dtype=np.int64), reason, now_us)
+        rejected = np.flatnonzero(reason != 255)
+        return Batch(rows, sound, rejected, reason[rejected])
+
+    def _columns(
+        self, fixes: list[Any], index: NDArray[np.int64], reason: NDArray[np.uint8], now_us: int
+    ) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+        users, times, lats, lngs, speeds = (list(map(getter, fixes)) for getter in self._format.getters)
+        time, lat, lng, speed = _times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
+        pseudonym, verdict = self._pseudonymise(users)
+        domain = self._domain
+        inside = (lat >= domain.south) & (lat <= domain.north) & (lng >= domain.west) & (lng <= domain.east)
+        for failed, why in (
+            (time < now_us - self._max_age_us, Reason.TOO_OLD),
+            (time > now_us + self._max_future_us, Reason.IN_FUTURE),
+            (speed < 0, Reason.NEGATIVE_SPEED),
+            (~inside, Reason.OUT_OF_DOMAIN),
+        ):
+            verdict[failed & (verdict == 255)] = _CODE[why]
+        sound = verdict == 255
+        reason[index] = verdict
+        if not sound.all():
+            index, pseudonym, time, lat, lng, speed = (
+                column[sound] for column in (index, pseudonym, time, lat, lng, speed)
+            )
+        rows = np.empty(len(index), dtype=ROW)
+        resolution, cell = self._resolution, h3.latlng_to_cell
+        rows["cell"] = np.fromiter(
+            (cell(y, x, resolution) for y, x in zip(lat.tolist(), lng.tolist(), strict=True)), np.uint64, len(index)
+        )
+        rows["user"] = pseudonym
+        rows["time"] = time
+        rows["lat"] = np.rint(lat * 1e7)
+        rows["lng"] = np.rint(lng * 1e7)
+        rows["value"] = np.minimum(np.rint(speed * self._quanta), _MAX_VALUE)
+        return rows, index
+
+    def _pseudonymise(self, users: list[str | int]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+        verdict = np.full(len(users), 255, dtype=np.uint8)
+        lookup: Callable[[Any], int] = self._pseudonyms.__getitem__
+        try:
+            return np.fromiter(map(lookup, users), np.uint64, len(users)), verdict
+        except (KeyError, AttributeError):
+            pass
+        pseudonyms = np.zeros(len(users), dtype=np.uint64)
+        for position, user in enumerate(users):
+            text = user if isinstance(user, str) else str(user)
+            try:
+                pseudonyms[position] = self._pseudonyms[text]
+            except KeyError:
+                verdict[position] = _CODE[Reason.ID_EMPTY if text == "" else Reason.ID_TOO_LONG]
+        return pseudonyms, verdict
+
+    def _why_undecodable(self, message: bytes) -> Reason:
+        readable, found = looks_like(message, self._format.fields)
+        if not readable:
+            return Reason.NOT_JSON
+        if len(found) < 5:
+            return Reason.MISSING_FIELD
+        if any(is_not_finite(value) for name, value in found if name != "user"):
+            return Reason.NOT_FINITE
+        return Reason.WRONG_TYPE
+
+
+def _times_us(times: list[datetime | int | float]) -> NDArray[np.int64]:
+    try:
+        # A double holds the seconds of any time that passes the age check to a quarter of a microsecond.
+        return np.rint(np.array(list(map(_timestamp, times))) * 1e6).astype(np.int64)
+    except (AttributeError, TypeError):
+        return np.array([max(-_FAR_US, min(_FAR_US, time_us(moment))) for moment in times], dtype=np.int64)
+
+
+_timestamp = methodcaller("timestamp")

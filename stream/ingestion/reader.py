@@ -1,0 +1,290 @@
+"""Kafka batches to state: aiokafka reads, the decoder makes columns, one Lua call per partition batch stores them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+import structlog
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from numpy.typing import NDArray
+from prometheus_client import Counter, Gauge
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from stream.config import Config
+from stream.connection import kafka_options
+from stream.ingestion.decoding import REASONS, Batch, Decoder
+from stream.messages.message import Message, rejected_message
+from stream.storage.row_store import Appended, Behind, State
+
+log = structlog.get_logger()
+
+BATCH_MESSAGES = 10_000
+"""Messages per poll: some 30 ms of decoding, so heartbeats never wait long."""
+_COMMIT_SECONDS = 5.0
+_LAG_SECONDS = 5.0
+_BACKOFF_SECONDS = (0.1, 5.0)
+_REPORTS_WAITING = 1_000
+_REPORT_SECONDS = 5.0
+
+T = TypeVar("T")
+Report = Callable[[Message], Awaitable[None]]
+
+
+class IngestMetrics(Protocol):
+    """Counters that ingestion moves; :class:`stream.metrics.OperatorMetrics` has them."""
+
+    events_ingested: Counter
+    events_rejected: Counter
+    events_late: Counter
+    events_duplicate: Counter
+    events_lost: Counter
+    redis_errors: Counter
+    consumer_lag: Gauge
+
+
+class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    """Reads the feed's topic into Redis until stopped. Kafka offsets are committed after the append.
+
+    Redis, not Kafka, knows what was taken: reading goes on where state ends, and every append says from which offset its
+    batch was read without a gap, so that state can refuse one that would skip messages.
+    """
+
+    def __init__(self, config: Config, redis: Redis, decoder: Decoder, metrics: IngestMetrics, report: Report) -> None:
+        self._config = config
+        self._state = State(redis, config.feed.name)
+        self._decoder = decoder
+        self._metrics = metrics
+        self._report = report
+        self._slotting = config.slotting
+        self._consumer: AIOKafkaConsumer | None = None
+        self._stopping = asyncio.Event()
+        self._done = asyncio.Event()
+        self._done.set()
+        self._reports: asyncio.Queue[Message] = asyncio.Queue(_REPORTS_WAITING)
+        self._position: dict[TopicPartition, int] = {}
+        self._stored: dict[TopicPartition, int] = {}
+        self.assigned = asyncio.Event()
+        """Set once this worker has its partitions and state awaits what they hold; no window may be closed before."""
+
+    async def run(self) -> None:
+        """Read until :meth:`stop`; survives Redis being away by waiting and trying the same batch again.
+
+        Raises :class:`stream.storage.row_store.StateError` where the feed belongs to another user key.
+        """
+        self._consumer = consumer = AIOKafkaConsumer(
+            **kafka_options(self._config.kafka),
+            group_id=self._config.kafka.group,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            fetch_max_bytes=64 << 20,
+            max_partition_fetch_bytes=8 << 20,
+            metadata_max_age_ms=30_000,
+        )
+        self._done.clear()
+        reporter = asyncio.create_task(self._send_reports())
+        try:
+            await self._retry(lambda: self._state.claim_key(self._decoder.key_fingerprint))
+            await consumer.start()
+            consumer.subscribe([self._config.feed.topic], listener=self)
+            await self._read(consumer)
+        except RedisError:
+            if not self._stopping.is_set():
+                raise
+            log.warning("stopped while redis was unreachable; what was not stored is read again")
+        finally:
+            reporter.cancel()
+            await consumer.stop()
+            self._done.set()
+
+    async def stop(self) -> None:
+        """Finish the batch at hand, leave the group."""
+        self._stopping.set()
+        await self._done.wait()
+
+    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        committed = measured = time.monotonic()
+        pause, longest = _BACKOFF_SECONDS
+        while not self._stopping.is_set():
+            try:
+                batches = await consumer.getmany(timeout_ms=250, max_records=BATCH_MESSAGES)
+            except OffsetOutOfRangeError as error:
+                await self._find_again(consumer, error.args[0])
+                continue
+            except NoOffsetForPartitionError:
+                continue  # asked before on_partitions_assigned could say where to begin
+            except KafkaError as error:
+                log.warning("kafka refuses to be read, trying again", reason=str(error), seconds=pause)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, longest)
+                continue
+            pause = _BACKOFF_SECONDS[0]
+            # Before any await: a rebalance meanwhile may seek, and these records were read from the position of now.
+            begins = {partition: self._advance(partition, records) for partition, records in batches.items()}
+            for partition, records in batches.items():
+                await self._take(partition, records, begins[partition])
+            now = time.monotonic()
+            if now - committed >= _COMMIT_SECONDS:
+                committed = now
+                await self._commit(consumer)
+            if now - measured >= _LAG_SECONDS:
+                measured = now
+                self._measure_lag(consumer)
+        await self._commit(consumer)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._reports.join(), _REPORT_SECONDS)
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Go on where state ends, and have it await every partition of the topic before windows close."""
+        consumer, topic = self._consumer, self._config.feed.topic
+        assert consumer is not None
+        everyone = {TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()}
+        try:
+            now_us = time.time_ns() // 1000
+            await self._retry(lambda: self._state.awaken(map(_name, everyone | set(assigned)), now_us))
+            offsets = await self._retry(self._state.next_offsets)
+        except RedisError:
+            return  # only while stopping
+        for partition in assigned:
+            known = offsets.get(_name(partition))
+            self._go_to(partition, 0 if known is None else known)
+            if known is not None:
+                self._stored[partition] = known
+        self.assigned.set()
+        log.info("partitions assigned", partitions=sorted(partition.partition for partition in assigned))
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Forget them; a batch still at hand is trimmed by its offsets if the next owner was faster."""
+        for partition in revoked:
+            self._position.pop(partition, None)
+            self._stored.pop(partition, None)
+
+    def _go_to(self, partition: TopicPartition, offset: int) -> None:
+        assert self._consumer is not None
+        try:
+            self._consumer.seek(partition, offset)
+        except IllegalStateError:
+            return  # revoked meanwhile; its next owner asks state as well
+        self._position[partition] = offset
+
+    def _advance(self, partition: TopicPartition, records: Sequence[ConsumerRecord]) -> int:
+        """Offset from which ``records`` were read without a gap; the position moves past them."""
+        begin: int = min(self._position.get(partition, records[0].offset), records[0].offset)
+        self._position[partition] = records[-1].offset + 1
+        return begin
+
+    async def _find_again(self, consumer: AIOKafkaConsumer, lost: Mapping[TopicPartition, int]) -> None:
+        """Go on at the beginning of logs that no longer have our offset: retention passed us, or the topic is new."""
+        begins = await consumer.beginning_offsets(list(lost))
+        for partition, begin in begins.items():
+            stored = self._stored.get(partition)
+            if stored is not None:
+                missing = max(0, begin - stored)
+                self._metrics.events_lost.inc(missing)
+                log.error(
+                    "offset is gone from the log, going on at its beginning",
+                    partition=partition.partition,
+                    offset=stored,
+                    beginning=begin,
+                    lost=missing,
+                )
+                await self._retry(functools.partial(self._state.move, _name(partition), stored, begin))
+                self._stored[partition] = begin
+            self._go_to(partition, begin)
+
+    async def _take(self, partition: TopicPartition, records: Sequence[ConsumerRecord], begin: int) -> None:
+        now_us = time.time_ns() // 1000
+        batch = self._decoder.decode([record.value for record in records], now_us)
+        offsets = np.fromiter((record.offset for record in records), np.int64, len(records))
+        following = int(offsets[-1]) + 1
+        slots = self._slotting.slot_starts(batch.rows["time"].astype(np.int64))
+
+        async def append() -> Appended:
+            return await self._state.append(
+                _name(partition), begin, following, batch.rows, offsets[batch.index], slots, now_us
+            )
+
+        try:
+            result = await self._retry(append)
+        except Behind as behind:
+            log.warning("redis was set back, reading again", partition=partition.partition, offset=behind.stored)
+            self._stored[partition] = behind.stored
+            self._go_to(partition, behind.stored)
+            return
+        self._stored[partition] = following
+        self._metrics.events_ingested.inc(result.appended)
+        self._metrics.events_duplicate.inc(result.duplicates)
+        self._metrics.events_late.inc(result.late)
+        if len(batch.rejected):
+            self._report_rejected(partition, batch, offsets)
+
+    def _report_rejected(self, partition: TopicPartition, batch: Batch, offsets: NDArray[np.int64]) -> None:
+        for code in np.unique(batch.reason).tolist():
+            where = offsets[batch.rejected[batch.reason == code]]
+            reason = REASONS[code].value
+            self._metrics.events_rejected.labels(reason).inc(len(where))
+            message = rejected_message(
+                self._config.feed.name,
+                reason,
+                partition.topic,
+                partition.partition,
+                int(where[0]),
+                int(where[-1]),
+                len(where),
+            )
+            try:
+                self._reports.put_nowait(message)
+            except asyncio.QueueFull:
+                log.warning("rejections not reported: the topic for them is too slow", reason=reason, count=len(where))
+
+    async def _send_reports(self) -> None:
+        """Reports have a queue of their own, so that a topic which does not answer never holds up the feed."""
+        while True:
+            message = await self._reports.get()
+            try:
+                await self._report(message)
+            except KafkaError as error:
+                log.warning("rejections not reported", reason=str(error))
+            finally:
+                self._reports.task_done()
+
+    async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        pause, longest = _BACKOFF_SECONDS
+        while True:
+            try:
+                return await call()
+            except (RedisError, OSError) as error:
+                self._metrics.redis_errors.inc()
+                log.warning("redis unreachable, trying again", reason=str(error), seconds=pause)
+                if self._stopping.is_set():
+                    raise RedisConnectionError(str(error)) from error
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), pause)
+                pause = min(2 * pause, longest)
+
+    async def _commit(self, consumer: AIOKafkaConsumer) -> None:
+        mine = consumer.assignment()
+        offsets = {partition: offset for partition, offset in self._stored.items() if partition in mine}
+        if not offsets:
+            return
+        try:
+            await consumer.commit(offsets)
+        except (IllegalStateError, KafkaError) as error:
+            log.info("offsets not committed; state keeps them", reason=str(error))
+
+    def _measure_lag(self, consumer: AIOKafkaConsumer) -> None:
+        mine = consumer.assignment()
+        marks = ((consumer.highwater(tp), offset) for tp, offset in self._stored.items() if tp in mine)
+        self._metrics.consumer_lag.set(sum(max(mark - offset, 0) for mark, offset in marks if mark is not None))
+
+
+def _name(partition: TopicPartition) -> str:
+    return f"{partition.topic}/{partition.partition}"

@@ -1,0 +1,1 @@
+"""What leaves the boundary: topics, messages, their schemas, and how a range is answered from them."""

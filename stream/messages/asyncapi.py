@@ -1,0 +1,196 @@
+"""The AsyncAPI 3.1 document of the output topics, made from the schemas and topic settings that the service uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, schema
+from stream.messages.topics import OUTPUT_PLANS, TopicPlan
+
+Schema = dict[str, Any]
+
+VERSION = "1.1.0"
+"""Of the messages: the second number counts additions; what would break a reader gets another topic than ``.v1``."""
+
+_KEYS = {
+    HEXAGON_SPEED: "H3 index of the cell.",
+    SPATIAL_HISTOGRAM: "Name of the feed.",
+    WINDOW: "Name of the feed.",
+    REJECTED: "The reason.",
+}
+_MEANING = {
+    HEXAGON_SPEED: "One message per released cell and window.",
+    SPATIAL_HISTOGRAM: "One message per mechanism and window; answers any range query.",
+    WINDOW: "One message per window, after all its others: the close marker with their number and digest.",
+    REJECTED: "Where input was refused and why. Inside the trust boundary only; empty under relation participation.",
+}
+_WINDOW = {"start": "2017-03-21T13:00:00Z", "end": "2017-03-21T14:00:00Z"}
+_MEAN = {
+    "value": 14.046,
+    "raw": 14.046,
+    "clamped": False,
+    "scale": 4.5538,
+    "interval": [0.404, 27.688],
+    "unit": "km/h",
+}
+EXAMPLES: dict[str, Schema] = {
+    HEXAGON_SPEED: {
+        "feed": "bus",
+        "window": _WINDOW,
+        "cell": "87489e342ffffff",
+        "resolution": 7,
+        "relation": "values",
+        "epsilon": 2.0,
+        "status": "published",
+        "events": 1328,
+        "users": 158,
+        "mean": _MEAN,
+    },
+    SPATIAL_HISTOGRAM: {
+        "feed": "bus",
+        "window": _WINDOW,
+        "relation": "participation",
+        "epsilon": 1.0,
+        "mechanism": "ug",
+        "fixes_per_user": 1,
+        "domain": {"south": 30.0, "west": -98.0, "north": 30.6, "east": -97.4, "rows": 2, "columns": 2},
+        "structure": {
+            "kind": "grid",
+            "x_edges": [0, 1, 2],
+            "y_edges": [0, 1, 2],
+            "counts": [[310, 57], [12, -1]],
+            "variances": 1.92,
+        },
+    },
+    WINDOW: {
+        "feed": "bus",
+        "window": _WINDOW,
+        "relation": "values",
+        "epsilon": 2.0,
+        "budget": 48.0,
+        "period": {"start": "2017-03-21T05:00:00Z", "end": "2017-03-22T05:00:00Z", "timezone": "America/Chicago"},
+        "clipping": {"lower": 0.0, "upper": 65.0, "unit": "km/h"},
+        "resolution": 7,
+        "statistics": ["mean"],
+        "messages": 115,
+        "digest": "sha256:" + "5f" * 32,
+        "generation": "00000000-0000-4000-8000-000000000000",
+        "sequence": 9,
+    },
+    REJECTED: {
+        "feed": "bus",
+        "reason": "outside-domain",
+        "topic": "bus.positions",
+        "partition": 0,
+        "first_offset": 41,
+        "last_offset": 57,
+        "count": 3,
+    },
+}
+"""One value per topic that its schema takes."""
+
+
+def document() -> Schema:
+    """The whole document as JSON-ready data; nothing in it depends on a deployment."""
+    channels = {_name(plan.name): _channel(plan) for plan in OUTPUT_PLANS}
+    return {
+        "asyncapi": "3.1.0",
+        "info": {
+            "title": "Hexveil releases",
+            "version": VERSION,
+            "description": (
+                "Differentially private traffic statistics. Messages may come more than once: equal ce_id, equal "
+                "bytes. Later versions may add fields; ignore those that you do not know."
+            ),
+        },
+        "defaultContentType": "application/json",
+        "servers": {
+            "plain": {
+                "host": "127.0.0.1:9092",
+                "protocol": "kafka",
+                "description": "A broker on this machine, without encryption.",
+            },
+            "secured": {
+                "host": "kafka.example:9093",
+                "protocol": "kafka-secure",
+                "description": "Over TLS, with a user that may read these topics.",
+                "security": [{"$ref": "#/components/securitySchemes/scram"}],
+            },
+        },
+        "channels": channels,
+        "operations": {
+            f"publish{name[0].upper()}{name[1:]}": {
+                "action": "send",
+                "channel": {"$ref": f"#/channels/{name}"},
+                "summary": channels[name]["description"],
+            }
+            for name in channels
+        },
+        "components": {
+            "securitySchemes": {"scram": {"type": "scramSha512", "description": "SASL_SSL with SCRAM-SHA-512."}}
+        },
+    }
+
+
+def _channel(plan: TopicPlan) -> Schema:
+    name = _name(plan.name)
+    settings = {"cleanup.policy": ["delete"], "retention.ms": plan.retention_ms}
+    return {
+        "address": plan.name,
+        "description": _MEANING[plan.name],
+        "messages": {name: _message(plan.name)},
+        "bindings": {
+            "kafka": {
+                "topic": plan.name,
+                "partitions": plan.partitions,
+                "topicConfiguration": settings,
+                "bindingVersion": "0.5.0",
+            }
+        },
+    }
+
+
+def _message(topic: str) -> Schema:
+    found = schema(topic)
+    payload = {name: value for name, value in found.items() if name not in ("$id", "$schema")}
+    return {
+        "name": topic,
+        "title": found["title"],
+        "summary": _MEANING[topic],
+        "contentType": "application/json",
+        "headers": _headers(topic),
+        "payload": _as_draft_07(payload),
+        "examples": [{"payload": EXAMPLES[topic]}],
+        "bindings": {"kafka": {"key": {"type": "string", "description": _KEYS[topic]}, "bindingVersion": "0.5.0"}},
+    }
+
+
+def _headers(topic: str) -> Schema:
+    """CloudEvents 1.0 in binary mode."""
+    text = {"type": "string"}
+    properties = {
+        "ce_specversion": text | {"const": "1.0"},
+        "ce_id": text | {"description": "Deterministic: de-duplicate by it."},
+        "ce_source": text | {"description": "/hexveil/ and the feed."},
+        "ce_type": text | {"const": topic},
+        "ce_subject": text | {"description": "What the message is about: a cell, a mechanism, close, or a reason."},
+        "ce_time": text | {"format": "date-time", "description": "End of the window."},
+        "content-type": text | {"const": "application/json"},
+    }
+    required = [name for name in properties if name != "ce_time" or topic != REJECTED]
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _as_draft_07(node: Any) -> Any:
+    """The schema in the dialect that AsyncAPI speaks; of what ours use, only ``dependentRequired`` has another name."""
+    if isinstance(node, list):
+        return [_as_draft_07(part) for part in node]
+    if not isinstance(node, dict):
+        return node
+    return {"dependencies" if name == "dependentRequired" else name: _as_draft_07(part) for name, part in node.items()}
+
+
+def _name(topic: str) -> str:
+    """``hexveil.hexagon-speed.v1`` as ``hexagonSpeed``."""
+    first, *others = topic.split(".")[1].split("-")
+    return first + "".join(part.capitalize() for part in others)

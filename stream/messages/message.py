@@ -1,0 +1,104 @@
+"""Output messages: topics, CloudEvents 1.0 headers (binary mode), deterministic identifiers, JSON bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from typing import Any, NamedTuple
+
+import msgspec
+
+from stream.windows import Window, utc_text
+
+HEXAGON_SPEED = "hexveil.hexagon-speed.v1"
+SPATIAL_HISTOGRAM = "hexveil.spatial-histogram.v1"
+WINDOW = "hexveil.window.v1"
+REJECTED = "hexveil.rejected.v1"
+OUTPUT_TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, REJECTED)
+
+
+class Message(NamedTuple):
+    """One Kafka record, ready to send; the bytes are final once committed."""
+
+    topic: str
+    key: bytes
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...]
+    timestamp_ms: int | None
+
+    @property
+    def ce_id(self) -> str:
+        """Deterministic identifier that consumers de-duplicate by."""
+        return dict(self.headers)["ce_id"].decode()
+
+
+def cell_text(cell: int) -> str:
+    """H3 index in its usual hexadecimal form."""
+    return f"{cell:x}"
+
+
+def window_message(topic: str, feed: str, window: Window, part: str, key: str, body: Mapping[str, Any]) -> Message:
+    """A message about one window. ``ce_id`` depends on topic, feed, window and part only; time is the window's end."""
+    start = utc_text(window.start).replace("-", "").replace(":", "")
+    identifier = f"{topic}/{feed}/{start}/{window.end - window.start}/{part}"
+    headers = _headers(topic, feed, identifier, part, utc_text(window.end))
+    return Message(topic, key.encode(), msgspec.json.encode(body), headers, window.end * 1000)
+
+
+def rejected_message(
+    feed: str, reason: str, topic: str, partition: int, first_offset: int, last_offset: int, count: int
+) -> Message:
+    """A report of rejected input: where and why, never what or who."""
+    body = {
+        "feed": feed,
+        "reason": reason,
+        "topic": topic,
+        "partition": partition,
+        "first_offset": first_offset,
+        "last_offset": last_offset,
+        "count": count,
+    }
+    identifier = f"{REJECTED}/{feed}/{topic}/{partition}/{first_offset}-{last_offset}/{reason}"
+    headers = _headers(REJECTED, feed, identifier, reason, None)
+    return Message(REJECTED, reason.encode(), msgspec.json.encode(body), headers, None)
+
+
+def _headers(topic: str, feed: str, identifier: str, subject: str, time: str | None) -> tuple[tuple[str, bytes], ...]:
+    pairs = [
+        ("ce_specversion", "1.0"),
+        ("ce_id", identifier),
+        ("ce_source", f"/hexveil/{feed}"),
+        ("ce_type", topic),
+        ("ce_subject", subject),
+        ("content-type", "application/json"),
+    ]
+    if time is not None:
+        pairs.append(("ce_time", time))
+    return tuple((name, text.encode()) for name, text in pairs)
+
+
+def digest(values: Iterable[bytes]) -> str:
+    """``sha256:`` and the hex digest of the message values in publication order."""
+    state = hashlib.sha256()
+    for value in values:
+        state.update(value)
+    return f"sha256:{state.hexdigest()}"
+
+
+def encode_outbox(messages: Iterable[Message]) -> bytes:
+    """Committed form of a window's messages."""
+    return msgspec.msgpack.encode(list(messages))
+
+
+def decode_outbox(blob: bytes) -> list[Message]:
+    """Messages of a committed window, byte for byte."""
+    return msgspec.msgpack.decode(blob, type=list[Message])
+
+
+def schema(topic: str) -> dict[str, Any]:
+    """JSON Schema (2020-12) of the values of an output topic."""
+    text = resources.files("stream.messages").joinpath("schemas", f"{topic}.json").read_text(encoding="utf-8")
+    parsed: dict[str, Any] = json.loads(text)
+    return parsed

@@ -1,0 +1,56 @@
+"""The topics of a deployment and how they are created."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import TopicAlreadyExistsError, for_code
+
+from stream.config import Config
+from stream.connection import kafka_options
+from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
+
+_DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True)
+class TopicPlan:
+    """A topic as it should be: partitions and retention in ms (cleanup policy ``delete``)."""
+
+    name: str
+    partitions: int
+    retention_ms: int
+
+
+OUTPUT_PLANS = (
+    TopicPlan(HEXAGON_SPEED, 4, 365 * _DAY_MS),
+    TopicPlan(SPATIAL_HISTOGRAM, 1, 365 * _DAY_MS),
+    TopicPlan(WINDOW, 1, -1),
+    TopicPlan(REJECTED, 1, 7 * _DAY_MS),
+)
+
+
+def topic_plans(config: Config) -> list[TopicPlan]:
+    """Input and output topics of a deployment."""
+    return [TopicPlan(config.feed.topic, 4, 7 * _DAY_MS), *OUTPUT_PLANS]
+
+
+async def create_topics(config: Config) -> dict[str, str]:
+    """Create what is missing; name -> ``created`` or ``exists``. Timestamps may be old, so none is refused."""
+    client = AIOKafkaAdminClient(**kafka_options(config.kafka))
+    await client.start()
+    result: dict[str, str] = {}
+    try:
+        for plan in topic_plans(config):
+            settings = {"cleanup.policy": "delete", "retention.ms": str(plan.retention_ms)}
+            topic = NewTopic(plan.name, plan.partitions, config.kafka.replication_factor, topic_configs=settings)
+            response = await client.create_topics([topic])
+            for error in response.topic_errors:
+                code = error[1]
+                if code and for_code(code) is not TopicAlreadyExistsError:
+                    raise for_code(code)(f"{plan.name}: {error[2] if len(error) > 2 else ''}")
+                result[plan.name] = "exists" if code else "created"
+    finally:
+        await client.close()
+    return result

@@ -1,0 +1,124 @@
+"""Close markers in the output topic: what everybody can see was released, and what Redis has to remember."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from stream.config.servers import KafkaConfig
+from stream.connection import kafka_options
+from stream.messages.message import WINDOW
+from stream.storage.ledger import LedgerError
+
+_TOPIC_SECONDS = 10.0
+_ANSWER_SECONDS = 60.0
+
+
+class MarkedWindow(msgspec.Struct, frozen=True):
+    """Start and end of a window, as messages write them."""
+
+    start: str
+    end: str
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """What a close marker says about the ledger."""
+
+    window: MarkedWindow
+    generation: str
+    digest: str
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the markers of a feed say up to ``positions``: the last one by number; all their generations."""
+
+    positions: dict[TopicPartition, int] = field(default_factory=dict)
+    last: Marker | None = None
+    rank: tuple[int, int, int, int] = (0, 0, 0, 0)
+    generations: frozenset[str] = frozenset()
+
+
+async def read_markers(kafka: KafkaConfig, feed: str, known: Published | None = None) -> Published:
+    """Every close marker of ``feed``, read on from where ``known`` ended.
+
+    Raises :class:`LedgerError` where the broker does not show the topic: then nobody knows what was released.
+    """
+    consumer = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        partitions = await _partitions(consumer)
+        if not partitions:
+            raise LedgerError(
+                f"Kafka at {kafka.bootstrap} shows no topic {WINDOW}, so whether feed {feed!r} released anything is unknown. "
+                "Run 'hexveil topics create', let this user describe and read the topic, or wait for the broker"
+            )
+        return await _read(consumer, partitions, feed.encode(), known or Published())
+    finally:
+        await consumer.stop()
+
+
+def _marker(value: bytes, where: str) -> Marker:
+    try:
+        return msgspec.json.decode(value, type=Marker)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise LedgerError(
+            f"{where} holds what is no close marker ({error}), so what was released is unknown. Only workers may write there; "
+            "find out who else did"
+        ) from None
+
+
+async def _partitions(consumer: AIOKafkaConsumer) -> list[TopicPartition]:
+    """Partitions of the topic of close markers; a topic just created may take a moment to show."""
+    deadline = time.monotonic() + _TOPIC_SECONDS
+    while True:
+        found = [TopicPartition(WINDOW, number) for number in consumer.partitions_for_topic(WINDOW) or ()]
+        if found or time.monotonic() > deadline:
+            return found
+        await consumer._client.force_metadata_update()
+        await asyncio.sleep(0.2)
+
+
+async def _read(
+    consumer: AIOKafkaConsumer, partitions: list[TopicPartition], key: bytes, known: Published
+) -> Published:
+    consumer.assign(partitions)
+    ends = await consumer.end_offsets(partitions)
+    starts = await consumer.beginning_offsets(partitions)
+    remaining = set()
+    for partition in partitions:
+        position = known.positions.get(partition, 0)
+        # A topic that ends before it was read to was made anew: its beginning was not read yet.
+        begin = max(position, starts[partition]) if position <= ends[partition] else starts[partition]
+        if begin < ends[partition]:
+            consumer.seek(partition, begin)
+            remaining.add(partition)
+    last, rank, generations = known.last, known.rank, set(known.generations)
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while remaining:
+        batches = await consumer.getmany(*remaining, timeout_ms=1000)
+        if batches:
+            deadline = time.monotonic() + _ANSWER_SECONDS
+        elif time.monotonic() > deadline:
+            raise LedgerError(
+                f"Kafka shows that {WINDOW} holds more, but sent nothing for {_ANSWER_SECONDS:.0f} s, so what was released is "
+                "unknown. Look at the broker; it is tried again"
+            )
+        for records in batches.values():
+            for record in records:
+                if record.key != key or record.value is None:
+                    continue
+                marker = _marker(record.value, f"{record.topic}/{record.partition}, offset {record.offset}")
+                generations.add(marker.generation)
+                found = (marker.sequence, record.timestamp, record.partition, record.offset)
+                if last is None or found > rank:
+                    last, rank = marker, found
+        for partition in list(remaining):
+            if await consumer.position(partition) >= ends[partition]:
+                remaining.discard(partition)
+    return Published(dict(ends), last, rank, frozenset(generations))

@@ -1,0 +1,113 @@
+"""Outbox to Kafka: idempotent producer, close marker last; then every message is read back before state is deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.structs import RecordMetadata
+
+from stream.config.servers import KafkaConfig
+from stream.connection import kafka_options
+from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, Message
+
+_CONFIRM_SECONDS = 60.0
+OUTPUTS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, REJECTED)
+
+
+class PublishError(RuntimeError):
+    """Kafka does not show a message it acknowledged; the window stays committed and is published again."""
+
+
+class _Producer(AIOKafkaProducer):  # type: ignore[misc]
+    """Keeps asking for the topics it saw at its start.
+
+    aiokafka asks for all topics once and later for those alone that it was told of. Told of one made since, it forgets the leaders
+    of the others, and what is queued for them expires.
+    """
+
+    async def start(self) -> None:
+        await super().start()
+        for topic in self.client.cluster.topics().intersection(OUTPUTS):
+            await self.client.add_topic(topic)
+
+
+def make_producer(kafka: KafkaConfig) -> AIOKafkaProducer:
+    """Producer for releases: idempotent, acknowledged by all in-sync replicas."""
+    return _Producer(
+        **kafka_options(kafka),
+        enable_idempotence=True,
+        acks="all",
+        compression_type="lz4",
+        linger_ms=5,
+        max_request_size=64 * 1024 * 1024,
+    )
+
+
+class KafkaPublisher:
+    """Publishes committed windows and confirms them by reading the output topics. At-least-once, same bytes."""
+
+    def __init__(self, producer: AIOKafkaProducer, kafka: KafkaConfig) -> None:
+        self._producer = producer
+        self._kafka = kafka
+        self._sent: dict[str, RecordMetadata] = {}
+
+    async def publish(self, messages: Sequence[Message]) -> None:
+        """Send all messages, the close marker after the others are acknowledged."""
+        *releases, marker = messages
+        self._sent = {}
+        for batch in (releases, [marker]):
+            waiting = [await self._send(message) for message in batch]
+            for message, metadata in zip(batch, await asyncio.gather(*waiting), strict=True):
+                self._sent[message.ce_id] = metadata
+
+    async def _send(self, message: Message) -> asyncio.Future[RecordMetadata]:
+        future: asyncio.Future[RecordMetadata] = await self._producer.send(
+            message.topic,
+            value=message.value,
+            key=message.key,
+            headers=list(message.headers),
+            timestamp_ms=message.timestamp_ms,
+        )
+        return future
+
+    async def confirm(self, messages: Sequence[Message]) -> None:
+        """Read every message back at the offset Kafka gave it and compare the bytes; raises :class:`PublishError`."""
+        expected: dict[TopicPartition, dict[int, bytes]] = defaultdict(dict)
+        for message in messages:
+            metadata = self._sent[message.ce_id]
+            expected[TopicPartition(metadata.topic, metadata.partition)][metadata.offset] = message.value
+        consumer = AIOKafkaConsumer(**kafka_options(self._kafka), enable_auto_commit=False)
+        await consumer.start()
+        try:
+            consumer.assign(list(expected))
+            for partition, offsets in expected.items():
+                consumer.seek(partition, min(offsets))
+            async with asyncio.timeout(_CONFIRM_SECONDS):
+                while expected:
+                    for partition, records in (await consumer.getmany(timeout_ms=1000)).items():
+                        _match(expected, partition, {record.offset: record.value for record in records})
+        except TimeoutError:
+            missing = sum(map(len, expected.values()))
+            raise PublishError(
+                f"{missing} of {len(messages)} messages were not read back; they are sent again"
+            ) from None
+        finally:
+            await consumer.stop()
+
+
+def _match(
+    expected: dict[TopicPartition, dict[int, bytes]], partition: TopicPartition, found: dict[int, bytes | None]
+) -> None:
+    wanted = expected.get(partition)
+    if wanted is None:
+        return
+    for offset in list(wanted):
+        if offset in found:
+            if found[offset] != wanted[offset]:
+                raise PublishError(f"{partition.topic}/{partition.partition} holds other bytes at offset {offset}")
+            del wanted[offset]
+    if not wanted:
+        del expected[partition]

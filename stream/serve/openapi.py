@@ -1,0 +1,252 @@
+"""The OpenAPI 3.1 document, made from the operations that are served and the schemas that messages fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, schema
+from stream.serve.downloads import FIRST
+from stream.serve.operations import BASE, Operation
+from stream.serve.parameters import Parameter
+from stream.serve.responses import PROBLEM
+
+PATH = f"{BASE}/openapi.json"
+
+VERSION = "1.0.0"
+"""Of the API: the second number counts additions; what would break a client gets another path than ``v1``."""
+
+Schema = dict[str, Any]
+
+_TAGS = {
+    "Windows": "Timeslots and whether they are complete.",
+    "Hexagons": "Speed statistics of cells, as they were released.",
+    "Histograms": "Spatial histograms and range queries over them.",
+    "Stream": "News of finished windows.",
+    "Downloads": "Complete windows as files.",
+}
+_ERRORS = {
+    400: "A parameter is wrong: title says value and bound, detail the remedy.",
+    404: "There is no such window, histogram or mechanism.",
+    409: "The window is not complete yet.",
+    501: "This service cannot write Parquet.",
+    503: "All event streams are taken; Retry-After says when to try again.",
+}
+_MESSAGES = {"HexagonSpeed": HEXAGON_SPEED, "SpatialHistogram": SPATIAL_HISTOGRAM, "CloseMarker": WINDOW}
+
+
+def document(operations: Sequence[Operation]) -> Schema:
+    """The whole document as JSON-ready data."""
+    paths: Schema = {}
+    for operation in operations:
+        paths[operation.path] = {"get": _operation(operation)}
+    return {
+        "openapi": "3.1.1",
+        "info": {
+            "title": "Hexveil",
+            "version": VERSION,
+            "summary": "Differentially private traffic statistics, read only.",
+            "description": (
+                "Everything here was released under differential privacy before it came here; no request costs "
+                "anybody's privacy. Intervals hold the noise of privacy with 95 % confidence."
+            ),
+        },
+        "servers": [{"url": "/", "description": "The service that told this document."}],
+        "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
+        "paths": paths,
+        "components": {"schemas": _schemas()},
+    }
+
+
+def _operation(operation: Operation) -> Schema:
+    media = {kind: {"schema": _bytes(kind) if name is None else _ref(name)} for kind, name in operation.content.items()}
+    answer: Schema = {"description": operation.summary + ".", "content": media}
+    responses: Schema = {"200": answer}
+    if operation.conditional:
+        answer["headers"] = {
+            "ETag": {"description": "Send it back as If-None-Match.", "schema": {"type": "string"}},
+            "Cache-Control": {
+                "description": "immutable for what belongs to a complete window named by its start.",
+                "schema": {"type": "string"},
+            },
+        }
+        responses["304"] = {"description": "Nothing changed since the ETag that If-None-Match names."}
+    for status in sorted({400, *operation.errors}):
+        responses[str(status)] = {
+            "description": _ERRORS[status],
+            "content": {PROBLEM: {"schema": _ref("Problem")}},
+        }
+    return {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "parameters": [_parameter(parameter) for parameter in operation.parameters],
+        "responses": responses,
+    }
+
+
+def _parameter(parameter: Parameter) -> Schema:
+    return {
+        "name": parameter.name,
+        "in": parameter.where,
+        "description": parameter.description,
+        "required": parameter.required,
+        "schema": dict(parameter.schema),
+        "example": parameter.example,
+    }
+
+
+def _schemas() -> Schema:
+    window_fields: Schema = {
+        "feed": {"type": "string"},
+        "window": _ref("Bounds"),
+        "complete": {"type": "boolean", "description": "Marker, number of messages and digest agree."},
+        "event_id": {
+            "anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}],
+            "description": "Id of its server-sent event; null before its marker came.",
+        },
+        "cells": {"type": "integer", "minimum": 0},
+        "histograms": _list({"type": "string"}, "Mechanisms of its spatial histograms."),
+        "marker": {"anyOf": [_ref("CloseMarker"), {"type": "null"}]},
+    }
+    message = {name: _message(topic) for name, topic in _MESSAGES.items()}
+    known = message["SpatialHistogram"]["properties"]
+    return message | {
+        "Bounds": _object(
+            {
+                "start": {"type": "string", "format": "date-time"},
+                "end": {"type": "string", "format": "date-time"},
+            }
+        ),
+        "ReleasedNumber": _released(),
+        "Window": _object(window_fields),
+        "WindowList": _object({"windows": _list(_ref("Window"), "Newest first.")}),
+        "HexagonList": _object(window_fields | {"hexagons": _list(_ref("HexagonSpeed"), "In ascending order.")}),
+        "HexagonFeatures": _features(_ref("HexagonSpeed")),
+        "CellHistory": _object({"cell": {"type": "string"}, "releases": _list(_ref("HexagonSpeed"), "Oldest first.")}),
+        "HistogramSummary": {
+            "type": "object",
+            "description": "A spatial histogram without its structure.",
+            "properties": {name: known[name] for name in known if name not in ("feed", "window", "structure")},
+            "required": ["mechanism", "relation", "epsilon", "domain"],
+        },
+        "WindowHistograms": _object(
+            {name: window_fields[name] for name in ("feed", "window", "complete")}
+            | {"histograms": _list(_ref("HistogramSummary"), "In order of mechanism.")}
+        ),
+        "HistogramList": _object({"windows": _list(_ref("WindowHistograms"), "Newest first.")}),
+        "RangeCount": _object(
+            {
+                "value": {"type": "number", "description": "May be negative: noise around a small number."},
+                "interval": _numbers(2, "95 % interval for the noise."),
+                "unit": {"type": "string", "const": "1"},
+                "mechanism": {"type": "string"},
+                "epsilon": {"type": "number", "exclusiveMinimum": 0},
+                "relation": {"type": "string"},
+                "window": _ref("Bounds"),
+                "fixes_per_user": {"type": "integer", "minimum": 1, "description": "Users count with at most so many."},
+                "bbox": _numbers(4, "The range that is answered, west, south, east, north; euler's is of whole cells."),
+            }
+        ),
+        "DownloadFeatures": _features(_ref("Row")),
+        "Row": {
+            "type": "object",
+            "description": "A flat row as in the CSV file; a column per number that any cell of the window has.",
+            "properties": {
+                name: {"type": ["number"] if name in _NUMBERS else ["string"]} for name in (*FIRST, "status")
+            },
+            "required": [*FIRST, "status"],
+            "additionalProperties": True,
+        },
+        "EventStream": {
+            "type": "string",
+            "description": "Events named window: id is the place of the close marker, data is a Window as JSON.",
+        },
+        "Problem": _object(
+            {
+                "type": {"type": "string"},
+                "title": {"type": "string", "description": "What is wrong, with value and bound."},
+                "status": {"type": "integer"},
+                "detail": {"type": "string", "description": "The remedy."},
+            }
+        ),
+    }
+
+
+_NUMBERS = {"latitude", "longitude", "resolution", "epsilon", "delta"}
+
+
+def _message(topic: str) -> Schema:
+    """Schema of a topic's values as a component: parts that recur are named, and additions are no breach.
+
+    Which fields demand or exclude each other is left to the topic's own schema: generators of clients do not follow it.
+    """
+    found = schema(topic)
+    named = {name: found[name] for name in ("type", "properties", "required")}
+    eased: Schema = _eased(named, found["properties"].get("mean"))
+    return {"description": found["title"]} | eased
+
+
+def _eased(node: Any, released: Any) -> Any:
+    """``node`` with references to the parts that recur, and without a ban on fields that are yet to come."""
+    if isinstance(node, list):
+        return [_eased(part, released) for part in node]
+    if not isinstance(node, dict):
+        return node
+    properties = node.get("properties", {})
+    if properties.keys() == {"start", "end"}:
+        return _ref("Bounds")
+    if released is not None and properties.keys() == released["properties"].keys():
+        return _ref("ReleasedNumber")
+    return {
+        name: _eased(part, released) for name, part in node.items() if (name, part) != ("additionalProperties", False)
+    }
+
+
+def _released() -> Schema:
+    """A number with its noise, in whatever unit."""
+    found = schema(HEXAGON_SPEED)["properties"]["mean"]
+    properties = found["properties"] | {"unit": {"type": "string", "description": "km/h, (km/h)^2 or 1 (a count)."}}
+    return {"type": "object", "properties": properties, "required": found["required"]}
+
+
+def _features(properties: Schema) -> Schema:
+    position = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
+    ring = {"type": "array", "items": position, "minItems": 4}
+    polygon = _object({"type": {"type": "string", "const": "Polygon"}, "coordinates": {"type": "array", "items": ring}})
+    feature = _object(
+        {
+            "type": {"type": "string", "const": "Feature"},
+            "id": {"type": "string", "description": "H3 index."},
+            "geometry": polygon,
+            "properties": properties,
+        }
+    )
+    return _object({"type": {"type": "string", "const": "FeatureCollection"}, "features": _list(feature, "Cells.")})
+
+
+def _bytes(kind: str) -> Schema:
+    """A file; client generators know what is binary by a format that the specification leaves out since 3.1."""
+    return {"type": "string"} if kind.startswith("text/") else {"type": "string", "format": "binary"}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _object(properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(items: Schema, description: str) -> Schema:
+    return {"type": "array", "items": items, "description": description}
+
+
+def _numbers(count: int, description: str) -> Schema:
+    return {
+        "type": "array",
+        "items": {"type": "number"},
+        "minItems": count,
+        "maxItems": count,
+        "description": description,
+    }

@@ -1,0 +1,157 @@
+"""The dashboard: static files from the package, their security headers, and an optional basemap by byte ranges."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import mimetypes
+from dataclasses import dataclass
+from functools import partial
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from stream.config import Config
+from stream.serve.cell_history import Usual
+from stream.serve.hexagons import known_window
+from stream.serve.limits import LIMITS
+from stream.serve.responses import JSON, Answers, accepts_gzip, key_of
+from stream.serve.window_store import View
+
+STATIC = resources.files("stream") / "serve" / "static"
+PMTILES = b"PMTiles"
+
+# MapLibre's worker is a module of our own; map images are made in the page (data: and blob:). Nothing else is needed.
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "worker-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+SECURITY = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One static file, plain and compressed, ready to send."""
+
+    body: bytes
+    compressed: bytes
+    content_type: str
+    tag: str
+
+    @classmethod
+    def read(cls, file: Traversable) -> Asset:
+        """From the package."""
+        body = file.read_bytes()
+        kind = {".js": "text/javascript", ".md": "text/markdown"}.get(Path(file.name).suffix)
+        found = kind or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+        return cls(body, gzip.compress(body, 6, mtime=0), found, hashlib.sha256(body).hexdigest()[:32])
+
+
+def read_assets() -> dict[str, Asset]:
+    """All built files by their path below ``/``."""
+    found = {file.name: Asset.read(file) for file in STATIC.iterdir() if file.is_file()}
+    folder = STATIC / "assets"
+    found |= {f"assets/{file.name}": Asset.read(file) for file in folder.iterdir() if file.is_file()}
+    return found
+
+
+class BasemapError(ValueError):
+    """A basemap that cannot be served; the message says why."""
+
+
+def check_basemap(path: Path) -> Path:
+    """The path of a PMTiles archive. Raises :class:`BasemapError`."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(PMTILES))
+    except OSError as error:
+        raise BasemapError(f"{path}: {error.strerror or error}; name a PMTiles archive") from None
+    if start != PMTILES:
+        raise BasemapError(f"{path} is not a PMTiles archive; make one with 'pmtiles extract' or 'pmtiles convert'")
+    return path
+
+
+class Pages:
+    """Handlers of the page itself and of what it asks beside the read API."""
+
+    def __init__(self, config: Config, view: View, answers: Answers, basemap: Path | None) -> None:
+        self._assets = read_assets()
+        self._view, self._answers, self._basemap = view, answers, basemap
+        self._feed = config.feed.name
+        self._usual = Usual()
+        domain = config.feed.domain
+        self._settings = msgspec.json.encode(
+            {
+                "feed": config.feed.name,
+                "domain": [domain.west, domain.south, domain.east, domain.north],
+                "basemap": basemap is not None,
+                "limits": LIMITS,
+            }
+        )
+
+    async def asset(self, request: web.Request) -> web.Response:
+        """A built file; the page itself at ``/``."""
+        name = request.match_info.get("name", "")
+        found = self._assets.get(f"assets/{name}" if name else request.path.lstrip("/") or "index.html")
+        if found is None:
+            raise web.HTTPNotFound
+        # Names under assets/ carry a hash of their content; the page that names them must be asked for anew.
+        kept = "public, max-age=31536000, immutable" if name else "no-cache"
+        headers = SECURITY | {"ETag": f'W/"{found.tag}"', "Cache-Control": kept, "Vary": "Accept-Encoding"}
+        if any(offered.value in (found.tag, "*") for offered in request.if_none_match or ()):
+            return web.Response(status=304, headers=headers)
+        packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))
+        if packed:
+            headers["Content-Encoding"] = "gzip"
+        text = found.content_type.startswith("text/")
+        return web.Response(
+            body=found.compressed if packed else found.body,
+            headers=headers,
+            content_type=found.content_type,
+            charset="utf-8" if text else None,
+        )
+
+    async def settings(self, request: web.Request) -> web.Response:
+        """What the page must know of the deployment before any window."""
+        key = key_of(self._settings)
+        return await self._answers.answer(request, key, lambda: self._settings, JSON, "revalidate")
+
+    async def usual(self, request: web.Request) -> web.Response:
+        """Usual values of the cells before a window."""
+        window = known_window(self._view, request.query.get("window"), self._feed)
+        earlier = self._usual.earlier(self._view, window)
+        key = key_of("usual", window.start, [other.tag for other in earlier])
+        return await self._answers.answer(request, key, partial(self._usual.over, window, earlier), JSON, "revalidate")
+
+    async def tiles(self, request: web.Request) -> web.StreamResponse:
+        """The basemap, whole or by byte ranges."""
+        if self._basemap is None:
+            raise web.HTTPNotFound
+        return web.FileResponse(self._basemap, headers={"Content-Type": "application/octet-stream"})
+
+
+def add_pages(app: web.Application, config: Config, view: View, answers: Answers, basemap: Path | None = None) -> None:
+    """Serve the dashboard at ``/`` and what it needs beside the read API."""
+    pages = Pages(config, view, answers, basemap)
+    app.router.add_get("/", pages.asset)
+    app.router.add_get("/licences.md", pages.asset)
+    app.router.add_get("/assets/{name}", pages.asset)
+    app.router.add_get("/dashboard/settings", pages.settings)
+    app.router.add_get("/dashboard/usual", pages.usual)
+    app.router.add_get("/dashboard/basemap.pmtiles", pages.tiles)

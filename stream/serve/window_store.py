@@ -1,0 +1,194 @@
+"""What the output topics say, in memory: windows, their cells and histograms, whether they are complete. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from typing import Any, Literal
+
+import jsonschema_rs
+import msgspec
+
+from dpcore.errors import ParameterError
+from dpcore.spatial import histogram_from_release
+from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest, schema
+
+MAX_WINDOWS = 24 * 35
+"""Windows kept; those whose markers came first are forgotten first."""
+MAX_BYTES = 1 << 30
+"""Bytes of message values kept."""
+
+TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
+
+Outcome = Literal["taken", "duplicate", "invalid", "forgotten", "completed"]
+
+
+@cache
+def _validator(topic: str) -> Any:
+    return jsonschema_rs.validator_for(schema(topic))
+
+
+@dataclass
+class WindowView:
+    """One window of one feed: message values by cell and by mechanism, and its marker once that arrived."""
+
+    feed: str
+    start: str
+    end: str
+    cells: dict[str, bytes] = field(default_factory=dict)
+    histograms: dict[str, bytes] = field(default_factory=dict)
+    marker: bytes | None = None
+    number: int | None = None
+    """Place of the marker in its topic, from 1: orders windows, and numbers their events."""
+    promised: tuple[int, str] = (0, "")
+    """Count and digest that the marker gives."""
+    complete: bool = False
+    size: int = 0
+    seen: set[str] = field(default_factory=set)
+    """The ``ce_id`` of each message taken; emptied once complete, to spare the memory."""
+    frame: bytes | None = None
+    """Its server-sent event, written out when first needed."""
+    _final: list[bytes] | None = None
+
+    def check(self) -> bool:
+        """Whether marker, count and digest agree with cells and histograms; remembers a yes."""
+        messages, value = self.promised
+        if not self.complete and self.marker is not None and messages == len(self.cells) + len(self.histograms):
+            cells = self.in_order()
+            histograms = [self.histograms[mechanism] for mechanism in sorted(self.histograms)]
+            if digest(cells + histograms) == value:
+                self.complete, self._final = True, cells
+                self.seen.clear()
+        return self.complete
+
+    def holds(self, topic: str, body: dict[str, Any], value: bytes) -> bool:
+        """Whether these are bytes that it has: what ``seen`` told before it was complete."""
+        if topic == HEXAGON_SPEED:
+            return self.cells.get(body["cell"]) == value
+        return value == (self.histograms.get(body["mechanism"]) if topic == SPATIAL_HISTOGRAM else self.marker)
+
+    def in_order(self) -> list[bytes]:
+        """Values of the cells in ascending order of cell."""
+        if self._final is not None:
+            return self._final
+        return [self.cells[cell] for cell in sorted(self.cells)]
+
+    @property
+    def tag(self) -> str:
+        """Changes whenever what is known of this window does, and is that of no other window."""
+        return digest([f"{self.feed} {self.start} {self.size} ".encode(), self.marker or b""])[7:39]
+
+    def summary(self) -> dict[str, Any]:
+        """The window without its cells."""
+        return {
+            "feed": self.feed,
+            "window": {"start": self.start, "end": self.end},
+            "complete": self.complete,
+            "event_id": self.number,
+            "cells": len(self.cells),
+            "histograms": sorted(self.histograms),
+            "marker": None if self.marker is None else msgspec.json.decode(self.marker),
+        }
+
+
+class View:
+    """All windows by (feed, start); a message counts once per ``ce_id`` and only if it fits its schema."""
+
+    def __init__(self, max_windows: int = MAX_WINDOWS, max_bytes: int = MAX_BYTES) -> None:
+        self._max_windows, self._max_bytes = max_windows, max_bytes
+        self._forgotten: set[tuple[str, str]] = set()
+        self._size = 0
+        self.windows: dict[tuple[str, str], WindowView] = {}
+        self.last_completed: WindowView | None = None
+
+    def add(self, topic: str, ce_id: str, value: bytes, number: int = 0) -> Outcome:
+        """Take one message of an output topic; ``number`` is its place there, from 1."""
+        body = _decode(topic, value)
+        if body is None or not ce_id:
+            return "invalid"
+        key = (body["feed"], body["window"]["start"])
+        if key in self._forgotten:
+            return "forgotten"
+        window = self.windows.get(key)
+        if window is None:
+            window = self.windows[key] = WindowView(*key, body["window"]["end"])
+        if ce_id in window.seen or (window.complete and window.holds(topic, body, value)):
+            return "duplicate"
+        if window.complete or window.end != body["window"]["end"]:
+            return "invalid"
+        try:
+            _put(window, topic, value, body, number)
+        except ParameterError:
+            return "invalid"
+        window.seen.add(ce_id)
+        window.size += len(value)
+        self._size += len(value)
+        completed = not window.complete and window.check()
+        self._forget()
+        if not completed:
+            return "taken"
+        self.last_completed = window
+        return "completed"
+
+    def _forget(self) -> None:
+        while len(self.windows) > self._max_windows or (self._size > self._max_bytes and len(self.windows) > 1):
+            marked = [window for window in self.windows.values() if window.number is not None]
+            oldest = min(marked, key=_by_number) if marked else next(iter(self.windows.values()))
+            self._size -= oldest.size
+            key = (oldest.feed, oldest.start)
+            self._forgotten.add(key)
+            del self.windows[key]
+
+    def completed(self, feed: str | None = None, after: int = 0) -> list[WindowView]:
+        """Complete windows whose number is above ``after``, in the order of their markers."""
+        found = [w for w in self.windows.values() if w.complete and feed in (None, w.feed) and _by_number(w) > after]
+        return sorted(found, key=_by_number)
+
+    def ordered(self, feed: str | None = None) -> list[WindowView]:
+        """All windows, newest first."""
+        found = [window for window in self.windows.values() if feed in (None, window.feed)]
+        return sorted(found, key=lambda window: (window.start, window.feed), reverse=True)
+
+    def find(self, start: str | None, feed: str | None) -> WindowView | None:
+        """The window of that start, or the newest complete one."""
+        if start is not None and feed is not None:
+            return self.windows.get((feed, start))
+        for window in self.ordered(feed):
+            if window.start == start if start else window.complete:
+                return window
+        return None
+
+    def history(self, cell: str, feed: str | None) -> list[bytes]:
+        """Every release of one cell in complete windows, oldest first."""
+        return [w.cells[cell] for w in reversed(self.ordered(feed)) if w.complete and cell in w.cells]
+
+
+def _by_number(window: WindowView) -> int:
+    return 0 if window.number is None else window.number
+
+
+def _decode(topic: str, value: bytes) -> dict[str, Any] | None:
+    """The message as JSON if it fits its schema and its times exist."""
+    if topic not in TOPICS:
+        return None
+    try:
+        body = msgspec.json.decode(value)
+        if not _validator(topic).is_valid(body):
+            return None
+        for moment in (body["window"]["start"], body["window"]["end"]):
+            datetime.fromisoformat(moment)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return body  # type: ignore[no-any-return]
+
+
+def _put(window: WindowView, topic: str, value: bytes, body: dict[str, Any], number: int) -> None:
+    if topic == HEXAGON_SPEED:
+        window.cells[body["cell"]] = value
+    elif topic == SPATIAL_HISTOGRAM:
+        histogram_from_release(body)
+        window.histograms[body["mechanism"]] = value
+    else:
+        window.marker, window.number = value, number
+        window.promised = (body["messages"], body["digest"])

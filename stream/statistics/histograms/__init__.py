@@ -1,0 +1,1 @@
+"""Spatial histograms of a window."""

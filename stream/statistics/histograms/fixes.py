@@ -1,0 +1,107 @@
+"""Fixes of a window inside the public box of its histograms, and which of them represent a user.
+
+What is kept of a user is a function of his own rows and the configuration: nobody's presence changes another's part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.spatial import Domain
+from stream.config import Config
+from stream.config.section import Domain as Box
+
+IntArray = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.uint64]
+FloatArray = npt.NDArray[np.float64]
+
+_DEGREES = 1e-7
+"""Unit of a row's lat and lng."""
+
+
+@dataclass(frozen=True)
+class Fixes:
+    """F fixes inside the box, sorted by (user, time), one per user and time; ``lat`` and ``lng`` in 1e-7 degree."""
+
+    user: IdArray
+    lat: IntArray
+    lng: IntArray
+
+    def __len__(self) -> int:
+        return len(self.user)
+
+    @cached_property
+    def _starts(self) -> IntArray:
+        first = np.ones(len(self.user), dtype=bool)
+        first[1:] = self.user[1:] != self.user[:-1]
+        return np.flatnonzero(first)
+
+    @property
+    def users(self) -> IdArray:
+        """Users with a fix, ascending."""
+        return self.user[self._starts]
+
+    @property
+    def points(self) -> FloatArray:
+        """(latitude, longitude) in degrees, shape (F, 2)."""
+        return np.asarray(np.column_stack([self.lat, self.lng]) * _DEGREES, dtype=np.float64)
+
+    @property
+    def digest(self) -> str:
+        """Identity of every fix; a plan belongs to one."""
+        state = hashlib.sha256()
+        for column in (self.user, self.lat, self.lng):
+            state.update(np.ascontiguousarray(column).tobytes())
+        return state.hexdigest()
+
+    def of(self, users: IdArray) -> Fixes:
+        """The fixes of ``users``."""
+        chosen = np.isin(self.user, users)
+        return Fixes(self.user[chosen], self.lat[chosen], self.lng[chosen])
+
+    def representatives(self, per_user: int) -> Fixes:
+        """Of each user the last fix, or ``per_user`` spread evenly over his own fixes and ending with the last."""
+        held = np.diff(np.append(self._starts, len(self.user)))
+        kept = np.minimum(held, per_user)
+        user = np.repeat(np.arange(len(kept)), kept)
+        rank = np.arange(len(user)) - np.repeat(np.cumsum(kept) - kept, kept)
+        chosen = self._starts[user] + (rank + 1) * held[user] // kept[user] - 1
+        return Fixes(self.user[chosen], self.lat[chosen], self.lng[chosen])
+
+
+def histogram_box(config: Config) -> Box | None:
+    """The configured box of histograms, by default the feed's; None where there are no histograms."""
+    return None if config.histogram is None else config.histogram.domain or config.feed.domain
+
+
+def fixes_of(rows: npt.NDArray[np.void], box: Box | None) -> Fixes | None:
+    """Fixes inside ``box``; the order of ``rows`` is immaterial. None without a box.
+
+    Of rows with equal (user, time) the one of lowest (cell, lat, lng) counts: measured values decide nothing here.
+    """
+    if box is None:
+        return None
+    domain = Domain(box.south, box.west, box.north, box.east, 1, 1)
+    inside = domain.contains(rows["lat"] * _DEGREES, rows["lng"] * _DEGREES)
+    within = rows[inside]
+    order = np.lexsort((np.ascontiguousarray(within["time"]), np.ascontiguousarray(within["user"])))
+    again = _same_as_before(within["user"][order], within["time"][order])
+    if again.any():
+        shared = again | np.append(again[1:], False)
+        tied = within[order[shared]]
+        first = np.lexsort((tied["lng"], tied["lat"], tied["cell"], tied["time"], tied["user"]))
+        order[shared] = order[shared][first]
+    kept = within[order[~again]]
+    return Fixes(kept["user"].astype(np.uint64), kept["lat"].astype(np.int64), kept["lng"].astype(np.int64))
+
+
+def _same_as_before(user: IdArray, time: IntArray) -> npt.NDArray[np.bool_]:
+    """Which of the sorted rows repeat the (user, time) of the row before."""
+    same = np.zeros(len(user), dtype=bool)
+    same[1:] = (user[1:] == user[:-1]) & (time[1:] == time[:-1])
+    return same

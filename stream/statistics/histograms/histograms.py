@@ -1,0 +1,210 @@
+"""Spatial histograms of a window: plan, draw, message body. Each protects participation, under either relation.
+
+A user who pays contributes at most ``fixes_per_user`` fixes to every histogram, and one region to "euler", chosen from his
+own rows; histograms run on the same people, so their shares of ε add up. He pays all of it or takes no part.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.budget import from_micro
+from dpcore.noise import Noise
+from dpcore.spatial import (
+    HTF,
+    AdaptiveGrid,
+    Auto,
+    Domain,
+    E2EPriv,
+    Histogram,
+    KdTree,
+    Privlet,
+    QuadTree,
+    Rectangles,
+    Singular,
+    SparseHierarchy,
+    SpatialMechanism,
+    Uniform,
+    UniformGrid,
+)
+from dpcore.spatial.domain import IntGrid
+from dpcore.spatial.euler import Euler
+from dpcore.spatial.regions import Regions, extract_regions
+from dpcore.spatial.release import Released, rounded
+from stream.config import Config
+from stream.statistics.histograms.fixes import Fixes
+from stream.statistics.plan import HistogramPlan, Plan, PlanError, RegionPlan
+from stream.windows import utc_text
+
+IntArray = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.uint64]
+
+_EARTH_M = 6_371_008.8
+_TUNING_SEED = 7
+"""Public: tuning queries hide nothing."""
+
+
+@dataclass(frozen=True)
+class DrawnHistogram:
+    """One histogram as it is released, its budget in µε, and what of a user it counts."""
+
+    mechanism: str
+    epsilon_micro: int
+    per_user: int
+    histogram: Released
+    regions: RegionPlan | None = None
+
+
+def plan_histograms(fixes: Fixes | None, config: Config) -> HistogramPlan | None:
+    """Everything the draw needs, from configuration; None without ``[histogram]``. Raises :class:`PlanError`."""
+    settings = config.histogram
+    if settings is None:
+        return None
+    if fixes is None:
+        raise PlanError("the configuration has histograms, but the window came without its fixes; nothing was planned")
+    box, euler = settings.domain or config.feed.domain, settings.euler
+    return HistogramPlan(
+        mechanisms=tuple(settings.epsilons_micro),
+        epsilons=tuple(settings.epsilons_micro.values()),
+        epsilon_micro=settings.epsilon_micro,
+        cost=config.histogram_grant,
+        goal=settings.goal,
+        fixes_per_user=settings.fixes_per_user,
+        south=box.south,
+        west=box.west,
+        north=box.north,
+        east=box.east,
+        rows=settings.rows,
+        columns=settings.columns,
+        sizes=settings.grid_sizes,
+        tuning_queries=settings.tuning_queries,
+        regions=None if euler is None else RegionPlan(**euler.model_dump()),
+        fixes_digest=fixes.digest,
+    )
+
+
+def asked_of(plan: HistogramPlan, fixes: Fixes | None, users: IdArray) -> IntArray:
+    """What each of ``users`` must pay for the histograms: all of it with a fix in the box, nothing without, shape (L,)."""
+    present = np.isin(users, fixes.users) if fixes is not None else np.zeros(len(users), dtype=bool)
+    return np.where(present, plan.cost, 0)
+
+
+def contributing(plan: Plan, fixes: Fixes | None) -> Fixes:
+    """The fixes of users whose charge covers the histograms; raises :class:`PlanError` for other fixes than planned."""
+    if plan.histogram is None or fixes is None or fixes.digest != plan.histogram.fixes_digest:
+        raise PlanError(
+            f"the fixes of window {utc_text(plan.window.start)} changed after they were planned; nothing was drawn. "
+            "Restore Redis from its append-only file"
+        )
+    users, charges = plan.charged_users()
+    return fixes.of(users[charges >= plan.histogram.cost])
+
+
+def draw_histograms(plan: Plan, fixes: Fixes | None, noise: Noise) -> list[DrawnHistogram]:
+    """Every histogram of the plan, in order of name; raises :class:`PlanError` for other fixes than planned."""
+    settings = plan.histogram
+    if settings is None:
+        return []
+    mine = contributing(plan, fixes)
+    drawn: list[DrawnHistogram] = []
+    released: Histogram
+    for name, epsilon in zip(settings.mechanisms, settings.epsilons, strict=True):
+        if name == "euler":
+            assert settings.regions is not None
+            released = _draw_regions(settings, mine, epsilon, noise)
+            drawn.append(DrawnHistogram(name, epsilon, 1, rounded(released), settings.regions))
+        else:
+            s, mechanism = settings.fixes_per_user, mechanism_of(name, settings)
+            released = mechanism.fit(exact_counts(settings, mine), domain_of(settings), epsilon, noise, s)
+            drawn.append(DrawnHistogram(name, epsilon, s, rounded(released)))
+    return drawn
+
+
+def domain_of(plan: HistogramPlan) -> Domain:
+    """The public box and its grid, in degrees."""
+    return Domain(plan.south, plan.west, plan.north, plan.east, plan.rows, plan.columns)
+
+
+def exact_counts(plan: HistogramPlan, fixes: Fixes) -> IntGrid:
+    """Representative fixes per cell, shape (rows, columns): never to be shown."""
+    return domain_of(plan).count(fixes.representatives(plan.fixes_per_user).points).counts
+
+
+def region_domain(plan: HistogramPlan) -> Domain:
+    """The box with the grid of regions, in metres from its south-west corner (equirectangular)."""
+    assert plan.regions is not None
+    across = math.cos(math.radians((plan.south + plan.north) / 2))
+    north = math.radians(plan.north - plan.south) * _EARTH_M
+    east = math.radians(plan.east - plan.west) * _EARTH_M * across
+    return Domain(0.0, 0.0, north, east, plan.regions.rows, plan.regions.columns)
+
+
+def regions_of(plan: HistogramPlan, fixes: Fixes) -> Regions:
+    """One region per user, in metres on :func:`region_domain`."""
+    assert plan.regions is not None
+    domain = region_domain(plan)
+    latitude, longitude = fixes.points.T
+    x = (latitude - plan.south) * (domain.north / (plan.north - plan.south))
+    y = (longitude - plan.west) * (domain.east / (plan.east - plan.west))
+    user = np.searchsorted(fixes.users, fixes.user)
+    return extract_regions(user, x, y, nearest=plan.regions.nearest, bandwidth=plan.regions.bandwidth_m)
+
+
+def _draw_regions(plan: HistogramPlan, fixes: Fixes, epsilon: int, noise: Noise) -> Histogram:
+    assert plan.regions is not None
+    metres = region_domain(plan)
+    released = Euler(plan.regions.diameter_m).fit(regions_of(plan, fixes), metres, epsilon, noise)
+    return replace(released, domain=replace(domain_of(plan), rows=plan.regions.rows, columns=plan.regions.columns))
+
+
+def mechanism_of(name: str, plan: HistogramPlan) -> SpatialMechanism:
+    """The mechanism of that name with the plan's parameters."""
+    if name == "e2epriv":
+        return E2EPriv(
+            plan.sizes, _tuning_queries(plan), objective="relative" if plan.goal == "relative" else "weighted"
+        )
+    mechanisms: dict[str, SpatialMechanism] = {
+        "auto": Auto(plan.goal),
+        "uniform": Uniform(),
+        "singular": Singular(),
+        "ug": UniformGrid(),
+        "ag": AdaptiveGrid(),
+        "quadtree": QuadTree(),
+        "kdtree": KdTree(),
+        "privlet": Privlet(),
+        "htf": HTF(goal=plan.goal),
+        "sparse": SparseHierarchy(goal=plan.goal),
+    }
+    return mechanisms[name]
+
+
+def _tuning_queries(plan: HistogramPlan) -> Rectangles:
+    """Random rectangles of whole cells, the same in every window."""
+    corners = np.random.default_rng(_TUNING_SEED).integers(0, [plan.rows, plan.columns], (plan.tuning_queries, 2, 2))
+    low, high = corners.min(axis=1), corners.max(axis=1) + 1
+    return Rectangles(low[:, 0], high[:, 0], low[:, 1], high[:, 1])
+
+
+def histogram_body(drawn: DrawnHistogram, feed: str, window: dict[str, str]) -> dict[str, Any]:
+    """The message, as its schema has it."""
+    body: dict[str, Any] = {
+        "feed": feed,
+        "window": window,
+        "relation": "participation",
+        "epsilon": from_micro(drawn.epsilon_micro),
+        "mechanism": drawn.mechanism,
+        "fixes_per_user": drawn.per_user,
+    }
+    if drawn.regions is not None:
+        regions = drawn.regions
+        body["regions"] = {
+            "nearest": regions.nearest,
+            "diameter_m": regions.diameter_m,
+            "bandwidth_m": regions.bandwidth_m,
+        }
+    return body | drawn.histogram.to_release()

@@ -1,0 +1,70 @@
+"""Adaptive resolution: sparse hexagons merged into their H3 parents, as far as a target for the interval asks.
+
+Relation "values" only: which are merged is a function of public counts and the ledger's public charges. A merged cell is
+what is left of an H3 parent once those of its hexagons that stand alone are taken out; every event is in exactly one
+cell, so a user's loss is the sum over the cells he visits, as without merging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import h3
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.contributions import Contributions, Counts
+from dpcore.resolution import choose_resolution
+from stream.config.speed import HexagonConfig
+from stream.messages.message import cell_text
+from stream.statistics.plan import Plan, PlanError
+from stream.windows import utc_text
+
+IdArray = npt.NDArray[np.uint64]
+FloatArray = npt.NDArray[np.float64]
+
+
+def merge_hexagons(counts: Counts, hexagons: HexagonConfig, predict: Callable[[Counts], FloatArray]) -> IdArray | None:
+    """Shape (C,), the H3 cell that answers for each hexagon; None where the resolution is fixed.
+
+    ``predict``: counts by cell -> half width of the mean's interval in km/h.
+    """
+    if hexagons.merge_until_km_h is None:
+        return None
+    finest, coarsest = hexagons.resolution, hexagons.coarsest_resolution
+    parents = [_parents(counts.cells, resolution) for resolution in range(finest - 1, coarsest - 1, -1)]
+    return choose_resolution(counts, parents, predict, target=hexagons.merge_until_km_h).region
+
+
+def _parents(cells: IdArray, resolution: int) -> IdArray:
+    found = (h3.str_to_int(h3.cell_to_parent(cell_text(cell), resolution)) for cell in cells.tolist())
+    return np.fromiter(found, np.uint64, len(cells))
+
+
+def merged(plan: Plan, contributions: Contributions) -> Contributions:
+    """The contributions by the cells of ``plan``; unchanged where the resolution is fixed.
+
+    Raises :class:`PlanError` for rows that the plan does not know.
+    """
+    cell = np.frombuffer(plan.merged, "<u8")
+    if not len(cell):
+        return contributions
+    if len(cell) != contributions.counts.n_cells:
+        raise PlanError(
+            f"window {utc_text(plan.window.start)} was planned for {len(cell)} hexagons, its rows are in "
+            f"{contributions.counts.n_cells}; nothing was drawn. Restore Redis from its append-only file"
+        )
+    return contributions.regroup(cell.astype(np.uint64))
+
+
+def excluded(cells: Sequence[str]) -> dict[str, list[str]]:
+    """For each cell that is not all of its hexagon: the cells inside that have a message of their own, largest only."""
+    known = set(cells)
+    found: dict[str, list[str]] = {}
+    for cell in sorted(cells):
+        for resolution in range(h3.get_resolution(cell) - 1, -1, -1):
+            parent = h3.cell_to_parent(cell, resolution)
+            if parent in known:
+                found.setdefault(parent, []).append(cell)
+                break
+    return found

@@ -1,0 +1,1 @@
+"""Relation "participation": nothing about a user is public."""

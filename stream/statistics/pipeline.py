@@ -1,0 +1,270 @@
+"""Where service and mathematics meet: rows and budgets in, a plan out; plan, rows, noise and memory in, messages out.
+
+Pure: no server, no clock. A window is reproducible from its rows, its plan, a noise tape and the memory before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import h3
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.budget import from_micro
+from dpcore.contributions import Contributions, Counts
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
+from stream.statistics.histograms.fixes import Fixes
+from stream.statistics.histograms.histograms import (
+    DrawnHistogram,
+    asked_of,
+    draw_histograms,
+    histogram_body,
+    plan_histograms,
+)
+from stream.statistics.merging import excluded
+from stream.statistics.participation.draw import draw_participation
+from stream.statistics.participation.plan import plan_participation
+from stream.statistics.plan import DECIMALS, Columns, Derived, Plan
+from stream.statistics.shrinkage import shrink_values
+from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, step
+from stream.statistics.values.draw import draw_values
+from stream.statistics.values.plan import plan_values
+from stream.windows import Period, Window, utc_text
+
+IntArray = npt.NDArray[np.int64]
+Body = dict[str, Any]
+
+UNITS = {
+    "mean": "km/h",
+    "mean_smoothed": "km/h",
+    "variance": "(km/h)^2",
+    "p15": "km/h",
+    "p50": "km/h",
+    "p85": "km/h",
+    "events": "1",
+    "users": "1",
+}
+
+
+def contributions_of(rows: npt.NDArray[np.void], config: Config) -> Contributions:
+    """De-duplicate (user, time), clip to [0, U] and sort by (cell, user, time); the order of ``rows`` is immaterial.
+
+    Of rows with equal (user, time) the one of lowest (cell, value) counts: still one sample of that user, whatever
+    his values, so sensitivities are unchanged.
+    """
+    order = np.lexsort((rows["value"], rows["cell"], rows["time"], rows["user"]))
+    ordered = rows[order]
+    keep = np.ones(len(ordered), dtype=bool)
+    keep[1:] = (ordered["user"][1:] != ordered["user"][:-1]) | (ordered["time"][1:] != ordered["time"][:-1])
+    kept = ordered[keep]
+    return Contributions.group(
+        kept["cell"].astype(np.uint64),
+        kept["user"].astype(np.uint64),
+        kept["time"].astype(np.int64),
+        kept["value"].astype(np.int64),
+        upper=config.speed.upper_quanta,
+    )
+
+
+def plan_window(
+    counts: Counts,
+    left: IntArray,
+    config: Config,
+    window: Window,
+    period: Period,
+    generation: str,
+    fixes: Fixes | None = None,
+) -> Plan:
+    """Decide who takes part, what is retained, the noise scales and every user's charge, before any noise.
+
+    ``left``: (L,) µε each user of ``counts`` has left in ``period``. ``fixes``: of the same rows, where the
+    configuration has histograms; raises :class:`stream.statistics.plan.PlanError` without.
+    """
+    decide = plan_values if config.relation == "values" else plan_participation
+    histogram = plan_histograms(fixes, config)
+    asked = 0 if histogram is None else asked_of(histogram, fixes, counts.users)
+    plan = decide(counts, left, config, window, period, generation, asked)
+    return msgspec.structs.replace(plan, histogram=histogram)
+
+
+def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
+    """All noise of the window in one batch: every statistic over the plan's cells. Raises :class:`stream.statistics.plan.PlanError`."""
+    sample = draw_values if plan.relation == "values" else draw_participation
+    return sample(plan, contributions, noise)
+
+
+def post_process(
+    plan: Plan,
+    counts: Counts,
+    columns: dict[str, Columns],
+    bodies: list[Body],
+    config: Config,
+    memory: Memory | None,
+) -> tuple[dict[str, Derived], Memory | None]:
+    """Estimates from released values and public facts alone, and the memory after the window; they cost no budget.
+
+    What crosses from window to window is made of ``bodies``, as published, and of ``memory``: see :mod:`stream.statistics.smoothing_state`.
+    """
+    derived = shrink_values(plan, counts, columns, config) if plan.relation == "values" else {}
+    if "kalman" not in config.speed.post_processing or "mean" not in columns:
+        return derived, memory
+    upper = plan.upper_quanta * SPEED_QUANTUM_KMH
+    memory, smoothed = step(memory, bodies, plan.window, upper=upper, timezone=config.feed.timezone)
+    return derived | {SMOOTHED: smoothed}, memory
+
+
+def build_messages(
+    plan: Plan,
+    contributions: Contributions,
+    noise: Noise,
+    config: Config,
+    memory: Memory | None,
+    fixes: Fixes | None = None,
+) -> tuple[list[Message], Memory | None]:
+    """Draw the first window of a feed and write every message: :func:`draw`, :func:`draw_histograms`, then :func:`compose`."""
+    columns, histograms = draw(plan, contributions, noise), draw_histograms(plan, fixes, noise)
+    return compose(plan, contributions.counts, columns, config, memory, histograms, sequence=1)
+
+
+def compose(
+    plan: Plan,
+    counts: Counts,
+    columns: dict[str, Columns],
+    config: Config,
+    memory: Memory | None,
+    histograms: Sequence[DrawnHistogram] = (),
+    *,
+    sequence: int,
+) -> tuple[list[Message], Memory | None]:
+    """Every message of a drawn window, close marker last, and the memory after it.
+
+    ``sequence``: of the window among those committed, from 1; it follows from their number alone.
+    """
+    bodies = release_bodies(plan, counts, columns, config)
+    before = identity(memory)
+    derived, memory = post_process(plan, counts, columns, bodies, config, memory)
+    remembered = {"memory": {"before": before, "after": identity(memory)}} if SMOOTHED in derived else {}
+    if derived:
+        for g, body in enumerate(bodies):
+            if body["status"] == "published":
+                body["post_processed"] = {name: _derived_estimate(name, column, g) for name, column in derived.items()}
+    return _messages(plan, bodies, histograms, config, {"sequence": sequence, **remembered}), memory
+
+
+def _estimate(name: str, column: Columns, g: int) -> dict[str, Any]:
+    decimals = DECIMALS[name]
+    raw, value = float(column.raw[g]), float(column.value[g])
+    return {
+        "value": round(value, decimals),
+        "raw": round(raw, decimals),
+        "clamped": value != raw,
+        "scale": float(f"{column.scale[g]:.6g}"),
+        "interval": [round(min(max(float(end[g]), 0.0), column.top), decimals) for end in (column.low, column.high)],
+        "unit": UNITS[name],
+    }
+
+
+def _derived_estimate(name: str, column: Derived, g: int) -> dict[str, Any]:
+    decimals = DECIMALS[name]
+    return {
+        "method": column.method,
+        "value": round(float(column.value[g]), decimals),
+        "interval": [round(float(column.low[g]), decimals), round(float(column.high[g]), decimals)],
+        "unit": UNITS[name],
+    }
+
+
+def _how_many(plan: Plan, counts: Counts, columns: dict[str, Columns]) -> dict[str, list[Any]]:
+    """Events and users per cell: exact where counts are public, noisy estimates of what is counted where they are not."""
+    if plan.relation == "values":
+        return {"events": counts.by_cell(counts.samples).tolist(), "users": np.diff(counts.cell_start).tolist()}
+    names = [name for name in ("events", "users") if name in columns]
+    return {name: [_estimate(name, columns[name], g) for g in range(len(columns[name].raw))] for name in names}
+
+
+def _zcdp_fields(plan: Plan) -> dict[str, Any]:
+    """How epsilon is to be read: (epsilon, delta)-DP converted from rho. Nothing where it is pure."""
+    if plan.zcdp is None:
+        return {}
+    return {"accounting": "zcdp", "rho": plan.zcdp.rho, "delta": plan.zcdp.delta}
+
+
+def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], config: Config) -> list[Body]:
+    """The body of every cell's message, without what is derived from it."""
+    window = {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)}
+    how_many = _how_many(plan, counts, columns)
+    published = np.frombuffer(plan.published, np.uint8)
+    ranges = np.array([np.frombuffer(end, "<i8") for end in (plan.lower, plan.upper)]).T * SPEED_QUANTUM_KMH
+    bodies = []
+    cells = [cell_text(cell) for cell in np.frombuffer(plan.cells, "<u8").tolist()]
+    inside = excluded(cells) if plan.merged else {}
+    for g, cell in enumerate(cells):
+        body: Body = {
+            "feed": config.feed.name,
+            "window": window,
+            "cell": cell,
+            "resolution": h3.get_resolution(cell) if plan.merged else plan.resolution,
+            **({"excludes": inside[cell]} if cell in inside else {}),
+            "relation": plan.relation,
+            **({"weight": plan.weight} if plan.relation == "participation" else {}),
+            "epsilon": plan.epsilon,
+            **_zcdp_fields(plan),
+            "status": "published" if published[g] else "suppressed",
+        } | {name: column[g] for name, column in how_many.items()}
+        if len(ranges):
+            lower, upper = ranges[g].round(2).tolist()
+            body["clipping"] = {"lower": lower, "upper": upper, "unit": UNITS["mean"]}
+        if published[g]:
+            body |= {name: _estimate(name, columns[name], g) for name in plan.statistics}
+        bodies.append(body)
+    return bodies
+
+
+def _messages(
+    plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogram], config: Config, carried: Body
+) -> list[Message]:
+    feed = config.feed.name
+    window = {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)}
+    messages = [window_message(HEXAGON_SPEED, feed, plan.window, body["cell"], body["cell"], body) for body in bodies]
+    for drawn in histograms:
+        body = histogram_body(drawn, feed, window)
+        messages.append(window_message(SPATIAL_HISTOGRAM, feed, plan.window, drawn.mechanism, feed, body))
+    marker = {
+        "feed": feed,
+        "window": window,
+        "relation": plan.relation,
+        "epsilon": plan.epsilon,
+        "budget": plan.budget,
+        **_zcdp_fields(plan),
+        **({} if plan.zcdp is None else {"rho_budget": plan.zcdp.rho_budget}),
+        "period": {
+            "start": utc_text(plan.period.start),
+            "end": utc_text(plan.period.end),
+            "timezone": config.feed.timezone,
+        },
+        "clipping": {
+            "lower": 0.0,
+            "upper": plan.upper_quanta * SPEED_QUANTUM_KMH,
+            **({"sum_upper": plan.sum_cap * SPEED_QUANTUM_KMH} if plan.sum_cap else {}),
+            "unit": "km/h",
+        },
+        "resolution": plan.resolution,
+        "statistics": list(plan.statistics),
+        "messages": len(messages),
+        "digest": digest(message.value for message in messages),
+        "generation": plan.generation,
+        **carried,
+    }
+    if plan.histogram is not None:
+        marker |= {
+            "histogram_epsilon": from_micro(plan.histogram.epsilon_micro),
+            "mechanisms": list(plan.histogram.mechanisms),
+        }
+    messages.append(window_message(WINDOW, feed, plan.window, "close", feed, marker))
+    return messages

@@ -1,0 +1,228 @@
+"""What is decided about a window before noise is drawn, and the columns that come out of the draw."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.accounting import NANO, epsilon_of_rho
+from dpcore.budget import ChargeBasis, from_micro
+from dpcore.contributions import Contributions, Counts
+from stream.config.section import Domain
+from stream.windows import Period, Window, utc_text
+
+IntArray = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.uint64]
+FloatArray = npt.NDArray[np.float64]
+
+VARIANCE_GRID = 100
+"""Output grid of the variance in quanta²: 0.01 (km/h)²."""
+DECIMALS = {"mean": 3, "mean_smoothed": 3, "variance": 2, "p15": 2, "p50": 2, "p85": 2, "events": 1, "users": 1}
+"""Fixed output granularity per statistic."""
+PERCENTS = {"p15": 15.0, "p50": 50.0, "p85": 85.0}
+"""The traffic engineer's percentiles."""
+
+
+class PlanError(RuntimeError):
+    """Rows and plan that do not belong together; nothing may be released."""
+
+
+class ZcdpTerms(msgspec.Struct, frozen=True):
+    """What a window is released under where zCDP is counted: rho per window and period, and the delta of every stated ε."""
+
+    rho: float
+    rho_budget: float
+    delta: float
+    budget_nano: int
+
+
+class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How regions are taken from a user's fixes, and the grid that counts them; lengths in metres."""
+
+    rows: int
+    columns: int
+    nearest: int
+    diameter_m: float
+    bandwidth_m: float
+
+
+class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Spatial histograms of the window: ``epsilons`` (µε) of each of ``mechanisms``, on a public box and grid.
+
+    Every user with a fix in the box who pays ``cost`` (units of the ledger, for all of them) contributes;
+    ``fixes_digest`` names all fixes that were looked at.
+    """
+
+    mechanisms: tuple[str, ...]
+    epsilons: tuple[int, ...]
+    epsilon_micro: int
+    cost: int
+    goal: Literal["absolute", "relative"]
+    fixes_per_user: int
+    south: float
+    west: float
+    north: float
+    east: float
+    rows: int
+    columns: int
+    sizes: tuple[int, ...]
+    tuning_queries: int
+    regions: RegionPlan | None
+    fixes_digest: str
+
+    @property
+    def box(self) -> Domain:
+        """The public box."""
+        return Domain(south=self.south, west=self.west, north=self.north, east=self.east)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything decided about a window before any noise is drawn. Arrays are little-endian int64 bytes.
+
+    ``cells``: (C,) ids of the cells that get a message. ``merged``: the cell of each hexagon with rows, empty where each
+    is its own; ``counts_digest`` and pairs are by cell. ``users``/``charges``: (L,) ids and µε, 0 for users who take no
+    part. ``zcdp``: None where pure ε is counted; with it charges are nρ, ``budget_micro`` is 0 (nothing may be charged in µε)
+    and noise scales are of discrete Gaussians. ``mean_epsilon_micro``: µε of one cell's mean, 0 where the mean is allocated. ``retained``: (P,) samples kept per pair. ``published``: (C,) 0/1. ``numerators``/``denominators``: noise scales,
+    under "values" C for each of mean and variance, then C·h of the distribution's levels (numerator 0 = nothing to
+    hide), constants under "participation": of the polynomials, of the users where they are counted apart, of each level.
+    ``lower``/``upper``: (C,) quanta to which a user's mean in a cell is clipped, from released values; empty: none.
+    ``weight``: what counts alike under "participation": a sample, a user in a cell, or a user in the window.
+    ``sum_cap``: most that one user adds to a cell's Σx, in quanta; 0 for no cap.
+    """
+
+    window: Window
+    period: Period
+    generation: str
+    epsilon: float
+    budget: float
+    budget_micro: int
+    statistics: tuple[str, ...]
+    cdf_bins: int
+    upper_quanta: int
+    resolution: int
+    relation: str
+    weight: str = "sample"
+    mean_mechanism: str
+    mean_epsilon_micro: int
+    counts_digest: str
+    cells: bytes
+    users: bytes
+    charges: bytes
+    retained: bytes
+    published: bytes
+    numerators: bytes
+    denominators: bytes
+    sum_cap: int = 0
+    zcdp: ZcdpTerms | None = None
+    lower: bytes = b""
+    upper: bytes = b""
+    histogram: HistogramPlan | None = None
+    merged: bytes = b""
+
+    @property
+    def ledger_budget(self) -> int:
+        """Allowance of one user in the period, in the unit of ``charges``."""
+        return self.budget_micro if self.zcdp is None else self.zcdp.budget_nano
+
+    @property
+    def digest(self) -> str:
+        """Identity of this plan."""
+        return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
+
+    @property
+    def charge_basis(self) -> ChargeBasis:
+        """What its charges may depend on."""
+        if self.relation == "participation":
+            return "own"
+        return "counts" if self.histogram is None else "histograms"
+
+    def charged_users(self) -> tuple[IdArray, IntArray]:
+        """Users with a charge above 0, and their charges."""
+        users, charges = np.frombuffer(self.users, "<u8"), np.frombuffer(self.charges, "<i8")
+        return users[charges > 0], charges[charges > 0]
+
+
+def within(plan: Plan, budget: int | None) -> Plan:
+    """The plan as one of a period whose budget is ``budget`` (units of the ledger) where that is lower than its own."""
+    if budget is None or budget >= plan.ledger_budget:
+        return plan
+    if plan.zcdp is None:
+        return msgspec.structs.replace(plan, budget=from_micro(budget), budget_micro=budget)
+    zcdp = msgspec.structs.replace(plan.zcdp, rho_budget=budget / NANO, budget_nano=budget)
+    return msgspec.structs.replace(plan, budget=epsilon_of_rho(budget, zcdp.delta), zcdp=zcdp)
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """Stored form of a plan."""
+    return msgspec.msgpack.encode(plan)
+
+
+def decode_plan(blob: bytes) -> Plan:
+    """A stored plan, exactly."""
+    return msgspec.msgpack.decode(blob, type=Plan)
+
+
+def counts_digest(counts: Counts) -> str:
+    """Identity of who contributed how often where; a plan belongs to one."""
+    state = hashlib.sha256()
+    for column in (counts.cells, counts.users, counts.pair_cell, counts.pair_user, counts.samples):
+        state.update(np.ascontiguousarray(column).tobytes())
+    return state.hexdigest()
+
+
+def check_rows(plan: Plan, contributions: Contributions) -> None:
+    """Raise :class:`PlanError` if the rows are not those that were planned and charged, or clipped to another bound."""
+    if contributions.upper != plan.upper_quanta:
+        raise PlanError(
+            f"speed.upper_bound was changed after window {utc_text(plan.window.start)} was planned: its noise hides speeds up to "
+            f"{plan.upper_quanta} quanta, these are clipped to {contributions.upper}; nothing was drawn. Restore the old bound "
+            "until the window is released"
+        )
+    if counts_digest(contributions.counts) != plan.counts_digest:
+        raise PlanError(
+            f"the rows of window {utc_text(plan.window.start)} changed after they were planned; nothing was drawn. "
+            "Restore Redis from its append-only file"
+        )
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One statistic over all cells, shape (C,) each, in released units; ``low``/``high`` before clamping."""
+
+    raw: FloatArray
+    value: FloatArray
+    scale: FloatArray
+    low: FloatArray
+    high: FloatArray
+    top: float
+
+    @classmethod
+    def rounded(
+        cls,
+        name: str,
+        found: FloatArray,
+        scale: FloatArray,
+        interval: tuple[FloatArray, FloatArray],
+        top: float,
+        within: tuple[float | FloatArray, float | FloatArray] | None = None,
+    ) -> Columns:
+        """Statistic ``name`` on its granularity, its interval wider by what rounding may move it; clamped to ``within``,
+        [0, ``top``] unless given.
+        """
+        raw, step = np.round(found, DECIMALS[name]), 0.5 * 10.0 ** -DECIMALS[name]
+        return cls(raw, np.clip(raw, *(within or (0.0, top))), scale, interval[0] - step, interval[1] + step, top)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A post-processed statistic over all cells, shape (C,) each."""
+
+    method: str
+    value: FloatArray
+    low: FloatArray
+    high: FloatArray

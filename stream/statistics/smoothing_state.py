@@ -1,0 +1,176 @@
+"""What later windows may know of earlier ones: the state of the temporal smoothing, made of released values alone.
+
+A step reads the bodies of a window's messages, as published, and nothing else of the window: so it costs no budget under
+either relation, and whoever reads the output topics can compute the same memory. Pure: encode, decode, step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import h3
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.errors import ParameterError
+from dpcore.smoothing import Releases, SmoothingState, smooth
+from stream.statistics.plan import Derived
+from stream.windows import Window
+
+FloatArray = npt.NDArray[np.float64]
+
+VERSION = 2
+"""Changes with the meaning of what is stored; a memory of another version is not read."""
+SMOOTHED = "mean_smoothed"
+"""Name under ``post_processed`` of what the memory makes of a mean."""
+_CERTAIN = 3.0
+"""A noisy count below this many of its scales may belong to an empty cell; its mean says nothing."""
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """State after the window that ended at ``end`` (epoch seconds). Columns are little-endian bytes; speeds in km/h."""
+
+    version: int
+    end: int
+    upper: float
+    cells: bytes
+    places: bytes
+    precision: bytes
+    shift: bytes
+    trend: bytes
+    trend_covariance: bytes
+    profile: bytes
+    profile_variance: bytes
+    hours: float
+    seen: bytes = b""
+    low: bytes = b""
+    high: bytes = b""
+    """Cells of the window, ascending, and the 95 % interval of the smoothed mean of each."""
+
+
+def encode_memory(memory: Memory) -> bytes:
+    """Stored form of a memory."""
+    return msgspec.msgpack.encode(memory)
+
+
+def decode_memory(blob: bytes | None) -> Memory | None:
+    """The stored memory; None where there is none that can be read: smoothing starts anew, at no loss of privacy."""
+    if not blob:
+        return None
+    try:
+        memory = msgspec.msgpack.decode(blob, type=Memory)
+        _state(memory)
+        ends = [np.frombuffer(column, "<f8") for column in (memory.low, memory.high)]
+    except (msgspec.DecodeError, ParameterError, ValueError):
+        return None
+    whole = all(8 * len(column) == len(memory.seen) and np.all(np.isfinite(column)) for column in ends)
+    return memory if memory.version == VERSION and whole else None
+
+
+def identity(memory: Memory | None) -> str | None:
+    """Digest of a memory, as close markers state it; None for none."""
+    return None if memory is None else f"sha256:{hashlib.sha256(encode_memory(memory)).hexdigest()}"
+
+
+def step(
+    memory: Memory | None, bodies: Sequence[dict[str, Any]], window: Window, *, upper: float, timezone: str
+) -> tuple[Memory | None, Derived]:
+    """The memory after ``window`` and the smoothed mean of each body, shape (C,), from the bodies as published.
+
+    ``upper``: U in km/h. A window that begins before the memory's end is smoothed afresh and leaves the memory as it is:
+    time only goes forward. So does one after a change of U start afresh, as its means were clipped elsewhere.
+    """
+    late = memory is not None and window.start < memory.end
+    usable = memory is not None and not late and memory.upper == upper
+    released = [g for g, body in enumerate(bodies) if "mean" in body]
+    releases, order = _releases([bodies[g] for g in released])
+    hours = window.start / 3600
+    slot = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
+    state, found = smooth(
+        _state(memory) if usable and memory is not None else None, releases, hours=hours, slot=slot, upper=upper
+    )
+    table = np.zeros((3, len(bodies)))
+    table[:, np.array(released, dtype=np.int64)[order]] = found.value, found.low, found.high
+    if late:
+        return memory, Derived("kalman", *table)
+    after = _memory(state, window, upper)
+    ends = [column.astype("<f8").tobytes() for column in (found.low, found.high)]
+    after = msgspec.structs.replace(after, seen=releases.cells.astype("<u8").tobytes(), low=ends[0], high=ends[1])
+    return after, Derived("kalman", *table)
+
+
+def intervals(memory: Memory, cells: npt.NDArray[np.uint64]) -> tuple[FloatArray, FloatArray]:
+    """Low and high end of the smoothed mean of each of ``cells`` (C,) in the last window, km/h; [0, U] where unknown."""
+    seen = np.frombuffer(memory.seen, "<u8")
+    low, high = np.zeros(len(cells)), np.full(len(cells), memory.upper)
+    if len(seen):
+        at = np.minimum(np.searchsorted(seen, cells), len(seen) - 1)
+        known = seen[at] == cells
+        low[known] = np.frombuffer(memory.low, "<f8")[at[known]]
+        high[known] = np.frombuffer(memory.high, "<f8")[at[known]]
+    return low, high
+
+
+def _releases(bodies: Sequence[dict[str, Any]]) -> tuple[Releases, npt.NDArray[np.int64]]:
+    """What published bodies say, by ascending cell, and the position of each in ``bodies``."""
+    cells = np.array([int(body["cell"], 16) for body in bodies], dtype=np.uint64)
+    order = np.argsort(cells, kind="stable")
+    bodies = [bodies[g] for g in order]
+    means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
+    scales = np.array([body["mean"]["scale"] * _laplace_share(body) for body in bodies], dtype=np.float64)
+    if bodies and bodies[0]["relation"] == "participation":
+        counted = [body.get("events", body["users"]) for body in bodies]
+        events = np.array([count["raw"] for count in counted], dtype=np.float64)
+        # The scale of such a mean holds the noise of its divisor; where that may be 0 nothing is known.
+        certain = events > _CERTAIN * np.array([count["scale"] for count in counted], dtype=np.float64)
+        events, scales = np.maximum(events, 1.0), np.where(certain, scales, np.inf)
+        covariates = np.zeros((len(bodies), 1))
+    else:
+        events = np.array([body["events"] for body in bodies], dtype=np.float64)
+        users = np.array([body["users"] for body in bodies], dtype=np.float64)
+        # At one fix every so often, vehicles that stay longer in a cell drive slower through it.
+        covariates = np.log(events / users)[:, None]
+    places = np.array([h3.cell_to_latlng(body["cell"]) for body in bodies], dtype=np.float64).reshape(-1, 2)
+    return Releases(cells[order], places, means, scales, events, covariates), order
+
+
+def _laplace_share(body: dict[str, Any]) -> float:
+    """Laplace scale of the same variance as a release of scale 1: 1, or 1/√2 where the noise is Gaussian."""
+    return 0.5**0.5 if body.get("accounting") == "zcdp" else 1.0
+
+
+def _state(memory: Memory) -> SmoothingState:
+    trend = np.frombuffer(memory.trend, "<f8")
+    return SmoothingState(
+        np.frombuffer(memory.cells, "<u8").astype(np.uint64),
+        np.frombuffer(memory.places, "<f8").reshape(-1, 2),
+        np.frombuffer(memory.precision, "<f8"),
+        np.frombuffer(memory.shift, "<f8"),
+        trend,
+        np.frombuffer(memory.trend_covariance, "<f8").reshape(len(trend), len(trend)),
+        np.frombuffer(memory.profile, "<f8"),
+        np.frombuffer(memory.profile_variance, "<f8"),
+        memory.hours,
+    )
+
+
+def _memory(state: SmoothingState, window: Window, upper: float) -> Memory:
+    return Memory(
+        version=VERSION,
+        end=window.end,
+        upper=upper,
+        cells=state.cells.astype("<u8").tobytes(),
+        places=state.places.astype("<f8").tobytes(),
+        precision=state.precision.astype("<f8").tobytes(),
+        shift=state.shift.astype("<f8").tobytes(),
+        trend=state.trend.astype("<f8").tobytes(),
+        trend_covariance=state.trend_covariance.astype("<f8").tobytes(),
+        profile=state.profile.astype("<f8").tobytes(),
+        profile_variance=state.profile_variance.astype("<f8").tobytes(),
+        hours=state.hours,
+    )

@@ -1,0 +1,1 @@
+"""Relation "values": counts are public, measured values are protected."""

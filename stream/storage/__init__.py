@@ -1,0 +1,1 @@
+"""What Redis holds: rows of open windows and the budget ledger."""

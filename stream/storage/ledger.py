@@ -1,0 +1,210 @@
+"""The durable per-user budget ledger: what each user has spent in a period, in integer µε, or nρ under zCDP.
+
+Storage invariants the proof needs: a user's entry only grows; he pays for a window at least its last plan's charge before
+anything is drawn; a charge that would pass the budget adds nothing; nobody's charge depends on another user's budget;
+the generation id changes only when the ledger is lost. No refunds, no expiry.
+"""
+
+from __future__ import annotations
+
+import uuid
+from importlib import resources
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from dpcore.budget import ChargeBasis
+
+IntArray = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.uint64]
+
+CHUNK = 2_000
+"""Users charged per Lua call: a few milliseconds of Redis time."""
+
+
+class LedgerError(RuntimeError):
+    """The ledger cannot vouch for what was spent; nothing may be released."""
+
+
+class SetBackError(LedgerError):
+    """Redis remembers fewer windows than were committed: it was set back to an older state, and the budgets with it."""
+
+    def __init__(self, remembered: int, committed: int) -> None:
+        super().__init__(
+            f"{committed} windows of this feed were committed, Redis remembers {remembered}: it was set back to an older state and "
+            "its budgets with it, so nothing is released. Restore the newest append-only file, or start a new feed name once "
+            "the period is over"
+        )
+        self.remembered, self.committed = remembered, committed
+
+
+class TermsError(RuntimeError):
+    """Another worker has charged the period on other terms meanwhile: the window is planned again."""
+
+
+class AlreadyReleasedError(RuntimeError):
+    """Another worker has released the window meanwhile; there is nothing left to do."""
+
+
+class Terms(NamedTuple):
+    """What a period was charged on so far: its lowest budget (None: none yet), and whether charges followed from counts."""
+
+    budget: int | None
+    counts: bool
+
+
+class Ledger:
+    """Spent budgets of one feed. Counts are exact below 2^53 (Lua numbers), far above any configurable budget."""
+
+    def __init__(self, redis: Redis, feed: str) -> None:
+        self.committed = 0
+        """Windows known to be committed; a Redis that remembers fewer neither charges nor commits."""
+        self._redis = redis
+        self._prefix = f"hv:{{{feed}}}:"
+        script = resources.files("stream.storage").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
+        self._charge = redis.register_script(script)
+
+    async def generation(self) -> str | None:
+        """Identity of this ledger; None where there is none (never started, or lost)."""
+        found = await self._redis.get(self._prefix + "generation")
+        return None if found is None else found.decode()
+
+    async def start_generation(self) -> str:
+        """The ledger's identity, made if there is none. Only for a feed that has never released anything."""
+        await self._redis.set(self._prefix + "generation", str(uuid.uuid4()), nx=True)
+        found = await self.generation()
+        if found is None:
+            raise LedgerError("Redis did not keep the ledger generation it was given; check its memory policy and AOF")
+        return found
+
+    async def sequence(self) -> int:
+        """Number of windows committed so far. Raises :class:`SetBackError` where Redis remembers fewer than are known."""
+        found = int(await self._redis.get(self._prefix + "sequence") or 0)
+        if found < self.committed:
+            raise SetBackError(found, self.committed)
+        self.committed = found
+        return found
+
+    async def claim_policy(self, policy: str) -> None:
+        """Bind the ledger to one unit and one way of dividing time into periods: another would give everybody fresh budgets.
+
+        Raises :class:`LedgerError` where the ledger was kept under another policy.
+        """
+        await self._claim("policy", policy)
+        await self.kept_under(policy)
+
+    async def kept_under(self, policy: str) -> bool:
+        """Whether the ledger is bound to ``policy``; False where it is bound to none yet.
+
+        Raises :class:`LedgerError` where it was kept under another policy.
+        """
+        known = await self._bound("policy")
+        if known not in ("", policy):
+            raise LedgerError(
+                f"the ledger was kept with {known}, the configuration says {policy}; under other "
+                "periods or units spent budgets would be forgotten. Restore the old settings, or start a new feed name once the period is over"
+            )
+        return known == policy
+
+    async def claim_identity(self, identity: str) -> None:
+        """Bind the ledger to what names a user in the feed: by another name everybody would have a second budget.
+
+        Raises :class:`LedgerError` where users of the ledger go by another.
+        """
+        await self._claim("user-identity", identity)
+        known = await self._bound("user-identity")
+        if known != identity:
+            raise LedgerError(
+                f"the users of this ledger are what {known} names, the configuration says {identity}; by another name everybody "
+                "would get a second budget in the same period. Restore feed.topic, feed.format and user in [feed.fields], or "
+                "start a new feed name once the period is over"
+            )
+
+    async def _claim(self, name: str, value: str) -> None:
+        await self._redis.set(self._prefix + name, value, nx=True)
+        if not await self._bound(name):
+            raise LedgerError(f"Redis did not keep the ledger's {name} it was given; check its memory policy and AOF")
+
+    async def _bound(self, name: str) -> str:
+        return (await self._redis.get(self._prefix + name) or b"").decode()
+
+    async def terms(self, period: str) -> Terms:
+        """On what terms users were charged in ``period``."""
+        budget, counts = await self._redis.hmget(self._prefix + f"terms:{period}", ["budget", "counts"])
+        return Terms(None if budget is None else int(budget), counts is not None)
+
+    async def spent(self, period: str, users: IdArray, *, besides: int) -> IntArray:
+        """Units spent in ``period`` by each of ``users`` in other windows than ``besides`` (a slot), shape (L,)."""
+        everything = await self._column(f"ledger:{period}", users)
+        return everything - await self._column(f"charged:{besides}", users)
+
+    async def _column(self, name: str, users: IdArray) -> IntArray:
+        columns = [np.zeros(0, dtype=np.int64)]
+        for start in range(0, len(users), 10 * CHUNK):
+            fields = [str(user) for user in users[start : start + 10 * CHUNK].tolist()]
+            found = await self._redis.hmget(self._prefix + name, fields)
+            columns.append(np.array([0 if value is None else int(value) for value in found], dtype=np.int64))
+        return np.concatenate(columns)
+
+    async def charge(
+        self,
+        slot: int,
+        period: str,
+        generation: str,
+        users: IdArray,
+        charges: IntArray,
+        budget: int,
+        plan: str = "",
+        basis: ChargeBasis = "own",
+    ) -> IdArray:
+        """Charge ``users`` for the window ``slot``; returns those whose budget would not bear it.
+
+        A non-empty answer means that the plan must not be drawn. A user who paid for this window before pays the
+        difference only, so a repeated or replaced plan costs nobody twice, whatever became of other users. Once all have
+        paid, the window is marked as paid for ``plan`` (its digest), which its commit asks for. ``budget`` is that of the
+        period only if none was lower. Raises :class:`TermsError` for histograms after charges that followed from counts,
+        :class:`LedgerError` when the ledger is another one than the plan was made for, or was set back, and
+        :class:`AlreadyReleasedError` when another worker released the window meanwhile.
+        """
+        names = (f"ledger:{period}", f"charged:{slot}", "generation", "closed", "sequence", f"terms:{period}")
+        keys = [self._prefix + name for name in names]
+        refused: list[int] = []
+        for start in range(0, max(1, len(users)), CHUNK):
+            part = slice(start, start + CHUNK)
+            pairs = np.column_stack([users[part].astype(object), charges[part].astype(object)]).ravel().tolist()
+            paid = "" if start + CHUNK < len(users) or refused else plan
+            try:
+                fixed = [slot, budget, generation, self.committed, paid, basis]
+                answer = await self._charge(keys=keys, args=[*fixed, *pairs])
+            except ResponseError as error:
+                if "TERMS" in str(error):
+                    raise TermsError(f"histograms begin with the period after {period}") from None
+                if "SETBACK" in str(error):
+                    await self.sequence()
+                if "RELEASED" in str(error):
+                    raise AlreadyReleasedError(f"window {slot} was released by another worker") from None
+                if "GENERATION" in str(error):
+                    raise LedgerError(
+                        f"the ledger generation {generation} is gone from Redis; budgets spent are unknown, so nothing "
+                        "is released. Restore Redis from its append-only file"
+                    ) from None
+                raise
+            refused += [int(user) for user in answer]
+        return np.array(refused, dtype=np.uint64)
+
+    async def total(self, period: str) -> tuple[int, int]:
+        """(Users, units) charged in ``period``; inside the trust boundary only."""
+        users = total = 0
+        async for _, value in self._redis.hscan_iter(self._prefix + f"ledger:{period}", count=5_000):
+            users += 1
+            total += int(value)
+        return users, total
+
+    async def periods(self) -> list[str]:
+        """Periods with charges, in order."""
+        prefix = (self._prefix + "ledger:").encode()
+        pattern = prefix.replace(b"[", b"\\[") + b"*"
+        return sorted([key.removeprefix(prefix).decode() async for key in self._redis.scan_iter(match=pattern)])

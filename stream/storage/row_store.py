@@ -1,0 +1,185 @@
+"""Redis state of a feed: rows by timeslot, offsets, watermarks. Exactly-once whatever Kafka redelivers.
+
+A batch of one partition becomes one blob per timeslot, appended by one Lua call that also moves the partition's offset;
+rows below the stored offset are trimmed, so a second delivery, also with other batch boundaries or by a former owner
+of the partition, changes nothing. A batch beyond the stored offset is refused, so nothing is skipped where Redis was set
+back. A sealed slot takes no more rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from importlib import resources
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from redis.asyncio import Redis
+
+from stream.windows import PartitionTime
+
+ROW = np.dtype(
+    [("cell", "<u8"), ("user", "<u8"), ("time", "<i8"), ("lat", "<i4"), ("lng", "<i4"), ("value", "<i4")], align=False
+)
+"""One event in Redis: 36 bytes; time in µs UTC, lat and lng in 1e-7 degree, value in quanta."""
+
+_BLOBS_PER_READ = 512
+
+_MOVE = """
+if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
+"""
+
+
+class StateError(RuntimeError):
+    """State that this worker must not add to; the message says why and what to do."""
+
+
+class Behind(Exception):  # noqa: N818 - an answer of the state, not a fault
+    """The batch begins beyond ``stored``, the offset at which state ends: read again from there."""
+
+    def __init__(self, partition: str, stored: int) -> None:
+        super().__init__(f"state of {partition} ends at offset {stored}")
+        self.stored = stored
+
+
+_ADVANCE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
+"""
+
+
+class Appended(NamedTuple):
+    """Rows of one call: taken, known already, too late."""
+
+    appended: int
+    duplicates: int
+    late: int
+
+
+class State:
+    """Rows, offsets and watermarks of one feed; all keys share one hash slot."""
+
+    def __init__(self, redis: Redis, feed: str) -> None:
+        self._redis: Any = redis  # typed by redis-py as answering str too; this client answers bytes
+        self._prefix = f"hv:{{{feed}}}:"
+        script = resources.files("stream.storage").joinpath("lua", "append.lua").read_text(encoding="utf-8")
+        self._append = redis.register_script(script)
+
+    def _key(self, name: str) -> str:
+        return self._prefix + name
+
+    async def append(
+        self,
+        partition: str,
+        first_offset: int,
+        next_offset: int,
+        rows: NDArray[np.void],
+        offsets: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        now_us: int,
+    ) -> Appended:
+        """Append ``rows`` with their ascending message ``offsets`` and timeslot starts ``slots``, all of shape (n,).
+
+        The batch covers offsets first_offset..next_offset-1 of ``partition`` ("topic/number"), rejected ones and those
+        the log has no message for included. Raises :class:`Behind` where offsets before it are not in state.
+        """
+        largest = str(int(rows["time"].max())) if len(rows) else ""
+        keys = [self._key(name) for name in ("offsets", "watermarks", "seen", "slots", "sealed")]
+        args: list[str | int | bytes] = [partition, first_offset, next_offset, now_us, largest]
+        for slot, part in _by_slot(slots):
+            keys.append(self._key(f"rows:{slot}"))
+            args += [slot, rows[part].tobytes(), offsets[part].astype("<i8").tobytes()]
+        answer = await self._append(keys=keys, args=args)
+        if len(answer) == 1:
+            raise Behind(partition, answer[0])
+        return Appended(*answer)
+
+    async def claim_key(self, fingerprint: str) -> None:
+        """Bind the feed to one user key: with two, a user would have two pseudonyms and two budgets.
+
+        Raises :class:`StateError` where the feed was filled under another key.
+        """
+        await self._redis.set(self._key("user-key"), fingerprint, nx=True)
+        known = await self._redis.get(self._key("user-key"))
+        if known is None or known.decode() != fingerprint:
+            raise StateError(
+                "the pseudonyms in Redis were made with another user key than this worker's; give every worker of the feed "
+                "the same privacy.user_key_file, or start a new feed name once the period is over"
+            )
+
+    async def has_key(self) -> bool:
+        """Whether the feed is bound to a user key yet."""
+        return bool(await self._redis.exists(self._key("user-key")))
+
+    async def awaken(self, partitions: Iterable[str], now_us: int) -> None:
+        """Count ``partitions`` as heard of now: until idle again, what they hold unread keeps windows open."""
+        moments = dict.fromkeys(partitions, now_us)
+        if moments:
+            await self._redis.hset(self._key("seen"), mapping=moments)
+
+    async def move(self, partition: str, stored: int, offset: int) -> None:
+        """Let ``partition`` go on at ``offset``, because its log no longer has ``stored``; no change if another did."""
+        await self._redis.eval(_MOVE, 1, self._key("offsets"), partition, stored, offset)
+
+    async def next_offsets(self) -> dict[str, int]:
+        """First offset not yet in state, per partition."""
+        found = await self._redis.hgetall(self._key("offsets"))
+        return {partition.decode(): int(offset) for partition, offset in found.items()}
+
+    async def partition_times(self) -> dict[str, PartitionTime]:
+        """Largest event time and last arrival of every partition in use."""
+        largest = await self._redis.hgetall(self._key("watermarks"))
+        seen = await self._redis.hgetall(self._key("seen"))
+        return {
+            partition.decode(): PartitionTime(int(largest[partition]) if partition in largest else None, int(moment))
+            for partition, moment in seen.items()
+        }
+
+    async def open_slots(self) -> list[int]:
+        """Starts of timeslots with rows, oldest first."""
+        return [int(slot) for slot in await self._redis.zrange(self._key("slots"), 0, -1)]
+
+    async def first_slot(self, default: int) -> int:
+        """Oldest slot that may not be released yet, where every slot is released; ``default`` at the feed's start."""
+        await self._redis.set(self._key("first-slot"), default, nx=True)
+        return int(await self._redis.get(self._key("first-slot")))
+
+    async def advance_first_slot(self, slot: int, following: int) -> None:
+        """Remember that everything before ``following`` is released; no change if another worker moved on already."""
+        await self._redis.eval(_ADVANCE, 1, self._key("first-slot"), slot, following)
+
+    async def in_progress(self, slot: int) -> bool:
+        """Whether the slot is planned or committed, and not released yet."""
+        return bool(await self._redis.exists(self._key(f"plan:{slot}"), self._key(f"outbox:{slot}")))
+
+    async def is_closed(self, slot: int) -> bool:
+        """Whether the slot was released."""
+        return bool(await self._redis.hexists(self._key("closed"), str(slot)))
+
+    async def seal(self, slot: int) -> None:
+        """From now on rows of ``slot`` are late: what is stored is what will be released."""
+        await self._redis.sadd(self._key("sealed"), slot)
+
+    async def read_rows(self, slot: int) -> NDArray[np.void]:
+        """Every row of ``slot``, in order of arrival."""
+        key = self._key(f"rows:{slot}")
+        parts: list[bytes] = []
+        while found := await self._redis.lrange(key, len(parts), len(parts) + _BLOBS_PER_READ - 1):
+            parts += found
+        return np.frombuffer(b"".join(parts), dtype=ROW)
+
+    async def drop_rows(self, slot: int) -> None:
+        """Delete the rows of a released slot; it stays sealed."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.unlink(self._key(f"rows:{slot}"))
+            pipe.zrem(self._key("slots"), slot)
+            await pipe.execute()
+
+
+def _by_slot(slots: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
+    """Each distinct slot with its rows, order kept."""
+    if len(slots) and (slots == slots[0]).all():
+        yield int(slots[0]), slice(None)
+        return
+    order = np.argsort(slots, kind="stable")
+    distinct, start = np.unique(slots[order], return_index=True)
+    yield from zip(distinct.tolist(), np.split(order, start[1:]), strict=bool(len(distinct)))

@@ -1,0 +1,164 @@
+"""The demo as a newcomer meets it: releases arrive, Ctrl-C is a clean end, a missing Java names the way out."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import psutil
+import pytest
+from rich.console import Console
+
+from stream.cli.demo_view import Releases
+from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
+
+_WINDOW = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
+
+
+def _statistic(value: float, low: float, high: float, unit: str = "km/h") -> dict[str, object]:
+    return {"value": value, "raw": value, "clamped": False, "scale": 1.0, "interval": [low, high], "unit": unit}
+
+
+def _cell(cell: str, events: int, value: float, half: float) -> bytes:
+    body = {"feed": "bus", "window": _WINDOW, "cell": cell, "resolution": 7, "relation": "values", "epsilon": 2.0}
+    body |= {"status": "published", "events": events, "users": 3, "mean": _statistic(value, value - half, value + half)}
+    return json.dumps(body).encode()
+
+
+def _marker(messages: int) -> bytes:
+    period = {"start": "2017-03-21T05:00:00Z", "end": "2017-03-22T05:00:00Z", "timezone": "America/Chicago"}
+    body = {"feed": "bus", "window": _WINDOW, "relation": "values", "epsilon": 2.0, "budget": 48.0, "period": period}
+    body |= {"clipping": {"lower": 0, "upper": 65, "unit": "km/h"}, "resolution": 7, "statistics": ["mean"]}
+    body |= {"messages": messages, "digest": f"sha256:{'0' * 64}"}
+    return json.dumps(body | {"generation": "8f14e45f-ceea-467f-a0e6-9a0f4b5a5d21", "sequence": 1}).encode()
+
+
+def _view() -> Releases:
+    releases = Releases(ZoneInfo("America/Chicago"))
+    releases.add(WINDOW, {"ce_id": b"m"}, _marker(2))
+    releases.add(HEXAGON_SPEED, {"ce_id": b"a"}, _cell("87283472bffffff", 40, 23.0, 4.0))
+    return releases
+
+
+def test_a_window_is_shown_once_all_its_messages_arrived_in_any_order() -> None:
+    releases = _view()
+    assert releases.lines() == []
+    releases.add(HEXAGON_SPEED, {"ce_id": b"b"}, _cell("872834728ffffff", 10, 30.0, 8.0))
+    (line,) = releases.lines()
+    assert line.startswith("03-21 07:00–08:00  2 cells (0 suppressed)  busiest 87283472bffffff (40 events)")
+    assert "mean 23.0 (19–27) km/h  all cells (median) ± 6.0  ε 2" in line
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(releases.table())
+    assert "03-21 07:00–08:00 │     2 │      0 │      40 │ 23.0 (19–27) │" in console.export_text()
+
+
+def test_repeats_and_messages_that_fail_their_schema_are_counted_and_not_shown() -> None:
+    releases = _view()
+    releases.add(HEXAGON_SPEED, {"ce_id": b"a"}, _cell("87283472bffffff", 40, 23.0, 4.0))
+    releases.add(HEXAGON_SPEED, {"ce_id": b"c"}, b'{"feed": "bus"}')
+    rejected = {"feed": "bus", "reason": "not-json", "topic": "t", "partition": 0}
+    rejected |= {"first_offset": 4, "last_offset": 9, "count": 5}
+    releases.add(REJECTED, {"ce_id": b"r"}, json.dumps(rejected).encode())
+    assert (releases.duplicates, releases.invalid) == (1, 1)
+    assert releases.rejected == {"not-json": 5}
+    assert "duplicates by ce_id: 1" in releases.summary()
+    assert "failing their JSON Schema: 1 (hexveil.hexagon-speed.v1: " in releases.summary()
+
+
+def _histogram(**changes: object) -> bytes:
+    domain = {"south": 30.0, "west": -98.0, "north": 31.0, "east": -97.0, "rows": 2, "columns": 2}
+    grid = {"kind": "grid", "x_edges": [0, 2], "y_edges": [0, 1, 2], "counts": [[30, 12]], "variances": 2.0} | changes
+    body = {"feed": "bus", "window": _WINDOW, "relation": "participation", "epsilon": 1.0, "mechanism": "ug"}
+    return json.dumps(body | {"fixes_per_user": 1, "domain": domain, "structure": grid}).encode()
+
+
+def test_a_window_with_a_histogram_waits_for_it_and_shows_how_many_are_on_the_map() -> None:
+    releases = Releases(ZoneInfo("America/Chicago"))
+    releases.add(WINDOW, {"ce_id": b"m"}, _marker(2))
+    releases.add(HEXAGON_SPEED, {"ce_id": b"a"}, _cell("87283472bffffff", 40, 23.0, 4.0))
+    assert releases.lines() == []
+    releases.add(SPATIAL_HISTOGRAM, {"ce_id": b"h"}, _histogram(y_edges=[0, 1, 3]))
+    assert releases.lines() == []
+    assert "failing their JSON Schema: 1 (hexveil.spatial-histogram.v1: y edges must rise" in releases.summary()
+    releases.add(SPATIAL_HISTOGRAM, {"ce_id": b"i"}, _histogram())
+    (line,) = releases.lines()
+    assert "on the map ug 42 ± 5" in line
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(releases.table())
+    assert "ug 42 ± 5" in console.export_text()
+
+
+def test_ctrl_c_after_the_first_release_ends_with_a_summary_and_leaves_no_process(repo_root: Path) -> None:
+    command = [sys.executable, "-m", "stream", "demo"]
+    with subprocess.Popen(
+        command, cwd=repo_root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as demo:
+        assert demo.stdout is not None
+        first = demo.stdout.readline()
+        children = psutil.Process(demo.pid).children(recursive=True)
+        demo.send_signal(signal.SIGINT)
+        rest, errors = demo.communicate(timeout=60)
+    assert demo.returncode == 0, errors
+    assert "cells" in first
+    assert "Windows closed: " in rest
+    assert "failing their JSON Schema: 0" in rest
+    assert "never publish" in rest
+    assert "Dashboard: http://127.0.0.1:" in errors
+    assert len(children) >= 5
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        ([], "hexveil simulate --duration 6h --out simulated.ndjson.gz"),
+        (
+            ["--feed", "pyproject.toml", "--format", "capmetro"],
+            "hexveil replay pyproject.toml --format capmetro --offline",
+        ),
+    ],
+    ids=["simulate", "recording"],
+)
+def test_without_java_the_demo_says_what_to_install_and_how_to_do_without(
+    repo_root: Path, arguments: list[str], remedy: str
+) -> None:
+    environment = {**os.environ, "PATH": ""}
+    environment.pop("JAVA_HOME", None)
+    command = [sys.executable, "-m", "stream", "demo", *arguments]
+    done = subprocess.run(command, cwd=repo_root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "apt-get install default-jre-headless" in done.stderr
+    assert remedy in done.stderr
+
+
+def test_a_recording_is_shown_until_its_seconds_are_over(repo_root: Path, tmp_path: Path) -> None:
+    recording = tmp_path / "day.csv.gz"
+    with gzip.open(recording, "wt", encoding="utf-8") as file:
+        file.write("vehicle_id,timestamp,speed,latitude,longitude\n")
+        for minute in range(0, 180, 2):
+            moment = f"2017-03-21T{6 + minute // 60:02d}:{minute % 60:02d}:00-05:00"
+            file.writelines(f"{bus},{moment},{8 + bus},30.27,{-97.74 + bus / 100}\n" for bus in range(6))
+    command = [
+        sys.executable,
+        "-m",
+        "stream",
+        "demo",
+        "--feed",
+        str(recording),
+        "--format",
+        "capmetro",
+        "--seconds",
+        "18",
+    ]
+    done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "03-21 06:00–07:00" in done.stdout
+    assert "failing their JSON Schema: 0" in done.stdout

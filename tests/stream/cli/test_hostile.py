@@ -1,0 +1,153 @@
+"""Commands given what they should not be given: a sentence and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.local import REPO_ROOT
+from tests.support.builders import SLOT
+
+BUS, RIDERS = (str(REPO_ROOT / "config" / name) for name in ("bus-fleet.toml", "riders.toml"))
+SPAN = ["--from", "2017-03-21", "--until", "2017-03-22"]
+
+
+def toml(old: str, new: str) -> Callable[[Path], None]:
+    """A writer of riders.toml with one change."""
+    text = Path(RIDERS).read_text(encoding="utf-8")
+    assert old in text
+    return lambda path: path.write_text(text.replace(old, new), encoding="utf-8") and None
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to stand in; nothing answers on the network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
+    monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:9")
+    monkeypatch.setenv("HEXVEIL_REDIS__URL", "redis://127.0.0.1:9/0")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("x")
+    event = {"user": "a", "time": SLOT * 1000, "lat": 30.25, "lng": -97.7, "speed": 20}
+    (tmp_path / "day.ndjson").write_text(json.dumps(event) + "\n")
+    return tmp_path
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), (arguments, result.exception)
+    return result.exit_code, result.output
+
+
+RECORDINGS: dict[str, bytes] = {
+    "garbage": bytes(range(256)) * 400,
+    "giant-line": b'{"user":"' + b"a" * 3_000_000 + b'"}\n',
+    "zeros": b"\x00" * 100_000,
+    "deep": b"[" * 100_000 + b"\n",
+    "empty": b"",
+    "cut.csv.gz": gzip.compress(b"vehicle_id,timestamp,latitude,longitude,speed\n" * 1000)[:40],
+    "no-gzip.csv.gz": b"vehicle_id,timestamp\n1,2\n",
+    "one-field.csv": b"vehicle_id\n" + b"1\n" * 10,
+}
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_a_broken_recording_is_refused_or_rejected_line_by_line(desk: Path, name: str) -> None:
+    (desk / name).write_bytes(RECORDINGS[name])
+    for command in (["replay", name, "--offline"], ["evaluate", name, "--trials", "1"]):
+        code, said = run(*command, "--config", BUS)
+        assert code in (0, 2)
+        assert said
+
+
+@pytest.mark.parametrize("name", ["nowhere.ndjson", "folder"])
+@pytest.mark.parametrize("command", ["replay", "evaluate"])
+def test_a_recording_that_cannot_be_read_is_wrong_usage(desk: Path, command: str, name: str) -> None:
+    code, said = run(command, name, "--config", BUS, *(["--offline"] if command == "replay" else []))
+    assert code == 2
+    assert name in said
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (lambda path: path.write_bytes(b"\xff\xfe\x00relation"), "not TOML"),
+        (lambda path: path.mkdir(), "readable TOML"),
+        (toml('slot = "1h"', 'slot = "99999999999999999999999d"'), "window.slot"),
+        (toml("epsilon = 2.0", "epsilon = nan"), "privacy.epsilon"),
+        (toml("budget = 16.0", "budget = inf"), "privacy.budget"),
+        (toml("resolution = 6", "resolution = 6.5"), "hexagons.resolution"),
+        (toml('url = "redis://', 'url = "http://'), "redis.url"),
+        (toml("cells_per_user = 8", "cells_per_user = 0"), "cells_per_user"),
+        (lambda path: path.write_text("[" * 50_000), "not TOML"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "worker", "serve", "ledger show", "evaluate day.ndjson"])
+def test_a_configuration_that_cannot_be_used_is_refused_by_every_command(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None], says: str, command: str
+) -> None:
+    monkeypatch.delenv("HEXVEIL_REDIS__URL")
+    write(desk / "bad.toml")
+    code, said = run(*command.split(), "--config", "bad.toml")
+    assert code == 2
+    assert says in said.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("HEXVEIL_PRIVACY", "abc", "HEXVEIL_PRIVACY__EPSILON"),
+        ("HEXVEIL_PRIVACY__EPSILON", "abc", "privacy.epsilon"),
+        ("HEXVEIL_PRIVACY__EPSILLON", "1", "epsillon"),
+        ("HEXVEIL_REDIS__URL", "nonsense", "redis.url"),
+        ("HEXVEIL_PARTICIPATION__GEOJSON", "folder", "GeoJSON"),
+        ("HEXVEIL_PARTICIPATION__GEOJSON", "nowhere", "GeoJSON"),
+        ("HEXVEIL_PARTICIPATION__GEOJSON", "file", "GeoJSON"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "evaluate day.ndjson", "replay day.ndjson --offline"])
+def test_an_environment_that_says_nonsense_is_refused(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str, command: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    span = SPAN if command.startswith("replay") else []
+    code, said = run(*command.split(), "--config", RIDERS, *span)
+    assert code == 2
+    assert says in said
+
+
+@pytest.mark.parametrize("key", ["folder", "file", "nowhere/deeper/key", "file/key"])
+@pytest.mark.parametrize("command", ["replay day.ndjson --offline", "evaluate day.ndjson --trials 1"])
+def test_a_user_key_that_cannot_be_kept_is_refused(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, key: str, command: str
+) -> None:
+    (desk / "file").chmod(0o644)
+    monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", key)
+    code, said = run(*command.split(), "--config", BUS)
+    assert code == (0 if key.startswith("nowhere") else 2), said
+    assert code == 0 or "key" in said
+
+
+@pytest.mark.parametrize("state", ["file", "file/deeper"])
+def test_a_ledger_folder_that_cannot_be_kept_is_refused(desk: Path, state: str) -> None:
+    code, said = run("replay", "day.ndjson", "--offline", "--config", BUS, "--state", state)
+    assert code == 2
+    assert "--state" in said
+
+
+@pytest.mark.parametrize("epsilon", ["1e9", "1e-9", "nan"])
+def test_a_sweep_beyond_the_bounds_is_refused(desk: Path, epsilon: str) -> None:
+    code, _ = run("evaluate", "day.ndjson", "--config", BUS, "--sweep", f"epsilon={epsilon}")
+    assert code == 2
+
+
+def test_a_configuration_in_a_folder_that_is_not_there_is_refused(desk: Path) -> None:
+    code, said = run("init", "nowhere/mine.toml")
+    assert code == 2
+    assert "folder" in said

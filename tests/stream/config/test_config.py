@@ -1,0 +1,76 @@
+"""Configurations that must be refused, with the key and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stream.config import ConfigError, load_config
+from stream.local import REPO_ROOT
+from tests.support.builders import with_histograms
+
+BUS = REPO_ROOT / "config" / "bus-fleet.toml"
+
+
+def test_the_shipped_configuration_is_sound_and_init_writes_the_same() -> None:
+    config = load_config(BUS)
+    assert config.relation == "values"
+    assert config.speed.upper_quanta == 6500
+    for name in ("bus-fleet.toml", "riders.toml"):
+        shipped = (REPO_ROOT / "config" / name).read_bytes()
+        assert (REPO_ROOT / "stream" / "config" / "templates" / name).read_bytes() == shipped
+    assert load_config(REPO_ROOT / "config" / "riders.toml").relation == "participation"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("feed.nme", 1, "feed.nme"),
+        ("relation", "record", "relation"),
+        ("relation", "participation", "go together"),
+        ("privacy.epsilon", -1, "privacy.epsilon"),
+        ("privacy.budget", 0.5, "no window could ever be released"),
+        ("window.slot", "7h", "does not divide"),
+        ("window.slot", "an hour", "whole number with"),
+        ("feed.timezone", "Mars/Olympus", "IANA"),
+        ("feed.domain", {"south": 2, "north": 1, "west": 0, "east": 1}, "no area"),
+        ("feed.format", "declared", "feed.fields"),
+        ("speed.statistics", ["mean", "mean"], "twice"),
+        ("speed.upper_bound", 65.001, "multiple"),
+        ("hexagons.resolution", 16, "hexagons.resolution"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_key_and_a_remedy(key: str, value: object, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(BUS, **{key: value})
+
+
+def test_relation_has_no_default(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(BUS.read_text().replace('relation = "values"', ""))
+    with pytest.raises(ConfigError, match="relation"):
+        load_config(file)
+
+
+def test_the_environment_overrides_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEXVEIL_PRIVACY__EPSILON", "1.5")
+    assert load_config(BUS).privacy.epsilon_micro == 1_500_000
+
+
+@pytest.mark.parametrize("text", [None, "relation = ", "\x00"])
+def test_a_file_that_is_no_configuration_is_an_error_not_a_crash(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "c.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError):
+        load_config(file)
+
+
+@pytest.mark.parametrize("relation", ["values", "participation"])
+def test_a_budget_that_pays_no_window_with_its_histograms_is_refused(tmp_path: Path, relation: str) -> None:
+    with pytest.raises(ConfigError, match=r"no window could ever be released.*histogram\.epsilon"):
+        with_histograms(relation, tmp_path, **{"privacy.epsilon": 2.0, "privacy.budget": 3.0})
+    outside = {"south": -10.0, "west": -10.0, "north": 10.0, "east": 10.0}
+    with pytest.raises(ConfigError, match="reaches outside"):
+        with_histograms(relation, tmp_path, **{"histogram.domain": outside})

@@ -1,0 +1,174 @@
+"""Section [histogram]: refused where it cannot work, and what is accepted always draws."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpcore.noise import Noise
+from stream.cli import app
+from stream.config import Config, ConfigError, load_config
+from stream.config.histogram import MAX_MESSAGE_BYTES, MECHANISMS
+from stream.local import REPO_ROOT
+from stream.messages.message import SPATIAL_HISTOGRAM
+from stream.statistics.histograms.fixes import fixes_of, histogram_box
+from stream.statistics.pipeline import build_messages
+from tests.stream.statistics.test_histograms import planned
+from tests.support.builders import EVERY_MECHANISM, bus_config, located_rows, with_histograms
+
+BUS, RIDERS = REPO_ROOT / "config" / "bus-fleet.toml", REPO_ROOT / "config" / "riders.toml"
+
+
+def uncommented(file: Path, *, euler: bool = False) -> str:
+    """The shipped file with its example of [histogram] in force."""
+    text = file.read_text(encoding="utf-8")
+    start, end = text.index("# [histogram]\n"), text.index("\n[kafka]")
+    middle = text.index("# [histogram.euler]")
+    example = text[start : end if euler else middle]
+    example = re.sub(r"(?m)^# ?", "", example)
+    if euler:
+        example = example.replace('["sparse"]', '["sparse", "euler"]').replace(
+            "sparse = 1.0", "sparse = 1.0, euler = 3"
+        )
+    return text[:start] + example + text[end:]
+
+
+@pytest.mark.parametrize("euler", [False, True])
+@pytest.mark.parametrize("file", [BUS, RIDERS])
+def test_the_commented_example_is_a_sound_configuration(file: Path, euler: bool, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(uncommented(file, euler=euler), encoding="utf-8")
+    config = load_config(path, **{"privacy.budget": 100.0})
+    assert config.histogram is not None
+    assert config.histogram.mechanisms == (("sparse", "euler") if euler else ("sparse",))
+    assert config.histogram.grid_sizes == (4, 8, 16, 32, 64)
+
+
+def test_every_mechanism_of_the_library_can_be_configured() -> None:
+    assert sorted(MECHANISMS) == EVERY_MECHANISM
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"histogram.mechanisms": []}, "histogram.mechanisms"),
+    ({"histogram.mechanisms": ["dawa"]}, "histogram.mechanisms"),
+    ({"histogram.mechanisms": ["ug", "ug"]}, "twice"),
+    ({"histogram.mechanisms": ["ug", "euler"]}, r"\[histogram.euler\] go together"),
+    ({"histogram.euler": {}}, "go together"),
+    ({"histogram.epsilon": 0}, "histogram.epsilon"),
+    ({"histogram.epsilon": float("nan")}, "histogram.epsilon"),
+    ({"histogram.epsilon": 1e-7}, "raise epsilon"),
+    ({"histogram.epsilon": 1e-3, "histogram.fixes_per_user": 2}, "raise epsilon, or lower fixes_per_user"),
+    ({"histogram.epsilon": 100}, "below the 102.* of one window"),
+    ({"histogram.shares": {"ag": 1}}, "not among mechanisms"),
+    ({"histogram.shares": {"ug": 1}}, "every mechanism"),
+    ({"histogram.shares": {"ug": 1, "htf": -1}}, "above 0"),
+    ({"histogram.shares": {"ug": 1, "htf": float("inf")}}, "above 0"),
+    ({"histogram.shares": {"ug": 1, "htf": 1e-9}}, "less than 1e-6"),
+    ({"histogram.fixes_per_user": 0}, "fixes_per_user"),
+    ({"histogram.rows": 0}, "histogram.rows"),
+    ({"histogram.columns": 2000}, "histogram.columns"),
+    ({"histogram.rows": 1024, "histogram.columns": 1024}, "brokers refuse"),
+    ({"histogram.sizes": [0]}, "between 1 and"),
+    ({"histogram.sizes": [32]}, "between 1 and"),
+    ({"histogram.domain": {"south": 30.1, "west": -97.9, "north": 30.1, "east": -97.5}}, "no area"),
+    ({"histogram.domain": {"south": 30.1, "west": -97.9, "north": 31.1, "east": -97.5}}, "outside feed.domain"),
+    ({"histogram.bounds": 1}, "histogram.bounds"),
+]
+
+
+@pytest.mark.parametrize("relation", ["values", "participation"])
+@pytest.mark.parametrize(("settings", "says"), REFUSED)
+def test_a_bad_section_is_refused_with_its_key_and_a_remedy(
+    tmp_path: Path, relation: str, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        with_histograms(relation, tmp_path, ["htf", "ug"], **settings)
+
+
+def test_under_zcdp_the_budget_must_bear_the_histograms_too(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"privacy.rho_budget 12.0 is below the 50.5 of one window"):
+        with_histograms("zcdp", tmp_path, ["ug"], **{"histogram.epsilon": 10.0})
+
+
+def least(name: str, s: int, goal: str, grid: tuple[int, int], tmp_path: Path) -> Config:
+    """The least epsilon that is accepted, on a grid of this shape."""
+    rows, columns = grid
+    side = {"histogram.rows": rows, "histogram.columns": columns, "histogram.sizes": []}
+    settings = side | {"histogram.epsilon": 1e-3 * s, "histogram.fixes_per_user": s, "histogram.goal": goal}
+    settings |= {"speed.suppression": "none", "speed.allocation": "uniform", "speed.clipping": "none"}
+    if name == "euler":
+        settings["histogram.euler"] = {"rows": min(rows, 12), "columns": min(columns, 12), "diameter_m": 0.5}
+    return with_histograms("values", tmp_path, [name], **settings)
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 40), (3, 2), (64, 64)])
+@pytest.mark.parametrize("name", EVERY_MECHANISM)
+def test_whatever_is_accepted_can_be_drawn_in_the_bytes_that_were_foreseen(
+    tmp_path: Path, name: str, grid: tuple[int, int]
+) -> None:
+    """Users are charged before the draw: a mechanism that then failed would cost them their budget for nothing."""
+    for s, goal in ((1, "absolute"), (7, "absolute"), (7, "relative")):
+        config = least(name, s, goal, grid, tmp_path)
+        for rows in (located_rows(1, 60, users=40), located_rows(1, 0)):
+            plan, held, fixes = planned(config, rows)
+            messages, _ = build_messages(plan, held, Noise(), config, None, fixes)
+            (message,) = [m for m in messages if m.topic == SPATIAL_HISTOGRAM]
+            assert config.histogram is not None
+            assert len(message.value) <= config.histogram.largest_message(name) + 1_000 < MAX_MESSAGE_BYTES + 1_000
+
+
+def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path: Path) -> None:
+    def check(config: str, *, as_json: bool) -> Any:
+        file = tmp_path / "c.toml"
+        file.write_text(config, encoding="utf-8")
+        done = CliRunner().invoke(app, ["check", "--config", str(file), *(["--json"] if as_json else [])])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)["histogram"] if as_json else " ".join(done.stdout.split())
+
+    bus = uncommented(BUS, euler=True)
+    found = check(bus, as_json=True)
+    assert found["epsilon"] == {"euler": 0.75, "sparse": 0.25}
+    costs = {name: found[name] for name in found if "cost" in name}
+    assert costs == {
+        "cost_per_window": 1.0,
+        "cost_per_period": 24.0,
+        "window_cost_with_speed": 3.0,
+        "period_cost_with_speed": 72.0,
+    }
+    text = check(bus, as_json=False)
+    assert "euler (epsilon 0.75), sparse (epsilon 0.25)" in text
+    assert "pays epsilon 1 a window for all of them, 24 if he is there in every window" in text
+    assert "budget 48.0 pays 16 of 24 windows" in text
+    assert "the whole epsilon for speed" in text
+    riders = uncommented(RIDERS)
+    assert "the whole epsilon for speed" not in check(riders, as_json=False)
+    zcdp = re.sub(
+        r"(?m)^epsilon = 2.0\nbudget = \S+$", 'accounting = "zcdp"\nrho = 0.05\nrho_budget = 3.0\ndelta = 1e-6', riders
+    )
+    found = check(zcdp, as_json=True)
+    assert (found["unit"], found["cost_per_window"], found["cost_per_period"]) == ("rho", 0.125, 3.0)
+
+
+def test_without_the_section_nothing_of_histograms_is_read_planned_or_published(tmp_path: Path) -> None:
+    config = bus_config(tmp_path)
+    assert histogram_box(config) is None
+    assert fixes_of(located_rows(1, 50), histogram_box(config)) is None
+    assert config.window_grant == config.privacy.ledger_grant
+
+
+def test_the_box_is_half_open_and_fixes_outside_it_count_for_nobody(tmp_path: Path) -> None:
+    config = with_histograms("values", tmp_path, ["ug"])
+    rows = located_rows(1, 4, users=1)
+    rows["user"] = [1, 2, 3, 4]
+    rows["lat"], rows["lng"] = 303_000_000, [-979_000_000, -975_000_000, -975_000_001, -979_000_001]
+    plan, held, fixes = planned(config, rows)
+    assert fixes.users.tolist() == [1, 3]
+    grant = config.privacy.epsilon_micro
+    charges = dict(zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+    assert charges == {1: grant + 1_100_000, 2: grant, 3: grant + 1_100_000, 4: grant}

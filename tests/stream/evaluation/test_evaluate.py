@@ -1,0 +1,160 @@
+"""``hexveil evaluate``: the service's own plans, honest scores, and never mistaken for a release."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.evaluation.evaluate import VARIANTS, evaluate, report, variants, with_epsilon, with_speed
+from stream.local import REPO_ROOT
+from tests.support.builders import SLOT, bus_config, random_rows
+
+BUS = str(REPO_ROOT / "config" / "bus-fleet.toml")
+
+
+def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cover_94_to_96_percent(
+    tmp_path: Path,
+) -> None:
+    """n = 60 draws × 6 cells × 3 windows ≈ 1 000 cells a statistic; the band is ±2 points wide of 0.95 (3 σ)."""
+    config = bus_config(tmp_path, **{"speed.post_processing": []})
+    windows = {SLOT + 3600 * k: random_rows(k, 200, slot=SLOT + 3600 * k) for k in range(3)}
+    for name, chosen in variants(config, ["uniform", "exact-loss", "exact-loss+clipping"]):
+        for score in evaluate(chosen, windows, 60, name):
+            assert score.charges.most <= config.privacy.epsilon_micro
+            if score.estimator == "released":
+                assert score.coverage is not None
+                assert 0.93 <= score.coverage <= 0.97, score
+
+
+def test_more_epsilon_means_less_error(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **{"speed.post_processing": []})
+    windows = {SLOT: random_rows(1, 300)}
+    errors = [
+        next(s.mae for s in evaluate(with_epsilon(config, e), windows, 20) if s.statistic == "mean")
+        for e in (0.2, 2.0, 20.0)
+    ]
+    assert errors == sorted(errors, reverse=True)
+
+
+def test_the_command_marks_its_output_as_not_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "day.ndjson"
+    events = [
+        {"user": f"b{u}", "time": SLOT * 1000 + 1000 * k, "lat": 30.2 + 0.02 * (k % 3), "lng": -97.7, "speed": 20 + u}
+        for u in range(8)
+        for k in range(10)
+    ]
+    file.write_text("\n".join(json.dumps(event) for event in events))
+    arguments = ["evaluate", str(file), "--config", BUS, "--trials", "2"]
+    machine = CliRunner().invoke(app, [*arguments, "--json", "--mechanisms", "uniform,exact-loss"])
+    assert machine.exit_code == 0, machine.output
+    report = json.loads(machine.stdout)
+    assert report["private"] is False
+    assert "NOT PRIVATE" in report["warning"]
+    assert {score["mechanism"] for score in report["scores"]} == {"uniform", "exact-loss"}
+    picture = tmp_path / "errors.png"
+    human = CliRunner().invoke(app, [*arguments, "--sweep", "epsilon=1,2", "--plot", str(picture)])
+    assert human.exit_code == 0, human.output
+    assert "NOT PRIVATE" in human.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_relation_chooses_its_shipped_configuration_and_refuses_one_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "day.ndjson"
+    events = [
+        {"user": f"b{u}", "time": SLOT * 1000 + 1000 * k, "lat": 30.2, "lng": -97.7, "speed": 20 + u}
+        for u in range(8)
+        for k in range(10)
+    ]
+    file.write_text("\n".join(json.dumps(event) for event in events))
+    monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
+    monkeypatch.chdir(REPO_ROOT)
+    for relation, statistics in (
+        ("values", {"mean", "variance", "distribution"}),
+        ("participation", {"mean", "variance"}),
+    ):
+        command = ["evaluate", str(file), "--format", "canonical", "--relation", relation, "--trials", "1", "--json"]
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        assert {score["statistic"] for score in json.loads(result.stdout)["scores"]} <= statistics
+    refused = CliRunner().invoke(app, ["evaluate", str(file), "--config", BUS, "--relation", "participation"])
+    assert refused.exit_code == 2
+    assert "relation 'values', not 'participation'" in refused.output
+
+
+def test_every_figure_of_every_statistic_and_mechanism_is_reported(tmp_path: Path) -> None:
+    config = with_speed(bus_config(tmp_path), statistics=("mean", "variance", "p15", "p50", "p85"))
+    windows = {SLOT + 3600 * k: random_rows(k, 120, slot=SLOT + 3600 * k) for k in range(2)}
+    for name, chosen in variants(config, ["exact-loss", "levy"]):
+        scores = report("day", 3, evaluate(chosen, windows, 3, name))["scores"]
+        raw = {score["statistic"]: score for score in scores if score["estimator"] == "released"}
+        assert set(raw) == {"mean", "variance", "p15", "p50", "p85", "distribution"}
+        assert 0 < raw["distribution"]["mae"] < 1, "a Kolmogorov distance"
+        assert all(score["coverage"] is not None for key, score in raw.items() if key != "distribution")
+        assert raw["mean"]["noise"] > 0
+        assert raw["variance"]["noise"] > 0
+        assert sum(cell["events"] for cell in raw["mean"]["map"]) == 240
+        for score in scores:
+            assert score["charges"]["unit"] == "micro_epsilon"
+            spread = [score["charges"][key] for key in ("least", "p5", "median", "p95", "most")]
+            assert spread == sorted(spread)
+            assert 0 < spread[-1] <= config.privacy.epsilon_micro
+            assert score["seconds"] > 0
+            assert (score["duality_gap"] is not None) == (name == "exact-loss")
+        json.dumps(scores)
+
+
+def test_intervals_of_single_cell_means_cover_95_percent_of_what_noise_was_added_to(tmp_path: Path) -> None:
+    """n = 150 draws × 6 cells a mechanism; the band is ±3.5 points of 0.95 (about 5 σ)."""
+    config = with_speed(bus_config(tmp_path), statistics=("mean",))
+    windows = {SLOT: random_rows(3, 200)}
+    for name, chosen in variants(config, ["baseline", "array-averaging", "levy", "epsilon-quantile"]):
+        (score,) = (s for s in evaluate(chosen, windows, 150, name) if s.estimator == "released")
+        assert score.coverage is not None
+        assert 0.915 <= score.coverage <= 0.985, (name, score.coverage)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--mechanisms", "magic"],
+        ["--sweep", "delta=1"],
+        ["--sweep", "epsilon=-1"],
+        ["--window", "x"],
+        ["--statistics", "mode"],
+    ],
+)
+def test_wrong_usage_is_refused_with_the_choices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "day.ndjson"
+    file.write_text(json.dumps({"user": "a", "time": SLOT * 1000, "lat": 30.2, "lng": -97.7, "speed": 1}))
+    result = CliRunner().invoke(app, ["evaluate", str(file), "--config", BUS, *extra])
+    assert result.exit_code == 2
+
+
+def test_the_figures_to_beat_on_a_recorded_hour_are_beaten(tmp_path: Path, shared_data: Path) -> None:
+    """Mean only, ε = 2, U = 80, 07:00 of 2017-03-21: S14 with shrinkage 5.7 km/h and 61 % of events useful."""
+    from stream.offline import read_recording, split_by_slot
+
+    config = bus_config(
+        tmp_path, **{"speed.statistics": ["mean"], "speed.upper_bound": 80.0, "speed.suppression": "none"}
+    )
+    rows, _ = read_recording(config, shared_data / "capmetro" / "2017-03-21.csv.gz", "capmetro")
+    windows = {SLOT: split_by_slot(rows, config)[SLOT]}
+    scores = {score.estimator: score for score in evaluate(config, windows, 30)}
+    assert scores["empirical-bayes"].mae < 3.8
+    assert scores["empirical-bayes"].useful_coverage > 0.78
+
+
+def test_variants_are_configurations_of_the_service(tmp_path: Path) -> None:
+    config = bus_config(tmp_path)
+    for name, chosen in variants(config, list(VARIANTS)):
+        assert chosen.privacy == config.privacy, name

@@ -1,0 +1,156 @@
+"""What the histograms of the service say about real fixes: intervals keep their level, and evaluation tells the truth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+from dpcore.noise import Noise
+from dpcore.spatial import Rectangles
+from dpcore.spatial.euler import EulerHistogram
+from dpcore.spatial.histogram import GridHistogram, PartitionHistogram
+from dpcore.spatial.queries import answer, integral_image
+from dpcore.spatial.regions import Footprints
+from dpcore.spatial.release import Released
+from stream.cli import app
+from stream.config import Config
+from stream.evaluation.histograms import evaluate_histograms, with_histogram_epsilon
+from stream.local import REPO_ROOT
+from stream.offline import read_recording, split_by_slot
+from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
+from stream.statistics.histograms.histograms import draw_histograms, exact_counts, region_domain, regions_of
+from stream.statistics.plan import HistogramPlan
+from tests.stream.statistics.test_histograms import planned
+from tests.support.builders import EVERY_MECHANISM, bus_config, located_rows, with_histograms
+
+N = 200
+"""Draws per mechanism, one range each. H0: intervals cover 95 %; it is rejected where so few covered have P <= ALPHA. At
+63 % true coverage (noise three times too large) it is kept with P < 1e-9. Noise is recorded: a verdict never changes."""
+ALPHA = 1e-6
+LEAST = int(stats.binom.ppf(ALPHA, N, 0.95))
+BOX = {"south": 30.1, "west": -98.0, "north": 30.6, "east": -97.5}
+MORNING = 1_490_101_200
+"""2017-03-21 08:00 in Austin, in epoch seconds."""
+
+
+class Tripled(Noise):
+    """A planted bug: three times the noise that the release states."""
+
+    def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
+        return super().discrete_laplace(np.asarray(numerator) * 3, denominator, size)
+
+
+def on_the_map(tmp_path: Path, name: str) -> Config:
+    """One mechanism at ε = 1 on 64 × 64 cells of Austin, regions on 8 × 8."""
+    grid = {"histogram.rows": 64, "histogram.columns": 64, "histogram.sizes": [], "histogram.domain": BOX}
+    settings = grid | {"histogram.epsilon": 1.0, "speed.suppression": "none", "speed.clipping": "none"}
+    if name == "euler":
+        settings["histogram.euler"] = {}
+    return with_histograms("values", tmp_path, [name], **settings)
+
+
+@pytest.fixture(scope="module")
+def morning(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> np.ndarray:
+    """Rows of one hour of the recorded day."""
+    config = bus_config(tmp_path_factory.mktemp("key"))
+    rows, _ = read_recording(config, shared_data / "capmetro" / "2017-03-21.csv.gz", "capmetro")
+    return split_by_slot(rows, config)[MORNING]
+
+
+def a_range(histogram: Released, rng: np.random.Generator) -> Rectangles:
+    """Whole parts: between two edges of a grid, one part of a partition, whole cells of regions."""
+    if isinstance(histogram, PartitionHistogram):
+        return Rectangles(*(np.array([side]) for side in histogram.boxes[rng.integers(len(histogram.boxes))]))
+    if isinstance(histogram, GridHistogram):
+        x_edges, y_edges = histogram.x_edges, histogram.y_edges
+    else:
+        x_edges, y_edges = np.arange(histogram.domain.rows + 1), np.arange(histogram.domain.columns + 1)
+    x, y = (np.sort(rng.choice(edges, 2, replace=False)) for edges in (x_edges, y_edges))
+    return Rectangles(x[:1], x[1:], y[:1], y[1:])
+
+
+def covered(config: Config, rows: np.ndarray, noise: Noise) -> int:
+    """In how many of N draws the interval of a range of whole parts holds the exact number."""
+    plan, _, fixes = planned(config, rows)
+    settings = plan.histogram
+    assert settings is not None
+    image, rng, found = integral_image(exact_counts(settings, fixes)), np.random.default_rng(1), 0
+    regions = None if settings.regions is None else exact_regions(settings, fixes)
+    for _ in range(N):
+        (drawn,) = draw_histograms(plan, fixes, noise)
+        asked = a_range(drawn.histogram, rng)
+        exact = answer(image, asked) if regions is None else regions.answers(asked)
+        (value,), (half,) = drawn.histogram.query(asked)
+        found += bool(abs(value - exact[0]) <= half)
+    return found
+
+
+def exact_regions(plan: HistogramPlan, fixes: Fixes) -> EulerHistogram:
+    assert plan.regions is not None
+    metres = region_domain(plan)
+    components = Footprints.of(regions_of(plan, fixes), metres, plan.regions.diameter_m).total()
+    return EulerHistogram(metres, components, 0.0, "covert")
+
+
+@pytest.mark.parametrize("name", EVERY_MECHANISM)
+def test_intervals_of_whole_parts_hold_the_number_of_real_vehicles_as_often_as_they_say(
+    name: str, tmp_path: Path, morning: np.ndarray
+) -> None:
+    kept = covered(on_the_map(tmp_path, name), morning, Noise(np.random.default_rng(7).bytes))
+    assert kept >= LEAST, f"{kept} of {N} covered, at 95 % fewer than {LEAST} happen with P <= {ALPHA}"
+
+
+@pytest.mark.parametrize("name", ["ag", "htf", "singular", "sparse", "ug"])
+def test_intervals_that_state_a_third_of_the_noise_are_caught(name: str, tmp_path: Path, morning: np.ndarray) -> None:
+    assert covered(on_the_map(tmp_path, name), morning, Tripled(np.random.default_rng(7).bytes)) < LEAST
+
+
+def test_evaluation_finds_the_error_that_more_epsilon_lowers_and_keeps_the_windows_paid(tmp_path: Path) -> None:
+    config = with_histograms("participation", tmp_path, ["singular", "sparse"], **{"histogram.epsilon": 1.0})
+    windows = {1_490_097_600 + 3600 * k: located_rows(k, 800, users=200, slot=1_490_097_600 + 3600 * k) for k in (0, 1)}
+    scores = {}
+    for epsilon in (0.5, 50.0):
+        changed = with_histogram_epsilon(config, epsilon)
+        assert (
+            changed.privacy.ledger_budget // changed.window_grant == config.privacy.ledger_budget // config.window_grant
+        )
+        for score in evaluate_histograms(changed, windows, 3):
+            scores[score.mechanism, score.ranges, epsilon] = score
+    assert len(scores) == 8
+    inside = [len(fixes_of(rows, histogram_box(config)).users) for rows in windows.values()]
+    for (name, family, epsilon), score in scores.items():
+        assert score.counted == np.mean(inside)
+        assert score.windows == 2
+        if epsilon == 50.0:
+            assert score.mae < scores[name, family, 0.5].mae
+    # Without noise to speak of, what is left of "singular" is that fixes are not even inside a cell.
+    assert scores["singular", "square", 50.0].mae < 5
+
+
+def test_histograms_are_judged_on_request_and_said_to_be_not_private(tmp_path: Path, shared_data: Path) -> None:
+    file = tmp_path / "c.toml"
+    text = (
+        (REPO_ROOT / "config" / "bus-fleet.toml")
+        .read_text(encoding="utf-8")
+        .replace("var/user.key", str(tmp_path / "k"))
+    )
+    file.write_text(text, encoding="utf-8")
+    recording = str(shared_data / "capmetro" / "2017-03-21.csv.gz")
+    asked = ["evaluate", recording, "--config", str(file), "--format", "capmetro", "--histograms", "--trials", "1"]
+    refused = CliRunner().invoke(app, asked)
+    assert (refused.exit_code, "no [histogram]" in refused.stderr) == (2, True)
+    added = '\n[histogram]\nmechanisms = ["sparse"]\nepsilon = 1.0\nrows = 16\ncolumns = 16\n'
+    file.write_text(text.replace("budget = 48.0", "budget = 96.0") + added, encoding="utf-8")
+    one = [*asked, "--window", "2017-03-21T13:00:00Z", "--sweep", "epsilon=1,2"]
+    found = json.loads(CliRunner().invoke(app, [*one, "--json"]).stdout)
+    assert found["private"] is False
+    assert [(s["mechanism"], s["ranges"], s["epsilon"]) for s in found["histograms"]] == [
+        ("sparse", family, epsilon) for epsilon in (1.0, 2.0) for family in ("random", "square")
+    ]
+    assert "sparse" in CliRunner().invoke(app, one).stdout

@@ -1,0 +1,258 @@
+"""Messages become columns, each refused one has its reason, and no bytes stop the feed."""
+
+import json
+import random
+import struct
+from datetime import UTC, datetime, timedelta, timezone
+from fractions import Fraction
+
+import h3
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream.config import Config
+from stream.ingestion.decoding import REASONS, Decoder, Reason
+from stream.ingestion.formats import parse_time
+from stream.storage.row_store import ROW
+
+NOW = datetime(2017, 3, 21, 12, tzinfo=UTC)
+NOW_US = int(NOW.timestamp()) * 1_000_000
+KEY = bytes(range(32))
+FIX = {"user": "2619", "time": "2017-03-21T06:59:31-05:00", "lat": 30.19826, "lng": -97.77679, "speed": 20.0}
+ITMS = (
+    b'{"vehicle_label":"M22","route_id":"110","id":"x","location":{"coordinates":[72.848299,21.144356],"type":"Point"},'
+    b'"speed":17.0,"observationDateTime":"2021-05-08T08:29:45+05:30","trip_id":"14004216",'
+    b'"license_plate":"GJ05NH3216","trip_delay":36,"trip_direction":"UP"}'
+)
+
+
+def configure(window=None, resolution=7, **feed):
+    box = {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2}
+    return Config(
+        relation="values",
+        feed={"name": "bus", "topic": "t", "timezone": "America/Chicago", "domain": box} | feed,
+        window=window or {"max_age": "1d", "max_future": "5m"},
+        privacy={"epsilon": 2.0, "budget": 48.0},
+        hexagons={"resolution": resolution},
+        speed={"upper_bound": 65.0},
+    )
+
+
+CANONICAL = Decoder(configure(), KEY)
+
+
+def fix(**changes) -> bytes:
+    return json.dumps(FIX | changes).encode()
+
+
+def reason_of(message, decoder=CANONICAL, now_us=NOW_US):
+    batch = decoder.decode([message], now_us)
+    return Reason(REASONS[batch.reason[0]]) if len(batch.reason) else None
+
+
+def row_of(message, decoder=CANONICAL, now_us=NOW_US):
+    batch = decoder.decode([message], now_us)
+    assert not len(batch.rejected), REASONS[batch.reason[0]]
+    return batch.rows[0]
+
+
+def test_a_row_is_36_packed_little_endian_bytes():
+    row = row_of(fix())
+    cell, user, time, lat, lng, value = struct.unpack("<QQqiii", row.tobytes())
+    assert ROW.itemsize == 36
+    assert h3.int_to_str(cell) == h3.latlng_to_cell(FIX["lat"], FIX["lng"], 7)
+    assert (time, lat, lng, value) == (1490097571_000_000, 301982600, -977767900, 2000)
+    assert user == row["user"] == row_of(fix(speed=3, lat=30.2))["user"] != row_of(fix(user="2620"))["user"]
+
+
+@pytest.mark.parametrize(
+    ("feed", "speed", "kmh"),
+    [
+        ({"format": "canonical", "speed_unit": "km/h"}, 17.0, 17.0),
+        ({"format": "canonical", "speed_unit": "m/s"}, 10, 36.0),
+        ({"format": "canonical", "speed_unit": "kn"}, 10, 18.52),
+        ({"format": "capmetro"}, 0.44704, 1.61),
+        ({"format": "capmetro"}, 17.43456, 62.76),
+        ({"format": "capmetro-2015"}, 70, 112.65),
+    ],
+)
+def test_speeds_become_quanta_in_the_unit_of_the_feed(feed, speed, kmh):
+    message = fix(
+        speed=speed,
+        vehicle_id="2619",
+        timestamp=FIX["time"],
+        latitude=FIX["lat"],
+        longitude=FIX["lng"],
+        trip_headsign="",
+    )
+    row = row_of(message, Decoder(configure(**feed), KEY))
+    assert row["value"] == round(kmh * 100)
+    assert row["lat"] == 301982600
+    assert row["time"] == 1490097571_000_000
+
+
+def test_the_surat_feed_has_longitude_first_and_the_licence_plate_as_user():
+    surat = {"format": "itms", "domain": {"south": 21, "west": 72, "north": 22, "east": 73}, "timezone": "Asia/Kolkata"}
+    decoder = Decoder(configure(**surat), KEY)
+    now_us = parse_time("2021-05-08T03:00:00Z")
+    row = row_of(ITMS, decoder, now_us)
+    assert (row["lat"], row["lng"], row["value"]) == (211443560, 728482990, 1700)
+    assert row["time"] == parse_time("2021-05-08T02:59:45Z")
+    assert reason_of(ITMS.replace(b"[72.848299,21.144356]", b"[72.848299]"), decoder, now_us) is Reason.MISSING_FIELD
+    assert reason_of(ITMS.replace(b"72.848299", b'"72"'), decoder, now_us) is Reason.WRONG_TYPE
+    assert reason_of(ITMS.replace(b"17.0", b"null"), decoder, now_us) is Reason.MISSING_FIELD
+
+
+def test_a_declared_feed_of_the_same_paths_gives_the_same_row():
+    box = {"south": 21, "west": 72, "north": 22, "east": 73}
+    fields = {
+        "user": "license_plate",
+        "time": "observationDateTime",
+        "lat": "location.coordinates.1",
+        "lng": "location.coordinates.0",
+        "speed": "speed",
+    }
+    declared = Decoder(configure(format="declared", fields=fields, domain=box, speed_unit="km/h"), KEY)
+    known = Decoder(configure(format="itms", domain=box), KEY)
+    now_us = parse_time("2021-05-08T03:00:00Z")
+    assert row_of(ITMS, declared, now_us) == row_of(ITMS, known, now_us)
+    assert reason_of(b'{"location":[]}', declared, now_us) is Reason.MISSING_FIELD
+    assert reason_of(b"[1,2]", declared, now_us) is Reason.MISSING_FIELD
+    assert reason_of(ITMS.replace(b'"2021-05-08T08:29:45+05:30"', b"1620442785"), declared, now_us) is Reason.WRONG_TYPE
+
+
+@pytest.mark.parametrize(("time_format", "value"), [("epoch-s", 1490097571.25), ("epoch-ms", 1490097571250)])
+def test_declared_epoch_times(time_format, value):
+    fields = {"user": "u.0", "time": "t", "lat": "p.lat", "lng": "p.lng", "speed": "s", "time_format": time_format}
+    decoder = Decoder(configure(format="declared", fields=fields), KEY)
+    message = json.dumps({"u": ["a"], "t": value, "p": {"lat": 30, "lng": -98}, "s": 1}).encode()
+    assert row_of(message, decoder)["time"] == 1490097571_250_000
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (None, Reason.TOMBSTONE),
+        (b" " * (1 << 20) + fix(), Reason.TOO_LARGE),
+        (b"x" * 10_000_000, Reason.TOO_LARGE),
+        (b"", Reason.NOT_JSON),
+        (b"\xff\xfe\x00", Reason.NOT_JSON),
+        (b"\xef\xbb\xbf" + fix(), Reason.NOT_JSON),
+        (fix() + b"{}", Reason.NOT_JSON),
+        (fix() + b"," + fix(), Reason.NOT_JSON),
+        (
+            fix(user="\udcff".encode("utf-8", "surrogatepass").decode("latin1")).replace(b"\\u00", b"\\ud8"),
+            Reason.WRONG_TYPE,
+        ),
+        (b'{"user":"\xff",' + fix()[16:], Reason.NOT_JSON),
+        (b"[" * 100_000, Reason.NOT_JSON),
+        (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"," + fix()[1:], Reason.NOT_JSON),
+        (b"null", Reason.MISSING_FIELD),
+        (b"[]", Reason.MISSING_FIELD),
+        (b"{}", Reason.MISSING_FIELD),
+        (fix(speed=None), Reason.MISSING_FIELD),
+        (fix(speed="20"), Reason.WRONG_TYPE),
+        (fix(lat=True), Reason.WRONG_TYPE),
+        (fix(user=1.5), Reason.WRONG_TYPE),
+        (fix(user=["a"]), Reason.WRONG_TYPE),
+        (fix(time="2017-03-21T06:59:31"), Reason.WRONG_TYPE),
+        (fix(time="yesterday"), Reason.WRONG_TYPE),
+        (fix(lat=float("nan")), Reason.NOT_FINITE),
+        (fix(speed=float("inf")), Reason.NOT_FINITE),
+        (fix().replace(b"20.0", b"1e999"), Reason.NOT_FINITE),
+        (fix().replace(b"20.0", b"1" + b"0" * 5000), Reason.NOT_FINITE),
+        (fix(user=""), Reason.ID_EMPTY),
+        (fix(user="x" * 257), Reason.ID_TOO_LONG),
+        (fix(user="é" * 129), Reason.ID_TOO_LONG),
+        (fix(lat=29.79), Reason.OUT_OF_DOMAIN),
+        (fix(lng=97.77), Reason.OUT_OF_DOMAIN),
+        (fix(lat=1e300), Reason.OUT_OF_DOMAIN),
+        (fix(speed=-0.01), Reason.NEGATIVE_SPEED),
+        (fix(time="2017-03-20T11:59:59Z"), Reason.TOO_OLD),
+        (fix(time="0001-01-01T00:00:00+14:00"), Reason.TOO_OLD),
+        (fix(time=-(10**30)), Reason.TOO_OLD),
+        (fix(time=0), Reason.TOO_OLD),
+        (fix(time="2017-03-21T12:05:01Z"), Reason.IN_FUTURE),
+        (fix(time="9999-12-31T23:59:59-14:00"), Reason.IN_FUTURE),
+        (fix(time=1e300), Reason.IN_FUTURE),
+        (fix(time=10**30), Reason.IN_FUTURE),
+    ],
+)
+def test_bad_input_has_its_reason(message, reason):
+    assert reason_of(message) is reason
+    # The neighbours of a bad message are not touched by it.
+    batch = CANONICAL.decode([fix(), message, fix(speed=1)], NOW_US)
+    assert batch.index.tolist() == [0, 2]
+    assert batch.rejected.tolist() == [1]
+    assert batch.rows["value"].tolist() == [2000, 100]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [fix(time="2017-03-21T12:05:00Z"), fix(time="2017-03-20T12:00:00Z"), fix(time=NOW_US // 1000), fix(user="x" * 256)],
+)
+def test_values_on_the_bounds_are_accepted(message):
+    assert reason_of(message) is None
+
+
+def test_of_a_repeated_key_the_last_counts_and_whole_number_users_are_their_digits():
+    assert row_of(b'{"speed":1,' + fix()[1:])["value"] == 2000
+    assert row_of(fix(user=2619))["user"] == row_of(fix())["user"]
+    assert row_of(fix(speed=1e12))["value"] == 2**31 - 1
+
+
+@given(st.datetimes(datetime(1930, 1, 1), datetime(2099, 1, 1)), st.integers(-1439, 1439))
+def test_a_time_with_an_offset_is_exact_to_the_microsecond(moment, offset):
+    moment = moment.replace(tzinfo=timezone(timedelta(minutes=offset)))
+    decoder = Decoder(configure(window={"max_age": "36500d", "max_future": "36500d"}), KEY)
+    exact = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    assert row_of(fix(time=moment.isoformat()), decoder)["time"] == exact == parse_time(moment.isoformat())
+
+
+@given(st.floats(29.8, 30.9), st.floats(-98.3, -97.2), st.floats(0, 1000), st.integers(0, 15))
+def test_cell_position_and_quanta_are_those_of_the_exact_numbers(lat, lng, speed, resolution):
+    row = row_of(fix(lat=lat, lng=lng, speed=speed), Decoder(configure(resolution=resolution), KEY))
+    assert h3.int_to_str(int(row["cell"])) == h3.latlng_to_cell(lat, lng, resolution)
+    assert abs(Fraction(int(row["value"]), 100) - Fraction(speed)) <= Fraction(501, 100_000)
+    assert abs(int(row["lat"]) - lat * 1e7) < 0.51
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*FIX, "x"]), inner, max_size=6),
+)
+HOSTILE = st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()) | st.none()
+HOSTILE |= st.fixed_dictionaries(dict.fromkeys(FIX, JSON)).map(lambda value: json.dumps(value).encode())
+DECLARED = Decoder(
+    configure(format="declared", fields={"user": "user", "time": "time.0", "lat": "lat", "lng": "lng", "speed": "x.x"}),
+    KEY,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(HOSTILE, max_size=8))
+@pytest.mark.parametrize("decoder", [CANONICAL, DECLARED, Decoder(configure(format="itms"), KEY)])
+def test_no_bytes_make_the_decoder_raise_and_every_message_is_accounted_for(decoder, values):
+    batch = decoder.decode(values, NOW_US)
+    assert sorted([*batch.index.tolist(), *batch.rejected.tolist()]) == list(range(len(values)))
+    assert len(batch.rows) == len(batch.index)
+    assert len(batch.reason) == len(batch.rejected)
+    assert (batch.rows["value"] >= 0).all()
+
+
+def test_random_mutations_of_good_messages_never_raise():
+    rng = random.Random(20170321)
+    tokens = [b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\u", b"1e", b"-", b"null", b"\xff", b"\x00", b"9" * 400]
+    values = []
+    for _ in range(20_000):
+        message = bytearray(rng.choice((fix(), ITMS)))
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(message))
+            message[at : at + rng.randint(0, 3)] = rng.choice(tokens) if rng.random() < 0.5 else rng.randbytes(1)
+        values.append(bytes(message))
+    for decoder in (CANONICAL, DECLARED, Decoder(configure(format="itms"), KEY)):
+        batch = decoder.decode(values, NOW_US)
+        assert len(batch.rows) + len(batch.rejected) == len(values)
+        assert np.unique(batch.reason).size >= 2

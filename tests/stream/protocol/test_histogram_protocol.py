@@ -1,0 +1,229 @@
+"""The release protocol with spatial histograms, against real Redis and Kafka: interrupted, reordered, reconfigured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from dpcore.noise import Noise
+from stream.config import Config, load_config
+from stream.local import REPO_ROOT
+from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, SPATIAL_HISTOGRAM, WINDOW, Message, digest
+from stream.messages.topics import create_topics
+from stream.protocol.release_protocol import STEPS, Closing
+from stream.statistics.histograms.histograms import contributing, exact_counts
+from stream.storage.ledger import Ledger
+from stream.storage.row_store import State
+from tests.dpcore.silence import Silence
+from tests.stream.config.test_histogram import uncommented
+from tests.stream.protocol.test_release_protocol import Collected, closing_of, store
+from tests.stream.statistics.test_histograms import bodies_of, planned
+from tests.support.builders import SLOT, located_rows, with_histograms
+from tests.support.topics_reader import read_all
+
+NAMES = ["euler", "htf", "sparse", "ug"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_worker_killed_after_any_step_releases_every_histogram_once_and_charges_exactly(
+    step: str, kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
+) -> None:
+    file = tmp_path / "histograms.toml"
+    file.write_text(
+        uncommented(REPO_ROOT / "config" / "bus-fleet.toml", euler=True).replace("rows = 64", "rows = 16", 1),
+        encoding="utf-8",
+    )
+    key = {"privacy.user_key_file": str(tmp_path / "user.key")}
+    config = load_config(file, **{"feed.name": topic_name, "kafka.bootstrap": kafka}, **key)
+    await create_topics(config)
+    rows = located_rows(1, 400)
+    await store(redis, config, rows)
+    command = [sys.executable, "-m", "tests.support.protocol_child"]
+    command += [str(file), topic_name, str(tmp_path / "user.key"), kafka, redis_url, str(SLOT)]
+
+    def run(last_step: str) -> int:
+        return subprocess.run([*command, last_step], cwd=REPO_ROOT, env={"PYTHONPATH": str(REPO_ROOT)}).returncode
+
+    assert run(step) == -9
+    outbox = await redis.get(f"hv:{{{topic_name}}}:outbox:{SLOT}")
+    charged = await Ledger(redis, topic_name).total("2017-03-21")
+    plan, held, fixes = planned(config, rows)
+    exact = (held.counts.n_users, int(plan.charged_users()[1].sum()))
+    if STEPS.index(step) >= STEPS.index("charge"):
+        assert charged == exact, "noise was drawn before everybody had paid for the histograms too"
+    assert run("never") == 0
+
+    bodies = defaultdict(set)
+    for record in await read_all(kafka, topic_name, OUTPUT_TOPICS):
+        bodies[dict(record.headers)["ce_id"].decode()].add(record.value)
+    assert all(len(values) == 1 for values in bodies.values()), "one identifier with two different payloads"
+    found = {name: value for name, (value,) in ((name, tuple(values)) for name, values in bodies.items())}
+    of = {topic: sorted(name for name in found if name.startswith(topic)) for topic in OUTPUT_TOPICS}
+    (marker,) = (json.loads(found[name]) for name in of[WINDOW])
+    assert marker["mechanisms"] == ["euler", "sparse"] == [name.rsplit("/", 1)[1] for name in of[SPATIAL_HISTOGRAM]]
+    assert marker["messages"] == len(of[HEXAGON_SPEED]) + 2
+    assert marker["digest"] == digest(found[name] for name in of[HEXAGON_SPEED] + of[SPATIAL_HISTOGRAM])
+    if outbox is not None:
+        for name in of[SPATIAL_HISTOGRAM]:
+            assert found[name] in outbox, "published bytes are not the committed ones"
+    assert await Ledger(redis, topic_name).total("2017-03-21") == exact
+    assert len(np.intersect1d(held.counts.users, fixes.users)) > 0
+
+
+async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_was_published(
+    redis: Redis, tmp_path: Path
+) -> None:
+    config = with_histograms("values", tmp_path, NAMES)
+    await store(redis, config, located_rows(2, 200))
+    await closing_of(redis, config, Collected()).close(SLOT)
+    assert {key.decode() for key in await redis.keys()} == {
+        f"hv:{{bus}}:{name}"
+        for name in (
+            "closed",
+            "generation",
+            "ledger:2017-03-21",
+            "offsets",
+            "sealed",
+            "seen",
+            "sequence",
+            "terms:2017-03-21",
+            "watermarks",
+        )
+    }
+
+
+async def release(redis: Redis, config: Config, batches: list[tuple[str, int, np.ndarray]]) -> list[Message]:
+    """Messages of the window after ``batches`` of (partition, first offset, rows), under recorded noise."""
+    await redis.flushall()
+    state, feed = State(redis, config.feed.name), config.feed.name
+    ledger = Ledger(redis, feed)
+    await ledger.start_generation()
+    await redis.set(f"hv:{{{feed}}}:generation", "11111111-1111-4111-8111-111111111111")
+    for partition, first, rows in batches:
+        n = len(rows)
+        await state.append(partition, first, first + n, rows, np.arange(first, first + n), np.full(n, SLOT), 0)
+    publisher = Collected()
+    recorded = Noise(np.random.default_rng(5).bytes)
+    await Closing(config, redis, state, ledger, publisher, recorded).close(SLOT)
+    return publisher.messages
+
+
+@pytest.mark.parametrize("relation", ["values", "participation"])
+async def test_redelivery_order_and_partitions_of_the_feed_change_no_byte_of_any_histogram(
+    redis: Redis, tmp_path: Path, relation: str
+) -> None:
+    """Of repeated (user, time) with other positions too, the same one counts whatever came first."""
+    config = with_histograms(relation, tmp_path, NAMES, **{"histogram.fixes_per_user": 3})
+    rows = located_rows(3, 300, users=20)
+    twice = rows[:40].copy()
+    twice["lat"] += np.random.default_rng(1).integers(-2_000_000, 2_000_000, 40)
+    rows = np.concatenate([rows, twice])
+    once = await release(redis, config, [("t/0", 0, rows)])
+    assert len(bodies_of(once)) == len(NAMES)
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        mixed = rows[rng.permutation(len(rows))]
+        batches = []
+        for number, part in enumerate(np.array_split(mixed, 4)):
+            middle = int(rng.integers(1, len(part)))
+            back = int(rng.integers(0, middle))
+            topic = f"t/{number}"
+            batches += [(topic, 0, part[:middle]), (topic, back, part[back:]), (topic, 0, part)]
+        assert await release(redis, config, batches) == once
+
+
+async def test_a_second_draw_of_histograms_is_thrown_away_unseen(redis: Redis, tmp_path: Path) -> None:
+    config = with_histograms("participation", tmp_path, NAMES)
+    await store(redis, config, located_rows(4, 200))
+    mine, redraws = Collected(), []
+    other = closing_of(redis, config, Collected())
+
+    async def overtaken(step: str) -> None:
+        if step == "draw":
+            committed.append(await other._commit(SLOT))
+
+    committed: list[bytes] = []
+    await closing_of(redis, config, mine, after_step=overtaken, on_redraw=lambda: redraws.append(1)).close(SLOT)
+    assert redraws == [1]
+    for message in mine.messages:
+        assert message.value in committed[0]
+    plan, _, _ = planned(config, located_rows(4, 200))
+    total = int(plan.charged_users()[1].sum())
+    assert await Ledger(redis, config.feed.name).total("2017-03-21") == (len(plan.charged_users()[0]), total)
+
+
+class KilledError(Exception):
+    """Stands for a crash."""
+
+
+async def planned_then_killed(redis: Redis, config: Config, rows: np.ndarray) -> None:
+    await store(redis, config, rows)
+
+    def die(step: str) -> None:
+        if step == "plan":
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        await closing_of(redis, config, Collected(), after_step=die).close(SLOT)
+
+
+@pytest.mark.parametrize("change", ["removed", "another box", "more mechanisms"])
+async def test_a_stored_plan_is_drawn_as_it_was_charged_whatever_the_configuration_says_now(
+    redis: Redis, tmp_path: Path, change: str
+) -> None:
+    planned_under = with_histograms("values", tmp_path, ["ug"])
+    smaller = {"south": 30.2, "west": -97.8, "north": 30.4, "east": -97.6}
+    now = {
+        "removed": planned_under.model_copy(update={"histogram": None}),
+        "another box": with_histograms("values", tmp_path, ["ug"], **{"histogram.domain": smaller}),
+        "more mechanisms": with_histograms("values", tmp_path, ["htf", "ug"], **{"histogram.fixes_per_user": 9}),
+    }[change]
+    rows = located_rows(5, 200)
+    await planned_then_killed(redis, planned_under, rows)
+    publisher = Collected()
+    await closing_of(redis, now, publisher).close(SLOT)
+    (body,) = bodies_of(publisher.messages)
+    assert (body["mechanism"], body["fixes_per_user"], body["domain"]["south"]) == ("ug", 1, 30.1)
+    plan, held, _ = planned(planned_under, rows)
+    expected = (held.counts.n_users, int(plan.charged_users()[1].sum()))
+    assert await Ledger(redis, "bus").total("2017-03-21") == expected
+
+
+async def test_a_plan_without_histograms_publishes_none_though_they_are_configured_now(
+    redis: Redis, tmp_path: Path
+) -> None:
+    now = with_histograms("values", tmp_path, ["ug"])
+    await planned_then_killed(redis, now.model_copy(update={"histogram": None}), located_rows(6, 100))
+    publisher = Collected()
+    await closing_of(redis, now, publisher).close(SLOT)
+    assert bodies_of(publisher.messages) == []
+    assert "mechanisms" not in bodies_of(publisher.messages, WINDOW)[0]
+
+
+async def test_a_user_who_cannot_pay_for_the_histograms_is_in_none_of_them_and_pays_nothing(
+    redis: Redis, tmp_path: Path
+) -> None:
+    config = with_histograms("participation", tmp_path, ["singular"])
+    rows = located_rows(7, 300)
+    await store(redis, config, rows)
+    users = np.unique(rows["user"])
+    poor, period = users[:3], "2017-03-21"
+    almost = config.privacy.budget_micro - config.histogram_grant + 1
+    for user in poor.tolist():
+        await redis.hset(f"hv:{{riders}}:ledger:{period}", str(user), almost)
+    publisher = Collected()
+    await Closing(config, redis, State(redis, "riders"), Ledger(redis, "riders"), publisher, Silence()).close(SLOT)
+    spent = await Ledger(redis, "riders").spent(period, users, besides=0)
+    assert spent[:3].tolist() == [almost] * 3
+    assert np.all(spent[3:] >= config.histogram_grant)
+    (body,) = bodies_of(publisher.messages)
+    plan, _, fixes = planned(config, rows[~np.isin(rows["user"], poor)])
+    assert plan.histogram is not None
+    assert body["structure"]["counts"] == exact_counts(plan.histogram, contributing(plan, fixes)).tolist()

@@ -1,0 +1,128 @@
+"""``window.slot`` changed under open windows: every window holds the rows of its own time, and no two share an identifier."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from stream import app
+from stream.app import Worker
+from stream.config import Config
+from stream.statistics.plan import PlanError
+from stream.storage.ledger import Ledger
+from stream.storage.row_store import State
+from tests.stream.protocol.test_release_protocol import Collected, closing_of
+from tests.support.builders import SLOT, bus_config, random_rows, riders_config
+
+HALF = 1800
+
+
+class Clock:
+    now = float(SLOT + 86_400)
+
+    def time(self) -> float:
+        return self.now
+
+    def time_ns(self) -> int:
+        return int(self.now * 1e9)
+
+
+async def collect(redis: Redis, config: Config) -> None:
+    """An hour of rows, by the slots of ``config``."""
+    rows, n = random_rows(3, 300), 300
+    slots = config.slotting.slot_starts(rows["time"].astype(np.int64))
+    await Ledger(redis, config.feed.name).start_generation()
+    await State(redis, config.feed.name).append("bus/0", 0, n, rows, np.arange(n), slots, 1)
+
+
+async def released(redis: Redis, config: Config) -> list[tuple[str, dict[str, Any], int]]:
+    """(Identifier, window, events) of every window that is due, oldest first."""
+    worker, found = Worker(config), []
+    try:
+        for slot in await worker.due_slots():
+            out = Collected()
+            await closing_of(redis, config, out).close(slot)
+            bodies = [json.loads(message.value) for message in out.messages]
+            found.append((out.messages[-1].ce_id, bodies[-1]["window"], sum(b.get("events", 0) for b in bodies[:-1])))
+    finally:
+        await worker.redis.aclose()
+    return found
+
+
+def events(start: int, end: int) -> int:
+    time = random_rows(3, 300)["time"] // 1_000_000 - SLOT
+    return int(((time >= start) & (time < end)).sum())
+
+
+@pytest.fixture(autouse=True)
+def later(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(app, "time", clock)
+    return clock
+
+
+async def test_after_longer_slots_no_window_says_more_than_it_holds_and_identifiers_differ(
+    redis: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in ("30m", "1h"))
+    await collect(redis, before)
+    found = await released(redis, after)
+    assert len({name for name, _, _ in found}) == len(found) == 1
+    assert found[0][1] == {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
+    assert found[0][2] == events(0, HALF)
+    assert await State(redis, "bus").open_slots() == []
+    with pytest.raises(PlanError, match=r"window\.slot was changed"):
+        await closing_of(redis, after, Collected()).close(SLOT + HALF)
+
+
+async def test_after_shorter_slots_a_window_holds_the_rows_of_its_own_time(
+    redis: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in ("1h", "30m"))
+    await collect(redis, before)
+    ((_, window, number),) = await released(redis, after)
+    assert window == {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T12:30:00Z"}
+    assert number == events(0, HALF) < events(0, 2 * HALF)
+
+
+async def test_a_window_that_was_planned_is_finished_as_it_was_planned(
+    redis: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in ("30m", "1h"))
+    await collect(redis, before)
+
+    async def stop(step: str) -> None:
+        if step == "charge":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        await closing_of(redis, before, Collected(), after_step=stop).close(SLOT + HALF)
+    found = await released(redis, after)
+    assert [window["start"][11:16] for _, window, _ in found] == ["12:00", "12:30"]
+    assert found[1][1]["end"] == "2017-03-21T13:00:00Z"
+    assert found[1][2] == events(HALF, 2 * HALF)
+
+
+@pytest.mark.parametrize(("slots", "ends"), [(("30m", "1h"), ["14:00"]), (("1h", "30m"), ["13:00", "13:30", "14:00"])])
+async def test_under_participation_the_ticks_go_on_from_a_beginning_of_the_new_length(
+    redis: Redis, redis_url: str, tmp_path: Path, later: Clock, slots: tuple[str, str], ends: list[str]
+) -> None:
+    """Half an hour was released at 30 minutes, nothing at an hour; then the length changes."""
+    box = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}
+    settings = {"redis.url": redis_url, "feed.domain": box, "hexagons.resolution": 6}
+    before, after = (riders_config(tmp_path, **settings, **{"window.slot": slot}) for slot in slots)
+    await collect(redis, before)
+    later.now = float(SLOT)
+    assert await released(redis, before) == []
+    later.now = SLOT + HALF + before.window.allowed_delay.total_seconds() + 1
+    first = await released(redis, before)
+    assert [window["end"][11:16] for _, window, _ in first] == (["12:30"] if slots[0] == "30m" else [])
+    assert await released(redis, before) == []
+    later.now = SLOT + 4 * HALF + before.window.allowed_delay.total_seconds() + 1
+    found = await released(redis, after)
+    assert [window["end"][11:16] for _, window, _ in found] == (ends if slots[0] == "30m" else ["12:30", *ends])

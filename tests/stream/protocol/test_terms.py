@@ -1,0 +1,156 @@
+"""What a ledger period was charged on holds until it is over, whatever the configuration says meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from dpcore.accounting import epsilon_of_rho
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.messages.message import SPATIAL_HISTOGRAM, Message
+from stream.offline import MemoryRows
+from stream.protocol.release_protocol import Closing
+from stream.storage.ledger import Ledger, TermsError
+from tests.stream.protocol.test_release_protocol import Collected
+from tests.stream.statistics.test_zcdp import SMALL, riders
+from tests.support.builders import SLOT, located_rows, random_rows, with_histograms, zcdp_config
+
+HOUR, DAY = 3600, 86_400
+TODAY, TOMORROW = "2017-03-21", "2017-03-22"
+
+
+async def release(
+    redis: Redis, config: Config, slot: int, rows: np.ndarray | None = None, **hooks: Any
+) -> list[Message]:
+    """Messages of one window of the same twelve users."""
+    ledger, out = Ledger(redis, config.feed.name), Collected()
+    await ledger.start_generation()
+    held = MemoryRows({slot: random_rows(slot, 200, slot=slot) if rows is None else rows})
+    await Closing(config, redis, held, ledger, out, Noise(), **hooks).close(slot)
+    return out.messages
+
+
+async def most_spent(redis: Redis, config: Config, period: str) -> int:
+    users = np.arange(1, 13, dtype=np.uint64)
+    return int((await Ledger(redis, config.feed.name).spent(period, users, besides=0)).max())
+
+
+def marker(messages: list[Message]) -> dict[str, Any]:
+    return json.loads(messages[-1].value)
+
+
+def pure(tmp_path: Path, budget: float) -> Config:
+    return riders(tmp_path, **{"privacy.epsilon": 2.0, "privacy.budget": budget})
+
+
+def zcdp(tmp_path: Path, budget: float) -> Config:
+    return zcdp_config(
+        tmp_path, 0.05, 0.025 * budget, **SMALL, **{"participation.weight": "user", "participation.cells_per_user": 4}
+    )
+
+
+@pytest.mark.parametrize("config_of", [pure, zcdp])
+async def test_a_budget_raised_in_a_period_holds_from_the_next_one_on_and_every_marker_says_what_holds(
+    redis: Redis, tmp_path: Path, config_of: Callable[[Path, float], Config]
+) -> None:
+    """Readers were told B for the period; twice as much for those who have spent it would be half a fresh budget."""
+    low, high = config_of(tmp_path, 2.0), config_of(tmp_path, 4.0)
+    first = marker(await release(redis, low, SLOT))
+    again = marker(await release(redis, high, SLOT + HOUR))
+    assert await most_spent(redis, low, TODAY) <= low.privacy.ledger_budget
+    assert first["budget"] == again["budget"] == low.privacy.budget
+    assert again.get("rho_budget") == first.get("rho_budget")
+    later = [marker(await release(redis, high, SLOT + DAY + hour * HOUR)) for hour in (0, 1)]
+    assert [found["budget"] for found in later] == [high.privacy.budget] * 2
+    assert low.privacy.ledger_budget < await most_spent(redis, high, TOMORROW) <= high.privacy.ledger_budget
+    if low.privacy.accounting == "zcdp":
+        assert first["budget"] == epsilon_of_rho(low.privacy.ledger_budget, 1e-6)
+
+
+async def test_a_lowered_budget_holds_at_once_and_cannot_be_raised_again_before_the_period_is_over(
+    redis: Redis, tmp_path: Path
+) -> None:
+    budgets = [marker(await release(redis, pure(tmp_path, 8.0), SLOT))["budget"]]
+    budgets.append(marker(await release(redis, pure(tmp_path, 4.0), SLOT + HOUR))["budget"])
+    budgets.append(marker(await release(redis, pure(tmp_path, 8.0), SLOT + 2 * HOUR))["budget"])
+    assert budgets == [8.0, 4.0, 4.0]
+    assert await most_spent(redis, pure(tmp_path, 4.0), TODAY) <= 4_000_000
+
+
+async def test_a_worker_with_the_old_higher_budget_is_held_to_the_lower_one(redis: Redis, tmp_path: Path) -> None:
+    """Two configurations during a restart one by one: the script decides, not what a worker planned with."""
+    low, high = pure(tmp_path, 2.0), pure(tmp_path, 4.0)
+    await release(redis, high, SLOT)
+    seen: list[str] = []
+
+    async def meanwhile(step: str) -> None:
+        seen.append(step)
+        if step == "plan" and seen.count("plan") == 1:
+            await release(redis, low, SLOT + HOUR)
+
+    found = marker(await release(redis, high, SLOT + 2 * HOUR, after_step=meanwhile))
+    assert await most_spent(redis, high, TODAY) <= low.privacy.ledger_budget
+    assert seen.count("plan") == 2, "the first plan was refused"
+    assert found["budget"] == 2.0
+
+
+def histograms(messages: list[Message]) -> int:
+    return sum(message.topic == SPATIAL_HISTOGRAM for message in messages)
+
+
+async def test_histograms_switched_on_under_values_begin_with_the_next_period(redis: Redis, tmp_path: Path) -> None:
+    """Exact losses follow from who else was there; admission to a histogram must not."""
+    config = with_histograms("values", tmp_path, ["ug"])
+    alone = config.model_copy(update={"histogram": None})
+    slots = [SLOT, SLOT + HOUR, SLOT + DAY, SLOT + DAY + HOUR, SLOT + DAY + 2 * HOUR]
+    counts = [
+        histograms(await release(redis, setting, slot, located_rows(slot, 200, slot=slot)))
+        for setting, slot in zip([alone, config, config, alone, config], slots, strict=True)
+    ]
+    assert counts == [0, 0, 1, 0, 0]
+    assert await most_spent(redis, config, TOMORROW) > config.histogram_grant
+
+
+async def test_histograms_planned_before_exact_losses_were_charged_elsewhere_are_planned_again_without(
+    redis: Redis, tmp_path: Path
+) -> None:
+    config = with_histograms("values", tmp_path, ["ug"])
+    alone = config.model_copy(update={"histogram": None})
+    seen: list[str] = []
+
+    async def meanwhile(step: str) -> None:
+        seen.append(step)
+        if step == "plan" and seen.count("plan") == 1:
+            await release(redis, alone, SLOT + HOUR, located_rows(1, 200, slot=SLOT + HOUR))
+
+    assert histograms(await release(redis, config, SLOT, located_rows(2, 200), after_step=meanwhile)) == 0
+    assert seen.count("plan") == 2
+
+
+async def test_histograms_under_participation_may_begin_at_any_time(redis: Redis, tmp_path: Path) -> None:
+    """There a charge follows from a user's own data whatever is released."""
+    config = with_histograms("participation", tmp_path, ["ug"])
+    alone = config.model_copy(update={"histogram": None})
+    found = [
+        histograms(await release(redis, setting, slot, located_rows(slot, 200, slot=slot)))
+        for setting, slot in ((alone, SLOT), (config, SLOT + HOUR))
+    ]
+    assert found == [0, 1]
+
+
+async def test_charges_for_histograms_are_refused_in_a_period_whose_charges_followed_from_counts(redis: Redis) -> None:
+    ledger = Ledger(redis, "bus")
+    generation = await ledger.start_generation()
+    users, charges = np.array([7], dtype=np.uint64), np.array([1])
+    await ledger.charge(SLOT, "p", generation, users, charges, 10, basis="counts")
+    with pytest.raises(TermsError, match="the period after p"):
+        await ledger.charge(SLOT + HOUR, "p", generation, users, charges, 10, basis="histograms")
+    assert await ledger.total("p") == (1, 1)
+    await ledger.charge(SLOT + HOUR, "q", generation, users, charges, 10, basis="histograms")

@@ -1,0 +1,87 @@
+"""Windows of a small city with known speeds, released for real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h3
+import numpy as np
+
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.messages.message import Message
+from stream.statistics.pipeline import build_messages, contributions_of, plan_window
+from stream.storage.row_store import ROW
+from tests.support.builders import SLOT, bus_config
+
+HOUR = 3600
+CELLS = [h3.latlng_to_cell(30.2 + 0.05 * k, -97.7, 7) for k in range(4)]
+BUSY, STEADY, UNCERTAIN, LONELY = CELLS
+"""Many users; fewer; two, so that an interval is 11 km/h wide; one, below ``min_users``."""
+GENERATION = "11111111-1111-4111-8111-111111111111"
+
+
+class Cell(NamedTuple):
+    """``users`` in a cell, each with ``fixes`` of one speed in km/h."""
+
+    users: int
+    fixes: int
+    speed: float
+
+
+USUAL_DAY: Mapping[str, Cell] = {
+    BUSY: Cell(100, 2, 22.0),
+    STEADY: Cell(60, 1, 45.0),
+    UNCERTAIN: Cell(2, 1, 30.0),
+    LONELY: Cell(1, 1, 20.0),
+}
+JAM = {**USUAL_DAY, BUSY: Cell(100, 2, 13.2)}
+
+
+def city_config(tmp_path: Path, **overrides: Any) -> Config:
+    """Bus fleet whose noise is small where there are many; means only, unless overridden."""
+    fixed = {
+        "privacy.epsilon": 18.0,
+        "privacy.budget": 432.0,
+        "speed.statistics": ["mean"],
+        "speed.min_users": 2,
+        "speed.post_processing": [],
+    }
+    return bus_config(tmp_path, **(fixed | overrides))
+
+
+def window(config: Config, hour: int, city: Mapping[str, Cell] = USUAL_DAY) -> list[Message]:
+    """Cells and marker of the timeslot ``hour`` hours after 2017-03-21 12:00 UTC."""
+    held = contributions_of(_rows(hour, city), config)
+    slotting = config.slotting
+    start = SLOT + hour * HOUR
+    left = np.full(held.counts.n_users, config.privacy.budget_micro)
+    plan = plan_window(held.counts, left, config, slotting.window(start), slotting.period_of(start), GENERATION)
+    return build_messages(plan, held, Noise(), config, None)[0]
+
+
+def windows(config: Config, cities: Sequence[Mapping[str, Cell]]) -> list[Message]:
+    """One after the other from hour 0."""
+    return [message for hour, city in enumerate(cities) for message in window(config, hour, city)]
+
+
+def bodies(messages: Sequence[Message]) -> dict[str, dict[str, Any]]:
+    """Values of one window's cells."""
+    return {body["cell"]: body for body in (json.loads(message.value) for message in messages) if "cell" in body}
+
+
+def _rows(hour: int, city: Mapping[str, Cell]) -> np.ndarray:
+    parts = []
+    first = 1
+    for cell, (users, fixes, speed) in city.items():
+        rows = np.zeros(users * fixes, dtype=ROW)
+        rows["cell"] = h3.str_to_int(cell)
+        rows["user"] = np.repeat(np.arange(first, first + users), fixes)
+        rows["time"] = (SLOT + hour * HOUR) * 1_000_000 + np.arange(len(rows)) * 1000
+        rows["value"] = round(speed * 100)
+        parts.append(rows)
+        first += users
+    return np.concatenate(parts)

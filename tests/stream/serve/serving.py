@@ -1,0 +1,67 @@
+"""The public service over what a test publishes to a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.config.servers import KafkaConfig
+from stream.messages.message import Message
+from stream.messages.topics import create_topics
+from stream.protocol.publishing import make_producer
+from stream.serve.api import make_app
+from stream.statistics.pipeline import build_messages
+from tests.stream.statistics.test_pipeline import planned
+from tests.support.builders import bus_config, random_rows
+
+
+def released(tmp_path: Path, rows: int = 200, **overrides: Any) -> list[Message]:
+    """A window of six cells with its marker last."""
+    config = bus_config(tmp_path, **overrides)
+    plan, held = planned(config, random_rows(1, rows))
+    return build_messages(plan, held, Noise(), config, None)[0]
+
+
+async def publish(bootstrap: str, messages: Iterable[Message]) -> None:
+    """Send them in order."""
+    producer = make_producer(KafkaConfig(bootstrap=bootstrap))
+    await producer.start()
+    try:
+        for message in messages:
+            await producer.send_and_wait(
+                message.topic,
+                message.value,
+                key=message.key,
+                headers=list(message.headers),
+                timestamp_ms=message.timestamp_ms,
+            )
+    finally:
+        await producer.stop()
+
+
+async def ready(client: TestClient) -> None:
+    """Wait until everything present at the start was read."""
+    for _ in range(300):
+        if (await client.get("/readyz")).status == 200:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("the service never caught up")
+
+
+@asynccontextmanager
+async def serving(
+    config: Config, messages: Iterable[Message] = (), basemap: Path | None = None
+) -> AsyncIterator[TestClient]:
+    """The service, caught up, after ``messages`` were published."""
+    await create_topics(config)
+    await publish(config.kafka.bootstrap, messages)
+    async with TestClient(TestServer(make_app(config, basemap))) as client:
+        await ready(client)
+        yield client

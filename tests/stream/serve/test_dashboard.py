@@ -1,0 +1,517 @@
+"""The dashboard in a real browser, on the real service, over a real broker.
+
+The city's noise is real entropy. BUSY and STEADY have scales below 0.1 km/h and lie 2 km/h or more from the nearest class
+break; the interval of UNCERTAIN is 10.8 km/h wide where classes near it are 10 at most (wider ones are 14 scales away): what
+a test says of classes fails with probability < 1e-6.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+import h3
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestClient
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, Page, Response, expect
+
+from stream.config import Config
+from stream.messages.message import WINDOW, Message, digest
+from stream.serve.api import make_app
+from stream.serve.static_files import check_basemap
+from tests.stream.serve.browser import (
+    DESKTOP,
+    PHONE,
+    chromium,
+    fields,
+    needs_chromium,
+    opened,
+    paint_count,
+    painted,
+    pixels,
+    place_of,
+)
+from tests.stream.serve.city import (
+    BUSY,
+    CELLS,
+    JAM,
+    LONELY,
+    STEADY,
+    UNCERTAIN,
+    USUAL_DAY,
+    bodies,
+    city_config,
+    window,
+    windows,
+)
+from tests.stream.serve.serving import publish, serving
+from tests.stream.serve.test_serve_histograms import histogram_message
+from tests.stream.serve.tiles import write_archive
+
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
+
+READING = re.compile(r"^[\d.]+ km/h, 95 % interval [\d.]+–[\d.]+, noise from privacy$")
+VIRIDIS_20_25 = (0x26, 0x82, 0x8E)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def config(kafka: str, tmp_path: Path, topic_name: str) -> Config:
+    return city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+
+
+@asynccontextmanager
+async def city(
+    browser: Browser, config: Config, messages: list[Message], place: str = "", **options: Any
+) -> AsyncIterator[tuple[Page, TestClient]]:
+    """The dashboard over released windows."""
+    async with serving(config, messages) as client, opened(browser, origin_of(client), place, **options) as page:
+        yield page, client
+
+
+def origin_of(client: TestClient) -> str:
+    return str(client.make_url("/")).rstrip("/")
+
+
+def text_of(body: dict[str, Any]) -> str:
+    """What the dashboard says of a released mean."""
+    mean = body["mean"]
+    low, high = mean["interval"]
+    digits = 1 if high - low < 4 else 0
+    return f"{mean['value']:.{digits}f} km/h, 95 % interval {low:.{digits}f}–{high:.{digits}f}, noise from privacy"
+
+
+async def shows(page: Page, hour: int) -> None:
+    """Wait until the window of that hour is on the screen."""
+    await page.wait_for_selector(f'html[data-window="2017-03-21T{12 + hour:02}:00:00Z"]')
+
+
+async def choose(page: Page, label: str) -> None:
+    """Choose a segment and wait until it is on the screen."""
+    before = await paint_count(page)
+    await page.get_by_role("radio", name=label, exact=True).check(force=True)
+    await painted(page, before)
+
+
+async def test_released_cells_are_shown_with_their_intervals_and_the_suppressed_as_not_published(
+    browser: Browser,
+    config: Config,
+) -> None:
+    messages = window(config, 0)
+    released = bodies(messages)
+    async with city(browser, config, messages) as (page, _):
+        await shows(page, 0)
+        await page.get_by_role("button", name="Cells as a table").click()
+        rows = page.locator("#table-scroll tbody tr")
+        await expect(rows).to_have_count(len(CELLS))
+        for cell in CELLS:
+            row = rows.filter(has_text=cell)
+            if released[cell]["status"] == "suppressed":
+                await expect(row).to_contain_text("not published")
+            else:
+                await expect(row).to_contain_text(re.search(r"interval (\S+),", text_of(released[cell]))[1])  # type: ignore[index]
+        await expect(page.locator("#legend")).to_contain_text("not published")
+
+
+async def test_the_tooltip_says_value_interval_and_noise(browser: Browser, config: Config) -> None:
+    messages = window(config, 0)
+    released = bodies(messages)
+    async with city(browser, config, messages) as (page, _):
+        for cell in (BUSY, UNCERTAIN):
+            await page.mouse.move(*await place_of(page, cell))
+            reading = page.locator("#tooltip .reading")
+            await expect(reading).to_have_text(text_of(released[cell]))
+            await expect(reading).to_have_text(READING)
+        await page.mouse.move(*await place_of(page, LONELY))
+        await expect(page.locator("#tooltip")).to_contain_text("Not published")
+
+
+async def test_a_cell_fades_when_its_interval_spans_more_than_one_class(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0)) as (page, _):
+        land = (0xEE, 0xF0, 0xF1)
+        strength = {}
+        for cell, colour in ((BUSY, VIRIDIS_20_25), (UNCERTAIN, None)):
+            seen = sorted(await pixels(page, cell), key=sum)[128]
+            strength[cell] = max(abs(a - b) for a, b in zip(seen, land, strict=True))
+            if colour is not None:
+                mixed = [0.92 * a + 0.08 * b for a, b in zip(colour, land, strict=True)]
+                assert max(abs(a - b) for a, b in zip(seen, mixed, strict=True)) < 6, seen
+        assert strength[UNCERTAIN] < 0.85 * strength[BUSY]
+
+
+async def test_a_cell_that_is_not_published_is_hatched(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0)) as (page, _):
+        for cell, hatched in ((LONELY, True), (BUSY, False)):
+            light = [sum(pixel) for pixel in await pixels(page, cell)]
+            assert (max(light) - min(light) > 100) == hatched
+
+
+async def test_slower_than_usual_is_red_and_as_usual_is_yellow(browser: Browser, config: Config) -> None:
+    async with city(browser, config, windows(config, [USUAL_DAY] * 4 + [JAM])) as (page, _):
+        await shows(page, 4)
+        await expect(page.get_by_role("radio", name="Against usual")).to_be_checked()
+        for cell, (red, green, blue) in ((BUSY, (0xD7, 0x19, 0x1C)), (STEADY, (0xFF, 0xFF, 0xBF))):
+            seen = sorted(await pixels(page, cell), key=sum)[128]
+            assert max(abs(a - b) for a, b in zip(seen, (red, green, blue), strict=True)) < 30, seen
+        await page.mouse.move(*await place_of(page, BUSY))
+        said = re.compile(r"(3[89]|4[012]) % slower than usual \(22 km/h over 4 earlier windows\)")
+        await expect(page.locator("#tooltip")).to_contain_text(said)
+
+
+async def test_every_statistic_can_be_chosen(browser: Browser, kafka: str, tmp_path: Path, topic_name: str) -> None:
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "privacy.epsilon": 100.0, "privacy.budget": 2400.0}
+    config = city_config(tmp_path, **overrides | {"speed.statistics": ["mean", "variance", "p50", "p85"]})
+    messages = window(config, 0)
+    released = bodies(messages)
+    async with city(browser, config, messages) as (page, _):
+        await page.mouse.click(*await place_of(page, STEADY))
+        for label, name in (("Median speed (p50)", "p50"), ("85th percentile of speed (p85)", "p85")):
+            await choose(page, label)
+            assert (await fields(page))["statistic"] == name
+            await expect(page.locator("#details .reading")).to_contain_text(
+                f"{released[STEADY][name]['value']:.1f} km/h"
+            )
+        await choose(page, "Spread: standard deviation of speed")
+        spread = released[STEADY]["variance"]["value"] ** 0.5
+        await expect(page.locator("#details .reading")).to_contain_text(f"{spread:.1f} km/h")
+        await expect(page.get_by_role("radio", name="Against usual")).to_be_disabled()
+
+
+async def test_a_statistic_that_was_not_released_cannot_be_chosen(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0), "#statistic=p85") as (page, _):
+        await expect(page.get_by_role("radio", name="85th percentile of speed (p85)")).to_be_disabled()
+        await expect(page.get_by_role("radio", name="Mean speed")).to_be_checked()
+
+
+async def test_windows_arrive_live_wait_while_paused_and_live_returns(browser: Browser, config: Config) -> None:
+    async with city(browser, config, windows(config, [USUAL_DAY] * 2)) as (page, _):
+        slider, live = page.get_by_role("slider", name="Window"), page.locator("#live-button")
+        await shows(page, 1)
+        await publish(config.kafka.bootstrap, window(config, 2))
+        await shows(page, 2)
+        await expect(live).to_have_attribute("aria-pressed", "true")
+        await slider.focus()
+        await slider.press("Home")
+        await shows(page, 0)
+        await expect(live).to_have_text("Paused")
+        await publish(config.kafka.bootstrap, window(config, 3))
+        await expect(slider).to_have_attribute("max", "3")
+        await expect(page.locator("#window-text")).to_contain_text("07:00–08:00")
+        await live.click()
+        await shows(page, 3)
+        await expect(live).to_have_text("Live")
+        await page.get_by_role("button", name="Earlier window").click()
+        await shows(page, 2)
+
+
+async def test_the_badge_says_how_old_the_newest_window_is(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0)) as (page, _):
+        await expect(page.locator("#badge")).to_have_attribute("data-state", "stale")
+        await expect(page.locator("#badge")).to_contain_text(re.compile(r"Stale: last window ended \d+ years ago"))
+
+
+async def test_before_the_first_window_the_page_says_so_and_shows_it_when_it_comes(
+    browser: Browser, config: Config
+) -> None:
+    async with city(browser, config, []) as (page, _):
+        await expect(page.locator("#empty")).to_contain_text("No window released yet")
+        await publish(config.kafka.bootstrap, window(config, 0))
+        await shows(page, 0)
+        await expect(page.locator("#empty")).to_be_hidden()
+
+
+async def test_an_address_shows_the_same_place_window_and_statistic_again(browser: Browser, config: Config) -> None:
+    messages = windows(config, [USUAL_DAY] * 3)
+    place = f"#at=12.50/30.2500/-97.7000&window=2017-03-21T13:00:00Z&statistic=mean&colours=absolute&cell={STEADY}"
+    async with city(browser, config, messages, place) as (page, client):
+        await shows(page, 1)
+        again = await fields(page)
+        assert f"#{'&'.join(f'{name}={value}' for name, value in again.items())}" == place
+        await expect(page.locator("#details code")).to_have_text(STEADY)
+        await expect(page.locator("#live-text")).to_have_text("Paused")
+        await page.locator("#map canvas").press("+")
+        await page.wait_for_function("!location.hash.includes('at=12.50')")
+        url = page.url
+        async with opened(browser, origin_of(client), url[url.index("#") :]) as other:
+            assert await fields(other) == await fields(page)
+
+
+async def test_an_address_of_a_window_that_is_no_more_shows_the_newest_live(browser: Browser, config: Config) -> None:
+    async with city(browser, config, windows(config, [USUAL_DAY] * 2), "#window=2016-01-01T00:00:00Z") as (page, _):
+        await shows(page, 1)
+        await expect(page.locator("#live-text")).to_have_text("Live")
+
+
+async def test_a_box_on_the_map_answers_with_interval_and_says_what_it_lacks(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0)) as (page, _):
+        await page.get_by_role("button", name="Measure an area").click()
+        (x0, y0), (x1, y1) = await place_of(page, BUSY, (-60, 60)), await place_of(page, STEADY, (60, -60))
+        await page.mouse.move(x0, y0)
+        await page.mouse.down()
+        await page.mouse.move(x1, y1, steps=3)
+        await page.mouse.up()
+        await expect(page.locator("#area-mean")).to_have_text(READING)
+        await expect(page.locator("#details")).to_contain_text("Mean speed over 2 published of 2 cells")
+        await expect(page.locator("#details")).to_contain_text("Events in these cells: 260 (exact, counts are public)")
+        await expect(page.locator("#histogram-count")).to_contain_text("no spatial histogram")
+
+
+def whole(number: float) -> str:
+    """As JavaScript's toFixed(0): a half goes away from zero."""
+    return str(Decimal(number).quantize(Decimal(1), ROUND_HALF_UP))
+
+
+async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(browser: Browser, config: Config) -> None:
+    *cells, marker = window(config, 0)
+    histograms = [histogram_message(config.feed.name, mechanism) for mechanism in ("htf", "ug")]
+    # Chromium calls the refusal at the end an error.
+    async with city(browser, config, closed([*cells, *histograms], marker), errors=True) as (page, client):
+        await page.get_by_role("button", name="Measure an area").click()
+        for side, value in (("West", "-97.8"), ("South", "30.2"), ("East", "-97.6"), ("North", "30.4")):
+            await page.get_by_label(side).fill(value)
+        await page.get_by_role("button", name="Measure", exact=True).click()
+        for mechanism in ("htf", "ug"):
+            query = {"bbox": "-97.8,30.2,-97.6,30.4", "mechanism": mechanism}
+            answer = await (await client.get("/api/v1/histograms/2017-03-21T12:00:00Z/count", params=query)).json()
+            number, low, high = (whole(found) for found in (answer["value"], *answer["interval"]))
+            said = f"({mechanism}): {number}, 95 % interval {low}–{high}, noise from privacy"
+            await expect(page.locator("#histogram-count")).to_contain_text(said)
+        await page.get_by_label("West").fill("-100")
+        await page.get_by_role("button", name="Measure", exact=True).click()
+        await expect(page.locator("#histogram-count")).to_contain_text("lies outside the histogram's domain")
+
+
+async def test_the_past_of_a_cell_is_plotted(browser: Browser, config: Config) -> None:
+    async with city(browser, config, windows(config, [USUAL_DAY] * 3 + [JAM])) as (page, _):
+        await page.mouse.click(*await place_of(page, BUSY))
+        await expect(page.locator("#details figcaption")).to_contain_text("4 windows since Tue, 21 Mar 2017")
+        await expect(page.locator("#details .uplot canvas")).to_be_visible()
+
+
+async def test_downloads_are_linked_and_are_the_window(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0)) as (page, client):
+        await page.locator("#downloads summary").click()
+        links = page.locator("#download-list a")
+        await expect(links).to_have_text(["CSV", "Parquet", "GeoJSON"])
+        for link in await links.all():
+            answer = await client.get(f"/{await link.get_attribute('href')}")
+            assert answer.status == 200
+            assert "attachment" in answer.headers["Content-Disposition"]
+
+
+async def test_about_the_noise_says_what_the_marker_promises(browser: Browser, config: Config) -> None:
+    messages = window(config, 0)
+    async with city(browser, config, messages) as (page, _):
+        await page.get_by_role("button", name="About the noise").click()
+        said = page.locator("#about")
+        marker = json.loads(messages[-1].value)
+        for text in (
+            marker["relation"],
+            f"{marker['epsilon']:g} for one user, over all cells",
+            f"{marker['budget']:g} for one user: nothing published in 24 h",
+            f"above {marker['clipping']['upper']:g} km/h",
+            "one user (vehicle or device) for one period of 24 h",
+            'Relation "values" does not hide whereabouts.',
+            "Trusted curator.",
+        ):
+            await expect(said).to_contain_text(text)
+        await expect(said).not_to_contain_text("zCDP")
+        await page.keyboard.press("Escape")
+        await expect(said).to_be_hidden()
+
+
+async def test_about_the_noise_gives_rho_and_delta_under_zcdp(browser: Browser, config: Config) -> None:
+    *cells, marker = window(config, 0)
+    zcdp = {"accounting": "zcdp", "rho": 0.05, "rho_budget": 0.4, "delta": 1e-6}
+    async with city(browser, config, closed(cells, marker, **zcdp)) as (page, _):
+        await page.get_by_role("button", name="About the noise").click()
+        for text in ("0.05 for one user", "0.4 for one user", "δ 0.000001"):
+            await expect(page.locator("#about")).to_contain_text(text)
+
+
+async def test_everything_can_be_done_by_keyboard(browser: Browser, config: Config) -> None:
+    async with city(browser, config, windows(config, [USUAL_DAY] * 2), "#at=11/30.25/-97.7") as (page, _):
+        await page.keyboard.press("Tab")
+        await expect(page.locator(".skip")).to_be_focused()
+        canvas = page.locator("#map canvas")
+        await canvas.focus()
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#details code")).to_have_text(STEADY)
+        await page.keyboard.press(",")
+        await shows(page, 0)
+        await page.keyboard.press("l")
+        await shows(page, 1)
+        await page.keyboard.press("t")
+        first = page.locator("#table-scroll tbody tr").nth(0).locator("button")
+        await expect(first).to_be_focused()
+        await page.keyboard.press("ArrowDown")
+        await page.keyboard.press("Enter")
+        chosen = await page.locator("#table-scroll tbody tr").nth(1).locator("button").inner_text()
+        await expect(page.locator("#details code")).to_have_text(chosen)
+        await page.keyboard.press("Escape")
+        await expect(page.locator("#table-panel")).to_be_hidden()
+        await expect(canvas).to_be_focused()
+        await page.keyboard.press("?")
+        await expect(page.locator("#about")).to_be_visible()
+        await page.keyboard.press("Escape")
+        await expect(page.locator("#about")).to_be_hidden()
+        await canvas.focus()
+        await page.keyboard.press("a")
+        await page.get_by_role("button", name="Measure", exact=True).press("Enter")
+        await expect(page.locator("#area-mean")).to_have_text(READING)
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("colours", ["light", "dark"])
+async def test_axe_finds_no_violation(
+    browser: Browser, kafka: str, tmp_path: Path, topic_name: str, size: dict[str, int], colours: str
+) -> None:
+    modelled = {"speed.post_processing": ["empirical-bayes"]}
+    config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka} | modelled)
+    options: dict[str, Any] = {"size": size, "color_scheme": colours}
+    async with city(browser, config, windows(config, [USUAL_DAY] * 4), f"#cell={BUSY}", **options) as (page, _):
+        await expect(page.locator("#details figcaption")).to_contain_text("4 windows")
+        await expect(page.locator("#details table")).to_contain_text("empirical-bayes")
+        await no_violation(page)
+        await page.locator("#details-close").click()
+        await page.get_by_role("button", name="Cells as a table").click()
+        await no_violation(page)
+        await page.locator("#table-close").click()
+        await page.get_by_role("button", name="Measure an area").click()
+        await no_violation(page)
+        await page.keyboard.press("Escape")
+        await page.get_by_role("button", name="About the noise").click()
+        await no_violation(page)
+
+
+async def no_violation(page: Page) -> None:
+    found = await Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+async def test_a_phone_shows_everything_without_scrolling_sideways(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0), size=PHONE, has_touch=True) as (page, _):
+        assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        for name in ("#badge", "#live-button", "#slider", "#controls", "#table-button", "#about-button"):
+            box = await page.locator(name).bounding_box()
+            assert box is not None, name
+            assert box["x"] >= 0, name
+            assert box["x"] + box["width"] <= PHONE["width"], name
+            assert box["y"] + box["height"] <= PHONE["height"], name
+        await page.touchscreen.tap(*await place_of(page, STEADY))
+        await expect(page.locator("#details .reading")).to_have_text(READING)
+
+
+async def test_dark_follows_the_system_and_the_button_overrules_it(browser: Browser, config: Config) -> None:
+    async with city(browser, config, window(config, 0), color_scheme="dark") as (page, _):
+        root = page.locator("html")
+        await expect(root).to_have_attribute("data-theme", "dark")
+        dark = await pixels(page, LONELY)
+        await page.emulate_media(color_scheme="light")
+        await expect(root).to_have_attribute("data-theme", "light")
+        await page.get_by_role("button", name="Dark colours").click()
+        await expect(root).to_have_attribute("data-theme", "dark")
+        await page.reload()
+        await page.wait_for_selector("html[data-ready]")
+        await expect(root).to_have_attribute("data-theme", "dark")
+        assert max(map(max, dark)) < 200
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+async def test_a_basemap_is_read_by_ranges_and_its_streets_lie_on_the_hexagons(
+    browser: Browser, config: Config, tmp_path: Path, colours: str
+) -> None:
+    lat, lng = h3.cell_to_latlng(BUSY)
+    street = [(lat - 0.05, lng - 0.2), (lat, lng), (lat + 0.05, lng + 0.2)]
+    archive = write_archive(tmp_path / "city.pmtiles", {"roads": [street]})
+    answers: list[Response] = []
+    async with (
+        serving(config, window(config, 0), check_basemap(archive)) as client,
+        opened(browser, origin_of(client), color_scheme=colours) as page,
+    ):
+        page.on("response", lambda answer: answers.append(answer))
+        await page.reload()
+        await page.wait_for_selector("html[data-ready]")
+        ranged = [answer for answer in answers if answer.url.endswith("/dashboard/basemap.pmtiles")]
+        assert {answer.status for answer in ranged} == {206}
+        await expect(page.locator(".maplibregl-ctrl-attrib")).to_contain_text("A made-up city")
+        assert await page.locator(".maplibregl-ctrl-attrib a").count() == 0
+        seen = [sum(pixel) for pixel in await pixels(page, BUSY)]
+        assert max(seen) - min(seen) > 15
+
+
+async def test_hostile_words_in_messages_and_addresses_stay_words(browser: Browser, config: Config) -> None:
+    hostile = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
+    *cells, marker = window(config, 0)
+    changed = []
+    for message in cells:
+        body = json.loads(message.value)
+        if "mean" in body:
+            mean = body["mean"]
+            derived = {"method": hostile, "value": mean["value"], "interval": mean["interval"], "unit": "km/h"}
+            body["post_processed"] = {"mean": derived}
+        changed.append(message._replace(value=json.dumps(body).encode()))
+    period = json.loads(marker.value)["period"] | {"timezone": hostile}
+    place = f"#cell={hostile}&window={hostile}"
+    async with city(browser, config, closed(changed, marker, period=period), place) as (page, _):
+        await page.mouse.click(*await place_of(page, BUSY))
+        await expect(page.locator("#details .reading")).to_contain_text("modelled")
+        await page.get_by_role("button", name="About the noise").click()
+        await expect(page.locator("#about")).to_contain_text(hostile)
+        assert await page.locator("img[src=x]").count() == 0
+        assert await page.locator("body script:not([src])").count() == 0
+        assert await page.title() == "Hexveil"
+
+
+async def test_a_server_that_comes_back_is_followed_again(
+    browser: Browser, config: Config, unused_tcp_port: int
+) -> None:
+    await publish_and_create(config, windows(config, [USUAL_DAY]))
+    origin = f"http://127.0.0.1:{unused_tcp_port}"
+    first = await started(config, unused_tcp_port)
+    async with opened(browser, origin, errors=True) as page:
+        await shows(page, 0)
+        await first.cleanup()
+        badge = page.locator("#badge")
+        await expect(badge).to_have_attribute("data-state", "offline")
+        await publish(config.kafka.bootstrap, window(config, 1))
+        second = await started(config, unused_tcp_port)
+        try:
+            await shows(page, 1)
+            await expect(badge).not_to_have_attribute("data-state", "offline")
+            await publish(config.kafka.bootstrap, window(config, 2))
+            await shows(page, 2)
+        finally:
+            await second.cleanup()
+
+
+async def publish_and_create(config: Config, messages: list[Message]) -> None:
+    async with serving(config, messages):
+        pass
+
+
+async def started(config: Config, port: int) -> web.AppRunner:
+    runner = web.AppRunner(make_app(config), shutdown_timeout=1.0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    return runner
+
+
+def closed(before: list[Message], marker: Message, **changes: Any) -> list[Message]:
+    """The window with messages of its own and a marker that counts them."""
+    body = json.loads(marker.value) | {"messages": len(before), "digest": digest(m.value for m in before)} | changes
+    assert marker.topic == WINDOW
+    return [*before, marker._replace(value=json.dumps(body).encode())]

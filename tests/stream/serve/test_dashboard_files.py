@@ -1,0 +1,152 @@
+"""What the dashboard is built from, how its files are served, and that a wheel holds them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.local import REPO_ROOT
+from stream.serve.api import make_app
+from stream.serve.limits import LIMITS
+from stream.serve.static_files import BasemapError, check_basemap, read_assets
+from tests.support.builders import bus_config
+
+SOURCES = REPO_ROOT / "stream" / "serve" / "dashboard"
+STATIC = REPO_ROOT / "stream" / "serve" / "static"
+TOP = ("index.html", "package.json", "package-lock.json", "tsconfig.json", "vite.config.ts")
+
+needs_packages = pytest.mark.skipif(
+    not (SOURCES / "node_modules").is_dir() or shutil.which("npm") is None,
+    reason="no node_modules in stream/serve/dashboard; run: make dashboard",
+)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_the_built_files_are_those_of_the_sources() -> None:
+    """``build.json`` was written by the build: digests of the sources and of every built file but itself."""
+    manifest = json.loads((STATIC / "build.json").read_text())
+    below = [path.relative_to(SOURCES).as_posix() for path in (SOURCES / "src").rglob("*") if path.is_file()]
+    listed = "".join(f"{sha256((SOURCES / name).read_bytes())}  {name}\n" for name in sorted([*TOP, *below]))
+    assert manifest["sources"] == sha256(listed.encode()), "sources changed since the build; run: make dashboard"
+    built = {path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file()}
+    assert built == {*manifest["files"], "build.json", "licences.md"}
+    for name, digest in manifest["files"].items():
+        assert sha256((STATIC / name).read_bytes()) == digest, name
+
+
+@needs_packages
+def test_building_again_gives_the_same_files(tmp_path: Path) -> None:
+    run = ["npx", "vite", "build", "--outDir", str(tmp_path), "--emptyOutDir", "--logLevel", "warn"]
+    subprocess.run(run, cwd=SOURCES, check=True, capture_output=True, timeout=240)
+    for path in STATIC.rglob("*"):
+        if path.is_file():
+            assert (tmp_path / path.relative_to(STATIC)).read_bytes() == path.read_bytes(), path.name
+
+
+@needs_packages
+def test_the_pure_parts_pass_their_own_tests() -> None:
+    done = subprocess.run(["npm", "test"], cwd=SOURCES, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_licences_of_everything_bundled_are_shipped() -> None:
+    text = (STATIC / "licences.md").read_text()
+    for package in ("maplibre-gl", "h3-js", "uplot", "pmtiles", "topojson-client", "world-atlas"):
+        assert package in text, package
+
+
+def test_a_wheel_holds_the_dashboard_and_not_its_sources(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=REPO_ROOT, check=True, capture_output=True, timeout=240)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name: archive.read(name) for name in archive.namelist() if name.startswith("stream/serve/")}
+    for path in STATIC.rglob("*"):
+        if path.is_file():
+            assert held[path.relative_to(REPO_ROOT).as_posix()] == path.read_bytes()
+    assert not [name for name in held if "/dashboard/" in name]
+
+
+async def test_files_come_compressed_with_entity_tags_and_a_strict_policy(tmp_path: Path) -> None:
+    async with TestClient(TestServer(make_app(bus_config(tmp_path))), auto_decompress=False) as client:
+        for name in ("", *(name for name in read_assets() if name.startswith("assets/"))):
+            answer = await client.get(f"/{name}", headers={"Accept-Encoding": "gzip"})
+            assert answer.status == 200
+            assert answer.headers["Content-Encoding"] == "gzip"
+            assert ("immutable" in answer.headers["Cache-Control"]) == bool(name)
+            policy = answer.headers["Content-Security-Policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert "http" not in policy
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            again = await client.get(f"/{name}", headers={"If-None-Match": answer.headers["ETag"]})
+            assert again.status == 304
+        plain = await client.get("/", headers={"Accept-Encoding": "identity"})
+        assert await plain.read() == (STATIC / "index.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "path", ["/assets/nothing.js", "/assets/..%2fbuild.json", "/index.html", "/dashboard/basemap.pmtiles", "/x"]
+)
+async def test_what_is_not_there_is_not_found(tmp_path: Path, path: str) -> None:
+    async with TestClient(TestServer(make_app(bus_config(tmp_path)))) as client:
+        answer = await client.get(path)
+        assert answer.status == 404
+        assert answer.content_type == "application/problem+json"
+
+
+async def test_the_page_has_no_inline_script_and_names_no_other_host() -> None:
+    page = (STATIC / "index.html").read_text()
+    assert "<script>" not in page
+    assert "style=" not in page
+    assert "http" not in page
+
+
+def test_every_limit_that_readers_see_is_among_the_known_limits() -> None:
+    text = (REPO_ROOT / "docs" / "known-limits.md").read_text().replace("\n  ", " ").casefold()
+    for limit in LIMITS:
+        words = str(limit["title"]).rstrip(".").casefold()
+        assert words in text, words
+
+
+async def test_a_basemap_is_served_by_byte_ranges(tmp_path: Path) -> None:
+    archive = tmp_path / "city.pmtiles"
+    content = b"PMTiles\x03" + bytes(range(256)) * 8
+    archive.write_bytes(content)
+    async with TestClient(TestServer(make_app(bus_config(tmp_path), check_basemap(archive)))) as client:
+        assert (await (await client.get("/dashboard/settings")).json())["basemap"] is True
+        answer = await client.get("/dashboard/basemap.pmtiles", headers={"Range": "bytes=8-15"})
+        assert answer.status == 206
+        assert answer.headers["Content-Range"] == f"bytes 8-15/{len(content)}"
+        assert await answer.read() == content[8:16]
+        beyond = await client.get("/dashboard/basemap.pmtiles", headers={"Range": "bytes=999999-"})
+        assert beyond.status == 416
+
+
+def test_a_basemap_that_is_none_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(BasemapError, match="name a PMTiles archive"):
+        check_basemap(tmp_path / "missing.pmtiles")
+    other = tmp_path / "other.pmtiles"
+    other.write_bytes(b"SQLite format 3")
+    with pytest.raises(BasemapError, match="pmtiles convert"):
+        check_basemap(other)
+
+
+def test_serve_refuses_a_basemap_that_is_none_before_it_starts(tmp_path: Path) -> None:
+    config = str(REPO_ROOT / "config" / "bus-fleet.toml")
+    done = CliRunner().invoke(app, ["serve", "--config", config, "--basemap", str(tmp_path / "missing.pmtiles")])
+    assert done.exit_code == 2
+    assert "name a PMTiles archive" in done.output

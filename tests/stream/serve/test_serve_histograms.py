@@ -1,0 +1,130 @@
+"""Range queries over released spatial histograms, from real messages through a real broker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from dpcore.noise import Noise
+from dpcore.spatial import HTF, AdaptiveGrid, Domain, Rectangles, UniformGrid, histogram_from_release
+from stream.messages.message import SPATIAL_HISTOGRAM, WINDOW, Message, digest, schema, window_message
+from stream.serve.window_store import View
+from stream.windows import Window
+from tests.stream.serve.serving import released, serving
+from tests.support.builders import SLOT, bus_config
+
+DOMAIN = Domain(30.0, -98.0, 30.6, -97.4, rows=64, columns=64)
+START = "2017-03-21T12:00:00Z"
+MECHANISMS = {"ug": UniformGrid(), "ag": AdaptiveGrid(), "htf": HTF()}
+
+
+def histogram_message(feed: str, mechanism: str) -> Message:
+    points = np.random.default_rng(5).normal([30.3, -97.7], 0.08, (3000, 2))
+    made = MECHANISMS[mechanism].fit(points, DOMAIN, 1_000_000, Noise())
+    body: dict[str, Any] = {
+        "feed": feed,
+        "window": {"start": START, "end": "2017-03-21T13:00:00Z"},
+        "relation": "participation",
+        "epsilon": 1.0,
+        "mechanism": mechanism,
+    }
+    required = schema(SPATIAL_HISTOGRAM)["required"]
+    body |= {"fixes_per_user": 1} if "fixes_per_user" in required else {}
+    body |= made.to_release()
+    jsonschema.validate(body, schema(SPATIAL_HISTOGRAM), cls=jsonschema.Draft202012Validator)
+    return window_message(SPATIAL_HISTOGRAM, feed, Window(SLOT, SLOT + 3600), mechanism, feed, body)
+
+
+def with_histograms(tmp_path: Path, overrides: dict[str, str]) -> tuple[list[Message], dict[str, Message]]:
+    """A window whose marker counts its histograms too."""
+    *cells, marker = released(tmp_path, **overrides)
+    feed = overrides["feed.name"]
+    histograms = {name: histogram_message(feed, name) for name in MECHANISMS}
+    before = [*cells, *(histograms[name] for name in sorted(histograms))]
+    body = json.loads(marker.value) | {
+        "messages": len(before),
+        "digest": digest(message.value for message in before),
+    }
+    closing = window_message(WINDOW, feed, Window(SLOT, SLOT + 3600), "close", feed, body)
+    return [*before, closing], histograms
+
+
+async def test_ranges_are_answered_as_the_release_itself_answers_them(
+    kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
+    messages, histograms = with_histograms(tmp_path, overrides)
+    async with serving(bus_config(tmp_path, **overrides), messages) as client:
+        listed = (await (await client.get("/api/v1/histograms")).json())["windows"]
+        assert [window["window"]["start"] for window in listed] == [START]
+        assert listed[0]["complete"]
+        assert [one["mechanism"] for one in listed[0]["histograms"]] == sorted(MECHANISMS)
+        assert listed[0]["histograms"][0]["domain"]["rows"] == 64
+        assert "structure" not in listed[0]["histograms"][0]
+        for name, message in histograms.items():
+            answer = await client.get(f"/api/v1/histograms/{START}/{name}")
+            assert await answer.read() == message.value
+            assert "immutable" in answer.headers["Cache-Control"]
+            histogram = histogram_from_release(json.loads(message.value))
+            for west, south, east, north in ((-98, 30, -97.4, 30.6), (-97.8, 30.21, -97.63, 30.37)):
+                box = {"bbox": f"{west},{south},{east},{north}", "mechanism": name}
+                answer = await client.get(f"/api/v1/histograms/{START}/count", params=box)
+                assert answer.status == 200, await answer.text()
+                told = await answer.json()
+                ranges = Rectangles.of_boxes(histogram.domain, [[south, west, north, east]])
+                (value,), (half,) = histogram.query(ranges)
+                assert told["value"] == pytest.approx(value, abs=1e-6)
+                assert told["interval"] == pytest.approx([value - half, value + half], abs=1e-6)
+                kept = {key: told[key] for key in ("unit", "mechanism", "epsilon", "relation")}
+                assert kept == {"unit": "1", "mechanism": name, "epsilon": 1.0, "relation": "participation"}
+                assert told["window"]["start"] == START
+
+
+REFUSED = {
+    "bbox=-98.2,30,-97.4,30.6&mechanism=ug": "west -98.2",
+    "bbox=-98,30,-97.4,31&mechanism=ug": "north 31",
+    "bbox=-97.4,30,-98,30.6&mechanism=ug": "west < east",
+    "bbox=-98,30.6,-97.4,30&mechanism=ug": "south < north",
+    "bbox=-98,30,-97.4&mechanism=ug": "four numbers",
+    "bbox=-98,30,-97.4,nan&mechanism=ug": "four numbers",
+    "bbox=-98,30,-97.4,1e999&mechanism=ug": "four numbers",
+    "mechanism=ug": "bbox is missing",
+    "bbox=-98,30,-97.4,30.6": "several histograms",
+}
+
+
+async def test_a_bad_range_is_refused_with_value_bound_and_remedy(kafka: str, tmp_path: Path, topic_name: str) -> None:
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
+    messages, _ = with_histograms(tmp_path, overrides)
+    async with serving(bus_config(tmp_path, **overrides), messages) as client:
+        for query, said in REFUSED.items():
+            answer = await client.get(f"/api/v1/histograms/{START}/count?{query}")
+            problem = await answer.json()
+            assert (answer.status, answer.content_type) == (400, "application/problem+json"), query
+            assert said in problem["title"]
+            assert problem["detail"]
+        unknown = await client.get(f"/api/v1/histograms/{START}/count?bbox=-98,30,-97.4,30.6&mechanism=none")
+        assert unknown.status == 404
+
+
+def test_a_histogram_whose_parts_do_not_fit_is_refused_though_its_schema_holds(tmp_path: Path) -> None:
+    message = histogram_message("bus", "ug")
+    body = json.loads(message.value)
+    body["structure"]["x_edges"][-1] += 1
+    assert jsonschema.Draft202012Validator(schema(SPATIAL_HISTOGRAM)).is_valid(body)
+    assert View().add(SPATIAL_HISTOGRAM, "a", json.dumps(body).encode()) == "invalid"
+    assert View().add(SPATIAL_HISTOGRAM, "a", message.value) == "taken"
+
+
+def test_a_window_is_complete_only_with_its_histograms(tmp_path: Path) -> None:
+    messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
+    view = View()
+    *first, last, marker = messages
+    for message in (*first, marker):
+        assert view.add(message.topic, message.ce_id, message.value, 1) == "taken"
+    assert view.add(last.topic, last.ce_id, last.value) == "completed"

@@ -1,0 +1,266 @@
+"""What every answer has in common: caching, compression, other origins, and refusals that help."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import socket
+import string
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from aiokafka.admin import AIOKafkaAdminClient
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.config import ConfigError
+from stream.local import REPO_ROOT
+from stream.serve.api import SERVICE, make_app
+from stream.serve.consumer import TopicReader
+from stream.serve.guards import worth_a_log
+from stream.serve.window_store import View
+from tests.stream.serve.serving import publish, released, serving
+from tests.stream.serve.test_serve_histograms import START, with_histograms
+from tests.stream.serve.test_serve_stream import windows_of
+from tests.support.builders import bus_config
+
+HEXAGONS = f"/api/v1/hexagons?window={START}"
+SITE, OTHER = "https://maps.example.org", "https://elsewhere.example.org"
+
+
+@pytest.fixture
+async def client(kafka: str, tmp_path: Path, topic_name: str) -> AsyncIterator[TestClient]:
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "public.cors_origins": [SITE]}
+    messages, _ = with_histograms(tmp_path, overrides)
+    async with serving(bus_config(tmp_path, **overrides), messages) as made:
+        yield made
+
+
+async def test_entity_tags_are_those_of_the_bytes_and_what_is_known_is_not_sent_again(client: TestClient) -> None:
+    plain = await client.get(HEXAGONS, headers={"Accept-Encoding": "identity"})
+    packed = await client.get(HEXAGONS, headers={"Accept-Encoding": "gzip"}, auto_decompress=False)
+    assert "Content-Encoding" not in plain.headers
+    assert packed.headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(await packed.read()) == await plain.read()
+    tags = [answer.headers["ETag"] for answer in (plain, packed)]
+    assert tags[0] != tags[1]
+    for tag in tags:
+        assert tag.startswith('"'), "a strong tag"
+        again = await client.get(HEXAGONS, headers={"If-None-Match": f'"other", {tag}'})
+        assert (again.status, await again.read(), again.headers["ETag"]) == (304, b"", tag)
+    assert (await client.get(HEXAGONS, headers={"If-None-Match": '"other"'})).status == 200
+    assert (await client.get(HEXAGONS, headers={"If-None-Match": "*"})).status == 304
+    for refused in ("gzip;q=0", "br", ""):
+        answer = await client.get(HEXAGONS, headers={"Accept-Encoding": refused})
+        assert "Content-Encoding" not in answer.headers
+        assert answer.headers["Vary"] == "Origin, Accept-Encoding"
+
+
+async def test_what_belongs_to_a_complete_window_is_kept_for_good_and_what_may_change_is_not(
+    client: TestClient,
+) -> None:
+    for path, kept in {
+        HEXAGONS: True,
+        f"/api/v1/windows/{START}": True,
+        f"/api/v1/histograms/{START}/ug": True,
+        f"/api/v1/windows/{START}/download.csv": True,
+        "/api/v1/hexagons": False,
+        "/api/v1/windows": False,
+        "/api/v1/cells/87489e251ffffff": False,
+        "/api/v1/openapi.json": False,
+    }.items():
+        answer = await client.get(path)
+        assert answer.status == 200, path
+        assert ("immutable" in answer.headers["Cache-Control"]) == kept, path
+        assert ("no-cache" in answer.headers["Cache-Control"]) != kept, path
+        head = await client.head(path)
+        assert (head.status, head.headers["ETag"], await head.read()) == (200, answer.headers["ETag"], b"")
+
+
+async def test_the_same_moment_is_the_same_window_however_it_is_written(client: TestClient) -> None:
+    tags = set()
+    for moment in (START, "2017-03-21T07:00:00-05:00", "2017-03-21T12:00:00.000z", "2017-03-21 12:00:00+00:00"):
+        answer = await client.get("/api/v1/hexagons", params={"window": moment})
+        assert answer.status == 200, moment
+        tags.add(answer.headers["ETag"])
+    assert len(tags) == 1
+
+
+async def test_pages_of_other_sites_read_the_api_if_the_operator_says_so(client: TestClient) -> None:
+    allowed = await client.get(HEXAGONS, headers={"Origin": SITE})
+    assert allowed.headers["Access-Control-Allow-Origin"] == SITE
+    assert "ETag" in allowed.headers["Access-Control-Expose-Headers"]
+    for headers in ({"Origin": OTHER}, {"Origin": "null"}, {}):
+        answer = await client.get(HEXAGONS, headers=headers)
+        assert answer.status == 200
+        assert "Access-Control-Allow-Origin" not in answer.headers
+    asked = {"Origin": SITE, "Access-Control-Request-Method": "GET", "Access-Control-Request-Headers": "last-event-id"}
+    preflight = await client.options("/api/v1/stream", headers=asked)
+    assert preflight.status == 204
+    assert "Last-Event-ID" in preflight.headers["Access-Control-Allow-Headers"]
+    assert (await client.options("/api/v1/stream", headers=asked | {"Origin": OTHER})).status == 405
+
+
+@pytest.mark.parametrize("origin", ["maps.example.org", "https://maps.example.org/", "HTTPS://A.example", "https://*"])
+def test_what_is_no_origin_is_refused_at_check(tmp_path: Path, origin: str) -> None:
+    with pytest.raises(ConfigError, match="write scheme, host and port only"):
+        bus_config(tmp_path, **{"public.cors_origins": [origin]})
+
+
+NO_TIMES = ["2017-03-21", "2017-02-30T12:00:00Z", "2017-03-21T12:00:00", "2017-03-21T25:00:00Z", "now", "1e9", "٢٠١٧"]
+NO_TIMES += ["0001-01-01T00:00:00%2B10:00", "2017-03-21T12:00:00.5Z", "-1", "9" * 5000, "%00", "%ff", "%F0%9F%9A%8C"]
+NO_BOXES = ["0,0,1", "0,0,1,1,1", "a,b,c,d", "nan,0,1,1", "inf,0,1,1", "1,0,0,1", "0,1,1,0", "-181,0,1,1", "0,0,1,91"]
+NO_BOXES += ["1e999,0,1,1", "0,0,0,0", "0x1,0,1,1", "0,0,1,1" + "0" * 5000, "", ",,,", "٠,0,1,1"]
+REFUSED = [
+    *(f"/api/v1/hexagons?window={text}" for text in NO_TIMES),
+    *(f"/api/v1/windows/{text}" for text in NO_TIMES),
+    *(f"/api/v1/windows/{text}/download.csv" for text in NO_TIMES),
+    *(f"/api/v1/hexagons?bbox={text}" for text in NO_BOXES),
+    *(f"/api/v1/histograms/{START}/count?mechanism=ug&bbox={text}" for text in NO_BOXES),
+    *(f"/api/v1/hexagons?resolution={text}" for text in ("-1", "16", "7.0", "x", "", "٧", "9" * 5000)),
+    *(f"/api/v1/windows?limit={text}" for text in ("0", "-1", "1001", "1e2", "%2B1", "9" * 5000)),
+    *(f"/api/v1/cells/{text}" for text in ("x", "87489E251FFFFFF", "0" * 15, "f" * 15, "87489e251ffffff0", "%00")),
+    *(f"/api/v1/stream?after={text}" for text in ("-1", "x", "9" * 30)),
+    "/api/v1/hexagons?format=xml",
+    "/api/v1/hexagons?feed=BUS",
+    "/api/v1/hexagons?feed=" + "a" * 5000,
+    "/api/v1/hexagons?feed=../../etc/passwd",
+    "/api/v1/hexagons?window=" + START + "&window=" + START,
+    "/api/v1/hexagons?limit=1",
+    f"/api/v1/histograms/{START}/UG",
+    "/dashboard/usual?window=never",
+]
+ABSENT = [
+    "/api/v1",
+    "/api/v1/",
+    "/api/v2/windows",
+    "/api/v1/windows/1999-01-01T00:00:00Z",
+    "/api/v1/hexagons?feed=none",
+    f"/api/v1/histograms/{START}/none",
+    f"/api/v1/windows/{START}/download.xlsx",
+    f"/api/v1/windows/{START}/download.csv/..%2f..%2fetc%2fpasswd",
+    "/assets/..%2f..%2f..%2fetc%2fpasswd",
+    "/assets/%2e%2e/build.json",
+    "/assets/%00",
+    "/..%2f..%2fetc/passwd",
+]
+
+
+async def test_hostile_requests_are_refused_with_value_and_remedy_and_none_makes_the_service_fail(
+    client: TestClient,
+) -> None:
+    for path in (*REFUSED, *ABSENT):
+        status, body = await raw(client, path)
+        problem = json.loads(body)
+        assert status == problem["status"], path
+        assert (status in (400, 404)) if path in REFUSED else (status == 404), (path, problem)
+        assert problem["title"], path
+        assert problem["detail"], path
+        assert len(problem["title"]) < 400, path
+    registry = client.server.app[SERVICE].metrics.registry
+    codes = {
+        sample.labels["code"] for metric in registry.collect() for sample in metric.samples if "code" in sample.labels
+    }
+    assert codes - {"200", "503"} == {"400", "404"}, "200 and 503: asking whether it is ready"
+
+
+async def raw(client: TestClient, path: str) -> tuple[int, bytes]:
+    """Status and body of a GET whose path no client has tidied up."""
+    target = quote(path, safe=string.punctuation)
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"application/problem+json" in head, (path, head)
+    return int(head.split()[1]), body
+
+
+@pytest.mark.parametrize("method", ["post", "put", "delete", "patch"])
+async def test_nothing_can_be_written(client: TestClient, method: str) -> None:
+    answer = await getattr(client, method)("/api/v1/windows", data=b"x")
+    assert (answer.status, answer.content_type) == (405, "application/problem+json")
+    assert answer.headers["Allow"] == "GET, HEAD"
+
+
+async def test_bytes_that_are_no_request_end_their_connection_alone_and_fill_no_log(
+    client: TestClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("aiohttp.server"), "filters", [worth_a_log])
+    for rubbish in (b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"A" * 20_000 + b"\r\n\r\n"):
+        with socket.create_connection((client.host, client.port)) as link:
+            link.sendall(rubbish)
+        assert (await client.get("/healthz")).status == 200
+    assert not caplog.records
+
+
+async def test_reading_joins_no_group_and_refused_bytes_are_counted(
+    kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
+    *cells, marker = released(tmp_path, **overrides)
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    before = await admin.list_consumer_groups()
+    async with serving(bus_config(tmp_path, **overrides)) as client:
+        registry = client.server.app[SERVICE].metrics.registry
+        refused = registry.get_sample_value("hexveil_public_messages_invalid_total") or 0
+        bad = [cells[0]._replace(value=value) for value in (b"rubbish", b"{}", cells[0].value[:-1])]
+        bad += [cells[0]._replace(headers=headers) for headers in ((), (("ce_id", None),), (("ce_id", b"\xff"),))]
+        bad[-1] = bad[-1]._replace(value=b"\xff")
+        (_, other) = windows_of(tmp_path, overrides, 2)
+        await publish(kafka, [*bad, *cells, *cells, marker, *other])
+        while len((await (await client.get("/api/v1/windows")).json())["windows"]) < 2:
+            pass
+        assert registry.get_sample_value("hexveil_public_messages_invalid_total") == refused + len(bad)
+        assert await admin.list_consumer_groups() == before
+    await admin.close()
+
+
+def test_windows_of_equal_size_are_told_apart_before_they_are_complete(tmp_path: Path) -> None:
+    first, second = windows_of(tmp_path, {"feed.name": "bus"}, 2)
+    view = View()
+    for message in (first[0], second[0]):
+        view.add(message.topic, message.ce_id, message.value)
+    one, other = view.windows.values()
+    assert one.size == other.size
+    assert one.tag != other.tag
+
+
+async def test_a_service_that_no_longer_reads_says_so(
+    kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: TopicReader) -> None:
+        raise RuntimeError("planted")
+
+    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+    async with serving(config) as client:
+        assert (await client.get("/healthz")).status == 200
+    monkeypatch.setattr(TopicReader, "run", fail)
+    made = TestClient(TestServer(make_app(config)))
+    await made.start_server()
+    answer = await made.get("/healthz")
+    assert answer.status == 503
+    assert "no longer reading" in (await answer.json())["status"]
+    with pytest.raises(RuntimeError, match="planted"):
+        await made.close()
+
+
+@pytest.mark.parametrize("broken", ["port", "password"])
+def test_a_service_that_cannot_start_says_why(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("HEXVEIL_PUBLIC__PORT", str(taken.getsockname()[1]))
+        if broken == "password":
+            monkeypatch.setenv("HEXVEIL_KAFKA__SECURITY_PROTOCOL", "SASL_SSL")
+            monkeypatch.setenv("HEXVEIL_KAFKA__USERNAME", "serve")
+            monkeypatch.setenv("HEXVEIL_KAFKA__PASSWORD_FILE", str(tmp_path / "none"))
+        done = CliRunner().invoke(app, ["serve", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")])
+    assert done.exit_code == 2
+    assert {"port": "cannot be listened on", "password": "kafka.password_file"}[broken] in done.stderr

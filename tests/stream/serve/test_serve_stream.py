@@ -1,0 +1,224 @@
+"""The event stream: every finished window once and in order, whoever lags or comes back, and nobody held up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientResponse
+from aiohttp.test_utils import TestClient, TestServer
+
+from bench import sse
+from stream.local import KafkaServer
+from stream.messages.message import Message, digest, window_message
+from stream.messages.topics import create_topics
+from stream.serve import broadcast
+from stream.serve.api import SERVICE, make_app
+from stream.serve.window_store import WindowView
+from stream.windows import Window
+from tests.stream.serve.serving import publish, ready, released, serving
+from tests.support.builders import SLOT, bus_config
+
+STREAM = "/api/v1/stream"
+Event = tuple[int, dict[str, Any]]
+
+
+def windows_of(tmp_path: Path, overrides: dict[str, Any], count: int) -> list[list[Message]]:
+    """The same cells in ``count`` windows, one an hour, each with its marker last."""
+    *cells, marker = released(tmp_path, **overrides)
+    feed = overrides["feed.name"]
+    found = []
+    for number in range(count):
+        window = Window(SLOT + 3600 * number, SLOT + 3600 * (number + 1))
+        times = {"window": {"start": f"2017-03-{21 + number // 12}T{12 + number % 12}:00:00Z", "end": "later"}}
+        times["window"]["end"] = f"2017-03-{21 + (number + 1) // 12}T{12 + (number + 1) % 12}:00:00Z"
+        made = [
+            window_message(m.topic, feed, window, m.key.decode(), m.key.decode(), json.loads(m.value) | times)
+            for m in cells
+        ]
+        body = json.loads(marker.value) | times | {"digest": digest(message.value for message in made)}
+        found.append([*made, window_message(marker.topic, feed, window, "close", feed, body)])
+    return found
+
+
+async def events(answer: ClientResponse) -> AsyncIterator[Event]:
+    """Events of a stream as a browser reads them."""
+    fields: dict[str, str] = {}
+    async for line in answer.content:
+        text = line.decode().rstrip("\n")
+        if text:
+            name, _, value = text.partition(": ")
+            fields[name] = value
+        elif "data" in fields:
+            assert fields["event"] == "window"
+            yield int(fields["id"]), json.loads(fields["data"])
+            fields = {}
+
+
+async def first(
+    client: TestClient, count: int, query: str = "", last_event_id: int | None = None, seconds: float = 20
+) -> list[Event]:
+    headers = {} if last_event_id is None else {"Last-Event-ID": str(last_event_id)}
+    async with asyncio.timeout(seconds), client.get(STREAM + query, headers=headers) as answer:
+        assert answer.content_type == "text/event-stream"
+        found = []
+        async for event in events(answer):
+            found.append(event)
+            if len(found) == count:
+                return found
+    raise AssertionError(f"the stream ended after {len(found)} of {count} events")
+
+
+async def test_each_finished_window_is_told_once_in_order_and_a_client_that_comes_back_misses_none(
+    kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
+    windows = windows_of(tmp_path, overrides, 4)
+    config = bus_config(tmp_path, **overrides)
+    async with serving(config, windows[0] + windows[1]) as client:
+        past = await first(client, 2, "?after=0")
+        assert [number for number, _ in past] == sorted({number for number, _ in past})
+        assert [body["complete"] for _, body in past] == [True, True]
+        listed = (await (await client.get("/api/v1/windows")).json())["windows"]
+        assert [body for _, body in past] == listed[::-1]
+
+        live = asyncio.create_task(first(client, 2))
+        await asyncio.sleep(0.3)
+        await publish(kafka, windows[2] + windows[2] + windows[3])
+        told = await live
+        assert [body["window"]["start"] for _, body in told] == ["2017-03-21T14:00:00Z", "2017-03-21T15:00:00Z"]
+
+        everything = [*past, *told]
+        for last, _ in everything[:-1]:
+            resumed = await first(client, sum(number > last for number, _ in everything), last_event_id=last)
+            assert resumed == [event for event in everything if event[0] > last]
+            assert resumed == await first(client, len(resumed), f"?after={last}")
+    async with serving(config) as client:
+        assert await first(client, 4, "?after=0") == everything, "another instance numbers events otherwise"
+
+
+async def test_an_id_ahead_of_every_marker_begins_anew(kafka: str, tmp_path: Path, topic_name: str) -> None:
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
+    (window,) = windows_of(tmp_path, overrides, 1)
+    async with serving(bus_config(tmp_path, **overrides), window) as client:
+        (event,) = await first(client, 1, last_event_id=2**62)
+        assert event[1]["complete"]
+
+
+@pytest.mark.parametrize("last_event_id", ["x", "-1", "1.5", "9" * 30, "1,2", ""])
+async def test_an_id_that_is_none_is_refused(kafka: str, tmp_path: Path, topic_name: str, last_event_id: str) -> None:
+    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+    async with serving(config) as client, client.get(STREAM, headers={"Last-Event-ID": last_event_id}) as answer:
+        problem = await answer.json()
+        assert (answer.status, answer.content_type) == (400, "application/problem+json")
+        assert "Last-Event-ID" in problem["title"]
+
+
+async def test_a_client_that_does_not_read_holds_nobody_up_and_is_cut_off(
+    kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def large(window: WindowView) -> bytes:
+        return b'id: %d\nevent: window\ndata: "%b"\n\n' % (broadcast.number_of(window), b"x" * 60_000)
+
+    monkeypatch.setattr(broadcast, "frame_of", large)
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
+    windows = windows_of(tmp_path, overrides, 12)
+    async with serving(bus_config(tmp_path, **overrides)) as client:
+        service = client.server.app[SERVICE]
+        monkeypatch.setattr(service.broadcast, "_queue", 4)
+        stalled = socket.socket()
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect((client.host, client.port))
+        stalled.sendall(f"GET {STREAM} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        reading = asyncio.create_task(first(client, len(windows)))
+        while service.metrics.registry.get_sample_value("hexveil_public_sse_clients") != 2:
+            await asyncio.sleep(0.02)
+        for window in windows:
+            await publish(kafka, window)
+        assert len(await reading) == len(windows)
+        assert service.metrics.registry.get_sample_value("hexveil_public_sse_dropped_total") == 1
+        while service.metrics.registry.get_sample_value("hexveil_public_sse_clients"):
+            await asyncio.sleep(0.02)
+        stalled.close()
+
+
+async def test_a_broker_that_is_away_is_waited_for_and_what_is_known_is_served_meanwhile(tmp_path: Path) -> None:
+    broker = KafkaServer(tmp_path / "kafka")
+    overrides = {"feed.name": "bus", "kafka.bootstrap": broker.bootstrap}
+    config = bus_config(tmp_path, **overrides)
+    before, after = windows_of(tmp_path, overrides, 2)
+    try:
+        await asyncio.to_thread(broker.start)
+        await create_topics(config)
+        await publish(broker.bootstrap, before)
+        await asyncio.to_thread(broker.stop)
+        async with TestClient(TestServer(make_app(config))) as client:
+            assert (await client.get("/healthz")).status == 200
+            assert (await client.get("/readyz")).status == 503
+            told = asyncio.create_task(first(client, 2, "?after=0", seconds=200))
+            await asyncio.to_thread(broker.start)
+            await ready(client)
+            await asyncio.to_thread(broker.stop)
+            assert (await (await client.get("/api/v1/hexagons")).json())["complete"]
+            await asyncio.to_thread(broker.start)
+            await publish(broker.bootstrap, after)
+            assert [body["cells"] for _, body in await told] == [len(before) - 1, len(after) - 1]
+            registry = client.server.app[SERVICE].metrics.registry
+            assert registry.get_sample_value("hexveil_public_windows_total") == 2
+    finally:
+        broker.stop()
+
+
+async def test_streams_are_limited_in_number_and_end_with_the_service(
+    kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "public.max_streams": 1})
+    async with serving(config) as client, client.get(STREAM) as held:
+        async with client.get(STREAM) as refused:
+            problem = await refused.json()
+            assert (refused.status, refused.content_type) == (503, "application/problem+json")
+            assert "all 1 event streams" in problem["title"]
+            assert int(refused.headers["Retry-After"]) > 0
+        head = await client.head(STREAM)
+        assert (head.status, head.content_type) == (200, "text/event-stream")
+        assert held.status == 200
+        async with asyncio.timeout(20):
+            await client.server.close()
+            with pytest.raises(StopAsyncIteration):
+                await anext(events(held))
+
+
+async def test_a_quiet_stream_is_kept_alive_by_comments(
+    kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broadcast, "PING_SECONDS", 0.05)
+    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+    async with serving(config) as client, asyncio.timeout(20), client.get(STREAM) as answer:
+        told = b""
+        while told.count(b": ping\n\n") < 2:
+            told += await answer.content.readany()
+        assert told.startswith(b"retry: ")
+
+
+def test_the_bench_of_streams_measures_the_service_as_it_is_installed() -> None:
+    told = sse.streams(sse.Sizes(readers=3, stalled=0, windows=1, cells=5, pause=0.0))
+    assert told["readers"] == 3
+    assert 0 < told["alone"]["median_reader_ms"] <= told["alone"]["last_reader_ms"]
+    assert told["serve_memory_mb"]["with_readers"] >= 1
+
+
+@pytest.mark.parametrize(("soft", "hard", "raised"), [(64, 10_000, 1256), (64, 500, 500), (5000, 10_000, None)])
+def test_the_limit_of_open_files_is_raised_to_what_the_streams_need(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int | None
+) -> None:
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: made.append(limits))
+    broadcast.allow_connections(1000)
+    assert made == ([] if raised is None else [(raised, hard)])

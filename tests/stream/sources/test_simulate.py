@@ -1,0 +1,217 @@
+"""The synthetic feed is deterministic, plausible and as faulty as asked."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from stream.cli import simulate as simulate_cli
+from stream.config.feed import FeedConfig
+from stream.sources.network import ARTERIAL, RING, STREET, build_network
+from stream.sources.simulate import GARBAGE, LONGEST_DELAY_S, Faults, Simulation, simulate
+from tests.stream.sources.test_recording import AUSTIN
+
+FEED = FeedConfig(name="bus", topic="bus", timezone="America/Chicago", domain=AUSTIN)  # type: ignore[arg-type]
+MONDAY = 1_710_738_000_000_000  # 2024-03-18T00:00 in Austin
+CLEAN = Faults(late=0, duplicate=0, garbage=0, gps_metres=0)
+
+
+def run(**changes: Any) -> tuple[np.ndarray, list[bytes]]:
+    parameters = {"feed": FEED, "vehicles": 60, "start_us": MONDAY, "duration": timedelta(hours=1)} | changes
+    blocks = list(simulate(Simulation(**parameters)))
+    return np.concatenate([block.due for block in blocks]), [value for block in blocks for value in block.values]
+
+
+def events(values: list[bytes]) -> list[dict[str, Any]]:
+    return [json.loads(value) for value in values]
+
+
+def micros(event: dict[str, Any]) -> int:
+    return round(datetime.fromisoformat(event["time"]).timestamp() * 1e3) * 1000
+
+
+@pytest.fixture(scope="module")
+def weekday() -> list[dict[str, Any]]:
+    return events(run(vehicles=150, duration=timedelta(days=1), interval=timedelta(minutes=1), faults=CLEAN)[1])
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not() -> None:
+    first, again, other = run(seed=7), run(seed=7), run(seed=8)
+    assert first[1] == again[1]
+    assert (first[0] == again[0]).all()
+    assert first[1] != other[1]
+
+
+def test_streets_are_slower_than_main_roads_and_peaks_slower_than_noon_and_night(weekday: list[dict[str, Any]]) -> None:
+    moving: dict[int, list[float]] = {hour: [] for hour in range(24)}
+    for event in weekday:
+        if event["speed"] > 5:
+            moving[(int(event["time"][11:13]) - 5) % 24].append(event["speed"])
+    mean = {hour: float(np.mean(speeds)) for hour, speeds in moving.items()}
+    night, noon = np.mean([mean[2], mean[3]]), np.mean([mean[11], mean[12]])
+    assert 15 < mean[17] < mean[11] * 0.85 < noon < night < 65
+    assert mean[8] < 0.9 * noon
+
+
+def test_the_timetable_uses_a_tenth_of_the_fleet_at_night_and_most_of_it_at_the_peak(
+    weekday: list[dict[str, Any]],
+) -> None:
+    users: dict[int, set[str]] = {hour: set() for hour in range(24)}
+    fixes = Counter[int]()
+    for event in weekday:
+        hour = (int(event["time"][11:13]) - 5) % 24
+        users[hour].add(event["user"])
+        fixes[hour] += 1
+    assert len(users[8]) > 0.75 * 150
+    assert fixes[3] < 0.35 * fixes[8]
+    assert fixes[3] > 0
+
+
+def test_buses_stand_at_stops_lights_and_terminals_a_third_of_the_time(weekday: list[dict[str, Any]]) -> None:
+    still = np.mean([event["speed"] == 0 for event in weekday])
+    assert 0.2 < still < 0.55
+
+
+def test_a_vehicle_moves_as_far_as_its_speeds_say() -> None:
+    _, values = run(vehicles=20, start_us=MONDAY + 11 * 3_600_000_000, interval=timedelta(seconds=5), faults=CLEAN)
+    tracks: dict[str, list[dict[str, Any]]] = {}
+    for event in events(values):
+        tracks.setdefault(event["user"], []).append(event)
+    driven = told = 0.0
+    for track in tracks.values():
+        north = np.array([event["lat"] for event in track]) * 110_574
+        east = np.array([event["lng"] for event in track]) * 111_320 * np.cos(np.radians(30.35))
+        step = np.hypot(np.diff(north), np.diff(east))
+        seconds = np.diff([micros(event) for event in track]) / 1e6
+        near = seconds < 6
+        driven += step[near].sum()
+        told += (np.array([event["speed"] for event in track])[1:] / 3.6 * seconds)[near].sum()
+        assert (step[near] < 40 * 6).all(), "nobody jumps"
+    assert driven == pytest.approx(told, rel=0.1)
+
+
+def test_every_fix_of_a_clean_feed_lies_in_the_domain_and_arrives_in_order() -> None:
+    due, values = run(faults=CLEAN)
+    assert (np.diff(due) >= 0).all()
+    for event in events(values):
+        assert AUSTIN["south"] < event["lat"] < AUSTIN["north"]
+        assert AUSTIN["west"] < event["lng"] < AUSTIN["east"]
+        assert 0 <= event["speed"] < 130
+
+
+def test_late_and_repeated_fixes_and_garbage_come_in_the_asked_shares() -> None:
+    # n about 50 000 fixes: the bounds are more than five standard deviations of each share.
+    faults = Faults(late=0.1, duplicate=0.05, garbage=0.03)
+    due, values = run(vehicles=600, start_us=MONDAY + 8 * 3_600_000_000, faults=faults)
+    good = []
+    bad = 0
+    for arrival, value in zip(due, values, strict=True):
+        try:
+            event = json.loads(value, parse_constant=lambda _: None)
+        except json.JSONDecodeError:
+            bad += 1
+            continue
+        fine = event.get("lat", 0) != 0 and event["speed"] is not None and len(event["user"]) < 20
+        if fine and event["time"] < "2100":
+            good.append((arrival - micros(event), event["user"], event["time"]))
+        else:
+            bad += 1
+    n = len(values)
+    assert bad / n == pytest.approx(0.03, abs=0.005)
+    repeats = len(good) - len({row[1:] for row in good})
+    assert repeats / n == pytest.approx(0.05 / 1.05, abs=0.006)
+    delay = np.array([row[0] for row in good]) / 1e6
+    assert np.mean(delay > 25) == pytest.approx(0.1 * np.exp(-10 / 60), abs=0.01)
+    assert delay.min() > 0
+    assert delay.max() < LONGEST_DELAY_S + 21
+
+
+def test_every_kind_of_garbage_occurs() -> None:
+    _, values = run(faults=Faults(late=0, duplicate=0, garbage=1.0))
+    kinds = Counter[str]()
+    for value in values:
+        text = value.decode()
+        kinds["not-json"] += not text.endswith("}")
+        kinds["no-position"] += text.endswith("}") and "lat" not in text
+        kinds["not-finite"] += "NaN" in text
+        kinds["outside"] += '"lat":0.0' in text
+        kinds["far-future"] += '"time":"3' in text
+        kinds["long-user"] += len(text) > 1000
+    assert min(kinds[kind] for kind in GARBAGE) > len(values) / 12
+
+
+def test_duration_counts_event_time() -> None:
+    _, values = run(duration=timedelta(minutes=10), faults=CLEAN)
+    times = [micros(event) for event in events(values)]
+    assert min(times) >= MONDAY
+    assert max(times) < MONDAY + 600_000_000
+
+
+def test_the_network_fits_any_box_and_has_every_kind_of_road() -> None:
+    small = FeedConfig(
+        name="x", topic="x", timezone="UTC", domain={"south": 48.8, "west": 2.3, "north": 48.81, "east": 2.32}
+    )
+    for domain in (FEED.domain, small.domain):
+        network = build_network(domain, 16, np.random.default_rng(1))
+        assert domain.south < network.vertex_lat.min() < network.vertex_lat.max() < domain.north
+        assert domain.west < network.vertex_lng.min() < network.vertex_lng.max() < domain.east
+        assert set(network.segment_class.tolist()) == {STREET, ARTERIAL, RING}
+        assert (np.diff(network.vertex_at) >= 0).all()
+        assert (np.diff(network.stop_at) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vehicles": 0}, "vehicles"),
+        ({"interval": timedelta(0)}, "interval"),
+        ({"feed": FEED.model_copy(update={"format": "itms"})}, "canonical"),
+    ],
+)
+def test_parameters_outside_their_bounds_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(**changes)
+
+
+def test_a_share_above_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="late"):
+        Faults(late=1.5)
+
+
+@pytest.fixture
+def cli() -> typer.Typer:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    simulate_cli.register(app)
+    return app
+
+
+def test_the_command_writes_a_file_and_a_pipe(cli: typer.Typer, repo_root: Path, tmp_path: Path) -> None:
+    common = ["simulate", "--config", str(repo_root / "config" / "bus-fleet.toml"), "--vehicles", "30"]
+    common += ["--start", "2024-03-18T12:00:00Z"]
+    out = tmp_path / "city.ndjson.gz"
+    told = CliRunner().invoke(cli, [*common, "--duration", "10m", "--out", str(out), "--json"])
+    assert told.exit_code == 0, told.output
+    with gzip.open(out, "rb") as file:
+        assert json.loads(told.stdout)["events"] == len(file.readlines())
+    piped = CliRunner().invoke(cli, [*common, "--once", "--out", "-"])
+    assert piped.exit_code == 0
+    assert 0 < len(piped.stdout_bytes.splitlines()) <= 33
+    endless = CliRunner().invoke(cli, [*common, "--out", str(out)])
+    assert (endless.exit_code, "--duration" in endless.stderr) == (2, True)
+    assert CliRunner().invoke(cli, [*common, "--start", "2024-03-18T12:00:00", "--once"]).exit_code == 2
+
+
+def test_the_default_start_is_now() -> None:
+    now = round(datetime.now(UTC).timestamp() * 1e6)
+    due, _ = run(start_us=now, duration=timedelta(minutes=1), faults=CLEAN)
+    assert due.min() >= now

@@ -1,0 +1,269 @@
+"""Spatial histograms in the service: who counts, what it costs him, and that nobody else's presence matters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import numpy as np
+import pytest
+
+from dpcore.accounting import rho_of_pure
+from dpcore.budget import to_micro
+from dpcore.contributions import Contributions
+from dpcore.noise import Noise
+from dpcore.spatial import Rectangles, histogram_from_release
+from dpcore.spatial.regions import Footprints
+from stream.config import Config
+from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, digest, schema
+from stream.statistics import pipeline
+from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
+from stream.statistics.histograms.histograms import (
+    contributing,
+    draw_histograms,
+    exact_counts,
+    region_domain,
+    regions_of,
+)
+from stream.statistics.pipeline import build_messages, contributions_of, plan_window
+from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan
+from stream.statistics.values.plan import plan_values
+from tests.support.builders import EVERY_MECHANISM, SLOT, located_rows, with_histograms
+
+RELATIONS = ["values", "participation"]
+GENERATION = "11111111-1111-4111-8111-111111111111"
+
+
+def planned(
+    config: Config, rows: np.ndarray, left: np.ndarray | None = None, slot: int = SLOT
+) -> tuple[Plan, Contributions, Fixes]:
+    held, fixes = contributions_of(rows, config), fixes_of(rows, histogram_box(config))
+    assert fixes is not None
+    slotting = config.slotting
+    allowed = np.full(held.counts.n_users, config.privacy.ledger_budget) if left is None else left
+    window, period = slotting.window(slot), slotting.period_of(slot)
+    return plan_window(held.counts, allowed, config, window, period, GENERATION, fixes), held, fixes
+
+
+def released(config: Config, rows: np.ndarray, noise: Noise | None = None, slot: int = SLOT) -> list[Message]:
+    plan, held, fixes = planned(config, rows, slot=slot)
+    return build_messages(plan, held, noise or Noise(), config, None, fixes)[0]
+
+
+def bodies_of(messages: list[Message], topic: str = SPATIAL_HISTOGRAM) -> list[dict]:
+    return [json.loads(message.value) for message in messages if message.topic == topic]
+
+
+def exact_components(plan: Plan, fixes: Fixes) -> np.ndarray:
+    assert plan.histogram is not None
+    assert plan.histogram.regions is not None
+    domain = region_domain(plan.histogram)
+    return Footprints.of(regions_of(plan.histogram, fixes), domain, plan.histogram.regions.diameter_m).total()
+
+
+def region_sensitivity(plan: Plan) -> int:
+    assert plan.histogram is not None
+    assert plan.histogram.regions is not None
+    return Footprints.sensitivity(region_domain(plan.histogram), plan.histogram.regions.diameter_m)
+
+
+Transcript = list[tuple[np.ndarray, np.ndarray]]
+Chooser = Callable[[Plan, Fixes], Fixes]
+
+
+def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contributing) -> Transcript:
+    """Integers before noise of every window of a day through the real planner, budgets carried from window to window."""
+    spent: dict[int, int] = {}
+    found: Transcript = []
+    for number, rows in enumerate(windows):
+        users = np.unique(rows["user"]).tolist()
+        left = np.array([config.privacy.budget_micro - spent.get(user, 0) for user in users], dtype=np.int64)
+        plan, held, fixes = planned(config, rows, left, SLOT + 3600 * number)
+        assert plan.histogram is not None
+        for user, charge in zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True):
+            spent[user] = spent.get(user, 0) + charge
+            assert spent[user] <= config.privacy.budget_micro
+        mine = who(plan, fixes)
+        found.append((exact_counts(plan.histogram, mine), exact_components(plan, mine)))
+    return found
+
+
+def windows_paid(config: Config, windows: list[np.ndarray], user: int) -> int:
+    """How many windows the user, alone in the world, pays histograms for: a function of his own data."""
+    spent = paid = 0
+    for number, rows in enumerate(windows):
+        own = rows[rows["user"] == user]
+        left = np.full(len(np.unique(own["user"])), config.privacy.budget_micro - spent, dtype=np.int64)
+        plan, _, fixes = planned(config, own, left, SLOT + 3600 * number)
+        spent += int(np.frombuffer(plan.charges, "<i8").sum())
+        paid += len(contributing(plan, fixes)) > 0
+    return paid
+
+
+def day(seed: int, windows: int = 5) -> list[np.ndarray]:
+    return [located_rows(seed * 10 + k, 60, users=8, slot=SLOT + 3600 * k) for k in range(windows)]
+
+
+def moves_too_much(config: Config, windows: list[np.ndarray], who: Chooser = contributing) -> bool:
+    """Whether some user who leaves moves the histograms of a day by more than the windows he pays for allow."""
+    everyone = transcript(config, windows, who)
+    points, region = config.histogram.fixes_per_user, region_sensitivity(planned(config, windows[0])[0])
+    for user in np.unique(np.concatenate([rows["user"] for rows in windows])).tolist():
+        without = transcript(config, [rows[rows["user"] != user] for rows in windows], who)
+        paid = windows_paid(config, windows, user)
+        for part, sensitivity in enumerate((points, region)):
+            moved = sum(int(np.abs(a[part] - b[part]).sum()) for a, b in zip(everyone, without, strict=True))
+            if moved > sensitivity * paid:
+                return True
+    return False
+
+
+def tight(relation: str, tmp_path: Path, **overrides: object) -> Config:
+    """A budget that pays two of five windows: admission bites, and must not depend on anybody else."""
+    return with_histograms(relation, tmp_path, ["euler", "ug"], **({"privacy.budget": 6.5} | overrides))
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("fixes_per_user", [1, 3])
+def test_a_user_who_leaves_moves_the_histograms_of_a_day_by_no_more_than_his_own_windows_paid_for(
+    tmp_path: Path, relation: str, seed: int, fixes_per_user: int
+) -> None:
+    config = tight(relation, tmp_path, **{"histogram.fixes_per_user": fixes_per_user})
+    assert not moves_too_much(config, day(seed))
+
+
+def unpaid_too(plan: Plan, fixes: Fixes) -> Fixes:
+    return fixes
+
+
+def first_four(plan: Plan, fixes: Fixes) -> Fixes:
+    mine = contributing(plan, fixes)
+    return mine.of(mine.users[:4])
+
+
+@pytest.mark.parametrize("planted", [unpaid_too, first_four])
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_counting_the_exhausted_or_only_the_first_users_would_be_caught(
+    tmp_path: Path, relation: str, planted: Chooser
+) -> None:
+    assert any(moves_too_much(tight(relation, tmp_path), day(seed), planted) for seed in range(3))
+
+
+def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It depends on others' counts, and through admission to later windows the histograms would show who they were."""
+
+    def exact_loss(counts, left, config, window, period, generation, asked=0):  # type: ignore[no-untyped-def]
+        alone = config.model_copy(update={"histogram": None})
+        plan = plan_values(counts, left, alone, window, period, generation)
+        charges = np.frombuffer(plan.charges, "<i8")
+        pays = (charges > 0) & (charges + asked <= left)
+        return msgspec.structs.replace(plan, charges=np.where(pays, charges + asked, 0).astype("<i8").tobytes())
+
+    monkeypatch.setattr(pipeline, "plan_values", exact_loss)
+    config = tight("values", tmp_path)
+    assert any(moves_too_much(config, day(seed)) for seed in range(6))
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_a_charge_holds_the_histograms_budget_to_the_micro_epsilon(tmp_path: Path, relation: str) -> None:
+    config = with_histograms(relation, tmp_path, ["htf", "sparse", "ug"], **{"histogram.epsilon": 1.0000005})
+    rows = located_rows(3, 300)
+    plan, held, fixes = planned(config, rows)
+    alone, _ = plan_alone(config, rows)
+    assert plan.histogram is not None
+    assert plan.histogram.epsilons == (333_334, 333_333, 333_333)
+    assert sum(plan.histogram.epsilons) == plan.histogram.cost == 1_000_000
+    seen = np.isin(held.counts.users, fixes.users)
+    without = np.full(len(seen), config.privacy.epsilon_micro) if relation == "values" else alone
+    assert np.array_equal(np.frombuffer(plan.charges, "<i8"), without + np.where(seen, 1_000_000, 0))
+
+
+def plan_alone(config: Config, rows: np.ndarray) -> tuple[np.ndarray, Plan]:
+    """Charges and plan of the same window without histograms."""
+    alone = config.model_copy(update={"histogram": None})
+    held, slotting = contributions_of(rows, alone), alone.slotting
+    left = np.full(held.counts.n_users, alone.privacy.ledger_budget)
+    plan = plan_window(held.counts, left, alone, slotting.window(SLOT), slotting.period_of(SLOT), GENERATION)
+    return np.frombuffer(plan.charges, "<i8"), plan
+
+
+def test_under_zcdp_each_histogram_costs_half_its_epsilon_squared_rounded_up(tmp_path: Path) -> None:
+    names = ["htf", "sparse", "ug"]
+    config = with_histograms("zcdp", tmp_path, names, **{"histogram.epsilon": 0.1})
+    rows = located_rows(4, 300)
+    plan, held, fixes = planned(config, rows)
+    alone, _ = plan_alone(config, rows)
+    parts = [rho_of_pure(micro) for micro in (33_334, 33_333, 33_333)]
+    assert plan.histogram is not None
+    assert plan.histogram.cost == sum(parts) == config.histogram_grant
+    seen = np.isin(held.counts.users, fixes.users)
+    assert np.array_equal(np.frombuffer(plan.charges, "<i8"), alone + np.where(seen, sum(parts), 0))
+
+
+@pytest.mark.parametrize(
+    ("relation", "goal"), [*((relation, "absolute") for relation in (*RELATIONS, "zcdp")), ("values", "relative")]
+)
+def test_every_mechanism_becomes_one_valid_message_that_reads_back_to_the_histogram_that_was_drawn(
+    tmp_path: Path, relation: str, goal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epsilon = {"histogram.epsilon": 0.5} if relation == "zcdp" else {}
+    config = with_histograms(relation, tmp_path, **epsilon, **{"histogram.goal": goal})
+    drawn = []
+
+    def keep(*arguments):  # type: ignore[no-untyped-def]
+        drawn.extend(draw_histograms(*arguments))
+        return drawn
+
+    monkeypatch.setattr(pipeline, "draw_histograms", keep)
+    messages = released(config, located_rows(5, 400))
+    bodies = bodies_of(messages)
+    assert [body["mechanism"] for body in bodies] == sorted(EVERY_MECHANISM)
+    for body, histogram in zip(bodies, drawn, strict=True):
+        jsonschema.Draft202012Validator(schema(SPATIAL_HISTOGRAM)).validate(body)
+        found = histogram_from_release(body)
+        ranges = Rectangles.of_cells([[0, 1, 2, 5], [0, 7, 0, 7], [3, 3, 3, 3]])
+        for one, other in zip(found.query(ranges), histogram.histogram.query(ranges), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
+        assert found.to_release() == {"domain": body["domain"], "structure": body["structure"]}
+    (marker,) = bodies_of(messages, WINDOW)
+    jsonschema.Draft202012Validator(schema(WINDOW)).validate(marker)
+    assert marker["mechanisms"] == sorted(EVERY_MECHANISM)
+    assert marker["histogram_epsilon"] == config.histogram.epsilon
+    assert to_micro(sum(body["epsilon"] for body in bodies), round_up=False) <= config.histogram.epsilon_micro
+    assert marker["messages"] == len(messages) - 1
+    assert marker["digest"] == digest(message.value for message in messages[:-1])
+    assert [m.topic for m in messages].count(HEXAGON_SPEED) == marker["messages"] - len(bodies)
+
+
+def test_the_relative_goal_adds_a_reading_of_the_same_draws_and_costs_nobody_more(tmp_path: Path) -> None:
+    found = {}
+    for goal in ("absolute", "relative"):
+        config = with_histograms("values", tmp_path, ["htf", "sparse", "ug"], **{"histogram.goal": goal})
+        plan, held, fixes = planned(config, located_rows(5, 400))
+        messages, _ = build_messages(plan, held, Noise(np.random.default_rng(1).bytes), config, None, fixes)
+        found[goal] = plan.charges, bodies_of(messages)
+    assert found["absolute"][0] == found["relative"][0]
+    for plain, both in zip(found["absolute"][1], found["relative"][1], strict=True):
+        reading = both["structure"].pop("sparse", None)
+        assert (reading is not None) == (both["mechanism"] != "ug")
+        assert plain == both
+
+
+def test_a_plan_is_stored_and_read_exactly_and_other_fixes_than_planned_are_refused(tmp_path: Path) -> None:
+    config = with_histograms("values", tmp_path)
+    rows = located_rows(6, 200)
+    plan, held, _ = planned(config, rows)
+    again = decode_plan(encode_plan(plan))
+    assert again == plan
+    moved = rows.copy()
+    moved["lat"][0] += 1_000
+    with pytest.raises(PlanError, match="append-only"):
+        build_messages(again, held, Noise(), config, None, fixes_of(moved, histogram_box(config)))
+    with pytest.raises(PlanError, match="changed"):
+        build_messages(again, held, Noise(), config, None)

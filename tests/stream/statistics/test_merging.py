@@ -1,0 +1,197 @@
+"""Adaptive resolution in the service: sparse hexagons answer through their parents, and nobody pays twice."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import h3
+import jsonschema
+import msgspec
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from dpcore.contributions import Contributions
+from dpcore.moments import cell_variances
+from dpcore.noise import Noise
+from stream.config import Config, ConfigError
+from stream.evaluation.evaluate import evaluate
+from stream.messages.message import HEXAGON_SPEED, schema
+from stream.statistics.merging import excluded, merged
+from stream.statistics.pipeline import build_messages, contributions_of
+from stream.statistics.plan import VARIANCE_GRID, Plan, PlanError, decode_plan, encode_plan
+from stream.storage.row_store import ROW
+from tests.stream.protocol.test_release_protocol import Collected, closing_of, store
+from tests.stream.statistics.test_pipeline import planned
+from tests.support.builders import SLOT, bus_config, riders_config
+
+MERGING = {"hexagons.merge_until_km_h": 30.0, "hexagons.coarsest_resolution": 4, "speed.post_processing": []}
+
+
+def uneven_rows(seed: int, n: int = 1200, users: int = 40) -> np.ndarray:
+    """Rows of a city with a dense middle and a sparse rim: 40 hexagons, half of the rows in two of them."""
+    rng = np.random.default_rng(seed)
+    cells = [h3.str_to_int(cell) for cell in sorted(h3.grid_disk(h3.latlng_to_cell(30.3, -97.7, 7), 4))[:40]]
+    rows = np.zeros(n, dtype=ROW)
+    share = np.r_[0.25, 0.25, np.full(38, 0.5 / 38)]
+    rows["cell"] = rng.choice(np.array(cells, dtype=np.uint64), n, p=share)
+    rows["user"] = rng.integers(1, users + 1, n)
+    rows["time"] = SLOT * 1_000_000 + rng.permutation(3_600_000)[:n].astype(np.int64) * 1000
+    rows["value"] = rng.integers(0, 6500, n)
+    return rows
+
+
+def planned_merged(config: Config, rows: np.ndarray) -> tuple[Plan, Contributions, Contributions]:
+    """Plan, contributions by hexagon, contributions by cell."""
+    plan, held = planned(config, rows)
+    return plan, held, merged(plan, held)
+
+
+@pytest.mark.parametrize("target", [4.0, 15.0, 40.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_loss_of_a_user_over_all_levels_never_exceeds_his_charge(tmp_path: Path, seed: int, target: float) -> None:
+    """Pre-noise integers of neighbouring windows over the scales, in exact fractions: all resolutions count together."""
+    config = bus_config(tmp_path, **MERGING | {"hexagons.merge_until_km_h": target})
+    rows = uneven_rows(seed)
+    plan, _, pooled = planned_merged(config, rows)
+    retained = np.frombuffer(plan.retained, "<i8")
+    t, s = (np.frombuffer(column, "<i8").reshape(2, -1) for column in (plan.numerators, plan.denominators))
+    charges = dict(zip(pooled.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+
+    def integers(of: np.ndarray) -> np.ndarray:
+        kept = merged(plan, contributions_of(of, config)).retain(retained)
+        return np.array([kept.cell_sums(plan.sum_cap or None), cell_variances(kept, VARIANCE_GRID)])
+
+    rng = np.random.default_rng(seed)
+    for user in pooled.counts.users.tolist():
+        changed = rows.copy()
+        mine = rows["user"] == user
+        changed["value"][mine] = rng.choice([0, 6500], mine.sum())
+        assert planned(config, changed)[0].digest == plan.digest, "what is merged looked at values"
+        loss = Fraction(0)
+        moved = np.abs(integers(rows) - integers(changed))
+        for where in zip(*np.nonzero(moved), strict=True):
+            assert t[where] > 0, "a number that moved was released without noise"
+            loss += Fraction(int(moved[where]) * int(s[where]), int(t[where]))
+        assert loss * 1_000_000 <= charges[user] <= config.privacy.epsilon_micro
+
+
+def test_a_parent_that_also_counts_its_published_children_is_caught(tmp_path: Path) -> None:
+    """The planted bug: events of a child with a message of its own are summed into the parent once more."""
+    config = bus_config(tmp_path, **MERGING)
+    rows = uneven_rows(1)
+    plan, held, pooled = planned_merged(config, rows)
+    names = [f"{cell:x}" for cell in pooled.counts.cells.tolist()]
+    parent, children = next(iter(excluded(names).items()))
+    own = held.counts.by_cell(held.counts.samples)
+    hexagons = [f"{cell:x}" for cell in held.counts.cells.tolist()]
+    answered = dict(zip(hexagons, np.frombuffer(plan.merged, "<u8").tolist(), strict=True))
+    inside = {
+        h: n
+        for h, n in zip(hexagons, own.tolist(), strict=True)
+        if h3.cell_to_parent(h, h3.get_resolution(parent)) == parent
+    }
+    mine = sum(n for h, n in inside.items() if f"{answered[h]:x}" == parent)
+    total = pooled.counts.by_cell(pooled.counts.samples)[names.index(parent)]
+    assert total == mine
+    assert sum(inside.values()) > mine, f"{children} lie inside {parent} and would be counted twice"
+
+
+def test_every_event_is_released_in_exactly_one_cell_and_excludes_say_which_not(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **MERGING)
+    rows = uneven_rows(2)
+    plan, held, pooled = planned_merged(config, rows)
+    bodies = [json.loads(message.value) for message in build_messages(plan, pooled, Noise(), config, None)[0][:-1]]
+    assert sum(body["events"] for body in bodies) == len(held.values) == 1200
+    assert len({body["resolution"] for body in bodies}) > 1
+    for body in bodies:
+        assert h3.get_resolution(body["cell"]) == body["resolution"]
+    hexagons = {
+        f"{cell:x}": n
+        for cell, n in zip(held.counts.cells.tolist(), held.counts.by_cell(held.counts.samples).tolist(), strict=True)
+    }
+    for body in bodies:
+        gone = [(h3.get_resolution(cell), cell) for cell in body.get("excludes", [])]
+        events = sum(
+            n
+            for h, n in hexagons.items()
+            if h3.cell_to_parent(h, body["resolution"]) == body["cell"]
+            and not any(h3.cell_to_parent(h, resolution) == cell for resolution, cell in gone)
+        )
+        assert events == body["events"]
+
+
+def test_merged_releases_validate_and_a_plan_survives_storage(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **MERGING)
+    plan, _, pooled = planned_merged(config, uneven_rows(3))
+    assert decode_plan(encode_plan(plan)) == plan
+    for message in build_messages(plan, pooled, Noise(), config, None)[0]:
+        jsonschema.Draft202012Validator(schema(message.topic)).validate(json.loads(message.value))
+
+
+def test_merging_narrows_intervals_to_the_target_or_reaches_the_coarsest(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **MERGING | {"speed.statistics": ["mean"]})
+    plain = bus_config(tmp_path, **{"speed.statistics": ["mean"], "speed.post_processing": []})
+    rows = uneven_rows(4)
+
+    def widths(of: Config) -> list[tuple[int, float, int]]:
+        plan, _, pooled = planned_merged(of, rows)
+        bodies = [json.loads(message.value) for message in build_messages(plan, pooled, Noise(), of, None)[0][:-1]]
+        return [(body["resolution"], body["mean"]["scale"] * np.log(20), body["events"]) for body in bodies]
+
+    narrow, wide = widths(config), widths(plain)
+    assert sum(half <= 30 for _, half, _ in narrow) / len(narrow) > sum(half <= 30 for _, half, _ in wide) / len(wide)
+    assert all(resolution == 4 for resolution, half, _ in narrow if half > 2 * 30)
+
+
+def test_rows_in_other_hexagons_than_planned_are_never_drawn(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **MERGING)
+    plan, held = planned(config, uneven_rows(5))
+    fewer = contributions_of(uneven_rows(5)[:60], config)
+    assert fewer.counts.n_cells != held.counts.n_cells
+    with pytest.raises(PlanError, match="hexagons"):
+        merged(plan, fewer)
+
+
+async def test_the_service_releases_mixed_resolutions_once(redis: Redis, tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **MERGING)
+    await store(redis, config, uneven_rows(6))
+    sink = Collected()
+    result = await closing_of(redis, config, sink).close(SLOT)
+    bodies = [msgspec.json.decode(message.value) for message in sink.messages if message.topic == HEXAGON_SPEED]
+    assert result.messages == len(bodies) + 1
+    assert len({body["resolution"] for body in bodies}) > 1
+
+
+def test_evaluate_judges_every_hexagon_by_its_own_truth(tmp_path: Path) -> None:
+    """Merging everything into one cell removes the noise, not the error: hexagons differ from their parent."""
+    rows = uneven_rows(7)
+    coarse = bus_config(
+        tmp_path, **MERGING | {"hexagons.merge_until_km_h": 1e-3, "privacy.epsilon": 1000.0, "privacy.budget": 24000.0}
+    )
+    (mean, _) = evaluate(coarse, {SLOT: rows}, 2)
+    assert (mean.statistic, mean.cells) == ("mean", 40)
+    assert mean.mae > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"hexagons.merge_until_km_h": 0}, "merge_until_km_h"),
+        ({"hexagons.merge_until_km_h": 10, "hexagons.coarsest_resolution": 7}, "coarsest_resolution"),
+        ({"hexagons.merge_until_km_h": 10, "speed.statistics": ["variance"]}, "merge_until_km_h"),
+        ({"hexagons.merge_until_km_h": 10, "speed.mean_mechanism": "levy"}, "merge_until_km_h"),
+    ],
+)
+def test_a_target_that_cannot_be_predicted_is_refused_with_the_remedy(
+    tmp_path: Path, settings: dict[str, object], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        bus_config(tmp_path, **settings)
+
+
+def test_under_participation_merging_by_counts_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="which hexagons are merged reads raw counts"):
+        riders_config(tmp_path, **{"hexagons.merge_until_km_h": 10.0})

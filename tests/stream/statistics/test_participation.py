@@ -1,0 +1,324 @@
+"""Relation "participation": nothing but noisy numbers may differ between streams that differ by one user."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import h3
+import jsonschema
+import msgspec
+import numpy as np
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+from dpcore.contributions import Contributions
+from dpcore.errors import BudgetError, OverflowBoundError
+from dpcore.noise import Noise
+from stream.cli import app
+from stream.config import Config, ConfigError
+from stream.local import REPO_ROOT
+from stream.messages.message import schema
+from stream.statistics.participation.draw import exact_integers
+from stream.statistics.participation.plan import (
+    UNIT,
+    own_choice,
+    sample_weights,
+    scales,
+    sensitivities,
+    shares,
+    unit_grant,
+)
+from stream.statistics.participation.public_cells import public_cells
+from stream.statistics.pipeline import build_messages, contributions_of, draw, plan_window
+from stream.statistics.plan import Plan
+from stream.statistics.values.cell_means import MECHANISMS
+from stream.storage.row_store import ROW
+from tests.dpcore.silence import Silence
+from tests.support.builders import SLOT, random_rows
+from tests.support.participating import loss, riders, skeleton
+
+WEIGHTS = ("share", "user", "sample")
+STATISTICS = (["mean"], ["mean", "variance"], ["p50"], ["mean", "variance", "p15", "p50", "p85"])
+
+
+def planned(config: Config, rows: np.ndarray, left: np.ndarray | None = None) -> tuple[Plan, Contributions]:
+    held = contributions_of(rows, config)
+    slotting = config.slotting
+    allowed = np.full(held.counts.n_users, config.privacy.budget_micro) if left is None else left
+    window, period = slotting.window(SLOT), slotting.period_of(SLOT)
+    return plan_window(held.counts, allowed, config, window, period, "11111111-1111-4111-8111-111111111111"), held
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_removing_one_user_moves_the_integers_by_no_more_than_his_charge(
+    tmp_path: Path, seed: int, weight: str, statistics: list[str]
+) -> None:
+    caps = {"participation.cells_per_user": 2, "participation.samples_per_cell": 3}
+    config = riders(tmp_path, **caps, **{"participation.weight": weight, "speed.statistics": statistics})
+    rows = random_rows(seed, 200)
+    rows["user"][:60] = 1  # one of them reports far more than the others
+    plan, held = planned(config, rows)
+    charges = dict(zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+    with_all = exact_integers(plan, held)
+    worst = Fraction(0)
+    for user in held.counts.users.tolist():
+        other_plan, other = planned(config, rows[rows["user"] != user])
+        lost = loss(plan, with_all, exact_integers(other_plan, other))
+        assert lost * 1_000_000 <= charges[user] <= config.privacy.epsilon_micro
+        worst = max(worst, lost)
+    assert worst * 1_000_000 == config.privacy.epsilon_micro, "somebody is charged for what nobody can lose"
+
+
+def test_a_weight_of_two_for_one_user_is_caught_by_the_same_comparison(tmp_path: Path) -> None:
+    """Planted bug: under "share" every cell gets the user's whole weight, as if he were in no other."""
+    config = riders(tmp_path)
+    rows = random_rows(1, 200)
+    plan, held = planned(config, rows)
+    user_weight = msgspec.structs.replace(plan, weight="user")
+    other_plan, other = planned(config, rows[rows["user"] != 3])
+    without = exact_integers(msgspec.structs.replace(other_plan, weight="user"), other)
+    assert loss(plan, exact_integers(user_weight, held), without) * 1_000_000 > 2 * config.privacy.epsilon_micro
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("epsilon", [0.01, 0.1, 1 / 3, 2.0, 7.77])
+def test_shares_are_whole_micro_epsilon_that_add_up_to_one_full_contribution(
+    tmp_path: Path, weight: str, epsilon: float
+) -> None:
+    wanted = {"participation.weight": weight, "privacy.epsilon": epsilon, "speed.statistics": list(STATISTICS[3])}
+    for parts in ({}, {"participation.shares": {"moments": 1, "percentiles": 9, "users": 2}}):
+        config = riders(tmp_path, **wanted, **parts)
+        found = shares(config)
+        assert found.dtype == np.int64
+        assert (found >= 1).all()
+        assert found.sum() == unit_grant(config)
+        t, s = scales(config)
+        for bound, part, numerator, denominator in zip(
+            sensitivities(config).tolist(), found.tolist(), t.tolist(), s.tolist(), strict=True
+        ):
+            assert Fraction(bound * denominator, numerator) * 1_000_000 <= part
+
+
+def test_an_epsilon_too_small_for_its_parts_is_refused(tmp_path: Path) -> None:
+    for weight, epsilon in (("share", 0.000_001), ("user", 0.000_007), ("sample", 0.000_01)):
+        wanted = {"participation.weight": weight, "privacy.epsilon": epsilon, "speed.statistics": list(STATISTICS[3])}
+        with pytest.raises(BudgetError, match="lower cells_per_user"):
+            scales(riders(tmp_path, **wanted))
+    with pytest.raises(OverflowBoundError, match="larger epsilon"):
+        scales(riders(tmp_path, **wanted | {"privacy.epsilon": 0.000_05}))
+
+
+@pytest.mark.parametrize("weight", ["share", "user"])
+def test_a_whole_weight_is_divided_exactly_over_thousands_of_samples(tmp_path: Path, weight: str) -> None:
+    config = riders(tmp_path, **{"participation.weight": weight, "participation.cells_per_user": 3})
+    rows = random_rows(5, 9000, users=2)
+    rows["user"][:10] = 7
+    plan, held = planned(config, rows)
+    kept = held.retain(np.frombuffer(plan.retained, "<i8"))
+    weights = sample_weights(kept, weight)
+    pair = np.repeat(np.arange(len(kept.counts.samples)), kept.counts.samples)
+    by_pair = np.bincount(pair, weights, len(kept.counts.samples)).astype(np.int64)
+    whole = by_pair[kept.counts.samples > 0] if weight == "user" else kept.counts.by_user(by_pair)
+    assert (whole == UNIT).all()
+    assert weights.min() >= UNIT // 9000
+
+
+def test_neighbouring_streams_under_one_noise_tape_differ_in_noisy_values_only(tmp_path: Path) -> None:
+    config = riders(tmp_path)
+    rows = random_rows(1, 150)
+
+    def stripped(of: np.ndarray) -> list[object]:
+        plan, held = planned(config, of)
+        tape = Noise(np.random.default_rng(9).bytes)
+        out = []
+        for message in build_messages(plan, held, tape, config, None)[0]:
+            body = skeleton(json.loads(message.value))
+            out.append((message.topic, message.key, message.headers, message.timestamp_ms, body))
+        return out
+
+    everyone = stripped(rows)
+    assert stripped(rows[rows["user"] != rows["user"][0]]) == everyone
+    assert stripped(np.zeros(0, dtype=ROW)) == everyone, "an empty window looks different"
+    assert len(everyone) == len(public_cells(config)) + 1
+
+
+def test_every_message_validates(tmp_path: Path) -> None:
+    config = riders(tmp_path)
+    plan, held = planned(config, random_rows(2, 100))
+    for message in build_messages(plan, held, Noise(), config, None)[0]:
+        jsonschema.Draft202012Validator(schema(message.topic)).validate(json.loads(message.value))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_user_contributes_depends_on_his_own_events_only(tmp_path: Path, seed: int) -> None:
+    config = riders(tmp_path, **{"participation.cells_per_user": 2})
+    rows = random_rows(seed, 200)
+
+    def mine(of: np.ndarray, user: int) -> list[tuple[int, int]]:
+        plan, held = planned(config, of)
+        counts, kept = held.counts, np.frombuffer(plan.retained, "<i8")
+        own = (counts.users[counts.pair_user] == user) & (kept > 0)
+        return list(zip(counts.cells[counts.pair_cell[own]].tolist(), kept[own].tolist(), strict=True))
+
+    for user in (1, 5, 9):
+        assert mine(rows, user) == mine(rows[rows["user"] == user], user)
+        assert len(mine(rows, user)) <= 2
+
+
+def test_the_statistics_without_noise_are_those_of_the_weighted_samples(tmp_path: Path) -> None:
+    """With every user in one cell and equally many samples the three weights agree with the pooled moments."""
+    rows = random_rows(6, 240, users=8, places=1)
+    rows = np.concatenate([rows[rows["user"] == user][:20] for user in range(1, 9)])
+    for weight in WEIGHTS:
+        config = riders(
+            tmp_path,
+            **{
+                "participation.weight": weight,
+                "participation.samples_per_cell": 100,
+                "speed.statistics": list(STATISTICS[3]),
+            },
+        )
+        plan, held = planned(config, rows)
+        columns = draw(plan, held, Silence())
+        at = int(np.searchsorted(public_cells(config), rows["cell"][0]))
+        values = np.minimum(rows["value"], 6500) / 100
+        assert columns["users"].value[at] == len(np.unique(rows["user"]))
+        assert columns["mean"].value[at] == pytest.approx(values.mean(), abs=0.002)
+        assert columns["variance"].value[at] == pytest.approx(values.var(), rel=0.001)
+        for name, percent in (("p15", 15), ("p50", 50), ("p85", 85)):
+            assert abs(columns[name].value[at] - np.percentile(values, percent)) < 2 * 65 / 32
+        assert ("events" in columns) == (weight == "sample")
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path: Path, weight: str) -> None:
+    """n = 40 draws of every visited cell; α = 1e-6. At most 99 % may hold for the count, whose interval is exact."""
+    config = riders(tmp_path, **{"participation.weight": weight, "speed.statistics": list(STATISTICS[3])})
+    plan, held = planned(config, random_rows(3, 600, users=200))
+    seen = exact_integers(plan, held)[:3].sum(axis=0) > 0
+    quiet = draw(plan, held, Silence())
+    names = [name for name in quiet if name != "users" or weight != "sample"]
+    held_in = dict.fromkeys(names, 0)
+    for _ in range(40):
+        columns = draw(plan, held, Noise())
+        for name in names:
+            truth, slack = quiet[name].raw[seen], 65 / 32 if name.startswith("p") else 0.06
+            inside = (columns[name].low[seen] - slack <= truth) & (truth <= columns[name].high[seen] + slack)
+            held_in[name] += int(inside.sum())
+    n = 40 * int(seen.sum())
+    for name, hits in held_in.items():
+        assert stats.binomtest(hits, n, 0.95, "less").pvalue > 1e-6, name
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        *(("mean_mechanism", name, "reads counts") for name in (*MECHANISMS, "auto")),
+        ("suppression", "chop-user", "raw counts"),
+        ("allocation", "exact-loss", "raw counts"),
+        ("clipping", "joint", "reads counts"),
+        ("sum_cap", "0.7", "counts of all users"),
+        ("post_processing", '["empirical-bayes", "kalman"]', "exact counts"),
+        ("min_users", "2", "who was there"),
+    ],
+)
+def test_check_refuses_everything_driven_by_counts_with_key_and_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, says: str
+) -> None:
+    arguments = ["check", "--config", str(REPO_ROOT / "config" / "riders.toml")]
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    monkeypatch.setenv(f"HEXVEIL_SPEED__{key.upper()}", value)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert f"speed.{key}" in result.output
+    assert says in result.output
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_check_says_how_far_off_a_count_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: str) -> None:
+    monkeypatch.setenv("HEXVEIL_PARTICIPATION__WEIGHT", weight)
+    arguments = ["check", "--config", str(REPO_ROOT / "config" / "riders.toml")]
+    report = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    config = riders(tmp_path)
+    plan, held = planned(config, random_rows(1, 50))
+    counted = draw(plan, held, Noise())["users" if weight != "sample" else "events"]
+    assert report["weight"] == weight
+    assert report["count_half_width"] == pytest.approx((counted.high - counted.low)[0] / 2 - 0.05, abs=0.01)
+    assert f"± {report['count_half_width']:g} with 95 %" in CliRunner().invoke(app, arguments).stdout
+
+
+def test_an_area_of_too_many_cells_or_none_is_refused_before_it_is_enumerated(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_cells"):
+        public_cells(riders(tmp_path, **{"hexagons.resolution": 15}))
+    with pytest.raises(ConfigError, match="max_cells"):
+        public_cells(riders(tmp_path, **{"participation.max_cells": 3}))
+    tiny = {"south": 30.2, "west": -97.7, "north": 30.2001, "east": -97.6999}
+    with pytest.raises(ConfigError, match="no cell centre"):
+        public_cells(riders(tmp_path, **{"feed.domain": tiny}))
+
+
+def test_a_geojson_area_gives_the_cells_whose_centre_it_holds(tmp_path: Path) -> None:
+    ring = [[-97.8, 30.2], [-97.6, 30.2], [-97.6, 30.4], [-97.8, 30.4], [-97.8, 30.2]]
+    file = tmp_path / "city.geojson"
+    shape = {"type": "Feature", "properties": {}, "geometry": {"type": "Polygon", "coordinates": [ring]}}
+    file.write_text(json.dumps({"type": "FeatureCollection", "features": [shape]}))
+    cells = public_cells(riders(tmp_path, **{"participation.geojson": str(file)}))
+    centres = [h3.cell_to_latlng(f"{cell:x}") for cell in cells.tolist()]
+    assert len(cells) > 20
+    assert all(30.2 <= lat <= 30.4 and -97.8 <= lng <= -97.6 for lat, lng in centres)
+    for broken in ("{}", "[]", '{"type":"Point","coordinates":[0,0]}', "nonsense"):
+        bad = tmp_path / f"bad{hash(broken)}.geojson"
+        bad.write_text(broken)
+        with pytest.raises(ConfigError, match="GeoJSON"):
+            public_cells(riders(tmp_path, **{"participation.geojson": str(bad)}))
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_charges_are_full_contributions_times_their_epsilon_and_an_exhausted_user_vanishes(
+    tmp_path: Path, weight: str
+) -> None:
+    config = riders(tmp_path, **{"participation.weight": weight})
+    rows = random_rows(4, 120)
+    plan, held = planned(config, rows)
+    kept = np.frombuffer(plan.retained, "<i8")
+    cells = held.counts.by_user((kept > 0).astype(np.int64))
+    assert cells.max() > 1
+    expected = config.privacy.epsilon_micro // 8 * cells if weight != "share" else np.full(len(cells), 2_000_000)
+    assert (np.frombuffer(plan.charges, "<i8") == expected).all()
+    left = np.full(held.counts.n_users, config.privacy.budget_micro)
+    left[2] = expected[2] - 1
+    poor, _ = planned(config, rows, left)
+    user = held.counts.users[2]
+    without, rest = planned(config, rows[rows["user"] != user])
+    assert np.frombuffer(poor.charges, "<i8")[2] == 0
+    assert (exact_integers(poor, held) == exact_integers(without, rest)).all()
+    left[2] += 1
+    assert (exact_integers(planned(config, rows, left)[0], held) == exact_integers(plan, held)).all()
+    assert own_choice(held.counts, np.zeros(0, dtype=np.uint64), 3, 3).sum() == 0
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_odd_input_is_normal_input(tmp_path: Path, weight: str) -> None:
+    """Events outside the list, one user with thousands of them, no events, a list of one cell, more cells than it has."""
+    one_cell = {"south": 30.19, "west": -97.71, "north": 30.21, "east": -97.69}
+    config = riders(
+        tmp_path,
+        **{"participation.weight": weight, "feed.domain": one_cell, "participation.cells_per_user": 1000},
+    )
+    assert len(public_cells(config)) == 1
+    crowd = random_rows(7, 5000, users=1, places=1)
+    outside = random_rows(8, 50, places=3)
+    outside["cell"] = h3.str_to_int(h3.latlng_to_cell(48.85, 2.35, 7))
+    for rows in (np.zeros(0, dtype=ROW), crowd, outside, np.concatenate([crowd, outside])):
+        plan, held = planned(config, rows)
+        messages = build_messages(plan, held, Noise(), config, None)[0]
+        assert len(messages) == 2
+        jsonschema.Draft202012Validator(schema(messages[0].topic)).validate(json.loads(messages[0].value))
+    plan, held = planned(config, outside)
+    assert not np.frombuffer(plan.charges, "<i8").any(), "an event outside the list was charged for"

@@ -1,0 +1,279 @@
+"""Plans and messages: reproducible, within charge, valid, and honest about what was clamped."""
+
+from __future__ import annotations
+
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpcore.cdf import cell_histograms
+from dpcore.contributions import Contributions
+from dpcore.level_tree import choose_tree
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.messages.message import (
+    HEXAGON_SPEED,
+    WINDOW,
+    decode_outbox,
+    digest,
+    encode_outbox,
+    rejected_message,
+    schema,
+)
+from stream.statistics.pipeline import build_messages, contributions_of, draw, plan_window
+from stream.statistics.plan import DECIMALS, VARIANCE_GRID, Plan, decode_plan, encode_plan
+from stream.statistics.values.cell_means import MECHANISMS
+from stream.statistics.values.draw import exact_moments, exact_values, released_unit
+from stream.statistics.values.plan import by_group
+from tests.support.builders import SLOT, bus_config, random_rows
+
+
+def planned(config: Config, rows: np.ndarray) -> tuple[Plan, Contributions]:
+    held = contributions_of(rows, config)
+    slotting = config.slotting
+    left = np.full(held.counts.n_users, config.privacy.budget_micro)
+    window, period = slotting.window(SLOT), slotting.period_of(SLOT)
+    return plan_window(held.counts, left, config, window, period, "11111111-1111-4111-8111-111111111111"), held
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"speed.suppression": "none"},
+        {"speed.allocation": "uniform"},
+        {"speed.min_users": 3},
+        {"speed.mean_mechanism": "baseline"},
+        {"speed.sum_cap": 0},
+        {"speed.sum_cap": 0.3, "speed.clipping": "none"},
+    ],
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_loss_of_changing_one_users_values_never_exceeds_his_charge(
+    tmp_path: Path, seed: int, settings: dict[str, object]
+) -> None:
+    """Pre-noise integers of neighbouring windows, divided by the scales in exact fractions, against the µε charged."""
+    config = bus_config(tmp_path, **settings)
+    rows = random_rows(seed, 250)
+    plan, held = planned(config, rows)
+    charges = dict(zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+    retained = np.frombuffer(plan.retained, "<i8")
+    shape = (2, held.counts.n_cells)  # mean, then variance
+    t = np.frombuffer(plan.numerators, "<i8").reshape(shape)
+    s = np.frombuffer(plan.denominators, "<i8").reshape(shape)
+    from dpcore.moments import cell_variances
+
+    def integers(of: np.ndarray) -> np.ndarray:
+        kept = contributions_of(of, config).retain(retained)
+        return np.array([kept.cell_sums(plan.sum_cap or None), cell_variances(kept, VARIANCE_GRID)])
+
+    rng = np.random.default_rng(seed)
+    for user in held.counts.users.tolist():
+        changed = rows.copy()
+        mine = rows["user"] == user
+        changed["value"][mine] = rng.choice([0, 6500], mine.sum())
+        other, _ = planned(config, changed)
+        assert other.digest == plan.digest, "the plan looked at values"
+        moved = np.abs(integers(rows) - integers(changed))
+        loss = Fraction(0)
+        if plan.mean_epsilon_micro:
+            moved[0] = 0  # a single-cell mean answers for its own part of the charge in its own tests
+        for where in zip(*np.nonzero(moved), strict=True):
+            assert t[where] > 0, "a number that moved was released without noise"
+            loss += Fraction(int(moved[where]) * int(s[where]), int(t[where]))
+        assert loss * 1_000_000 <= charges[user] <= config.privacy.epsilon_micro
+
+
+class Recorded(Noise):
+    """Noise whose every draw is on record: the scales asked for and the integers added."""
+
+    def __init__(self, shrink: int = 1) -> None:
+        super().__init__(np.random.default_rng(3).bytes)
+        self.shrink = shrink
+        self.asked: list[tuple[list[int], list[int]]] = []
+        self.added: list[int] = []
+
+    def discrete_laplace(self, numerator, denominator=1, size=None):  # type: ignore[no-untyped-def]
+        drawn = super().discrete_laplace(numerator, self.shrink * np.asarray(denominator), size)
+        self.asked.append((np.asarray(numerator).tolist(), (self.shrink * np.asarray(denominator)).tolist()))
+        self.added += drawn.tolist()
+        return drawn
+
+
+@pytest.mark.parametrize("settings", [{}, {"speed.sum_cap": 0}, {"speed.statistics": ["mean"]}])
+def test_the_draw_adds_noise_of_the_planned_scales_to_the_planned_integers_and_nothing_else(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    """Exact: one batch for the window, in the plan's order. With the loss test above the release costs what was charged."""
+    config = bus_config(tmp_path, **settings)
+    plan, held = planned(config, random_rows(4, 300))
+    noise = Recorded()
+    columns = draw(plan, held, noise)
+    t, s = np.frombuffer(plan.numerators, "<i8"), np.frombuffer(plan.denominators, "<i8")
+    assert noise.asked == [(t[t > 0].tolist(), s[t > 0].tolist())], "one batch, of exactly the planned scales"
+    kept = held.retain(np.frombuffer(plan.retained, "<i8"))
+    exact = exact_moments(plan.statistics, kept, plan.sum_cap or None)
+    added = np.zeros(exact.size, dtype=np.int64)
+    added[t > 0] = noise.added
+    for name, integers in zip(plan.statistics, exact + added.reshape(exact.shape), strict=True):
+        expected = np.round(integers * released_unit(name, plan, kept.counts)[0], DECIMALS[name])
+        assert columns[name].raw.tolist() == expected.tolist()
+    bug = Recorded(shrink=2)
+    draw(plan, held, bug)
+    assert bug.asked != noise.asked, "planted bug: half the scale is seen"
+
+
+def test_the_same_rows_in_any_order_with_duplicates_give_the_same_plan_and_messages(tmp_path: Path) -> None:
+    config = bus_config(tmp_path)
+    rows = random_rows(1, 300)
+    shuffled = np.random.default_rng(0).permutation(np.concatenate([rows, rows[:50]]))
+
+    def messages(of: np.ndarray):
+        plan, held = planned(config, of)
+        return encode_outbox(build_messages(plan, held, Noise(np.random.default_rng(5).bytes), config, None)[0])
+
+    assert messages(rows) == messages(shuffled)
+
+
+def test_every_message_validates_and_the_marker_vouches_for_the_rest(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **{"speed.min_users": 2})
+    plan, held = planned(config, random_rows(2, 60))
+    messages = decode_outbox(encode_outbox(build_messages(plan, held, Noise(), config, None)[0]))
+    for message in [*messages, rejected_message("bus", "not-json", "bus.positions", 0, 3, 9, 4)]:
+        checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+        jsonschema.Draft202012Validator(schema(message.topic), format_checker=checker).validate(
+            json.loads(message.value)
+        )
+        assert message.ce_id.startswith(message.topic)
+    marker = json.loads(messages[-1].value)
+    assert messages[-1].topic == WINDOW
+    assert marker["messages"] == len(messages) - 1
+    assert marker["digest"] == digest(message.value for message in messages[:-1])
+    assert len({message.ce_id for message in messages}) == len(messages)
+    assert all(message.timestamp_ms == (SLOT + 3600) * 1000 for message in messages)
+
+
+def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(tmp_path: Path) -> None:
+    """n = 60 windows × about 6 cells × 2 statistics; α = 1e-6; a width of one half covers 78 % (power 1 at this n)."""
+    config = bus_config(tmp_path)
+    rows = random_rows(3, 400)
+    plan, held = planned(config, rows)
+    kept = held.retain(np.frombuffer(plan.retained, "<i8"))
+    n = kept.counts.by_cell(kept.counts.samples)
+    means = kept.cell_sums(plan.sum_cap or None) / n * 0.01
+    covered = narrow = total = 0
+    for _ in range(60):
+        for truth, message in zip(means, build_messages(plan, held, Noise(), config, None)[0], strict=False):
+            body = json.loads(message.value)
+            low, high = body["mean"]["interval"]
+            covered += low <= truth <= high
+            width = body["mean"]["scale"] * math.log(20) / 2
+            narrow += abs(body["mean"]["raw"] - truth) <= width
+            total += 1
+    assert stats.binomtest(covered, total, 0.95, "less").pvalue > 1e-6
+    assert stats.binomtest(narrow, total, 0.95, "less").pvalue < 1e-6
+
+
+def test_a_value_outside_its_range_is_clamped_and_says_so(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **{"privacy.epsilon": 0.01})
+    plan, held = planned(config, random_rows(4, 40))
+    bodies = [
+        json.loads(m.value) for m in build_messages(plan, held, Noise(), config, None)[0] if m.topic == HEXAGON_SPEED
+    ]
+    assert any(body["mean"]["clamped"] for body in bodies if body["status"] == "published")
+    for body in bodies:
+        mean = body["mean"]
+        assert 0 <= mean["value"] <= 65
+        assert mean["clamped"] == (mean["raw"] != mean["value"])
+        assert mean["interval"][0] <= mean["value"] <= mean["interval"][1]
+
+
+def test_a_plan_survives_storage_bit_for_bit(tmp_path: Path) -> None:
+    plan, _ = planned(bus_config(tmp_path), random_rows(5, 100))
+    assert decode_plan(encode_plan(plan)) == plan
+    assert decode_plan(encode_plan(plan)).digest == plan.digest
+
+
+def test_a_cell_below_min_users_is_suppressed_and_costs_nobody_anything(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **{"speed.min_users": 100})
+    plan, held = planned(config, random_rows(6, 100))
+    bodies = [json.loads(m.value) for m in build_messages(plan, held, Noise(), config, None)[0][:-1]]
+    assert {body["status"] for body in bodies} == {"suppressed"}
+    assert not any("mean" in body for body in bodies)
+    assert not np.frombuffer(plan.charges, "<i8").any()
+
+
+@pytest.mark.parametrize("name", list(MECHANISMS))
+def test_every_mean_mechanism_can_be_configured_and_charges_within_the_grant(tmp_path: Path, name: str) -> None:
+    config = bus_config(tmp_path, **{"speed.mean_mechanism": name, "privacy.epsilon": 20.0})
+    plan, held = planned(config, random_rows(8, 300))
+    charges = np.frombuffer(plan.charges, "<i8")
+    assert (charges <= config.privacy.epsilon_micro).all()
+    assert (charges > 0).all()
+    for message in build_messages(plan, held, Noise(), config, None)[0]:
+        jsonschema.Draft202012Validator(schema(message.topic)).validate(json.loads(message.value))
+    assert planned(config, random_rows(8, 300))[0].digest == plan.digest
+
+
+@pytest.mark.parametrize("statistics", [["p50"], ["p85", "mean", "p15"], ["mean", "variance", "p15", "p50", "p85"]])
+@pytest.mark.parametrize("bins", [32, 100])
+def test_percentiles_come_from_one_distribution_and_the_loss_of_all_statistics_is_charged(
+    tmp_path: Path, statistics: list[str], bins: int
+) -> None:
+    config = bus_config(tmp_path, **{"speed.statistics": statistics, "speed.cdf_bins": bins, "privacy.epsilon": 20.0})
+    rows = random_rows(9, 400)
+    plan, held = planned(config, rows)
+    bodies = [json.loads(message.value) for message in build_messages(plan, held, Noise(), config, None)[0]]
+    for body in bodies:
+        jsonschema.Draft202012Validator(schema(HEXAGON_SPEED if "cell" in body else WINDOW)).validate(body)
+    assert all(set(statistics) <= set(body) for body in bodies[:-1])
+    charges = dict(zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+    retained, n = np.frombuffer(plan.retained, "<i8"), held.counts.n_cells
+    t, s = (by_group(np.frombuffer(column, "<i8"), statistics, n) for column in (plan.numerators, plan.denominators))
+    tree = choose_tree(bins)
+
+    def integers(of: np.ndarray) -> dict[str, np.ndarray]:
+        kept = contributions_of(of, config).retain(retained)
+        found = {g: exact_moments([g], kept, plan.sum_cap or None)[0][:, None] for g in t if g != "distribution"}
+        return found | {"distribution": tree.levels(cell_histograms(kept, bins))}
+
+    rng = np.random.default_rng(1)
+    for user in held.counts.users.tolist()[:5]:
+        changed = rows.copy()
+        mine = rows["user"] == user
+        changed["value"][mine] = rng.choice([0, 6500], mine.sum())
+        one, two = integers(rows), integers(changed)
+        loss = Fraction(0)
+        for group in t:
+            for level in range(t[group].shape[1]):
+                a, b = (x[group][level] if group == "distribution" else x[group] for x in (one, two))
+                for cell, moved in enumerate(np.abs(a - b).sum(axis=1).tolist()):
+                    if moved:
+                        loss += Fraction(moved * int(s[group][cell, level]), int(t[group][cell, level]))
+        assert loss * 1_000_000 <= charges[user] <= config.privacy.epsilon_micro
+
+
+def test_percentile_intervals_hold_the_true_percentile(tmp_path: Path) -> None:
+    """n = 80 draws × 6 cells × 3 percentiles; at least 94 % (intervals are conservative)."""
+    config = bus_config(tmp_path, **{"speed.statistics": ["p15", "p50", "p85"], "privacy.epsilon": 8.0})
+    plan, held = planned(config, random_rows(10, 800))
+    truth = exact_values(plan, held.retain(np.frombuffer(plan.retained, "<i8")))
+    inside = []
+    for _ in range(80):
+        for name, column in draw(plan, held, Noise()).items():
+            inside.append((column.low <= truth[name]) & (truth[name] <= column.high))
+    assert np.concatenate(inside).mean() >= 0.94
+
+
+@pytest.mark.parametrize("statistics", [["mean"], ["mean", "variance"], ["p50"], ["mean", "p15", "p50", "p85"]])
+def test_a_window_without_rows_is_a_close_marker_and_nothing_else(tmp_path: Path, statistics: list[str]) -> None:
+    config = bus_config(tmp_path, **{"speed.statistics": statistics})
+    plan, held = planned(config, random_rows(1, 0))
+    (marker,) = build_messages(plan, held, Noise(), config, None)[0]
+    assert json.loads(marker.value)["messages"] == 0

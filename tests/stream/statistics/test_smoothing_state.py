@@ -1,0 +1,212 @@
+"""What a feed remembers of its own releases: a function of what it published, moved once with each window."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from dpcore.contributions import Contributions
+from dpcore.noise import Noise
+from dpcore.smoothing import MOST_CELLS
+from stream.config import Config
+from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, schema
+from stream.statistics import pipeline
+from stream.statistics.pipeline import build_messages, contributions_of, plan_window
+from stream.statistics.plan import Plan
+from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory, step
+from stream.windows import Window
+from tests.stream.protocol.test_release_protocol import Collected, closing_of, store
+from tests.support.builders import SLOT, bus_config, random_rows, riders_config, zcdp_config
+from tests.support.recalling import recalled, recalled_from
+
+HOUR = 3600
+KALMAN = {"speed.post_processing": ["empirical-bayes", "kalman"]}
+
+
+def planned_at(config: Config, slot: int, rows: np.ndarray) -> tuple[Plan, Contributions]:
+    held, slotting = contributions_of(rows, config), config.slotting
+    left = np.full(held.counts.n_users, config.privacy.ledger_budget)
+    generation = "11111111-1111-4111-8111-111111111111"
+    return plan_window(held.counts, left, config, slotting.window(slot), slotting.period_of(slot), generation), held
+
+
+def released(
+    config: Config, hours: Iterable[int], memory: Memory | None = None, seed: int = 1
+) -> tuple[list[list[Message]], Memory | None]:
+    """The messages of several windows, each made with the memory the one before it left; the noise is a tape."""
+    windows = []
+    for hour in hours:
+        rows = random_rows(seed + hour, 150, slot=SLOT + hour * HOUR)
+        plan, held = planned_at(config, SLOT + hour * HOUR, rows)
+        messages, memory = build_messages(
+            plan, held, Noise(np.random.default_rng(seed + hour).bytes), config, decode_memory(stored(memory))
+        )
+        windows.append(messages)
+    return windows, memory
+
+
+def stored(memory: Memory | None) -> bytes | None:
+    return None if memory is None else encode_memory(memory)
+
+
+def without_smoothing(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    bodies = [json.loads(message.value) for message in messages[:-1]]
+    for body in bodies:
+        body.get("post_processed", {}).pop("mean_smoothed", None)
+    return bodies
+
+
+@pytest.mark.parametrize("build", [bus_config, riders_config, zcdp_config])
+def test_the_memory_is_a_function_of_the_published_messages_alone(tmp_path: Path, build: Any) -> None:
+    config = build(tmp_path, **{"speed.post_processing": ["kalman"]})
+    windows, memory = released(config, [0, 1, 2, 5])
+    assert memory is not None
+    assert stored(recalled_from(windows)) == stored(memory)
+    for message in [message for messages in windows for message in messages]:
+        jsonschema.Draft202012Validator(schema(message.topic)).validate(json.loads(message.value))
+
+
+def test_a_memory_that_keeps_a_raw_value_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: one cell's true mean enters the memory in place of the released one."""
+    config = bus_config(tmp_path, **KALMAN)
+
+    def leaking(memory, bodies, window, **named):
+        _, held = planned_at(
+            config, window.start, random_rows(1 + (window.start - SLOT) // HOUR, 150, slot=window.start)
+        )
+        true = held.cell_sums()[0] / held.counts.by_cell(held.counts.samples)[0] / 100
+        first, *rest = bodies
+        return step(memory, [first | {"mean": first["mean"] | {"raw": true}}, *rest], window, **named)
+
+    monkeypatch.setattr(pipeline, "step", leaking)
+    windows, memory = released(config, [0, 1])
+    with pytest.raises(AssertionError):
+        recalled_from(windows)
+    *bodies, marker = (json.loads(message.value) for message in windows[0])
+    assert stored(recalled(bodies, marker, None)) != stored(memory)
+
+
+@pytest.mark.parametrize(
+    "damaged", [None, b"", b"\xc1 no msgpack", "truncated", "old version", "not finite", "negative precision"]
+)
+def test_whatever_happened_to_the_memory_the_raw_releases_are_the_same_bytes(
+    tmp_path: Path, damaged: str | bytes | None
+) -> None:
+    config = bus_config(tmp_path, **KALMAN)
+    _, memory = released(config, [0, 1])
+    assert memory is not None
+    changed = {
+        "truncated": encode_memory(memory)[:-9],
+        "old version": encode_memory(msgspec.structs.replace(memory, version=0)),
+        "not finite": encode_memory(msgspec.structs.replace(memory, shift=memory.shift[:-8] + b"\xff" * 8)),
+        "negative precision": encode_memory(
+            msgspec.structs.replace(memory, precision=np.full(len(memory.precision) // 8, -1.0).tobytes())
+        ),
+    }
+    blob = changed[damaged] if isinstance(damaged, str) else damaged
+    assert decode_memory(blob) is None
+    afresh, _ = released(config, [2], decode_memory(blob))
+    goes_on, _ = released(config, [2], memory)
+    assert without_smoothing(afresh[0]) == without_smoothing(goes_on[0])
+    assert afresh[0][0].value != goes_on[0][0].value, "the memory made no difference, so this test shows nothing"
+    assert json.loads(afresh[0][-1].value)["memory"]["before"] is None
+
+
+def test_a_late_window_reads_nothing_later_and_leaves_the_memory_as_it_is(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **KALMAN)
+    _, memory = released(config, [3])
+    (late,), after = released(config, [1], memory)
+    (alone,), _ = released(config, [1])
+    assert after == memory
+    bodies, others = ([json.loads(message.value) for message in messages[:-1]] for messages in (late, alone))
+    assert bodies == others, "a window was smoothed with what came after it"
+
+
+def test_means_clipped_elsewhere_are_not_mixed(tmp_path: Path) -> None:
+    _, memory = released(bus_config(tmp_path, **KALMAN), [0])
+    other = bus_config(tmp_path, **KALMAN, **{"speed.upper_bound": 90.0})
+    assert released(other, [1], memory)[1] == released(other, [1])[1]
+
+
+def test_without_kalman_there_is_no_memory_and_nothing_names_one(tmp_path: Path) -> None:
+    (messages,), memory = released(bus_config(tmp_path, **{"speed.post_processing": ["empirical-bayes"]}), [0])
+    assert memory is None
+    assert "memory" not in json.loads(messages[-1].value)
+    assert not any(b"mean_smoothed" in message.value for message in messages)
+
+
+def test_the_smoothed_mean_stands_beside_the_raw_one_marked_and_with_its_interval(tmp_path: Path) -> None:
+    windows, _ = released(bus_config(tmp_path, **KALMAN), [0, 1])
+    for message in windows[1][:-1]:
+        body = json.loads(message.value)
+        assert (message.topic, body["status"]) == (HEXAGON_SPEED, "published")
+        found = body["post_processed"]["mean_smoothed"]
+        assert found["method"] == "kalman"
+        low, high = found["interval"]
+        assert 0 <= low <= found["value"] <= high <= 65
+        assert "raw" in body["mean"]
+
+
+def test_an_empty_window_only_lets_time_pass(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **KALMAN)
+    _, memory = released(config, [0])
+    plan, held = planned_at(config, SLOT + HOUR, random_rows(9, 0))
+    (marker,), after = build_messages(plan, held, Noise(), config, memory)
+    assert marker.topic == WINDOW
+    assert after is not None
+    assert (after.cells, after.end) == (memory.cells, SLOT + 2 * HOUR)
+
+
+def test_a_memory_has_a_largest_size() -> None:
+    """A country at resolution 7 has more cells than a memory keeps."""
+    import h3
+
+    cells = sorted(h3.grid_disk(h3.latlng_to_cell(30.3, -97.7, 7), 44))
+    assert len(cells) > MOST_CELLS
+    bodies = [
+        {"cell": cell, "relation": "values", "mean": {"raw": 30.0, "scale": 5.0 + g / 1000}, "events": 10, "users": 3}
+        for g, cell in enumerate(cells)
+    ]
+    memory, _ = step(None, bodies, Window(SLOT, SLOT + HOUR), upper=65.0, timezone="America/Chicago")
+    assert len(encode_memory(memory)) < 40 * MOST_CELLS + 24 * len(cells) + 1000
+
+
+async def test_what_redis_remembers_is_what_the_topics_say(redis: Redis, tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **KALMAN)
+    published = []
+    for hour in range(3):
+        await store(redis, config, random_rows(hour, 150, slot=SLOT + hour * HOUR), SLOT + hour * HOUR)
+        sink = Collected()
+        await closing_of(redis, config, sink).close(SLOT + hour * HOUR)
+        published.append(sink.messages)
+    assert await redis.get("hv:{bus}:memory") == stored(recalled_from(published))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_a_window_overtaken_by_another_is_made_again_from_what_that_one_left(
+    redis: Redis, tmp_path: Path, first: int
+) -> None:
+    """Two workers, two windows: one commits between the other's draw and its commit. Each window is published once."""
+    config = bus_config(tmp_path, **KALMAN)
+    for hour in (0, 1):
+        await store(redis, config, random_rows(hour, 150, slot=SLOT + hour * HOUR), SLOT + hour * HOUR)
+    rival, mine = Collected(), Collected()
+    overtaker = closing_of(redis, config, rival)
+
+    async def overtaken(step: str) -> None:
+        if step == "draw":
+            await overtaker.close(SLOT + first * HOUR)
+
+    redraws: list[int] = []
+    closing = closing_of(redis, config, mine, after_step=overtaken, on_redraw=lambda: redraws.append(1))
+    await closing.close(SLOT + (1 - first) * HOUR)
+    assert redraws == []
+    assert await redis.get("hv:{bus}:memory") == stored(recalled_from([rival.messages, mine.messages]))

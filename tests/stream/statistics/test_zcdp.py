@@ -1,0 +1,452 @@
+"""Accounting "zcdp": nρ are charged before Gaussian noise is drawn, every release states (ε, δ), and units never mix."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from contextlib import closing
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import numpy as np
+import pytest
+from redis import Redis as SyncRedis
+from redis.asyncio import Redis
+from scipy import stats
+from typer.testing import CliRunner
+
+from dpcore.accounting import NANO, epsilon_of_rho
+from dpcore.contributions import Contributions
+from dpcore.errors import BudgetError
+from dpcore.noise import Noise
+from stream.cli import app
+from stream.config import Config, ConfigError, load_config
+from stream.evaluation.evaluate import COMPARED_DELTA, evaluate, with_accounting, with_epsilon
+from stream.local import REPO_ROOT, RedisServer
+from stream.messages.message import WINDOW, schema
+from stream.offline import LinePublisher, MemoryRows, split_by_slot
+from stream.protocol.release_protocol import Closing
+from stream.serve.window_store import View
+from stream.statistics.participation import draw as participation_draw
+from stream.statistics.participation import plan as participation_plan
+from stream.statistics.participation.draw import exact_integers
+from stream.statistics.participation.public_cells import public_cells
+from stream.statistics.pipeline import build_messages, contributions_of, draw, plan_window
+from stream.statistics.plan import Plan, decode_plan, encode_plan
+from stream.storage.ledger import Ledger, LedgerError
+from stream.storage.row_store import ROW
+from tests.dpcore.silence import Silence
+from tests.support.builders import SLOT, bus_config, random_rows, zcdp_config
+from tests.support.participating import loss, skeleton
+
+BOX = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}
+SMALL = {"feed.domain": BOX, "hexagons.resolution": 7}
+
+
+def planned(config: Config, rows: np.ndarray, left: np.ndarray | None = None) -> tuple[Plan, Contributions]:
+    held = contributions_of(rows, config)
+    slotting = config.slotting
+    allowed = np.full(held.counts.n_users, config.privacy.ledger_budget) if left is None else left
+    window, period = slotting.window(SLOT), slotting.period_of(SLOT)
+    return plan_window(held.counts, allowed, config, window, period, "11111111-1111-4111-8111-111111111111"), held
+
+
+def riders(tmp_path: Path, **overrides: object) -> Config:
+    settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | SMALL
+    return load_config(REPO_ROOT / "config" / "riders.toml", **(settings | overrides))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("weight", ["share", "user", "sample"])
+@pytest.mark.parametrize("statistics", [["mean"], ["mean", "variance", "p15", "p50"]])
+def test_a_charge_covers_the_exact_rho_of_all_of_ones_cells_and_numbers(
+    tmp_path: Path, seed: int, weight: str, statistics: list[str]
+) -> None:
+    caps = {"participation.cells_per_user": 3, "participation.samples_per_cell": 4, "speed.statistics": statistics}
+    config = zcdp_config(tmp_path, **SMALL, **caps, **{"participation.weight": weight})
+    rows = random_rows(seed, 200)
+    plan, held = planned(config, rows)
+    charges = dict(zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+    with_all = exact_integers(plan, held)
+    for user in held.counts.users.tolist():
+        other_plan, other = planned(config, rows[rows["user"] != user])
+        rho = loss(plan, with_all, exact_integers(other_plan, other))
+        assert 0 < rho * NANO <= charges[user] <= config.privacy.ledger_grant
+
+
+@pytest.mark.parametrize("weight", ["share", "user", "sample"])
+def test_a_full_contribution_pays_its_whole_grant_and_is_never_charged_above_it(tmp_path: Path, weight: str) -> None:
+    """One user with five samples in each of one to four cells; k = 4, m = 5."""
+    caps = {"participation.cells_per_user": 4, "participation.samples_per_cell": 5}
+    config = zcdp_config(tmp_path, **SMALL, **caps, **{"participation.weight": weight})
+    unit = participation_plan.unit_grant(config)
+    cells = public_cells(config)[:4].tolist()
+    for n in range(1, 5):
+        rows = np.array([(cells[i % n], 1, i, 0, 0, 100) for i in range(5 * n)], dtype=ROW)
+        (charge,) = np.frombuffer(planned(config, rows)[0].charges, "<i8").tolist()
+        full = unit / n if weight == "share" else unit * n
+        assert 0.999 * full < charge <= min(full + 10, config.privacy.ledger_grant)
+    one = np.array([(cells[0], 1, 0, 0, 0, 100)], dtype=ROW)
+    (charge,) = np.frombuffer(planned(config, one)[0].charges, "<i8").tolist()
+    assert (charge < 0.3 * unit) == (weight == "sample"), "one of five samples moves its numbers by a fifth"
+
+
+def test_laplace_shares_of_rho_would_be_caught_by_the_same_comparison(tmp_path: Path) -> None:
+    """Planted bug: the charge of a user in several cells as if his weights added up in L2 to what one cell has."""
+    caps = {"participation.cells_per_user": 3, "participation.weight": "user"}
+    config = zcdp_config(tmp_path, **SMALL, **caps)
+    plan, held = planned(config, random_rows(1, 200))
+    users = held.counts.users.tolist()
+    without, other = planned(config, random_rows(1, 200)[random_rows(1, 200)["user"] != users[0]])
+    rho = loss(plan, exact_integers(plan, held), exact_integers(without, other))
+    assert rho * NANO > participation_plan.unit_grant(config)
+
+
+def test_every_release_states_rho_delta_and_the_epsilon_they_convert_to(tmp_path: Path) -> None:
+    config = zcdp_config(tmp_path, **SMALL)
+    plan, held = planned(config, random_rows(2, 100))
+    for message in build_messages(plan, held, Noise(), config, None)[0]:
+        body = json.loads(message.value)
+        jsonschema.Draft202012Validator(schema(message.topic)).validate(body)
+        assert (body["accounting"], body["rho"], body["delta"]) == ("zcdp", 0.05, 1e-6)
+        assert body["epsilon"] == epsilon_of_rho(50_000_000, 1e-6)
+        if message.topic == WINDOW:
+            assert (body["rho_budget"], body["budget"]) == (0.4, epsilon_of_rho(400_000_000, 1e-6))
+        assert View().add(message.topic, message.ce_id, message.value) == "taken"
+        for name in ("accounting", "delta"):
+            broken = {key: value for key, value in body.items() if key != name}
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.Draft202012Validator(schema(message.topic)).validate(broken)
+
+
+def test_pure_accounting_is_untouched_by_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same plan bytes and message fields as without it, and no Gaussian is drawn."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("a Gaussian was used under pure accounting")
+
+    for name in ("gaussian_ratio", "square_losses"):
+        monkeypatch.setattr(participation_plan, name, never)
+    monkeypatch.setattr(participation_draw, "discrete_gaussian", never)
+    for config in (riders(tmp_path), bus_config(tmp_path)):
+        plan, held = planned(config, random_rows(2, 100))
+        fields = msgspec.msgpack.decode(encode_plan(plan))
+        assert "zcdp" not in fields
+        assert decode_plan(encode_plan(plan)) == plan
+        assert plan.ledger_budget == plan.budget_micro == config.privacy.budget_micro == config.privacy.ledger_budget
+        for message in build_messages(plan, held, Noise(), config, None)[0]:
+            assert not {"accounting", "rho", "rho_budget", "delta"} & set(json.loads(message.value))
+        assert "accounting" not in config.ledger_policy
+
+
+def test_micro_epsilon_cannot_be_asked_of_a_configuration_that_counts_rho(tmp_path: Path) -> None:
+    config = zcdp_config(tmp_path, **SMALL)
+    for name in ("epsilon_micro", "budget_micro"):
+        with pytest.raises(BudgetError, match="nρ"):
+            getattr(config.privacy, name)
+    plan, _ = planned(config, random_rows(1, 30))
+    assert plan.budget_micro == 0, "whoever charged µε for this plan would be refused every user"
+    assert plan.ledger_budget == 400_000_000
+
+
+def test_neighbouring_streams_under_one_noise_tape_differ_in_noisy_values_only(tmp_path: Path) -> None:
+    config = zcdp_config(tmp_path, **SMALL)
+    rows = random_rows(1, 150)
+
+    def stripped(of: np.ndarray) -> list[object]:
+        plan, held = planned(config, of)
+        out = []
+        for message in build_messages(plan, held, Noise(np.random.default_rng(9).bytes), config, None)[0]:
+            body = skeleton(json.loads(message.value))
+            out.append((message.topic, message.key, message.headers, message.timestamp_ms, body))
+        return out
+
+    everyone = stripped(rows)
+    assert stripped(rows[rows["user"] != rows["user"][0]]) == everyone
+    assert stripped(np.zeros(0, dtype=ROW)) == everyone
+    assert len(everyone) == len(public_cells(config)) + 1
+
+
+@pytest.mark.parametrize("weight", ["share", "sample"])
+def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path: Path, weight: str) -> None:
+    """n = 40 draws of every visited cell; α = 1e-6."""
+    wanted = {"participation.weight": weight, "speed.statistics": ["mean", "variance", "p50"]}
+    config = zcdp_config(tmp_path, rho=2.0, rho_budget=4.0, **SMALL, **wanted)
+    plan, held = planned(config, random_rows(3, 600, users=200))
+    seen = exact_integers(plan, held)[:3].sum(axis=0) > 0
+    quiet = draw(plan, held, Silence())
+    held_in = dict.fromkeys(quiet, 0)
+    for _ in range(40):
+        for name, column in draw(plan, held, Noise()).items():
+            truth, slack = quiet[name].raw[seen], 65 / 32 if name == "p50" else 0.06
+            inside = (column.low[seen] - slack <= truth) & (truth <= column.high[seen] + slack)
+            held_in[name] += int(inside.sum())
+    n = 40 * int(seen.sum())
+    for name, hits in held_in.items():
+        assert stats.binomtest(hits, n, 0.95, "less").pvalue > 1e-6, name
+
+
+@pytest.mark.parametrize("weight", ["share", "sample"])
+def test_the_95_percent_interval_of_a_count_is_that_of_its_gaussian(tmp_path: Path, weight: str) -> None:
+    """n = 40 draws of every public cell, two-sided at α = 1e-6; rounding to 0.1 moves the coverage by less than 0.1 %."""
+    config = zcdp_config(tmp_path, rho=0.02, rho_budget=0.04, **SMALL, **{"participation.weight": weight})
+    plan, held = planned(config, random_rows(3, 600, users=200))
+    quiet = draw(plan, held, Silence())["users"].raw
+    inside = n = 0
+    for _ in range(40):
+        column = draw(plan, held, Noise())["users"]
+        inside, n = inside + int(((column.low <= quiet) & (quiet <= column.high)).sum()), n + len(quiet)
+    assert n > 5000
+    assert stats.binomtest(inside, n, 0.95).pvalue > 1e-6
+
+
+def test_a_user_without_rho_left_contributes_exactly_nothing(tmp_path: Path) -> None:
+    config = zcdp_config(tmp_path, **SMALL)
+    rows = random_rows(4, 120)
+    plan, held = planned(config, rows)
+    left = np.full(held.counts.n_users, config.privacy.ledger_budget)
+    left[2] = np.frombuffer(plan.charges, "<i8")[2] - 1
+    poor, _ = planned(config, rows, left)
+    without, rest = planned(config, rows[rows["user"] != held.counts.users[2]])
+    assert np.frombuffer(poor.charges, "<i8")[2] == 0
+    assert (exact_integers(poor, held) == exact_integers(without, rest)).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"privacy.accounting": "pure"}, "needs epsilon, budget"),
+        ({"privacy.epsilon": 1.0}, "takes no epsilon"),
+        ({"privacy.budget": 1.0}, "takes no budget"),
+        ({"privacy.delta": 1e-3}, "above 1e-05"),
+        ({"privacy.delta": 0}, "privacy.delta"),
+        ({"privacy.rho": -1}, "privacy.rho"),
+        ({"privacy.rho": 0.5}, "rho_budget 0.4 is below rho 0.5"),
+        ({"privacy.rho": 1e-10}, "resolution"),
+        ({"privacy.rho_budget": 5000.0}, "privacy.rho_budget"),
+        ({"privacy.accounting": "renyi"}, "privacy.accounting"),
+    ],
+)
+def test_a_configuration_that_mixes_accountings_is_refused_with_the_key(
+    tmp_path: Path, changes: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        zcdp_config(tmp_path, **changes)
+
+
+def test_rho_under_pure_accounting_or_under_values_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="belong to 'zcdp'"):
+        riders(tmp_path, **{"privacy.delta": 1e-6})
+    lines = (REPO_ROOT / "config" / "bus-fleet.toml").read_text().splitlines()
+    lines = [line for line in lines if not line.startswith(("epsilon = ", "budget = "))]
+    at = lines.index("[privacy]") + 1
+    lines[at:at] = ['accounting = "zcdp"', "rho = 0.1", "rho_budget = 1.0", "delta = 1e-6"]
+    file = tmp_path / "bus.toml"
+    file.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match="for relation 'participation' only"):
+        load_config(file)
+
+
+def test_an_epsilon_sweep_sets_the_rho_that_converts_to_it(tmp_path: Path) -> None:
+    config = with_epsilon(zcdp_config(tmp_path, **SMALL), 2.0)
+    assert config.privacy.accounting == "zcdp"
+    assert config.privacy.epsilon == pytest.approx(2.0, abs=2e-6)
+    assert config.privacy.rho_budget == pytest.approx(8 * config.privacy.rho)
+    scores = evaluate(
+        with_epsilon(zcdp_config(tmp_path, **SMALL, **{"speed.statistics": ["mean"]}), 2.0),
+        {SLOT: random_rows(1, 100)},
+        2,
+    )
+    assert {score.estimator for score in scores} == {"released", "kalman"}
+    for score in scores:
+        assert score.charges.unit == "nano_rho"
+        assert score.charges.most <= config.privacy.ledger_grant
+
+
+def test_compared_accountings_promise_the_same_for_a_period_and_pay_as_many_windows(tmp_path: Path) -> None:
+    pure = riders(tmp_path)
+    zcdp = with_accounting(pure, "zcdp")
+    assert zcdp.privacy.delta == COMPARED_DELTA
+    assert zcdp.privacy.budget == pytest.approx(pure.privacy.budget, abs=2e-6)
+    assert zcdp.privacy.budget <= pure.privacy.budget
+    assert zcdp.privacy.ledger_budget // zcdp.privacy.ledger_grant == 8
+    back = with_accounting(zcdp, "pure")
+    assert back.privacy.budget == zcdp.privacy.budget
+    assert back.privacy.ledger_budget // back.privacy.ledger_grant == 8
+    assert with_accounting(pure, "pure") is pure
+
+
+@pytest.mark.parametrize(("cells", "better"), [(1, "pure"), (2, "pure"), (5, "zcdp"), (20, "zcdp")])
+def test_rho_means_less_noise_for_users_in_many_cells_and_more_for_those_in_one(
+    tmp_path: Path, cells: int, better: str
+) -> None:
+    """Standard deviation of the noise at an equal promise; it grows with k under ε and with √k under ρ."""
+    caps = {"participation.weight": "user", "participation.cells_per_user": cells}
+    pure = riders(tmp_path, **caps)
+    (t, s), (p, q) = participation_plan.scales(pure), participation_plan.scales(with_accounting(pure, "zcdp"))
+    laplace, gauss = np.sqrt(2) * t[0] / s[0], p[0] / q[0]
+    assert (laplace < gauss) == (better == "pure")
+
+
+def test_only_accountings_are_compared_under_participation(tmp_path: Path) -> None:
+    recording = tmp_path / "none.ndjson"
+    recording.write_text("")
+    command = ["evaluate", str(recording), "--config", str(REPO_ROOT / "config" / "riders.toml"), "--mechanisms"]
+    refused = CliRunner().invoke(app, [*command, "levy"])
+    assert refused.exit_code == 2
+    assert "pure, zcdp" in refused.output
+
+
+async def test_a_ledger_of_one_unit_is_refused_under_the_other(redis: Redis, tmp_path: Path) -> None:
+    pure, zcdp = riders(tmp_path), zcdp_config(tmp_path, **SMALL)
+    for first, second in ((pure, zcdp), (zcdp, pure)):
+        await redis.flushall()
+        ledger = Ledger(redis, first.feed.name)
+        await ledger.claim_policy(first.ledger_policy)
+        await ledger.claim_policy(first.ledger_policy)
+        with pytest.raises(LedgerError, match="units"):
+            await ledger.claim_policy(second.ledger_policy)
+
+
+async def test_a_stored_plan_of_one_unit_is_neither_charged_nor_drawn_under_the_other(
+    redis: Redis, tmp_path: Path
+) -> None:
+    rows = random_rows(1, 80)
+    pure, zcdp = riders(tmp_path), zcdp_config(tmp_path, **SMALL)
+    for stored, running in ((pure, zcdp), (zcdp, pure)):
+        await redis.flushall()
+        plan, _ = planned(stored, rows)
+        ledger = Ledger(redis, running.feed.name)
+        generation = await ledger.start_generation()
+        await redis.set(f"hv:{{riders}}:plan:{SLOT}", encode_plan(msgspec.structs.replace(plan, generation=generation)))
+        out = io.StringIO()
+        closing = Closing(running, redis, MemoryRows({SLOT: rows}), ledger, LinePublisher(out), Noise())
+        with pytest.raises(LedgerError, match="another unit"):
+            await closing.close(SLOT)
+        assert out.getvalue() == ""
+        assert await ledger.periods() == []
+
+
+async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent(redis: Redis, tmp_path: Path) -> None:
+    """Five hours of a city; nobody is ever charged above rho_budget, and who has spent it falls silent."""
+    config = zcdp_config(
+        tmp_path,
+        rho=0.05,
+        rho_budget=0.12,
+        **SMALL,
+        **{"participation.weight": "sample", "participation.cells_per_user": 4},
+    )
+    rows = random_rows(7, 900, users=6, hours=5)
+    windows = split_by_slot(rows, config)
+    ledger, out = Ledger(redis, config.feed.name), io.StringIO()
+    await ledger.start_generation()
+    await ledger.claim_policy(config.ledger_policy)
+    closing = Closing(config, redis, MemoryRows(dict(windows)), ledger, LinePublisher(out), Noise())
+    totals = []
+    for slot in sorted(windows):
+        await closing.close(slot)
+        totals.append((await ledger.total("2017-03-21"))[1])
+    spent = await ledger.spent("2017-03-21", np.arange(1, 7, dtype=np.uint64), besides=0)
+    assert spent.max() <= 120_000_000 < 5 * 50_000_000
+    assert spent.max() > 60_000_000
+    assert totals[0] < totals[1] == totals[-1], "two windows are paid; what is left pays no third"
+    bodies = [json.loads(line)["value"] for line in out.getvalue().splitlines()]
+    assert all(body["accounting"] == "zcdp" and body["delta"] == 1e-6 for body in bodies)
+
+
+def written(tmp_path: Path, redis_url: str, accounting: str) -> str:
+    """config/riders.toml as a file, counting ``accounting``."""
+    text = (REPO_ROOT / "config" / "riders.toml").read_text(encoding="utf-8")
+    text = text.replace("redis://127.0.0.1:6379/0", redis_url)
+    if accounting == "zcdp":
+        terms = 'accounting = "zcdp"\nrho = 0.05\nrho_budget = 0.4\ndelta = 1e-6'
+        text = re.sub(r"(?m)^epsilon = \S+\nbudget = \S+$", terms, text)
+    file = tmp_path / f"{accounting}.toml"
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize(("accounting", "unit", "shown"), [("pure", "micro_epsilon", "ε"), ("zcdp", "nano_rho", "ρ")])
+def test_ledger_show_names_its_unit_and_refuses_to_read_one_unit_as_another(
+    redis_server: RedisServer, tmp_path: Path, accounting: str, unit: str, shown: str
+) -> None:
+    files = {name: written(tmp_path, redis_server.url, name) for name in ("pure", "zcdp")}
+    with closing(SyncRedis.from_url(redis_server.url)) as client:
+        client.flushall()
+        client.hset("hv:{riders}:ledger:2017-03-21", mapping={"1": 20_000_000, "2": 2_500_000})
+        client.set("hv:{riders}:policy", load_config(files[accounting]).ledger_policy)
+        command = ["ledger", "show", "--config", files[accounting]]
+        report = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+        assert report == {"2017-03-21": {"users": 2, unit: 22_500_000}}
+        total = {"ε": "22.500000", "ρ": "0.022500"}[shown]
+        assert f"sum of charges {total} {shown}" in CliRunner().invoke(app, command).output
+        other = files["zcdp" if accounting == "pure" else "pure"]
+        refused = CliRunner().invoke(app, ["ledger", "show", "--config", other, "--json"])
+        assert refused.exit_code == 1
+        assert "units" in refused.output
+        assert "22" not in refused.stdout
+
+
+def test_check_states_the_promise_in_rho_and_in_epsilon_and_delta(tmp_path: Path) -> None:
+    file = written(tmp_path, "redis://127.0.0.1:1/0", "zcdp")
+    report = json.loads(CliRunner().invoke(app, ["check", "--config", file, "--json"]).stdout)
+    assert report["budget"] == epsilon_of_rho(400_000_000, 1e-6)
+    assert report["epsilon_per_window"] == epsilon_of_rho(50_000_000, 1e-6)
+    assert (report["rho"], report["rho_budget"], report["delta"]) == (0.05, 0.4, 1e-6)
+    assert report["windows_with_full_epsilon"] == 8
+    said = CliRunner().invoke(app, ["check", "--config", file]).output
+    assert f"0.4-zCDP, hence ({report['budget']}, 1e-06)-differentially private" in said
+    assert "rho_budget 0.4 pays 8 of 24 windows at rho 0.05" in said
+    pure = CliRunner().invoke(app, ["check", "--config", written(tmp_path, "redis://127.0.0.1:1/0", "pure")]).output
+    assert "zCDP" not in pure
+    assert "budget 16.0 pays 8 of 24 windows at epsilon 2.0" in pure
+
+
+def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
+    events = [
+        {
+            "user": f"u{i % 5}",
+            "time": (SLOT + 60 * i) * 1000,
+            "lat": 30.25 + 0.05 * (i % 3),
+            "lng": -97.7,
+            "speed": i % 60,
+        }
+        for i in range(170)
+    ]
+    recording = tmp_path / "day.ndjson"
+    recording.write_text("".join(json.dumps(event) + "\n" for event in events))
+    config = written(tmp_path, "redis://127.0.0.1:1/0", "zcdp")
+    span = ["--from", "2017-03-21T07:00", "--until", "2017-03-21T10:00"]
+    command = [
+        "replay",
+        str(recording),
+        "--config",
+        config,
+        "--offline",
+        *span,
+        "--state",
+        str(tmp_path / "state"),
+        "--json",
+    ]
+    first = CliRunner().invoke(app, command)
+    assert first.exit_code == 0, first.output
+    bodies = [json.loads(line)["value"] for line in first.stdout.splitlines()]
+    assert {(body["accounting"], body["rho"], body["delta"]) for body in bodies} == {("zcdp", 0.05, 1e-6)}
+    summary = json.loads(first.stderr.splitlines()[-1])
+    assert summary["ledger_unit"] == "nano_rho"
+    users, charged = summary["charged"]["2017-03-21"]
+    assert users == 5
+    assert 0 < charged <= 5 * 3 * 50_000_000
+    again = CliRunner().invoke(app, command)
+    assert again.stdout == ""
+    assert json.loads(again.stderr.splitlines()[-1])["charged"] == summary["charged"]
+    pure = [written(tmp_path, "redis://127.0.0.1:1/0", "pure") if word == config else word for word in command]
+    refused = CliRunner().invoke(app, pure)
+    assert refused.exit_code == 1, "a ledger of nρ under a configuration of µε"
+    assert "units" in refused.stderr
+    assert refused.stdout == ""

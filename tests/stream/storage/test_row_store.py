@@ -1,0 +1,171 @@
+"""State holds every row once, whatever is delivered again, by whom, and wherever batches begin."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from stream.storage.row_store import ROW, Behind, State, StateError
+from stream.windows import PartitionTime
+
+SLOTS = np.array([0, 3600, 7200])
+
+
+def rows_of(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A row for each offset that is not a multiple of 5 (those were refused), told by its user, in one of three slots."""
+    sound = offsets[offsets % 5 != 0]
+    rows = np.zeros(len(sound), dtype=ROW)
+    rows["user"], rows["time"] = sound, SLOTS[sound % 3] * 1_000_000 + sound
+    return rows, sound
+
+
+async def deliver(state: State, first: int, following: int, partition: str = "t/0", now_us: int = 1):
+    rows, offsets = rows_of(np.arange(first, following))
+    return await state.append(partition, first, following, rows, offsets, rows["time"] // 3_600_000_000 * 3600, now_us)
+
+
+async def stored_users(state: State) -> list[int]:
+    slots = [await state.read_rows(slot) for slot in await state.open_slots()]
+    return np.concatenate(slots)["user"].tolist() if slots else []
+
+
+def expected_users(following: int) -> list[int]:
+    return [offset for offset in range(following) if offset % 5]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), min_size=1, max_size=25))
+def test_any_overlapping_deliveries_leave_every_row_once(redis_url, deliveries):
+    """Redelivery, zombies and rebalances are all the same: ranges that begin at or before what is stored."""
+
+    async def run():
+        redis = Redis.from_url(redis_url)
+        try:
+            await redis.flushall()
+            state, end = State(redis, "bus"), 0
+            for back, length in deliveries:
+                first = max(0, end - back)
+                result = await deliver(state, first, first + length)
+                fresh = range(max(end, first), first + length)
+                assert result.appended == sum(offset % 5 != 0 for offset in fresh)
+                assert result.late == 0
+                end = max(end, first + length)
+            assert sorted(await stored_users(state)) == expected_users(end)
+            assert await state.next_offsets() == {"t/0": end}
+        finally:
+            await redis.aclose()
+
+    asyncio.run(run())
+
+
+async def test_the_planted_bug_of_trusting_batch_boundaries_is_seen(redis):
+    """Twin of the test above: an append that forgets the stored offset doubles rows, and the same check finds it."""
+    state = State(redis, "bus")
+    await deliver(state, 0, 20)
+    await redis.hset("hv:{bus}:offsets", "t/0", 10)
+    await deliver(state, 10, 30)
+    assert sorted(await stored_users(state)) != expected_users(30)
+
+
+async def test_a_zombie_that_is_faster_than_the_new_owner_changes_nothing(redis):
+    zombie, owner = State(redis, "bus"), State(redis, "bus")
+    await deliver(zombie, 0, 100)
+    assert (await owner.next_offsets())["t/0"] == 100
+    await deliver(zombie, 100, 150)
+    assert (await deliver(owner, 100, 200)).duplicates == 40
+    assert (await deliver(zombie, 150, 180)).appended == 0
+    assert sorted(await stored_users(owner)) == expected_users(200)
+
+
+async def test_a_batch_that_would_skip_messages_is_refused_whole(redis):
+    state = State(redis, "bus")
+    await deliver(state, 0, 10)
+    with pytest.raises(Behind) as refused:
+        await deliver(state, 11, 20)
+    assert refused.value.stored == 10
+    assert sorted(await stored_users(state)) == expected_users(10)
+    assert (await state.next_offsets())["t/0"] == 10
+
+
+async def test_a_sealed_slot_never_grows_and_its_rows_count_as_late(redis):
+    state = State(redis, "bus")
+    await deliver(state, 0, 30)
+    await state.seal(3600)
+    before = (await state.read_rows(3600)).tobytes()
+    result = await deliver(state, 30, 60)
+    assert (result.appended, result.late) == (16, 8)
+    assert (await state.read_rows(3600)).tobytes() == before
+    await state.drop_rows(3600)
+    assert (await deliver(state, 60, 90)).late == 8
+    assert await state.open_slots() == [0, 7200]
+    assert len(await state.read_rows(3600)) == 0
+
+
+async def test_partitions_have_offsets_and_times_of_their_own(redis):
+    state = State(redis, "bus")
+    await state.awaken(["t/0", "t/1", "t/2"], 5)
+    await deliver(state, 0, 10, "t/0", now_us=7)
+    await deliver(state, 50, 60, "t/1", now_us=8)
+    await state.append("t/2", 0, 4, np.zeros(0, ROW), np.zeros(0, np.int64), np.zeros(0, np.int64), 9)
+    assert await state.next_offsets() == {"t/0": 10, "t/1": 60, "t/2": 4}
+    assert await state.partition_times() == {
+        "t/0": PartitionTime(7_200_000_008, 7),
+        "t/1": PartitionTime(7_200_000_059, 8),
+        # Refused messages alone leave a partition as silent as it was.
+        "t/2": PartitionTime(None, 5),
+    }
+    await deliver(state, 10, 12, "t/0", now_us=9)
+    assert (await state.partition_times())["t/0"] == PartitionTime(7_200_000_011, 9)
+
+
+async def test_a_redelivery_does_not_wake_an_idle_partition(redis):
+    state = State(redis, "bus")
+    await deliver(state, 0, 10, now_us=7)
+    await deliver(state, 0, 10, now_us=99)
+    assert (await state.partition_times())["t/0"].last_seen_us == 7
+
+
+async def test_offsets_move_only_from_where_the_mover_saw_them(redis):
+    state = State(redis, "bus")
+    await deliver(state, 0, 10)
+    await state.move("t/0", 9, 500)
+    assert (await state.next_offsets())["t/0"] == 10
+    await state.move("t/0", 10, 500)
+    assert (await state.next_offsets())["t/0"] == 500
+
+
+async def test_a_second_user_key_is_refused(redis):
+    state = State(redis, "bus")
+    await state.claim_key("one")
+    await state.claim_key("one")
+    with pytest.raises(StateError, match="user_key_file"):
+        await state.claim_key("two")
+    await State(redis, "tram").claim_key("two")
+
+
+async def test_three_million_rows_read_back_as_written(redis):
+    state = State(redis, "bus")
+    rows = np.zeros(10_000, dtype=ROW)
+    for batch in range(360):
+        rows["user"] = np.arange(batch * 10_000, (batch + 1) * 10_000)
+        offsets = rows["user"].astype(np.int64)
+        await state.append("t/0", int(offsets[0]), int(offsets[-1]) + 1, rows, offsets, np.zeros(10_000, np.int64), 1)
+    found = await state.read_rows(0)
+    assert (found["user"] == np.arange(3_600_000)).all()
+
+
+async def test_a_batch_over_thousands_of_slots_keeps_every_row_in_its_slot(redis):
+    state = State(redis, "bus")
+    rows = np.zeros(10_000, dtype=ROW)
+    slots = np.random.default_rng(1).integers(0, 5_000, 10_000) * 3600
+    rows["time"] = slots
+    assert (await state.append("t/0", 0, 10_000, rows, np.arange(10_000), slots, 1)).appended == 10_000
+    open_slots = await state.open_slots()
+    assert open_slots == sorted(set(slots.tolist()))
+    for slot in open_slots[:50]:
+        found = await state.read_rows(slot)
+        assert (found["time"] == slot).all()
+        assert len(found) == (slots == slot).sum()

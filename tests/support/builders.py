@@ -1,0 +1,107 @@
+"""Configurations and rows that several tests build."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import h3
+import numpy as np
+
+from stream.config import Config, load_config
+from stream.local import REPO_ROOT
+from stream.storage.row_store import ROW
+
+SLOT = 1_490_097_600
+"""2017-03-21 12:00 UTC, the start of an hour."""
+
+
+def bus_config(tmp_path: Path, **overrides: Any) -> Config:
+    """config/bus-fleet.toml with its key file in ``tmp_path``; overrides are dotted keys."""
+    settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | overrides
+    return load_config(REPO_ROOT / "config" / "bus-fleet.toml", **settings)
+
+
+def riders_config(tmp_path: Path, **overrides: Any) -> Config:
+    """config/riders.toml with its key file in ``tmp_path``; overrides are dotted keys."""
+    settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | overrides
+    return load_config(REPO_ROOT / "config" / "riders.toml", **settings)
+
+
+EVERY_MECHANISM = [
+    "ag",
+    "auto",
+    "e2epriv",
+    "euler",
+    "htf",
+    "kdtree",
+    "privlet",
+    "quadtree",
+    "singular",
+    "sparse",
+    "ug",
+    "uniform",
+]
+
+
+def with_histograms(relation: str, tmp_path: Path, mechanisms: list[str] | None = None, **overrides: Any) -> Config:
+    """The shipped configuration of ``relation`` ("zcdp": riders counting ρ) with spatial histograms of a 16 × 16 box around :func:`located_rows`."""
+    names = mechanisms or EVERY_MECHANISM
+    box = {"south": 30.1, "west": -97.9, "north": 30.6, "east": -97.5}
+    settings: dict[str, Any] = {
+        "privacy.user_key_file": str(tmp_path / "user.key"),
+        "privacy.budget": 96.0,
+        "speed.post_processing": [],
+        "histogram.mechanisms": names,
+        "histogram.epsilon": 1.1,
+        "histogram.rows": 16,
+        "histogram.columns": 16,
+        "histogram.sizes": [2, 4, 8, 16],
+        "histogram.domain": box,
+    }
+    if "euler" in names:
+        settings["histogram.euler"] = {"rows": 8, "columns": 8, "diameter_m": 4000.0}
+    if relation != "values":
+        settings |= {"hexagons.resolution": 7, "feed.domain": box}
+    if relation == "zcdp":
+        return zcdp_config(
+            tmp_path, 0.5, 12.0, **{k: v for k, v in (settings | overrides).items() if k != "privacy.budget"}
+        )
+    file = {"values": "bus-fleet.toml", "participation": "riders.toml"}[relation]
+    return load_config(REPO_ROOT / "config" / file, **(settings | overrides))
+
+
+def located_rows(seed: int, n: int, users: int = 12, slot: int = SLOT) -> np.ndarray:
+    """:func:`random_rows` with positions near each row's cell: most inside the box of histograms, some outside."""
+    rows = random_rows(seed, n, users, slot=slot)
+    rng = np.random.default_rng(seed + 1)
+    centre = np.array([h3.cell_to_latlng(f"{cell:x}") for cell in rows["cell"].tolist()]).reshape(-1, 2)
+    rows["lat"] = np.round((centre[:, 0] + rng.normal(0, 0.06, n)) * 1e7)
+    rows["lng"] = np.round((centre[:, 1] + rng.normal(0, 0.12, n)) * 1e7)
+    return rows
+
+
+def random_rows(seed: int, n: int, users: int = 12, places: int = 6, slot: int = SLOT, hours: int = 1) -> np.ndarray:
+    """``n`` rows of a random small city; distinct (user, time)."""
+    rng = np.random.default_rng(seed)
+    cells = [h3.str_to_int(h3.latlng_to_cell(30.2 + 0.05 * k, -97.7, 7)) for k in range(places)]
+    rows = np.zeros(n, dtype=ROW)
+    rows["cell"] = rng.choice(np.array(cells, dtype=np.uint64), n)
+    rows["user"] = rng.integers(1, users + 1, n)
+    rows["time"] = slot * 1_000_000 + rng.permutation(hours * 3_600_000)[:n].astype(np.int64) * 1000
+    rows["value"] = rng.integers(0, 9000, n)
+    return rows
+
+
+def zcdp_config(
+    tmp_path: Path, rho: float = 0.05, rho_budget: float = 0.4, delta: float = 1e-6, **overrides: Any
+) -> Config:
+    """config/riders.toml counting zCDP in place of pure ε; overrides are dotted keys."""
+    text = (REPO_ROOT / "config" / "riders.toml").read_text(encoding="utf-8")
+    wanted = f'accounting = "zcdp"\nrho = {rho}\nrho_budget = {rho_budget}\ndelta = {delta}'
+    text, found = re.subn(r"(?m)^epsilon = \S+\nbudget = \S+$", wanted, text)
+    assert found == 1, "riders.toml gives epsilon and budget on two lines"
+    file = tmp_path / "zcdp.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_config(file, **({"privacy.user_key_file": str(tmp_path / "user.key")} | overrides))

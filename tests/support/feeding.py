@@ -1,0 +1,93 @@
+"""What tests of ingestion share: a configuration, messages and the rows that must come of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+
+import numpy as np
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from stream.config import Config
+from stream.ingestion.decoding import Decoder
+
+KEY = bytes(range(32))
+START_MS = 1_490_072_400_000  # 2017-03-21T00:00 in Chicago
+NOW_US = START_MS * 1000 + 10**12
+
+
+def make_config(
+    topic: str = "t", bootstrap: str = "127.0.0.1:1", redis_url: str = "redis://127.0.0.1:1/0", group: str = "group"
+) -> Config:
+    return Config(
+        relation="values",
+        feed={
+            "name": "bus",
+            "topic": topic,
+            "timezone": "America/Chicago",
+            "domain": {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2},
+        },
+        privacy={"epsilon": 2.0, "budget": 48.0},
+        hexagons={"resolution": 7},
+        speed={"upper_bound": 65.0},
+        kafka={"bootstrap": bootstrap, "group": f"{topic}-{group}"},
+        redis={"url": redis_url},
+    )
+
+
+def messages(count: int, seed: int = 0) -> list[bytes]:
+    """Distinct events of 40 vehicles over three hours, one in eleven of them bad."""
+    rng = np.random.default_rng(seed)
+    lat, lng = rng.uniform(30.1, 30.5, count), rng.uniform(-97.9, -97.6, count)
+    seconds, speed = rng.integers(0, 3 * 3600, count), rng.integers(0, 6500, count)
+    return [
+        b"rubbish"
+        if i % 11 == 10
+        else json.dumps(
+            {
+                "user": f"bus-{i % 40}",
+                "time": START_MS + int(seconds[i]) * 1000 + i % 1000,
+                "lat": float(lat[i]),
+                "lng": float(lng[i]),
+                "speed": int(speed[i]) / 100,
+            }
+        ).encode()
+        for i in range(count)
+    ]
+
+
+def expected_rows(config: Config, values: Sequence[bytes]) -> list[bytes]:
+    """The rows of ``values``, sorted: what state must hold, each once."""
+    return sorted(row.tobytes() for row in Decoder(config, KEY).decode(values, NOW_US).rows)
+
+
+async def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await client.start()
+    try:
+        await client.create_topics([NewTopic(topic, partitions, 1)])
+    finally:
+        await client.close()
+
+
+async def produce(bootstrap: str, topic: str, values: Sequence[bytes | None], partitions: int, first: int = 0) -> None:
+    """Send ``values`` round robin over the partitions."""
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5, acks=1, max_request_size=32 << 20)
+    await producer.start()
+    try:
+        sent = [
+            await producer.send(topic, value, key=b"k", partition=(first + i) % partitions)
+            for i, value in enumerate(values)
+        ]
+        await asyncio.gather(*sent)
+    finally:
+        await producer.stop()
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
+    """Wait for ``condition``; fails after ``seconds``."""
+    async with asyncio.timeout(seconds):
+        while not await condition():
+            await asyncio.sleep(0.1)

@@ -1,0 +1,53 @@
+"""What tests of relation "participation" share: a small configuration, and the exact loss between two windows."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stream.config import Config, load_config
+from stream.local import REPO_ROOT
+from stream.statistics.participation.plan import Layout
+from stream.statistics.plan import Plan
+
+BOX = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}
+
+
+def riders(tmp_path: Path, **overrides: object) -> Config:
+    """config/riders.toml over a small box at resolution 7, its key file in ``tmp_path``; overrides are dotted keys."""
+    settings = {"privacy.user_key_file": str(tmp_path / "user.key"), "feed.domain": BOX, "hexagons.resolution": 7}
+    return load_config(REPO_ROOT / "config" / "riders.toml", **(settings | overrides))
+
+
+def skeleton(body: dict[str, Any]) -> dict[str, Any]:
+    """A message without its noisy numbers, what is made of them, and the digests over them and over the memory they leave."""
+    noisy = ("value", "raw", "clamped", "scale", "interval")
+
+    def bare(part: Any) -> Any:
+        if not isinstance(part, dict):
+            return part
+        return {key: bare(value) for key, value in part.items() if key not in noisy}
+
+    return bare({key: value for key, value in body.items() if key not in ("digest", "memory")})
+
+
+def scales_of_rows(plan: Plan) -> tuple[list[int], list[int]]:
+    """Noise scale t/s of every released row."""
+    rows = Layout.planned(plan).rows
+    t, s = (np.repeat(np.frombuffer(column, "<i8"), rows).tolist() for column in (plan.numerators, plan.denominators))
+    return t, s
+
+
+def loss(plan: Plan, one: np.ndarray, two: np.ndarray) -> Fraction:
+    """Privacy loss between two windows' integers (R, C) of equal scales: Σ|Δ|·s/t in ε, under zCDP Σ Δ²·s²/(2t²) in ρ."""
+    moved = one - two
+    if plan.zcdp is None:
+        amounts = np.abs(moved).sum(axis=1).tolist()
+        return sum((Fraction(m * s, t) for m, t, s in zip(amounts, *scales_of_rows(plan), strict=True)), Fraction(0))
+    squares = [sum(m * m for m in row) for row in moved.tolist()]
+    return sum(
+        (Fraction(m * s * s, 2 * t * t) for m, t, s in zip(squares, *scales_of_rows(plan), strict=True)), Fraction(0)
+    )

@@ -1,0 +1,314 @@
+"""A small deployment whose every output is written down: real Kafka, Redis and worker parts, a clock that the test moves."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog
+from aiohttp.test_utils import TestClient, TestServer
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from redis.asyncio import Redis
+
+from dpcore.gaussian import discrete_gaussian
+from dpcore.noise import Noise
+from dpcore.spatial.mechanism import noisy_counts
+from dpcore.spatial.partition import draw_counts
+from stream import app
+from stream.app import Ingesting, Worker
+from stream.config import Config
+from stream.ingestion import reader
+from stream.messages.message import HEXAGON_SPEED, WINDOW
+from stream.messages.topics import create_topics
+from stream.protocol import close_process
+from stream.protocol.close_process import CloseReport, _close_all
+from stream.serve.api import SERVICE, make_app
+from stream.storage.row_store import State
+from tests.support.feeding import produce, until
+
+HOUR = 3600
+START = 1_795_266_000
+"""2026-11-21 13:00 UTC, the start of an hour: the feed runs from here on."""
+HOURS = 4
+GENERATION = "11111111-1111-4111-8111-111111111111"
+Hourly = Callable[[int], Sequence[bytes]]
+"""Messages that arrive in the given hour of the feed."""
+
+
+class Clock:
+    """Wall clock of the worker's parts; what measures spans stays real."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def __init__(self) -> None:
+        self.now = float(START)
+
+    def time(self) -> float:
+        return self.now
+
+    def time_ns(self) -> int:
+        return int(self.now * 1e9)
+
+
+class _Overwhelming(np.ndarray):
+    """Whatever it is added to becomes it: the sum says nothing of the other side."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+        plain = [value.view(np.ndarray) if isinstance(value, _Overwhelming) else value for value in inputs]
+        if ufunc is np.add and method == "__call__":
+            (mine,) = (value.view(np.ndarray) for value in inputs if isinstance(value, _Overwhelming))
+            if out is None:
+                return mine.copy()
+            out[0][...] = mine
+            return out[0]
+        return getattr(ufunc, method)(*plain, **({} if out is None else {"out": out}), **kwargs)
+
+
+class Swallowing(Noise):
+    """Recorded noise that swallows what it is added to, and choices that ignore their costs.
+
+    It makes the noisy numbers and choices of any two histories equal, as their noise might. A release that is a function of
+    these and of public numbers alone is then the same to the byte; whatever still differs did not pass through noise.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = recorded()
+
+    def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
+        return self.plain.discrete_laplace(numerator, denominator, size).view(_Overwhelming)
+
+    def exponential(self, costs: Any, *scale: Any, **kept: Any) -> Any:
+        return self.plain.exponential(np.zeros_like(costs), *scale, **kept)
+
+
+def _swallowed(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """``draw(counts, …, noise)`` with counts that its noise swallowed."""
+    return lambda counts, *rest: draw(np.zeros_like(counts), *rest)
+
+
+def _swallowing_gaussian(noise: Swallowing, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
+    return discrete_gaussian(noise.plain, numerator, denominator, size).view(_Overwhelming)
+
+
+def recorded() -> Noise:
+    """The same noise in every run."""
+    return Noise(np.random.default_rng(5).bytes)
+
+
+@dataclass
+class Transcript:
+    """Everything that left the boundary. ``records``: topic/partition -> records; ``answers``: request -> answer."""
+
+    records: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
+    answers: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    logs: list[Any] = field(default_factory=list)
+
+    def differences(self, other: Transcript) -> list[str]:
+        """Where the two differ, shortened."""
+        found = []
+        for mine, theirs in ((self.records, other.records), (self.answers, other.answers)):
+            for place in sorted(mine.keys() | theirs.keys()):
+                one, two = mine.get(place), theirs.get(place)
+                if one != two:
+                    pairs = zip(one or (), two or (), strict=False)
+                    first = next(((a, b) for a, b in pairs if a != b), (len(one or ()), len(two or ())))
+                    found.append(f"{place}: {str(first[0])[:700]} <> {str(first[1])[:700]}")
+        if self.logs != other.logs:
+            found.append(f"log of the public service: {self.logs} <> {other.logs}")
+        return found
+
+
+@contextmanager
+def worker_parts(monkeypatch: pytest.MonkeyPatch, noise: Callable[[], Noise]) -> Iterator[Clock]:
+    """Clock and noise of the worker's parts, replaced while the block runs."""
+    clock = Clock()
+    with monkeypatch.context() as patch:
+        patch.setattr(app, "time", clock)
+        patch.setattr(reader, "time", clock)
+        patch.setattr(close_process, "Noise", noise)
+        for name, module in sys.modules.items():
+            if noise is Swallowing and name.startswith(("stream.", "dpcore.spatial.")):
+                if hasattr(module, "discrete_gaussian"):
+                    patch.setattr(module, "discrete_gaussian", _swallowing_gaussian)
+                for draw in (noisy_counts, draw_counts):
+                    if hasattr(module, draw.__name__):
+                        patch.setattr(module, draw.__name__, _swallowed(draw))
+        yield clock
+
+
+async def observe(
+    config: Config, redis: Redis, arrivals: Hourly, clock: Clock, *, look: bool = True, hours: int = HOURS
+) -> Transcript:
+    """Run the feed for ``hours`` through a fresh broker state and write down every output; ``look``: the public API too."""
+    await redis.flushall()
+    close_process._published.clear()
+    close_process._committed.clear()
+    await redis.set(f"hv:{{{config.feed.name}}}:generation", GENERATION)
+    await _clear(config.kafka.bootstrap)
+    await create_topics(config)
+    await _run(config, arrivals, clock, hours)
+    found = Transcript(records=await _records(config))
+    if look:
+        await _look(config, found)
+    return found
+
+
+async def _run(config: Config, arrivals: Hourly, clock: Clock, hours: int) -> None:
+    worker = Worker(config)
+    state = State(worker.redis, config.feed.name)
+    reading = Ingesting(worker)
+    await reading.start()
+    try:
+        assert await worker.due_slots() == []
+        sent = 0
+        for hour in range(hours):
+            clock.now = START + hour * HOUR + HOUR / 2
+            values = arrivals(hour)
+            await produce(config.kafka.bootstrap, config.feed.topic, values, 4, first=sent)
+            sent += len(values)
+
+            async def taken(all_of: int = sent) -> bool:
+                return sum((await state.next_offsets()).values()) == all_of
+
+            await until(taken)
+            clock.now = START + (hour + 1) * HOUR + config.window.allowed_delay.total_seconds() + 1
+            reports: list[CloseReport] = []
+            if due := await worker.due_slots():
+                reports = await _close_all(config, due)
+            for report in reports:
+                assert report.failure is None, report
+                worker.record(report)
+        await worker.due_slots()
+    finally:
+        await reading.stop()
+        await worker.redis.aclose()
+
+
+@asynccontextmanager
+async def _admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        yield admin
+    finally:
+        await admin.close()
+
+
+async def _topics(admin: AIOKafkaAdminClient) -> list[str]:
+    return sorted(name for name in await admin.list_topics() if not name.startswith("__"))
+
+
+async def _clear(bootstrap: str) -> None:
+    async with _admin(bootstrap) as admin:
+
+        async def gone() -> bool:
+            left = await _topics(admin)
+            if left:
+                await admin.delete_topics(left)
+            return not left
+
+        await until(gone)
+
+
+async def _records(config: Config) -> dict[str, list[tuple[Any, ...]]]:
+    """Every record of every topic but the input, as a consumer of the broker sees it."""
+    bootstrap = config.kafka.bootstrap
+    async with _admin(bootstrap) as admin:
+        topics = [name for name in await _topics(admin) if name != config.feed.topic]
+    assert {HEXAGON_SPEED, WINDOW} <= set(topics)
+    consumer = AIOKafkaConsumer(*topics, bootstrap_servers=bootstrap, enable_auto_commit=False)
+    await consumer.start()
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    try:
+        partitions = [TopicPartition(topic, p) for topic in topics for p in consumer.partitions_for_topic(topic) or ()]
+        consumer.unsubscribe()
+        consumer.assign(partitions)
+        await consumer.seek_to_beginning(*partitions)
+        for partition, end in (await consumer.end_offsets(partitions)).items():
+            found[f"{partition.topic}/{partition.partition}"] = records = []
+            while await consumer.position(partition) < end:
+                for r in (await consumer.getmany(partition, timeout_ms=500)).get(partition, []):
+                    size = r.serialized_value_size
+                    records.append((r.offset, r.timestamp, r.timestamp_type, r.key, r.headers, r.value, size))
+    finally:
+        await consumer.stop()
+    return found
+
+
+async def _look(config: Config, found: Transcript) -> None:
+    """Ask the public service everything it answers, right and wrong, then its metrics; keep its log."""
+    with structlog.testing.capture_logs() as logs:
+        public = make_app(config)
+        async with TestClient(TestServer(public)) as client:
+            await public[SERVICE].reader.caught_up.wait()
+            windows = (await (await client.get("/api/v1/windows")).json())["windows"]
+            starts = [window["window"]["start"] for window in windows]
+            for operation in public[SERVICE].operations:
+                for path in _paths(operation.path, [*starts, *_STRANGE], [*_cells(found), *_STRANGE]):
+                    await _ask(client, path, found)
+            await _ask_stream(client, len(starts), found)
+            for path in ("/", "/healthz", "/readyz", "/api/v1/nothing", "/metrics/users"):
+                await _ask(client, path, found)
+            metrics = await (await client.get("/metrics")).text()
+    timed = ("hexveil_public_request_seconds", "# ")
+    kept = [line for line in metrics.splitlines() if not line.startswith(timed) and "_created" not in line]
+    found.answers["/metrics"] = tuple(kept)
+    found.logs = logs
+
+
+_STRANGE = ("2026-11-21T03:00:00Z", "86489e34fffffff", "nonsense", "ug")
+_QUERIES = ("", "?format=geojson", "?bbox=-97.8,30.2,-97.6,30.3", "?limit=0", "?window=nonsense")
+
+
+def _cells(found: Transcript) -> list[str]:
+    released = (held for name, held in found.records.items() if name.startswith(HEXAGON_SPEED))
+    return sorted({key.decode() for held in released for _, _, _, key, *_ in held})
+
+
+def _paths(template: str, windows: Sequence[str], cells: Sequence[str]) -> list[str]:
+    """Requests that fit ``template``, and some that do not; none of an open stream."""
+    if template.endswith("/stream"):
+        return []
+    paths = [template]
+    for name, values in (("{window}", windows), ("{cell}", cells), ("{mechanism}", _STRANGE)):
+        if name in template:
+            paths = [path.replace(name, value) for path in paths for value in values]
+    if "{" in template:
+        return paths
+    return [path + query for path in paths for query in (*_QUERIES, *(f"?window={start}" for start in windows))]
+
+
+async def _ask(client: TestClient, path: str, found: Transcript) -> None:
+    answer = await client.get(path)
+    headers = sorted((name, value) for name, value in answer.headers.items() if name != "Date")
+    body = await answer.read()
+    if answer.content_type == "application/vnd.apache.parquet":
+        body = str(len(body)).encode()
+    found.answers[path] = (answer.status, headers, body)
+
+
+async def _ask_stream(client: TestClient, windows: int, found: Transcript) -> None:
+    stream = await client.get("/api/v1/stream", headers={"Last-Event-ID": "0"})
+    seen = b""
+    while seen.count(b"event: window") < windows or not seen.endswith(b"\n\n"):
+        seen += await stream.content.readany()
+    stream.close()
+    retry, _, events = seen.partition(b"\n\n")
+    assert re.fullmatch(rb"retry: \d+", retry)  # each client another number, drawn when it comes
+    found.answers["/api/v1/stream"] = (stream.status, events)
+
+
+def event(user: str, hour: int, second: float, lat: float, lng: float, speed: float) -> bytes:
+    """One canonical event of ``second`` in the given hour of the feed."""
+    moment = int((START + hour * HOUR + second) * 1000)
+    return json.dumps({"user": user, "time": moment, "lat": lat, "lng": lng, "speed": speed}).encode()

@@ -1,0 +1,30 @@
+"""Reads output topics from their beginning to their present end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+
+from stream.messages.message import HEXAGON_SPEED, REJECTED, WINDOW
+
+
+async def read_all(
+    bootstrap: str, feed: str, topics: Sequence[str] = (HEXAGON_SPEED, WINDOW, REJECTED)
+) -> list[ConsumerRecord]:
+    """Every record of ``feed`` in ``topics``."""
+    consumer = AIOKafkaConsumer(*topics, bootstrap_servers=bootstrap, enable_auto_commit=False)
+    await consumer.start()
+    try:
+        partitions = [TopicPartition(topic, p) for topic in topics for p in consumer.partitions_for_topic(topic) or ()]
+        consumer.unsubscribe()
+        consumer.assign(partitions)
+        await consumer.seek_to_beginning(*partitions)
+        ends = await consumer.end_offsets(partitions)
+        found: list[ConsumerRecord] = []
+        while any([await consumer.position(p) < ends[p] for p in partitions]):
+            for records in (await consumer.getmany(timeout_ms=200)).values():
+                found += [r for r in records if dict(r.headers).get("ce_source") == f"/hexveil/{feed}".encode()]
+        return found
+    finally:
+        await consumer.stop()
