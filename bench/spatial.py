@@ -187,17 +187,18 @@ def standard_error(values: list[float]) -> float:
 
 Work = Callable[[], Any]
 Answers = Callable[[Rectangles], npt.NDArray[np.float64]]
+Fit = Callable[[npt.NDArray[np.int64], Domain, int], Answers]
 
 
-def fits() -> dict[str, Callable[[npt.NDArray[np.int64], Domain, int], Answers]]:
+def fits() -> dict[str, Fit]:
     """(counts, domain, µε) -> answers, by name; those that look at the data say so in theirs."""
-    private = {
+    private: dict[str, Fit] = {
         name: lambda counts, domain, micro, m=mechanism: m.fit(counts, domain, micro, Noise()).answers
         for name, mechanism in mechanisms().items()
     }
     e2epriv = mechanisms()["e2epriv"]
     assert isinstance(e2epriv, E2EPriv)
-    looking = {
+    looking: dict[str, Fit] = {
         f"NOT-PRIVATE-{name}": lambda counts, domain, micro, b=baseline: (
             b(e2epriv, counts, domain, micro, Noise()).answers
         )
