@@ -35,7 +35,6 @@ from stream.ingestion.reader import Ingestor
 from stream.local import REPO_ROOT, KafkaServer, RedisServer
 from stream.messages.message import Message
 from stream.metrics import OperatorMetrics
-from stream.windows import Slotting
 
 AGENT_SECONDS = 15.0
 TOPIC = "bench.positions"
@@ -153,14 +152,13 @@ def agent(bootstrap: str, redis_url: str, events: int) -> None:
         consumer_auto_offset_reset="earliest",
     )
     redis, decoder = Redis.from_url(redis_url), Decoder(config, _KEY)
-    slotting = Slotting(config.window.slot, config.privacy.period, config.feed.timezone)
 
     @app.agent(app.topic(TOPIC, value_serializer="raw"))
     async def store(stream: faust.StreamT[bytes]) -> None:
         count, cpu, wall = 0, cpu_seconds(), time.perf_counter()
         async for event in stream.ingestion.decoding():
             batch = decoder.decode([event.value], time.time_ns() // 1000)
-            slot = int(slotting.slot_starts(batch.rows["time"])[0])
+            slot = int(batch.slots[0])
             async with redis.pipeline(transaction=True) as pipe:
                 pipe.rpush(f"rows:{slot}", batch.rows.tobytes())
                 pipe.hset("offsets", f"{TOPIC}/{event.message.partition}", event.message.offset + 1)

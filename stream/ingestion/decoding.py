@@ -16,6 +16,7 @@ from typing import Any
 
 import h3.api.numpy_int as h3
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from stream.config import Config
@@ -23,6 +24,8 @@ from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.ingestion.formats import feed_format, is_not_finite, looks_like, time_us
 from stream.ingestion.pseudonyms import Pseudonyms, key_fingerprint
 from stream.storage.row_store import ROW
+
+log = structlog.get_logger()
 
 MAX_MESSAGE_BYTES = 1 << 20
 _MAX_VALUE = 2**31 - 1
@@ -45,6 +48,7 @@ class Reason(StrEnum):
     NEGATIVE_SPEED = "negative-speed"
     TOO_OLD = "too-old"
     IN_FUTURE = "in-future"
+    UNDECODABLE = "undecodable"
 
 
 REASONS = tuple(Reason)
@@ -53,13 +57,15 @@ _CODE = {reason: code for code, reason in enumerate(REASONS)}
 
 @dataclass(frozen=True)
 class Batch:
-    """Columns of one batch: ``rows``, the message ``index`` of each, and the ``rejected`` messages with reason codes.
+    """Columns of one batch: ``rows``, the message ``index`` and timeslot start (epoch seconds) of each, and the ``rejected``
+    messages with reason codes.
 
     Both indexes ascend; together they name every message once. ``REASONS[code]`` is the reason.
     """
 
     rows: NDArray[np.void]
     index: NDArray[np.int64]
+    slots: NDArray[np.int64]
     rejected: NDArray[np.int64]
     reason: NDArray[np.uint8]
 
@@ -74,11 +80,25 @@ class Decoder:
         self._domain = config.feed.domain
         self._resolution = config.hexagons.resolution
         self._quanta = self._format.kmh / SPEED_QUANTUM_KMH
+        self._slotting = config.slotting
         self._max_age_us = config.window.max_age // timedelta(microseconds=1)
         self._max_future_us = config.window.max_future // timedelta(microseconds=1)
 
     def decode(self, values: Sequence[bytes | None], now_us: int) -> Batch:
-        """Decode a batch against the wall clock ``now_us``; never raises, whatever the bytes."""
+        """Decode a batch against the wall clock ``now_us``; never raises, whatever the bytes.
+
+        Should a message make the columns of its batch fail, the batch is halved until that message is alone and refused.
+        """
+        try:
+            return self._decoded(values, now_us)
+        except Exception as error:
+            if len(values) == 1:
+                log.error("a message is refused that no check foresaw", error=type(error).__name__)
+                return _refused(Reason.UNDECODABLE)
+        middle = len(values) // 2
+        return _joined(self.decode(values[:middle], now_us), self.decode(values[middle:], now_us), middle)
+
+    def _decoded(self, values: Sequence[bytes | None], now_us: int) -> Batch:
         reason = np.full(len(values), 255, dtype=np.uint8)
         fixes: list[Any] = []
         index: list[int] = []
@@ -95,7 +115,7 @@ class Decoder:
                 place(position)
         rows, sound = self._columns(fixes, np.array(index, dtype=np.int64), reason, now_us)
         rejected = np.flatnonzero(reason != 255)
-        return Batch(rows, sound, rejected, reason[rejected])
+        return Batch(rows, sound, self._slotting.slot_starts(rows["time"].astype(np.int64)), rejected, reason[rejected])
 
     def _columns(
         self, fixes: list[Any], index: NDArray[np.int64], reason: NDArray[np.uint8], now_us: int
@@ -127,7 +147,8 @@ class Decoder:
         rows["time"] = time
         rows["lat"] = np.rint(lat * 1e7)
         rows["lng"] = np.rint(lng * 1e7)
-        rows["value"] = np.minimum(np.rint(speed * self._quanta), _MAX_VALUE)
+        with np.errstate(over="ignore"):  # infinite in quanta is above the bound, too
+            rows["value"] = np.minimum(np.rint(speed * self._quanta), _MAX_VALUE)
         return rows, index
 
     def _pseudonymise(self, users: list[str | int]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
@@ -162,7 +183,29 @@ def _times_us(times: list[datetime | int | float]) -> NDArray[np.int64]:
         # A double holds the seconds of any time that passes the age check to a quarter of a microsecond.
         return np.rint(np.array(list(map(_timestamp, times))) * 1e6).astype(np.int64)
     except (AttributeError, TypeError):
-        return np.array([max(-_FAR_US, min(_FAR_US, time_us(moment))) for moment in times], dtype=np.int64)
+        return np.array([_bounded_time_us(moment) for moment in times], dtype=np.int64)
+
+
+def _bounded_time_us(moment: datetime | int | float) -> int:
+    # A double of milliseconds may be infinite in microseconds, which no integer is.
+    exact = moment * 1000 if isinstance(moment, float) else time_us(moment)
+    return round(max(-_FAR_US, min(_FAR_US, exact)))
+
+
+def _refused(reason: Reason) -> Batch:
+    none = np.zeros(0, dtype=np.int64)
+    return Batch(np.zeros(0, dtype=ROW), none, none, np.zeros(1, dtype=np.int64), np.array([_CODE[reason]], np.uint8))
+
+
+def _joined(first: Batch, second: Batch, middle: int) -> Batch:
+    """Two halves of a batch; the second begins with message ``middle``."""
+    return Batch(
+        np.concatenate([first.rows, second.rows]),
+        np.concatenate([first.index, second.index + middle]),
+        np.concatenate([first.slots, second.slots]),
+        np.concatenate([first.rejected, second.rejected + middle]),
+        np.concatenate([first.reason, second.reason]),
+    )
 
 
 _timestamp = methodcaller("timestamp")

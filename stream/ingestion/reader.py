@@ -64,7 +64,6 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._decoder = decoder
         self._metrics = metrics
         self._report = report
-        self._slotting = config.slotting
         self._consumer: AIOKafkaConsumer | None = None
         self._stopping = asyncio.Event()
         self._done = asyncio.Event()
@@ -205,11 +204,10 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         batch = self._decoder.decode([record.value for record in records], now_us)
         offsets = np.fromiter((record.offset for record in records), np.int64, len(records))
         following = int(offsets[-1]) + 1
-        slots = self._slotting.slot_starts(batch.rows["time"].astype(np.int64))
 
         async def append() -> Appended:
             return await self._state.append(
-                _name(partition), begin, following, batch.rows, offsets[batch.index], slots, now_us
+                _name(partition), begin, following, batch.rows, offsets[batch.index], batch.slots, now_us
             )
 
         try:

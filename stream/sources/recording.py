@@ -84,9 +84,9 @@ class Recording:
                 line = line.rstrip(b"\r")
                 if not line:
                     continue
-                if names is not None:
-                    line = self._csv_event(line, names)
                 try:
+                    if names is not None:
+                        line = self._csv_event(line, names)
                     key, last, line = self._event(line)
                 except Exception:  # whatever hostile bytes raise: the service counts them, the replay goes on
                     key = None
@@ -125,7 +125,7 @@ class Recording:
                 row[column] = float(row[column])
         except (UnicodeDecodeError, csv.Error, ValueError):
             return line
-        if row[self._time_column].lstrip("-").isdigit():
+        if row[self._time_column].lstrip("-").isdecimal():
             row[self._time_column] = int(row[self._time_column])
         return _encode(dict(zip(names, row, strict=True)))
 

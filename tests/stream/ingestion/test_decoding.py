@@ -178,6 +178,11 @@ def test_declared_epoch_times(time_format, value):
         (fix(time="9999-12-31T23:59:59-14:00"), Reason.IN_FUTURE),
         (fix(time=1e300), Reason.IN_FUTURE),
         (fix(time=10**30), Reason.IN_FUTURE),
+        (fix(time=1e306), Reason.IN_FUTURE),
+        (fix(time=-1e306), Reason.TOO_OLD),
+        (fix(time=1.7976931348623157e308), Reason.IN_FUTURE),
+        (fix(time=10**400), Reason.IN_FUTURE),
+        (fix(user=10**400), Reason.ID_TOO_LONG),
     ],
 )
 def test_bad_input_has_its_reason(message, reason):
@@ -220,7 +225,7 @@ def test_cell_position_and_quanta_are_those_of_the_exact_numbers(lat, lng, speed
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.integers(-(10**400), 10**400) | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*FIX, "x"]), inner, max_size=6),
 )
 HOSTILE = st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()) | st.none()
@@ -240,6 +245,62 @@ def test_no_bytes_make_the_decoder_raise_and_every_message_is_accounted_for(deco
     assert len(batch.rows) == len(batch.index)
     assert len(batch.reason) == len(batch.rejected)
     assert (batch.rows["value"] >= 0).all()
+    assert len(batch.slots) == len(batch.rows)
+    assert Reason.UNDECODABLE not in {REASONS[code] for code in batch.reason}
+
+
+NUMBERS = st.floats() | st.integers() | st.integers(-(10**400), 10**400)
+EVERY_DECODER = [
+    CANONICAL,
+    DECLARED,
+    Decoder(configure(format="itms"), KEY),
+    *(
+        Decoder(configure(format="declared", fields=dict(zip(FIX, FIX, strict=True)) | {"time_format": name}), KEY)
+        for name in ("epoch-s", "epoch-ms", "rfc3339")
+    ),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([*FIX]), NUMBERS)
+def test_every_number_in_every_field_is_a_row_or_a_refusal_and_its_neighbours_stay(name, number):
+    message = json.dumps(FIX | {name: number}).encode()
+    for decoder in EVERY_DECODER[:1] + EVERY_DECODER[3:]:
+        alone = decoder.decode([message], NOW_US)
+        batch = decoder.decode([fix(), message, fix()], NOW_US)
+        assert len(batch.rows) == len(alone.rows) + 2 * len(decoder.decode([fix()], NOW_US).rows)
+        assert Reason.UNDECODABLE not in {REASONS[code] for code in batch.reason}, "a number that no check foresaw"
+
+
+@pytest.mark.parametrize("text", [r'"\ud800"', r'"\udfff\ud800"', '"\\u0000"', '"\U0001f68c"'])
+def test_identifiers_of_odd_characters_are_a_row_or_a_refusal(text):
+    message = fix().replace(b'"2619"', text.encode())
+    batch = CANONICAL.decode([fix(), message, fix()], NOW_US)
+    assert {0, 2} <= set(batch.index.tolist())
+    assert Reason.UNDECODABLE not in {REASONS[code] for code in batch.reason}
+
+
+@given(st.sets(st.integers(0, 63), max_size=9))
+@settings(max_examples=60, deadline=None)
+def test_a_message_that_makes_the_columns_fail_is_refused_alone_wherever_it_lies(poison):
+    """No such message is known; the batch is halved around one that a future mistake may let through."""
+
+    class Faulty(Decoder):
+        def _columns(self, fixes, index, reason, now_us):
+            if any(found.speed == 13.0 for found in fixes):
+                raise ZeroDivisionError
+            return super()._columns(fixes, index, reason, now_us)
+
+    values = [fix(speed=13.0) if i in poison else (b"rubbish" if i % 7 == 3 else fix(speed=i)) for i in range(64)]
+    values[13] = values[13] if 13 in poison else fix(speed=0)
+    batch, honest = Faulty(configure(), KEY).decode(values, NOW_US), CANONICAL.decode(values, NOW_US)
+    refused = {int(i): REASONS[code] for i, code in zip(batch.rejected, batch.reason, strict=True)}
+    assert {i for i, why in refused.items() if why is Reason.UNDECODABLE} == poison
+    assert {i for i, why in refused.items() if why is Reason.NOT_JSON} == set(range(3, 64, 7)) - poison
+    kept = [i for i in honest.index.tolist() if i not in poison]
+    assert batch.index.tolist() == kept
+    assert (batch.rows == honest.rows[np.isin(honest.index, kept)]).all()
+    assert (batch.slots == honest.slots[np.isin(honest.index, kept)]).all()
 
 
 def test_random_mutations_of_good_messages_never_raise():

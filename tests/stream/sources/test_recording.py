@@ -253,3 +253,15 @@ def test_every_recorded_row_keeps_its_meaning(shared_data: Path) -> None:
         assert value["speed"] == pytest.approx(float(row[2]) * 3.6, abs=1e-6)
         assert (value["lat"], value["lng"]) == (float(row[5]), float(row[6]))
     assert len(by_vehicle) == len(set(messages.keys))
+
+
+@pytest.mark.parametrize("time", ["\u00b2", "1" * 5000, "9" * 30, "-", "--5", "\ud7ff", "NaN"])
+def test_a_row_whose_time_no_reader_foresaw_is_passed_on_unread_and_the_next_ones_follow(
+    tmp_path: Path, time: str
+) -> None:
+    path = tmp_path / "odd.csv"
+    rows = [f"7,{moment},1.0,1,2,30.2,-97.7,9\n" for moment in (time, "2017-03-21T00:00:31-05:00")]
+    path.write_bytes(CAPMETRO_HEADER + "".join(rows).encode())
+    messages = gathered(Replay(path, "capmetro", feed()))
+    assert len(messages.values) == 2
+    assert json.loads(messages.values[-1])["user"] == "7"
