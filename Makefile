@@ -2,11 +2,12 @@
 # test  everything the tests need, then the tests, against real servers
 # docs  this project's pages as a site, in site/
 # lint  ruff and mypy     bench  benchmarks as JSON, a line each    make bench [BENCHMARKS='ingest sse'] [HEXVEIL_BENCH_QUICK=1]
+# release  build sdists and wheels into dist/, try each in a fresh environment (CONTRIBUTING.md)
 # lock  both lock files anew from pyproject.toml, newest versions with UPGRADE=--upgrade
 # lowest  the core tests against the lowest versions that pyproject.toml names
 # clean  what these targets made
 # dashboard  build stream/serve/static from stream/serve/dashboard (Node 20.19 or newer with npm)
-.PHONY: demo test lint bench docs dashboard clean lock lowest system-python system-demo system-test jars packages
+.PHONY: demo test lint bench docs dashboard release clean lock lowest system-python system-demo system-test jars packages
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
@@ -80,6 +81,13 @@ bench: $(READY) jars
 
 docs: $(READY)
 	$(BIN)/python -m mkdocs build --quiet
+
+release: $(READY)
+	$(BIN)/python -m tests.packaging.release
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	cd dpcore && $(abspath $(BIN))/python -m hatchling build -d ../dist
+	HEXVEIL_DIST=dist $(BIN)/python -m pytest -q tests/packaging
 
 dashboard:
 	cd stream/serve/dashboard && npm ci && npm test && npm run build

@@ -59,20 +59,22 @@ QUICK = Sizes(hexagons=500, repeats=1)
 
 
 def bench_config(bootstrap: str, folder: Path) -> Config:
-    return Config(
-        relation="values",
-        feed={
-            "name": "bench",
-            "topic": "bench.positions",
-            "format": "canonical",
-            "timezone": "UTC",
-            "domain": {"south": 29.5, "west": -98.7, "north": 31.0, "east": -96.8},
-        },
-        privacy={"epsilon": 2.0, "budget": 48.0, "user_key_file": folder / "user.key"},
-        hexagons={"resolution": RESOLUTION},
-        speed={"upper_bound": 65.0, "statistics": ["mean"]},
-        kafka={"bootstrap": bootstrap},
-        public={"port": 0},
+    return Config.model_validate(
+        {
+            "relation": "values",
+            "feed": {
+                "name": "bench",
+                "topic": "bench.positions",
+                "format": "canonical",
+                "timezone": "UTC",
+                "domain": {"south": 29.5, "west": -98.7, "north": 31.0, "east": -96.8},
+            },
+            "privacy": {"epsilon": 2.0, "budget": 48.0, "user_key_file": folder / "user.key"},
+            "hexagons": {"resolution": RESOLUTION},
+            "speed": {"upper_bound": 65.0, "statistics": ["mean"]},
+            "kafka": {"bootstrap": bootstrap},
+            "public": {"port": 0},
+        }
     )
 
 

@@ -52,20 +52,22 @@ QUICK = Sizes(events=500, repeats=1)
 
 
 def bench_config(bootstrap: str, redis_url: str) -> Config:
-    return Config(
-        relation="values",
-        feed={
-            "name": "bench",
-            "topic": TOPIC,
-            "format": "itms",
-            "timezone": "Asia/Kolkata",
-            "domain": {"south": 20.9, "west": 72.6, "north": 21.4, "east": 73.1},
-        },
-        privacy={"epsilon": 2.0, "budget": 48.0},
-        hexagons={"resolution": 7},
-        speed={"upper_bound": 65.0},
-        kafka={"bootstrap": bootstrap, "group": "bench"},
-        redis={"url": redis_url},
+    return Config.model_validate(
+        {
+            "relation": "values",
+            "feed": {
+                "name": "bench",
+                "topic": TOPIC,
+                "format": "itms",
+                "timezone": "Asia/Kolkata",
+                "domain": {"south": 20.9, "west": 72.6, "north": 21.4, "east": 73.1},
+            },
+            "privacy": {"epsilon": 2.0, "budget": 48.0},
+            "hexagons": {"resolution": 7},
+            "speed": {"upper_bound": 65.0},
+            "kafka": {"bootstrap": bootstrap, "group": "bench"},
+            "redis": {"url": redis_url},
+        }
     )
 
 
@@ -156,7 +158,7 @@ def agent(bootstrap: str, redis_url: str, events: int) -> None:
     @app.agent(app.topic(TOPIC, value_serializer="raw"))
     async def store(stream: faust.StreamT[bytes]) -> None:
         count, cpu, wall = 0, cpu_seconds(), time.perf_counter()
-        async for event in stream.ingestion.decoding():
+        async for event in stream.events():
             batch = decoder.decode([event.value], time.time_ns() // 1000)
             slot = int(batch.slots[0])
             async with redis.pipeline(transaction=True) as pipe:

@@ -36,7 +36,7 @@ from dpcore.spatial import (
 )
 from dpcore.spatial.euler import Euler
 from dpcore.spatial.euler_inference import infer
-from dpcore.spatial.not_private import best_non_private, leaky
+from dpcore.spatial.not_private import Unreleasable, best_non_private, leaky
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
 from dpcore.spatial.regions import Regions
@@ -187,23 +187,22 @@ def standard_error(values: list[float]) -> float:
 
 Work = Callable[[], Any]
 Answers = Callable[[Rectangles], npt.NDArray[np.float64]]
+Fit = Callable[[npt.NDArray[np.int64], Domain, int], Answers]
 
 
-def fits() -> dict[str, Callable[[npt.NDArray[np.int64], Domain, int], Answers]]:
+def fits() -> dict[str, Fit]:
     """(counts, domain, µε) -> answers, by name; those that look at the data say so in theirs."""
-    private = {
-        name: lambda counts, domain, micro, m=mechanism: m.fit(counts, domain, micro, Noise()).answers
-        for name, mechanism in mechanisms().items()
-    }
+
+    def private(mechanism: SpatialMechanism) -> Fit:
+        return lambda counts, domain, micro: mechanism.fit(counts, domain, micro, Noise()).answers
+
+    def looking(baseline: Callable[..., Unreleasable]) -> Fit:
+        return lambda counts, domain, micro: baseline(e2epriv, counts, domain, micro, Noise()).answers
+
     e2epriv = mechanisms()["e2epriv"]
     assert isinstance(e2epriv, E2EPriv)
-    looking = {
-        f"NOT-PRIVATE-{name}": lambda counts, domain, micro, b=baseline: (
-            b(e2epriv, counts, domain, micro, Noise()).answers
-        )
-        for name, baseline in (("leaky", leaky), ("best", best_non_private))
-    }
-    return private | looking
+    fits = {name: private(mechanism) for name, mechanism in mechanisms().items()}
+    return fits | {"NOT-PRIVATE-leaky": looking(leaky), "NOT-PRIVATE-best": looking(best_non_private)}
 
 
 def comparison(ours: dict[str, Any], peers: dict[str, Any]) -> list[dict[str, Any]]:

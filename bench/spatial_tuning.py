@@ -217,7 +217,8 @@ def sweep(held: Sequence[Case], sizes: Sizes) -> dict[str, dict[str, dict[str, f
         return np.array([case.errors(mechanism, range(sizes.trials)) for case in held])
 
     steps = [(name, value) for name, values in SWEPT.items() for value in values[: sizes.values]]
-    reference, result = both(), {name: {} for name in SWEPT}
+    reference = both()
+    result: dict[str, Any] = {name: {} for name in SWEPT}
     for name, value in shown(steps, "sweep"):
         if hasattr(posterior, name):
             with mock.patch.object(posterior, name, value):

@@ -56,20 +56,22 @@ QUICK = Sizes(readers=20, stalled=1, windows=2, cells=5, pause=0.05)
 
 
 def bench_config(bootstrap: str, port: int) -> Config:
-    return Config(
-        relation="values",
-        feed={
-            "name": FEED,
-            "topic": "bench.positions",
-            "format": "canonical",
-            "timezone": "UTC",
-            "domain": {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2},
-        },
-        privacy={"epsilon": 2.0, "budget": 48.0},
-        hexagons={"resolution": 7},
-        speed={"upper_bound": 65.0},
-        kafka={"bootstrap": bootstrap, "group": "bench"},
-        public={"host": LOOPBACK, "port": port},
+    return Config.model_validate(
+        {
+            "relation": "values",
+            "feed": {
+                "name": FEED,
+                "topic": "bench.positions",
+                "format": "canonical",
+                "timezone": "UTC",
+                "domain": {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2},
+            },
+            "privacy": {"epsilon": 2.0, "budget": 48.0},
+            "hexagons": {"resolution": 7},
+            "speed": {"upper_bound": 65.0},
+            "kafka": {"bootstrap": bootstrap, "group": "bench"},
+            "public": {"host": LOOPBACK, "port": port},
+        }
     )
 
 

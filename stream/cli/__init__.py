@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from importlib import import_module
-from typing import Any
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
 
 import structlog
 import typer
 from typer.core import TyperGroup
+
+from dpcore import __version__
+from stream.cli.options import FAILED, stop
 
 SUBJECTS = (
     "init",
@@ -49,14 +54,38 @@ app = typer.Typer(
     name="hexveil",
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hexveil {__version__} (Python {platform.python_version()}, {platform.platform()})")
+        raise typer.Exit
+
+
 @app.callback()
-def hexveil() -> None:
+def hexveil(
+    tell_version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Live vehicle feeds in, differentially private traffic statistics out."""
+    _refuse_mixed_mathematics()
+
+
+def _refuse_mixed_mathematics() -> None:
+    """Stop beside a ``hexveil-dpcore`` of another version: it owns the same files, and one has overwritten the other's."""
+    try:
+        service, alone = version("hexveil"), version("hexveil-dpcore")
+    except PackageNotFoundError:
+        return
+    if service != alone:
+        stop(
+            f"hexveil {service} and hexveil-dpcore {alone} are both installed, and both own the package dpcore: "
+            "pip uninstall hexveil hexveil-dpcore, then install hexveil alone",
+            FAILED,
+        )
 
 
 def main() -> None:

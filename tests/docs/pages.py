@@ -54,8 +54,9 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README and every document."""
-    return [REPO_ROOT / "README.md", *sorted((REPO_ROOT / "docs").rglob("*.md"))]
+    """What lies at the top, and every document."""
+    top = [*sorted(REPO_ROOT.glob("*.md")), REPO_ROOT / "dpcore" / "README.md"]
+    return [*top, *sorted((REPO_ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path) -> list[Block]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import stream.cli
+from dpcore import __version__
 from stream.cli import SUBJECTS, app
 from stream.local import REPO_ROOT
 
@@ -118,3 +120,25 @@ def test_every_command_has_help(subject: str) -> None:
     result = hexveil(subject, "--help")
     assert result.exit_code == 0
     assert len(result.stdout) > 100
+
+
+def test_the_version_is_that_of_the_mathematics() -> None:
+    result = hexveil("--version")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"hexveil {__version__} (Python 3.")
+
+
+@pytest.mark.parametrize(("alone", "code"), [(None, 0), ("1.2.0", 0), ("1.1.0", 1)])
+def test_mathematics_of_another_version_beside_the_service_are_refused(
+    alone: str | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        found = {"hexveil": "1.2.0", "hexveil-dpcore": alone}[name]
+        if found is None:
+            raise stream.cli.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(stream.cli, "version", version)
+    result = hexveil("init", str(tmp_path / "mine.toml"))
+    assert result.exit_code == code
+    assert ("pip uninstall hexveil hexveil-dpcore" in result.output) == bool(code)

@@ -1,0 +1,46 @@
+"""``python -m tests.packaging.release``: may this commit be released under its tag? Without a tag it is a rehearsal."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import dpcore
+from stream.local import REPO_ROOT
+
+SECTION = re.compile(r"(?m)^## \[(?P<name>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?$")
+"""Heading of a version in a changelog by Keep a Changelog."""
+
+
+def problems(version: str, tags: list[str], changes: str, changelog: str) -> list[str]:
+    """Why a commit with ``tags`` of versions and uncommitted ``changes`` (git's short status) must not be released."""
+    if not tags:
+        return []
+    found = []
+    if tags != [f"v{version}"]:
+        found.append(f"dpcore.__version__ is {version} but the tag is {', '.join(tags)}: write one of them anew")
+    if changes:
+        found.append(f"the work tree has changes: commit or stash them\n{changes}")
+    if version not in {match["name"] for match in SECTION.finditer(changelog) if match["date"]}:
+        found.append(f"CHANGELOG.md has no section '## [{version}] - DATE': turn 'Unreleased' into it")
+    return found
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=REPO_ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def main() -> None:
+    """Say what stands in the way and end with 1, or say what will be built."""
+    tags = _git("tag", "--points-at", "HEAD", "--list", "v*").split()
+    changelog = (REPO_ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    found = problems(dpcore.__version__, tags, _git("status", "--short"), changelog)
+    if found:
+        sys.exit("Not released:\n" + "\n".join(f"- {problem}" for problem in found))
+    said = f"release {dpcore.__version__}" if tags else f"no tag v{dpcore.__version__} on this commit: a rehearsal"
+    print(said, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
