@@ -1,0 +1,175 @@
+"""Speeds from positions: great-circle distance to the vehicle's own earlier fix over the time between them. Pure.
+
+A derived speed is a function of two fixes of *one* user, and both lie in the same ledger period, so all that a user's
+events of a period can change is still that user's own. Under relation "values", where positions and times are public, it
+follows from public facts: nothing about it is protected there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+EARTH_M = 6_371_008.8
+_US = 1_000_000
+_KEY_ZERO_MS, _KEY_SPAN = 946_684_800_000, 1 << 42
+"""Sort keys hold milliseconds since 2000, enough for 139 years, above them up to 2^21 vehicles."""
+_MOST_VEHICLES = 1 << 21
+
+
+@dataclass(frozen=True)
+class DerivationLimits:
+    """Which pairs of fixes give a speed.
+
+    ``least_s``: shorter distances in time drown in GPS error, so the reference is the newest fix at least this old.
+    ``most_s``: after a longer gap nobody knows the way. ``cap_kmh``: a faster vehicle was teleported, not driven.
+    ``frozen_s``: a position repeated to the last digit for longer, without a gap of ``most_s``, is a stuck unit, not a
+    standing vehicle.
+    """
+
+    least_s: float = 8.0
+    most_s: float = 300.0
+    cap_kmh: float = 130.0
+    frozen_s: float = 1_200.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least_s <= self.most_s or self.cap_kmh <= 0 or self.frozen_s <= 0:
+            raise ValueError(
+                f"least_s {self.least_s}, most_s {self.most_s}, cap_kmh {self.cap_kmh}, frozen_s {self.frozen_s}: "
+                "all are above 0, and least_s is at most most_s"
+            )
+
+
+def great_circle_m(lat: FloatArray, lng: FloatArray, to_lat: FloatArray, to_lng: FloatArray) -> FloatArray:
+    """Distance in metres between points in degrees, shape (n,), on a sphere (haversine: exact for small distances)."""
+    a, b = np.radians(lat), np.radians(to_lat)
+    half = np.sin((b - a) / 2) ** 2 + np.cos(a) * np.cos(b) * np.sin(np.radians(to_lng - lng) / 2) ** 2
+    return np.asarray(2 * EARTH_M * np.arcsin(np.sqrt(np.clip(half, 0.0, 1.0))))
+
+
+@dataclass
+class _Fixes:
+    """Rows in order of (vehicle, time), each pair once."""
+
+    vehicle: IntArray
+    time: IntArray
+    lat: FloatArray
+    lng: FloatArray
+    since: IntArray
+    """Time at which the vehicle came to this very position."""
+
+    def part(self, where: NDArray[np.bool_]) -> _Fixes:
+        return _Fixes(self.vehicle[where], self.time[where], self.lat[where], self.lng[where], self.since[where])
+
+
+class SpeedDerivation:
+    """Derives speeds of consecutive batches; keeps of every vehicle the few fixes that a later one may be compared with.
+
+    Fixes older than ``most_s`` before the newest batch are forgotten, so memory is bounded by the vehicles on the road.
+    """
+
+    def __init__(self, limits: DerivationLimits | None = None) -> None:
+        self.limits = limits or DerivationLimits()
+        self._number: dict[str, int] = {}
+        self._free: list[int] = []
+        empty = np.zeros(0, dtype=np.int64)
+        self._kept = _Fixes(empty, empty, np.zeros(0), np.zeros(0), empty)
+
+    def __len__(self) -> int:
+        """Vehicles that are remembered."""
+        return len(self._number)
+
+    def derive(
+        self, vehicles: Sequence[str], time: IntArray, lat: FloatArray, lng: FloatArray, period: IntArray
+    ) -> FloatArray:
+        """Speeds in km/h, shape (n,), NaN where none can be derived.
+
+        ``time``: µs UTC, in any order; ``lat``/``lng``: degrees; ``period``: start of each row's ledger period. A speed is
+        never derived across two periods. A repeated (vehicle, time) gives what it gave before.
+        """
+        vehicle = np.fromiter((self._numbered(name) for name in vehicles), np.int64, len(vehicles))
+        fixes = self._with_kept(vehicle, time, lat, lng)
+        earlier = self._reference(fixes)
+        speeds = self._speeds(fixes, earlier)
+        at = np.searchsorted(_key(fixes.vehicle, fixes.time), _key(vehicle, time))
+        found = speeds[at] if len(at) else np.zeros(0)
+        since_period = fixes.time[earlier[at]] >= period if len(at) else np.zeros(0, dtype=bool)
+        self._remember(fixes, earlier)
+        return np.where(since_period, found, np.nan)
+
+    def _numbered(self, name: str) -> int:
+        number = self._number.get(name)
+        if number is None:
+            number = self._number[name] = self._free.pop() if self._free else len(self._number)
+            if number >= _MOST_VEHICLES:
+                raise ValueError(
+                    f"more than {_MOST_VEHICLES} vehicles within {self.limits.most_s:.0f} s; split the feed"
+                )
+        return number
+
+    def _with_kept(self, vehicle: IntArray, time: IntArray, lat: FloatArray, lng: FloatArray) -> _Fixes:
+        kept = self._kept
+        all_vehicle, all_time = np.concatenate([kept.vehicle, vehicle]), np.concatenate([kept.time, time])
+        _, first = np.unique(_key(all_vehicle, all_time), return_index=True)
+        fixes = _Fixes(
+            all_vehicle[first],
+            all_time[first],
+            np.concatenate([kept.lat, lat])[first],
+            np.concatenate([kept.lng, lng])[first],
+            np.concatenate([kept.since, time])[first],
+        )
+        moved = np.ones(len(first), dtype=bool)
+        moved[1:] = (np.diff(fixes.vehicle) != 0) | (np.diff(fixes.lat) != 0) | (np.diff(fixes.lng) != 0)
+        moved[1:] |= np.diff(fixes.time) > round(self.limits.most_s * _US)
+        start = np.maximum.accumulate(np.where(moved, np.arange(len(first)), 0))
+        return _Fixes(
+            fixes.vehicle, fixes.time, fixes.lat, fixes.lng, fixes.since[start] if len(start) else fixes.since
+        )
+
+    def _reference(self, fixes: _Fixes) -> IntArray:
+        """Index of the fix that each is compared with: the newest one ``least_s`` older; itself where there is none."""
+        key = _key(fixes.vehicle, fixes.time)
+        earlier = np.searchsorted(key, key - round(self.limits.least_s * 1000), side="right") - 1
+        own = np.arange(len(key))
+        valid = (earlier >= 0) & (earlier < own)
+        valid &= fixes.vehicle[np.maximum(earlier, 0)] == fixes.vehicle if len(key) else valid
+        return np.asarray(np.where(valid, earlier, own))
+
+    def _speeds(self, fixes: _Fixes, earlier: IntArray) -> FloatArray:
+        limits = self.limits
+        seconds = (fixes.time - fixes.time[earlier]) / _US
+        metres = great_circle_m(fixes.lat[earlier], fixes.lng[earlier], fixes.lat, fixes.lng)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            kmh = 3.6 * metres / seconds
+        frozen = (fixes.time - fixes.since) / _US > limits.frozen_s
+        good = (seconds > 0) & (seconds <= limits.most_s) & (kmh <= limits.cap_kmh) & ~frozen
+        return np.where(good, kmh, np.nan)
+
+    def _remember(self, fixes: _Fixes, earlier: IntArray) -> None:
+        """Of every vehicle: its newest fix's reference and all that followed; all of them where it has no reference yet.
+
+        Vehicles whose newest fix is too old to be a reference again are forgotten.
+        """
+        if not len(fixes.time):
+            return
+        last = np.flatnonzero(np.append(np.diff(fixes.vehicle) != 0, True))
+        sizes = np.diff(last, prepend=-1)
+        begins = np.where(earlier[last] < last, earlier[last], last - sizes + 1)
+        recent = fixes.time[last] >= fixes.time.max() - round(self.limits.most_s * _US)
+        wanted = np.repeat(recent, sizes) & (np.arange(len(fixes.time)) >= np.repeat(begins, sizes))
+        self._kept = fixes.part(wanted)
+        if len(self._number) > 2 * max(len(np.unique(self._kept.vehicle)), 512):
+            alive = set(self._kept.vehicle.tolist())
+            self._free += [number for number in self._number.values() if number not in alive]
+            self._number = {name: number for name, number in self._number.items() if number in alive}
+
+
+def _key(vehicle: IntArray, time: IntArray) -> IntArray:
+    """One sortable number of (vehicle, time to the millisecond)."""
+    return vehicle * _KEY_SPAN + np.clip(time // 1000 - _KEY_ZERO_MS, 0, _KEY_SPAN - 1)
