@@ -23,6 +23,7 @@ SUBJECTS = (
     "serve",
     "replay",
     "simulate",
+    "gtfs-rt",
     "evaluate",
     "query",
     "topics",
@@ -45,7 +46,7 @@ class Commands(TyperGroup):
         for subject in (cmd_name,) if cmd_name in SUBJECTS else SUBJECTS:
             if subject not in self.commands:
                 alone = typer.Typer()
-                import_module(f"stream.cli.{subject}").register(alone)
+                import_module(f"stream.cli.{subject.replace('-', '_')}").register(alone)
                 self.commands.update(typer.main.get_group(alone).commands)
         return self.commands.get(cmd_name)
 

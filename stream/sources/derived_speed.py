@@ -71,7 +71,7 @@ class _Fixes:
 class SpeedDerivation:
     """Derives speeds of consecutive batches; keeps of every vehicle the few fixes that a later one may be compared with.
 
-    Fixes older than ``most_s`` before the newest batch are forgotten, so memory is bounded by the vehicles on the road.
+    Vehicles without a fix in the last ``most_s`` are forgotten, so memory is bounded by the vehicles on the road.
     """
 
     def __init__(self, limits: DerivationLimits | None = None) -> None:
@@ -86,12 +86,19 @@ class SpeedDerivation:
         return len(self._number)
 
     def derive(
-        self, vehicles: Sequence[str], time: IntArray, lat: FloatArray, lng: FloatArray, period: IntArray
+        self,
+        vehicles: Sequence[str],
+        time: IntArray,
+        lat: FloatArray,
+        lng: FloatArray,
+        period: IntArray,
+        now_us: int,
     ) -> FloatArray:
         """Speeds in km/h, shape (n,), NaN where none can be derived.
 
         ``time``: µs UTC, in any order; ``lat``/``lng``: degrees; ``period``: start of each row's ledger period. A speed is
-        never derived across two periods. A repeated (vehicle, time) gives what it gave before.
+        never derived across two periods. A repeated (vehicle, time) gives what it gave before. ``now_us``: the feed's own
+        clock, by which fixes are forgotten; never the largest of ``time``, or one wrong clock would decide about all.
         """
         vehicle = np.fromiter((self._numbered(name) for name in vehicles), np.int64, len(vehicles))
         fixes = self._with_kept(vehicle, time, lat, lng)
@@ -100,7 +107,7 @@ class SpeedDerivation:
         at = np.searchsorted(_key(fixes.vehicle, fixes.time), _key(vehicle, time))
         found = speeds[at] if len(at) else np.zeros(0)
         since_period = fixes.time[earlier[at]] >= period if len(at) else np.zeros(0, dtype=bool)
-        self._remember(fixes, earlier)
+        self._remember(fixes, earlier, now_us)
         return np.where(since_period, found, np.nan)
 
     def _numbered(self, name: str) -> int:
@@ -151,7 +158,7 @@ class SpeedDerivation:
         good = (seconds > 0) & (seconds <= limits.most_s) & (kmh <= limits.cap_kmh) & ~frozen
         return np.where(good, kmh, np.nan)
 
-    def _remember(self, fixes: _Fixes, earlier: IntArray) -> None:
+    def _remember(self, fixes: _Fixes, earlier: IntArray, now_us: int) -> None:
         """Of every vehicle: its newest fix's reference and all that followed; all of them where it has no reference yet.
 
         Vehicles whose newest fix is too old to be a reference again are forgotten.
@@ -161,7 +168,7 @@ class SpeedDerivation:
         last = np.flatnonzero(np.append(np.diff(fixes.vehicle) != 0, True))
         sizes = np.diff(last, prepend=-1)
         begins = np.where(earlier[last] < last, earlier[last], last - sizes + 1)
-        recent = fixes.time[last] >= fixes.time.max() - round(self.limits.most_s * _US)
+        recent = fixes.time[last] >= now_us - round(self.limits.most_s * _US)
         wanted = np.repeat(recent, sizes) & (np.arange(len(fixes.time)) >= np.repeat(begins, sizes))
         self._kept = fixes.part(wanted)
         if len(self._number) > 2 * max(len(np.unique(self._kept.vehicle)), 512):

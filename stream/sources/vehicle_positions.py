@@ -20,6 +20,8 @@ LARGEST_SNAPSHOT = 32 << 20
 """Bytes of one snapshot after decompression; a city of 10 000 vehicles publishes about 1 MB."""
 LONGEST_ID = 256
 """Characters of a vehicle's identifier; the service refuses longer ones as well."""
+FUTURE_S = 3_600
+"""A timestamp this far after the snapshot's own time is a wrong clock."""
 OLDEST_S, NEWEST_S = 946_684_800, 4_102_444_800
 """Timestamps outside 2000 to 2100 are no epoch seconds: often they are milliseconds, or fields that were never set."""
 LEAST_SPEED_MS = 0.01
@@ -34,10 +36,10 @@ class SnapshotError(ValueError):
 class Snapshot:
     """Columns (n,) of the vehicles with a position. ``time``: µs UTC; ``lat``/``lng``: degrees; ``speed``: m/s, NaN = none.
 
-    ``header_time`` (µs UTC) is None where the header has no timestamp; ``refused`` counts the other entities by reason.
+    ``clock``: the snapshot's own time (µs UTC), its header's or else that of its arrival; None without either. ``refused`` counts the other entities by reason.
     """
 
-    header_time: int | None
+    clock: int | None
     vehicles: list[str]
     time: NDArray[np.int64]
     lat: NDArray[np.float64]
@@ -53,11 +55,9 @@ def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
     between snapshots and names nobody. Raises :class:`SnapshotError` for bytes that are no such feed.
     """
     message = _parse(body)
-    header_s = message.header.timestamp
-    header_time = header_s * 1_000_000 if OLDEST_S <= header_s < NEWEST_S else None
-    default_s = None if header_time is None else header_s
-    if default_s is None and received_us is not None:
-        default_s = received_us // 1_000_000
+    clock_s: int | None = message.header.timestamp
+    if clock_s is None or not OLDEST_S <= clock_s < NEWEST_S:
+        clock_s = None if received_us is None else received_us // 1_000_000
     refused: Counter[str] = Counter()
     vehicles: list[str] = []
     numbers: list[tuple[int, float, float, float]] = []
@@ -66,12 +66,12 @@ def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
             refused["deleted" if entity.is_deleted else "no-vehicle"] += 1
             continue
         position = entity.vehicle
-        reason = _read(position, default_s, vehicles, numbers)
+        reason = _read(position, clock_s, vehicles, numbers)
         if reason is not None:
             refused[reason] += 1
     columns = np.array(numbers, dtype=np.float64).reshape(-1, 4)
     return Snapshot(
-        header_time,
+        None if clock_s is None else clock_s * 1_000_000,
         vehicles,
         np.array([row[0] for row in numbers], dtype=np.int64) * 1_000_000,
         columns[:, 1].round(6),
@@ -83,7 +83,7 @@ def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
 
 def _read(
     position: gtfs_realtime_pb2.VehiclePosition,
-    default_s: int | None,
+    clock_s: int | None,
     vehicles: list[str],
     numbers: list[tuple[int, float, float, float]],
 ) -> str | None:
@@ -99,11 +99,13 @@ def _read(
     lat, lng = where.latitude, where.longitude
     if not (math.isfinite(lat) and math.isfinite(lng)) or abs(lat) > 90 or abs(lng) > 180 or (lat == 0 and lng == 0):
         return "no-place"
-    seconds = position.timestamp if position.HasField("timestamp") else default_s
+    seconds = position.timestamp if position.HasField("timestamp") else clock_s
     if seconds is None:
         return "no-time"
     if not OLDEST_S <= seconds < NEWEST_S:
         return "time-no-epoch-seconds"
+    if clock_s is not None and seconds > clock_s + FUTURE_S:
+        return "time-in-future"
     speed = where.speed if where.HasField("speed") else math.nan
     if not speed >= 0 or 0 < speed < LEAST_SPEED_MS or math.isinf(speed):
         speed = math.nan

@@ -24,7 +24,12 @@ def derive_all(rows: list[tuple[str, int, float, float]], cuts: list[int], perio
         ]
         out.append(
             derivation.derive(
-                [row[0] for row in chosen], columns[0] * 1_000_000, columns[1], columns[2], np.full(len(part), period)
+                [row[0] for row in chosen],
+                columns[0] * 1_000_000,
+                columns[1],
+                columns[2],
+                np.full(len(part), period),
+                now_us=int(columns[0].max(initial=0)) * 1_000_000,
             )
         )
     return np.concatenate(out)
@@ -102,7 +107,7 @@ def test_memory_follows_the_vehicles_on_the_road_not_all_that_ever_drove() -> No
     for hour in range(60):
         names = [f"{hour}-{k}" for k in range(100)]
         time = np.full(100, (START + 3600 * hour) * 1_000_000)
-        derivation.derive(names, time, np.full(100, 28.6), np.full(100, 77.2), np.zeros(100, np.int64))
+        derivation.derive(names, time, np.full(100, 28.6), np.full(100, 77.2), np.zeros(100, np.int64), int(time[0]))
     assert len(derivation) <= 1_200
 
 

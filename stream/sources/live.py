@@ -1,0 +1,111 @@
+"""A polled feed, live: each answer becomes events, and the events reach Kafka or a file before the next answer is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Protocol, Self
+
+import structlog
+
+from stream.config import Config
+from stream.sources.delivery import DeliveryError, KafkaSender
+from stream.sources.gtfs_rt import GtfsRealtime
+from stream.sources.messages import Messages
+from stream.sources.polling import Poller, PollSettings, documents
+from stream.sources.vehicle_positions import SnapshotError
+
+log = structlog.get_logger()
+
+_REPORT_SECONDS = 60.0
+_RETRY_SECONDS = 5.0
+
+
+class Sink(Protocol):
+    """Where events go."""
+
+    async def __aenter__(self) -> Self:
+        """Open it."""
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it; everything taken is there."""
+
+    async def take(self, messages: Messages) -> None:
+        """Keep the events; they are there when this returns."""
+
+
+async def poll(
+    reader: GtfsRealtime, poller: Poller, settings: PollSettings, sink: Sink, stopping: asyncio.Event, *, once: bool
+) -> None:
+    """Feed ``sink`` until ``stopping`` is set, or with ``once`` after one answer. A bad answer is logged and skipped."""
+    loop = asyncio.get_running_loop()
+    async with poller, sink:
+        told = loop.time()
+        async for body, received_us in documents(poller, settings, stopping):
+            try:
+                messages = reader.events(body, received_us)
+            except SnapshotError as error:
+                log.warning("an answer is no snapshot and is skipped", reason=str(error))
+            else:
+                await sink.take(messages)
+            if loop.time() - told >= _REPORT_SECONDS:
+                told = loop.time()
+                log.info("fed", events=reader.tally.events, derived=reader.tally.derived)
+            if once:
+                return
+
+
+class FileSink:
+    """Canonical events as lines; ``-`` is standard output."""
+
+    def __init__(self, out: Path) -> None:
+        self._file = sys.stdout.buffer if str(out) == "-" else out.open("ab")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._file.flush()
+
+    async def take(self, messages: Messages) -> None:
+        """Append the events; they are there when this returns."""
+        self._file.writelines(value + b"\n" for value in messages.values)
+        self._file.flush()
+
+
+class KafkaSink:
+    """The feed's topic. While Kafka is away the same events are tried again; the service takes each only once."""
+
+    def __init__(self, config: Config, stopping: asyncio.Event) -> None:
+        self._config, self._stopping = config, stopping
+        self._sender: KafkaSender | None = None
+
+    async def __aenter__(self) -> Self:
+        self._sender = await KafkaSender(self._config.kafka, self._config.feed.topic).__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sender is not None:
+            await self._sender.__aexit__(None, None, None)
+
+    async def take(self, messages: Messages) -> None:
+        """Send and wait for the acknowledgements."""
+        while True:
+            try:
+                if self._sender is None:
+                    await self.__aenter__()
+                assert self._sender is not None
+                await self._sender.send(messages)
+                await self._sender.confirm()
+                return
+            except DeliveryError as error:
+                log.warning("kafka takes no events; they are sent again", reason=str(error), seconds=_RETRY_SECONDS)
+                sender, self._sender = self._sender, None
+                if sender is not None:
+                    await sender.__aexit__(None, None, None)
+                try:
+                    await asyncio.wait_for(self._stopping.wait(), _RETRY_SECONDS)
+                except TimeoutError:
+                    continue
+                raise

@@ -1,0 +1,167 @@
+"""A document behind a URL, fetched again and again: conditional requests, back-off with jitter, bounded answers.
+
+Secrets travel in headers that the caller gives. They are sent to the first host only: a redirect elsewhere loses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+import structlog
+from yarl import URL
+
+log = structlog.get_logger()
+
+_MOST_REDIRECTS = 5
+_LONGEST_PAUSE_S = 300.0
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CHUNK = 1 << 16
+
+
+class FetchError(RuntimeError):
+    """No usable answer; ``retry_after_s`` is what the server asked for, ``final`` where trying again is pointless."""
+
+    def __init__(self, reason: str, *, retry_after_s: float = 0.0, final: bool = False) -> None:
+        super().__init__(reason)
+        self.retry_after_s, self.final = retry_after_s, final
+
+
+@dataclass(frozen=True)
+class PollSettings:
+    """How a URL is asked: seconds between two answers, seconds for one, bytes of one after decompression, headers."""
+
+    interval_s: float = 15.0
+    timeout_s: float = 20.0
+    largest: int = 32 << 20
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.interval_s <= 3600:
+            raise ValueError(f"an interval of {self.interval_s} s is outside 1 s to 1 h")
+        if not 0 < self.timeout_s <= 300:
+            raise ValueError(f"a time-out of {self.timeout_s} s is outside 0 to 300 s")
+
+
+class Poller:
+    """One URL. :meth:`fetch` answers its bytes, or None where the server says that nothing changed."""
+
+    def __init__(self, url: str, settings: PollSettings) -> None:
+        self._url, self._settings = URL(url), settings
+        if self._url.scheme not in ("http", "https") or not self._url.host:
+            raise ValueError(f"{redacted(url)!r} is no http or https address")
+        self._session: aiohttp.ClientSession | None = None
+        self._validators: dict[str, str] = {}
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
+        self._session = aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def fetch(self) -> bytes | None:
+        """The document, or None where it has not changed. Raises :class:`FetchError`."""
+        assert self._session is not None, "used outside its context"
+        url = self._url
+        for _ in range(_MOST_REDIRECTS + 1):
+            own = url.origin() == self._url.origin()
+            headers = {
+                "Accept-Encoding": "gzip, deflate",
+                **self._validators,
+                **(self._settings.headers if own else {}),
+            }
+            try:
+                async with self._session.get(url, headers=headers, allow_redirects=False) as answer:
+                    if answer.status in _REDIRECTS and "Location" in answer.headers:
+                        url = url.join(URL(answer.headers["Location"]))
+                        if url.scheme not in ("http", "https"):
+                            raise FetchError(f"redirected to a {url.scheme} address", final=True)
+                        continue
+                    return await self._read(answer)
+            except TimeoutError:
+                raise FetchError(f"no whole answer within {self._settings.timeout_s:.0f} s") from None
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                raise FetchError(f"{type(error).__name__}: {redacted(str(error))[:160]}") from None
+        raise FetchError(f"more than {_MOST_REDIRECTS} redirects")
+
+    async def _read(self, answer: aiohttp.ClientResponse) -> bytes | None:
+        if answer.status == 304:
+            return None
+        if answer.status != 200:
+            final = answer.status in (400, 401, 403, 404, 405, 410)
+            remedy = "; look at the address and the key" if final else ""
+            raise FetchError(f"status {answer.status}{remedy}", retry_after_s=_retry_after(answer), final=final)
+        body = bytearray()
+        async for chunk in answer.content.iter_chunked(_CHUNK):
+            body += chunk
+            if len(body) > self._settings.largest:
+                raise FetchError(f"more than {self._settings.largest} bytes; that is no snapshot of a city")
+        known = {"If-None-Match": answer.headers.get("ETag"), "If-Modified-Since": answer.headers.get("Last-Modified")}
+        self._validators = {name: value for name, value in known.items() if value}
+        return bytes(body)
+
+
+async def documents(
+    poller: Poller, settings: PollSettings, stopping: asyncio.Event
+) -> AsyncIterator[tuple[bytes, int]]:
+    """Every changed document with the moment of its arrival (µs UTC), until ``stopping`` is set.
+
+    After a failure the pause doubles, up to five minutes, and is cut by up to a half at random, so that many pollers do
+    not come back at once. Raises :class:`FetchError` where the very first answer says that trying again is pointless.
+    """
+    failures, answered = 0, False
+    while not stopping.is_set():
+        pause = settings.interval_s
+        try:
+            body = await poller.fetch()
+        except FetchError as error:
+            if error.final and not answered:
+                raise
+            failures += 1
+            pause = max(min(settings.interval_s * 2.0**failures, _LONGEST_PAUSE_S), error.retry_after_s)
+            pause *= random.uniform(0.5, 1.0) if not error.retry_after_s else random.uniform(1.0, 1.1)
+            if failures == 1:
+                log.warning("the feed does not answer; it is asked again", reason=str(error), seconds=round(pause, 1))
+        else:
+            answered = True
+            if failures:
+                log.info("the feed answers again", failures=failures)
+            failures = 0
+            if body is not None:
+                yield body, time.time_ns() // 1000
+        try:
+            await asyncio.wait_for(stopping.wait(), pause)
+        except TimeoutError:
+            continue
+
+
+def _retry_after(answer: aiohttp.ClientResponse) -> float:
+    """Seconds that the server asks to wait, at most an hour; 0 where it does not."""
+    text = answer.headers.get("Retry-After", "")
+    try:
+        seconds = float(text) if text.strip().isdigit() else parsedate_to_datetime(text).timestamp() - time.time()
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+    return min(max(seconds, 0.0), 3600.0)
+
+
+def redacted(url: str) -> str:
+    """The address without user, password and the values of its query: keys often stand there."""
+    try:
+        parsed = URL(url)
+        shown = parsed.with_user(None).with_password(None) if parsed.host else parsed
+        return str(shown.with_query(dict.fromkeys(parsed.query, "…"))) if parsed.query else str(shown)
+    except ValueError:
+        return "an address that cannot be read"

@@ -1,0 +1,374 @@
+"""``hexveil gtfs-rt``: a fleet behind an address that misbehaves, or stored snapshots, become events once each."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.config.feed import FeedConfig
+from stream.local import LOOPBACK, REPO_ROOT
+from stream.sources.gtfs_rt import GtfsRealtime, SpeedSource
+from stream.sources.polling import FetchError, Poller, PollSettings, redacted
+from stream.windows import Slotting
+from tests.stream.sources.gtfs import START, snapshot_bytes
+from tests.stream.sources.test_replay import stored
+
+DELHI = {"south": 28.0, "west": 76.5, "north": 29.0, "east": 78.0}
+FEED = FeedConfig(name="bus", topic="bus", timezone="Asia/Kolkata", domain=DELHI)  # type: ignore[arg-type]
+
+
+def fleet(step: int, speed: float | None = None, names: str = "abc") -> bytes:
+    """Three buses 30 s apart, about 220 m northwards in each step: 26.7 km/h."""
+    clock = START + 30 * step
+    buses = [(name, clock - 2, 28.6 + 0.002 * step, 77.2 + 0.01 * k, speed) for k, name in enumerate(names)]
+    return snapshot_bytes(buses, clock)
+
+
+def reader(speeds: SpeedSource = "missing", feed: FeedConfig = FEED) -> GtfsRealtime:
+    return GtfsRealtime(feed, Slotting(timedelta(hours=1), timedelta(days=1), feed.timezone), speeds)
+
+
+def test_missing_speeds_are_derived_and_marked() -> None:
+    source = reader()
+    assert source.events(fleet(0)).values == []
+    event = json.loads(source.events(fleet(1)).values[0])
+    assert event["speed"] == pytest.approx(26.7, abs=0.3)
+    assert event["derived"] is True
+    assert event["time"] == (START + 28) * 1000
+    assert (source.tally.events, source.tally.derived, source.tally.without_speed) == (3, 3, 3)
+
+
+def test_reported_speeds_are_taken_in_the_feeds_unit_and_not_marked() -> None:
+    mph = FEED.model_copy(update={"speed_unit": "mph"})
+    event = json.loads(reader("missing", mph).events(fleet(0, speed=10.0)).values[0])
+    assert event["speed"] == pytest.approx(22.369, abs=0.001)
+    assert "derived" not in event
+
+
+def test_a_feed_that_reports_zeros_while_its_vehicles_move_is_noticed() -> None:
+    source, names = reader("reported"), "".join(chr(97 + k) for k in range(26))
+    for step in range(12):
+        source.events(fleet(step, speed=0.0, names=names))
+    assert source.tally.reported_speeds_are_wrong
+    honest = reader("reported")
+    for step in range(12):
+        honest.events(fleet(step, speed=7.4, names=names))
+    assert not honest.tally.reported_speeds_are_wrong
+
+
+def test_what_one_vehicle_sends_changes_no_event_of_another() -> None:
+    """Also not by clocks far ahead, jumps, or thousands of made-up names."""
+    alone, crowded = reader(), reader()
+    for step in range(4):
+        wild = [(f"x{k}", START + 30 * step + 3000, 28.9, 77.9, None) for k in range(50)]
+        wild += [("y", START + 30 * step, 28.1 + 0.3 * (step % 2), 77.0, 1e9)]
+        mixed = snapshot_bytes(
+            [("a", START + 30 * step - 2, 28.6 + 0.002 * step, 77.2, None), *wild], START + 30 * step
+        )
+        own = snapshot_bytes([("a", START + 30 * step - 2, 28.6 + 0.002 * step, 77.2, None)], START + 30 * step)
+        mine = [value for value in crowded.events(mixed).values if json.loads(value)["user"] == "a"]
+        assert mine == alone.events(own).values
+
+
+def test_a_vehicle_whose_timestamp_stands_still_is_one_event() -> None:
+    source = reader("reported")
+    again = [source.events(fleet(0, speed=5.0)).values for _ in range(3)]
+    assert [len(values) for values in again] == [3, 0, 0]
+    assert source.tally.repeated == 6
+
+
+def test_a_feed_of_another_format_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match=r"set feed\.format to 'canonical'"):
+        reader(feed=FEED.model_copy(update={"format": "itms"}))
+
+
+@pytest.mark.parametrize(("snapshots", "vehicles"), [(20, 1715)])
+def test_a_large_city_is_decoded_at_more_than_its_own_pace(snapshots: int, vehicles: int) -> None:
+    source = reader()
+    bodies = [
+        snapshot_bytes(
+            [(f"v{k}", START + 30 * step, 28.5 + 0.0001 * step, 77 + k / 4000, None) for k in range(vehicles)],
+            START + 30 * step,
+        )
+        for step in range(snapshots)
+    ]
+    assert sum(len(source.events(body).values) for body in bodies) == vehicles * (snapshots - 1)
+
+
+# --- an address ---
+
+
+class Agency:
+    """A local server that answers what a script says, one entry a request; the last one again and again."""
+
+    def __init__(self, script: list[Callable[[BaseHTTPRequestHandler], None]]) -> None:
+        self.requests: list[dict[str, str]] = []
+        agency = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                agency.requests.append(dict(self.headers) | {"path": self.path})
+                script[min(len(agency.requests), len(script)) - 1](self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def __enter__(self) -> Agency:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def answer(status: int, body: bytes = b"", **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
+    def send(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return send
+
+
+def cut_short(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100000")
+    handler.end_headers()
+    handler.wfile.write(b"\x0a\x0d")
+
+
+def slow(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    for _ in range(40):
+        try:
+            handler.wfile.write(b"x")
+            time.sleep(0.1)
+        except OSError:
+            return
+
+
+def endless(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    try:
+        for _ in range(2000):
+            handler.wfile.write(b"x" * 65536)
+    except OSError:
+        return
+
+
+def fetch(url: str, times: int = 1, **settings: object) -> list[bytes | None]:
+    async def run() -> list[bytes | None]:
+        async with Poller(url, PollSettings(**settings)) as poller:  # type: ignore[arg-type]
+            return [await poller.fetch() for _ in range(times)]
+
+    return asyncio.run(run())
+
+
+def test_an_unchanged_document_is_asked_for_conditionally_and_not_decoded_again() -> None:
+    first = answer(200, b"body", ETag='"7"', Last_Modified="Thu, 11 Sep 2025 09:40:16 GMT")
+    with Agency([first, answer(304)]) as agency:
+        assert fetch(agency.url, times=2) == [b"body", None]
+    assert agency.requests[1]["If-None-Match"] == '"7"'
+    assert agency.requests[1]["If-Modified-Since"] == "Thu, 11 Sep 2025 09:40:16 GMT"
+
+
+def test_a_compressed_answer_is_read_and_a_compressed_bomb_is_refused() -> None:
+    small, bomb = gzip.compress(b"body"), gzip.compress(b"\0" * (80 << 20))
+    with Agency([answer(200, small, Content_Encoding="gzip"), answer(200, bomb, Content_Encoding="gzip")]) as agency:
+        assert fetch(agency.url) == [b"body"]
+        with pytest.raises(FetchError, match="more than"):
+            fetch(agency.url)
+
+
+@pytest.mark.parametrize(
+    ("script", "said", "final"),
+    [
+        (answer(500), "status 500", False),
+        (answer(403), "status 403; look at the address and the key", True),
+        (cut_short, "Error", False),
+        (slow, "no whole answer within 1 s", False),
+        (endless, "more than 1048576 bytes", False),
+        (answer(302, Location="/again"), "more than 5 redirects", False),
+        (answer(302, Location="file:///etc/passwd"), "redirected to a file address", True),
+    ],
+)
+def test_a_server_that_misbehaves_gives_an_error_in_bounded_time(
+    script: Callable[[BaseHTTPRequestHandler], None], said: str, final: bool
+) -> None:
+    began = time.monotonic()
+    with Agency([script]) as agency, pytest.raises(FetchError, match=said) as caught:
+        fetch(agency.url, timeout_s=1.0, largest=1 << 20)
+    assert caught.value.final is final
+    assert time.monotonic() - began < 10
+
+
+def test_retry_after_is_honoured_within_an_hour() -> None:
+    with Agency([answer(503, Retry_After="7"), answer(503, Retry_After="99999999")]) as agency:
+        waits = []
+        for _ in range(2):
+            with pytest.raises(FetchError) as caught:
+                fetch(agency.url)
+            waits.append(caught.value.retry_after_s)
+    assert waits == [7.0, 3600.0]
+
+
+def test_a_secret_header_reaches_the_agency_but_no_other_host() -> None:
+    with Agency([answer(200, b"elsewhere")]) as other, Agency([answer(302, Location=other.url)]) as agency:
+        assert fetch(agency.url, headers={"X-Api-Key": "s3cret"}) == [b"elsewhere"]
+        assert agency.requests[0]["X-Api-Key"] == "s3cret"
+        assert "X-Api-Key" not in other.requests[0]
+
+
+def test_addresses_are_shown_without_their_secrets() -> None:
+    shown = redacted("https://me:pw@example.org/feed?key=s3cret&agency=7")
+    assert "s3cret" not in shown
+    assert "pw" not in shown
+    assert "example.org/feed" in shown
+
+
+# --- the command ---
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    text = (REPO_ROOT / "config" / "riders.toml").read_text(encoding="utf-8")
+    head, _, rest = text.partition("[feed]")
+    _, _, tail = rest.partition("\n[")
+    section = (
+        '[feed]\nname = "delhi"\ntopic = "TOPIC"\nformat = "canonical"\ntimezone = "Asia/Kolkata"\n'
+        "domain = { south = 28.0, west = 76.5, north = 29.0, east = 78.0 }\n"
+    )
+    path = tmp_path / "hexveil.toml"
+    path.write_text(head + section + "\n[" + tail, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "snapshots"
+    made.mkdir()
+    for step in range(5):
+        (made / f"{step:03}.pb").write_bytes(fleet(step))
+    return made
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["gtfs-rt", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_stored_snapshots_become_canonical_events_in_a_file(config: Path, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "events.ndjson"
+    code, _, told = run(str(folder), "--config", str(config), "--out", str(out))
+    events = [json.loads(line) for line in out.read_text().splitlines()]
+    assert (code, len(events)) == (0, 12)
+    assert all(math.isclose(event["speed"], 26.7, abs_tol=0.4) for event in events)
+    assert "12 events, 12 with a derived speed" in told
+
+
+def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code(config: Path, folder: Path) -> None:
+    (folder / "002.pb").write_bytes(b"<html>maintenance</html>")
+    code, out, told = run(str(folder), "--config", str(config), "--out", "-")
+    assert code == 1
+    assert len(out.splitlines()) == 9
+    assert "002.pb: an HTML or XML page" in told
+
+
+def test_one_snapshot_without_speeds_says_what_a_derived_speed_needs(config: Path, folder: Path) -> None:
+    code, _, told = run(str(folder / "000.pb"), "--config", str(config), "--out", "-")
+    assert code == 2
+    assert "two snapshots of the vehicle" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing.pb"], "no such file or folder"),
+        (["http://127.0.0.1:9/x", "also.pb"], "give one address"),
+        (["http://127.0.0.1:9/x", "--interval", "100ms"], "outside 1 s to 1 h"),
+        (["http://127.0.0.1:9/x", "--header", "X-Key"], "a secret belongs into a file"),
+        (["x.pb", "--speeds", "guessed"], "is none of"),
+    ],
+)
+def test_wrong_usage_is_refused_with_the_remedy(config: Path, arguments: list[str], said: str) -> None:
+    code, _, told = run(*arguments, "--config", str(config), "--out", "-")
+    assert code == 2
+    assert said in " ".join(told.replace("│", " ").split())
+
+
+@pytest.fixture
+def moving_agency() -> Iterator[Agency]:
+    steps = [answer(500), *(answer(200, fleet(step)) for step in range(3)), answer(200, b"garbage\xff"), cut_short]
+    with Agency([*steps, *(answer(200, fleet(step)) for step in range(3, 6)), answer(304)]) as agency:
+        yield agency
+
+
+async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_sigterm(
+    kafka: str, topic_name: str, config: Path, moving_agency: Agency
+) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    await admin.create_topics([NewTopic(topic_name, 4, 1)])
+    text = config.read_text().replace("TOPIC", topic_name)
+    config.write_text(text)
+    command = [
+        sys.executable,
+        "-m",
+        "stream",
+        "gtfs-rt",
+        moving_agency.url,
+        "--config",
+        str(config),
+        "--interval",
+        "1s",
+    ]
+    process = subprocess.Popen(
+        command,
+        cwd=REPO_ROOT,
+        env={"HEXVEIL_KAFKA__BOOTSTRAP": kafka, "PYTHONPATH": str(REPO_ROOT), "PATH": "/usr/bin:/bin"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        for _ in range(300):
+            found = [json.loads(value) for part in await stored(kafka, topic_name) for _, value in part]
+            if len(found) >= 15:
+                break
+            await asyncio.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        await admin.delete_topics([topic_name])
+        await admin.close()
+    assert process.returncode == 0, told
+    assert len({(event["user"], event["time"]) for event in found}) == len(found) == 15
+    assert "is no snapshot and is skipped" in told

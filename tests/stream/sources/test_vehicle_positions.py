@@ -1,0 +1,110 @@
+"""VehiclePositions become columns whatever an agency sends: a reason for each entity refused, never a crash."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+from google.protobuf import json_format, text_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream.sources.vehicle_positions import LARGEST_SNAPSHOT, SnapshotError, decode_snapshot
+from tests.stream.sources.gtfs import START, feed_message, snapshot_bytes
+
+BUS = ("a", START - 5, 28.61, 77.21, 7.5)
+
+
+def test_protobuf_json_and_text_form_give_the_same_columns() -> None:
+    message = feed_message([BUS, ("b", None, 28.7, 77.3, None)])
+    forms = (message.SerializeToString(), json_format.MessageToJson(message), text_format.MessageToString(message))
+    for form in forms:
+        snapshot = decode_snapshot(form if isinstance(form, bytes) else form.encode())
+        assert snapshot.vehicles == ["a", "b"]
+        assert snapshot.time.tolist() == [(START - 5) * 10**6, START * 10**6], "without a timestamp: the header's"
+        assert snapshot.lat == pytest.approx([28.61, 28.7], abs=1e-5)
+        assert snapshot.speed == pytest.approx([7.5, math.nan], nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("vehicle", "reason"),
+    [
+        (("", START, 28.6, 77.2, 1.0), "no-vehicle-id"),
+        (("x" * 300, START, 28.6, 77.2, 1.0), "id-too-long"),
+        (("a", START, 0.0, 0.0, 1.0), "no-place"),
+        (("a", START, math.nan, 77.2, 1.0), "no-place"),
+        (("a", START, 128.6, 77.2, 1.0), "no-place"),
+        (("a", START * 1000, 28.6, 77.2, 1.0), "time-no-epoch-seconds"),
+        (("a", 0, 28.6, 77.2, 1.0), "time-no-epoch-seconds"),
+        (("a", START + 4000, 28.6, 77.2, 1.0), "time-in-future"),
+    ],
+)
+def test_an_entity_that_is_no_event_is_refused_with_its_reason_and_the_others_stay(
+    vehicle: tuple[str, int, float, float, float], reason: str
+) -> None:
+    snapshot = decode_snapshot(snapshot_bytes([BUS, vehicle, BUS]))
+    assert snapshot.refused == {reason: 1}
+    assert snapshot.vehicles == ["a", "a"]
+
+
+@pytest.mark.parametrize("speed", [-1.0, math.nan, math.inf, 1e-6])
+def test_a_speed_that_is_no_measurement_counts_as_missing(speed: float) -> None:
+    assert math.isnan(decode_snapshot(snapshot_bytes([("a", START, 28.6, 77.2, speed)])).speed[0])
+
+
+def test_without_any_timestamp_the_arrival_counts_and_without_that_the_vehicle_is_refused() -> None:
+    body = snapshot_bytes([("a", None, 28.6, 77.2, 1.0)], header_s=None)
+    assert decode_snapshot(body, received_us=START * 10**6 + 7).time.tolist() == [START * 10**6]
+    assert decode_snapshot(body).refused == {"no-time": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "neither header nor vehicles"),
+        (b"<html>login</html>", "HTML or XML"),
+        (b'{"entity": 5}', "no GTFS-realtime"),
+        (b"[" * 5000, "no GTFS-realtime"),
+        (b'{"a":' * 5000, "no GTFS-realtime"),
+        (snapshot_bytes([BUS])[:-7], "no GTFS-realtime"),
+        (b"\x00" * (LARGEST_SNAPSHOT + 1), "more than"),
+    ],
+)
+def test_bytes_that_are_no_snapshot_are_refused_with_what_they_look_like(body: bytes, said: str) -> None:
+    with pytest.raises(SnapshotError, match=said):
+        decode_snapshot(body)
+
+
+@given(st.binary(max_size=400), st.integers(0, 2**32))
+@settings(max_examples=500, deadline=None)
+def test_no_bytes_make_the_decoder_raise_anything_else(noise: bytes, seed: int) -> None:
+    rng, valid = random.Random(seed), bytearray(snapshot_bytes([BUS, ("b", None, 28.7, 77.3, None)]))
+    for _ in range(rng.randrange(1, 8)):
+        valid[rng.randrange(len(valid))] = rng.randrange(256)
+    for body in (noise, bytes(valid)):
+        try:
+            snapshot = decode_snapshot(body, START * 10**6)
+        except SnapshotError:
+            continue
+        assert len(snapshot.vehicles) == len(snapshot.time) == len(snapshot.speed)
+
+
+@pytest.mark.parametrize(
+    ("name", "vehicles", "with_speed", "refused"),
+    [
+        ("delhi-2025-09-11", 1707, 1707, {"no-place": 7, "time-in-future": 1}),
+        ("edmonton-2018-03-18", 132, 0, {}),
+        ("aomori-2022-10-22", 37, 0, {}),
+    ],
+)
+def test_what_agencies_publish_is_read(
+    shared_data: Path, name: str, vehicles: int, with_speed: int, refused: dict[str, int]
+) -> None:
+    snapshot = decode_snapshot((shared_data / "gtfs-rt" / f"{name}.pb").read_bytes())
+    assert (len(snapshot.vehicles), int((snapshot.speed >= 0).sum()), dict(snapshot.refused)) == (
+        vehicles,
+        with_speed,
+        refused,
+    )
