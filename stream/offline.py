@@ -1,15 +1,19 @@
-"""The same windows, ledger and mechanisms over a recording, without Kafka: releases as NDJSON."""
+"""The same windows, ledger and mechanisms over a recording, without Kafka: releases as lines."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import stat
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from io import UnsupportedOperation
 from pathlib import Path
 from typing import TextIO
 
@@ -23,6 +27,7 @@ from stream.ingestion.decoding import REASONS, Decoder
 from stream.ingestion.formats import user_identity
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.local import RedisServer
+from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
 from stream.protocol.release_protocol import Closing
 from stream.sources.recording import Recording
@@ -69,7 +74,7 @@ class MemoryRows:
 
 @dataclass
 class LinePublisher:
-    """Writes each message as one line: topic, key, headers, value."""
+    """Writes each message as one line."""
 
     out: TextIO
     messages: int = 0
@@ -78,17 +83,18 @@ class LinePublisher:
     async def publish(self, messages: Sequence[Message]) -> None:
         """Write all messages in order."""
         for message in messages:
-            headers = {name: value.decode() for name, value in message.headers}
-            head = {"topic": message.topic, "key": message.key.decode(), "headers": headers}
-            line = json.dumps(head, separators=(",", ":"))[:-1]
-            self.out.write(f'{line},"value":{message.value.decode()}}}\n')
+            self.out.write(line_of(message))
             if message.topic == WINDOW:
                 self.windows.append(json.loads(message.value)["window"]["start"])
         self.messages += len(messages)
 
     async def confirm(self, messages: Sequence[Message]) -> None:
-        """What was written stands."""
+        """What was written stands, also after a power cut where it went to a file."""
         self.out.flush()
+        with suppress(UnsupportedOperation):  # of a buffer in memory
+            number = self.out.fileno()
+            if stat.S_ISREG(os.fstat(number).st_mode):
+                os.fsync(number)
 
 
 def read_recording(

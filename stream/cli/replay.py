@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, cast
@@ -16,6 +17,8 @@ from stream.cli.feeding import feed_kafka, parse_pace, refuse
 from stream.cli.options import FAILED
 from stream.config import Config, ConfigError, load_config
 from stream.local import LocalServerError
+from stream.messages.release_files import ReleaseFileError, release_file
+from stream.messages.tables import ParquetMissingError
 from stream.sources.delivery import Pacer
 from stream.sources.lines import RecordingError
 from stream.sources.replay import Order, Replay
@@ -41,8 +44,13 @@ def replay(
     loop: Annotated[bool, typer.Option(help="Begin again at the end, each pass whole days later.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")] = None,
     offline: Annotated[
-        bool, typer.Option(help="Run the service's windows and mechanisms here; releases to stdout.")
+        bool, typer.Option(help="Run the service's windows and mechanisms here; releases to stdout, or to --out.")
     ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Offline: file for the releases; .ndjson all of them, .csv .geojson .parquet the hexagons."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
     start: Annotated[
         str | None, typer.Option("--from", help="Offline: first timeslot, a local date or time like 2017-03-21T07:00.")
     ] = None,
@@ -58,8 +66,10 @@ def replay(
         raise typer.BadParameter(f"{order!r} is neither 'time' nor 'file'", param_hint="--order")
     if (start is None) != (end is None):
         raise typer.BadParameter("--from and --until go together", param_hint="--from")
-    if not offline and (start or state):
-        raise typer.BadParameter("--from, --until and --state belong to --offline", param_hint="--offline")
+    if not offline and (start or state or out):
+        raise typer.BadParameter("--from, --until, --state and --out belong to --offline", param_hint="--offline")
+    if out is not None and out.exists() and out.samefile(file):
+        raise typer.BadParameter(f"{out} is the recording itself", param_hint="--out")
     pace = parse_pace(speed)
     try:
         settings = load_config(config)
@@ -67,7 +77,7 @@ def replay(
         if offline:
             slotting = Slotting(settings.window.slot, settings.privacy.period, settings.feed.timezone)
             span = slotting.span(start, end) if start and end else None
-            _replay_offline(settings, file, chosen, span, state, as_json)
+            _replay_offline(settings, file, chosen, span, state, out, force, as_json)
             return
         source = Replay(file, chosen, settings.feed, order=cast("Order", order), loop=loop)
     except (ConfigError, RecordingError, SpanError) as error:
@@ -76,9 +86,16 @@ def replay(
 
 
 def _replay_offline(
-    settings: Config, file: Path, file_format: str, span: Window | None, state: Path | None, as_json: bool
+    settings: Config,
+    file: Path,
+    file_format: str,
+    span: Window | None,
+    state: Path | None,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
-    """Releases to stdout, progress and the outcome to stderr."""
+    """Releases to ``out`` or stdout, progress and the outcome to stderr."""
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.offline import replay_offline
     from stream.statistics.plan import PlanError
@@ -86,24 +103,29 @@ def _replay_offline(
     from stream.storage.row_store import StateError
 
     try:
-        with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars:
+        with (
+            nullcontext(sys.stdout) if out is None else release_file(out, force=force) as releases,
+            Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars,
+        ):
             reading = bars.add_task("reading")
             summary = replay_offline(
                 settings,
                 file,
                 file_format,
-                sys.stdout,
+                releases,
                 span=span,
                 state=state,
                 on_progress=lambda done, size: bars.update(reading, completed=done, total=size or None),
             )
-    except UserKeyError as error:
+    except ParquetMissingError:
+        raise refuse(f"{out}: Parquet needs pyarrow; pip install 'hexveil[parquet]', or write .csv") from None
+    except (ReleaseFileError, UserKeyError) as error:
         raise refuse(error) from None
     except (LedgerError, PlanError, StateError, LocalServerError) as error:
         raise refuse(error, FAILED) from None
     except OSError as error:
         raise refuse(
-            f"{error.filename or state or 'stdout'}: {error.strerror}; --state needs a folder it may keep"
+            f"{error.filename or out or state or 'stdout'}: {error.strerror}; --out and --state need a folder to write to"
         ) from None
     if as_json:
         typer.echo(json.dumps(asdict(summary)), err=True)
@@ -111,6 +133,7 @@ def _replay_offline(
     rejected = sum(summary.rejected.values())
     typer.echo(
         f"{summary.events} events ({rejected} rejected), {len(summary.windows)} windows released, "
-        f"{summary.already_released} released before, {summary.messages} messages in {summary.seconds:.1f} s",
+        f"{summary.already_released} released before, {summary.messages} messages in {summary.seconds:.1f} s"
+        + ("" if out is None else f": {out}"),
         err=True,
     )

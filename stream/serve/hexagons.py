@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import h3
 import msgspec
 from aiohttp import web
 
 from stream.messages.range_query import Box
-from stream.serve.downloads import ParquetMissingError, feature, to_csv, to_geojson, to_parquet
+from stream.messages.tables import ParquetMissingError, feature, table_of
 from stream.serve.responses import CSV, GEOJSON, JSON, PARQUET, Answers, Freshness, Problem, key_of
 from stream.serve.window_store import View, WindowView
 
-FILES: dict[str, tuple[str, Callable[[Sequence[bytes]], bytes]]] = {
-    "csv": (CSV, to_csv),
-    "parquet": (PARQUET, to_parquet),
-    "geojson": (GEOJSON, to_geojson),
-}
-"""Media type and writer of each file format."""
+FILES = {"csv": CSV, "parquet": PARQUET, "geojson": GEOJSON}
+"""Media type of each file format."""
 
 
 def known_window(view: View, start: str | None, feed: str) -> WindowView:
@@ -93,12 +87,13 @@ class Hexagons:
         found = known_window(self._view, window, feed)
         if not found.complete:
             raise Problem(409, f"window {window} is not complete yet", "ask again once its close marker has arrived")
-        kind, write = FILES[suffix]
         values = found.in_order()
         name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}.{suffix}"
         key = key_of("download", found.tag, suffix)
         try:
-            return await self._answers.answer(request, key, lambda: write(values), kind, "immutable", name)
+            return await self._answers.answer(
+                request, key, lambda: table_of(values, suffix), FILES[suffix], "immutable", name
+            )
         except ParquetMissingError:
             remedy = "install it beside the service: pip install 'hexveil[parquet]'; or download .csv or .geojson"
             raise Problem(501, "Parquet needs pyarrow, which this service does not have", remedy) from None

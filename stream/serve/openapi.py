@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, schema
-from stream.serve.downloads import FIRST
+from stream.messages.tables import FIRST
 from stream.serve.operations import BASE, Operation
 from stream.serve.parameters import Parameter
 from stream.serve.responses import PROBLEM

@@ -116,7 +116,7 @@ def operations(feed: str, hexagons: Hexagons, histograms: Histograms, broadcast:
             tag="Stream",
         ),
     ]
-    for suffix, (kind, _) in FILES.items():
+    for suffix, kind in FILES.items():
         found.append(
             Operation(
                 f"{BASE}/windows/{{window}}/download.{suffix}",

@@ -1,17 +1,20 @@
-"""One complete window as a file: a row per cell, a column per number. Pure.
+"""Releases as a table: a row per cell and window, a column per number; CSV, GeoJSON and Parquet. Pure.
 
 A released number becomes ``<name>`` (the value), ``<name>_raw``, ``_clamped``, ``_scale``, ``_low`` and ``_high`` (the
 95 % interval) and ``_unit``; an exact count is ``<name>`` alone. Post-processed estimates carry the prefix
 ``post_processed_``. Whatever a message holds has a column, so that no file says less than the message.
+
+A writer goes over its rows twice, first for the columns; rows that are read anew each time need no memory.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from itertools import islice
+from typing import IO, Any
 
 import h3
 import msgspec
@@ -35,57 +38,106 @@ FIRST = (
     "schema_version",
 )
 """Columns of every file, in this order; those of the messages follow."""
-
-
 PURE = "pure"
 """What is counted where a message names no accounting: epsilon alone, delta = 0."""
+_ROWS_AT_ONCE = 10_000
 
 
 class ParquetMissingError(RuntimeError):
     """pyarrow is not installed."""
 
 
+def row_of(value: bytes) -> Row:
+    """One hexagon message as a flat row."""
+    return _row(msgspec.json.decode(value))
+
+
 def rows_of(values: Sequence[bytes]) -> list[Row]:
-    """Message values as flat rows, in the same order; every row has every column, None where it says nothing."""
-    rows = [_row(msgspec.json.decode(value)) for value in values]
+    """Hexagon messages as flat rows, in the same order; every row has every column, None where it says nothing."""
+    rows = [row_of(value) for value in values]
+    columns = _columns(rows)
+    return [_filled(row, columns) for row in rows]
+
+
+def write_csv(rows: Iterable[Row], out: IO[bytes]) -> None:
+    """RFC 4180, UTF-8, one header line; an empty field where a cell has no such number."""
+    columns = _columns(rows)
+    text = io.TextIOWrapper(out, encoding="utf-8", newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows([_plain(row.get(name)) for name in columns] for row in rows)
+    text.detach()
+
+
+def write_geojson(rows: Iterable[Row], out: IO[bytes]) -> None:
+    """A FeatureCollection (RFC 7946): hexagons with the flat row as properties."""
+    columns = _columns(rows)
+    out.write(b'{"type":"FeatureCollection","features":[')
+    between = b""
+    for row in rows:
+        out.write(between + msgspec.json.encode(feature(row["cell"], _filled(row, columns))))
+        between = b","
+    out.write(b"]}")
+
+
+def write_parquet(rows: Iterable[Row], out: IO[bytes]) -> None:
+    """Parquet with typed columns. Raises :class:`ParquetMissingError` without pyarrow."""
+    require_parquet()
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    columns = _columns(rows)
+    parts = [_arrow(pa, part, columns) for part in _batched(rows)] or [_arrow(pa, [], columns)]
+    table = pa.concat_tables(parts, promote_options="permissive")
+    table = table.replace_schema_metadata({"hexveil.schema_version": HEXAGON_SPEED})
+    parquet.write_table(table, out, compression="zstd")
+
+
+WRITERS: Mapping[str, Callable[[Iterable[Row], IO[bytes]], None]] = {
+    "csv": write_csv,
+    "parquet": write_parquet,
+    "geojson": write_geojson,
+}
+"""Writer of each table format, by suffix."""
+
+
+def table_of(values: Sequence[bytes], suffix: str) -> bytes:
+    """Hexagon messages as one table in memory. Raises :class:`ParquetMissingError`."""
+    out = io.BytesIO()
+    WRITERS[suffix]([row_of(value) for value in values], out)
+    return out.getvalue()
+
+
+def require_parquet() -> None:
+    """Raise :class:`ParquetMissingError` where pyarrow is not installed."""
+    try:
+        import pyarrow  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ParquetMissingError(str(error)) from None
+
+
+def _columns(rows: Iterable[Row]) -> list[str]:
     columns: dict[str, None] = dict.fromkeys(FIRST)
     for row in rows:
         columns.update(dict.fromkeys(row))
-    return [{name: row.get(name) for name in columns} for row in rows]
+    return list(columns)
 
 
-def to_csv(values: Sequence[bytes]) -> bytes:
-    """RFC 4180, UTF-8, one header line; an empty field where a cell has no such number."""
-    rows = rows_of(values)
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(rows[0] if rows else FIRST)
-    writer.writerows([_plain(value) for value in row.values()] for row in rows)
-    return text.getvalue().encode()
+def _filled(row: Row, columns: Sequence[str]) -> Row:
+    return {name: row.get(name) for name in columns}
 
 
-def to_geojson(values: Sequence[bytes]) -> bytes:
-    """A FeatureCollection (RFC 7946): hexagons with the flat row as properties."""
-    features = [feature(row["cell"], row) for row in rows_of(values)]
-    return msgspec.json.encode({"type": "FeatureCollection", "features": features})
+def _batched(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    waiting = iter(rows)
+    while part := list(islice(waiting, _ROWS_AT_ONCE)):
+        yield part
 
 
-def to_parquet(values: Sequence[bytes]) -> bytes:
-    """Parquet with typed columns. Raises :class:`ParquetMissingError` without pyarrow."""
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise ParquetMissingError(str(error)) from None
-    rows = rows_of(values)
-    names = list(rows[0]) if rows else list(FIRST)
-    arrays = {name: pa.array([row[name] for row in rows]) for name in names}
+def _arrow(pa: Any, rows: Sequence[Row], columns: Sequence[str]) -> Any:
+    arrays = {name: pa.array([row.get(name) for row in rows]) for name in columns}
     for name in ("window_start", "window_end"):
         arrays[name] = pa.array([datetime.fromisoformat(row[name]) for row in rows], pa.timestamp("s", "UTC"))
-    table = pa.table(arrays).replace_schema_metadata({"hexveil.schema_version": HEXAGON_SPEED})
-    sink = io.BytesIO()
-    parquet.write_table(table, sink, compression="zstd")
-    return sink.getvalue()
+    return pa.table(arrays)
 
 
 def feature(cell: str, properties: Row) -> dict[str, Any]:

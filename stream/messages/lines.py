@@ -1,0 +1,44 @@
+"""Messages as lines of a file (NDJSON): topic, key, headers and value; the value's bytes are those that were committed."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from stream.messages.message import Message
+
+
+class Line(msgspec.Struct):
+    """One line, its value still the bytes of the message."""
+
+    topic: str
+    headers: dict[str, str]
+    value: msgspec.Raw
+
+    @property
+    def ce_id(self) -> str:
+        """Identifier that readers de-duplicate by; empty where the line has none."""
+        return self.headers.get("ce_id", "")
+
+
+_DECODER = msgspec.json.Decoder(Line)
+
+
+class LineError(ValueError):
+    """A line that is no message; the text says why."""
+
+
+def line_of(message: Message) -> str:
+    """The message as one line, newline included."""
+    headers = {name: value.decode() for name, value in message.headers}
+    head = json.dumps({"topic": message.topic, "key": message.key.decode(), "headers": headers}, separators=(",", ":"))
+    return f'{head[:-1]},"value":{message.value.decode()}}}\n'
+
+
+def read_line(line: bytes) -> Line:
+    """What :func:`line_of` wrote. Raises :class:`LineError` for anything else; the value is not looked into."""
+    try:
+        return _DECODER.decode(line)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise LineError(str(error)) from None
