@@ -1,4 +1,4 @@
-"""``hexveil serve``: dashboard and read API over the output topics."""
+"""``hexveil serve``: dashboard and read API over the output topics, or over files of releases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from stream.cli.options import DEFAULT_CONFIG, USAGE, ConfigFile, read_config, stop
-from stream.config import ConfigError
+from stream.config import Config, ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -17,6 +17,12 @@ def register(app: typer.Typer) -> None:
 
     @app.command("serve")
     def serve(
+        releases: Annotated[
+            Path | None,
+            typer.Argument(
+                help="File of releases (replay --offline --out), or a folder of such *.ndjson, followed as it grows; default: Kafka."
+            ),
+        ] = None,
         config: ConfigFile = DEFAULT_CONFIG,
         basemap: Annotated[
             Path | None, typer.Option(help="PMTiles archive (vector or raster) to draw under the hexagons.")
@@ -28,21 +34,35 @@ def register(app: typer.Typer) -> None:
         from stream.connection import kafka_options
         from stream.serve.api import make_app
         from stream.serve.guards import worth_a_log
+        from stream.serve.reading.files import FileSource, ReleaseSourceError, feed_in
+        from stream.serve.reading.topics import TopicSource
         from stream.serve.static_files import BasemapError, check_basemap
 
         settings = read_config(config)
         public = settings.public
         try:
             tiles = None if basemap is None else check_basemap(basemap)
-            kafka_options(settings.kafka)
-        except (BasemapError, ConfigError) as error:
+            if releases is None:
+                kafka_options(settings.kafka)
+            else:
+                settings = _of_feed(settings, feed_in(releases))
+        except (BasemapError, ConfigError, ReleaseSourceError) as error:
             stop(str(error), USAGE)
         logging.getLogger("aiohttp.server").addFilter(worth_a_log)
         typer.echo(f"http://{public.host}:{public.port}/", err=True)
+        served = make_app(settings, tiles, TopicSource(settings.kafka) if releases is None else FileSource(releases))
         try:
-            web.run_app(
-                make_app(settings, tiles), host=public.host, port=public.port, backlog=1024, print=None, access_log=None
-            )
+            web.run_app(served, host=public.host, port=public.port, backlog=1024, print=None, access_log=None)
         except OSError as error:
             where = f"{public.host}:{public.port} (public.host, public.port)"
             stop(f"{where} cannot be listened on: {error.strerror}; choose another address", USAGE)
+
+
+def _of_feed(settings: Config, feed: str | None) -> Config:
+    """The configuration with the feed that the releases are of."""
+    if feed in (None, settings.feed.name):
+        return settings
+    typer.echo(
+        f"these are releases of feed {feed!r}, not of {settings.feed.name!r} as configured: it is shown", err=True
+    )
+    return settings.model_copy(update={"feed": settings.feed.model_copy(update={"name": feed})})

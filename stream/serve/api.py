@@ -15,12 +15,13 @@ from prometheus_client import generate_latest
 from stream.config import Config
 from stream.serve import guards, openapi
 from stream.serve.broadcast import Broadcast, allow_connections
-from stream.serve.consumer import TopicReader
 from stream.serve.hexagons import Hexagons
 from stream.serve.histograms import Histograms
 from stream.serve.metrics import PublicMetrics
 from stream.serve.operations import bound, operations
 from stream.serve.parameters import read_all
+from stream.serve.reading.intake import Intake, Source
+from stream.serve.reading.topics import TopicSource
 from stream.serve.responses import JSON, Answers, key_of
 from stream.serve.static_files import add_pages
 from stream.serve.window_store import View
@@ -29,16 +30,17 @@ log = structlog.get_logger()
 
 
 class Service:
-    """State shared by the handlers: the view, its reader, and the open event streams."""
+    """State shared by the handlers: the view, the source that fills it, and the open event streams."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, source: Source) -> None:
         self._max_streams = config.public.max_streams
         self._reading: asyncio.Task[None] | None = None
         self.metrics = PublicMetrics()
         self.view = View(config.public.max_windows)
         self.answers = Answers()
-        self.reader = TopicReader(config.kafka, self.view, self.metrics, lambda window: self.broadcast.announce(window))
-        self.broadcast = Broadcast(self.view, self.metrics, self.reader.caught_up, config.public.max_streams)
+        self._source = source
+        self.intake = Intake(self.view, self.metrics, lambda window: self.broadcast.announce(window))
+        self.broadcast = Broadcast(self.view, self.metrics, self.intake.caught_up, config.public.max_streams)
         self.operations = operations(
             config.feed.name, Hexagons(self.view, self.answers), Histograms(self.view, self.answers), self.broadcast
         )
@@ -56,8 +58,8 @@ class Service:
         return web.json_response(body, status=200 if reading else 503, headers={"Cache-Control": "no-store"})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """Everything that retention kept was read."""
-        ready = self.reader.caught_up.is_set()
+        """Everything that was there at the start was read."""
+        ready = self.intake.caught_up.is_set()
         return web.json_response({"ready": ready}, status=200 if ready else 503, headers={"Cache-Control": "no-store"})
 
     async def public_metrics(self, request: web.Request) -> web.Response:
@@ -70,9 +72,9 @@ class Service:
         )
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
-        """Read the topics while the service runs."""
-        allow_connections(self._max_streams)
-        self._reading = asyncio.create_task(self.reader.run())
+        """Read while the service runs."""
+        allow_connections(self._max_streams + self._source.open_files)
+        self._reading = asyncio.create_task(self._source.run(self.intake))
         self._reading.add_done_callback(_tell_failure)
         yield
         self._reading.cancel()
@@ -92,9 +94,12 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 
 
-def make_app(config: Config, basemap: Path | None = None) -> web.Application:
-    """The aiohttp application; ``basemap`` is a PMTiles archive to draw under the hexagons."""
-    service = Service(config)
+def make_app(config: Config, basemap: Path | None = None, source: Source | None = None) -> web.Application:
+    """The aiohttp application over ``source``, by default the topics of the configured cluster.
+
+    ``basemap`` is a PMTiles archive to draw under the hexagons.
+    """
+    service = Service(config, source or TopicSource(config.kafka))
     origins = config.public.cors_origins
     app = web.Application(middlewares=[guards.measured(service.metrics), guards.problems, guards.preflight(origins)])
     app[SERVICE] = service

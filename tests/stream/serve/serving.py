@@ -17,6 +17,7 @@ from stream.messages.message import Message
 from stream.messages.topics import create_topics
 from stream.protocol.publishing import make_producer
 from stream.serve.api import make_app
+from stream.serve.reading.files import FileSource
 from stream.statistics.pipeline import build_messages
 from tests.stream.statistics.test_pipeline import planned
 from tests.support.builders import bus_config, random_rows
@@ -53,6 +54,14 @@ async def ready(client: TestClient) -> None:
             return
         await asyncio.sleep(0.1)
     raise AssertionError("the service never caught up")
+
+
+@asynccontextmanager
+async def serving_file(config: Config, releases: Path) -> AsyncIterator[TestClient]:
+    """The service over a file or folder of releases, caught up."""
+    async with TestClient(TestServer(make_app(config, source=FileSource(releases)))) as client:
+        await ready(client)
+        yield client
 
 
 @asynccontextmanager

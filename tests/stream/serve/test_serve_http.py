@@ -21,8 +21,8 @@ from stream.cli import app
 from stream.config import ConfigError
 from stream.local import REPO_ROOT
 from stream.serve.api import SERVICE, make_app
-from stream.serve.consumer import TopicReader
 from stream.serve.guards import worth_a_log
+from stream.serve.reading.topics import TopicSource
 from stream.serve.window_store import View
 from tests.stream.serve.serving import publish, released, serving
 from tests.stream.serve.test_serve_histograms import START, with_histograms
@@ -235,13 +235,13 @@ def test_windows_of_equal_size_are_told_apart_before_they_are_complete(tmp_path:
 async def test_a_service_that_no_longer_reads_says_so(
     kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_: TopicReader) -> None:
+    async def fail(_: TopicSource, __: object) -> None:
         raise RuntimeError("planted")
 
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     async with serving(config) as client:
         assert (await client.get("/healthz")).status == 200
-    monkeypatch.setattr(TopicReader, "run", fail)
+    monkeypatch.setattr(TopicSource, "run", fail)
     made = TestClient(TestServer(make_app(config)))
     await made.start_server()
     answer = await made.get("/healthz")

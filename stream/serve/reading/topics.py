@@ -1,0 +1,140 @@
+"""Messages of the output topics: own consumer, no group, from the first message of the oldest window kept.
+
+Markers order the windows. At the start all markers are read, so that the view knows which windows it keeps; later a
+marker is taken once everything that was in the topics when it was seen has been read. So windows are finished in the
+order of their markers, whatever the partitions' order, and that order is the same for every reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+from aiokafka.structs import ConsumerRecord
+
+from stream.config.servers import KafkaConfig
+from stream.connection import kafka_options
+from stream.messages.message import WINDOW
+from stream.serve.reading.intake import Intake
+from stream.serve.window_store import TOPICS
+
+log = structlog.get_logger()
+
+_RETRY_SECONDS = 2.0
+_POLL_MS = 500
+_BATCH = 5000
+
+Positions = dict[TopicPartition, int]
+
+
+class TopicSource:
+    """The output topics of a Kafka cluster."""
+
+    open_files = 0
+
+    def __init__(self, kafka: KafkaConfig) -> None:
+        self._kafka = kafka
+
+    async def run(self, intake: Intake) -> None:
+        """Read for ever; a broker that goes away is tried again."""
+        while True:
+            try:
+                await self._read(intake)
+            except (KafkaError, OSError) as error:
+                log.warning("kafka unreachable", reason=str(error))
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _read(self, intake: Intake) -> None:
+        # Where retention overtakes the reader it goes on with the oldest message kept, not with the newest.
+        consumer = AIOKafkaConsumer(
+            **kafka_options(self._kafka), enable_auto_commit=False, group_id=None, auto_offset_reset="earliest"
+        )
+        await consumer.start()
+        try:
+            await consumer._client.force_metadata_update()
+            found = {topic: consumer.partitions_for_topic(topic) or set() for topic in TOPICS}
+            problem = _problem(found)
+            if problem is not None:
+                log.warning("topics unusable", reason=problem)
+                return
+            partitions = [TopicPartition(topic, number) for topic in TOPICS for number in found[topic]]
+            await _start(intake, consumer, partitions)
+            await _follow(intake, consumer, partitions)
+        finally:
+            await consumer.stop()
+
+
+async def _start(intake: Intake, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
+    """Take the markers, then everything else from the oldest window kept on."""
+    marker, others = TopicPartition(WINDOW, 0), [p for p in partitions if p.topic != WINDOW]
+    consumer.assign([marker])
+    starts = await consumer.beginning_offsets([marker])
+    await _take_until(intake, consumer, starts, await consumer.end_offsets([marker]))
+    reached = await consumer.position(marker)
+    kept = [_milliseconds(window.end) for window in intake.view.windows.values()]
+    ends = await consumer.end_offsets(others)
+    # A message carries its window's end as timestamp: none of a kept window lies before the first that is as young.
+    first = await consumer.offsets_for_times({p: min(kept, default=0) for p in others})
+    begin = {p: ends[p] if (found := first[p]) is None else found.offset for p in others}
+    consumer.assign(partitions)
+    consumer.seek(marker, reached)
+    consumer.pause(marker)
+    await _take_until(intake, consumer, begin, ends)
+    consumer.resume(marker)
+    intake.caught_up.set()
+
+
+async def _take_until(intake: Intake, consumer: AIOKafkaConsumer, begin: Positions, ends: Positions) -> None:
+    for partition, offset in begin.items():
+        consumer.seek(partition, offset)
+    while not await _reached(consumer, ends):
+        for records in (await consumer.getmany(timeout_ms=_POLL_MS, max_records=_BATCH)).values():
+            for record in records:
+                _take(intake, record)
+
+
+async def _follow(intake: Intake, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
+    others = [p for p in partitions if p.topic != WINDOW]
+    held: list[ConsumerRecord] = []
+    ends: Positions = {}
+    while True:
+        batch = await consumer.getmany(timeout_ms=_POLL_MS, max_records=_BATCH)
+        for partition, records in batch.items():
+            if partition.topic == WINDOW:
+                held += records
+                ends = await consumer.end_offsets(others)
+            else:
+                for record in records:
+                    _take(intake, record)
+        if held and await _reached(consumer, ends):
+            for record in held:
+                _take(intake, record)
+            held = []
+
+
+def _take(intake: Intake, record: ConsumerRecord) -> None:
+    ce_id = (dict(record.headers).get("ce_id") or b"").decode(errors="replace")
+    intake.take(record.topic, ce_id, record.value or b"", record.offset + 1)
+
+
+def _problem(found: dict[str, set[int]]) -> str | None:
+    missing = [topic for topic, numbers in found.items() if not numbers]
+    if missing:
+        return f"{', '.join(missing)} do not exist; run: hexveil topics create"
+    if len(found[WINDOW]) > 1:
+        return f"{WINDOW} has {len(found[WINDOW])} partitions, which have no order; make it anew with 1"
+    return None
+
+
+async def _reached(consumer: AIOKafkaConsumer, ends: Positions) -> bool:
+    for partition, end in ends.items():
+        if await consumer.position(partition) < end:
+            return False
+    return True
+
+
+def _milliseconds(moment: str) -> int:
+    return int(datetime.fromisoformat(moment).timestamp() * 1000)

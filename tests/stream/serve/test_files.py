@@ -1,0 +1,296 @@
+"""``hexveil serve FILE``: the service that reads the topics reads files too, as they grow, whatever anybody writes into them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from aiohttp.test_utils import TestClient
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.local import REPO_ROOT, free_port
+from stream.messages.lines import line_of
+from stream.messages.message import Message, rejected_message
+from stream.serve.api import SERVICE
+from stream.serve.reading.files import MAX_LINE, Follower, feed_in
+from tests.stream.serve.serving import released, serving, serving_file
+from tests.stream.serve.test_serve_stream import windows_of
+from tests.support.builders import bus_config
+
+FEED = {"feed.name": "bus"}
+
+
+def text_of(*windows: Iterable[Message]) -> str:
+    return "".join(line_of(message) for window in windows for message in window)
+
+
+def counted(client: TestClient, name: str) -> float:
+    return client.server.app[SERVICE].metrics.registry.get_sample_value(f"hexveil_public_{name}_total") or 0.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def starts(client: TestClient) -> list[str]:
+    """Hours of the complete windows, oldest first."""
+    windows = (await (await client.get("/api/v1/windows")).json())["windows"]
+    return [window["window"]["start"][11:13] for window in windows if window["complete"]][::-1]
+
+
+@asynccontextmanager
+async def following(tmp_path: Path, text: str) -> AsyncIterator[tuple[TestClient, Path]]:
+    file = tmp_path / "releases.ndjson"
+    file.write_text(text)
+    async with serving_file(bus_config(tmp_path), file) as client:
+        yield client, file
+
+
+async def answers(client: TestClient) -> dict[str, Any]:
+    paths = (
+        "windows",
+        "hexagons",
+        "histograms",
+        "hexagons?format=geojson",
+        "windows/2017-03-21T12:00:00Z/download.csv",
+    )
+    return {path: await (await client.get(f"/api/v1/{path}")).read() for path in paths}
+
+
+async def test_a_file_is_served_as_the_topics_with_the_same_messages_are(
+    kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
+    windows = windows_of(tmp_path, overrides, 2)
+    config = bus_config(tmp_path, **overrides)
+    (tmp_path / "r.ndjson").write_text(text_of(*windows))
+    async with (
+        serving(config, [*windows[0], *windows[1]]) as by_topics,
+        serving_file(config, tmp_path / "r.ndjson") as by_file,
+    ):
+        told = await answers(by_topics), await answers(by_file)
+    for both in told:  # a marker's number is its place among the markers of all feeds
+        both["windows"] = [{**w, "event_id": 0} for w in json.loads(both["windows"])["windows"]]
+        hexagons = json.loads(both["hexagons"])
+        both["hexagons"] = {**hexagons, "event_id": 0}
+    assert told[0] == told[1]
+    assert len(told[0]["windows"]) == 2
+
+
+async def test_windows_appear_as_the_file_grows_and_a_half_written_line_waits_for_its_end(tmp_path: Path) -> None:
+    first, second = windows_of(tmp_path, FEED, 2)
+    async with following(tmp_path, text_of(first)) as (client, file):
+        assert await starts(client) == ["12"]
+        stream = await client.get("/api/v1/stream?after=0")
+        rest = text_of(second)
+        with file.open("a") as out:
+            for place in range(0, len(rest), 997):
+                out.write(rest[place : place + 997])
+                out.flush()
+                await asyncio.sleep(0.01)
+        await until(lambda: counted(client, "windows") == 2)
+        assert await starts(client) == ["12", "13"]
+        assert counted(client, "messages_invalid") == 0
+        told = b""
+        async with asyncio.timeout(10):
+            while told.count(b"event: window") < 2:
+                told += await stream.content.readany()
+        assert told.index(b"id: 1\n") < told.index(b"id: 2\n")
+
+
+async def test_a_rotated_file_is_read_to_its_end_and_then_the_one_that_took_its_name(tmp_path: Path) -> None:
+    first, second, third = windows_of(tmp_path, FEED, 3)
+    async with following(tmp_path, text_of(first)) as (client, file):
+        file.rename(tmp_path / "releases.1")
+        with (tmp_path / "releases.1").open("a") as out:
+            out.write(text_of(second) + '{"topic":"hexveil.win')
+        await asyncio.sleep(0.6)
+        file.write_text(text_of(third))
+        await until(lambda: counted(client, "windows") == 3)
+        assert await starts(client) == ["12", "13", "14"]
+        assert counted(client, "messages_invalid") == 1, "the line that its file ended in the middle of"
+
+
+@pytest.mark.parametrize("longer", [False, True])
+async def test_a_truncated_file_is_read_anew_and_known_windows_stay(tmp_path: Path, longer: bool) -> None:
+    first, second, third = windows_of(tmp_path, FEED, 3)
+    async with following(tmp_path, text_of(first)) as (client, file):
+        with file.open("r+") as out:  # in place: the same file, shorter or longer than what was read
+            out.truncate(0)
+            out.write(text_of(second, third) if longer else text_of(second)[:-200])
+        await asyncio.sleep(0.6)
+        if not longer:
+            with file.open("r+") as out:
+                out.truncate(0)
+            await asyncio.sleep(0.6)
+            file.write_text(text_of(second, third))
+        await until(lambda: counted(client, "windows") == 3)
+        assert await starts(client) == ["12", "13", "14"]
+
+
+async def test_other_numbers_of_a_complete_window_are_refused_and_change_no_answer(tmp_path: Path) -> None:
+    window, other = released(tmp_path), released(tmp_path)
+    async with following(tmp_path, text_of(window)) as (client, file):
+        before = await answers(client)
+        with file.open("a") as out:
+            out.write(text_of(other) + text_of(window))
+        await until(
+            lambda: counted(client, "messages_invalid") + counted(client, "messages_duplicate") == 2 * len(window)
+        )
+        assert counted(client, "messages_invalid") > 0
+        assert await answers(client) == before
+
+
+HOSTILE = [
+    b"",
+    b"\xff\xfe",
+    b"{",
+    b"null",
+    b"[" * 100_000,
+    b'{"topic":"hexveil.window.v1"}',
+    b'{"topic":"hexveil.window.v1","headers":{},"value":{}}',
+    b'{"topic":"hexveil.window.v1","headers":{"ce_id":"x"},"value":{}}',
+    b'{"topic":"hexveil.window.v1","headers":{"ce_id":7},"value":{}}',
+    b'{"topic":"x","headers":{"ce_id":"x"},"value":null}',
+    b'{"topic":"hexveil.hexagon-speed.v1","headers":{"ce_id":"x"},"value":' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
+]
+
+
+async def test_forged_lines_are_counted_and_the_windows_after_them_are_served(tmp_path: Path) -> None:
+    first, second = windows_of(tmp_path, FEED, 2)
+    async with following(tmp_path, text_of(first)) as (client, file):
+        with file.open("ab") as out:
+            out.write(b"\n".join(HOSTILE) + b"\n" + text_of(second).encode())
+        await until(lambda: counted(client, "windows") == 2)
+        assert counted(client, "messages_invalid") == len(HOSTILE) - 1, "an empty line is nothing"
+
+
+async def test_reports_of_rejected_input_in_the_file_are_no_releases_and_no_fault(tmp_path: Path) -> None:
+    report = rejected_message("bus", "not-json", "bus.positions", 0, 1, 2, 2)
+    async with following(tmp_path, line_of(report) + text_of(released(tmp_path))) as (client, _):
+        assert await starts(client) == ["12"]
+        assert counted(client, "messages_invalid") == 0
+
+
+async def test_a_line_of_200_megabytes_is_passed_over_without_being_kept(tmp_path: Path) -> None:
+    first, second = windows_of(tmp_path, FEED, 2)
+    async with following(tmp_path, text_of(first)) as (client, file):
+        before = psutil.Process().memory_info().rss
+        with file.open("ab") as out:
+            for _ in range(200):
+                out.write(b'{"a":' * 200_000)
+        await until(lambda: counted(client, "messages_invalid") == 1)
+        with file.open("ab") as out:
+            out.write(b"\n" + text_of(second).encode())
+        highest = 0
+        while counted(client, "windows") < 2:
+            highest = max(highest, psutil.Process().memory_info().rss - before)
+            await asyncio.sleep(0.02)
+        assert highest < 20 << 20
+        assert counted(client, "messages_invalid") == 1
+
+
+def test_a_line_is_kept_whole_up_to_its_bound_and_counted_once_beyond(tmp_path: Path) -> None:
+    file = tmp_path / "x.ndjson"
+    file.write_bytes(b"a" * MAX_LINE + b"\n" + b"b" * (3 * MAX_LINE) + b"\nc\n")
+    follower = Follower(file)
+    found = []
+    while follower.position < file.stat().st_size:
+        found += follower.lines()
+    assert [(line[:1], len(line)) for line in found] == [(b"a", MAX_LINE), (b"c", 1)]
+    assert follower.passed_over == 1
+    follower.close()
+
+
+async def test_every_file_of_a_folder_is_read_and_new_ones_too(tmp_path: Path) -> None:
+    first, second, third = windows_of(tmp_path, FEED, 3)
+    folder = tmp_path / "releases"
+    folder.mkdir()
+    (folder / "b.ndjson").write_text(text_of(second))
+    (folder / "a.ndjson").write_text(text_of(first))
+    (folder / "notes.txt").write_text("nothing\n")
+    (folder / "pipe.ndjson").unlink(missing_ok=True)
+    os.mkfifo(folder / "pipe.ndjson")
+    async with serving_file(bus_config(tmp_path), folder) as client:
+        assert await starts(client) == ["12", "13"]
+        (folder / "c.ndjson").write_text(text_of(third))
+        await until(lambda: counted(client, "windows") == 3)
+        (folder / "a.ndjson").unlink()
+        await asyncio.sleep(0.6)
+        assert await starts(client) == ["12", "13", "14"]
+        listed = (await (await client.get("/api/v1/windows")).json())["windows"]
+        assert [window["event_id"] for window in listed] == [3, 2, 1]
+        assert counted(client, "messages_invalid") == 0
+
+
+@pytest.mark.parametrize("what", ["absent", "recording", "pipe"])
+def test_what_holds_no_releases_is_refused_with_the_command_that_makes_some(tmp_path: Path, what: str) -> None:
+    file = tmp_path / "day.ndjson"
+    if what == "recording":
+        file.write_text('{"user":"a","time":1490097600000,"lat":30.2,"lng":-97.7,"speed":12.0}\n')
+    elif what == "pipe":
+        os.mkfifo(file)
+    done = CliRunner().invoke(app, ["serve", str(file), "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")])
+    assert done.exit_code == 2
+    remedy = {"absent": "no such file", "recording": "no releases", "pipe": "neither a file nor a folder"}[what]
+    assert remedy in done.stderr
+    assert "--out" in done.stderr
+
+
+def test_the_feed_of_a_file_is_that_of_its_first_release(tmp_path: Path) -> None:
+    file = tmp_path / "r.ndjson"
+    file.write_text("")
+    assert feed_in(file) is None
+    file.write_text("rubbish\n" + text_of(released(tmp_path, **{"feed.name": "riders"})))
+    assert feed_in(file) == "riders"
+
+
+def test_a_replayed_recording_and_serve_are_all_that_a_dashboard_needs(tmp_path: Path) -> None:
+    port = free_port()
+    environment = {**os.environ, "PYTHONPATH": str(REPO_ROOT), "HEXVEIL_PUBLIC__PORT": str(port)}
+    environment |= {"HEXVEIL_KAFKA__BOOTSTRAP": "127.0.0.1:9", "HEXVEIL_REDIS__URL": "redis://127.0.0.1:9/0"}
+    fix = {"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}
+    (tmp_path / "day.ndjson").write_text(json.dumps(fix) + "\n")
+    config = ("--config", str(REPO_ROOT / "config" / "bus-fleet.toml"))
+    hexveil = [sys.executable, "-m", "stream"]
+    subprocess.run(
+        [*hexveil, "replay", "day.ndjson", "--offline", "--out", "releases.ndjson", *config],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+    )
+    with subprocess.Popen([*hexveil, "serve", "releases.ndjson", *config], cwd=tmp_path, env=environment) as serve:
+        try:
+            body = json.loads(fetched(f"http://127.0.0.1:{port}/api/v1/hexagons"))
+            assert body["complete"] is True
+            assert len(body["hexagons"]) == 1
+            assert b"<html" in fetched(f"http://127.0.0.1:{port}/")
+        finally:
+            serve.send_signal(signal.SIGINT)
+    assert serve.returncode == 0
+
+
+def fetched(address: str) -> bytes:
+    for _ in range(150):
+        try:
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                return bytes(answer.read())
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.2)
+    raise AssertionError(f"{address} never answered")
