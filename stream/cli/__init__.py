@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from dpcore import __version__
-from stream.cli.options import FAILED, stop
+from stream.cli.options import FAILED, USAGE, stop
 
 SUBJECTS = (
     "init",
@@ -49,6 +49,17 @@ class Commands(TyperGroup):
                 import_module(f"stream.cli.{subject.replace('-', '_')}").register(alone)
                 self.commands.update(typer.main.get_group(alone).commands)
         return self.commands.get(cmd_name)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a configuration that turns out not to be usable, as late as it may, is wrong usage."""
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            from stream.config import ConfigError  # not for the commands that read none
+
+            if not isinstance(error, ConfigError):
+                raise
+            stop(str(error), USAGE)
 
 
 app = typer.Typer(

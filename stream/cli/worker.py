@@ -19,9 +19,12 @@ def register(app: typer.Typer) -> None:
 
         from stream.app import run_worker
         from stream.ingestion.pseudonyms import UserKeyError
+        from stream.statistics.participation.public_cells import public_cells
         from stream.storage.ledger import LedgerError
         from stream.storage.row_store import StateError
 
+        if settings.relation == "participation":
+            public_cells(settings)  # known to be sound before the first window closes
         try:
             run_worker(settings)
         except UserKeyError as error:

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from stream.config.addresses import Address, check_apart
 from stream.config.feed import FeedConfig, WindowConfig
 from stream.config.histogram import HistogramConfig
 from stream.config.privacy import PrivacyConfig
@@ -153,12 +154,23 @@ class Config(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _addresses_are_apart(self) -> Self:
+        surfaces = {"operator.port": self.operator, "public.port": self.public}
+        ours = [Address(key, surface.host, surface.port) for key, surface in surfaces.items()]
+        check_apart(ours, [*self.kafka.addresses, *self.redis.addresses])
+        return self
+
+    @model_validator(mode="after")
     def _slots_fit_periods(self) -> Self:
         if self.privacy.period % self.window.slot:
             raise ValueError(
                 f"window.slot {self.window.slot} does not divide privacy.period {self.privacy.period}; "
-                "a timeslot must never straddle two ledger periods"
+                "a timeslot must never straddle two ledger periods, so make the slot divide the period"
             )
+        try:
+            Slotting(self.window.slot, self.privacy.period, self.feed.timezone)
+        except ValueError as error:
+            raise ValueError(f"window.slot and privacy.period: {error}") from None
         return self
 
     @property

@@ -17,24 +17,45 @@ SPEED_TO_KMH = {"km/h": 1.0, "m/s": 3.6, "mph": 1.609344, "kn": 1.852}
 def _known_timezone(name: str) -> str:
     try:
         ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError):
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: a folder of zones, like 'America'
         raise ValueError(f"{name!r} is not an IANA time zone; write one like 'Europe/Paris' or 'UTC'") from None
     return name
 
 
+def _whole_seconds(slot: timedelta) -> timedelta:
+    if slot.microseconds or not _SHORTEST_SLOT <= slot <= _LONGEST_SLOT:
+        raise ValueError(
+            f"{slot.total_seconds():g} s is not a whole number of seconds from 1s to 31d: workers look once a second for "
+            "windows to close, and a window's rows are in memory when it closes; write one like '1h'"
+        )
+    return slot
+
+
+_SHORTEST_SLOT, _LONGEST_SLOT = timedelta(seconds=1), timedelta(days=31)
+
 TimezoneName = Annotated[str, AfterValidator(_known_timezone)]
-FeedName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
+FeedName = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z][a-z0-9-]{0,31}$",
+        description="at most 32 lower-case letters, digits and hyphens, a letter first, like 'bus'",
+    ),
+]
+FieldPath = Annotated[
+    str,
+    Field(pattern=r"^[^.]+(\.[^.]+)*$", description="the name of a field, dots between levels, like 'location.lat'"),
+]
 SpeedUnit = Literal["km/h", "m/s", "mph", "kn"]
 
 
 class FeedFields(Section):
     """Where a declared feed keeps its fields: dotted paths, a number indexes a list (``location.coordinates.1``)."""
 
-    user: str
-    time: str
-    lat: str
-    lng: str
-    speed: str
+    user: FieldPath
+    time: FieldPath
+    lat: FieldPath
+    lng: FieldPath
+    speed: FieldPath
     time_format: Literal["rfc3339", "epoch-s", "epoch-ms"] = "rfc3339"
 
 
@@ -42,7 +63,10 @@ class FeedConfig(Section):
     """The incoming feed and its units."""
 
     name: FeedName
-    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
+    topic: str = Field(
+        pattern=r"^[A-Za-z0-9._-]{1,249}$",
+        description="at most 249 letters, digits, dots, underscores and hyphens, like 'bus.positions'",
+    )
     format: Literal["canonical", "capmetro", "capmetro-2015", "itms", "declared"] = "canonical"
     timezone: TimezoneName
     speed_unit: SpeedUnit = "km/h"
@@ -59,7 +83,7 @@ class FeedConfig(Section):
 class WindowConfig(Section):
     """Timeslots and how long to wait for them."""
 
-    slot: PositiveDuration = timedelta(hours=1)
+    slot: Annotated[PositiveDuration, AfterValidator(_whole_seconds)] = timedelta(hours=1)
     allowed_delay: Duration = timedelta(minutes=5)
     idle_timeout: PositiveDuration = timedelta(minutes=5)
     max_future: Duration = timedelta(minutes=5)

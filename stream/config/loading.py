@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
 from stream.config.deployment import Config, ConfigError
+from stream.config.environment import origins, unusable
+from stream.config.problems import problems
 
 
 def load_config(path: str | os.PathLike[str], **overrides: Any) -> Config:
@@ -25,20 +26,18 @@ def load_config(path: str | os.PathLike[str], **overrides: Any) -> Config:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a readable TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
+        raise ConfigError(f"{path}: not TOML: {error}; correct it there, or start from 'hexveil init'") from None
     for key, value in overrides.items():
         section = data
         *parents, leaf = key.split(".")
         for parent in parents:
             section = section.setdefault(parent, {})
         section[leaf] = value
+    wrong = unusable(Config, os.environ)
+    if wrong:
+        raise ConfigError(f"environment: {len(wrong)} problem(s)\n" + "\n".join(f"  {line}" for line in wrong))
     try:
         return Config(**data)
-    except SettingsError as error:
-        raise ConfigError(f"environment: {error}; set single keys, like HEXVEIL_PRIVACY__EPSILON=1.5") from None
     except ValidationError as error:
-        lines = [
-            f"  {'.'.join(map(str, item['loc'])) or '(whole file)'}: {item['msg'].removeprefix('Value error, ')}"
-            for item in error.errors()
-        ]
+        lines = [f"  {line}" for line in problems(error, Config, origins(Config, os.environ))]
         raise ConfigError(f"{path}: {len(lines)} problem(s)\n" + "\n".join(lines)) from None

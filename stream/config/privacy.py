@@ -61,7 +61,9 @@ class PrivacyConfig(Section):
         least, most = (self.rho, self.rho_budget) if self.accounting == "zcdp" else (self.epsilon, self.budget)
         names = ("rho", "rho_budget") if self.accounting == "zcdp" else ("epsilon", "budget")
         if least is not None and most is not None and most < least:
-            raise ValueError(f"{names[1]} {most} is below {names[0]} {least}: no window could ever be released")
+            raise ValueError(
+                f"{names[1]} {most} is below {names[0]} {least}: no window could ever be released; raise {names[1]} or lower {names[0]}"
+            )
         if self.ledger_grant < 1:
             raise ValueError(f"{names[0]} {least} is below the resolution of the ledger; raise it")
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -11,6 +11,15 @@ class Section(BaseModel):
     """A table of the TOML file: unknown keys are refused, values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_booleans(cls, given: Any) -> Any:
+        # Without this, true would be taken for the number 1: an epsilon of 1.
+        wrong = [key for key, value in given.items() if isinstance(value, bool)] if isinstance(given, dict) else []
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} is true or false, and no key takes that; write a number or text")
+        return given
 
 
 class Domain(Section):
@@ -24,7 +33,7 @@ class Domain(Section):
     @model_validator(mode="after")
     def _has_area(self) -> Self:
         if self.south >= self.north or self.west >= self.east:
-            raise ValueError("the box has no area; south must be below north and west below east")
+            raise ValueError("the box has no area; make south smaller than north and west smaller than east")
         return self
 
     def holds(self, other: Domain) -> bool:

@@ -4,18 +4,49 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from stream.config.addresses import Address, Host, Port, host_and_port, known_host
 from stream.config.section import Section
+
+
+def redacted(url: str) -> str:
+    """``url`` without its credentials, fit to be shown."""
+    return re.sub(r"(?<=password=)[^&]*", "***", re.sub(r"(?<=://).*@", "***@", url))
+
+
+def _brokers(text: str) -> str:
+    for broker in text.split(","):
+        host_and_port(broker.strip())
+    return text
+
+
+def _redis_address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ValueError(
+            f"{redacted(url)!r} has no number as port; write one like 'redis://127.0.0.1:6379/0'"
+        ) from None
+    if parts.scheme == "unix":
+        return url
+    known_host(parts.hostname or "")
+    if port == 0 or not re.fullmatch(r"(/\d{0,9})?", parts.path):
+        raise ValueError(f"{redacted(url)!r} names no port or database; write both like 'redis://127.0.0.1:6379/0'")
+    return url
 
 
 class KafkaConfig(Section):
     """Brokers, consumer group, and how to prove who we are to them."""
 
-    bootstrap: str = "127.0.0.1:9092"
-    group: str = "hexveil-worker"
+    bootstrap: Annotated[str, AfterValidator(_brokers)] = "127.0.0.1:9092"
+    group: str = Field(
+        default="hexveil-worker", min_length=1, max_length=249, description="a name in quotes, like 'hexveil-worker'"
+    )
     replication_factor: int = Field(default=1, ge=1, le=100)
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
@@ -35,6 +66,11 @@ class KafkaConfig(Section):
         """Whether connections log in by SASL."""
         return self.security_protocol.startswith("SASL_")
 
+    @property
+    def addresses(self) -> list[Address]:
+        """Where the brokers listen."""
+        return [Address("kafka.bootstrap", *host_and_port(broker.strip())) for broker in self.bootstrap.split(",")]
+
     @model_validator(mode="after")
     def _credentials_fit_the_protocol(self) -> Self:
         if self.authenticated != (self.username is not None and self.password_file is not None):
@@ -52,14 +88,24 @@ class KafkaConfig(Section):
 class RedisConfig(Section):
     """State and ledger store."""
 
-    url: str = Field(default="redis://127.0.0.1:6379/0", pattern=r"^(redis|rediss|unix)://")
+    url: Annotated[str, AfterValidator(_redis_address)] = Field(
+        default="redis://127.0.0.1:6379/0",
+        pattern=r"^(redis|rediss|unix)://",
+        description="an address like 'redis://127.0.0.1:6379/0', 'rediss://redis.example:6380/0' or 'unix:///run/redis.sock'",
+    )
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Where the server listens; nothing for a socket in the file system."""
+        parts = urlsplit(self.url)
+        return [] if parts.hostname is None else [Address("redis.url", parts.hostname, parts.port or 6379)]
 
 
 class SurfaceConfig(Section):
     """Address of an HTTP surface."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(ge=0, le=65535)
+    host: Host = "127.0.0.1"
+    port: Port
 
 
 class PublicConfig(SurfaceConfig):

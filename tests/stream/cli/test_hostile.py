@@ -104,7 +104,7 @@ def test_a_configuration_that_cannot_be_used_is_refused_by_every_command(
     [
         ("HEXVEIL_PRIVACY", "abc", "HEXVEIL_PRIVACY__EPSILON"),
         ("HEXVEIL_PRIVACY__EPSILON", "abc", "privacy.epsilon"),
-        ("HEXVEIL_PRIVACY__EPSILLON", "1", "epsillon"),
+        ("HEXVEIL_PRIVACY__EPSILLON", "1", "HEXVEIL_PRIVACY__EPSILON"),
         ("HEXVEIL_REDIS__URL", "nonsense", "redis.url"),
         ("HEXVEIL_PARTICIPATION__GEOJSON", "folder", "GeoJSON"),
         ("HEXVEIL_PARTICIPATION__GEOJSON", "nowhere", "GeoJSON"),
@@ -151,3 +151,34 @@ def test_a_configuration_in_a_folder_that_is_not_there_is_refused(desk: Path) ->
     code, said = run("init", "nowhere/mine.toml")
     assert code == 2
     assert "folder" in said
+
+
+@pytest.mark.parametrize(
+    "coordinates",
+    [None, "here", [[["a", "b"]] * 4], [[[1]] * 4], [[[20.0, 5.0], [21.0, 5.0], [21.0, 6.0], [20.0, 5.0]]]],
+    ids=["none", "text", "letters", "one-number", "Africa"],
+)
+@pytest.mark.parametrize("command", ["check", "worker", "evaluate day.ndjson", "replay day.ndjson --offline"])
+def test_an_area_that_is_none_of_this_feed_is_refused_before_anything_starts(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, command: str, coordinates: object
+) -> None:
+    (desk / "area.geojson").write_text(json.dumps({"type": "Polygon", "coordinates": coordinates}))
+    monkeypatch.setenv("HEXVEIL_PARTICIPATION__GEOJSON", "area.geojson")
+    span = SPAN if command.startswith("replay") else []
+    code, said = run(*command.split(), "--config", RIDERS, *span)
+    assert code == 2
+    assert "participation.geojson" in said
+
+
+@pytest.mark.parametrize(
+    "command", ["doctor", "worker", "serve", "topics create", "replay day.ndjson", "simulate --once"]
+)
+def test_a_file_of_credentials_that_cannot_be_read_is_refused_with_its_key(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("HEXVEIL_KAFKA__SECURITY_PROTOCOL", "SASL_SSL")
+    monkeypatch.setenv("HEXVEIL_KAFKA__USERNAME", "worker")
+    monkeypatch.setenv("HEXVEIL_KAFKA__PASSWORD_FILE", "nowhere")
+    code, said = run(*command.split(), "--config", BUS)
+    assert code == 2
+    assert "kafka.password_file" in said

@@ -1,0 +1,78 @@
+"""Environment variables that set keys of the configuration; one that looks like it but sets none is refused."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from typing import get_origin
+
+from pydantic import BaseModel
+
+from stream.config.problems import SHOWN, Path, is_compound, keys, wanted
+
+PREFIX, SEPARATOR = "HEXVEIL_", "__"
+OTHERS = ("HEXVEIL_CONFIG", "HEXVEIL_KAFKA_JARS")
+"""Variables of ours that are no keys."""
+_NEAR, _MISSPELT = 0.6, 0.8
+"""Similarity (difflib's ratio) from which a known name is suggested, and from which one without the separator is refused.
+
+Below the second, the name may be somebody else's: container platforms set HEXVEIL_SERVICE_HOST for a service "hexveil".
+"""
+
+
+def variables(config: type[BaseModel]) -> dict[str, Path]:
+    """Key that each variable sets, by the variable's name."""
+    return {_name(path): path for path, _ in keys(config)}
+
+
+def _name(path: Path) -> str:
+    return PREFIX + SEPARATOR.join(path).upper()
+
+
+def origins(config: type[BaseModel], environment: Mapping[str, str]) -> dict[Path, str]:
+    """The variable that sets a key, by the key."""
+    known = variables(config)
+    return {known[name.upper()]: name for name in environment if name.upper() in known}
+
+
+def unusable(config: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
+    """A line for each variable that would be ignored, with the nearest right name, or whose value cannot be read."""
+    return _misspelt(config, environment) + _not_json(config, environment)
+
+
+def _not_json(config: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
+    """Lists and sections are JSON in the environment; single values are not."""
+    compound = {_name(path): field for path, field in keys(config) if is_compound(field)}
+    lines = []
+    for given, value in environment.items():
+        if given.upper() not in compound:
+            continue
+        try:
+            json.loads(value)
+        except (ValueError, RecursionError):
+            shown = value if len(value) <= SHOWN else f"{value[:SHOWN]}…"
+            lines.append(
+                f"{given}: found {shown!r}, which is no JSON; write {wanted(compound[given.upper()])} as JSON, or set single "
+                "keys, like HEXVEIL_PRIVACY__EPSILON=1.5"
+            )
+    return lines
+
+
+def _misspelt(config: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
+    known = [*variables(config), *OTHERS]
+    tables = tuple(_name(path) + SEPARATOR for path, field in keys(config) if get_origin(field.annotation) is dict)
+    lines = []
+    for given in environment:
+        name = given.upper()
+        if not name.startswith(PREFIX) or name in known or name.startswith(tables):
+            continue
+        looks_like_a_key = SEPARATOR in name.removeprefix(PREFIX)
+        cutoff = _NEAR if looks_like_a_key else _MISSPELT
+        right = [known_name.removeprefix(PREFIX) for known_name in known]
+        nearest = difflib.get_close_matches(name.removeprefix(PREFIX), right, 1, cutoff)
+        if nearest:
+            lines.append(f"{given}: no key has this name; write {PREFIX}{nearest[0]} if that is meant, or unset it")
+        elif looks_like_a_key:
+            lines.append(f"{given}: no key has this name; write HEXVEIL_SECTION__KEY, or unset it")
+    return lines
