@@ -29,10 +29,11 @@ from stream.ingestion.reader import Ingestor
 from stream.local import die_with_parent
 from stream.messages.message import Message
 from stream.metrics import OperatorMetrics
-from stream.protocol.close_process import CloseReport, close_in_process, verify_ledger
+from stream.protocol.close_process import CloseReport, close_in_process
+from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import make_producer
 from stream.storage.ledger import LedgerError
-from stream.storage.row_store import State
+from stream.storage.row_store import RowStore
 from stream.windows import utc_text, watermark
 
 log = structlog.get_logger()
@@ -144,7 +145,7 @@ class Worker:
         self.metrics = OperatorMetrics()
         self.metrics.build_info.labels(_version()).set(1)
         self.redis = Redis.from_url(config.redis.url)
-        self.state = State(self.redis, config.feed.name)
+        self.rows = RowStore(self.redis, config.feed.name)
         self.slotting = config.slotting
         self.ready = asyncio.Event()
         self._scratch = tempfile.TemporaryDirectory(prefix="hexveil-worker-")
@@ -191,8 +192,8 @@ class Worker:
 
     async def due_slots(self) -> list[int]:
         """Open slots whose window ends at or before the watermark, oldest first; updates the gauges."""
-        partitions = await self.state.partition_times()
-        open_slots = await self._releasable(sorted(await self.state.open_slots()))
+        partitions = await self.rows.partition_times()
+        open_slots = await self._releasable(sorted(await self.rows.open_slots()))
         self.metrics.open_windows.set(len(open_slots))
         if self.config.relation == "participation":
             return await self._ticked_slots(open_slots)
@@ -213,25 +214,25 @@ class Worker:
                 kept.append(slot)
                 continue
             log.warning("window.slot was changed, rows of an open window are dropped", window=utc_text(slot))
-            await self.state.seal(slot)
-            await self.state.drop_rows(slot)
+            await self.rows.seal(slot)
+            await self.rows.drop_rows(slot)
         return kept
 
     async def _begins_a_window(self, slot: int) -> bool:
-        return self.slotting.window(slot).start == slot or await self.state.in_progress(slot)
+        return self.slotting.window(slot).start == slot or await self.rows.in_progress(slot)
 
     async def _ticked_slots(self, open_slots: list[int]) -> list[int]:
         """Every slot that ended ``allowed_delay`` ago by the wall clock, visited or not, since this feed first ran."""
         now = time.time()
-        slot = await self.state.first_slot(self.slotting.window(int(now)).start)
+        slot = await self.rows.first_slot(self.slotting.window(int(now)).start)
         for before in open_slots:
             if before < slot:  # older than the feed: it will never be released, so it is not kept
-                await self.state.seal(before)
-                await self.state.drop_rows(before)
+                await self.rows.seal(before)
+                await self.rows.drop_rows(before)
         due = []
         while (end := self.slotting.window(slot).end) + self.config.window.allowed_delay.total_seconds() <= now:
-            if await self.state.is_closed(slot) or not await self._begins_a_window(slot):
-                await self.state.advance_first_slot(slot, end)
+            if await self.rows.is_closed(slot) or not await self._begins_a_window(slot):
+                await self.rows.advance_first_slot(slot, end)
             else:
                 due.append(slot)
             slot = end

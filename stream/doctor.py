@@ -17,9 +17,9 @@ from stream.connection import kafka_options
 from stream.ingestion.pseudonyms import UserKeyError, key_fingerprint, load_user_key
 from stream.messages.message import OUTPUT_TOPICS, WINDOW
 from stream.messages.topics import topic_plans
-from stream.protocol.close_process import verify_ledger
+from stream.protocol.ledger_check import verify_ledger
 from stream.storage.ledger import LedgerError
-from stream.storage.row_store import State, StateError
+from stream.storage.row_store import RowStore, StateError
 
 _MAX_SKEW_SECONDS = 2.0
 _MIN_OUTPUT_RETENTION = timedelta(days=1)
@@ -142,12 +142,12 @@ async def _retention(admin: AIOKafkaAdminClient, topic: str, least: timedelta) -
 
 
 async def _ledger(config: Config, redis: Redis) -> Finding:
-    state, key_file = State(redis, config.feed.name), config.privacy.user_key_file
+    rows, key_file = RowStore(redis, config.feed.name), config.privacy.user_key_file
     try:
         generation = await verify_ledger(config, redis)
         if key_file.exists():
-            await state.claim_key(key_fingerprint(load_user_key(key_file)))
-        elif await state.has_key():
+            await rows.claim_key(key_fingerprint(load_user_key(key_file)))
+        elif await rows.has_key():
             raise StateError(
                 f"{key_file} is not there; a new key would give everybody a second budget: restore the file"
             )

@@ -29,10 +29,10 @@ from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.local import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
-from stream.protocol.release_protocol import Closing
+from stream.protocol.release_protocol import ReleaseProtocol
 from stream.sources.recording import Recording
 from stream.storage.ledger import Ledger
-from stream.storage.row_store import ROW, State
+from stream.storage.row_store import ROW, RowStore
 from stream.windows import SpanError, Window
 
 Progress = Callable[[int, int], None]
@@ -180,13 +180,14 @@ async def _release(
         await ledger.start_generation()
         await ledger.claim_policy(config.ledger_policy)
         await ledger.claim_identity(identity)
-        await State(redis, config.feed.name).claim_key(fingerprint)
+        await RowStore(redis, config.feed.name).claim_key(fingerprint)
         publisher = LinePublisher(out)
-        closing = Closing(config, redis, MemoryRows(dict(by_slot)), ledger, publisher, Noise())
+        rows = MemoryRows(dict(by_slot))
+        protocol = ReleaseProtocol.connect(config, redis, rows, ledger, publisher, Noise())
         already = 0
         for slot in slots:
-            already += await closing.closed(slot) is not None
-            await closing.close(slot)
+            already += await protocol.store.released(slot) is not None
+            await protocol.close(slot)
         charged = {period: await ledger.total(period) for period in await ledger.periods()}
     finally:
         await redis.aclose()

@@ -23,7 +23,7 @@ from stream.config import Config
 from stream.connection import kafka_options
 from stream.ingestion.decoding import REASONS, Batch, Decoder
 from stream.messages.message import Message, rejected_message
-from stream.storage.row_store import Appended, Behind, State
+from stream.storage.row_store import Appended, Behind, RowStore
 
 log = structlog.get_logger()
 
@@ -60,7 +60,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
 
     def __init__(self, config: Config, redis: Redis, decoder: Decoder, metrics: IngestMetrics, report: Report) -> None:
         self._config = config
-        self._state = State(redis, config.feed.name)
+        self._rows = RowStore(redis, config.feed.name)
         self._decoder = decoder
         self._metrics = metrics
         self._report = report
@@ -91,7 +91,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._done.clear()
         reporter = asyncio.create_task(self._send_reports())
         try:
-            await self._retry(lambda: self._state.claim_key(self._decoder.key_fingerprint))
+            await self._retry(lambda: self._rows.claim_key(self._decoder.key_fingerprint))
             await consumer.start()
             consumer.subscribe([self._config.feed.topic], listener=self)
             await self._read(consumer)
@@ -148,8 +148,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         everyone = {TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()}
         try:
             now_us = time.time_ns() // 1000
-            await self._retry(lambda: self._state.awaken(map(_name, everyone | set(assigned)), now_us))
-            offsets = await self._retry(self._state.next_offsets)
+            await self._retry(lambda: self._rows.awaken(map(_name, everyone | set(assigned)), now_us))
+            offsets = await self._retry(self._rows.next_offsets)
         except RedisError:
             return  # only while stopping
         for partition in assigned:
@@ -195,7 +195,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
                     beginning=begin,
                     lost=missing,
                 )
-                await self._retry(functools.partial(self._state.move, _name(partition), stored, begin))
+                await self._retry(functools.partial(self._rows.move, _name(partition), stored, begin))
                 self._stored[partition] = begin
             self._go_to(partition, begin)
 
@@ -206,7 +206,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         following = int(offsets[-1]) + 1
 
         async def append() -> Appended:
-            return await self._state.append(
+            return await self._rows.append(
                 _name(partition), begin, following, batch.rows, offsets[batch.index], batch.slots, now_us
             )
 

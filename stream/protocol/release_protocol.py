@@ -1,4 +1,4 @@
-"""The release protocol: read, plan, charge, draw, commit, publish, confirm, clean up. Every step may be repeated.
+"""The release protocol: seal, read, plan, charge, draw, commit, publish, confirm, clean. Every step may be repeated.
 
 No lock is needed: a stored plan and a committed window are written once, first writer wins, and a charge is paid once.
 Charge comes before draw; the bytes that leave are the committed ones, whoever drew them.
@@ -8,73 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
-from typing import Any, Protocol
+from typing import Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
 
-from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import Message, decode_outbox, encode_outbox
-from stream.statistics.carried_clipping import carry
-from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
-from stream.statistics.histograms.histograms import DrawnHistogram, draw_histograms
-from stream.statistics.merging import merged
-from stream.statistics.pipeline import compose, contributions_of, draw, plan_window
-from stream.statistics.plan import Columns, IdArray, Plan, PlanError, decode_plan, encode_plan, within
-from stream.statistics.smoothing_state import decode_memory, encode_memory
-from stream.storage.ledger import AlreadyReleasedError, Ledger, LedgerError, TermsError
-from stream.windows import Slotting, Window, utc_text
+from stream.protocol.parts import Publisher, SlotRows, Statistics
+from stream.protocol.planning import Planning, StoredPlan
+from stream.statistics.plan import Plan
+from stream.statistics.window_release import Drawn, WindowRows, WindowStatistics
+from stream.storage.ledger import AlreadyReleasedError, Ledger, LedgerError
+from stream.storage.release_store import ChargesGoneError, Outcome, Released, ReleaseStore
+from stream.windows import Window, utc_text
 
 STEPS = ("seal", "read", "plan", "charge", "draw", "commit", "publish", "confirm", "clean")
-"""Protocol steps in order, as reported to ``after_step``."""
+"""Protocol steps in order; ``after_step`` is called with their names."""
 
-_PLAN_ATTEMPTS = 5
-_TAKEN, _MOVED = 1, 2
-
-_COMMIT = resources.files("stream.storage").joinpath("lua", "commit.lua").read_text(encoding="utf-8")
-
-_REPLACE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
-return redis.call('GET', KEYS[1])
-"""
-
-
-class RowStore(Protocol):
-    """What closing needs of :class:`stream.storage.row_store.State`."""
-
-    async def seal(self, slot: int) -> None:
-        """Later rows of the slot are late from now on."""
-
-    async def read_rows(self, slot: int) -> npt.NDArray[np.void]:
-        """Every row of the slot."""
-
-    async def drop_rows(self, slot: int) -> None:
-        """Forget the slot's rows."""
-
-
-class Publisher(Protocol):
-    """Where committed messages go."""
-
-    async def publish(self, messages: Sequence[Message]) -> None:
-        """Send all, the last one (the close marker) after the others are acknowledged."""
-
-    async def confirm(self, messages: Sequence[Message]) -> None:
-        """Read them back from the output; raises where one is missing or differs."""
-
-
-class Closed(msgspec.Struct, frozen=True):
-    """What Redis remembers of a released window."""
-
-    messages: int
-    digest: str
-    period: str
-    suppressed: int = 0
+PLAN_ATTEMPTS = 5
+"""Plans that one attempt to close a window makes before it gives way to whoever spends the same budgets."""
 
 
 class _Status(msgspec.Struct):
@@ -82,205 +38,168 @@ class _Status(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Closing:
-    """The parts of the protocol for one feed. ``after_step`` is told of every finished step."""
+class ReleaseProtocol:
+    """The parts of the protocol for one feed.
 
-    config: Config
-    redis: Redis
-    rows: RowStore
+    ``after_step`` is called after each finished step, ``on_redraw`` when a draw was thrown away unseen.
+    """
+
+    statistics: Statistics
+    planning: Planning
+    store: ReleaseStore
+    rows: SlotRows
     ledger: Ledger
     publisher: Publisher
     noise: Noise
     after_step: Callable[[str], Awaitable[None] | None] = lambda _: None
     on_redraw: Callable[[], None] = lambda: None
 
-    def _key(self, name: str) -> str:
-        return f"hv:{{{self.config.feed.name}}}:{name}"
+    @classmethod
+    def connect(
+        cls,
+        config: Config,
+        redis: Redis,
+        rows: SlotRows,
+        ledger: Ledger,
+        publisher: Publisher,
+        noise: Noise,
+        after_step: Callable[[str], Awaitable[None] | None] = lambda _: None,
+        on_redraw: Callable[[], None] = lambda: None,
+    ) -> Self:
+        """The protocol of one configuration, with its state in ``redis``."""
+        statistics, store = WindowStatistics(config), ReleaseStore(redis, config.feed.name)
+        planning = Planning(config, statistics, store, ledger)
+        return cls(statistics, planning, store, rows, ledger, publisher, noise, after_step, on_redraw)
 
-    @property
-    def slotting(self) -> Slotting:
-        """Timeslots and periods of the feed."""
-        return self.config.slotting
+    async def close(self, slot: int) -> Released:
+        """Release one window, from whatever step an earlier attempt reached.
+
+        Raises :class:`LedgerError` where budgets cannot be vouched for; errors of Redis and Kafka pass through, and
+        the next attempt goes on where this one stopped.
+        """
+        released = await self.store.released(slot)
+        if released is None:
+            outbox = await self.store.outbox(slot)
+            if outbox is None:
+                try:
+                    window = await self._seal(slot)
+                    rows = await self._read(window)
+                    planned = await self._plan(window, rows)
+                    for _ in range(PLAN_ATTEMPTS):
+                        refused = await self._charge(planned.plan)
+                        if refused is None:
+                            break
+                        planned = await self._plan_again(window, rows, planned, refused)
+                    else:
+                        raise _spent_elsewhere(window)
+                    drawn = await self._draw(planned.plan, rows)
+                    outbox = await self._commit(planned.plan, drawn)
+                except AlreadyReleasedError:
+                    return await self.close(slot)  # by another worker meanwhile: only cleaning is left
+            messages = decode_outbox(outbox)
+            await self._publish(messages)
+            await self._confirm(messages)
+            released = await self._remember(slot, messages)
+        await self._clean(slot)
+        return released
 
     async def _done(self, step: str) -> None:
         waiting = self.after_step(step)
         if waiting is not None:
             await waiting
 
-    async def closed(self, slot: int) -> Closed | None:
-        """What is remembered of a released window; None while it is open."""
-        found = await self.redis.hget(self._key("closed"), str(slot))
-        return None if found is None else msgspec.json.decode(found, type=Closed)
-
-    async def close(self, slot: int) -> Closed:
-        """Release one window, from whatever step an earlier attempt reached.
-
-        Raises :class:`LedgerError` where budgets cannot be vouched for; errors of Redis and Kafka pass through, and
-        the next attempt goes on where this one stopped.
-        """
-        known = await self.closed(slot)
-        if known is not None:
-            await self._clean(slot)
-            return known
-        outbox = await self.redis.get(self._key(f"outbox:{slot}"))
-        if outbox is None:
-            try:
-                outbox = await self._commit(slot)
-            except AlreadyReleasedError:
-                await self._clean(slot)
-                known = await self.closed(slot)
-                assert known is not None, "a released window is remembered for good"
-                return known
-        messages = decode_outbox(outbox)
-        await self.publisher.publish(messages)
-        await self._done("publish")
-        await self.publisher.confirm(messages)
-        await self._done("confirm")
-        marker = msgspec.json.decode(messages[-1].value)
-        statuses = [msgspec.json.decode(message.value, type=_Status).status for message in messages]
-        period = self.slotting.period_of(slot).key
-        result = Closed(len(messages), marker["digest"], period, statuses.count("suppressed"))
-        await self.redis.hset(self._key("closed"), str(slot), msgspec.json.encode(result))
-        await self._clean(slot)
-        return result
-
-    async def _commit(self, slot: int) -> bytes:
-        generation = await self.ledger.generation()
-        if generation is None:
-            raise LedgerError(
-                f"feed {self.config.feed.name!r} has rows to release but Redis holds no ledger generation; what was spent "
-                "is unknown. Restore Redis from its append-only file"
-            )
+    async def _seal(self, slot: int) -> Window:
+        """Rows that come later are late. Returns the window as it was planned, where it was."""
+        window = await self.planning.window(slot)
         await self.rows.seal(slot)
         await self._done("seal")
-        window, rows = await self._window(slot), await self.rows.read_rows(slot)
-        rows = rows[(rows["time"] >= window.start * 1_000_000) & (rows["time"] < window.end * 1_000_000)]
-        contributions, fixes = contributions_of(rows, self.config), fixes_of(rows, histogram_box(self.config))
+        return window
+
+    async def _read(self, window: Window) -> WindowRows:
+        rows = self.statistics.arrange(await self.rows.read_rows(window.start), window)
         await self._done("read")
-        plan = await self._charged_plan(slot, contributions, generation, fixes)
-        contributions = merged(plan, contributions)
-        planned_box = None if plan.histogram is None else plan.histogram.box
-        if planned_box != histogram_box(self.config):
-            fixes = fixes_of(rows, planned_box)  # of a plan made under an earlier configuration
-        columns, histograms = draw(plan, contributions, self.noise), draw_histograms(plan, fixes, self.noise)
+        return rows
+
+    async def _plan(self, window: Window, rows: WindowRows) -> StoredPlan:
+        """The stored plan; a worker that finds one takes it."""
+        planned = await self.planning.stored(window, rows)
+        await self._done("plan")
+        return planned
+
+    async def _charge(self, plan: Plan) -> npt.NDArray[np.uint64] | None:
+        """None once everybody has paid; else the users who could not, and nothing may be drawn from this plan."""
+        refused = await self.planning.charge(plan)
+        if refused is None:
+            await self._done("charge")
+        return refused
+
+    async def _plan_again(
+        self, window: Window, rows: WindowRows, planned: StoredPlan, refused: npt.NDArray[np.uint64]
+    ) -> StoredPlan:
+        """Replace a plan that met an exhausted budget by one without ``refused``; what was paid stays paid."""
+        planned = await self.planning.replaced(window, rows, planned, refused)
+        await self._done("plan")
+        return planned
+
+    async def _draw(self, plan: Plan, rows: WindowRows) -> Drawn:
+        drawn = self.statistics.draw(plan, rows, self.noise)
         await self._done("draw")
-        answer = await self._commit_drawn(slot, plan, contributions.counts, columns, histograms)
-        if not answer or not answer[0]:
-            self.on_redraw()
-        if not answer:
-            raise AlreadyReleasedError(f"window {utc_text(slot)} was released by another worker")
-        stored: bytes = answer[1]
-        await self._done("commit")
-        return stored
+        return drawn
 
-    async def _commit_drawn(
-        self,
-        slot: int,
-        plan: Plan,
-        counts: Counts,
-        columns: dict[str, Columns],
-        histograms: Sequence[DrawnHistogram],
-    ) -> list[Any]:
-        """Commit the drawn window, numbered, with the memory it leaves; where another was faster, compose again.
+    async def _commit(self, plan: Plan, drawn: Drawn) -> bytes:
+        """Commit the drawn window with its number and the memory it leaves; returns the bytes that stand.
 
-        Ends: whoever took the number committed another window, and of those there are finitely many. Raises
-        :class:`LedgerError` where the window's charges are gone from Redis: then nothing is committed.
+        Where another window was committed meanwhile, the messages are composed anew from the noise already drawn. That
+        ends: there are finitely many other windows. Raises :class:`LedgerError` where the window's charges are gone from
+        Redis; then nothing is committed.
         """
-        keys = [self._key(name) for name in (f"outbox:{slot}", "closed", "memory", f"charged:{slot}", "sequence")]
+        slot = plan.window.start
         while True:
             number = await self.ledger.sequence() + 1
-            stored: bytes = await self.redis.get(keys[2]) or b""
-            before = decode_memory(stored)
-            messages, after = compose(plan, counts, columns, self.config, before, histograms, sequence=number)
-            left = b"" if after is None or after is before else encode_memory(after)
-            arguments = (slot, encode_outbox(messages), stored, left, plan.digest, number)
+            memory = await self.store.memory()
+            messages, after = self.statistics.compose(plan, drawn, memory, number)
             try:
-                answer: list[Any] = await self.redis.eval(_COMMIT, len(keys), *keys, *arguments)
-            except ResponseError as error:
-                if "CHARGES" not in str(error):
-                    raise
+                answer = await self.store.commit(slot, encode_outbox(messages), memory, after, plan.digest, number)
+            except ChargesGoneError:
                 raise LedgerError(
                     f"the charges of window {utc_text(slot)} are gone from Redis; its draw is thrown away unseen, and it is "
                     "charged and drawn again. Let Redis keep an append-only file, synced always"
                 ) from None
-            if answer and answer[0] == _TAKEN:
-                self.ledger.committed = number
-            if not answer or answer[0] != _MOVED:
-                return answer
+            if answer.outcome is not Outcome.STATE_MOVED:
+                break
+        if answer.outcome is Outcome.COMMITTED:
+            self.ledger.committed = number
+        else:
+            self.on_redraw()
+        if answer.outbox is None:
+            raise AlreadyReleasedError(f"window {utc_text(slot)} was released by another worker")
+        await self._done("commit")
+        return answer.outbox
 
-    async def _charged_plan(
-        self, slot: int, contributions: Contributions, generation: str, fixes: Fixes | None = None
-    ) -> Plan:
-        """The stored plan with every charge made; a plan that meets an exhausted budget is replaced, never refunded."""
-        key, period = self._key(f"plan:{slot}"), self.slotting.period_of(slot).key
-        blob: bytes | None = await self.redis.get(key)
-        for _ in range(_PLAN_ATTEMPTS):
-            if blob is None:
-                mine = await self._planned(slot, contributions.counts, generation, fixes)
-                await self.redis.set(key, mine, nx=True)
-                blob = await self.redis.get(key) or mine
-            plan = decode_plan(blob)
-            if (plan.zcdp is not None) != (self.config.privacy.accounting == "zcdp"):
-                raise LedgerError(
-                    f"the stored plan of window {utc_text(slot)} counts another unit than accounting "
-                    f"'{self.config.privacy.accounting}'; restore the old settings until it is released"
-                )
-            await self._done("plan")
-            users, charges = plan.charged_users()
-            refused = np.zeros(0, dtype=np.uint64)
-            try:
-                refused = await self.ledger.charge(
-                    slot, period, plan.generation, users, charges, plan.ledger_budget, plan.digest, plan.charge_basis
-                )
-            except TermsError:
-                paid = False
-            else:
-                paid = not len(refused)
-            if paid:
-                await self._done("charge")
-                return plan
-            mine = await self._planned(slot, contributions.counts, generation, fixes, refused)
-            blob = await self.redis.eval(_REPLACE, 1, key, blob, mine)
-        raise LedgerError(
-            f"window {utc_text(slot)}: budgets were spent elsewhere during {_PLAN_ATTEMPTS} plans; "
-            "it is tried again later"
-        )
+    async def _publish(self, messages: Sequence[Message]) -> None:
+        await self.publisher.publish(messages)
+        await self._done("publish")
 
-    async def _planned(
-        self, slot: int, counts: Counts, generation: str, fixes: Fixes | None, refused: IdArray | None = None
-    ) -> bytes:
-        """A plan as it is stored, with the ranges that the memory of released values gives, on the terms of the period.
+    async def _confirm(self, messages: Sequence[Message]) -> None:
+        await self.publisher.confirm(messages)
+        await self._done("confirm")
 
-        A budget that was raised holds from the next period on. Under "values" so do histograms that were switched on: in
-        a period whose charges followed from counts, admission would show in them who else was there.
-        """
-        window, period = await self._window(slot), self.slotting.period_of(slot)
-        terms = await self.ledger.terms(period.key)
-        config = self.config.model_copy(update={"histogram": None}) if terms.counts else self.config
-        budget = config.privacy.ledger_budget
-        left = min(budget, budget if terms.budget is None else terms.budget) - await self.ledger.spent(
-            period.key, counts.users, besides=slot
-        )
-        if refused is not None:
-            left[np.isin(counts.users, refused)] = 0
-        plan = within(plan_window(counts, left, config, window, period, generation, fixes), terms.budget)
-        return encode_plan(carry(plan, decode_memory(await self.redis.get(self._key("memory"))), config))
-
-    async def _window(self, slot: int) -> Window:
-        """The window that begins at ``slot``, as it was planned where it was: ``window.slot`` may have changed since.
-
-        Raises :class:`PlanError` where none begins there.
-        """
-        blob = await self.redis.get(self._key(f"plan:{slot}"))
-        window = self.slotting.window(slot) if blob is None else decode_plan(blob).window
-        if window.start != slot:
-            raise PlanError(
-                f"no window of {self.config.window.slot} begins at {utc_text(slot)}: window.slot was changed while its rows "
-                "were collected; nothing was planned. Restore the old length until it is released"
-            )
-        return window
+    async def _remember(self, slot: int, messages: Sequence[Message]) -> Released:
+        """Record that the window is released: from here on nobody charges or commits for it."""
+        marker = msgspec.json.decode(messages[-1].value)
+        statuses = [msgspec.json.decode(message.value, type=_Status).status for message in messages]
+        released = Released(len(messages), marker["digest"], statuses.count("suppressed"))
+        await self.store.remember(slot, released)
+        return released
 
     async def _clean(self, slot: int) -> None:
         await self.rows.drop_rows(slot)
-        await self.redis.delete(*(self._key(f"{name}:{slot}") for name in ("plan", "charged", "outbox")))
+        await self.store.forget(slot)
         await self._done("clean")
+
+
+def _spent_elsewhere(window: Window) -> LedgerError:
+    return LedgerError(
+        f"window {utc_text(window.start)}: budgets were spent elsewhere during {PLAN_ATTEMPTS} plans; "
+        "it is tried again later"
+    )

@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from dpcore.budget import ChargeBasis
+from stream.storage.keys import FeedKeys
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
@@ -63,18 +64,18 @@ class Ledger:
         self.committed = 0
         """Windows known to be committed; a Redis that remembers fewer neither charges nor commits."""
         self._redis = redis
-        self._prefix = f"hv:{{{feed}}}:"
+        self._keys = FeedKeys(feed)
         script = resources.files("stream.storage").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
         self._charge = redis.register_script(script)
 
     async def generation(self) -> str | None:
         """Identity of this ledger; None where there is none (never started, or lost)."""
-        found = await self._redis.get(self._prefix + "generation")
+        found = await self._redis.get(self._keys.generation)
         return None if found is None else found.decode()
 
     async def start_generation(self) -> str:
         """The ledger's identity, made if there is none. Only for a feed that has never released anything."""
-        await self._redis.set(self._prefix + "generation", str(uuid.uuid4()), nx=True)
+        await self._redis.set(self._keys.generation, str(uuid.uuid4()), nx=True)
         found = await self.generation()
         if found is None:
             raise LedgerError("Redis did not keep the ledger generation it was given; check its memory policy and AOF")
@@ -82,7 +83,7 @@ class Ledger:
 
     async def sequence(self) -> int:
         """Number of windows committed so far. Raises :class:`SetBackError` where Redis remembers fewer than are known."""
-        found = int(await self._redis.get(self._prefix + "sequence") or 0)
+        found = int(await self._redis.get(self._keys.sequence) or 0)
         if found < self.committed:
             raise SetBackError(found, self.committed)
         self.committed = found
@@ -93,7 +94,7 @@ class Ledger:
 
         Raises :class:`LedgerError` where the ledger was kept under another policy.
         """
-        await self._claim("policy", policy)
+        await self._claim(self._keys.policy, policy)
         await self.kept_under(policy)
 
     async def kept_under(self, policy: str) -> bool:
@@ -101,7 +102,7 @@ class Ledger:
 
         Raises :class:`LedgerError` where it was kept under another policy.
         """
-        known = await self._bound("policy")
+        known = await self._bound(self._keys.policy)
         if known not in ("", policy):
             raise LedgerError(
                 f"the ledger was kept with {known}, the configuration says {policy}; under other "
@@ -114,8 +115,8 @@ class Ledger:
 
         Raises :class:`LedgerError` where users of the ledger go by another.
         """
-        await self._claim("user-identity", identity)
-        known = await self._bound("user-identity")
+        await self._claim(self._keys.user_identity, identity)
+        known = await self._bound(self._keys.user_identity)
         if known != identity:
             raise LedgerError(
                 f"the users of this ledger are what {known} names, the configuration says {identity}; by another name everybody "
@@ -123,29 +124,29 @@ class Ledger:
                 "start a new feed name once the period is over"
             )
 
-    async def _claim(self, name: str, value: str) -> None:
-        await self._redis.set(self._prefix + name, value, nx=True)
-        if not await self._bound(name):
-            raise LedgerError(f"Redis did not keep the ledger's {name} it was given; check its memory policy and AOF")
+    async def _claim(self, key: str, value: str) -> None:
+        await self._redis.set(key, value, nx=True)
+        if not await self._bound(key):
+            raise LedgerError(f"Redis did not keep {key}, which it was given; check its memory policy and AOF")
 
-    async def _bound(self, name: str) -> str:
-        return (await self._redis.get(self._prefix + name) or b"").decode()
+    async def _bound(self, key: str) -> str:
+        return (await self._redis.get(key) or b"").decode()
 
     async def terms(self, period: str) -> Terms:
         """On what terms users were charged in ``period``."""
-        budget, counts = await self._redis.hmget(self._prefix + f"terms:{period}", ["budget", "counts"])
+        budget, counts = await self._redis.hmget(self._keys.terms(period), ["budget", "counts"])
         return Terms(None if budget is None else int(budget), counts is not None)
 
     async def spent(self, period: str, users: IdArray, *, besides: int) -> IntArray:
         """Units spent in ``period`` by each of ``users`` in other windows than ``besides`` (a slot), shape (L,)."""
-        everything = await self._column(f"ledger:{period}", users)
-        return everything - await self._column(f"charged:{besides}", users)
+        everything = await self._column(self._keys.ledger(period), users)
+        return everything - await self._column(self._keys.charged(besides), users)
 
-    async def _column(self, name: str, users: IdArray) -> IntArray:
+    async def _column(self, key: str, users: IdArray) -> IntArray:
         columns = [np.zeros(0, dtype=np.int64)]
         for start in range(0, len(users), 10 * CHUNK):
             fields = [str(user) for user in users[start : start + 10 * CHUNK].tolist()]
-            found = await self._redis.hmget(self._prefix + name, fields)
+            found = await self._redis.hmget(key, fields)
             columns.append(np.array([0 if value is None else int(value) for value in found], dtype=np.int64))
         return np.concatenate(columns)
 
@@ -169,8 +170,15 @@ class Ledger:
         :class:`LedgerError` when the ledger is another one than the plan was made for, or was set back, and
         :class:`AlreadyReleasedError` when another worker released the window meanwhile.
         """
-        names = (f"ledger:{period}", f"charged:{slot}", "generation", "closed", "sequence", f"terms:{period}")
-        keys = [self._prefix + name for name in names]
+        named = self._keys
+        keys = [
+            named.ledger(period),
+            named.charged(slot),
+            named.generation,
+            named.closed,
+            named.sequence,
+            named.terms(period),
+        ]
         refused: list[int] = []
         for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
@@ -198,13 +206,13 @@ class Ledger:
     async def total(self, period: str) -> tuple[int, int]:
         """(Users, units) charged in ``period``; inside the trust boundary only."""
         users = total = 0
-        async for _, value in self._redis.hscan_iter(self._prefix + f"ledger:{period}", count=5_000):
+        async for _, value in self._redis.hscan_iter(self._keys.ledger(period), count=5_000):
             users += 1
             total += int(value)
         return users, total
 
     async def periods(self) -> list[str]:
         """Periods with charges, in order."""
-        prefix = (self._prefix + "ledger:").encode()
+        prefix = self._keys.ledger("").encode()
         pattern = prefix.replace(b"[", b"\\[") + b"*"
         return sorted([key.removeprefix(prefix).decode() async for key in self._redis.scan_iter(match=pattern)])

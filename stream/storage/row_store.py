@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from redis.asyncio import Redis
 
+from stream.storage.keys import FeedKeys
 from stream.windows import PartitionTime
 
 ROW = np.dtype(
@@ -55,17 +56,14 @@ class Appended(NamedTuple):
     late: int
 
 
-class State:
+class RowStore:
     """Rows, offsets and watermarks of one feed; all keys share one hash slot."""
 
     def __init__(self, redis: Redis, feed: str) -> None:
         self._redis: Any = redis  # typed by redis-py as answering str too; this client answers bytes
-        self._prefix = f"hv:{{{feed}}}:"
+        self._keys = FeedKeys(feed)
         script = resources.files("stream.storage").joinpath("lua", "append.lua").read_text(encoding="utf-8")
         self._append = redis.register_script(script)
-
-    def _key(self, name: str) -> str:
-        return self._prefix + name
 
     async def append(
         self,
@@ -82,11 +80,12 @@ class State:
         The batch covers offsets first_offset..next_offset-1 of ``partition`` ("topic/number"), rejected ones and those
         the log has no message for included. Raises :class:`Behind` where offsets before it are not in state.
         """
+        named = self._keys
         largest = str(int(rows["time"].max())) if len(rows) else ""
-        keys = [self._key(name) for name in ("offsets", "watermarks", "seen", "slots", "sealed")]
+        keys = [named.offsets, named.watermarks, named.seen, named.slots, named.sealed]
         args: list[str | int | bytes] = [partition, first_offset, next_offset, now_us, largest]
         for slot, part in _by_slot(slots):
-            keys.append(self._key(f"rows:{slot}"))
+            keys.append(named.rows(slot))
             args += [slot, rows[part].tobytes(), offsets[part].astype("<i8").tobytes()]
         answer = await self._append(keys=keys, args=args)
         if len(answer) == 1:
@@ -98,8 +97,8 @@ class State:
 
         Raises :class:`StateError` where the feed was filled under another key.
         """
-        await self._redis.set(self._key("user-key"), fingerprint, nx=True)
-        known = await self._redis.get(self._key("user-key"))
+        await self._redis.set(self._keys.user_key, fingerprint, nx=True)
+        known = await self._redis.get(self._keys.user_key)
         if known is None or known.decode() != fingerprint:
             raise StateError(
                 "the pseudonyms in Redis were made with another user key than this worker's; give every worker of the feed "
@@ -108,27 +107,27 @@ class State:
 
     async def has_key(self) -> bool:
         """Whether the feed is bound to a user key yet."""
-        return bool(await self._redis.exists(self._key("user-key")))
+        return bool(await self._redis.exists(self._keys.user_key))
 
     async def awaken(self, partitions: Iterable[str], now_us: int) -> None:
         """Count ``partitions`` as heard of now: until idle again, what they hold unread keeps windows open."""
         moments = dict.fromkeys(partitions, now_us)
         if moments:
-            await self._redis.hset(self._key("seen"), mapping=moments)
+            await self._redis.hset(self._keys.seen, mapping=moments)
 
     async def move(self, partition: str, stored: int, offset: int) -> None:
         """Let ``partition`` go on at ``offset``, because its log no longer has ``stored``; no change if another did."""
-        await self._redis.eval(_MOVE, 1, self._key("offsets"), partition, stored, offset)
+        await self._redis.eval(_MOVE, 1, self._keys.offsets, partition, stored, offset)
 
     async def next_offsets(self) -> dict[str, int]:
         """First offset not yet in state, per partition."""
-        found = await self._redis.hgetall(self._key("offsets"))
+        found = await self._redis.hgetall(self._keys.offsets)
         return {partition.decode(): int(offset) for partition, offset in found.items()}
 
     async def partition_times(self) -> dict[str, PartitionTime]:
         """Largest event time and last arrival of every partition in use."""
-        largest = await self._redis.hgetall(self._key("watermarks"))
-        seen = await self._redis.hgetall(self._key("seen"))
+        largest = await self._redis.hgetall(self._keys.watermarks)
+        seen = await self._redis.hgetall(self._keys.seen)
         return {
             partition.decode(): PartitionTime(int(largest[partition]) if partition in largest else None, int(moment))
             for partition, moment in seen.items()
@@ -136,32 +135,32 @@ class State:
 
     async def open_slots(self) -> list[int]:
         """Starts of timeslots with rows, oldest first."""
-        return [int(slot) for slot in await self._redis.zrange(self._key("slots"), 0, -1)]
+        return [int(slot) for slot in await self._redis.zrange(self._keys.slots, 0, -1)]
 
     async def first_slot(self, default: int) -> int:
         """Oldest slot that may not be released yet, where every slot is released; ``default`` at the feed's start."""
-        await self._redis.set(self._key("first-slot"), default, nx=True)
-        return int(await self._redis.get(self._key("first-slot")))
+        await self._redis.set(self._keys.first_slot, default, nx=True)
+        return int(await self._redis.get(self._keys.first_slot))
 
     async def advance_first_slot(self, slot: int, following: int) -> None:
         """Remember that everything before ``following`` is released; no change if another worker moved on already."""
-        await self._redis.eval(_ADVANCE, 1, self._key("first-slot"), slot, following)
+        await self._redis.eval(_ADVANCE, 1, self._keys.first_slot, slot, following)
 
     async def in_progress(self, slot: int) -> bool:
         """Whether the slot is planned or committed, and not released yet."""
-        return bool(await self._redis.exists(self._key(f"plan:{slot}"), self._key(f"outbox:{slot}")))
+        return bool(await self._redis.exists(self._keys.plan(slot), self._keys.outbox(slot)))
 
     async def is_closed(self, slot: int) -> bool:
         """Whether the slot was released."""
-        return bool(await self._redis.hexists(self._key("closed"), str(slot)))
+        return bool(await self._redis.hexists(self._keys.closed, str(slot)))
 
     async def seal(self, slot: int) -> None:
         """From now on rows of ``slot`` are late: what is stored is what will be released."""
-        await self._redis.sadd(self._key("sealed"), slot)
+        await self._redis.sadd(self._keys.sealed, slot)
 
     async def read_rows(self, slot: int) -> NDArray[np.void]:
         """Every row of ``slot``, in order of arrival."""
-        key = self._key(f"rows:{slot}")
+        key = self._keys.rows(slot)
         parts: list[bytes] = []
         while found := await self._redis.lrange(key, len(parts), len(parts) + _BLOBS_PER_READ - 1):
             parts += found
@@ -170,8 +169,8 @@ class State:
     async def drop_rows(self, slot: int) -> None:
         """Delete the rows of a released slot; it stays sealed."""
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.unlink(self._key(f"rows:{slot}"))
-            pipe.zrem(self._key("slots"), slot)
+            pipe.unlink(self._keys.rows(slot))
+            pipe.zrem(self._keys.slots, slot)
             await pipe.execute()
 
 

@@ -25,7 +25,8 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
-from stream.protocol.release_protocol import Closing
+from stream.protocol.release_protocol import ReleaseProtocol
+from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from tests.support.builders import (
     SLOT,
@@ -88,11 +89,11 @@ def rows_of(case: str) -> np.ndarray:
 async def released(config: Config, redis: Redis, case: str) -> tuple[str, dict[str, Any]]:
     """Every message as a line, and what the ledger charged."""
     ledger = Ledger(redis, config.feed.name)
-    await redis.set(f"hv:{{{config.feed.name}}}:generation", GENERATION)
+    await redis.set(FeedKeys(config.feed.name).generation, GENERATION)
     assert await ledger.start_generation() == GENERATION
     out = io.StringIO()
     by_slot = split_by_slot(rows_of(case), config)
-    closing = Closing(config, redis, MemoryRows(by_slot), ledger, LinePublisher(out), Noise(tape(case)))
+    closing = ReleaseProtocol.connect(config, redis, MemoryRows(by_slot), ledger, LinePublisher(out), Noise(tape(case)))
     for slot in sorted(by_slot):
         await closing.close(slot)
     period = config.slotting.period_of(SLOT).key

@@ -23,10 +23,11 @@ from stream.config.histogram import MECHANISMS
 from stream.evaluation.evaluate import with_speed
 from stream.local import KafkaServer
 from stream.messages.message import REJECTED, WINDOW, Message
-from stream.protocol import release_protocol
+from stream.statistics import window_release
 from stream.statistics.pipeline import compose, plan_window
 from stream.statistics.plan import Plan
-from stream.storage.row_store import State
+from stream.storage.keys import FeedKeys
+from stream.storage.row_store import RowStore
 from tests.support.builders import riders_config, zcdp_config
 from tests.support.scanning import (
     HOURS,
@@ -134,7 +135,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 async def spent(redis: Redis, config: Config) -> list[int]:
     """What each user was charged, sorted."""
-    return sorted(int(v) for v in (await redis.hgetall(f"hv:{{{config.feed.name}}}:ledger:2026-11-21")).values())
+    return sorted(int(v) for v in (await redis.hgetall(FeedKeys(config.feed.name).ledger("2026-11-21"))).values())
 
 
 async def test_whoever_takes_part_is_refused_speaks_rubbish_or_comes_late_every_output_is_the_same(
@@ -241,7 +242,7 @@ def status_by_raw_count(patch: pytest.MonkeyPatch) -> None:
         visited = np.isin(np.frombuffer(plan.cells, "<u8"), counts.cells)
         return msgspec.structs.replace(plan, published=visited.astype(np.uint8).tobytes())
 
-    patch.setattr(release_protocol, "plan_window", leaking)
+    patch.setattr(window_release, "plan_window", leaking)
 
 
 def _messages(patch: pytest.MonkeyPatch, change: Callable[[list[Message], Any], list[Message]]) -> None:
@@ -249,7 +250,7 @@ def _messages(patch: pytest.MonkeyPatch, change: Callable[[list[Message], Any], 
         messages, memory = compose(plan, counts, *rest, sequence=sequence)
         return change(messages, counts), memory
 
-    patch.setattr(release_protocol, "compose", leaking)
+    patch.setattr(window_release, "compose", leaking)
 
 
 def _visited(counts: Any, message: Message) -> bool:
@@ -293,7 +294,7 @@ def windows_with_rows_only(patch: pytest.MonkeyPatch) -> None:
     due = Worker.due_slots
 
     async def visited(self: Worker) -> list[int]:
-        rows = await State(self.redis, self.config.feed.name).open_slots()
+        rows = await RowStore(self.redis, self.config.feed.name).open_slots()
         return [slot for slot in await due(self) if slot in rows]
 
     patch.setattr(Worker, "due_slots", visited)

@@ -28,6 +28,7 @@ from stream.ingestion.pseudonyms import Pseudonyms, load_user_key
 from stream.local import REPO_ROOT, free_port
 from stream.messages.message import HEXAGON_SPEED, WINDOW, schema
 from stream.statistics.pipeline import plan_window
+from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from tests.support.builders import bus_config
 from tests.support.topics_reader import read_all
@@ -132,7 +133,7 @@ def test_a_recorded_day_survives_a_killed_worker_with_every_window_released_once
     try:
 
         async def closed() -> int:
-            return await Redis.from_url(redis_url).hlen(f"hv:{{{topic_name}}}:closed")
+            return await Redis.from_url(redis_url).hlen(FeedKeys(topic_name).closed)
 
         deadline = time.monotonic() + 90
         while asyncio.run(closed()) < 11:

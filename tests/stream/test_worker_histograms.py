@@ -18,6 +18,7 @@ from dpcore.spatial import Rectangles, histogram_from_release
 from stream.config import load_config
 from stream.local import REPO_ROOT, free_port
 from stream.messages.message import OUTPUT_TOPICS, SPATIAL_HISTOGRAM, WINDOW
+from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from tests.stream.serve.serving import serving
 from tests.support.builders import SLOT
@@ -72,7 +73,7 @@ async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the
     try:
         await produce(kafka, topic_name, events(), 2)
         deadline = time.monotonic() + 120
-        while await redis.hlen(f"hv:{{{topic_name}}}:closed") < 2:
+        while await redis.hlen(FeedKeys(topic_name).closed) < 2:
             assert time.monotonic() < deadline, (tmp_path / "worker.log").read_text()[-3000:]
             await asyncio.sleep(0.5)
     finally:

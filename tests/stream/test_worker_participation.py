@@ -23,6 +23,7 @@ from stream.config import load_config
 from stream.local import REPO_ROOT, free_port
 from stream.messages.message import HEXAGON_SPEED, REJECTED, WINDOW
 from stream.statistics.participation.public_cells import public_cells
+from stream.storage.keys import FeedKeys
 from tests.support.builders import zcdp_config
 from tests.support.topics_reader import read_all
 
@@ -87,7 +88,7 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
         )
     )
     assert {per_window[start] for start in starts} == {expected}
-    (charge,) = (await redis.hgetall(f"hv:{{{topic_name}}}:ledger:{_local_date()}")).values()
+    (charge,) = (await redis.hgetall(FeedKeys(topic_name).ledger(_local_date()))).values()
     bodies = [json.loads(record.value) for record in records]
     if accounting == "pure":
         assert int(charge) % 2_000_000 == 0, "µε: a whole window each time"

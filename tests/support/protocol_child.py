@@ -13,9 +13,9 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from stream.config import load_config
 from stream.protocol.publishing import KafkaPublisher, make_producer
-from stream.protocol.release_protocol import Closing
+from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.ledger import Ledger
-from stream.storage.row_store import State
+from stream.storage.row_store import RowStore
 
 
 async def close(config_path: Path, feed: str, key: str, bootstrap: str, url: str, slot: int, last_step: str) -> None:
@@ -29,10 +29,10 @@ async def close(config_path: Path, feed: str, key: str, bootstrap: str, url: str
         if step == last_step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    closing = Closing(
+    closing = ReleaseProtocol.connect(
         config,
         redis,
-        State(redis, feed),
+        RowStore(redis, feed),
         Ledger(redis, feed),
         KafkaPublisher(producer, config.kafka),
         Noise(),

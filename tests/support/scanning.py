@@ -30,9 +30,10 @@ from stream.ingestion import reader
 from stream.messages.message import HEXAGON_SPEED, WINDOW
 from stream.messages.topics import create_topics
 from stream.protocol import close_process
-from stream.protocol.close_process import CloseReport, _close_all
+from stream.protocol.close_process import CloseReport, close_windows
 from stream.serve.api import SERVICE, make_app
-from stream.storage.row_store import State
+from stream.storage.keys import FeedKeys
+from stream.storage.row_store import RowStore
 from tests.support.feeding import produce, until
 
 HOUR = 3600
@@ -151,9 +152,8 @@ async def observe(
 ) -> Transcript:
     """Run the feed for ``hours`` through a fresh broker state and write down every output; ``look``: the public API too."""
     await redis.flushall()
-    close_process._published.clear()
-    close_process._committed.clear()
-    await redis.set(f"hv:{{{config.feed.name}}}:generation", GENERATION)
+    close_process.forget_everything()
+    await redis.set(FeedKeys(config.feed.name).generation, GENERATION)
     await _clear(config.kafka.bootstrap)
     await create_topics(config)
     await _run(config, arrivals, clock, hours)
@@ -165,7 +165,7 @@ async def observe(
 
 async def _run(config: Config, arrivals: Hourly, clock: Clock, hours: int) -> None:
     worker = Worker(config)
-    state = State(worker.redis, config.feed.name)
+    state = RowStore(worker.redis, config.feed.name)
     reading = Ingesting(worker)
     await reading.start()
     try:
@@ -184,7 +184,7 @@ async def _run(config: Config, arrivals: Hourly, clock: Clock, hours: int) -> No
             clock.now = START + (hour + 1) * HOUR + config.window.allowed_delay.total_seconds() + 1
             reports: list[CloseReport] = []
             if due := await worker.due_slots():
-                reports = await _close_all(config, due)
+                reports = await close_windows(config, due)
             for report in reports:
                 assert report.failure is None, report
                 worker.record(report)

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from stream.ingestion.decoding import REASONS, Decoder
 from stream.local import RedisServer
-from stream.storage.row_store import State, StateError
+from stream.storage.row_store import RowStore, StateError
 from tests.support.feeding import KEY, NOW_US, create_topic, expected_rows, make_config, messages, produce, until
 from tests.support.ingesting import Ingesting
 
@@ -31,14 +31,14 @@ async def topic(kafka, topic_name):
 
 
 async def rows_in(redis) -> list[bytes]:
-    state = State(redis, "bus")
+    state = RowStore(redis, "bus")
     parts = [await state.read_rows(slot) for slot in await state.open_slots()]
     return sorted(row.tobytes() for part in parts for row in part)
 
 
 def all_read(redis, count: int):
     async def check() -> bool:
-        return sum((await State(redis, "bus").next_offsets()).values()) >= count
+        return sum((await RowStore(redis, "bus").next_offsets()).values()) >= count
 
     return check
 
@@ -240,7 +240,7 @@ async def test_a_topic_made_anew_is_read_from_its_beginning(kafka, redis, redis_
 
 
 async def test_a_worker_with_another_user_key_does_not_start(kafka, redis, redis_url, topic):
-    await State(redis, "bus").claim_key("another")
+    await RowStore(redis, "bus").claim_key("another")
     ingesting = Ingesting(topic, kafka, redis_url)
     with pytest.raises(StateError):
         await ingesting.ingestor.run()
@@ -252,7 +252,7 @@ async def test_windows_wait_for_partitions_that_were_assigned_but_not_read(kafka
     async with Ingesting(topic, kafka, redis_url) as ingesting:
         await asyncio.wait_for(ingesting.ingestor.assigned.wait(), 60)
         await until(all_read(redis, 30))
-        times = await State(redis, "bus").partition_times()
+        times = await RowStore(redis, "bus").partition_times()
     assert sorted(times) == [f"{topic}/{number}" for number in range(PARTITIONS)]
     assert [times[f"{topic}/{number}"].max_event_us is None for number in range(PARTITIONS)] == [False, True, True]
     assert np.ptp([moment.last_seen_us for moment in times.values()]) < 60_000_000

@@ -19,7 +19,7 @@ from stream.metrics import OperatorMetrics
 from stream.sources.recording import Recording
 from stream.statistics.pipeline import contributions_of, plan_window
 from stream.statistics.plan import encode_plan
-from stream.storage.row_store import Appended, State
+from stream.storage.row_store import Appended, RowStore
 from tests.support.builders import SLOT, bus_config, random_rows
 
 
@@ -29,7 +29,7 @@ async def test_overlapping_redeliveries_with_any_boundaries_leave_each_row_once(
     rows = random_rows(seed, 300, hours=3)
     offsets = np.sort(rng.choice(900, 300, replace=False)).astype(np.int64)
     slots = SLOT + (rows["time"] // 1_000_000 - SLOT) // 3600 * 3600
-    state = State(redis, "bus")
+    state = RowStore(redis, "bus")
     taken = 0
     high = 0
     while high < 900:
@@ -48,7 +48,7 @@ async def test_overlapping_redeliveries_with_any_boundaries_leave_each_row_once(
 async def test_a_sealed_slot_takes_nothing_and_the_rest_of_the_batch_still_lands(redis: Redis) -> None:
     rows = random_rows(1, 100, hours=2)
     slots = SLOT + (rows["time"] // 1_000_000 - SLOT) // 3600 * 3600
-    state = State(redis, "bus")
+    state = RowStore(redis, "bus")
     await state.seal(SLOT)
     result = await state.append("t/0", 0, 100, rows, np.arange(100), slots, 1)
     assert result == Appended(int((slots != SLOT).sum()), 0, int((slots == SLOT).sum()))
@@ -120,7 +120,7 @@ async def test_a_day_replayed_twice_with_redelivery_and_shuffled_partitions_give
             await _ingest(Redelivering(redelivered, redis, decoder, again, _drop), again, 45383)
             assert again.events_duplicate._value.get() == 45383
             assert again.events_ingested._value.get() == 0
-        state, slotting = State(redis, config.feed.name), config.slotting
+        state, slotting = RowStore(redis, config.feed.name), config.slotting
         outcome = {}
         for slot in await state.open_slots():
             contributions = contributions_of(await state.read_rows(slot), config)
@@ -175,7 +175,7 @@ async def test_bad_messages_are_counted_and_reported_without_payload_and_the_goo
     decoder = Decoder(config, load_user_key(config.privacy.user_key_file))
     await _ingest(Ingestor(config, redis, decoder, metrics, keep), metrics, 1)
     assert metrics.events_ingested._value.get() == 1
-    assert (await State(redis, config.feed.name).next_offsets())[f"{topic_name}/0"] == len(bad) + 1
+    assert (await RowStore(redis, config.feed.name).next_offsets())[f"{topic_name}/0"] == len(bad) + 1
     assert sum(json.loads(report.value)["count"] for report in reports) == len(bad)
     assert not any(secret.encode() in report.value or b"AAAA" in report.value for report in reports)
     assert TopicPartition(topic_name, 0)

@@ -17,15 +17,17 @@ from stream.config import Config, load_config
 from stream.local import REPO_ROOT
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, SPATIAL_HISTOGRAM, WINDOW, Message, digest
 from stream.messages.topics import create_topics
-from stream.protocol.release_protocol import STEPS, Closing
+from stream.protocol.release_protocol import STEPS, ReleaseProtocol
 from stream.statistics.histograms.histograms import contributing, exact_counts
+from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
-from stream.storage.row_store import State
+from stream.storage.row_store import RowStore
 from tests.dpcore.silence import Silence
 from tests.stream.config.test_histogram import uncommented
-from tests.stream.protocol.test_release_protocol import Collected, closing_of, store
+from tests.stream.protocol.test_release_protocol import store
 from tests.stream.statistics.test_histograms import bodies_of, planned
 from tests.support.builders import SLOT, located_rows, with_histograms
+from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.topics_reader import read_all
 
 NAMES = ["euler", "htf", "sparse", "ug"]
@@ -52,7 +54,7 @@ async def test_a_worker_killed_after_any_step_releases_every_histogram_once_and_
         return subprocess.run([*command, last_step], cwd=REPO_ROOT, env={"PYTHONPATH": str(REPO_ROOT)}).returncode
 
     assert run(step) == -9
-    outbox = await redis.get(f"hv:{{{topic_name}}}:outbox:{SLOT}")
+    outbox = await redis.get(FeedKeys(topic_name).outbox(SLOT))
     charged = await Ledger(redis, topic_name).total("2017-03-21")
     plan, held, fixes = planned(config, rows)
     exact = (held.counts.n_users, int(plan.charged_users()[1].sum()))
@@ -82,7 +84,7 @@ async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_
 ) -> None:
     config = with_histograms("values", tmp_path, NAMES)
     await store(redis, config, located_rows(2, 200))
-    await closing_of(redis, config, Collected()).close(SLOT)
+    await protocol_of(redis, config, Collected()).close(SLOT)
     assert {key.decode() for key in await redis.keys()} == {
         f"hv:{{bus}}:{name}"
         for name in (
@@ -102,16 +104,16 @@ async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_
 async def release(redis: Redis, config: Config, batches: list[tuple[str, int, np.ndarray]]) -> list[Message]:
     """Messages of the window after ``batches`` of (partition, first offset, rows), under recorded noise."""
     await redis.flushall()
-    state, feed = State(redis, config.feed.name), config.feed.name
+    state, feed = RowStore(redis, config.feed.name), config.feed.name
     ledger = Ledger(redis, feed)
     await ledger.start_generation()
-    await redis.set(f"hv:{{{feed}}}:generation", "11111111-1111-4111-8111-111111111111")
+    await redis.set(FeedKeys(feed).generation, "11111111-1111-4111-8111-111111111111")
     for partition, first, rows in batches:
         n = len(rows)
         await state.append(partition, first, first + n, rows, np.arange(first, first + n), np.full(n, SLOT), 0)
     publisher = Collected()
     recorded = Noise(np.random.default_rng(5).bytes)
-    await Closing(config, redis, state, ledger, publisher, recorded).close(SLOT)
+    await ReleaseProtocol.connect(config, redis, state, ledger, publisher, recorded).close(SLOT)
     return publisher.messages
 
 
@@ -143,14 +145,15 @@ async def test_a_second_draw_of_histograms_is_thrown_away_unseen(redis: Redis, t
     config = with_histograms("participation", tmp_path, NAMES)
     await store(redis, config, located_rows(4, 200))
     mine, redraws = Collected(), []
-    other = closing_of(redis, config, Collected())
+    other = protocol_of(redis, config, Collected())
 
     async def overtaken(step: str) -> None:
         if step == "draw":
-            committed.append(await other._commit(SLOT))
+            await close_until(other, SLOT, "commit")
+            committed.append(await other.store.outbox(SLOT))
 
     committed: list[bytes] = []
-    await closing_of(redis, config, mine, after_step=overtaken, on_redraw=lambda: redraws.append(1)).close(SLOT)
+    await protocol_of(redis, config, mine, after_step=overtaken, on_redraw=lambda: redraws.append(1)).close(SLOT)
     assert redraws == [1]
     for message in mine.messages:
         assert message.value in committed[0]
@@ -171,7 +174,7 @@ async def planned_then_killed(redis: Redis, config: Config, rows: np.ndarray) ->
             raise KilledError
 
     with pytest.raises(KilledError):
-        await closing_of(redis, config, Collected(), after_step=die).close(SLOT)
+        await protocol_of(redis, config, Collected(), after_step=die).close(SLOT)
 
 
 @pytest.mark.parametrize("change", ["removed", "another box", "more mechanisms"])
@@ -188,7 +191,7 @@ async def test_a_stored_plan_is_drawn_as_it_was_charged_whatever_the_configurati
     rows = located_rows(5, 200)
     await planned_then_killed(redis, planned_under, rows)
     publisher = Collected()
-    await closing_of(redis, now, publisher).close(SLOT)
+    await protocol_of(redis, now, publisher).close(SLOT)
     (body,) = bodies_of(publisher.messages)
     assert (body["mechanism"], body["fixes_per_user"], body["domain"]["south"]) == ("ug", 1, 30.1)
     plan, held, _ = planned(planned_under, rows)
@@ -202,7 +205,7 @@ async def test_a_plan_without_histograms_publishes_none_though_they_are_configur
     now = with_histograms("values", tmp_path, ["ug"])
     await planned_then_killed(redis, now.model_copy(update={"histogram": None}), located_rows(6, 100))
     publisher = Collected()
-    await closing_of(redis, now, publisher).close(SLOT)
+    await protocol_of(redis, now, publisher).close(SLOT)
     assert bodies_of(publisher.messages) == []
     assert "mechanisms" not in bodies_of(publisher.messages, WINDOW)[0]
 
@@ -217,9 +220,11 @@ async def test_a_user_who_cannot_pay_for_the_histograms_is_in_none_of_them_and_p
     poor, period = users[:3], "2017-03-21"
     almost = config.privacy.budget_micro - config.histogram_grant + 1
     for user in poor.tolist():
-        await redis.hset(f"hv:{{riders}}:ledger:{period}", str(user), almost)
+        await redis.hset(FeedKeys("riders").ledger(period), str(user), almost)
     publisher = Collected()
-    await Closing(config, redis, State(redis, "riders"), Ledger(redis, "riders"), publisher, Silence()).close(SLOT)
+    await ReleaseProtocol.connect(
+        config, redis, RowStore(redis, "riders"), Ledger(redis, "riders"), publisher, Silence()
+    ).close(SLOT)
     spent = await Ledger(redis, "riders").spent(period, users, besides=0)
     assert spent[:3].tolist() == [almost] * 3
     assert np.all(spent[3:] >= config.histogram_grant)

@@ -19,9 +19,10 @@ from stream.local import REPO_ROOT
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.offline import OfflineSummary, replay_offline
-from stream.protocol.close_process import _close_all, verify_ledger
+from stream.protocol.close_process import close_windows
+from stream.protocol.ledger_check import verify_ledger
 from stream.storage.ledger import Ledger, LedgerError
-from stream.storage.row_store import State
+from stream.storage.row_store import RowStore
 from stream.windows import Window
 from tests.stream.protocol.test_release_protocol import store
 from tests.support.builders import SLOT, bus_config, random_rows
@@ -115,11 +116,11 @@ async def test_a_worker_that_would_know_users_by_another_name_releases_nothing(
     await store(redis, before, random_rows(4, 60))
     with pytest.raises(LedgerError, match="second budget in the same period"):
         await verify_ledger(after, redis)
-    (report,) = await _close_all(after, [SLOT])
+    (report,) = await close_windows(after, [SLOT])
     assert report.failure == "ledger"
     assert await Ledger(redis, topic_name).periods() == []
     assert [record for record in await read_all(kafka, topic_name) if record.topic == WINDOW] == []
-    (report,) = await _close_all(before, [SLOT])
+    (report,) = await close_windows(before, [SLOT])
     assert report.failure is None
 
 
@@ -141,7 +142,7 @@ async def test_doctor_finds_another_or_a_missing_user_key_before_a_worker_starts
     config = bus_config(tmp_path, **settings)
     await create_topics(config)
     key = load_user_key(config.privacy.user_key_file)
-    await State(redis, topic_name).claim_key(key_fingerprint(key))
+    await RowStore(redis, topic_name).claim_key(key_fingerprint(key))
     assert (await ledger_finding(config, redis)).ok
     config.privacy.user_key_file.unlink()
     missing = await ledger_finding(config, redis)

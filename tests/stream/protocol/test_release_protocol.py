@@ -14,49 +14,34 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from dpcore.noise import Noise
 from stream.config import Config
 from stream.local import REPO_ROOT, RedisServer
-from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest
+from stream.messages.message import HEXAGON_SPEED, WINDOW, digest
 from stream.messages.topics import create_topics
-from stream.protocol import markers, release_protocol
-from stream.protocol.close_process import _close_all, verify_ledger
+from stream.protocol import markers
+from stream.protocol.close_process import close_windows
+from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import KafkaPublisher, make_producer
-from stream.protocol.release_protocol import STEPS, Closing
+from stream.protocol.release_protocol import STEPS
+from stream.statistics import window_release
 from stream.statistics.pipeline import contributions_of, draw, plan_window
 from stream.statistics.plan import PlanError
 from stream.statistics.smoothing_state import decode_memory, encode_memory, identity
+from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
-from stream.storage.row_store import State
+from stream.storage.row_store import RowStore
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
+from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.recalling import recalled
 from tests.support.topics_reader import read_all
 
 
-class Collected:
-    """A publisher that keeps what it was given."""
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-
-    async def publish(self, messages) -> None:
-        self.messages += messages
-
-    async def confirm(self, messages) -> None:
-        assert self.messages[-len(messages) :] == list(messages)
-
-
-async def store(redis: Redis, config: Config, rows: np.ndarray, slot: int = SLOT) -> State:
-    state = State(redis, config.feed.name)
+async def store(redis: Redis, config: Config, rows: np.ndarray, slot: int = SLOT) -> RowStore:
+    state = RowStore(redis, config.feed.name)
     await Ledger(redis, config.feed.name).start_generation()
     n = len(rows)
     await state.append("bus/0", 0, n, rows, np.arange(n), np.full(n, slot), 0)
     return state
-
-
-def closing_of(redis: Redis, config: Config, publisher, **hooks) -> Closing:
-    feed = config.feed.name
-    return Closing(config, redis, State(redis, feed), Ledger(redis, feed), publisher, Noise(), **hooks)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -93,15 +78,13 @@ async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_o
     assert marker["messages"] == len(releases)
     assert marker["digest"] == digest(releases[key] for key in sorted(releases))
     counts = contributions_of(random_rows(1, 400), config).counts
-    window, period = Closing.slotting.fget(closing_of(redis, config, Collected())).window(SLOT), None
-    slotting = closing_of(redis, config, Collected()).slotting
-    period = slotting.period_of(SLOT)
+    window, period = config.slotting.window(SLOT), config.slotting.period_of(SLOT)
     full = np.full(counts.n_users, config.privacy.budget_micro)
     planned = plan_window(counts, full, config, window, period, marker["generation"])
     assert await ledger.total("2017-03-21") == (counts.n_users, int(planned.charged_users()[1].sum()))
-    assert await State(redis, topic_name).open_slots() == []
+    assert await RowStore(redis, topic_name).open_slots() == []
     window_bodies = [msgspec.json.decode(value) for _, value in sorted(releases.items())]
-    remembered = await redis.get(f"hv:{{{topic_name}}}:memory")
+    remembered = await redis.get(FeedKeys(topic_name).memory)
     assert remembered == encode_memory(recalled(window_bodies, marker, None)), "memory and topic disagree"
     assert marker["memory"] == {"before": None, "after": identity(decode_memory(remembered))}
 
@@ -113,17 +96,17 @@ async def test_the_bytes_that_leave_are_the_committed_ones_and_a_second_draw_is_
     await store(redis, config, random_rows(2, 200))
     redraws: list[int] = []
     rival, mine = Collected(), Collected()
-    other = closing_of(redis, config, rival)
+    other = protocol_of(redis, config, rival)
 
     async def overtaken(step: str) -> None:
         if step == "draw":
-            await other._commit(SLOT)
+            await close_until(other, SLOT, "commit")
 
-    closing = closing_of(redis, config, mine, after_step=overtaken, on_redraw=lambda: redraws.append(1))
+    closing = protocol_of(redis, config, mine, after_step=overtaken, on_redraw=lambda: redraws.append(1))
     await closing.close(SLOT)
-    committed = closing_of(redis, config, rival)
+    committed = protocol_of(redis, config, rival)
     assert redraws == [1]
-    assert (await committed.closed(SLOT)).messages == len(mine.messages)
+    assert (await committed.store.released(SLOT)).messages == len(mine.messages)
     users = contributions_of(random_rows(2, 200), config).counts.n_users
     total = (await Ledger(redis, config.feed.name).total("2017-03-21"))[1]
     assert total <= users * config.privacy.epsilon_micro, "two draws of one plan were charged twice"
@@ -134,12 +117,12 @@ async def test_a_lost_ledger_generation_stops_the_release_before_anything_is_dra
 ) -> None:
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(3, 50))
-    await redis.delete("hv:{bus}:generation")
+    await redis.delete(FeedKeys("bus").generation)
     publisher = Collected()
     with pytest.raises(LedgerError, match="append-only"):
-        await closing_of(redis, config, publisher).close(SLOT)
+        await protocol_of(redis, config, publisher).close(SLOT)
     assert publisher.messages == []
-    assert await redis.get(f"hv:{{bus}}:outbox:{SLOT}") is None
+    assert await redis.get(FeedKeys("bus").outbox(SLOT)) is None
 
 
 async def test_start_up_refuses_a_redis_that_forgot_or_was_set_back(
@@ -151,15 +134,15 @@ async def test_start_up_refuses_a_redis_that_forgot_or_was_set_back(
     producer = make_producer(config.kafka)
     await producer.start()
     try:
-        await closing_of(redis, config, KafkaPublisher(producer, config.kafka)).close(SLOT)
+        await protocol_of(redis, config, KafkaPublisher(producer, config.kafka)).close(SLOT)
     finally:
         await producer.stop()
     generation = await verify_ledger(config, redis)
-    closed = await redis.hgetall(f"hv:{{{topic_name}}}:closed")
-    await redis.delete(f"hv:{{{topic_name}}}:closed")
+    closed = await redis.hgetall(FeedKeys(topic_name).closed)
+    await redis.delete(FeedKeys(topic_name).closed)
     with pytest.raises(LedgerError, match="older state"):
         await verify_ledger(config, redis)
-    await redis.hset(f"hv:{{{topic_name}}}:closed", mapping=closed)
+    await redis.hset(FeedKeys(topic_name).closed, mapping=closed)
     assert await verify_ledger(config, redis) == generation
     await redis.flushall()
     with pytest.raises(LedgerError, match="spent budgets are lost"):
@@ -178,15 +161,15 @@ async def test_a_redis_set_back_under_a_running_worker_releases_nothing_more(
         await store(client, config, random_rows(4, 60))
         await client.aclose()
         shutil.copytree(tmp_path / "redis", tmp_path / "older")
-        (report,) = await _close_all(config, [SLOT])
+        (report,) = await close_windows(config, [SLOT])
         assert report.failure is None
-        (report,) = await _close_all(config, [SLOT])
+        (report,) = await close_windows(config, [SLOT])
         assert report.failure is None, "a restart of nothing is no reason to refuse"
         server.stop()
         shutil.rmtree(tmp_path / "redis" / "appendonlydir")
         shutil.copytree(tmp_path / "older" / "appendonlydir", tmp_path / "redis" / "appendonlydir")
         server.start()
-        (report,) = await _close_all(config, [SLOT])
+        (report,) = await close_windows(config, [SLOT])
         assert report.failure == "ledger"
         assert "older state" in report.reason
     markers = [record for record in await read_all(kafka, topic_name) if record.topic == WINDOW]
@@ -215,11 +198,11 @@ async def test_charges_lost_between_charge_and_commit_release_nothing_until_they
                 server.start()
             return draw(*arguments)
 
-        monkeypatch.setattr(release_protocol, "draw", set_back)
-        (report,) = await _close_all(config, [SLOT])
+        monkeypatch.setattr(window_release, "draw", set_back)
+        (report,) = await close_windows(config, [SLOT])
         assert report.failure in ("ledger", "redis")
         assert not [record for record in await read_all(kafka, topic_name) if record.topic == WINDOW]
-        (report,) = await _close_all(config, [SLOT])
+        (report,) = await close_windows(config, [SLOT])
         assert report.failure is None
         client = Redis.from_url(server.url)
         users, charged = await Ledger(client, topic_name).total("2017-03-21")
@@ -239,13 +222,13 @@ async def test_a_draw_whose_charges_are_gone_is_never_committed(redis: Redis, tm
     async def forget(step: str) -> None:
         if step == "draw" and not lost:
             lost.append(step)
-            await redis.delete("hv:{bus}:ledger:2017-03-21", f"hv:{{bus}}:charged:{SLOT}")
+            await redis.delete(FeedKeys("bus").ledger("2017-03-21"), FeedKeys("bus").charged(SLOT))
 
-    worker = closing_of(redis, config, publisher, after_step=forget)
+    worker = protocol_of(redis, config, publisher, after_step=forget)
     with pytest.raises(LedgerError, match="are gone"):
         await worker.close(SLOT)
     assert publisher.messages == []
-    assert await redis.get(f"hv:{{bus}}:outbox:{SLOT}") is None
+    assert await redis.get(FeedKeys("bus").outbox(SLOT)) is None
     await worker.close(SLOT)
     assert publisher.messages
     users = contributions_of(random_rows(5, 80), config).counts.n_users
@@ -264,14 +247,14 @@ async def test_a_redis_that_may_evict_the_ledger_is_refused(
         await redis.config_set("maxmemory-policy", "allkeys-lru")
         with pytest.raises(LedgerError, match="noeviction"):
             await verify_ledger(config, redis)
-        (report,) = await _close_all(config, [SLOT])
+        (report,) = await close_windows(config, [SLOT])
         assert report.failure == "ledger"
         await redis.config_set("maxmemory-policy", "volatile-lru")
         await verify_ledger(config, redis)
     finally:
         await redis.config_set("maxmemory-policy", "noeviction")
         await redis.config_set("maxmemory", "0")
-    (report,) = await _close_all(config, [SLOT])
+    (report,) = await close_windows(config, [SLOT])
     assert report.failure is None
 
 
@@ -289,19 +272,16 @@ async def test_a_broker_that_does_not_show_the_topic_of_markers_starts_no_ledger
 
 async def test_rows_that_change_after_the_plan_are_never_drawn(redis: Redis, tmp_path: Path) -> None:
     config = bus_config(tmp_path)
-    state = await store(redis, config, random_rows(5, 80))
+    await store(redis, config, random_rows(5, 80))
     publisher = Collected()
 
     async def tamper(step: str) -> None:
         if step == "seal":
-            await redis.delete(f"hv:{{bus}}:rows:{SLOT}")
+            await redis.delete(FeedKeys("bus").rows(SLOT))
 
-    contributions = contributions_of(await state.read_rows(SLOT), config)
-    closing = closing_of(redis, config, publisher)
-    generation = await Ledger(redis, "bus").generation()
-    await closing._charged_plan(SLOT, contributions, generation)
+    await close_until(protocol_of(redis, config, publisher), SLOT, "charge")
     with pytest.raises(PlanError, match="changed after they were planned"):
-        await closing_of(redis, config, publisher, after_step=tamper).close(SLOT)
+        await protocol_of(redis, config, publisher, after_step=tamper).close(SLOT)
     assert publisher.messages == []
 
 
@@ -312,15 +292,13 @@ async def test_a_speed_bound_raised_between_plan_and_draw_is_refused(
     """The planned noise hides speeds up to the old bound; clipped to a higher one, a user moves more than he was charged."""
     made = {"values": bus_config, "participation": riders_config}[relation]
     before, after = made(tmp_path), made(tmp_path, **{"speed.upper_bound": 1000.0})
-    state = await store(redis, before, random_rows(5, 80))
+    await store(redis, before, random_rows(5, 80))
     publisher = Collected()
-    generation = await Ledger(redis, before.feed.name).generation()
-    rows = contributions_of(await state.read_rows(SLOT), before)
-    await closing_of(redis, before, publisher)._charged_plan(SLOT, rows, generation)
+    await close_until(protocol_of(redis, before, publisher), SLOT, "charge")
     with pytest.raises(PlanError, match=r"speed\.upper_bound"):
-        await closing_of(redis, after, publisher).close(SLOT)
+        await protocol_of(redis, after, publisher).close(SLOT)
     assert publisher.messages == []
-    await closing_of(redis, before, publisher).close(SLOT)
+    await protocol_of(redis, before, publisher).close(SLOT)
     assert publisher.messages
 
 
@@ -337,19 +315,19 @@ async def test_a_budget_spent_between_plan_and_charge_makes_a_new_plan_without_t
     async def spend(step: str) -> None:
         seen.append(step)
         if step == "plan" and seen.count("plan") == 1:
-            await redis.hset("hv:{bus}:ledger:2017-03-21", victim, budget)
+            await redis.hset(FeedKeys("bus").ledger("2017-03-21"), victim, budget)
 
     publisher = Collected()
-    await closing_of(redis, config, publisher, after_step=spend).close(SLOT)
+    await protocol_of(redis, config, publisher, after_step=spend).close(SLOT)
     assert seen.count("plan") == 2
-    assert int(await redis.hget("hv:{bus}:ledger:2017-03-21", victim)) == budget
+    assert int(await redis.hget(FeedKeys("bus").ledger("2017-03-21"), victim)) == budget
 
 
 async def test_a_user_without_a_full_grant_contributes_nothing_and_pays_nothing(redis: Redis, tmp_path: Path) -> None:
     config = bus_config(tmp_path)
     rows = random_rows(7, 120)
     counts = contributions_of(rows, config).counts
-    slotting = closing_of(redis, config, Collected()).slotting
+    slotting = config.slotting
     left = np.full(counts.n_users, config.privacy.epsilon_micro)
     left[3] -= 1
     plan = plan_window(counts, left, config, slotting.window(SLOT), slotting.period_of(SLOT), "g")
@@ -382,7 +360,7 @@ async def test_a_refused_user_changes_nobody_elses_charge(redis: Redis) -> None:
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation()
     users = np.array([7, 8, 9], dtype=np.uint64)
-    await redis.hset("hv:{bus}:ledger:p", "8", 100)
+    await redis.hset(FeedKeys("bus").ledger("p"), "8", 100)
     refused = await ledger.charge(SLOT, "p", generation, users, np.array([40, 40, 40]), 100)
     assert refused.tolist() == [8]
     replaced = await ledger.charge(SLOT, "p", generation, users[[0, 2]], np.array([40, 40]), 100)
@@ -401,9 +379,9 @@ async def test_a_worker_that_falls_asleep_before_its_commit_cannot_release_a_win
 
     async def overtaken(step: str) -> None:
         if step == "draw":
-            await closing_of(redis, config, other).close(SLOT)
+            await protocol_of(redis, config, other).close(SLOT)
 
-    closing = closing_of(redis, config, late, after_step=overtaken, on_redraw=lambda: redraws.append(1))
+    closing = protocol_of(redis, config, late, after_step=overtaken, on_redraw=lambda: redraws.append(1))
     result = await closing.close(SLOT)
     assert late.messages == []
     assert redraws == [1]
@@ -422,10 +400,10 @@ async def test_a_worker_overtaken_anywhere_publishes_nothing_of_its_own_and_char
 
     async def overtaken(step: str) -> None:
         if step == moment and not other.messages:
-            await closing_of(redis, config, other).close(SLOT)
+            await protocol_of(redis, config, other).close(SLOT)
             totals.append(await Ledger(redis, "bus").total("2017-03-21"))
 
-    await closing_of(redis, config, late, after_step=overtaken).close(SLOT)
+    await protocol_of(redis, config, late, after_step=overtaken).close(SLOT)
     assert late.messages == []
     assert await Ledger(redis, "bus").total("2017-03-21") == totals[0]
 

@@ -30,15 +30,19 @@ from stream.doctor import _retention as retention_finding
 from stream.local import REPO_ROOT, RedisServer, free_port
 from stream.messages.message import WINDOW, Message
 from stream.messages.topics import create_topics
-from stream.protocol import close_process, markers, release_protocol
-from stream.protocol.close_process import _close_all, verify_ledger
+from stream.protocol import close_process, markers
+from stream.protocol.close_process import close_windows
+from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.markers import read_markers
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
+from stream.statistics import window_release
 from stream.statistics.plan import decode_plan
+from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, SetBackError
-from stream.storage.row_store import State
-from tests.stream.protocol.test_release_protocol import Collected, closing_of, store
+from stream.storage.row_store import RowStore
+from tests.stream.protocol.test_release_protocol import store
 from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.topics_reader import read_all
 
 HOUR = 3600
@@ -56,7 +60,7 @@ class Deployment:
     async def fill(self, hours: int) -> None:
         client = Redis.from_url(self.server.url)
         await Ledger(client, self.config.feed.name).start_generation()
-        state, sent = State(client, self.config.feed.name), 0
+        state, sent = RowStore(client, self.config.feed.name), 0
         for hour in range(hours):
             rows, n = random_rows(hour, 60, slot=SLOT + hour * HOUR), 60
             slots = np.full(n, SLOT + hour * HOUR)
@@ -65,7 +69,7 @@ class Deployment:
         await client.aclose()
 
     async def release(self, *hours: int) -> list[close_process.CloseReport]:
-        return await _close_all(self.config, [SLOT + hour * HOUR for hour in hours])
+        return await close_windows(self.config, [SLOT + hour * HOUR for hour in hours])
 
     async def spent(self) -> tuple[int, int]:
         client = Redis.from_url(self.server.url)
@@ -122,8 +126,7 @@ async def test_a_restored_backup_releases_and_charges_nothing_and_without_it_the
     assert [report.failure for report in await deployment.release(1, 2)] == [None, None]
     if set_back:
         deployment.set_back()
-    close_process._published.clear()  # another process: what this one has seen is forgotten
-    close_process._committed.clear()
+    close_process.forget_everything()  # another process: what this one has seen is forgotten
     before = await deployment.spent()
     reports = await deployment.release(3)
     markers_now = await deployment.published()
@@ -209,9 +212,9 @@ async def test_a_replica_that_takes_over_after_the_last_look_neither_charges_nor
     """Verified, then set back before the charge: the charge itself asks for the number of windows known."""
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(1, 80))
-    await redis.set("hv:{bus}:sequence", 4)
+    await redis.set(FeedKeys("bus").sequence, 4)
     publisher = Collected()
-    worker = closing_of(redis, config, publisher)
+    worker = protocol_of(redis, config, publisher)
     worker.ledger.committed = 5
     with pytest.raises(SetBackError, match="5 windows of this feed were committed, Redis remembers 4"):
         await worker.close(SLOT)
@@ -220,14 +223,14 @@ async def test_a_replica_that_takes_over_after_the_last_look_neither_charges_nor
 
     async def later(step: str) -> None:
         if step == "draw":
-            await redis.set("hv:{bus}:sequence", 3)
+            await redis.set(FeedKeys("bus").sequence, 3)
 
-    worker = closing_of(redis, config, publisher, after_step=later)
+    worker = protocol_of(redis, config, publisher, after_step=later)
     assert await worker.ledger.sequence() == 4
     with pytest.raises(SetBackError):
         await worker.close(SLOT)
     assert publisher.messages == []
-    assert await redis.get(f"hv:{{bus}}:outbox:{SLOT}") is None
+    assert await redis.get(FeedKeys("bus").outbox(SLOT)) is None
 
 
 async def test_a_draw_of_a_plan_whose_own_charges_are_gone_is_never_committed_though_everybody_paid_something(
@@ -236,22 +239,22 @@ async def test_a_draw_of_a_plan_whose_own_charges_are_gone_is_never_committed_th
     """As many users have paid as the plan charges, but for an earlier plan and less: counting them would not show it."""
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(5, 80))
-    publisher, paid = Collected(), f"hv:{{bus}}:charged:{SLOT}"
+    publisher, paid = Collected(), FeedKeys("bus").charged(SLOT)
     charged: list[tuple[int, int]] = []
 
     async def older(step: str) -> None:
         if step == "draw":
             charges = await redis.hgetall(paid)
-            assert charges.pop(b"plan") == decode_plan(await redis.get(f"hv:{{bus}}:plan:{SLOT}")).digest.encode()
+            assert charges.pop(b"plan") == decode_plan(await redis.get(FeedKeys("bus").plan(SLOT))).digest.encode()
             charged.extend((1, int(charge)) for charge in charges.values())
             await redis.hdel(paid, "plan")
             await redis.hset(paid, mapping={user: int(charge) - 1 for user, charge in charges.items()})
-            await redis.hset(f"hv:{{bus}}:ledger:{PERIOD}", mapping={user: int(c) - 1 for user, c in charges.items()})
+            await redis.hset(FeedKeys("bus").ledger(PERIOD), mapping={user: int(c) - 1 for user, c in charges.items()})
 
     with pytest.raises(LedgerError, match="are gone"):
-        await closing_of(redis, config, publisher, after_step=older).close(SLOT)
+        await protocol_of(redis, config, publisher, after_step=older).close(SLOT)
     assert publisher.messages == []
-    await closing_of(redis, config, publisher).close(SLOT)
+    await protocol_of(redis, config, publisher).close(SLOT)
     assert publisher.messages
     assert (await Ledger(redis, "bus").total(PERIOD)) == tuple(map(sum, zip(*charged, strict=True)))
 
@@ -262,7 +265,7 @@ async def test_a_window_committed_but_not_published_keeps_its_number_and_is_no_r
     await deployment.fill(2)
     config = deployment.config
     client = Redis.from_url(config.redis.url)
-    await closing_of(client, config, Collected())._commit(SLOT)
+    await close_until(protocol_of(client, config, Collected()), SLOT, "commit")
     assert await verify_ledger(config, client)
     await client.aclose()
     assert await deployment.published() == []
@@ -276,17 +279,17 @@ async def test_two_windows_that_are_committed_at_once_get_two_numbers_and_one_dr
     config = bus_config(tmp_path, **{"speed.post_processing": []})
     await store(redis, config, random_rows(1, 80))
     rows, n = random_rows(2, 50, slot=SLOT + HOUR), 50
-    await State(redis, "bus").append("bus/0", 80, 130, rows, np.arange(80, 130), np.full(n, SLOT + HOUR), 0)
+    await RowStore(redis, "bus").append("bus/0", 80, 130, rows, np.arange(80, 130), np.full(n, SLOT + HOUR), 0)
     first, second, draws = Collected(), Collected(), []
-    other = closing_of(redis, config, second)
-    drawing = release_protocol.draw
-    monkeypatch.setattr(release_protocol, "draw", lambda *given: (draws.append(1), drawing(*given))[1])
+    other = protocol_of(redis, config, second)
+    drawing = window_release.draw
+    monkeypatch.setattr(window_release, "draw", lambda *given: (draws.append(1), drawing(*given))[1])
 
     async def overtaken(step: str) -> None:
         if step == "draw" and not second.messages:
             await other.close(SLOT + HOUR)
 
-    await closing_of(redis, config, first, after_step=overtaken).close(SLOT)
+    await protocol_of(redis, config, first, after_step=overtaken).close(SLOT)
     numbers = [json.loads(collected.messages[-1].value)["sequence"] for collected in (first, second)]
     assert numbers == [2, 1]
     assert len(draws) == 2
@@ -383,8 +386,8 @@ async def test_markers_that_retention_deleted_or_a_topic_made_anew_are_no_reason
     private: Config, topic_name: str, redis: Redis
 ) -> None:
     kafka = private.kafka
-    await redis.set("hv:{bus}:generation", "g")
-    await redis.set("hv:{bus}:sequence", 2)
+    await redis.set(FeedKeys("bus").generation, "g")
+    await redis.set(FeedKeys("bus").sequence, 2)
     async with own_topic(kafka.bootstrap, topic_name, 1) as admin:
         await send(private, topic_name, (0, 1000, marker_of(1000, 1)), (0, 5000, marker_of(5000, 2)))
         known = await read_markers(kafka, "bus")
@@ -402,15 +405,15 @@ async def test_markers_that_retention_deleted_or_a_topic_made_anew_are_no_reason
 
 async def test_another_window_under_the_last_number_is_refused(private: Config, topic_name: str, redis: Redis) -> None:
     """Redis was set back and went another way: the numbers agree, what was released does not."""
-    await redis.set("hv:{bus}:generation", "g")
-    await redis.set("hv:{bus}:sequence", 1)
-    window = {"messages": 1, "period": PERIOD}
-    await redis.hset("hv:{bus}:closed", str(SLOT), msgspec.json.encode(window | {"digest": "other"}))
+    await redis.set(FeedKeys("bus").generation, "g")
+    await redis.set(FeedKeys("bus").sequence, 1)
+    window = {"messages": 1}
+    await redis.hset(FeedKeys("bus").closed, str(SLOT), msgspec.json.encode(window | {"digest": "other"}))
     async with own_topic(private.kafka.bootstrap, topic_name, 1):
         await send(private, topic_name, (0, SLOT, marker_of(SLOT, 1)))
         with pytest.raises(LedgerError, match="older state"):
             await verify_ledger(private, redis)
-        await redis.hset("hv:{bus}:closed", str(SLOT), msgspec.json.encode(window | {"digest": "d"}))
+        await redis.hset(FeedKeys("bus").closed, str(SLOT), msgspec.json.encode(window | {"digest": "d"}))
         assert await verify_ledger(private, redis) == "g"
 
 
@@ -460,7 +463,7 @@ async def test_the_worker_command_ends_with_1_on_a_set_back_redis_says_both_numb
 
 async def test_the_worker_command_ends_with_1_under_another_user_key(deployment: Deployment) -> None:
     client = Redis.from_url(deployment.server.url)
-    await State(client, deployment.config.feed.name).claim_key("another")
+    await RowStore(client, deployment.config.feed.name).claim_key("another")
     await client.aclose()
     worker = await worker_command(deployment)
     assert worker.returncode == 1, worker.stderr

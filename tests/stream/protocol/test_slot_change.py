@@ -15,9 +15,9 @@ from stream.app import Worker
 from stream.config import Config
 from stream.statistics.plan import PlanError
 from stream.storage.ledger import Ledger
-from stream.storage.row_store import State
-from tests.stream.protocol.test_release_protocol import Collected, closing_of
+from stream.storage.row_store import RowStore
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
+from tests.support.closing import Collected, protocol_of
 
 HALF = 1800
 
@@ -37,7 +37,7 @@ async def collect(redis: Redis, config: Config) -> None:
     rows, n = random_rows(3, 300), 300
     slots = config.slotting.slot_starts(rows["time"].astype(np.int64))
     await Ledger(redis, config.feed.name).start_generation()
-    await State(redis, config.feed.name).append("bus/0", 0, n, rows, np.arange(n), slots, 1)
+    await RowStore(redis, config.feed.name).append("bus/0", 0, n, rows, np.arange(n), slots, 1)
 
 
 async def released(redis: Redis, config: Config) -> list[tuple[str, dict[str, Any], int]]:
@@ -46,7 +46,7 @@ async def released(redis: Redis, config: Config) -> list[tuple[str, dict[str, An
     try:
         for slot in await worker.due_slots():
             out = Collected()
-            await closing_of(redis, config, out).close(slot)
+            await protocol_of(redis, config, out).close(slot)
             bodies = [json.loads(message.value) for message in out.messages]
             found.append((out.messages[-1].ce_id, bodies[-1]["window"], sum(b.get("events", 0) for b in bodies[:-1])))
     finally:
@@ -75,9 +75,9 @@ async def test_after_longer_slots_no_window_says_more_than_it_holds_and_identifi
     assert len({name for name, _, _ in found}) == len(found) == 1
     assert found[0][1] == {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
     assert found[0][2] == events(0, HALF)
-    assert await State(redis, "bus").open_slots() == []
+    assert await RowStore(redis, "bus").open_slots() == []
     with pytest.raises(PlanError, match=r"window\.slot was changed"):
-        await closing_of(redis, after, Collected()).close(SLOT + HALF)
+        await protocol_of(redis, after, Collected()).close(SLOT + HALF)
 
 
 async def test_after_shorter_slots_a_window_holds_the_rows_of_its_own_time(
@@ -101,7 +101,7 @@ async def test_a_window_that_was_planned_is_finished_as_it_was_planned(
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        await closing_of(redis, before, Collected(), after_step=stop).close(SLOT + HALF)
+        await protocol_of(redis, before, Collected(), after_step=stop).close(SLOT + HALF)
     found = await released(redis, after)
     assert [window["start"][11:16] for _, window, _ in found] == ["12:00", "12:30"]
     assert found[1][1]["end"] == "2017-03-21T13:00:00Z"

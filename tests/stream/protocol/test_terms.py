@@ -16,11 +16,11 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import SPATIAL_HISTOGRAM, Message
 from stream.offline import MemoryRows
-from stream.protocol.release_protocol import Closing
+from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.ledger import Ledger, TermsError
-from tests.stream.protocol.test_release_protocol import Collected
 from tests.stream.statistics.test_zcdp import SMALL, riders
 from tests.support.builders import SLOT, located_rows, random_rows, with_histograms, zcdp_config
+from tests.support.closing import Collected
 
 HOUR, DAY = 3600, 86_400
 TODAY, TOMORROW = "2017-03-21", "2017-03-22"
@@ -33,7 +33,7 @@ async def release(
     ledger, out = Ledger(redis, config.feed.name), Collected()
     await ledger.start_generation()
     held = MemoryRows({slot: random_rows(slot, 200, slot=slot) if rows is None else rows})
-    await Closing(config, redis, held, ledger, out, Noise(), **hooks).close(slot)
+    await ReleaseProtocol.connect(config, redis, held, ledger, out, Noise(), **hooks).close(slot)
     return out.messages
 
 

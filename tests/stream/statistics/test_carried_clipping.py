@@ -18,7 +18,7 @@ from dpcore.noise import Noise
 from stream.config import Config, ConfigError
 from stream.messages.message import HEXAGON_SPEED, schema
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
-from stream.protocol.release_protocol import Closing
+from stream.protocol.release_protocol import ReleaseProtocol
 from stream.statistics.carried_clipping import NARROWEST_KMH, SPREAD, carry
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.pipeline import build_messages, contributions_of, draw, plan_window
@@ -163,7 +163,7 @@ async def test_windows_hand_their_released_means_on_as_ranges_which_every_messag
     ledger, out = Ledger(redis, config.feed.name), io.StringIO()
     await ledger.start_generation()
     await ledger.claim_policy(config.ledger_policy)
-    closing = Closing(config, redis, MemoryRows(dict(windows)), ledger, LinePublisher(out), Noise())
+    closing = ReleaseProtocol.connect(config, redis, MemoryRows(dict(windows)), ledger, LinePublisher(out), Noise())
     for slot in sorted(windows):
         await closing.close(slot)
     bodies = [json.loads(line)["value"] for line in out.getvalue().splitlines()]

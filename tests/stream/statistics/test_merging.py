@@ -23,9 +23,10 @@ from stream.statistics.merging import excluded, merged
 from stream.statistics.pipeline import build_messages, contributions_of
 from stream.statistics.plan import VARIANCE_GRID, Plan, PlanError, decode_plan, encode_plan
 from stream.storage.row_store import ROW
-from tests.stream.protocol.test_release_protocol import Collected, closing_of, store
+from tests.stream.protocol.test_release_protocol import store
 from tests.stream.statistics.test_pipeline import planned
 from tests.support.builders import SLOT, bus_config, riders_config
+from tests.support.closing import Collected, protocol_of
 
 MERGING = {"hexagons.merge_until_km_h": 30.0, "hexagons.coarsest_resolution": 4, "speed.post_processing": []}
 
@@ -159,7 +160,7 @@ async def test_the_service_releases_mixed_resolutions_once(redis: Redis, tmp_pat
     config = bus_config(tmp_path, **MERGING)
     await store(redis, config, uneven_rows(6))
     sink = Collected()
-    result = await closing_of(redis, config, sink).close(SLOT)
+    result = await protocol_of(redis, config, sink).close(SLOT)
     bodies = [msgspec.json.decode(message.value) for message in sink.messages if message.topic == HEXAGON_SPEED]
     assert result.messages == len(bodies) + 1
     assert len({body["resolution"] for body in bodies}) > 1

@@ -22,9 +22,11 @@ from stream.statistics import pipeline
 from stream.statistics.pipeline import build_messages, contributions_of, plan_window
 from stream.statistics.plan import Plan
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory, step
+from stream.storage.keys import FeedKeys
 from stream.windows import Window
-from tests.stream.protocol.test_release_protocol import Collected, closing_of, store
+from tests.stream.protocol.test_release_protocol import store
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config, zcdp_config
+from tests.support.closing import Collected, protocol_of
 from tests.support.recalling import recalled, recalled_from
 
 HOUR = 3600
@@ -185,9 +187,9 @@ async def test_what_redis_remembers_is_what_the_topics_say(redis: Redis, tmp_pat
     for hour in range(3):
         await store(redis, config, random_rows(hour, 150, slot=SLOT + hour * HOUR), SLOT + hour * HOUR)
         sink = Collected()
-        await closing_of(redis, config, sink).close(SLOT + hour * HOUR)
+        await protocol_of(redis, config, sink).close(SLOT + hour * HOUR)
         published.append(sink.messages)
-    assert await redis.get("hv:{bus}:memory") == stored(recalled_from(published))
+    assert await redis.get(FeedKeys("bus").memory) == stored(recalled_from(published))
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -199,14 +201,14 @@ async def test_a_window_overtaken_by_another_is_made_again_from_what_that_one_le
     for hour in (0, 1):
         await store(redis, config, random_rows(hour, 150, slot=SLOT + hour * HOUR), SLOT + hour * HOUR)
     rival, mine = Collected(), Collected()
-    overtaker = closing_of(redis, config, rival)
+    overtaker = protocol_of(redis, config, rival)
 
     async def overtaken(step: str) -> None:
         if step == "draw":
             await overtaker.close(SLOT + first * HOUR)
 
     redraws: list[int] = []
-    closing = closing_of(redis, config, mine, after_step=overtaken, on_redraw=lambda: redraws.append(1))
+    closing = protocol_of(redis, config, mine, after_step=overtaken, on_redraw=lambda: redraws.append(1))
     await closing.close(SLOT + (1 - first) * HOUR)
     assert redraws == []
-    assert await redis.get("hv:{bus}:memory") == stored(recalled_from([rival.messages, mine.messages]))
+    assert await redis.get(FeedKeys("bus").memory) == stored(recalled_from([rival.messages, mine.messages]))

@@ -27,7 +27,7 @@ from stream.evaluation.evaluate import COMPARED_DELTA, evaluate, with_accounting
 from stream.local import REPO_ROOT, RedisServer
 from stream.messages.message import WINDOW, schema
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
-from stream.protocol.release_protocol import Closing
+from stream.protocol.release_protocol import ReleaseProtocol
 from stream.serve.window_store import View
 from stream.statistics.participation import draw as participation_draw
 from stream.statistics.participation import plan as participation_plan
@@ -35,6 +35,7 @@ from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.public_cells import public_cells
 from stream.statistics.pipeline import build_messages, contributions_of, draw, plan_window
 from stream.statistics.plan import Plan, decode_plan, encode_plan
+from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import ROW
 from tests.dpcore.silence import Silence
@@ -320,9 +321,11 @@ async def test_a_stored_plan_of_one_unit_is_neither_charged_nor_drawn_under_the_
         plan, _ = planned(stored, rows)
         ledger = Ledger(redis, running.feed.name)
         generation = await ledger.start_generation()
-        await redis.set(f"hv:{{riders}}:plan:{SLOT}", encode_plan(msgspec.structs.replace(plan, generation=generation)))
+        await redis.set(
+            FeedKeys("riders").plan(SLOT), encode_plan(msgspec.structs.replace(plan, generation=generation))
+        )
         out = io.StringIO()
-        closing = Closing(running, redis, MemoryRows({SLOT: rows}), ledger, LinePublisher(out), Noise())
+        closing = ReleaseProtocol.connect(running, redis, MemoryRows({SLOT: rows}), ledger, LinePublisher(out), Noise())
         with pytest.raises(LedgerError, match="another unit"):
             await closing.close(SLOT)
         assert out.getvalue() == ""
@@ -343,7 +346,7 @@ async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent
     ledger, out = Ledger(redis, config.feed.name), io.StringIO()
     await ledger.start_generation()
     await ledger.claim_policy(config.ledger_policy)
-    closing = Closing(config, redis, MemoryRows(dict(windows)), ledger, LinePublisher(out), Noise())
+    closing = ReleaseProtocol.connect(config, redis, MemoryRows(dict(windows)), ledger, LinePublisher(out), Noise())
     totals = []
     for slot in sorted(windows):
         await closing.close(slot)
@@ -375,8 +378,8 @@ def test_ledger_show_names_its_unit_and_refuses_to_read_one_unit_as_another(
     files = {name: written(tmp_path, redis_server.url, name) for name in ("pure", "zcdp")}
     with closing(SyncRedis.from_url(redis_server.url)) as client:
         client.flushall()
-        client.hset("hv:{riders}:ledger:2017-03-21", mapping={"1": 20_000_000, "2": 2_500_000})
-        client.set("hv:{riders}:policy", load_config(files[accounting]).ledger_policy)
+        client.hset(FeedKeys("riders").ledger("2017-03-21"), mapping={"1": 20_000_000, "2": 2_500_000})
+        client.set(FeedKeys("riders").policy, load_config(files[accounting]).ledger_policy)
         command = ["ledger", "show", "--config", files[accounting]]
         report = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
         assert report == {"2017-03-21": {"users": 2, unit: 22_500_000}}

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from stream.storage.row_store import ROW, Behind, State, StateError
+from stream.storage.keys import FeedKeys
+from stream.storage.row_store import ROW, Behind, RowStore, StateError
 from stream.windows import PartitionTime
 
 SLOTS = np.array([0, 3600, 7200])
@@ -22,12 +23,12 @@ def rows_of(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows, sound
 
 
-async def deliver(state: State, first: int, following: int, partition: str = "t/0", now_us: int = 1):
+async def deliver(state: RowStore, first: int, following: int, partition: str = "t/0", now_us: int = 1):
     rows, offsets = rows_of(np.arange(first, following))
     return await state.append(partition, first, following, rows, offsets, rows["time"] // 3_600_000_000 * 3600, now_us)
 
 
-async def stored_users(state: State) -> list[int]:
+async def stored_users(state: RowStore) -> list[int]:
     slots = [await state.read_rows(slot) for slot in await state.open_slots()]
     return np.concatenate(slots)["user"].tolist() if slots else []
 
@@ -45,7 +46,7 @@ def test_any_overlapping_deliveries_leave_every_row_once(redis_url, deliveries):
         redis = Redis.from_url(redis_url)
         try:
             await redis.flushall()
-            state, end = State(redis, "bus"), 0
+            state, end = RowStore(redis, "bus"), 0
             for back, length in deliveries:
                 first = max(0, end - back)
                 result = await deliver(state, first, first + length)
@@ -63,15 +64,15 @@ def test_any_overlapping_deliveries_leave_every_row_once(redis_url, deliveries):
 
 async def test_the_planted_bug_of_trusting_batch_boundaries_is_seen(redis):
     """Twin of the test above: an append that forgets the stored offset doubles rows, and the same check finds it."""
-    state = State(redis, "bus")
+    state = RowStore(redis, "bus")
     await deliver(state, 0, 20)
-    await redis.hset("hv:{bus}:offsets", "t/0", 10)
+    await redis.hset(FeedKeys("bus").offsets, "t/0", 10)
     await deliver(state, 10, 30)
     assert sorted(await stored_users(state)) != expected_users(30)
 
 
 async def test_a_zombie_that_is_faster_than_the_new_owner_changes_nothing(redis):
-    zombie, owner = State(redis, "bus"), State(redis, "bus")
+    zombie, owner = RowStore(redis, "bus"), RowStore(redis, "bus")
     await deliver(zombie, 0, 100)
     assert (await owner.next_offsets())["t/0"] == 100
     await deliver(zombie, 100, 150)
@@ -81,7 +82,7 @@ async def test_a_zombie_that_is_faster_than_the_new_owner_changes_nothing(redis)
 
 
 async def test_a_batch_that_would_skip_messages_is_refused_whole(redis):
-    state = State(redis, "bus")
+    state = RowStore(redis, "bus")
     await deliver(state, 0, 10)
     with pytest.raises(Behind) as refused:
         await deliver(state, 11, 20)
@@ -91,7 +92,7 @@ async def test_a_batch_that_would_skip_messages_is_refused_whole(redis):
 
 
 async def test_a_sealed_slot_never_grows_and_its_rows_count_as_late(redis):
-    state = State(redis, "bus")
+    state = RowStore(redis, "bus")
     await deliver(state, 0, 30)
     await state.seal(3600)
     before = (await state.read_rows(3600)).tobytes()
@@ -105,7 +106,7 @@ async def test_a_sealed_slot_never_grows_and_its_rows_count_as_late(redis):
 
 
 async def test_partitions_have_offsets_and_times_of_their_own(redis):
-    state = State(redis, "bus")
+    state = RowStore(redis, "bus")
     await state.awaken(["t/0", "t/1", "t/2"], 5)
     await deliver(state, 0, 10, "t/0", now_us=7)
     await deliver(state, 50, 60, "t/1", now_us=8)
@@ -122,14 +123,14 @@ async def test_partitions_have_offsets_and_times_of_their_own(redis):
 
 
 async def test_a_redelivery_does_not_wake_an_idle_partition(redis):
-    state = State(redis, "bus")
+    state = RowStore(redis, "bus")
     await deliver(state, 0, 10, now_us=7)
     await deliver(state, 0, 10, now_us=99)
     assert (await state.partition_times())["t/0"].last_seen_us == 7
 
 
 async def test_offsets_move_only_from_where_the_mover_saw_them(redis):
-    state = State(redis, "bus")
+    state = RowStore(redis, "bus")
     await deliver(state, 0, 10)
     await state.move("t/0", 9, 500)
     assert (await state.next_offsets())["t/0"] == 10
@@ -138,16 +139,16 @@ async def test_offsets_move_only_from_where_the_mover_saw_them(redis):
 
 
 async def test_a_second_user_key_is_refused(redis):
-    state = State(redis, "bus")
+    state = RowStore(redis, "bus")
     await state.claim_key("one")
     await state.claim_key("one")
     with pytest.raises(StateError, match="user_key_file"):
         await state.claim_key("two")
-    await State(redis, "tram").claim_key("two")
+    await RowStore(redis, "tram").claim_key("two")
 
 
 async def test_three_million_rows_read_back_as_written(redis):
-    state = State(redis, "bus")
+    state = RowStore(redis, "bus")
     rows = np.zeros(10_000, dtype=ROW)
     for batch in range(360):
         rows["user"] = np.arange(batch * 10_000, (batch + 1) * 10_000)
@@ -158,7 +159,7 @@ async def test_three_million_rows_read_back_as_written(redis):
 
 
 async def test_a_batch_over_thousands_of_slots_keeps_every_row_in_its_slot(redis):
-    state = State(redis, "bus")
+    state = RowStore(redis, "bus")
     rows = np.zeros(10_000, dtype=ROW)
     slots = np.random.default_rng(1).integers(0, 5_000, 10_000) * 3600
     rows["time"] = slots

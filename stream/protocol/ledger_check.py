@@ -1,0 +1,100 @@
+"""Whether Redis remembers everything that was published: compared with the close markers, before every window.
+
+Redis loss is privacy loss: a ledger that forgot charges would grant them again. Any doubt stops releases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+
+from stream.config import Config
+from stream.ingestion.formats import user_identity
+from stream.messages.message import decode_outbox
+from stream.protocol.markers import Marker, Published, read_markers
+from stream.storage.ledger import Ledger, LedgerError
+from stream.storage.release_store import ReleaseStore
+
+
+@dataclass
+class Known:
+    """What a process knows of a feed: the markers it has read, and the windows that it knows to be committed."""
+
+    published: Published = field(default_factory=Published)
+    committed: int = 0
+
+
+async def verify_ledger(config: Config, redis: Redis) -> str:
+    """The ledger generation, once Redis is known to remember everything that was published.
+
+    Raises :class:`LedgerError` if a window was published under another generation, if Redis remembers fewer windows than
+    were published (:class:`stream.storage.ledger.SetBackError`) or does not know the last one: then budgets were lost, and
+    releasing again would spend them twice. Also where the configuration would give everybody a second budget.
+    """
+    ledger = Ledger(redis, config.feed.name)
+    await LedgerCheck(config, redis, ledger, Known()).verify()
+    generation = await ledger.generation()
+    if generation is None:
+        raise LedgerError(
+            f"Redis lost the ledger of feed {config.feed.name!r} while it was verified; restore its append-only file"
+        )
+    return generation
+
+
+@dataclass(frozen=True)
+class LedgerCheck:
+    """Compares the ledger of one feed with its close markers; ``known`` grows, so that each marker is read once."""
+
+    config: Config
+    redis: Redis
+    ledger: Ledger
+    known: Known
+
+    async def verify(self) -> None:
+        """Raises :class:`LedgerError` as :func:`verify_ledger`."""
+        _refuse_eviction(await self.redis.info())
+        published = await read_markers(self.config.kafka, self.config.feed.name, self.known.published)
+        # Redis is asked after the topic: what is committed meanwhile can only make it remember more.
+        if published.last is None:
+            await self.ledger.start_generation()
+        else:
+            await self._remembers(published, published.last)
+        await self.ledger.claim_policy(self.config.ledger_policy)
+        await self.ledger.claim_identity(user_identity(self.config.feed))
+        self.known.published = published
+
+    async def _remembers(self, published: Published, last: Marker) -> None:
+        """Raise :class:`LedgerError` unless Redis holds the ledger of every marker and knows the last of them."""
+        feed, generation = self.config.feed.name, await self.ledger.generation()
+        foreign = sorted(published.generations - {generation})
+        if foreign:
+            raise LedgerError(
+                f"feed {feed!r} was released under ledger generation {', '.join(foreign)} (last window {last.window.start}), "
+                f"Redis holds {generation or 'none'}: spent budgets are lost, or two Redis serve one feed, so nothing is "
+                "released. Restore Redis from its append-only file, or start a new feed name once the period is over"
+            )
+        self.ledger.committed = max(self.ledger.committed, last.sequence)
+        await self.ledger.sequence()
+        slot = int(datetime.fromisoformat(last.window.start).timestamp())
+        released, outbox = await ReleaseStore(self.redis, feed).released_or_committed(slot)
+        digests = {
+            None if released is None else released.digest,
+            None if outbox is None else msgspec.json.decode(decode_outbox(outbox)[-1].value, type=Marker).digest,
+        }
+        if last.digest not in digests:
+            raise LedgerError(
+                f"window {last.window.start} was published, but Redis does not know it: Redis was set back to an older "
+                "state and its budgets with it, so nothing is released. Restore the newest append-only file"
+            )
+
+
+def _refuse_eviction(info: dict[str, Any]) -> None:
+    if int(info["maxmemory"]) > 0 and str(info["maxmemory_policy"]).startswith("allkeys"):
+        raise LedgerError(
+            f"Redis may evict the ledger: maxmemory-policy {info['maxmemory_policy']} with maxmemory {info['maxmemory']}; an "
+            "evicted budget is granted again, so nothing is released. CONFIG SET maxmemory-policy noeviction"
+        )

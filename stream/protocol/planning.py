@@ -1,0 +1,114 @@
+"""Plan and charge of one window: the stored plan, what it costs, and the plan that replaces it where a budget is spent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stream.config import Config
+from stream.protocol.parts import Statistics
+from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan
+from stream.statistics.window_release import Allowance, WindowRows
+from stream.storage.ledger import Ledger, LedgerError, TermsError
+from stream.storage.release_store import ReleaseStore
+from stream.windows import Window, utc_text
+
+IdArray = npt.NDArray[np.uint64]
+
+NOBODY = np.zeros(0, dtype=np.uint64)
+
+
+class StoredPlan(NamedTuple):
+    """A plan and the bytes that stand for it in Redis."""
+
+    plan: Plan
+    stored: bytes
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Makes, stores, charges and replaces plans of one feed. A stored plan is written once, first writer wins."""
+
+    config: Config
+    statistics: Statistics
+    store: ReleaseStore
+    ledger: Ledger
+
+    async def window(self, slot: int) -> Window:
+        """The window that begins at ``slot``; where it was planned, as it was: ``window.slot`` may have changed since.
+
+        Raises :class:`PlanError` where none begins there.
+        """
+        stored = await self.store.plan(slot)
+        window = self.config.slotting.window(slot) if stored is None else decode_plan(stored).window
+        if window.start != slot:
+            raise PlanError(
+                f"no window of {self.config.window.slot} begins at {utc_text(slot)}: window.slot was changed while its rows "
+                "were collected; nothing was planned. Restore the old length until it is released"
+            )
+        return window
+
+    async def stored(self, window: Window, rows: WindowRows) -> StoredPlan:
+        """The plan that is stored for ``window``, made and stored first where there is none."""
+        stored = await self.store.plan(window.start)
+        if stored is None:
+            stored = await self.store.store_plan(window.start, encode_plan(await self.make(window, rows, NOBODY)))
+        return self._read(stored)
+
+    async def replaced(self, window: Window, rows: WindowRows, planned: StoredPlan, refused: IdArray) -> StoredPlan:
+        """``planned`` exchanged for a plan without the users of ``refused``, or the one that another worker stored."""
+        plan = encode_plan(await self.make(window, rows, refused))
+        stored = await self.store.replace_plan(window.start, planned.stored, plan)
+        return await self.stored(window, rows) if stored is None else self._read(stored)
+
+    async def make(self, window: Window, rows: WindowRows, refused: IdArray) -> Plan:
+        """A plan from what the ledger says, without the users of ``refused``, on the terms of the period.
+
+        A budget that was raised holds from the next period on.
+        """
+        generation = await self.ledger.generation()
+        if generation is None:
+            raise LedgerError(
+                f"feed {self.config.feed.name!r} has rows to release but Redis holds no ledger generation; what was spent "
+                "is unknown. Restore Redis from its append-only file"
+            )
+        period, users = self.config.slotting.period_of(window.start), rows.counts.users
+        terms, budget = await self.ledger.terms(period.key), self.config.privacy.ledger_budget
+        allowed = budget if terms.budget is None else min(budget, terms.budget)
+        left = allowed - await self.ledger.spent(period.key, users, besides=window.start)
+        left[np.isin(users, refused)] = 0
+        allowance = Allowance(left, terms.budget, terms.counts)
+        return self.statistics.plan(rows, window, allowance, await self.store.memory(), generation)
+
+    async def charge(self, plan: Plan) -> IdArray | None:
+        """Charge everybody in ``plan``; None once all have paid, else those whose budget does not bear it.
+
+        Nobody is named where another worker charged the period on other terms meanwhile: the plan has to be made anew.
+        """
+        users, charges = plan.charged_users()
+        try:
+            refused = await self.ledger.charge(
+                plan.window.start,
+                plan.period.key,
+                plan.generation,
+                users,
+                charges,
+                plan.ledger_budget,
+                plan.digest,
+                plan.charge_basis,
+            )
+        except TermsError:
+            return NOBODY
+        return refused if len(refused) else None
+
+    def _read(self, stored: bytes) -> StoredPlan:
+        plan = decode_plan(stored)
+        if (plan.zcdp is not None) != (self.config.privacy.accounting == "zcdp"):
+            raise LedgerError(
+                f"the stored plan of window {utc_text(plan.window.start)} counts another unit than accounting "
+                f"'{self.config.privacy.accounting}'; restore the old settings until it is released"
+            )
+        return StoredPlan(plan, stored)

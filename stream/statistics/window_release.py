@@ -1,0 +1,105 @@
+"""The pure steps of one window's release: put its rows in order, plan it, draw it, write its messages.
+
+No server and no clock: a window follows from its rows, what users have left, the memory before it and a tape of entropy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.contributions import Contributions, Counts
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.messages.message import Message
+from stream.statistics.carried_clipping import carry
+from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
+from stream.statistics.histograms.histograms import DrawnHistogram, draw_histograms
+from stream.statistics.merging import merged
+from stream.statistics.pipeline import compose, contributions_of, draw, plan_window
+from stream.statistics.plan import Columns, Plan, within
+from stream.statistics.smoothing_state import decode_memory, encode_memory
+from stream.windows import Window
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class WindowRows:
+    """The rows of one window as its statistics read them. ``fixes``: None where there are no histograms."""
+
+    rows: npt.NDArray[np.void]
+    contributions: Contributions
+    fixes: Fixes | None
+
+    @property
+    def counts(self) -> Counts:
+        """Who contributed how often where."""
+        return self.contributions.counts
+
+
+class Allowance(NamedTuple):
+    """What the ledger says about the users of a window.
+
+    ``left``: (L,) units that each has left. ``lowest_budget``: the lowest that the period was charged under, None where it
+    was not charged yet. ``by_counts``: whether charges of the period followed from counts.
+    """
+
+    left: IntArray
+    lowest_budget: int | None
+    by_counts: bool
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A window after its draw: ``columns`` of each statistic over the cells of the plan, and its histograms."""
+
+    counts: Counts
+    columns: dict[str, Columns]
+    histograms: Sequence[DrawnHistogram]
+
+
+@dataclass(frozen=True)
+class WindowStatistics:
+    """Everything that one configuration releases of a window, as the release protocol asks for it."""
+
+    config: Config
+
+    def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
+        """The rows of ``window`` among ``rows``, in their one order; how they arrived is immaterial."""
+        rows = rows[(rows["time"] >= window.start * 1_000_000) & (rows["time"] < window.end * 1_000_000)]
+        return WindowRows(rows, contributions_of(rows, self.config), fixes_of(rows, histogram_box(self.config)))
+
+    def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
+        """The plan of a window on the terms of its period, with the clipping ranges that ``memory`` gives.
+
+        Under "values" histograms that were switched on in a period whose charges followed from counts begin with the
+        next: in this one, admission would show in them who else was there.
+        """
+        config = self.config.model_copy(update={"histogram": None}) if allowance.by_counts else self.config
+        period = config.slotting.period_of(window.start)
+        plan = plan_window(rows.counts, allowance.left, config, window, period, generation, rows.fixes)
+        return carry(within(plan, allowance.lowest_budget), decode_memory(memory), config)
+
+    def draw(self, plan: Plan, rows: WindowRows, noise: Noise) -> Drawn:
+        """All noise of the window. Raises :class:`stream.statistics.plan.PlanError` where rows and plan do not match."""
+        contributions, fixes = merged(plan, rows.contributions), rows.fixes
+        planned_box = None if plan.histogram is None else plan.histogram.box
+        if planned_box != histogram_box(self.config):
+            fixes = fixes_of(rows.rows, planned_box)  # the plan was made under an earlier configuration
+        columns = draw(plan, contributions, noise)
+        return Drawn(contributions.counts, columns, draw_histograms(plan, fixes, noise))
+
+    def compose(self, plan: Plan, drawn: Drawn, memory: bytes, number: int) -> tuple[list[Message], bytes]:
+        """Every message, close marker last, of the window that is committed as ``number``; and the memory it leaves.
+
+        The memory is empty where the window leaves it as it was. Pure: it may be called again with another number.
+        """
+        before = decode_memory(memory)
+        counts, columns = drawn.counts, drawn.columns
+        messages, after = compose(plan, counts, columns, self.config, before, drawn.histograms, sequence=number)
+        return messages, b"" if after is None or after is before else encode_memory(after)

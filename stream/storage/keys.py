@@ -1,0 +1,112 @@
+"""Every Redis key of the project, by feed. The braces put all keys of one feed into one slot of a Redis Cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class FeedKeys:
+    """Names of the keys of one feed; ``slot`` is the start of a timeslot in epoch seconds, ``period`` a period's key."""
+
+    feed: str
+
+    def _named(self, name: str) -> str:
+        return f"hv:{{{self.feed}}}:{name}"
+
+    # What is read from the feed.
+
+    @property
+    def offsets(self) -> str:
+        """Hash, partition -> first offset that is not stored yet."""
+        return self._named("offsets")
+
+    @property
+    def watermarks(self) -> str:
+        """Hash, partition -> largest event time, µs."""
+        return self._named("watermarks")
+
+    @property
+    def seen(self) -> str:
+        """Hash, partition -> when it was last heard of, µs."""
+        return self._named("seen")
+
+    @property
+    def user_key(self) -> str:
+        """Fingerprint of the key that made the pseudonyms."""
+        return self._named("user-key")
+
+    def rows(self, slot: int) -> str:
+        """List of blobs of rows."""
+        return self._named(f"rows:{slot}")
+
+    # Which windows are open, sealed and released.
+
+    @property
+    def slots(self) -> str:
+        """Sorted set of timeslots that hold rows."""
+        return self._named("slots")
+
+    @property
+    def sealed(self) -> str:
+        """Set of timeslots that take no more rows."""
+        return self._named("sealed")
+
+    @property
+    def first_slot(self) -> str:
+        """Oldest timeslot that may not be released yet, where every timeslot is released."""
+        return self._named("first-slot")
+
+    @property
+    def closed(self) -> str:
+        """Hash, timeslot -> what is remembered of its release."""
+        return self._named("closed")
+
+    # A window in progress.
+
+    def plan(self, slot: int) -> str:
+        """The stored plan."""
+        return self._named(f"plan:{slot}")
+
+    def charged(self, slot: int) -> str:
+        """Hash, user -> what they paid for this window; ``plan`` -> digest of the plan that is paid for."""
+        return self._named(f"charged:{slot}")
+
+    def outbox(self, slot: int) -> str:
+        """The committed bytes."""
+        return self._named(f"outbox:{slot}")
+
+    @property
+    def memory(self) -> str:
+        """State of smoothing over windows."""
+        return self._named("memory")
+
+    # The ledger.
+
+    @property
+    def generation(self) -> str:
+        """Identity of the ledger."""
+        return self._named("generation")
+
+    @property
+    def policy(self) -> str:
+        """Relation, periods and unit that the ledger is bound to."""
+        return self._named("policy")
+
+    @property
+    def user_identity(self) -> str:
+        """Field and topic that name a user."""
+        return self._named("user-identity")
+
+    @property
+    def sequence(self) -> str:
+        """Number of windows committed."""
+        return self._named("sequence")
+
+    def ledger(self, period: str) -> str:
+        """Hash, user -> units spent in the period."""
+        return self._named(f"ledger:{period}")
+
+    def terms(self, period: str) -> str:
+        """Hash: the lowest budget of the period, and whether charges followed from counts."""
+        return self._named(f"terms:{period}")

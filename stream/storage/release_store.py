@@ -1,0 +1,123 @@
+"""What Redis holds of a window on its way out: plan, committed bytes, smoothing memory, and what was released."""
+
+from __future__ import annotations
+
+from enum import Enum
+from importlib import resources
+from typing import Any, NamedTuple
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from stream.storage.keys import FeedKeys
+
+_REPLACE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
+return redis.call('GET', KEYS[1])
+"""
+
+
+class ChargesGoneError(RuntimeError):
+    """The plan that was drawn is not marked as paid: Redis lost its charges. Nothing was committed."""
+
+
+class Outcome(Enum):
+    """What became of bytes that were to be committed."""
+
+    COMMITTED = 1
+    OTHERS_WERE_FIRST = 0
+    WINDOW_RELEASED = -1
+    STATE_MOVED = 2
+    """Another window took the number, or left another memory: the bytes have to be made again."""
+
+
+class Commit(NamedTuple):
+    """The outcome, and the bytes that stand in the outbox (None where there are none)."""
+
+    outcome: Outcome
+    outbox: bytes | None
+
+
+class Released(msgspec.Struct, frozen=True):
+    """What Redis remembers of a released window."""
+
+    messages: int
+    digest: str
+    suppressed: int = 0
+
+
+class ReleaseStore:
+    """Plans, committed bytes, memory and released windows of one feed, as bytes. It computes nothing."""
+
+    def __init__(self, redis: Redis, feed: str) -> None:
+        self._redis: Any = redis  # redis-py types its answers as text too; this client answers bytes
+        self._keys = FeedKeys(feed)
+        script = resources.files("stream.storage").joinpath("lua", "commit.lua").read_text(encoding="utf-8")
+        self._commit = redis.register_script(script)
+
+    async def released(self, slot: int) -> Released | None:
+        """What is remembered of a released window; None while it is open."""
+        record = await self._redis.hget(self._keys.closed, str(slot))
+        return None if record is None else msgspec.json.decode(record, type=Released)
+
+    async def remember(self, slot: int, released: Released) -> None:
+        """From now on the window is released."""
+        await self._redis.hset(self._keys.closed, str(slot), msgspec.json.encode(released))
+
+    async def released_or_committed(self, slot: int) -> tuple[Released | None, bytes | None]:
+        """The release record and the committed bytes, as of one moment."""
+        async with self._redis.pipeline(transaction=True) as both:
+            both.hget(self._keys.closed, str(slot))
+            both.get(self._keys.outbox(slot))
+            record, outbox = await both.execute()
+        return None if record is None else msgspec.json.decode(record, type=Released), outbox
+
+    async def plan(self, slot: int) -> bytes | None:
+        """The stored plan."""
+        stored: bytes | None = await self._redis.get(self._keys.plan(slot))
+        return stored
+
+    async def store_plan(self, slot: int, plan: bytes) -> bytes:
+        """Store ``plan`` unless another is stored; returns the one that stands."""
+        key = self._keys.plan(slot)
+        await self._redis.set(key, plan, nx=True)
+        return await self._redis.get(key) or plan
+
+    async def replace_plan(self, slot: int, old: bytes, new: bytes) -> bytes | None:
+        """Exchange ``old`` for ``new`` unless another did; returns the plan that stands."""
+        stands: bytes | None = await self._redis.eval(_REPLACE, 1, self._keys.plan(slot), old, new)
+        return stands
+
+    async def outbox(self, slot: int) -> bytes | None:
+        """The committed bytes."""
+        stored: bytes | None = await self._redis.get(self._keys.outbox(slot))
+        return stored
+
+    async def memory(self) -> bytes:
+        """The state of smoothing over windows; empty where there is none."""
+        return await self._redis.get(self._keys.memory) or b""
+
+    async def commit(
+        self, slot: int, outbox: bytes, before: bytes, after: bytes, plan_digest: str, number: int
+    ) -> Commit:
+        """Commit ``outbox`` as window ``number``, made with the memory ``before`` and leaving ``after`` (empty: as it was).
+
+        Raises :class:`ChargesGoneError` where the plan with ``plan_digest`` is not marked as paid.
+        """
+        named = self._keys
+        keys = [named.outbox(slot), named.closed, named.memory, named.charged(slot), named.sequence]
+        try:
+            answer = await self._commit(keys=keys, args=[slot, outbox, before, after, plan_digest, number])
+        except ResponseError as error:
+            if "CHARGES" in str(error):
+                raise ChargesGoneError(str(error)) from None
+            raise
+        if not answer:
+            return Commit(Outcome.WINDOW_RELEASED, None)
+        return Commit(Outcome(answer[0]), answer[1] if len(answer) > 1 else None)
+
+    async def forget(self, slot: int) -> None:
+        """Delete what was needed to release the window."""
+        named = self._keys
+        await self._redis.delete(named.plan(slot), named.charged(slot), named.outbox(slot))

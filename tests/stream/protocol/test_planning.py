@@ -1,0 +1,65 @@
+"""The loop of plan and charge: a plan that meets an exhausted budget is replaced, and gives way after a few attempts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from stream.protocol.planning import NOBODY, Planning
+from stream.protocol.release_protocol import PLAN_ATTEMPTS
+from stream.statistics.plan import Plan
+from stream.storage.keys import FeedKeys
+from stream.storage.ledger import LedgerError
+from tests.stream.protocol.test_release_protocol import store
+from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.closing import Collected, protocol_of
+
+LEDGER = FeedKeys("bus").ledger("2017-03-21")
+
+
+class Refusing(Planning):
+    """Somebody's budget is spent elsewhere before every charge."""
+
+    async def charge(self, plan: Plan) -> np.ndarray:
+        return plan.charged_users()[0][:1]
+
+
+async def test_a_window_whose_users_are_spent_elsewhere_again_and_again_is_left_for_later_undrawn(
+    redis: Redis, tmp_path: Path
+) -> None:
+    config, steps = bus_config(tmp_path), []
+    await store(redis, config, random_rows(6, 120))
+    publisher = Collected()
+    protocol = protocol_of(redis, config, publisher, after_step=steps.append)
+    refusing = Refusing(config, protocol.statistics, protocol.store, protocol.ledger)
+    with pytest.raises(LedgerError, match=f"during {PLAN_ATTEMPTS} plans"):
+        await dataclasses.replace(protocol, planning=refusing).close(SLOT)
+    assert steps == ["seal", "read", *["plan"] * (PLAN_ATTEMPTS + 1)]
+    assert publisher.messages == []
+    assert await protocol.ledger.periods() == []
+    await protocol.close(SLOT)
+    assert publisher.messages
+
+
+async def test_the_first_stored_plan_stands_and_only_the_plan_that_was_seen_is_replaced(
+    redis: Redis, tmp_path: Path
+) -> None:
+    config = bus_config(tmp_path)
+    state = await store(redis, config, random_rows(6, 120))
+    planning = protocol_of(redis, config, Collected()).planning
+    window = await planning.window(SLOT)
+    rows = planning.statistics.arrange(await state.read_rows(SLOT), window)
+    first = await planning.stored(window, rows)
+    refused = first.plan.charged_users()[0][:1]
+    replaced = await planning.replaced(window, rows, first, refused)
+    assert refused[0] not in replaced.plan.charged_users()[0]
+    assert await planning.stored(window, rows) == replaced
+    late = await planning.replaced(window, rows, first, NOBODY)
+    assert late == replaced, "a worker that saw the older plan must not undo the newer"
+    assert await planning.charge(replaced.plan) is None
+    await redis.hset(LEDGER, str(int(refused[0])), config.privacy.budget_micro)
+    assert np.array_equal(await planning.charge(first.plan), refused)

@@ -1,0 +1,53 @@
+"""Parts of a close, for tests that stop between two steps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from redis.asyncio import Redis
+
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.messages.message import Message
+from stream.protocol.release_protocol import ReleaseProtocol
+from stream.storage.ledger import Ledger
+from stream.storage.row_store import RowStore
+
+
+class Collected:
+    """A publisher that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    async def publish(self, messages) -> None:
+        self.messages += messages
+
+    async def confirm(self, messages) -> None:
+        assert self.messages[-len(messages) :] == list(messages)
+
+
+class Stopped(Exception):  # noqa: N818 - a signal of the tests, not a fault
+    """The step was reached."""
+
+
+def protocol_of(redis: Redis, config: Config, publisher, **hooks) -> ReleaseProtocol:
+    """The release protocol of ``config`` with rows and ledger in ``redis``."""
+    feed = config.feed.name
+    return ReleaseProtocol.connect(
+        config, redis, RowStore(redis, feed), Ledger(redis, feed), publisher, Noise(), **hooks
+    )
+
+
+async def close_until(protocol: ReleaseProtocol, slot: int, last: str) -> None:
+    """Close a window until ``last`` is done, and no step further."""
+
+    def stop(step: str) -> None:
+        if step == last:
+            raise Stopped
+
+    try:
+        await dataclasses.replace(protocol, after_step=stop).close(slot)
+    except Stopped:
+        return
+    raise AssertionError(f"step {last} was not reached")
