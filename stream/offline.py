@@ -8,7 +8,6 @@ import os
 import stat
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,17 +22,19 @@ from redis.asyncio import Redis
 
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.ingestion.decoding import REASONS, Decoder
+from stream.ingestion.decoding import Decoder
 from stream.ingestion.formats import user_identity
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
+from stream.ingestion.refusals import Refusals
 from stream.local import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
 from stream.protocol.release_protocol import ReleaseProtocol
+from stream.sources.recognition import require_events
 from stream.sources.recording import Recording
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
-from stream.windows import SpanError, Window
+from stream.windows import SpanError, Window, utc_text
 
 Progress = Callable[[int, int], None]
 
@@ -42,7 +43,7 @@ _ANY_AGE = timedelta(days=36500)
 
 @dataclass(frozen=True)
 class OfflineSummary:
-    """What an offline replay did; inside the trust boundary."""
+    """What an offline replay did; inside the trust boundary. ``outside``: sound events before or after the span."""
 
     events: int
     rejected: dict[str, int]
@@ -52,6 +53,9 @@ class OfflineSummary:
     charged: dict[str, tuple[int, int]]
     ledger_unit: str
     seconds: float
+    outside: int
+    examples: dict[str, str]
+    likely_cause: str | None
 
 
 @dataclass
@@ -99,20 +103,32 @@ class LinePublisher:
 
 def read_recording(
     config: Config, path: Path, file_format: str, on_progress: Progress = lambda done, size: None
-) -> tuple[npt.NDArray[np.void], Counter[str]]:
-    """All events of a recording as rows, and counts of refusals by reason; none is too old, that is for live feeds."""
+) -> tuple[npt.NDArray[np.void], Refusals]:
+    """All events of a recording as rows, and why others were refused; none is too old, that is for live feeds."""
     ageless = config.window.model_copy(update={"max_age": _ANY_AGE})
     decoder = Decoder(config.model_copy(update={"window": ageless}), load_user_key(config.privacy.user_key_file))
     parts: list[npt.NDArray[np.void]] = []
-    rejected: Counter[str] = Counter()
+    refusals = Refusals(config.feed, file_format)
     now_us = time.time_ns() // 1000
     with Recording(path, file_format, config.feed) as recording:
         for block in recording:
             batch = decoder.decode(block.values, now_us)
             parts.append(batch.rows)
-            rejected.update(REASONS[code].value for code in batch.reason.tolist())
+            refusals.add(block.values, batch)
             on_progress(recording.position, recording.size)
-    return (np.concatenate(parts) if parts else np.zeros(0, dtype=ROW)), rejected
+    return (np.concatenate(parts) if parts else np.zeros(0, dtype=ROW)), refusals
+
+
+def _within(rows: npt.NDArray[np.void], span: Window, path: Path, relation: str) -> npt.NDArray[np.void]:
+    """Rows in ``span``. Under "values" raises :class:`SpanError` where there are none."""
+    inside = rows[(rows["time"] >= span.start * 1_000_000) & (rows["time"] < span.end * 1_000_000)]
+    if relation == "values" and not len(inside):
+        first, last = (utc_text(int(edge) // 1_000_000) for edge in (rows["time"].min(), rows["time"].max()))
+        raise SpanError(
+            f"{path}: none of its {len(rows)} events lies between --from and --until; they are from {first} to {last}, so "
+            "name a span that meets it"
+        )
+    return inside
 
 
 def split_by_slot(rows: npt.NDArray[np.void], config: Config) -> dict[int, npt.NDArray[np.void]]:
@@ -146,9 +162,11 @@ def replay_offline(
             "under relation 'participation' which windows are released must not depend on the recording; name the time "
             "that it is known to cover, like --from 2017-03-21 --until 2017-03-22"
         )
-    rows, rejected = read_recording(config, path, file_format, on_progress)
+    rows, refusals = read_recording(config, path, file_format, on_progress)
+    if config.relation == "values":
+        require_events(path, len(rows), refusals)
     if span is not None:
-        rows = rows[(rows["time"] >= span.start * 1_000_000) & (rows["time"] < span.end * 1_000_000)]
+        rows = _within(rows, span, path, config.relation)
     by_slot = split_by_slot(rows, config)
     slots = sorted(by_slot) if config.relation == "values" or span is None else config.slotting.slots_in(span)
     with tempfile.TemporaryDirectory(prefix="hexveil-") as scratch:
@@ -158,7 +176,7 @@ def replay_offline(
             fingerprint = key_fingerprint(load_user_key(config.privacy.user_key_file))
             identity = user_identity(config.feed, file_format)
             return asyncio.run(
-                _release(config, server.url, by_slot, slots, len(rows), rejected, out, started, fingerprint, identity)
+                _release(config, server.url, by_slot, slots, len(rows), refusals, out, started, fingerprint, identity)
             )
 
 
@@ -168,7 +186,7 @@ async def _release(
     by_slot: dict[int, npt.NDArray[np.void]],
     slots: list[int],
     events: int,
-    rejected: Counter[str],
+    refusals: Refusals,
     out: TextIO,
     started: float,
     fingerprint: str,
@@ -193,11 +211,14 @@ async def _release(
         await redis.aclose()
     return OfflineSummary(
         events=events,
-        rejected=dict(rejected),
+        rejected=dict(refusals.counts),
         windows=publisher.windows,
         already_released=already,
         messages=publisher.messages,
         charged=charged,
         ledger_unit=config.privacy.ledger_unit[0],
         seconds=time.monotonic() - started,
+        outside=refusals.taken - events,
+        examples=refusals.examples(),
+        likely_cause=refusals.likely_cause(),
     )

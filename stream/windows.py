@@ -26,6 +26,8 @@ _MONDAY = date(1970, 1, 5).toordinal()
 _KEPT_DAYS = 1024
 """UTC days whose slot tables are kept; a live feed needs two or three."""
 MAX_SPAN_DAYS = 3660
+EARLIEST_US = 946_684_800_000_000
+"""2000-01-01 in UTC: no feed is older, and clocks that lost their battery often say 1970 or 1980."""
 
 
 class SpanError(ValueError):

@@ -76,6 +76,7 @@ def register(app: typer.Typer) -> None:
         from stream.ingestion.pseudonyms import UserKeyError
         from stream.offline import read_recording, split_by_slot
         from stream.sources.lines import RecordingError
+        from stream.sources.recognition import require_events
         from stream.statistics.participation.public_cells import public_cells
         from stream.windows import utc_text
 
@@ -99,14 +100,15 @@ def register(app: typer.Typer) -> None:
                 USAGE,
             )
         try:
-            rows, _ = read_recording(settings, file, file_format or settings.feed.format)
+            rows, refusals = read_recording(settings, file, file_format or settings.feed.format)
+            require_events(file, len(rows), refusals)
         except (RecordingError, UserKeyError) as error:
             stop(str(error), USAGE)
         windows = split_by_slot(rows, settings)
         if window is not None:
             windows = {slot: part for slot, part in windows.items() if utc_text(slot) == window}
         if not windows:
-            stop("no events to evaluate: an empty recording, or no window of that start", USAGE)
+            stop(f"no window starts at {window}; name the start of one that has events", USAGE)
         try:
             if settings.participation is not None:
                 public_cells(settings)

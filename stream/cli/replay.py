@@ -7,7 +7,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -21,8 +21,12 @@ from stream.messages.release_files import ReleaseFileError, release_file
 from stream.messages.tables import ParquetMissingError
 from stream.sources.delivery import Pacer
 from stream.sources.lines import RecordingError
+from stream.sources.recognition import recognised
 from stream.sources.replay import Order, Replay
 from stream.windows import Slotting, SpanError, Window
+
+if TYPE_CHECKING:
+    from stream.offline import OfflineSummary
 
 
 def register(app: typer.Typer) -> None:
@@ -80,9 +84,10 @@ def replay(
             _replay_offline(settings, file, chosen, span, state, out, force, as_json)
             return
         source = Replay(file, chosen, settings.feed, order=cast("Order", order), loop=loop)
+        messages = recognised(source, settings, file, chosen)
     except (ConfigError, RecordingError, SpanError) as error:
         raise refuse(error) from None
-    feed_kafka(settings, source, Pacer(pace), limit=limit, share_read=lambda: source.share_read, as_json=as_json)
+    feed_kafka(settings, messages, Pacer(pace), limit=limit, share_read=lambda: source.share_read, as_json=as_json)
 
 
 def _replay_offline(
@@ -127,10 +132,22 @@ def _replay_offline(
         raise refuse(
             f"{error.filename or out or state or 'stdout'}: {error.strerror}; --out and --state need a folder to write to"
         ) from None
+    _tell(summary, out, as_json)
+    if not summary.events and (summary.rejected or summary.outside):
+        # Under "participation" alone: which windows are released must not depend on the recording.
+        raise refuse(f"{file}: none of its events was used, the releases hold noise alone")
+
+
+def _tell(summary: OfflineSummary, out: Path | None, as_json: bool) -> None:
+    """What was read and released, to stderr."""
     if as_json:
         typer.echo(json.dumps(asdict(summary)), err=True)
         return
     rejected = sum(summary.rejected.values())
+    for reason, count in summary.rejected.items():
+        typer.echo(f"  {count} {reason}, like {summary.examples[reason]}", err=True)
+    if summary.likely_cause is not None:
+        typer.echo(summary.likely_cause, err=True)
     typer.echo(
         f"{summary.events} events ({rejected} rejected), {len(summary.windows)} windows released, "
         f"{summary.already_released} released before, {summary.messages} messages in {summary.seconds:.1f} s"

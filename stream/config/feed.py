@@ -58,6 +58,11 @@ class FeedFields(Section):
     speed: FieldPath
     time_format: Literal["rfc3339", "epoch-s", "epoch-ms"] = "rfc3339"
 
+    @property
+    def paths(self) -> tuple[str, str, str, str, str]:
+        """Where user, time, latitude, longitude and speed are."""
+        return self.user, self.time, self.lat, self.lng, self.speed
+
 
 class FeedConfig(Section):
     """The incoming feed and its units."""

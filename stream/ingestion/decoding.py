@@ -24,6 +24,7 @@ from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.ingestion.formats import feed_format, is_not_finite, looks_like, time_us
 from stream.ingestion.pseudonyms import Pseudonyms, key_fingerprint
 from stream.storage.row_store import ROW
+from stream.windows import EARLIEST_US
 
 log = structlog.get_logger()
 
@@ -126,7 +127,7 @@ class Decoder:
         domain = self._domain
         inside = (lat >= domain.south) & (lat <= domain.north) & (lng >= domain.west) & (lng <= domain.east)
         for failed, why in (
-            (time < now_us - self._max_age_us, Reason.TOO_OLD),
+            (time < max(now_us - self._max_age_us, EARLIEST_US), Reason.TOO_OLD),
             (time > now_us + self._max_future_us, Reason.IN_FUTURE),
             (speed < 0, Reason.NEGATIVE_SPEED),
             (~inside, Reason.OUT_OF_DOMAIN),

@@ -62,6 +62,11 @@ _ITMS_FIELDS = FeedFields(
 )
 
 
+def known_fields() -> dict[str, FeedFields]:
+    """Where each known format keeps its fields; capmetro-2015 keeps them where capmetro does."""
+    return {"canonical": _CANONICAL_FIELDS, "capmetro": _CAPMETRO_FIELDS, "itms": _ITMS_FIELDS}
+
+
 @dataclass(frozen=True)
 class FeedFormat:
     """Decoder of one format: ``decode`` makes an object or raises; the getters read its user, time, lat, lng and speed.

@@ -7,6 +7,7 @@ format can also be turned into canonical events, speeds in the unit that the fee
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 
 from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.ingestion.formats import feed_format, field_path, time_us, walk
+from stream.sources.file_kinds import wrong_header
 from stream.sources.lines import Lines, RecordingError
 from stream.sources.messages import Messages
 
@@ -104,12 +106,9 @@ class Recording:
         except (UnicodeDecodeError, csv.Error):
             names = []
         fields = self._format.fields
-        missing = {fields.user, fields.time, fields.lat, fields.lng, fields.speed} - set(names)
+        missing = set(fields.paths) - set(names)
         if missing:
-            raise RecordingError(
-                f"{self.path}: no column {', '.join(sorted(missing))} in its header; choose the format that it has "
-                "(nested formats are read from NDJSON only)"
-            )
+            raise RecordingError(f"{self.path}: {wrong_header(line, names, missing, self._format.fields)}")
         self._numeric = {names.index(name) for name in (fields.lat, fields.lng, fields.speed)}
         self._time_column = names.index(fields.time)
         return names
@@ -125,8 +124,9 @@ class Recording:
                 row[column] = float(row[column])
         except (UnicodeDecodeError, csv.Error, ValueError):
             return line
-        if row[self._time_column].lstrip("-").isdecimal():
-            row[self._time_column] = int(row[self._time_column])
+        time = row[self._time_column]
+        if re.fullmatch(r"-?\d{1,400}(\.\d{1,400})?", time):
+            row[self._time_column] = float(time) if "." in time else int(time)
         return _encode(dict(zip(names, row, strict=True)))
 
     def _event(self, line: bytes) -> tuple[bytes, int, bytes]:

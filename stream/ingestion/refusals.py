@@ -1,0 +1,195 @@
+"""Why events of a recording were refused, for the person who holds it: counts, an example of each, the likely cause.
+
+An example shows the fields that were at fault, never who the user was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from stream.config.feed import FeedConfig, FeedFields
+from stream.ingestion.decoding import REASONS, Batch, Reason
+from stream.ingestion.formats import feed_format, known_fields, looks_like
+
+_SAMPLE = 100
+"""Refused events of each reason that the likely cause is read from."""
+_SHOWN = 80
+_YEAR_2000, _YEAR_2100 = 946_684_800, 4_102_444_800
+_AT_FAULT = {
+    Reason.OUT_OF_DOMAIN: ("lat", "lng"),
+    Reason.TOO_OLD: ("time",),
+    Reason.IN_FUTURE: ("time",),
+    Reason.NEGATIVE_SPEED: ("speed",),
+    Reason.NOT_FINITE: ("time", "lat", "lng", "speed"),
+    Reason.WRONG_TYPE: ("time", "lat", "lng", "speed"),
+}
+"""Fields that an example of a reason shows."""
+_OF_ANOTHER_TIME = {
+    Reason.TOO_OLD: "Likely a recording, which a live feed refuses: raise window.max_age here and for the worker, or release "
+    "it by 'hexveil replay --offline'. Times before 2000 are those of clocks that were never set.",
+    Reason.IN_FUTURE: "Likely clocks that run ahead: correct them; window.max_future says by how much they may.",
+}
+_UNITS = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
+"""Units of a time since 1970, per second."""
+
+Found = tuple[bool, list[tuple[str, Any]], FeedFields]
+
+
+@dataclass
+class Refusals:
+    """What became of the events of a recording in ``file_format``: how many were taken, and those refused by reason."""
+
+    feed: FeedConfig
+    file_format: str
+    taken: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    _first: dict[Reason, int] = field(default_factory=dict)
+    _sample: dict[Reason, list[bytes]] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> int:
+        """Events that were refused."""
+        return sum(self.counts.values())
+
+    def add(self, values: Sequence[bytes | None], batch: Batch) -> None:
+        """Count the next events, as they were decoded."""
+        before = self.taken + self.refused
+        self.taken += len(batch.rows)
+        for code in np.unique(batch.reason).tolist():
+            reason, where = REASONS[code], batch.rejected[batch.reason == code].tolist()
+            self.counts[reason.value] += len(where)
+            self._first.setdefault(reason, before + where[0] + 1)
+            sample = self._sample.setdefault(reason, [])
+            sample += [values[at] or b"" for at in where[: _SAMPLE - len(sample)]]
+
+    def examples(self) -> dict[str, str]:
+        """One event of each reason: its number in the recording and the fields at fault."""
+        return {
+            reason.value: f"event {self._first[reason]}: {self._example(reason, sample[0])}"
+            for reason, sample in self._sample.items()
+        }
+
+    def told(self) -> list[str]:
+        """A line for each reason, the most frequent first, and one for the likely cause where most were refused."""
+        examples = self.examples()
+        lines = [f"  {count} {reason}, like {examples[reason]}" for reason, count in self.counts.most_common()]
+        cause = self.likely_cause()
+        return lines if cause is None else [*lines, cause]
+
+    def likely_cause(self) -> str | None:
+        """What to do about it, where most events were refused and the reason for most of these tells."""
+        if self.refused <= self.taken:
+            return None
+        reason = Reason(self.counts.most_common(1)[0][0])
+        found = [dict(self._found(message)[1]) for message in self._sample[reason]]
+        if reason == Reason.OUT_OF_DOMAIN:
+            return self._elsewhere(found)
+        if reason in _OF_ANOTHER_TIME:
+            return self._other_unit_of_time(found[0].get("time")) or _OF_ANOTHER_TIME[reason]
+        if reason == Reason.WRONG_TYPE:
+            return self._wrong_type(found[0])
+        if reason == Reason.MISSING_FIELD:
+            return self._other_format(self._sample[reason][0])
+        return None
+
+    def _found(self, message: bytes) -> Found:
+        """Whether ``message`` is JSON, its fields, and where they were: as the file has them, or as the feed does.
+
+        A recording's events are converted to the feed's format; one that cannot be is handed on as it is.
+        """
+        places = [feed_format(self.feed.model_copy(update={"format": name})).fields for name in self._formats]
+        readings = [(*looks_like(message, fields), fields) for fields in places]
+        return max(readings, key=lambda reading: len(reading[1]))
+
+    @property
+    def _formats(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.file_format, self.feed.format)))
+
+    def _example(self, reason: Reason, message: bytes) -> str:
+        readable, found, fields = self._found(message)
+        if not readable:
+            return _cut(repr(message[:_SHOWN])) if reason == Reason.NOT_JSON else f"{len(message)} bytes"
+        if reason == Reason.MISSING_FIELD:
+            there = {name for name, _ in found}
+            missing = [getattr(fields, name) for name in ("user", "time", "lat", "lng", "speed") if name not in there]
+            return _cut(f"no {', '.join(missing)} beside {_names(message)}")
+        shown = [f"{name} {_cut(_text(value), 30)}" for name, value in found if name in _AT_FAULT.get(reason, ())]
+        return ", ".join(shown) or f"{len(message)} bytes"
+
+    def _elsewhere(self, found: list[dict[str, Any]]) -> str:
+        domain = self.feed.domain
+        lats, lngs = ([float(fix[name]) for fix in found] for name in ("lat", "lng"))
+        if all(domain.south <= x <= domain.north for x in lngs) and all(domain.west <= y <= domain.east for y in lats):
+            return "Likely lat and lng are swapped: exchange them in the recording, or in [feed.fields]."
+        return (
+            f"Likely another place: these lie at lat {min(lats):g} to {max(lats):g}, lng {min(lngs):g} to {max(lngs):g}, and "
+            f"feed.domain is south {domain.south:g}, west {domain.west:g}, north {domain.north:g}, east {domain.east:g}. Set "
+            "feed.domain to the place of the recording."
+        )
+
+    def _other_unit_of_time(self, time: Any) -> str | None:
+        if isinstance(time, bool) or not isinstance(time, (int, float)):
+            return None
+        unit = next((name for name, per_second in _UNITS.items() if _YEAR_2000 <= time / per_second < _YEAR_2100), None)
+        if unit is None or (unit == "milliseconds" and self.feed.format != "declared"):
+            return None
+        seconds = time / _UNITS[unit]
+        remedy = {
+            "seconds": "set feed.format = 'declared' and time_format = 'epoch-s' in [feed.fields]",
+            "milliseconds": "set time_format = 'epoch-ms' in [feed.fields]",
+        }.get(unit, "divide them, so that they are milliseconds")
+        return f"Likely {time:.0f} is a time in {unit} ({datetime.fromtimestamp(seconds, UTC):%Y-%m-%d}): {remedy}."
+
+    def _wrong_type(self, fix: dict[str, Any]) -> str | None:
+        texts = [name for name in ("lat", "lng", "speed") if isinstance(fix.get(name), str)]
+        if texts:
+            return f"Likely {', '.join(texts)} are text: write numbers without quotes."
+        time = fix.get("time")
+        if not isinstance(time, str):
+            return self._other_unit_of_time(time)
+        shown = _cut(json.dumps(time), 40)
+        try:
+            has_offset = datetime.fromisoformat(time).tzinfo is not None
+        except ValueError:
+            return (
+                f"Likely the time {shown} is not of the declared time_format: write RFC 3339 like "
+                "'2017-03-21T07:00:00-05:00', or set time_format in [feed.fields] to 'epoch-s' or 'epoch-ms'."
+            )
+        if has_offset:
+            return None
+        return (
+            f"Likely the time {shown} has no offset from UTC, so that it names two instants a year: write it like "
+            "'2017-03-21T07:00:00-05:00'."
+        )
+
+    def _other_format(self, message: bytes) -> str:
+        for name, known in known_fields().items():
+            if name not in self._formats and len(looks_like(message, known)[1]) == 5:
+                return f"Likely another format: these have the fields of {name!r}; give --format {name}."
+        paths = self._found(message)[2].paths
+        return (
+            f"Likely another format: {self.file_format!r} has the fields {', '.join(paths)}. Name those of the recording in "
+            "[feed.fields] and set feed.format = 'declared'."
+        )
+
+
+def _names(message: bytes) -> str:
+    tree = json.loads(message, parse_int=float)
+    return ", ".join(map(str, tree)) if isinstance(tree, dict) else f"a JSON {type(tree).__name__}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:g}"
+    return json.dumps(value)
+
+
+def _cut(text: str, most: int = _SHOWN) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

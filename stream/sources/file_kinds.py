@@ -1,0 +1,68 @@
+"""What a file that is no recording of a format seems to be, and what to do with it."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+from stream.config.feed import FeedFields
+from stream.ingestion.formats import known_fields
+
+_HEAD = 4096
+_GZIP = b"\x1f\x8b"
+_BEGINNINGS = (
+    (b"PAR1", "a Parquet file: write it as NDJSON or CSV first, for example with pandas"),
+    (b"PK\x03\x04", "a zip archive: unpack it first"),
+    (b"BZh", "compressed by bzip2: unpack it, or compress it with gzip"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd: unpack it, or compress it with gzip"),
+    (b"\xfd7zXZ", "compressed by xz: unpack it, or compress it with gzip"),
+    (b"SQLite format 3", "an SQLite database: export the table of positions as CSV"),
+    (b"\xff\xfe", "text in UTF-16: convert it to UTF-8"),
+    (b"\xfe\xff", "text in UTF-16: convert it to UTF-8"),
+    (b"[", "one JSON array: write one object a line, for example by jq -c '.[]'"),
+    (b"<", "XML, as SIRI is: extract the vehicle positions into NDJSON or CSV"),
+    (b"{\n", "JSON over several lines: write one object a line, for example by jq -c ."),
+    (b"{\r\n", "JSON over several lines: write one object a line, for example by jq -c ."),
+)
+_GTFS_RT_VERSION = b"\x0a"  # field 1 (header), length-delimited; within it field 1, the version
+
+
+def seems_to_be(path: Path) -> str | None:
+    """What the beginning of ``path`` tells about the whole file, with the remedy; None where it tells nothing."""
+    head = _head(path)
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t")
+    for beginning, what in _BEGINNINGS:
+        if text.startswith(beginning):
+            return f"It seems to be {what}."
+    if head.startswith(_GTFS_RT_VERSION) and head[2:3] == b"\x0a" and head[4:5] in (b"1", b"2"):
+        return "It seems to be a GTFS-realtime message: send it with 'hexveil gtfs-rt'."
+    line = text.partition(b"\n")[0]
+    if b"\0" not in line and max(map(line.count, (b",", b";", b"\t"))) >= 4 and not line.startswith(b"{"):
+        return "It seems to be CSV: give it a name that ends in .csv or .csv.gz."
+    return None
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+        return zlib.decompressobj(31).decompress(head, _HEAD) if head.startswith(_GZIP) else head
+    except (OSError, zlib.error):
+        return b""
+
+
+def wrong_header(line: bytes, names: list[str], missing: set[str], fields: FeedFields) -> str:
+    """Why the header ``line`` of a CSV, read as ``names``, is not that of the format, with the remedy."""
+    for separator, called in ((b";", "semicolons"), (b"\t", "tabs"), (b"|", "bars")):
+        if line.count(separator) > line.count(b","):
+            return f"its columns are separated by {called}; write it with commas, and decimal points in numbers"
+    fitting = next((name for name, known in known_fields().items() if set(known.paths) <= set(names)), None)
+    hint = "" if fitting is None else f"; its header has the columns of {fitting!r}: give --format {fitting}"
+    if any("." in path for path in fields.paths):
+        return f"the format is nested, and nested formats are read from NDJSON only; write one JSON object a line{hint}"
+    if hint:
+        return f"no column {', '.join(sorted(missing))} in its header{hint}"
+    return (
+        f"its header {', '.join(names)[:200]!r} has no column {', '.join(sorted(missing))}; name its columns in [feed.fields] "
+        "and set feed.format = 'declared'"
+    )

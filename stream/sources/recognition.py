@@ -1,0 +1,54 @@
+"""Whether a recording holds events of the feed at all; where it does not, a refusal that says why."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+from stream.config import Config
+from stream.ingestion.decoding import Decoder
+from stream.ingestion.pseudonyms import KEY_BYTES
+from stream.ingestion.refusals import Refusals
+from stream.sources.file_kinds import seems_to_be
+from stream.sources.lines import RecordingError
+from stream.sources.messages import Messages
+
+_HELD = 100_000
+"""Events that are looked through for the first that the feed takes, before any is sent."""
+_AT_ONCE = 1_000
+
+
+def require_events(path: Path, events: int, refusals: Refusals) -> None:
+    """Raise :class:`RecordingError` with the reasons and the likely cause where nothing of a recording can be used."""
+    if events:
+        return
+    if not refusals.refused and not refusals.taken:
+        raise RecordingError(f"{path}: it holds no events; name a recording")
+    kind = None if refusals.taken else seems_to_be(path)
+    told = [*refusals.told(), *([] if kind is None else [kind])]
+    raise RecordingError("\n".join([f"{path}: none of its {refusals.refused} events can be used", *told]))
+
+
+def recognised(blocks: Iterable[Messages], config: Config, path: Path, file_format: str) -> Iterator[Messages]:
+    """All of ``blocks``, the first of which are read at once until there is an event that the feed takes.
+
+    Raises :class:`RecordingError` with the reasons where none of the first hundred thousand events is taken.
+    """
+    # A key of no use to anybody: what it makes of users is thrown away.
+    decoder, refusals = Decoder(config, secrets.token_bytes(KEY_BYTES)), Refusals(config.feed, file_format)
+    held: list[Messages] = []
+    source = iter(blocks)
+    for block in source:
+        held.append(block)
+        for at in range(0, len(block.values), _AT_ONCE):
+            values = block.values[at : at + _AT_ONCE]
+            refusals.add(values, decoder.decode(values, time.time_ns() // 1000))
+            if refusals.taken or refusals.refused >= _HELD:
+                break
+        if refusals.taken or refusals.refused >= _HELD:
+            break
+    require_events(path, refusals.taken, refusals)
+    return chain(held, source)

@@ -1,0 +1,150 @@
+"""A recording of which nothing can be used is refused with reasons, counts, examples and the likely cause."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.local import REPO_ROOT
+from tests.support.builders import SLOT
+
+BUS, RIDERS = (str(REPO_ROOT / "config" / name) for name in ("bus-fleet.toml", "riders.toml"))
+EVENT = {"user": "bus-17", "time": SLOT * 1000, "lat": 30.25, "lng": -97.7, "speed": 20}
+
+
+def lines(*events: Any) -> bytes:
+    return b"".join(json.dumps(event).encode() + b"\n" for event in events)
+
+
+def events(**changes: Any) -> bytes:
+    return lines(*[EVENT | changes] * 128)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder; nothing answers on the network, so what is sent would be exit 3."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:9")
+    return tmp_path
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), (arguments, result.exception)
+    return result.exit_code, result.stdout, result.stderr
+
+
+PARQUET = b"PAR1\x15\x04\x15" + bytes(range(256)) * 20
+GTFS_RT = b"\x0a\x0b\x0a\x032.0\x10\x00\x18\x80\x94\xeb\xdc\x03" + b"\x12\x20\n\x0412345" * 40
+SIRI = b'<?xml version="1.0"?>\n<Siri>\n' + b"<VehicleActivity/>\n" * 50 + b"</Siri>\n"
+CAPMETRO = {
+    "vehicle_id": "1",
+    "timestamp": "2017-03-21T07:00:00-05:00",
+    "latitude": 30.2,
+    "longitude": -97.7,
+    "speed": 5,
+}
+
+USELESS: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
+    "empty": ("day.ndjson", b"", ("holds no events",)),
+    "Parquet": ("day.parquet", PARQUET, ("not-json, like event 1", "a Parquet file", "write it as NDJSON")),
+    "GTFS-RT": ("day.pb", GTFS_RT, ("GTFS-realtime", "hexveil gtfs-rt")),
+    "SIRI": ("day.xml", SIRI, ("not-json", "XML, as SIRI is")),
+    "an array": ("day.json", b"[\n" + b",\n".join([json.dumps(EVENT).encode()] * 3) + b"]", ("one JSON array", "jq")),
+    "pretty": ("day.json", json.dumps(EVENT, indent=1).encode(), ("over several lines", "jq")),
+    "zip": ("day.zip", b"PK\x03\x04" + b"\0" * 100, ("a zip archive",)),
+    "UTF-16": ("day.ndjson", events().decode().encode("utf-16"), ("UTF-16",)),
+    "CSV by another name": ("day.txt", b"user,time,lat,lng,speed\na,1,2,3,4\n", ("ends in .csv",)),
+    "semicolons": ("day.csv", b"user;time;lat;lng;speed\na;1;2;3;4\n", ("separated by semicolons", "commas")),
+    "tabs": ("day.csv", b"user\ttime\tlat\tlng\tspeed\na\t1\t2\t3\t4\n", ("separated by tabs",)),
+    "another table": ("day.csv", b"vehicle_id,timestamp,latitude,longitude,speed\n", ("--format capmetro",)),
+    "unknown columns": ("day.csv", b"id,when,y,x,v\n1,2,3,4,5\n", ("no column lat", "[feed.fields]")),
+    "another format": ("day.ndjson", lines(CAPMETRO), ("1 missing-field", "--format capmetro")),
+    "other fields": ("day.ndjson", lines({"id": 1, "x": 2}), ("beside id, x", "[feed.fields]")),
+    "another city": (
+        "day.ndjson.gz",
+        gzip.compress(events(lat=21.17, lng=72.83)),
+        ("128 out-of-domain, like event 1: lat 21.17, lng 72.83", "lng 72.83 to 72.83", "Set feed.domain"),
+    ),
+    "swapped": ("day.ndjson", events(lat=-97.7, lng=30.25), ("lat and lng are swapped",)),
+    "seconds": (
+        "day.ndjson",
+        events(time=SLOT),
+        (f"128 too-old, like event 1: time {SLOT}", "seconds (2017-03-21)", "time_format = 'epoch-s'"),
+    ),
+    "seconds in a CSV": (
+        "day.csv",
+        b"user,time,lat,lng,speed\n" + b"a,%d.5,30.25,-97.7,20\n" % SLOT * 3,
+        ("3 too-old", "time_format = 'epoch-s'"),
+    ),
+    "microseconds": ("day.ndjson", events(time=SLOT * 1_000_000), ("128 in-future", "microseconds", "divide")),
+    "no offset": ("day.ndjson", events(time="2017-03-21T07:00:00"), ("128 wrong-type", "no offset from UTC")),
+    "no time": ("day.ndjson", events(time="noon"), ("128 wrong-type", "RFC 3339")),
+    "text": ("day.ndjson", events(lat="30.25", lng="-97.7"), ("lat, lng are text", "without quotes")),
+}
+
+
+@pytest.mark.parametrize("command", ["replay {} --offline", "replay {}", "evaluate {} --trials 1"])
+@pytest.mark.parametrize("name", USELESS)
+def test_a_recording_without_a_usable_event_is_wrong_usage_and_says_why(desk: Path, name: str, command: str) -> None:
+    file, content, says = USELESS[name]
+    (desk / file).write_bytes(content)
+    code, out, told = run(*command.format(file).split(), "--config", BUS)
+    assert code == 2, told
+    assert out == ""
+    assert file in told
+    for words in says:
+        assert words in told.replace("\n", " "), told
+    assert "bus-17" not in told, "an example names a user"
+
+
+def test_a_recording_is_looked_through_for_its_first_sound_event_before_anything_is_sent(desk: Path) -> None:
+    (desk / "late.ndjson").write_bytes(lines(*[EVENT | {"lat": 0.0}] * 3_000, EVENT))
+    code, _, told = run("replay", "late.ndjson", "--order", "file", "--config", BUS)
+    assert code == 3, told
+    assert "Kafka" in told
+
+
+def test_a_span_without_events_names_the_span_that_has_some(desk: Path) -> None:
+    (desk / "day.ndjson").write_bytes(events())
+    span = ("--from", "2020-01-01", "--until", "2020-01-02")
+    code, out, told = run("replay", "day.ndjson", "--offline", "--config", BUS, *span)
+    assert (code, out) == (2, "")
+    assert "from 2017-03-21T12:00:00Z to 2017-03-21T12:00:00Z" in told
+
+
+@pytest.mark.parametrize("content", [events(lat=0.0), events(time=(SLOT - 86_400) * 1000)])
+def test_under_participation_windows_are_released_all_the_same_and_the_command_says_that_they_are_empty(
+    desk: Path, content: bytes
+) -> None:
+    (desk / "day.ndjson").write_bytes(content)
+    span = ("--from", "2017-03-21T06:00", "--until", "2017-03-21T07:00")
+    code, out, told = run("replay", "day.ndjson", "--offline", "--config", RIDERS, *span)
+    assert code == 2
+    assert "noise alone" in told
+    assert sum(json.loads(line)["topic"] == "hexveil.window.v1" for line in out.splitlines()) == 1
+
+
+def test_some_refused_events_are_counted_with_an_example_and_end_well(desk: Path) -> None:
+    (desk / "day.ndjson").write_bytes(events() + events(speed=-1)[: len(events(speed=-1)) // 128] + b"nonsense\n")
+    code, _, told = run("replay", "day.ndjson", "--offline", "--config", BUS)
+    assert code == 0
+    assert "1 negative-speed, like event 129: speed -1" in told
+    assert "1 not-json, like event 130: b'nonsense'" in told
+    assert "Likely" not in told
+
+
+def test_no_bytes_end_in_a_traceback(desk: Path) -> None:
+    rng = np.random.default_rng(1)
+    nasty = [b'{"user":1,"time":1e999,"lat":1e400,"lng":' + b"9" * 5_000 + b',"speed":1}\n', b"[" * 9_000 + b"\n"]
+    for n in range(30):
+        (desk / "day.ndjson").write_bytes(rng.bytes(int(rng.integers(1, 3_000))) + nasty[n % 2] * (n % 3))
+        code, _, told = run("replay", "day.ndjson", "--config", BUS)
+        assert code == 2, told
