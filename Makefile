@@ -21,6 +21,8 @@ STARTED := $(shell date +%s)
 export PYTHON STARTED
 # The tests run node and npm, which are there when the development lock is installed.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# What this machine says about registries and certificates, where Debian's own npm looks for it.
+export npm_config_globalconfig ?= /etc/npmrc
 
 # Everything locked is installed by its hash. The project itself has none: it comes last, and brings nothing with it.
 INSTALL = $(BIN)/pip install -q --disable-pip-version-check --no-compile

@@ -32,6 +32,7 @@ from stream.metrics import OperatorMetrics
 from stream.protocol.close_process import CloseReport, close_in_process
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import make_producer
+from stream.server_version import require_supported
 from stream.storage.ledger import LedgerError
 from stream.storage.row_store import RowStore
 from stream.windows import utc_text, watermark
@@ -52,8 +53,10 @@ class Ingesting(Service):
         self._ingestor: Ingestor | None = None
 
     async def on_start(self) -> None:
-        """Connect, refuse to work with a lost ledger, start reading."""
+        """Connect, refuse to work with a lost ledger or a server that is too old, start reading."""
         worker = self._worker
+        server = require_supported(await worker.redis.info("server"), worker.config.redis.url)
+        log.info("state and ledger", server=str(server))
         try:
             generation = await verify_ledger(worker.config, worker.redis)
         except LedgerError as error:

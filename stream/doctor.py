@@ -18,6 +18,7 @@ from stream.ingestion.pseudonyms import UserKeyError, key_fingerprint, load_user
 from stream.messages.message import OUTPUT_TOPICS, WINDOW
 from stream.messages.topics import topic_plans
 from stream.protocol.ledger_check import verify_ledger
+from stream.server_version import NEEDED, REMEDY, ServerVersion
 from stream.storage.ledger import LedgerError
 from stream.storage.row_store import RowStore, StateError
 
@@ -69,13 +70,20 @@ async def _redis(config: Config, redis: Redis) -> list[Finding]:
         before = time.time()
         seconds, micros = await redis.time()
         skew = abs(seconds + micros / 1e6 - (before + time.time()) / 2)
+        version = ServerVersion.from_info(await redis.info("server"))
+        answers = Finding("redis", True, f"{config.redis.url} answers")
+        known = Finding("redis version", version.supported, f"{version}; needed: {NEEDED}", REMEDY)
+        if not version.supported:
+            return [answers, known]
         settings = await redis.config_get("append*", "maxmemory-policy")
     except (RedisError, OSError) as error:
-        return [Finding("redis", False, f"{config.redis.url}: {error}", "start Redis or correct redis.url", True)]
+        remedy = f"start {NEEDED}, or correct redis.url"
+        return [Finding("redis", False, f"{config.redis.url}: {error}", remedy, True)]
     policy = settings.get("maxmemory-policy", "?")
     appendonly, fsync = settings.get("appendonly", "?"), settings.get("appendfsync", "?")
     return [
-        Finding("redis", True, f"{config.redis.url} answers"),
+        answers,
+        known,
         Finding(
             "redis append-only file",
             appendonly == "yes",

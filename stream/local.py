@@ -26,6 +26,8 @@ from typing import IO, Literal, Self
 
 import redis
 
+from stream.server_version import ServerVersionError, require_supported
+
 REPO_ROOT = Path(__file__).resolve().parents[1]
 POM = REPO_ROOT / "config" / "kafka" / "pom.xml"
 JARS = REPO_ROOT / ".local" / "kafka" / "jars"
@@ -394,8 +396,11 @@ class RedisServer(_Server):
         listen: Literal["tcp", "unix"] = "tcp",
         appendfsync: Literal["always", "everysec", "no"] = "always",
         start_seconds: float = 20.0,
+        binary: str | None = None,
     ) -> None:
+        """``binary``: path of the server to run; default: what :func:`find_redis` finds."""
         super().__init__(folder)
+        self._binary = binary
         self.listen = listen
         self.appendfsync = appendfsync
         self.start_seconds = start_seconds
@@ -407,12 +412,31 @@ class RedisServer(_Server):
         return f"unix://{self.folder}/redis.sock?db=0" if self.listen == "unix" else f"redis://{LOOPBACK}:{self.port}/0"
 
     def start(self) -> Self:
-        """Start and wait until data is loaded; raises :class:`RedisMissingError`, :class:`StartError`."""
-        command = [find_redis(), "--bind", LOOPBACK, "--port", str(self.port), "--dir", str(self.folder), "--save", ""]
+        """Start and wait until data is loaded.
+
+        Raises :class:`RedisMissingError`, :class:`StartError`, or :class:`LocalServerError` for a server that is too old.
+        """
+        command = [
+            self._binary or find_redis(),
+            "--bind",
+            LOOPBACK,
+            "--port",
+            str(self.port),
+            "--dir",
+            str(self.folder),
+            "--save",
+            "",
+        ]
         command += ["--appendonly", "yes", "--appendfsync", self.appendfsync, "--maxmemory-policy", "noeviction"]
         if self.listen == "unix":
             command += ["--unixsocket", f"{self.folder}/redis.sock", "--unixsocketperm", "700"]
         self._run(command, self._answers, self.start_seconds)
+        with closing(redis.Redis.from_url(self.url)) as client:
+            try:
+                require_supported(client.info("server"), command[0])
+            except ServerVersionError as error:
+                self.stop()
+                raise LocalServerError(str(error)) from None
         return self
 
     def _answers(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from redis.asyncio import Redis
 
 from stream.local import REPO_ROOT, KafkaServer, RedisServer
 from tests.support.broker import shared_bootstrap
+from tests.support.redis_servers import EMBEDDED
 
 # Brokers of the tests live for seconds or minutes: the optimising compiler would cost more than it saves.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
@@ -49,8 +51,19 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
+def redis_binary(request: pytest.FixtureRequest) -> str | None:
+    """Server program of every Redis of a test: the embedded one, or as :mod:`tests.support.redis_servers` asks for."""
+    if getattr(request, "param", EMBEDDED) == EMBEDDED:
+        return None
+    found = shutil.which("redis-server")
+    if found is None:
+        pytest.skip("no redis-server on PATH; Debian: apt-get install redis-server")
+    return found
+
+
+@pytest.fixture(scope="session")
+def redis_server(redis_binary: str | None) -> Iterator[RedisServer]:
+    with RedisServer(binary=redis_binary) as server:
         yield server
 
 

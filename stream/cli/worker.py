@@ -19,6 +19,7 @@ def register(app: typer.Typer) -> None:
 
         from stream.app import run_worker
         from stream.ingestion.pseudonyms import UserKeyError
+        from stream.server_version import ServerVersionError
         from stream.statistics.participation.public_cells import public_cells
         from stream.storage.ledger import LedgerError
         from stream.storage.row_store import StateError
@@ -29,7 +30,7 @@ def register(app: typer.Typer) -> None:
             run_worker(settings)
         except UserKeyError as error:
             stop(str(error), USAGE)
-        except (LedgerError, StateError) as error:
+        except (LedgerError, ServerVersionError, StateError) as error:
             stop(str(error), FAILED)
         except (OSError, RedisError, KafkaError) as error:
             stop(f"a server does not answer: {error}; run 'hexveil doctor'", UNREACHABLE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -12,6 +14,7 @@ from stream.connection import kafka_options
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 
 _DAY_MS = 86_400_000
+_LISTED_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,11 @@ def topic_plans(config: Config) -> list[TopicPlan]:
 
 
 async def create_topics(config: Config) -> dict[str, str]:
-    """Create what is missing; name -> ``created`` or ``exists``. Timestamps may be old, so none is refused."""
+    """Create what is missing; name -> ``created`` or ``exists``. Timestamps may be old, so none is refused.
+
+    A broker lists a new topic a moment after it was created, and a client that comes earlier reports it missing; so this
+    returns when all are listed, or after ten seconds where the credentials may create topics but not list them.
+    """
     client = AIOKafkaAdminClient(**kafka_options(config.kafka))
     await client.start()
     result: dict[str, str] = {}
@@ -51,6 +58,10 @@ async def create_topics(config: Config) -> dict[str, str]:
                 if code and for_code(code) is not TopicAlreadyExistsError:
                     raise for_code(code)(f"{plan.name}: {error[2] if len(error) > 2 else ''}")
                 result[plan.name] = "exists" if code else "created"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LISTED_SECONDS):
+                while not set(result) <= set(await client.list_topics()):
+                    await asyncio.sleep(0.1)
     finally:
         await client.close()
     return result

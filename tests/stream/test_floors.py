@@ -8,7 +8,7 @@ from pathlib import Path
 from stream.local import REPO_ROOT
 
 FLOORS = (
-    {"config", "windows", "messages", "connection", "metrics", "local"},
+    {"config", "windows", "messages", "connection", "metrics", "local", "server_version"},
     {"storage", "ingestion", "statistics"},
     {"protocol", "sources", "serve"},
     {"app", "offline", "evaluation", "doctor"},

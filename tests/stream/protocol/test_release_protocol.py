@@ -150,10 +150,10 @@ async def test_start_up_refuses_a_redis_that_forgot_or_was_set_back(
 
 
 async def test_a_redis_set_back_under_a_running_worker_releases_nothing_more(
-    kafka: str, tmp_path: Path, topic_name: str
+    kafka: str, redis_binary: str | None, tmp_path: Path, topic_name: str
 ) -> None:
     """A failover or restore while the worker lives: the window would be drawn again, its charges forgotten."""
-    with RedisServer(tmp_path / "redis") as server:
+    with RedisServer(tmp_path / "redis", binary=redis_binary) as server:
         overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": server.url}
         config = bus_config(tmp_path, **overrides)
         await create_topics(config)
@@ -177,10 +177,10 @@ async def test_a_redis_set_back_under_a_running_worker_releases_nothing_more(
 
 
 async def test_charges_lost_between_charge_and_commit_release_nothing_until_they_are_made_again(
-    kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    kafka: str, redis_binary: str | None, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis comes back without the charges while noise is drawn: the draw dies, the window is charged and drawn again."""
-    with RedisServer(tmp_path / "redis") as server:
+    with RedisServer(tmp_path / "redis", binary=redis_binary) as server:
         config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": server.url})
         await create_topics(config)
         client = Redis.from_url(server.url)

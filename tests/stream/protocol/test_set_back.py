@@ -103,8 +103,10 @@ class Deployment:
 
 
 @pytest.fixture
-async def deployment(kafka: str, tmp_path: Path, topic_name: str) -> AsyncIterator[Deployment]:
-    with RedisServer(tmp_path / "redis") as server:
+async def deployment(
+    kafka: str, redis_binary: str | None, tmp_path: Path, topic_name: str
+) -> AsyncIterator[Deployment]:
+    with RedisServer(tmp_path / "redis", binary=redis_binary) as server:
         overrides = {
             "feed.name": topic_name,
             "feed.topic": topic_name,
@@ -295,9 +297,11 @@ async def test_two_windows_that_are_committed_at_once_get_two_numbers_and_one_dr
     assert len(draws) == 2
 
 
-async def test_two_redis_behind_one_feed_stop_each_other(deployment: Deployment, tmp_path: Path) -> None:
+async def test_two_redis_behind_one_feed_stop_each_other(
+    deployment: Deployment, redis_binary: str | None, tmp_path: Path
+) -> None:
     """Workers on two machines, each with a Redis of its own: two ledgers would grant every user two budgets."""
-    with RedisServer(tmp_path / "other") as server:
+    with RedisServer(tmp_path / "other", binary=redis_binary) as server:
         settings = deployment.config.redis.model_copy(update={"url": server.url})
         other = Deployment(deployment.config.model_copy(update={"redis": settings}), server, tmp_path)
         await deployment.fill(2)
