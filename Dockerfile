@@ -1,7 +1,7 @@
 FROM python:3.11-slim AS build
 WORKDIR /src
 RUN python -m venv /opt/hexveil
-COPY requirements.lock pyproject.toml LICENSE README.md ./
+COPY requirements.lock pyproject.toml LICENSE README.md hexveil.py ./
 COPY dpcore dpcore
 COPY stream stream
 RUN /opt/hexveil/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r requirements.lock && \

@@ -29,15 +29,15 @@ import redis
 from stream.server_version import ServerVersionError, require_supported
 
 REPO_ROOT = Path(__file__).resolve().parents[1]
-POM = REPO_ROOT / "config" / "kafka" / "pom.xml"
-JARS = REPO_ROOT / ".local" / "kafka" / "jars"
+POM = Path(__file__).with_name("kafka-pom.xml")
+"""What Maven fetches to run a broker."""
 JARS_ENV = "HEXVEIL_KAFKA_JARS"
 MIN_JAVA = 17
 LOOPBACK = "127.0.0.1"
 
 OFFLINE_HINT = (
-    "Without Kafka, `hexveil replay FILE --offline --config config/bus-fleet.toml` runs the same windows and "
-    "mechanisms over a recording and needs neither Java nor Maven."
+    "Without Kafka, `hexveil replay FILE --offline` runs the same windows and mechanisms over a recording and needs "
+    "neither Java nor Maven."
 )
 
 _PR_SET_PDEATHSIG = 1
@@ -46,6 +46,16 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PORTS = range(20_000, 32_000)
 _POLL_SECONDS = 0.05
 _LOG_TAIL_LINES = 15
+
+
+def _jars_folder() -> Path:
+    """Where the broker's jars are kept: in a clone beside the sources, else in the user's cache (XDG_CACHE_HOME)."""
+    if (REPO_ROOT / "pyproject.toml").is_file():
+        return REPO_ROOT / ".local" / "kafka" / "jars"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hexveil" / "kafka" / "jars"
+
+
+JARS = _jars_folder()
 
 
 class LocalServerError(RuntimeError):
@@ -106,8 +116,6 @@ def kafka_jars() -> Path:
                 f"{JARS_ENV}={named} holds no kafka_2.13-*.jar; name a folder that does, or unset it."
             )
         return Path(named)
-    if not POM.is_file():
-        raise MavenMissingError(f"{POM} is absent: run from a clone of the project, or let {JARS_ENV} name the jars.")
     # The mark is written last and names the pom, so a fetch cut short, or for other versions, is done again.
     mark, wanted = JARS / ".complete", hashlib.sha256(POM.read_bytes()).hexdigest()
     if not (mark.is_file() and mark.read_text() == wanted):

@@ -10,7 +10,7 @@ import typer
 
 from dpcore.budget import from_micro
 from dpcore.errors import DPError
-from stream.cli.options import DEFAULT_CONFIG, USAGE, AsJson, ConfigFile, read_config, stop
+from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
 from stream.config import Config, ConfigError
 
 
@@ -92,14 +92,15 @@ def register(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("check")
-    def check(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    def check(config: ConfigFile = None, as_json: AsJson = False) -> None:
         """Validate the configuration offline and say what it promises."""
-        settings = read_config(config)
+        chosen = choose_config(config)
+        settings = read_config(chosen)
         released = _participation(settings)
         windows = settings.privacy.period // settings.window.slot
         full = settings.privacy.ledger_budget // settings.window_grant
         report: dict[str, object] = {
-            "config": str(config),
+            "config": str(chosen.file),
             "relation": settings.relation,
             "unit": f"one user for {settings.privacy.period}",
             "budget": settings.privacy.budget,
@@ -117,7 +118,7 @@ def register(app: typer.Typer) -> None:
         if as_json:
             typer.echo(json.dumps(report))
             return
-        typer.echo(f"{config}: sound")
+        typer.echo(f"{chosen.file}: sound")
         typer.echo(
             f"Promise: for one user of feed '{settings.feed.name}' and one ledger period ({_span(settings.privacy.period)}), everything "
             f"published is {_promise(settings)} under relation '{settings.relation}'."

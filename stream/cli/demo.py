@@ -27,8 +27,8 @@ from rich.live import Live
 
 from dpcore.budget import from_micro
 from stream.cli.demo_view import Releases
-from stream.cli.options import DEFAULT_CONFIG, FAILED, UNREACHABLE, USAGE, ConfigFile, read_config, stop
-from stream.config import Config
+from stream.cli.options import FAILED, UNREACHABLE, USAGE, ConfigFile, choose_config, read_config, stop
+from stream.config import Chosen, Config
 from stream.connection import kafka_options
 from stream.local import KafkaServer, LocalServerError, RedisServer, end_process, free_port, spawn, tail
 from stream.messages.message import OUTPUT_TOPICS
@@ -49,7 +49,7 @@ class Feeding:
     file: Path | None
     file_format: str
 
-    def arguments(self, config: Path, timezone: str) -> list[str]:
+    def arguments(self, timezone: str) -> list[str]:
         """Command line of the source."""
         if self.file is not None:
             source = ["replay", str(self.file), "--format", self.file_format, "--speed", "max"]
@@ -57,17 +57,17 @@ class Feeding:
             # Yesterday's morning: a simulated clock that never passes the real one.
             morning = (datetime.now(ZoneInfo(timezone)) - timedelta(days=1)).replace(hour=6, minute=0, second=0)
             source = ["simulate", "--pace", str(_PACE), "--start", morning.isoformat(timespec="seconds")]
-        return [*source, "--config", str(config), "--json"]
+        return [*source, "--json"]
 
-    def offline(self, config: Path) -> str:
+    def offline(self, config: list[str]) -> str:
         """What to run instead where Kafka cannot."""
-        chosen = shlex.quote(str(config))
+        chosen = shlex.join(["", *config]).removeprefix("''")
         if self.file is not None:
             file, first = shlex.quote(str(self.file)), ""
         else:
             file = "simulated.ndjson.gz"
-            first = f"hexveil simulate --duration 6h --out {file} --config {chosen} && "
-        return f"{first}hexveil replay {file} --format {self.file_format} --offline --config {chosen} > releases.ndjson"
+            first = f"hexveil simulate --duration 6h --out {file}{chosen} && "
+        return f"{first}hexveil replay {file} --format {self.file_format} --offline{chosen} > releases.ndjson"
 
 
 def register(app: typer.Typer) -> None:
@@ -75,7 +75,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("demo")
     def demo(
-        config: ConfigFile = DEFAULT_CONFIG,
+        config: ConfigFile = None,
         seconds: Annotated[float | None, typer.Option(min=1, help="Stop by itself after this long.")] = None,
         feed: Annotated[Path | None, typer.Option(help="Recording to replay; default: the simulator.")] = None,
         file_format: Annotated[str | None, typer.Option("--format", help="Format of --feed.")] = None,
@@ -83,14 +83,16 @@ def register(app: typer.Typer) -> None:
         """Run the whole service on this machine and watch releases arrive, until Ctrl-C or --seconds."""
         if feed is not None and not feed.is_file():
             stop(f"{feed}: no such file", USAGE)
-        settings = read_config(config)
+        chosen = choose_config(config)
+        settings = read_config(chosen)
+        named = [] if config is None else ["--config", str(config)]
         feeding = Feeding(feed, "canonical" if feed is None else file_format or settings.feed.format)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             with tempfile.TemporaryDirectory(prefix="hexveil-demo-") as scratch:
-                code = _run(config, feeding, seconds, Path(scratch))
+                code = _run(chosen, named, feeding, seconds, Path(scratch))
         except LocalServerError as error:
-            stop(f"{error}\nWithout Kafka: {feeding.offline(config)}", UNREACHABLE)
+            stop(f"{error}\nWithout Kafka: {feeding.offline(named)}", UNREACHABLE)
         except KafkaError as error:
             stop(f"the demo's Kafka does not answer: {error}", UNREACHABLE)
         except KeyboardInterrupt:
@@ -99,7 +101,8 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(code)
 
 
-def _run(config: Path, feeding: Feeding, seconds: float | None, scratch: Path) -> int:
+def _run(chosen: Chosen, named: list[str], feeding: Feeding, seconds: float | None, scratch: Path) -> int:
+    """``chosen``: the configuration; ``named``: options that make a child in this folder choose the same."""
     with ExitStack() as stack:
         typer.echo("Starting Kafka and Redis (the first time, Maven fetches Kafka) …", err=True)
         kafka = stack.enter_context(KafkaServer(scratch / "kafka"))
@@ -114,15 +117,15 @@ def _run(config: Path, feeding: Feeding, seconds: float | None, scratch: Path) -
             HEXVEIL_WINDOW__IDLE_TIMEOUT=_IDLE_TIMEOUT,
             HEXVEIL_PRIVACY__USER_KEY_FILE=str(scratch / "user.key"),
         )
-        settings = read_config(config)
+        settings = read_config(chosen)
         asyncio.run(create_topics(settings))
         address = f"http://{settings.operator.host}:{settings.operator.port}"
         typer.echo(f"Kafka {kafka.bootstrap}   Redis {redis.url}   operator {address}/metrics", err=True)
         typer.secho(f"Dashboard: http://{settings.public.host}:{settings.public.port}/", err=True, bold=True)
-        serve = stack.enter_context(_child(["serve", "--config", str(config)], scratch / "serve.log"))
-        worker = stack.enter_context(_child(["worker", "--config", str(config)], scratch / "worker.log"))
-        arguments = feeding.arguments(config, settings.feed.timezone)
-        source = stack.enter_context(_child(arguments, scratch / "source.log"))
+        serve = stack.enter_context(_child(["serve", *named], scratch / "serve.log"))
+        worker = stack.enter_context(_child(["worker", *named], scratch / "worker.log"))
+        arguments = feeding.arguments(settings.feed.timezone)
+        source = stack.enter_context(_child([*arguments, *named], scratch / "source.log"))
         releases = Releases(ZoneInfo(settings.feed.timezone))
         failure = asyncio.run(
             _watch(settings, releases, {"worker": worker, "source": source, "serve": serve}, seconds, scratch)

@@ -7,18 +7,18 @@ import json
 
 import typer
 
-from stream.cli.options import DEFAULT_CONFIG, FAILED, UNREACHABLE, AsJson, ConfigFile, read_config
+from stream.cli.options import FAILED, UNREACHABLE, AsJson, ConfigFile, choose_config, read_config
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("doctor")
-    def doctor(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    def doctor(config: ConfigFile = None, as_json: AsJson = False) -> None:
         """Check broker, topics, retention, Redis durability, clocks and the ledger; a remedy for each failure."""
         from stream.doctor import examine
 
-        findings = asyncio.run(examine(read_config(config)))
+        findings = asyncio.run(examine(read_config(choose_config(config))))
         if as_json:
             typer.echo(json.dumps([finding.as_dict() for finding in findings]))
         else:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from stream.cli.options import DEFAULT_CONFIG, USAGE, AsJson, read_config, stop
+from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,20 +31,13 @@ class Relation(StrEnum):
     participation = "participation"
 
 
-SHIPPED = {Relation.values: DEFAULT_CONFIG, Relation.participation: Path("config/riders.toml")}
-"""Configuration of each relation in a clone."""
-
-
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("evaluate")
     def evaluate_recording(
         file: Annotated[Path, typer.Argument(help="CSV or NDJSON, plain or .gz.")],
-        config: Annotated[
-            Path | None,
-            typer.Option("--config", "-c", help="Configuration (TOML); default: the shipped one of the relation."),
-        ] = None,
+        config: ConfigFile = None,
         relation: Annotated[
             Relation | None, typer.Option(help="Which guarantee: refused if the configuration has the other one.")
         ] = None,
@@ -81,9 +74,10 @@ def register(app: typer.Typer) -> None:
         from stream.windows import utc_text
 
         overrides = {"speed.statistics": statistics.split(",")} if statistics else {}
-        settings = read_config(config or SHIPPED[relation or Relation.values], **overrides)
+        chosen = choose_config(config, relation)
+        settings = read_config(chosen, **overrides)
         if relation is not None and settings.relation != relation.value:
-            stop(f"{config} has relation {settings.relation!r}, not {relation.value!r}; name another file", USAGE)
+            stop(f"{chosen.file} has relation {settings.relation!r}, not {relation.value!r}; name another file", USAGE)
         names = (
             ["configured"]
             if mechanisms == "configured"
@@ -116,17 +110,17 @@ def register(app: typer.Typer) -> None:
                 _judge_histograms(settings, windows, trials, sweep, str(file), as_json)
                 return
             runs = [
-                (name, chosen)
+                (name, variant)
                 for epsilon in _values(sweep, settings.privacy.epsilon)
-                for name, chosen in variants(settings if sweep is None else with_epsilon(settings, epsilon), names)
+                for name, variant in variants(settings if sweep is None else with_epsilon(settings, epsilon), names)
             ]
         except ValueError as error:  # an epsilon out of bounds, an area that gives no cells
             stop(str(error), USAGE)
         scores = []
         with _progress() as bars:
             task = bars.add_task("evaluating", total=len(runs) * len(windows))
-            for name, chosen in runs:
-                scores += evaluate(chosen, windows, trials, name, lambda: bars.advance(task))
+            for name, variant in runs:
+                scores += evaluate(variant, windows, trials, name, lambda: bars.advance(task))
         if figure is not None:
             _write_plot(scores, figure)
         if as_json:

@@ -35,7 +35,6 @@ def gtfs_rt_command(
     sources: Annotated[
         list[str], typer.Argument(metavar="URL|FILE|FOLDER...", help="One address, or stored snapshots.")
     ],
-    config: ConfigFile,
     speeds: Annotated[
         str, typer.Option(help="'missing': derive the speeds that are missing; 'derived': all; 'reported': none.")
     ] = "missing",
@@ -49,6 +48,7 @@ def gtfs_rt_command(
         Path | None, typer.Option(help="Canonical events as NDJSON into this file ('-': stdout) instead of Kafka.")
     ] = None,
     once: Annotated[bool, typer.Option(help="An address: one snapshot, then stop.")] = False,
+    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Feed VehiclePositions (GTFS-realtime) to the service; speeds that are missing are derived from positions."""
@@ -60,7 +60,7 @@ def gtfs_rt_command(
     if speeds not in SPEED_SOURCES:
         raise typer.BadParameter(f"{speeds!r} is none of {', '.join(SPEED_SOURCES)}", param_hint="--speeds")
     try:
-        settings = load_config(config)
+        settings = load_config(choose_config(config))
         reader = GtfsRealtime(settings.feed, settings.slotting, cast("SpeedSource", speeds))
         seconds = parse_duration(interval).total_seconds()
         headers = dict(_secret_header(text) for text in header or [])

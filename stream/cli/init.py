@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from stream.cli.options import USAGE, stop
-
-_TEMPLATES = {"values": "bus-fleet", "participation": "riders"}
+from stream.config.search import LOCAL, template
 
 
 def register(app: typer.Typer) -> None:
@@ -18,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("init")
     def init(
-        path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("hexveil.toml"),
+        path: Annotated[Path, typer.Argument(help="Where to write it.")] = LOCAL,
         relation: Annotated[
             Literal["values", "participation"],
             typer.Option(help="values: scheduled public transport. participation: private cars, taxis, riders."),
@@ -28,13 +26,9 @@ def register(app: typer.Typer) -> None:
         """Write a complete, commented configuration to start from."""
         if path.exists() and not force:
             stop(f"{path} exists; choose another name or pass --force", USAGE)
-        text = (
-            resources.files("stream.config")
-            .joinpath("templates", f"{_TEMPLATES[relation]}.toml")
-            .read_text(encoding="utf-8")
-        )
         try:
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(template(relation).read_bytes())
         except OSError as error:
             stop(f"{path}: {error.strerror}; name a file in a folder that can be written", USAGE)
-        typer.echo(f"{path} written. Set feed, epsilon and budget in it, then: hexveil check --config {path}")
+        named = "" if path == LOCAL else f" --config {path}"
+        typer.echo(f"{path} written. Set feed, epsilon and budget in it, then: hexveil check{named}")

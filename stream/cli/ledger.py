@@ -9,7 +9,7 @@ import typer
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from stream.cli.options import DEFAULT_CONFIG, FAILED, UNREACHABLE, AsJson, ConfigFile, read_config, stop
+from stream.cli.options import FAILED, UNREACHABLE, AsJson, ConfigFile, choose_config, read_config, stop
 from stream.config import Config
 
 
@@ -37,9 +37,9 @@ def register(app: typer.Typer) -> None:
         """The budget ledger."""
 
     @ledger.command("show")
-    def show(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
         """Users charged and the sum of charges, per ledger period."""
-        settings = read_config(config)
+        settings = read_config(choose_config(config))
         from stream.storage.ledger import LedgerError
 
         try:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
-from stream.cli.options import FAILED
+from stream.cli.options import FAILED, ConfigFile, choose_config
 from stream.config import Config, ConfigError, load_config
 from stream.local import LocalServerError
 from stream.messages.release_files import ReleaseFileError, release_file
@@ -36,7 +36,6 @@ def register(app: typer.Typer) -> None:
 
 def replay(
     file: Annotated[Path, typer.Argument(help="CSV or NDJSON, plain or .gz.")],
-    config: Annotated[Path, typer.Option(help="The deployment's TOML file.")],
     file_format: Annotated[
         str | None,
         typer.Option("--format", help="canonical, capmetro, capmetro-2015, itms or declared; default: the feed's."),
@@ -63,6 +62,7 @@ def replay(
         Path | None,
         typer.Option(help="Offline: folder of a ledger that outlives the run; without, budgets are fresh every time."),
     ] = None,
+    config: ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Summary as JSON.")] = False,
 ) -> None:
     """Send a recording to the feed's Kafka topic, or release it here with --offline."""
@@ -76,7 +76,7 @@ def replay(
         raise typer.BadParameter(f"{out} is the recording itself", param_hint="--out")
     pace = parse_pace(speed)
     try:
-        settings = load_config(config)
+        settings = load_config(choose_config(config))
         chosen = file_format or settings.feed.format
         if offline:
             slotting = Slotting(settings.window.slot, settings.privacy.period, settings.feed.timezone)

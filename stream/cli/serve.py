@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stream.cli.options import DEFAULT_CONFIG, USAGE, ConfigFile, read_config, stop
+from stream.cli.options import USAGE, ConfigFile, choose_config, read_config, stop
 from stream.config import Config, ConfigError
 
 
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
                 help="File of releases (replay --offline --out), or a folder of such *.ndjson, followed as it grows; default: Kafka."
             ),
         ] = None,
-        config: ConfigFile = DEFAULT_CONFIG,
+        config: ConfigFile = None,
         basemap: Annotated[
             Path | None, typer.Option(help="PMTiles archive (vector or raster) to draw under the hexagons.")
         ] = None,
@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
         from stream.serve.reading.topics import TopicSource
         from stream.serve.static_files import BasemapError, check_basemap
 
-        settings = read_config(config)
+        settings = read_config(choose_config(config))
         public = settings.public
         try:
             tiles = None if basemap is None else check_basemap(basemap)

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
-from stream.cli.options import FAILED
+from stream.cli.options import FAILED, ConfigFile, choose_config
 from stream.config import ConfigError, load_config
 from stream.config.durations import parse_duration
 from stream.ingestion.formats import time_us
@@ -28,7 +28,6 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate_command(
-    config: Annotated[Path, typer.Option(help="The deployment's TOML file.")],
     vehicles: Annotated[int, typer.Option(min=1, help="Size of the fleet.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same feed.")] = 1,
     pace: Annotated[
@@ -45,12 +44,13 @@ def simulate_command(
         Path | None, typer.Option(help="NDJSON file (.gz: compressed), '-' for stdout, instead of Kafka.")
     ] = None,
     once: Annotated[bool, typer.Option(help="One reporting interval, then stop.")] = False,
+    config: ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Summary as JSON.")] = False,
 ) -> None:
     """Feed a made-up bus fleet: synthetic streets, timetables and speeds, with the faults of real feeds."""
     speed = parse_pace(pace)
     try:
-        settings = load_config(config)
+        settings = load_config(choose_config(config))
         every = parse_duration(interval)
         length = every if once else None if duration is None else parse_duration(duration)
         simulation = Simulation(

@@ -8,7 +8,7 @@ import json
 import typer
 from aiokafka.errors import KafkaError
 
-from stream.cli.options import DEFAULT_CONFIG, UNREACHABLE, AsJson, ConfigFile, read_config, stop
+from stream.cli.options import UNREACHABLE, AsJson, ConfigFile, choose_config, read_config, stop
 
 
 def register(app: typer.Typer) -> None:
@@ -21,11 +21,11 @@ def register(app: typer.Typer) -> None:
         """Topics of this deployment."""
 
     @topics.command("create")
-    def create(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    def create(config: ConfigFile = None, as_json: AsJson = False) -> None:
         """Create the input and output topics that are missing; leave the others as they are."""
         from stream.messages.topics import create_topics
 
-        settings = read_config(config)
+        settings = read_config(choose_config(config))
         try:
             result = asyncio.run(create_topics(settings))
         except (KafkaError, OSError) as error:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from stream.cli.options import DEFAULT_CONFIG, FAILED, UNREACHABLE, USAGE, ConfigFile, read_config, stop
+from stream.cli.options import FAILED, UNREACHABLE, USAGE, ConfigFile, choose_config, read_config, stop
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("worker")
-    def worker(config: ConfigFile = DEFAULT_CONFIG) -> None:
+    def worker(config: ConfigFile = None) -> None:
         """Run one worker until SIGTERM; start more of them with the same configuration to share the load."""
-        settings = read_config(config)
+        settings = read_config(choose_config(config))
         from aiokafka.errors import KafkaError
         from redis.exceptions import RedisError
 

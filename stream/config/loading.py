@@ -5,28 +5,34 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from stream.config.deployment import Config, ConfigError
 from stream.config.environment import origins, unusable
-from stream.config.problems import problems
+from stream.config.problems import keys, problems
+from stream.config.search import Chosen
 
 
-def load_config(path: str | os.PathLike[str], **overrides: Any) -> Config:
-    """Read ``path`` with environment overrides; ``overrides`` are dotted keys (``feed.format="capmetro"``) above both.
+def load_config(path: str | os.PathLike[str] | Chosen, **overrides: Any) -> Config:
+    """Read ``path`` with environment overrides; ``overrides`` are dotted keys (``feed.format="capmetro"``).
+
+    The environment goes before overrides, overrides before the file. Relative paths in the file are relative to its
+    folder (or the ``base`` of what was chosen), those of the environment and of overrides to the working folder.
 
     Raises :class:`ConfigError` naming every bad key, what was found and what would be right.
     """
+    path, base = (path.file, path.base) if isinstance(path, Chosen) else (Path(path), Path(path).parent)
     try:
-        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; start from config/bus-fleet.toml or run 'hexveil init'") from None
+        raise ConfigError(f"{path}: no such file; 'hexveil init {path}' writes one to start from") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a readable TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}; correct it there, or start from 'hexveil init'") from None
+    _anchor(data, base)
     for key, value in overrides.items():
         section = data
         *parents, leaf = key.split(".")
@@ -41,3 +47,15 @@ def load_config(path: str | os.PathLike[str], **overrides: Any) -> Config:
     except ValidationError as error:
         lines = [f"  {line}" for line in problems(error, Config, origins(Config, os.environ))]
         raise ConfigError(f"{path}: {len(lines)} problem(s)\n" + "\n".join(lines)) from None
+
+
+def _anchor(data: dict[str, Any], base: Path) -> None:
+    """Put ``base`` before every relative path of the file's ``data``, also before those that are there by default."""
+    for (*sections, key), field in keys(Config):
+        if Path not in (field.annotation, *get_args(field.annotation)):
+            continue
+        table: Any = data
+        for section in sections:
+            table = table.get(section) if isinstance(table, dict) else None
+        if isinstance(table, dict) and isinstance(value := table.get(key, field.default), str | Path):
+            table[key] = str(base / value)

@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ class Desk:
         for name, module in (("hexveil", "-m stream"), ("python", "")):
             (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
             (tools / name).chmod(0o755)
-        (folder / "config").symlink_to(REPO_ROOT / "config")
+        shutil.copytree(REPO_ROOT / "config", folder / "config")
         (folder / "docs" / "images").mkdir(parents=True)
         path = f"{tools}:{os.environ['PATH']}"
         self.environment = os.environ | {"PATH": path, "PYTHONPATH": str(REPO_ROOT)} | dict(environment)
