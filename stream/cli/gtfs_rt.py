@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
-from stream.cli.options import FAILED, UNREACHABLE, AsJson, ConfigFile
+from stream.cli.options import FAILED, UNREACHABLE, AsJson, ConfigFile, choose_config
 from stream.config import Config, ConfigError, load_config
 from stream.config.durations import parse_duration
 from stream.sources.delivery import DeliveryError, Pacer

@@ -27,6 +27,7 @@ from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, free_port
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 from stream.messages.topics import create_topics
 from stream.serve.api import make_app
+from tests.support import shipped
 from tests.support.builders import bus_config
 
 USERS = {"worker": "w-secret", "source": "s-secret", "serve": "r-secret"}
@@ -125,7 +126,7 @@ async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_
     ]
     recording.write_text("".join(json.dumps(event) + "\n" for event in events))
     command = [sys.executable, "-m", "stream"]
-    at = ["--config", str(REPO_ROOT / "config" / "bus-fleet.toml")]
+    at = ["--config", str(shipped.BUS)]
     worker = subprocess.Popen(
         [*command, "worker", *at],
         env=secured.environment(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.packaging.fresh import DIST_ENV, archive, build, environment, once
+from tests.packaging.fresh import DIST_ENV, archive, build, install, install_linked, once
 
-# Every other run tries the wheels; what is about to be published is tried in both forms.
-FORMS = (".whl", ".tar.gz") if DIST_ENV in os.environ else (".whl",)
+PUBLISHING = DIST_ENV in os.environ
+# What is about to be published is tried in both forms and with today's dependencies; other runs download nothing.
+FORMS = (".whl", ".tar.gz") if PUBLISHING else (".whl",)
+INSTALL = install if PUBLISHING else install_linked
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +26,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def dist(shared: Path) -> Path:
     """Folder with both archives of both distributions."""
-    if DIST_ENV in os.environ:
+    if PUBLISHING:
         return Path(os.environ[DIST_ENV]).resolve()
     return once(shared / "dist", build)
 
@@ -32,11 +35,11 @@ def dist(shared: Path) -> Path:
 def alone(request: pytest.FixtureRequest, dist: Path, shared: Path) -> Path:
     """Python of a fresh environment with ``hexveil-dpcore`` and what it requires."""
     chosen = archive(dist, "hexveil_dpcore", request.param)
-    return once(shared / f"alone{FORMS.index(request.param)}", environment(chosen)) / "bin" / "python"
+    return once(shared / f"alone{FORMS.index(request.param)}", partial(INSTALL, chosen)) / "bin" / "python"
 
 
 @pytest.fixture(scope="session", params=FORMS)
 def service(request: pytest.FixtureRequest, dist: Path, shared: Path) -> Path:
     """Folder of the commands of a fresh environment with ``hexveil`` and what it requires."""
     chosen = archive(dist, "hexveil", request.param)
-    return once(shared / f"service{FORMS.index(request.param)}", environment(chosen)) / "bin"
+    return once(shared / f"service{FORMS.index(request.param)}", partial(INSTALL, chosen)) / "bin"

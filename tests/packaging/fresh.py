@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from stream.local import REPO_ROOT
 
@@ -21,12 +25,12 @@ DIST_ENV = "HEXVEIL_DIST"
 def once(folder: Path, make: Callable[[Path], None]) -> Path:
     """``folder``, made by whichever process of the test run asks first."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    made = folder.with_suffix(".made")
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            making = folder.with_suffix(".part")
-            make(making)
-            making.rename(folder)
+        if not made.exists():
+            make(folder)
+            made.touch()
     return folder
 
 
@@ -55,14 +59,51 @@ def archive(folder: Path, name: str, suffix: str) -> Path:
     return found
 
 
-def environment(archive: Path) -> Callable[[Path], None]:
-    """Make a virtual environment with ``archive`` and what it requires, in the versions of this environment."""
+def install(archive: Path, folder: Path) -> None:
+    """A virtual environment with ``archive`` and what it requires, as a user gets them today."""
+    run(sys.executable, "-m", "venv", folder)
+    run(folder / "bin" / "python", "-m", "pip", "install", "-q", archive)
 
-    def make(folder: Path) -> None:
-        run(sys.executable, "-m", "venv", folder)
-        constraints = folder / "constraints.txt"
-        pinned = {f"{found.name}=={found.version}" for found in distributions() if "hexveil" not in found.name.lower()}
-        constraints.write_text("\n".join(sorted(pinned)))
-        run(folder / "bin" / "python", "-m", "pip", "install", "-q", "-c", constraints, archive)
 
-    return make
+def install_linked(archive: Path, folder: Path) -> None:
+    """The same without a download: what ``archive`` requires, and no more, linked from the environment of the tests."""
+    run(sys.executable, "-m", "venv", folder)
+    python = folder / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", "--no-deps", archive)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (installed,) = [found for found in distributions(path=[str(site)]) if "hexveil" in found.name]
+    for name in required(installed):
+        for file in distribution(name).files or ():
+            if file.suffix != ".pyc":
+                _link(Path(str(file.locate())), site / file)
+    run(python, "-m", "pip", "check")
+
+
+def _link(source: Path, target: Path) -> None:
+    """Link or copy a file; scripts that name the interpreter of the environment of the tests are left out."""
+    if ".." in target.parts and source.read_bytes()[:2] == b"#!":
+        return
+    target = Path(os.path.normpath(target))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(source.resolve())
+    except OSError:  # another file system
+        shutil.copy2(source, target)
+
+
+def required(root: Distribution) -> set[str]:
+    """Names of all distributions that ``root`` requires here, directly or not, without its own extras."""
+    names: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    waiting = [(root, "")]
+    while waiting:
+        holder, extra = waiting.pop()
+        for requirement in map(Requirement, holder.requires or ()):
+            if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+                continue
+            name = canonicalize_name(requirement.name)
+            names.add(name)
+            wanted = {(name, of) for of in ("", *requirement.extras)} - seen
+            seen |= wanted
+            waiting += [(distribution(name), of) for name, of in wanted]
+    return names

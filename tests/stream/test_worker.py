@@ -30,6 +30,7 @@ from stream.messages.message import HEXAGON_SPEED, WINDOW, schema
 from stream.statistics.pipeline import plan_window
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
+from tests.support import shipped
 from tests.support.builders import bus_config
 from tests.support.topics_reader import read_all
 
@@ -100,7 +101,7 @@ def test_a_recorded_day_survives_a_killed_worker_with_every_window_released_once
     }
     config = bus_config(tmp_path, **{"feed.name": topic_name, "feed.topic": topic_name, "kafka.bootstrap": kafka})
     hexveil = [sys.executable, "-m", "stream"]
-    at = ["--config", str(REPO_ROOT / "config" / "bus-fleet.toml")]
+    at = ["--config", str(shipped.BUS)]
     log = (tmp_path / "worker.log").open("w")
 
     def start() -> subprocess.Popen[bytes]:

@@ -24,6 +24,7 @@ from stream.local import REPO_ROOT, free_port
 from stream.messages.message import HEXAGON_SPEED, REJECTED, WINDOW
 from stream.statistics.participation.public_cells import public_cells
 from stream.storage.keys import FeedKeys
+from tests.support import shipped
 from tests.support.builders import zcdp_config
 from tests.support.topics_reader import read_all
 
@@ -48,7 +49,7 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
         "HEXVEIL_WINDOW__SLOT": "3s",
         "HEXVEIL_WINDOW__ALLOWED_DELAY": "1s",
     }
-    riders = str(REPO_ROOT / "config" / "riders.toml")
+    riders = str(shipped.RIDERS)
     if accounting == "zcdp":
         zcdp_config(tmp_path)
         riders = str(tmp_path / "zcdp.toml")

@@ -11,9 +11,9 @@ from typer.testing import CliRunner, Result
 import stream.cli
 from dpcore import __version__
 from stream.cli import SUBJECTS, app
-from stream.local import REPO_ROOT
+from tests.support import shipped
 
-BUS, RIDERS = (str(REPO_ROOT / "config" / name) for name in ("bus-fleet.toml", "riders.toml"))
+BUS, RIDERS = str(shipped.BUS), str(shipped.RIDERS)
 
 
 def hexveil(*arguments: str) -> Result:

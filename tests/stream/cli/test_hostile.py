@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from stream.cli import app
-from stream.local import REPO_ROOT
+from tests.support import shipped
 from tests.support.builders import SLOT
 
-BUS, RIDERS = (str(REPO_ROOT / "config" / name) for name in ("bus-fleet.toml", "riders.toml"))
+BUS, RIDERS = str(shipped.BUS), str(shipped.RIDERS)
 SPAN = ["--from", "2017-03-21", "--until", "2017-03-22"]
 
 

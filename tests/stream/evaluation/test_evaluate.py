@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.evaluation.evaluate import VARIANTS, evaluate, report, variants, with_epsilon, with_speed
-from stream.local import REPO_ROOT
+from tests.support import shipped
 from tests.support.builders import SLOT, bus_config, random_rows
 
-BUS = str(REPO_ROOT / "config" / "bus-fleet.toml")
+BUS = str(shipped.BUS)
 
 
 def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cover_94_to_96_percent(
@@ -74,7 +74,7 @@ def test_the_relation_chooses_its_shipped_configuration_and_refuses_one_of_the_o
     ]
     file.write_text("\n".join(json.dumps(event) for event in events))
     monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
-    monkeypatch.chdir(REPO_ROOT)
+    monkeypatch.chdir(tmp_path)
     for relation, statistics in (
         ("values", {"mean", "variance", "distribution"}),
         ("participation", {"mean", "variance"}),

@@ -15,7 +15,6 @@ from stream.cli import app
 from stream.config import Config
 from stream.doctor import _ledger as ledger_finding
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
-from stream.local import REPO_ROOT
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.offline import OfflineSummary, replay_offline
@@ -25,6 +24,7 @@ from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore
 from stream.windows import Window
 from tests.stream.protocol.test_release_protocol import store
+from tests.support import shipped
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.topics_reader import read_all
 
@@ -95,7 +95,7 @@ def test_the_command_says_what_is_bound_what_was_given_and_what_to_do(
     for name, event in events.items():
         (tmp_path / f"{name}.ndjson").write_text(json.dumps(event) + "\n")
         command = ["replay", f"{name}.ndjson", "--format", name, "--offline", "--state", "ledger"]
-        runs.append(CliRunner().invoke(app, [*command, "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")]))
+        runs.append(CliRunner().invoke(app, [*command, "--config", str(shipped.BUS)]))
     assert [run.exit_code for run in runs] == [0, 1]
     assert runs[1].stdout == ""
     assert all(part in runs[1].stderr for part in ("field 'user'", "field 'vehicle_id'", "new feed name"))

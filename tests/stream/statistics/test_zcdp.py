@@ -39,6 +39,7 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import ROW
 from tests.dpcore.silence import Silence
+from tests.support import shipped
 from tests.support.builders import SLOT, bus_config, random_rows, zcdp_config
 from tests.support.participating import loss, skeleton
 
@@ -294,7 +295,7 @@ def test_rho_means_less_noise_for_users_in_many_cells_and_more_for_those_in_one(
 def test_only_accountings_are_compared_under_participation(tmp_path: Path) -> None:
     recording = tmp_path / "none.ndjson"
     recording.write_text("")
-    command = ["evaluate", str(recording), "--config", str(REPO_ROOT / "config" / "riders.toml"), "--mechanisms"]
+    command = ["evaluate", str(recording), "--config", str(shipped.RIDERS), "--mechanisms"]
     refused = CliRunner().invoke(app, [*command, "levy"])
     assert refused.exit_code == 2
     assert "pure, zcdp" in refused.output

@@ -1,0 +1,183 @@
+"""``pip install hexveil-*.whl`` in an empty folder, with no clone: every command works, or says what it lacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from dpcore import __version__
+from stream.cli import SUBJECTS
+from stream.local import free_port, kafka_jars
+from tests.packaging.fresh import clean
+
+
+class Desk:
+    """An empty folder, home included, whose only tools are those of the fresh environment and of the system."""
+
+    def __init__(self, folder: Path, commands: Path) -> None:
+        self.folder, self.commands = folder, commands
+        path = f"{commands}:/usr/local/bin:/usr/bin:/bin"
+        self.environment = clean() | {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "PATH": path}
+
+    def run(self, *arguments: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+        """``hexveil`` with these arguments, which must end with ``code`` and without a traceback."""
+        done = subprocess.run(
+            ["hexveil", *arguments],
+            cwd=self.folder,
+            env=self.environment | environment,
+            executable=self.commands / "hexveil",
+            capture_output=True,
+            text=True,
+            timeout=150,
+        )
+        assert done.returncode == code, f"{arguments}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+        assert "Traceback" not in done.stderr
+        return done
+
+    @contextmanager
+    def running(self, *arguments: str, **environment: str) -> Iterator[Path]:
+        """``hexveil`` with these arguments while the block runs; it must still be there at its end and stop on SIGTERM."""
+        log = self.folder / f"{arguments[0]}.log"
+        with log.open("w") as said:
+            process = subprocess.Popen(
+                [self.commands / "hexveil", *arguments],
+                cwd=self.folder,
+                env=self.environment | environment,
+                stdout=said,
+                stderr=said,
+            )
+        try:
+            yield log
+            assert process.poll() is None, log.read_text()[-3000:]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+
+
+@pytest.fixture
+def desk(service: Path, tmp_path: Path) -> Desk:
+    return Desk(tmp_path, service)
+
+
+def test_the_version_help_and_completion_come_with_the_command(desk: Desk) -> None:
+    assert desk.run("--version").stdout.startswith(f"hexveil {__version__} ")
+    for module in ("hexveil", "stream"):
+        command = [desk.commands / "python", "-m", module, "--version"]
+        done = subprocess.run(command, cwd=desk.folder, env=desk.environment, capture_output=True, text=True)
+        assert done.stdout.startswith(f"hexveil {__version__} "), done.stderr
+    assert "demo" in desk.run("--help").stdout
+    typed = {"_HEXVEIL_COMPLETE": "complete_bash", "COMP_WORDS": "hexveil do", "COMP_CWORD": "1"}
+    assert desk.run("--help", **typed).stdout.split() == ["doctor"]
+    assert "_HEXVEIL_COMPLETE" in desk.run("--help", _HEXVEIL_COMPLETE="source_bash").stdout
+
+
+def test_a_recording_becomes_releases_with_the_shipped_template(desk: Desk) -> None:
+    said = desk.run("check").stderr
+    assert "the template of relation 'values'" in said
+    start = ("--start", "2026-03-02T12:00:00Z", "--duration", "1h", "--pace", "max")
+    desk.run("simulate", "--vehicles", "20", *start, "--out", "day.ndjson.gz")
+    releases = desk.run("replay", "day.ndjson.gz", "--offline").stdout
+    (desk.folder / "releases.ndjson").write_text(releases)
+    assert json.loads(releases.splitlines()[-1])["topic"] == "hexveil.window.v1"
+    assert (desk.folder / "var" / "user.key").is_file()
+    assert json.loads(desk.run("evaluate", "day.ndjson.gz", "--trials", "1", "--json").stdout)["private"] is False
+
+
+def test_init_and_a_file_of_ones_own(desk: Desk) -> None:
+    desk.run("init", "--relation", "participation")
+    done = desk.run("check")
+    assert "hexveil.toml: sound" in done.stdout
+    assert "found here" in done.stderr
+    histogram = 'HEXVEIL_HISTOGRAM={"mechanisms":["ug"],"epsilon":0.5}'.partition("=")
+    span = ("--from", "2026-03-02T06:00", "--until", "2026-03-02T07:00")
+    (desk.folder / "none.ndjson").write_text("")
+    told = desk.run("replay", "none.ndjson", "--offline", *span, **{histogram[0]: histogram[2]}).stdout
+    (desk.folder / "releases.ndjson").write_text(told)
+    asked = desk.run("query", "releases.ndjson", "--bbox", "-97.8,30.2,-97.7,30.3", "--json").stdout
+    assert len(json.loads(asked)["answers"]) == 1
+
+
+def test_schemas_are_in_the_wheel(desk: Desk) -> None:
+    desk.run("schema", "list")
+    desk.run("schema", "export", "schemas")
+    assert (desk.folder / "schemas" / "asyncapi.json").is_file()
+
+
+def test_a_worker_and_a_dashboard_run_from_the_wheel(desk: Desk, kafka: str, redis_url: str, topic_name: str) -> None:
+    public, operator = free_port(), free_port()
+    desk.environment |= {
+        "HEXVEIL_FEED__NAME": topic_name,
+        "HEXVEIL_FEED__TOPIC": topic_name,
+        "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
+        "HEXVEIL_KAFKA__GROUP": topic_name,
+        "HEXVEIL_REDIS__URL": redis_url,
+        "HEXVEIL_PUBLIC__PORT": str(public),
+        "HEXVEIL_OPERATOR__PORT": str(operator),
+        "HEXVEIL_WINDOW__IDLE_TIMEOUT": "2s",
+    }
+    desk.run("topics", "create")
+    desk.run("doctor")
+    with desk.running("worker") as worker_log, desk.running("serve") as serve_log:
+        start = ("--start", "2026-03-02T12:00:00Z", "--duration", "1h", "--pace", "max")
+        desk.run("simulate", "--vehicles", "20", *start)
+        released(f"http://127.0.0.1:{public}/api/v1/hexagons", worker_log, serve_log)
+        with urllib.request.urlopen(f"http://127.0.0.1:{public}/", timeout=10) as page:
+            assert b"<html" in page.read()
+        assert "users" in desk.run("ledger", "show").stdout
+
+
+def released(address: str, *logs: Path) -> None:
+    """Wait until a window's cells can be read at ``address``."""
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        with suppress(OSError), urllib.request.urlopen(address, timeout=10) as answer:
+            if json.load(answer)["hexagons"]:
+                return
+        time.sleep(0.5)
+    raise AssertionError("\n".join(log.read_text()[-2000:] for log in logs))
+
+
+def test_servers_that_are_not_there_are_named_with_a_remedy(desk: Desk) -> None:
+    away = {"HEXVEIL_KAFKA__BOOTSTRAP": "127.0.0.1:9", "HEXVEIL_REDIS__URL": "redis://127.0.0.1:9/0"}
+    assert "remedy:" in desk.run("doctor", code=3, **away).stdout
+    assert "127.0.0.1:9" in desk.run("topics", "create", code=3, **away).stderr
+    assert "127.0.0.1:9" in desk.run("ledger", "show", code=3, **away).stderr
+
+
+def test_benchmarks_say_that_they_live_in_the_source_tree(desk: Desk) -> None:
+    assert "pip install -e ." in desk.run("bench", "scaling", code=2).stderr
+
+
+@pytest.mark.skipif(
+    shutil.which("java") is None, reason="no Java on PATH: what the demo needs of it is tried elsewhere"
+)
+def test_the_demo_wants_no_clone(desk: Desk) -> None:
+    """Its list of jars is in the wheel; where neither they nor Maven are there, it says so, and with them it runs."""
+    tools = desk.folder / "tools"
+    tools.mkdir()
+    java = shutil.which("java")
+    assert java is not None
+    (tools / "java").symlink_to(os.path.realpath(java))
+    lacking = desk.run("demo", "--seconds", "2", code=3, PATH=str(tools)).stderr
+    assert "Maven" in lacking
+    assert "hexveil replay simulated.ndjson.gz --format canonical --offline > releases.ndjson" in lacking
+    done = desk.run("demo", "--seconds", "25", HEXVEIL_KAFKA_JARS=str(kafka_jars()))
+    assert "Dashboard: http://127.0.0.1:" in done.stderr
+    assert "cells (0 suppressed)" in done.stdout
+    assert not list(desk.folder.glob("**/*.key")), "the demo keeps its key in a folder that is gone with it"
+
+
+def test_every_command_is_tried_above() -> None:
+    tried = re.findall(r'desk\.(?:run|running)\("([\w-]+)"', Path(__file__).read_text(encoding="utf-8"))
+    assert set(SUBJECTS) <= set(tried)
