@@ -14,6 +14,7 @@ from stream.cli.options import UNREACHABLE, USAGE, AsJson, stop
 BENCHMARKS = {
     "dashboard": "how soon a new window of 10 000 hexagons is painted, in Chromium",
     "ingest": "events a second from Kafka to durable Redis state, beside a plain Faust agent",
+    "libraries": "an hour's means per hexagon and noise, beside OpenDP and, where it is installed, PipelineDP",
     "mechanisms": "speed of noise, CHOP-USER and exact-loss allocation on 10⁶ pairs",
     "resolution": "accuracy of merged sparse hexagons, on a recorded day",
     "scaling": "accuracy of means as samples and users grow, and what CHOP-USER saves (--plot)",

@@ -155,6 +155,10 @@ def test_servers_that_are_not_there_are_named_with_a_remedy(desk: Desk) -> None:
     assert "127.0.0.1:9" in desk.run("ledger", "show", code=3, **away).stderr
 
 
+def test_a_feed_that_wants_an_extra_names_it(desk: Desk) -> None:
+    assert "pip install 'hexveil[gtfs]'" in desk.run("gtfs-rt", "snapshot.pb", code=2).stderr
+
+
 def test_benchmarks_say_that_they_live_in_the_source_tree(desk: Desk) -> None:
     assert "pip install -e ." in desk.run("bench", "scaling", code=2).stderr
 
