@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import tempfile
 import time
@@ -33,7 +34,7 @@ from stream.protocol.close_process import CloseReport, close_in_process
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import make_producer
 from stream.server_version import require_supported
-from stream.storage.ledger import LedgerError
+from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore
 from stream.windows import utc_text, watermark
 
@@ -149,7 +150,9 @@ class Worker:
         self.metrics.build_info.labels(_version()).set(1)
         self.redis = Redis.from_url(config.redis.url)
         self.rows = RowStore(self.redis, config.feed.name)
+        self.ledger = Ledger(self.redis, config.feed.name)
         self.slotting = config.slotting
+        self._told_birth: int | None = None
         self.ready = asyncio.Event()
         self._scratch = tempfile.TemporaryDirectory(prefix="hexveil-worker-")
         self.app = self._make_app()
@@ -197,17 +200,30 @@ class Worker:
         """Open slots whose window ends at or before the watermark, oldest first; updates the gauges."""
         partitions = await self.rows.partition_times()
         open_slots = await self._releasable(sorted(await self.rows.open_slots()))
+        birth = await self._birth()
         self.metrics.open_windows.set(len(open_slots))
         if self.config.relation == "participation":
-            return await self._ticked_slots(open_slots)
+            return await self._ticked_slots(open_slots, birth)
         window = self.config.window
         mark = watermark(partitions, time.time_ns() // 1000, window.allowed_delay, window.idle_timeout)
         if mark is None:
             return []
         self.metrics.watermark_seconds.set(mark / 1e6)
-        due = [slot for slot in open_slots if self.slotting.window(slot).end * 1_000_000 <= mark]
+        due = [
+            slot
+            for slot in open_slots
+            if self.slotting.window(slot).end * 1_000_000 <= mark and self.slotting.period_of(slot).start >= birth
+        ]
         self.metrics.outbox_windows.set(len(due))
         return due
+
+    async def _birth(self) -> float:
+        """When the ledger was born: windows of periods that began before stay as they are. Says so once."""
+        birth = await self.ledger.birth()
+        if birth != self._told_birth:
+            self._told_birth = birth
+            log.info("windows are released of periods that begin from the birth of the ledger on", birth=birth)
+        return math.inf if birth is None else birth
 
     async def _releasable(self, open_slots: list[int]) -> list[int]:
         """Those that begin a window or are in progress; others began one before ``window.slot`` was changed: rows are dropped."""
@@ -224,7 +240,7 @@ class Worker:
     async def _begins_a_window(self, slot: int) -> bool:
         return self.slotting.window(slot).start == slot or await self.rows.in_progress(slot)
 
-    async def _ticked_slots(self, open_slots: list[int]) -> list[int]:
+    async def _ticked_slots(self, open_slots: list[int], birth: float) -> list[int]:
         """Every slot that ended ``allowed_delay`` ago by the wall clock, visited or not, since this feed first ran."""
         now = time.time()
         slot = await self.rows.first_slot(self.slotting.window(int(now)).start)
@@ -234,7 +250,8 @@ class Worker:
                 await self.rows.drop_rows(before)
         due = []
         while (end := self.slotting.window(slot).end) + self.config.window.allowed_delay.total_seconds() <= now:
-            if await self.rows.is_closed(slot) or not await self._begins_a_window(slot):
+            born = self.slotting.period_of(slot).start >= birth
+            if not born or await self.rows.is_closed(slot) or not await self._begins_a_window(slot):
                 await self.rows.advance_first_slot(slot, end)
             else:
                 due.append(slot)

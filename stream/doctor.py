@@ -19,8 +19,9 @@ from stream.messages.message import OUTPUT_TOPICS, WINDOW
 from stream.messages.topics import topic_plans
 from stream.protocol.ledger_check import verify_ledger
 from stream.server_version import NEEDED, REMEDY, ServerVersion
-from stream.storage.ledger import LedgerError
+from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore, StateError
+from stream.windows import utc_text
 
 _MAX_SKEW_SECONDS = 2.0
 _MIN_OUTPUT_RETENTION = timedelta(days=1)
@@ -161,4 +162,11 @@ async def _ledger(config: Config, redis: Redis) -> Finding:
             )
     except (LedgerError, StateError) as error:
         return Finding("ledger", False, str(error), "do as it says before a worker starts")
-    return Finding("ledger", True, f"generation {generation} knows the last release")
+    birth = await Ledger(redis, config.feed.name).birth()
+    since = "none, its birth is not recorded" if birth is None else f"periods from {utc_text(birth)} on"
+    return Finding(
+        "ledger",
+        birth is not None,
+        f"generation {generation} knows the last release; it releases windows of {since}",
+        "hexveil ledger adopt: read what it says first",
+    )

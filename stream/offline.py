@@ -195,7 +195,7 @@ async def _release(
     redis = Redis.from_url(url)
     try:
         ledger = Ledger(redis, config.feed.name)
-        await ledger.start_generation()
+        await ledger.start_generation(birth=0)  # whoever names a recording says that it was not released before
         await ledger.claim_policy(config.ledger_policy)
         await ledger.claim_identity(identity)
         await RowStore(redis, config.feed.name).claim_key(fingerprint)

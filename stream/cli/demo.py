@@ -119,6 +119,7 @@ def _run(chosen: Chosen, named: list[str], feeding: Feeding, seconds: float | No
         )
         settings = read_config(chosen)
         asyncio.run(create_topics(settings))
+        asyncio.run(_start_ledger(settings))
         address = f"http://{settings.operator.host}:{settings.operator.port}"
         typer.echo(f"Kafka {kafka.bootstrap}   Redis {redis.url}   operator {address}/metrics", err=True)
         typer.secho(f"Dashboard: http://{settings.public.host}:{settings.public.port}/", err=True, bold=True)
@@ -210,6 +211,12 @@ def _events_sent(log: Path) -> int | None:
         with suppress(json.JSONDecodeError, TypeError, KeyError):
             return int(json.loads(line)["events"])
     return None
+
+
+async def _start_ledger(config: Config) -> None:
+    """A ledger for whatever time the demo shows: its servers are new and end with it, so there is no other."""
+    async with Redis.from_url(config.redis.url) as redis:
+        await Ledger(redis, config.feed.name).start_generation(birth=0)
 
 
 async def _ledger_text(config: Config) -> str:

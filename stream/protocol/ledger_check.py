@@ -16,7 +16,7 @@ from stream.config import Config
 from stream.ingestion.formats import user_identity
 from stream.messages.message import decode_outbox
 from stream.protocol.markers import Marker, Published, read_markers
-from stream.storage.ledger import Ledger, LedgerError
+from stream.storage.ledger import AFRESH, Ledger, LedgerError
 from stream.storage.release_store import ReleaseStore
 
 
@@ -75,7 +75,7 @@ class LedgerCheck:
             raise LedgerError(
                 f"feed {feed!r} was released under ledger generation {', '.join(foreign)} (last window {last.window.start}), "
                 f"Redis holds {generation or 'none'}: spent budgets are lost, or two Redis serve one feed, so nothing is "
-                "released. Restore Redis from its append-only file, or start a new feed name once the period is over"
+                f"released. Restore Redis from its append-only file. {AFRESH}"
             )
         self.ledger.committed = max(self.ledger.committed, last.sequence)
         await self.ledger.sequence()

@@ -92,7 +92,7 @@ class Planning:
         try:
             refused = await self.ledger.charge(
                 plan.window.start,
-                plan.period.key,
+                plan.period,
                 plan.generation,
                 users,
                 charges,

@@ -89,6 +89,11 @@ class FeedKeys:
         return self._named("generation")
 
     @property
+    def birth(self) -> str:
+        """When the ledger was born, epoch seconds: it releases no window of a period that began before."""
+        return self._named("birth")
+
+    @property
     def policy(self) -> str:
         """Relation, periods and unit that the ledger is bound to."""
         return self._named("policy")

@@ -1,8 +1,9 @@
 """The durable per-user budget ledger: what each user has spent in a period, in integer µε, or nρ under zCDP.
 
-Storage invariants the proof needs: a user's entry only grows; he pays for a window at least its last plan's charge before
+Storage invariants the proof needs: a user's entry only grows; they pay for a window at least its last plan's charge before
 anything is drawn; a charge that would pass the budget adds nothing; nobody's charge depends on another user's budget;
-the generation id changes only when the ledger is lost. No refunds, no expiry.
+the generation id changes only when the ledger is lost; no period that began before the ledger was born is charged, for
+another ledger may have granted its budgets already. No refunds, no expiry.
 """
 
 from __future__ import annotations
@@ -18,6 +19,20 @@ from redis.exceptions import ResponseError
 
 from dpcore.budget import ChargeBasis
 from stream.storage.keys import FeedKeys
+from stream.windows import Period, utc_text
+
+_BEGIN = "if redis.call('SET', KEYS[1], ARGV[1], 'NX') then redis.call('SET', KEYS[2], ARGV[2]) end"
+_ADOPT = """
+local birth = redis.call('GET', KEYS[1])
+if not birth or tonumber(ARGV[1]) < tonumber(birth) then redis.call('SET', KEYS[1], ARGV[1]) end
+return redis.call('GET', KEYS[1])
+"""
+
+AFRESH = (
+    "Where that is impossible, stop every worker of the feed and give it a new name: a new ledger releases windows of periods "
+    "that begin after it was born"
+)
+"""What remains to an operator whose ledger is lost, or bound to other settings."""
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
@@ -36,10 +51,20 @@ class SetBackError(LedgerError):
     def __init__(self, remembered: int, committed: int) -> None:
         super().__init__(
             f"{committed} windows of this feed were committed, Redis remembers {remembered}: it was set back to an older state and "
-            "its budgets with it, so nothing is released. Restore the newest append-only file, or start a new feed name once "
-            "the period is over"
+            "its budgets with it, so nothing is released. Restore the newest append-only file. {AFRESH}"
         )
         self.remembered, self.committed = remembered, committed
+
+
+class BeforeBirthError(LedgerError):
+    """The window belongs to a period that began before the ledger was born: what was spent in it is unknown."""
+
+    def __init__(self, period: str, birth: int | None) -> None:
+        born = "at a time that is not recorded" if birth is None else utc_text(birth)
+        super().__init__(
+            f"the ledger was born {born}; windows of period {period}, which began before, are not released, for another ledger "
+            "may have granted its budgets. Wait for the next period, or say by 'hexveil ledger adopt' that none has"
+        )
 
 
 class TermsError(RuntimeError):
@@ -73,13 +98,34 @@ class Ledger:
         found = await self._redis.get(self._keys.generation)
         return None if found is None else found.decode()
 
-    async def start_generation(self) -> str:
-        """The ledger's identity, made if there is none. Only for a feed that has never released anything."""
-        await self._redis.set(self._keys.generation, str(uuid.uuid4()), nx=True)
+    async def start_generation(self, birth: int | None = None) -> str:
+        """The ledger's identity, made if there is none. Only for a feed that has never released anything.
+
+        ``birth``: epoch seconds that count as the birth of a ledger made now; by default the time of Redis.
+        """
+        if birth is None:
+            birth, _ = await self._redis.time()
+        keys = (self._keys.generation, self._keys.birth)
+        await self._redis.eval(_BEGIN, len(keys), *keys, str(uuid.uuid4()), birth)
         found = await self.generation()
         if found is None:
             raise LedgerError("Redis did not keep the ledger generation it was given; check its memory policy and AOF")
         return found
+
+    async def birth(self) -> int | None:
+        """When this ledger was born, epoch seconds: windows of periods that began before are never released.
+
+        None where it is not recorded: then nothing is released.
+        """
+        found = await self._redis.get(self._keys.birth)
+        return None if found is None else int(found)
+
+    async def adopt(self, since: int) -> int:
+        """Let windows of periods from ``since`` (epoch seconds) on be released; returns the birth that holds now.
+
+        Only for an operator who knows that no other ledger released anything of these periods.
+        """
+        return int(await self._redis.eval(_ADOPT, 1, self._keys.birth, since))
 
     async def sequence(self) -> int:
         """Number of windows committed so far. Raises :class:`SetBackError` where Redis remembers fewer than are known."""
@@ -106,7 +152,7 @@ class Ledger:
         if known not in ("", policy):
             raise LedgerError(
                 f"the ledger was kept with {known}, the configuration says {policy}; under other "
-                "periods or units spent budgets would be forgotten. Restore the old settings, or start a new feed name once the period is over"
+                f"periods or units spent budgets would be forgotten. Restore the old settings. {AFRESH}"
             )
         return known == policy
 
@@ -120,8 +166,7 @@ class Ledger:
         if known != identity:
             raise LedgerError(
                 f"the users of this ledger are what {known} names, the configuration says {identity}; by another name everybody "
-                "would get a second budget in the same period. Restore feed.topic, feed.format and user in [feed.fields], or "
-                "start a new feed name once the period is over"
+                f"would get a second budget in the same period. Restore feed.topic, feed.format and user in [feed.fields]. {AFRESH}"
             )
 
     async def _claim(self, key: str, value: str) -> None:
@@ -153,7 +198,7 @@ class Ledger:
     async def charge(
         self,
         slot: int,
-        period: str,
+        period: Period,
         generation: str,
         users: IdArray,
         charges: IntArray,
@@ -167,29 +212,26 @@ class Ledger:
         difference only, so a repeated or replaced plan costs nobody twice, whatever became of other users. Once all have
         paid, the window is marked as paid for ``plan`` (its digest), which its commit asks for. ``budget`` is that of the
         period only if none was lower. Raises :class:`TermsError` for histograms after charges that followed from counts,
-        :class:`LedgerError` when the ledger is another one than the plan was made for, or was set back, and
+        :class:`LedgerError` when the ledger is another one than the plan was made for, was set back, or was born after the
+        period began, and
         :class:`AlreadyReleasedError` when another worker released the window meanwhile.
         """
         named = self._keys
-        keys = [
-            named.ledger(period),
-            named.charged(slot),
-            named.generation,
-            named.closed,
-            named.sequence,
-            named.terms(period),
-        ]
+        keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.sequence]
+        keys += [named.terms(period.key), named.birth]
         refused: list[int] = []
         for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
             pairs = np.column_stack([users[part].astype(object), charges[part].astype(object)]).ravel().tolist()
             paid = "" if start + CHUNK < len(users) or refused else plan
             try:
-                fixed = [slot, budget, generation, self.committed, paid, basis]
+                fixed = [slot, budget, generation, self.committed, paid, basis, period.start]
                 answer = await self._charge(keys=keys, args=[*fixed, *pairs])
             except ResponseError as error:
                 if "TERMS" in str(error):
-                    raise TermsError(f"histograms begin with the period after {period}") from None
+                    raise TermsError(f"histograms begin with the period after {period.key}") from None
+                if "UNBORN" in str(error):
+                    raise BeforeBirthError(period.key, await self.birth()) from None
                 if "SETBACK" in str(error):
                     await self.sequence()
                 if "RELEASED" in str(error):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from redis.asyncio import Redis
 
 from stream.storage.keys import FeedKeys
+from stream.storage.ledger import AFRESH
 from stream.windows import PartitionTime
 
 ROW = np.dtype(
@@ -102,7 +103,7 @@ class RowStore:
         if known is None or known.decode() != fingerprint:
             raise StateError(
                 "the pseudonyms in Redis were made with another user key than this worker's; give every worker of the feed "
-                "the same privacy.user_key_file, or start a new feed name once the period is over"
+                f"the same privacy.user_key_file. {AFRESH}"
             )
 
     async def has_key(self) -> bool:

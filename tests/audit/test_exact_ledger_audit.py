@@ -15,14 +15,16 @@ import pytest
 from redis.asyncio import Redis
 
 from stream.storage.ledger import Ledger
+from stream.windows import Period
 
+PERIOD = Period(0, 86_400, "p")
 BUDGET, SLOTS, CHARGES = 3, (1, 2, 3), (1, 2)
 CALLS = tuple((slot, pair) for slot in SLOTS for pair in itertools.product(CHARGES, repeat=2))
 USERS = np.array([7, 8], dtype=np.uint64)
 PLANTED = {
-    "admit while anything is left": (") + due > budget then", ") >= budget then"),
+    "admit while anything is left": ("if spent > budget then", "if spent - due >= budget then"),
     "give back what a smaller plan does not need": ("if due > 0 then", "if due ~= 0 then"),
-    "draw first, charge later": ("redis.call('HINCRBY', KEYS[1], user, due)", ""),
+    "draw first, charge later": ("redis.call('HSET', KEYS[1], user, string.format('%.0f', spent))", ""),
 }
 """Bug -> (line of the script, what it becomes)."""
 
@@ -36,11 +38,11 @@ async def worst_loss(redis: Redis, bug: str | None = None) -> int:
         ledger._charge = redis.register_script(script.replace(*PLANTED[bug]))
     for history in itertools.product(CALLS, repeat=3):
         await redis.flushdb()
-        generation = await ledger.start_generation()
+        generation = await ledger.start_generation(birth=0)
         drawn = np.zeros((len(USERS), 1 + max(SLOTS)), dtype=np.int64)
         for slot, pair in history:
             charges = np.array(pair)
-            refused = await ledger.charge(slot, "p", generation, USERS, charges, BUDGET)
+            refused = await ledger.charge(slot, PERIOD, generation, USERS, charges, BUDGET)
             if not len(refused):
                 drawn[:, slot] = np.maximum(drawn[:, slot], charges)
         loss = drawn.sum(axis=1)

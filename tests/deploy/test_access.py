@@ -27,6 +27,7 @@ from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, free_port
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 from stream.messages.topics import create_topics
 from stream.serve.api import make_app
+from stream.storage.ledger import Ledger
 from tests.support import shipped
 from tests.support.builders import bus_config
 
@@ -119,6 +120,7 @@ async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_
 ) -> None:
     await create_topics(bus_config(tmp_path, **{"kafka.bootstrap": secured.server.bootstrap}))
     await grant(secured)
+    await Ledger(redis, "bus").start_generation(birth=0)
     recording = tmp_path / "hour.ndjson"
     events = [
         {"user": f"bus{k}", "time": 1_490_097_600_000 + 60_000 * k, "lat": 30.2, "lng": -97.7, "speed": 20.0 + k}

@@ -122,6 +122,8 @@ def test_a_recorded_day_survives_a_killed_worker_with_every_window_released_once
             time.sleep(0.3)
 
     subprocess.run([*hexveil, "topics", "create", *at], env=env, cwd=tmp_path, check=True)
+    adopt = ["ledger", "adopt", *at, "--since", "2017-03-21", "--no-other-ledger"]
+    subprocess.run([*hexveil, *adopt], env=env, cwd=tmp_path, check=True)
     first = start()
     try:
         replay = [*hexveil, "replay", str(path), *at, "--format", "capmetro", "--speed", "max"]

@@ -68,6 +68,8 @@ async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the
     bus = REPO_ROOT / "config" / "bus-fleet.toml"
     await create_topic(kafka, topic_name, 2)
     subprocess.run([*hexveil, "topics", "create", "--config", str(bus)], env=env, cwd=tmp_path, check=True)
+    adopt = ["ledger", "adopt", "--config", str(bus), "--since", "2017-03-21", "--no-other-ledger"]
+    subprocess.run([*hexveil, *adopt], env=env, cwd=tmp_path, check=True)
     log = (tmp_path / "worker.log").open("w")
     worker = subprocess.Popen([*hexveil, "worker", "--config", str(bus)], env=env, cwd=tmp_path, stderr=log)
     try:

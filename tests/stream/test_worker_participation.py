@@ -55,6 +55,8 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
         riders = str(tmp_path / "zcdp.toml")
     hexveil = [sys.executable, "-m", "stream"]
     subprocess.run([*hexveil, "topics", "create", "--config", riders], env=env, cwd=tmp_path, check=True)
+    adopt = ["ledger", "adopt", "--config", riders, "--since", "2017-03-21", "--no-other-ledger"]
+    subprocess.run([*hexveil, *adopt], env=env, cwd=tmp_path, check=True)
     log = (tmp_path / "worker.log").open("w")
     worker = subprocess.Popen([*hexveil, "worker", "--config", riders], env=env, cwd=tmp_path, stderr=log)
     producer = AIOKafkaProducer(bootstrap_servers=kafka)

@@ -33,6 +33,7 @@ from stream.protocol import close_process
 from stream.protocol.close_process import CloseReport, close_windows
 from stream.serve.api import SERVICE, make_app
 from stream.storage.keys import FeedKeys
+from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
 from tests.support.feeding import produce, until
 
@@ -153,6 +154,7 @@ async def observe(
     """Run the feed for ``hours`` through a fresh broker state and write down every output; ``look``: the public API too."""
     await redis.flushall()
     close_process.forget_everything()
+    await Ledger(redis, config.feed.name).start_generation(birth=0)
     await redis.set(FeedKeys(config.feed.name).generation, GENERATION)
     await _clear(config.kafka.bootstrap)
     await create_topics(config)

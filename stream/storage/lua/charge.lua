@@ -1,12 +1,18 @@
 -- Charges of one window for some users: each user pays what this window's earlier charges did not pay yet, or is refused.
 -- KEYS: ledger of the period, charges of this window so far, generation, released windows, number of windows committed,
---       terms of the period
+--       terms of the period, birth of the ledger
 -- ARGV: window, budget (µε), generation, windows known to be committed, digest of the plan that is paid for with these
---       users ('' = there are more), what charges may depend on ('counts', 'own' or 'histograms'), then user, charge, ...
+--       users ('' = there are more), what charges may depend on ('counts', 'own' or 'histograms'), start of the
+--       period, then user, charge, ...
 -- The lowest budget ever given for a period is its budget. Histograms want a period in which none followed from counts.
+-- Every write sets a value and none increments one: a log whose end is replayed twice must not charge twice.
 -- Returns the users whose budget does not bear it; nothing is written for them. What was paid is never given back.
 if redis.call('GET', KEYS[3]) ~= ARGV[3] then
   return redis.error_reply('GENERATION the ledger is not the one this plan was made for')
+end
+local birth = redis.call('GET', KEYS[7])
+if not birth or tonumber(ARGV[7]) < tonumber(birth) then
+  return redis.error_reply('UNBORN the period began before this ledger was born')
 end
 if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1 then
   return redis.error_reply('RELEASED the window was released already')
@@ -22,14 +28,15 @@ local lowest = tonumber(redis.call('HGET', KEYS[6], 'budget') or ARGV[2])
 if lowest < budget then budget = lowest else redis.call('HSET', KEYS[6], 'budget', ARGV[2]) end
 if ARGV[6] == 'counts' then redis.call('HSET', KEYS[6], 'counts', 1) end
 local refused = {}
-for i = 7, #ARGV, 2 do
+for i = 8, #ARGV, 2 do
   local user, charge = ARGV[i], tonumber(ARGV[i + 1])
   local due = charge - tonumber(redis.call('HGET', KEYS[2], user) or '0')
   if due > 0 then
-    if tonumber(redis.call('HGET', KEYS[1], user) or '0') + due > budget then
+    local spent = tonumber(redis.call('HGET', KEYS[1], user) or '0') + due
+    if spent > budget then
       refused[#refused + 1] = user
     else
-      redis.call('HINCRBY', KEYS[1], user, due)
+      redis.call('HSET', KEYS[1], user, string.format('%.0f', spent))
       redis.call('HSET', KEYS[2], user, ARGV[i + 1])
     end
   end

@@ -3,6 +3,7 @@
 -- ARGV: window, bytes, memory they were made with ('' = none), memory after them ('' = leave it), digest of the plan they
 --       were drawn from, number that they carry
 -- An error where that plan is not paid for: Redis was replaced by one that does not know its charges.
+-- Every write sets a value and none increments one: a log whose end is replayed twice must not count twice.
 -- Returns {1, these bytes} where they were taken, {0, the committed bytes} where others were first, {} where the window
 -- was released already, and {2} with nothing written where another window was committed meanwhile: make the bytes again.
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
@@ -24,6 +25,6 @@ if ARGV[4] ~= '' then
   end
   redis.call('SET', KEYS[3], ARGV[4])
 end
-redis.call('INCR', KEYS[5])
+redis.call('SET', KEYS[5], ARGV[6])
 redis.call('SET', KEYS[1], ARGV[2])
 return {1, ARGV[2]}

@@ -106,7 +106,7 @@ async def release(redis: Redis, config: Config, batches: list[tuple[str, int, np
     await redis.flushall()
     state, feed = RowStore(redis, config.feed.name), config.feed.name
     ledger = Ledger(redis, feed)
-    await ledger.start_generation()
+    await ledger.start_generation(birth=0)
     await redis.set(FeedKeys(feed).generation, "11111111-1111-4111-8111-111111111111")
     for partition, first, rows in batches:
         n = len(rows)

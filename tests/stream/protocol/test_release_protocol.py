@@ -30,6 +30,7 @@ from stream.statistics.smoothing_state import decode_memory, encode_memory, iden
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore
+from stream.windows import Period
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.recalling import recalled
@@ -38,7 +39,7 @@ from tests.support.topics_reader import read_all
 
 async def store(redis: Redis, config: Config, rows: np.ndarray, slot: int = SLOT) -> RowStore:
     state = RowStore(redis, config.feed.name)
-    await Ledger(redis, config.feed.name).start_generation()
+    await Ledger(redis, config.feed.name).start_generation(birth=0)
     n = len(rows)
     await state.append("bus/0", 0, n, rows, np.arange(n), np.full(n, slot), 0)
     return state
@@ -341,29 +342,35 @@ async def test_a_user_without_a_full_grant_contributes_nothing_and_pays_nothing(
 
 async def test_charges_are_paid_once_however_often_they_are_sent_and_never_beyond_the_budget(redis: Redis) -> None:
     ledger = Ledger(redis, "bus")
-    generation = await ledger.start_generation()
+    generation = await ledger.start_generation(birth=0)
     users = np.arange(1, 5001, dtype=np.uint64) * np.uint64(3_000_000_000_000_001)
     charges = np.arange(1, 5001, dtype=np.int64)
     for _ in range(3):
-        assert not len(await ledger.charge(SLOT, "p", generation, users, charges, 10_000))
+        assert not len(await ledger.charge(SLOT, Period(SLOT, SLOT + 86_400, "p"), generation, users, charges, 10_000))
     assert (await ledger.spent("p", users, besides=0) == charges).all()
     assert (await ledger.spent("p", users, besides=SLOT) == 0).all()
-    refused = await ledger.charge(SLOT + 3600, "p", generation, users[-3:], np.full(3, 5001), 10_000)
+    refused = await ledger.charge(
+        SLOT + 3600, Period(SLOT, SLOT + 86_400, "p"), generation, users[-3:], np.full(3, 5001), 10_000
+    )
     assert set(refused.tolist()) == {int(users[-1])}
     assert int((await ledger.spent("p", users[-1:], besides=0))[0]) == 5000, "a refused charge wrote something"
     with pytest.raises(LedgerError):
-        await ledger.charge(SLOT, "p", "another generation", users, charges, 10_000)
+        await ledger.charge(SLOT, Period(SLOT, SLOT + 86_400, "p"), "another generation", users, charges, 10_000)
 
 
 async def test_a_refused_user_changes_nobody_elses_charge(redis: Redis) -> None:
     """Otherwise one user's presence would decide when another falls silent, and the individual ledger proves nothing."""
     ledger = Ledger(redis, "bus")
-    generation = await ledger.start_generation()
+    generation = await ledger.start_generation(birth=0)
     users = np.array([7, 8, 9], dtype=np.uint64)
     await redis.hset(FeedKeys("bus").ledger("p"), "8", 100)
-    refused = await ledger.charge(SLOT, "p", generation, users, np.array([40, 40, 40]), 100)
+    refused = await ledger.charge(
+        SLOT, Period(SLOT, SLOT + 86_400, "p"), generation, users, np.array([40, 40, 40]), 100
+    )
     assert refused.tolist() == [8]
-    replaced = await ledger.charge(SLOT, "p", generation, users[[0, 2]], np.array([40, 40]), 100)
+    replaced = await ledger.charge(
+        SLOT, Period(SLOT, SLOT + 86_400, "p"), generation, users[[0, 2]], np.array([40, 40]), 100
+    )
     assert not len(replaced)
     assert (await ledger.spent("p", users, besides=0)).tolist() == [40, 100, 40]
 

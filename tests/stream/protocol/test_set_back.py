@@ -59,7 +59,7 @@ class Deployment:
 
     async def fill(self, hours: int) -> None:
         client = Redis.from_url(self.server.url)
-        await Ledger(client, self.config.feed.name).start_generation()
+        await Ledger(client, self.config.feed.name).start_generation(birth=0)
         state, sent = RowStore(client, self.config.feed.name), 0
         for hour in range(hours):
             rows, n = random_rows(hour, 60, slot=SLOT + hour * HOUR), 60

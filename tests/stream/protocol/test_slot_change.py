@@ -36,7 +36,7 @@ async def collect(redis: Redis, config: Config) -> None:
     """An hour of rows, by the slots of ``config``."""
     rows, n = random_rows(3, 300), 300
     slots = config.slotting.slot_starts(rows["time"].astype(np.int64))
-    await Ledger(redis, config.feed.name).start_generation()
+    await Ledger(redis, config.feed.name).start_generation(birth=0)
     await RowStore(redis, config.feed.name).append("bus/0", 0, n, rows, np.arange(n), slots, 1)
 
 

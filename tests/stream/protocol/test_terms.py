@@ -18,6 +18,7 @@ from stream.messages.message import SPATIAL_HISTOGRAM, Message
 from stream.offline import MemoryRows
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.ledger import Ledger, TermsError
+from stream.windows import Period
 from tests.stream.statistics.test_zcdp import SMALL, riders
 from tests.support.builders import SLOT, located_rows, random_rows, with_histograms, zcdp_config
 from tests.support.closing import Collected
@@ -31,7 +32,7 @@ async def release(
 ) -> list[Message]:
     """Messages of one window of the same twelve users."""
     ledger, out = Ledger(redis, config.feed.name), Collected()
-    await ledger.start_generation()
+    await ledger.start_generation(birth=0)
     held = MemoryRows({slot: random_rows(slot, 200, slot=slot) if rows is None else rows})
     await ReleaseProtocol.connect(config, redis, held, ledger, out, Noise(), **hooks).close(slot)
     return out.messages
@@ -147,10 +148,14 @@ async def test_histograms_under_participation_may_begin_at_any_time(redis: Redis
 
 async def test_charges_for_histograms_are_refused_in_a_period_whose_charges_followed_from_counts(redis: Redis) -> None:
     ledger = Ledger(redis, "bus")
-    generation = await ledger.start_generation()
+    generation = await ledger.start_generation(birth=0)
     users, charges = np.array([7], dtype=np.uint64), np.array([1])
-    await ledger.charge(SLOT, "p", generation, users, charges, 10, basis="counts")
+    await ledger.charge(SLOT, Period(SLOT, SLOT + 86_400, "p"), generation, users, charges, 10, basis="counts")
     with pytest.raises(TermsError, match="the period after p"):
-        await ledger.charge(SLOT + HOUR, "p", generation, users, charges, 10, basis="histograms")
+        await ledger.charge(
+            SLOT + HOUR, Period(SLOT, SLOT + 86_400, "p"), generation, users, charges, 10, basis="histograms"
+        )
     assert await ledger.total("p") == (1, 1)
-    await ledger.charge(SLOT + HOUR, "q", generation, users, charges, 10, basis="histograms")
+    await ledger.charge(
+        SLOT + HOUR, Period(SLOT, SLOT + 86_400, "q"), generation, users, charges, 10, basis="histograms"
+    )

@@ -161,7 +161,7 @@ async def test_windows_hand_their_released_means_on_as_ranges_which_every_messag
     config = riders(tmp_path, **CARRIED)
     windows = split_by_slot(random_rows(7, 3000, users=200, hours=3), config)
     ledger, out = Ledger(redis, config.feed.name), io.StringIO()
-    await ledger.start_generation()
+    await ledger.start_generation(birth=0)
     await ledger.claim_policy(config.ledger_policy)
     closing = ReleaseProtocol.connect(config, redis, MemoryRows(dict(windows)), ledger, LinePublisher(out), Noise())
     for slot in sorted(windows):

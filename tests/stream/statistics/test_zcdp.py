@@ -321,7 +321,7 @@ async def test_a_stored_plan_of_one_unit_is_neither_charged_nor_drawn_under_the_
         await redis.flushall()
         plan, _ = planned(stored, rows)
         ledger = Ledger(redis, running.feed.name)
-        generation = await ledger.start_generation()
+        generation = await ledger.start_generation(birth=0)
         await redis.set(
             FeedKeys("riders").plan(SLOT), encode_plan(msgspec.structs.replace(plan, generation=generation))
         )
@@ -345,7 +345,7 @@ async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent
     rows = random_rows(7, 900, users=6, hours=5)
     windows = split_by_slot(rows, config)
     ledger, out = Ledger(redis, config.feed.name), io.StringIO()
-    await ledger.start_generation()
+    await ledger.start_generation(birth=0)
     await ledger.claim_policy(config.ledger_policy)
     closing = ReleaseProtocol.connect(config, redis, MemoryRows(dict(windows)), ledger, LinePublisher(out), Noise())
     totals = []

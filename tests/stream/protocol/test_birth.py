@@ -1,0 +1,152 @@
+"""A ledger releases nothing of periods that began before it was born: a new name is no new budget. Real Redis."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+from typer.testing import CliRunner
+
+from stream import app
+from stream.app import Worker
+from stream.cli import app as command
+from stream.config import Config
+from stream.local import REPO_ROOT
+from stream.storage.keys import FeedKeys
+from stream.storage.ledger import BeforeBirthError, Ledger
+from stream.storage.row_store import RowStore
+from stream.windows import Period
+from tests.support.builders import SLOT, bus_config, random_rows, riders_config
+from tests.support.closing import Collected, protocol_of
+
+HOUR, DAY = 3600, 86_400
+TODAY = Period(SLOT - 12 * HOUR, SLOT + 12 * HOUR, "2017-03-21")
+TOMORROW = Period(TODAY.end, TODAY.end + DAY, "2017-03-22")
+USERS, B = np.array([7, 8], dtype=np.uint64), 100
+
+
+async def spend(redis: Redis, feed: str, period: Period, planted: bool = False) -> int:
+    """What user 7 pays when ``feed`` asks for everything in a window of ``period``."""
+    ledger = Ledger(redis, feed)
+    if planted:
+        script = resources.files("stream.storage").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
+        check = "if not birth or tonumber(ARGV[7]) < tonumber(birth) then"
+        assert script.count(check) == 1
+        ledger._charge = redis.register_script(script.replace(check, "if not birth then"))
+    generation = await ledger.start_generation(birth=SLOT)
+    await ledger.charge(period.start + HOUR, period, generation, USERS, np.full(2, B), B)
+    return int((await ledger.spent(period.key, USERS, besides=0))[0])
+
+
+async def test_a_new_feed_name_in_the_middle_of_a_period_grants_nothing_until_the_next(redis: Redis) -> None:
+    await Ledger(redis, "old").start_generation(birth=0)
+    assert await spend(redis, "old", TODAY) == B
+    with pytest.raises(
+        BeforeBirthError, match=r"born 2017-03-21T12:00:00Z; windows of period 2017-03-21.*ledger adopt"
+    ):
+        await spend(redis, "new", TODAY)
+    assert await Ledger(redis, "new").periods() == []
+    assert await spend(redis, "new", TOMORROW) == B
+
+
+async def test_without_the_check_the_same_user_has_two_budgets_in_one_period(redis: Redis) -> None:
+    """The planted bug."""
+    await Ledger(redis, "old").start_generation(birth=0)
+    assert await spend(redis, "old", TODAY) + await spend(redis, "new", TODAY, planted=True) == 2 * B
+
+
+async def test_a_ledger_whose_birth_is_not_recorded_charges_nothing(redis: Redis) -> None:
+    ledger = Ledger(redis, "bus")
+    generation = await ledger.start_generation()
+    await redis.delete(FeedKeys("bus").birth)
+    with pytest.raises(BeforeBirthError, match="not recorded"):
+        await ledger.charge(SLOT, TODAY, generation, USERS, np.full(2, B), B)
+
+
+async def test_a_ledger_is_born_when_redis_makes_it_and_adopting_only_moves_it_back(redis: Redis) -> None:
+    ledger = Ledger(redis, "bus")
+    await ledger.start_generation()
+    now, _ = await redis.time()
+    assert now - 60 <= (await ledger.birth() or 0) <= now
+    await ledger.start_generation(birth=0)
+    assert (await ledger.birth() or 0) >= now - 60, "a ledger is born once"
+    assert await ledger.adopt(SLOT) == SLOT
+    assert await ledger.adopt(SLOT + DAY) == SLOT
+    assert await ledger.adopt(SLOT - DAY) == SLOT - DAY
+
+
+class Clock:
+    now = float(SLOT + 3 * DAY)
+
+    def time(self) -> float:
+        return self.now
+
+    def time_ns(self) -> int:
+        return int(self.now * 1e9)
+
+
+async def filled(redis: Redis, config: Config) -> None:
+    """Rows in a period before the birth and in one after it."""
+    store, rows = RowStore(redis, config.feed.name), random_rows(3, 60)
+    slots = np.repeat([SLOT, SLOT + 2 * DAY], 30)
+    await Ledger(redis, config.feed.name).start_generation(birth=SLOT)
+    await store.append("t/0", 0, 60, rows, np.arange(60), slots, 1)
+
+
+async def test_under_values_windows_of_earlier_periods_wait_until_they_are_adopted(
+    redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "time", Clock())
+    config = bus_config(tmp_path, **{"redis.url": redis_url})
+    await filled(redis, config)
+    worker = Worker(config)
+    try:
+        assert await worker.due_slots() == [SLOT + 2 * DAY]
+        await Ledger(redis, "bus").adopt(0)
+        assert await worker.due_slots() == [SLOT, SLOT + 2 * DAY]
+    finally:
+        await worker.redis.aclose()
+
+
+async def test_under_participation_no_tick_of_an_earlier_period_is_published(
+    redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(app, "time", clock)
+    config = riders_config(tmp_path, **{"redis.url": redis_url})
+    clock.now = SLOT + 60.0
+    await filled(redis, config)
+    worker = Worker(config)
+    try:
+        assert await worker.due_slots() == []
+        clock.now = float(SLOT + 2 * DAY)
+        due = await worker.due_slots()
+    finally:
+        await worker.redis.aclose()
+    begins = config.slotting.period_of(SLOT).end
+    assert due[0] == begins
+    assert all(config.slotting.period_of(slot).start >= SLOT for slot in due)
+
+
+async def test_a_close_of_an_earlier_period_draws_and_publishes_nothing(redis: Redis, tmp_path: Path) -> None:
+    config = bus_config(tmp_path)
+    await filled(redis, config)
+    out = Collected()
+    with pytest.raises(BeforeBirthError):
+        await protocol_of(redis, config, out).close(SLOT)
+    assert out.messages == []
+    assert not await redis.exists(FeedKeys("bus").outbox(SLOT))
+
+
+def test_adopt_explains_itself_and_changes_nothing_unless_the_operator_says_that_no_other_ledger_has() -> None:
+    at = ["ledger", "adopt", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")]
+    told = CliRunner().invoke(command, [*at, "--since", "2017-03-21"])
+    assert told.exit_code == 2
+    assert "periods from 2017-03-21T05:00:00Z on" in told.stderr
+    assert "grants every user" in told.stderr
+    wrong = CliRunner().invoke(command, [*at, "--since", "yesterday", "--no-other-ledger"])
+    assert wrong.exit_code == 2
+    assert "write a date like 2017-03-21" in wrong.stderr
