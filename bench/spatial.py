@@ -36,7 +36,7 @@ from dpcore.spatial import (
 )
 from dpcore.spatial.euler import Euler
 from dpcore.spatial.euler_inference import infer
-from dpcore.spatial.not_private import Unreleasable, best_non_private, leaky
+from dpcore.spatial.not_private import best_non_private, leaky
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
 from dpcore.spatial.regions import Regions
@@ -196,13 +196,12 @@ def fits() -> dict[str, Fit]:
     def private(mechanism: SpatialMechanism) -> Fit:
         return lambda counts, domain, micro: mechanism.fit(counts, domain, micro, Noise()).answers
 
-    def looking(baseline: Callable[..., Unreleasable]) -> Fit:
-        return lambda counts, domain, micro: baseline(e2epriv, counts, domain, micro, Noise()).answers
-
     e2epriv = mechanisms()["e2epriv"]
     assert isinstance(e2epriv, E2EPriv)
-    fits = {name: private(mechanism) for name, mechanism in mechanisms().items()}
-    return fits | {"NOT-PRIVATE-leaky": looking(leaky), "NOT-PRIVATE-best": looking(best_non_private)}
+    return {name: private(mechanism) for name, mechanism in mechanisms().items()} | {
+        "NOT-PRIVATE-leaky": lambda counts, domain, micro: leaky(e2epriv, counts, domain, micro, Noise()).answers,
+        "NOT-PRIVATE-best": lambda counts, domain, micro: best_non_private(e2epriv, counts, domain).answers,
+    }
 
 
 def comparison(ours: dict[str, Any], peers: dict[str, Any]) -> list[dict[str, Any]]:

@@ -26,8 +26,12 @@ from dpcore.spatial.mechanism import SpatialMechanism, choose
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import Rectangles, answer, overlap_norms
 
+Objective = Literal["weighted", "relative"]
+
 QUANTUM = 2**16
 """Cost units per one point's change of the mean error."""
+LEAST_SHARPNESS = 2.0
+"""Least ε₁/2Δ, in nats per unit of relative error, at which a size is chosen by the relative objective."""
 _ROUNDING = 2
 """Units that rounding to integers (1) and the floating point before it (1) may add between neighbours."""
 
@@ -38,13 +42,16 @@ class E2EPriv(SpatialMechanism):
 
     ``expected_points``: a public n̂ for the weights; without it ``total_share`` of the budget buys a DP count.
     ``objective`` "weighted": mean of error over w_t = max(ρ, n̂·area_t); "relative": error over max(true count, ρ), cut at
-    ``cap``. ``size_share``: the part of the rest that the choice spends.
+    ``cap``. ρ = max(``rho``, ``rho_share``·n̂): a ρ that is small beside n̂ makes the relative objective so sensitive that
+    the choice is nearly random. Where even then it could hardly tell sizes apart (:data:`LEAST_SHARPNESS`), "weighted"
+    takes its place; that is decided by n̂ and ε alone. ``size_share``: the part of the rest that the choice spends.
     """
 
     sizes: tuple[int, ...]
     queries: Rectangles
-    objective: Literal["weighted", "relative"] = "weighted"
+    objective: Objective = "weighted"
     rho: float = 20.0
+    rho_share: float = 0.01
     cap: float = 4.0
     size_share: float = 0.2
     total_share: float = 0.02
@@ -59,6 +66,8 @@ class E2EPriv(SpatialMechanism):
             raise ParameterError(f"objective {self.objective!r}; give weighted or relative")
         if not (math.isfinite(self.rho) and self.rho > 0 and math.isfinite(self.cap) and self.cap > 0):
             raise ParameterError(f"rho {self.rho} and cap {self.cap} must be finite and above 0")
+        if not 0 <= self.rho_share <= 1:
+            raise ParameterError(f"rho_share {self.rho_share} is outside 0..1; give the part of all points that rho is")
         if self.expected_points is not None and self.expected_points < 0:
             raise ParameterError(f"{self.expected_points} expected points; give 0 or more")
         require_share("size_share", self.size_share)
@@ -67,7 +76,7 @@ class E2EPriv(SpatialMechanism):
     def split(self, epsilon_micro: int) -> BudgetSplit:
         """Shares for the total (absent where it is public), the size and the histogram."""
         rest = [self.size_share, 1 - self.size_share]
-        if self.expected_points is None and self.objective == "weighted":
+        if self.expected_points is None:
             rest = [self.total_share, *(share * (1 - self.total_share) for share in rest)]
         return BudgetSplit.by_weights(epsilon_micro, rest)
 
@@ -79,7 +88,8 @@ class E2EPriv(SpatialMechanism):
         split = self.split(epsilon_micro)
         *first, size_micro, data_micro = split.shares
         total = noisy_total(counts, first[0], points_per_user, noise) if first else (self.expected_points or 0)
-        costs = self.costs(counts, domain, points_per_user * MICRO / data_micro, total)
+        objective = self.effective_objective(total, size_micro, points_per_user)
+        costs = self.costs(counts, domain, points_per_user * MICRO / data_micro, total, objective)
         size = self.sizes[choose(costs, size_micro, self.cost_sensitivity(points_per_user), noise)]
         return noisy_grid(counts, domain, data_micro, noise, points_per_user, size)
 
@@ -88,40 +98,55 @@ class E2EPriv(SpatialMechanism):
         """Most by which a user changes any of :meth:`costs`."""
         return points_per_user * QUANTUM + _ROUNDING
 
-    def costs(self, counts: IntGrid, domain: Domain, scale: float, total: int) -> IntGrid:
+    def floor(self, total: int) -> float:
+        """ρ for ``total`` points."""
+        return max(self.rho, self.rho_share * total)
+
+    def effective_objective(self, total: int, size_micro: int, points_per_user: int) -> Objective:
+        """The objective that the choice uses: "weighted" also where "relative" could hardly tell sizes apart.
+
+        ``total``: the public or noisy n̂; ``size_micro``: budget of the choice in µε.
+        """
+        sharpness = size_micro / MICRO * self.floor(total) / (2 * (1 + self.cap) * points_per_user)
+        return "weighted" if self.objective == "weighted" or sharpness < LEAST_SHARPNESS else "relative"
+
+    def costs(
+        self, counts: IntGrid, domain: Domain, scale: float, total: int, objective: Objective | None = None
+    ) -> IntGrid:
         """Integer cost of each size, shape (sizes,): mean error over its exact per-point sensitivity, in 1/QUANTUM.
 
         ``scale``: the noise scale of the histogram to come, ``total``: the public or noisy n̂.
         """
-        errors, sensitivity = self.errors(counts, domain, scale, total)
+        errors, sensitivity = self.errors(counts, domain, scale, total, objective)
         return np.rint(errors * (QUANTUM / sensitivity)).astype(np.int64)
 
-    def errors(self, counts: IntGrid, domain: Domain, scale: float, total: int) -> tuple[FloatArray, float]:
+    def errors(
+        self, counts: IntGrid, domain: Domain, scale: float, total: int, objective: Objective | None = None
+    ) -> tuple[FloatArray, float]:
         """Exact mean error of each size, shape (sizes,), and what one point can change in it. Never for publication."""
         image = image_of(counts)
         truth = answer(image, self.queries)
+        rho = self.floor(total)
         errors, point_change = [], []
         for size in self.sizes:
             x_edges, y_edges = cuts(domain.rows, size), cuts(domain.columns, size)
-            histogram = _in_blocks(self.queries, x_edges, y_edges)
+            histogram = in_blocks(self.queries, x_edges, y_edges)
             deviation = np.abs(answer(image[np.ix_(x_edges, y_edges)], histogram) - truth)
             norms = overlap_norms(self.queries, x_edges, y_edges)
-            if self.objective == "weighted":
-                weight = np.maximum(self.rho, total * self.queries.areas() / domain.cells)
-                noise_error = np.minimum(scale * norms.l1, math.sqrt(2) * scale * np.sqrt(norms.l2_squared))
-                errors.append(float(np.mean((deviation + noise_error) / weight)))
+            noise = np.minimum(scale * norms.l1, math.sqrt(2) * scale * np.sqrt(norms.l2_squared))
+            if (objective or self.objective) == "weighted":
+                weight = np.maximum(rho, total * self.queries.areas() / domain.cells)
+                errors.append(float(np.mean((deviation + noise) / weight)))
                 point_change.append(float(np.mean(1 / weight)))
             else:
-                floor = np.maximum(truth, self.rho)
-                noise_error = scale * norms.l1
-                errors.append(float(np.mean(np.minimum(deviation / floor, self.cap) + noise_error / floor)))
-                point_change.append(
-                    float(np.mean((1 + self.cap) / self.rho + noise_error / (self.rho * (self.rho + 1))))
-                )
+                floor = np.maximum(truth, rho)
+                errors.append(float(np.mean(np.minimum(deviation / floor, self.cap) + noise / floor)))
+                point_change.append(float(np.mean((1 + self.cap) / rho + noise / (rho * (rho + 1)))))
         return np.array(errors), max(point_change)
 
 
-def _in_blocks(queries: Rectangles, x_edges: IntGrid, y_edges: IntGrid) -> Rectangles:
+def in_blocks(queries: Rectangles, x_edges: IntGrid, y_edges: IntGrid) -> Rectangles:
+    """``queries`` in cells, measured in the blocks that the edges make: 2.5 lies in the middle of the third block."""
     x, y = np.arange(len(x_edges)), np.arange(len(y_edges))
     return Rectangles(
         np.interp(queries.x0, x_edges, x),

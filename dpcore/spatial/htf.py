@@ -44,7 +44,8 @@ class HTF(SpatialMechanism):
     ``extra_levels`` beyond its formula, both public choices: below a few levels ε′ hardly tells cuts apart, and cuts that
     fall anywhere leave large nodes where the tree ends. ``split`` "exponential" is exact; "search" is the paper's Algorithm 1,
     corrected. ``goal`` "relative" carries a sparse reading of the same draws. The paper's own tree has ``margin`` 0 and
-    ``extra_levels`` 0.
+    ``extra_levels`` 0: see :meth:`published`. ``rounds`` (T) bounds those of the search, 0 for as many as a node may need;
+    ``level_epsilon_micro`` is a fixed ε′ of the cuts of each level, 0 to share ``split_share`` among the levels.
     """
 
     split: Literal["exponential", "search"] = "exponential"
@@ -59,6 +60,23 @@ class HTF(SpatialMechanism):
     consistency: bool = True
     non_negative: bool = False
     goal: Goal = "absolute"
+    rounds: int = 0
+    level_epsilon_micro: int = 0
+
+    @classmethod
+    def published(cls, *, stop_share: float = 0.5) -> HTF:
+        """The tree with the parameters of [H]: T = 3, ε′ = 5·10⁻⁴ a level, stop at 5 cells or 100 points, no consistency."""
+        return cls(
+            "search",
+            stop_share=stop_share,
+            margin=0.0,
+            extra_levels=0,
+            stop_cells=5,
+            stop_count=100.0,
+            consistency=False,
+            rounds=3,
+            level_epsilon_micro=500,
+        )
 
     def __post_init__(self) -> None:
         for name in ("height_share", "split_share", "stop_share"):
@@ -74,6 +92,10 @@ class HTF(SpatialMechanism):
         if not 0 <= self.margin <= 0.5:
             raise ParameterError(f"margin {self.margin} is outside 0..0.5; give the least part of a node beside a cut")
         require_goal(self.goal)
+        if self.rounds < 0 or self.level_epsilon_micro < 0:
+            raise ParameterError(
+                f"rounds {self.rounds} and level_epsilon_micro {self.level_epsilon_micro}; give 0 or more"
+            )
         if not 1 <= self.max_height <= MAX_HEIGHT or self.stop_cells < 1:
             raise ParameterError(f"max_height must be 1..{MAX_HEIGHT} and stop_cells at least 1")
 
@@ -88,13 +110,13 @@ class HTF(SpatialMechanism):
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
         """The tree with its draws before consistency; the root carries the cost of |D|."""
-        data = 1 - self.height_share - self.split_share
-        weights = [self.height_share, self.split_share, data * self.stop_share, data * (1 - self.stop_share)]
-        height_micro, split_micro, stop_micro, count_micro = BudgetSplit.by_weights(epsilon_micro, weights).shares
+        height_micro, rest_micro = BudgetSplit.by_weights(
+            epsilon_micro, [self.height_share, 1 - self.height_share]
+        ).shares
         total = noisy_total(counts, height_micro, points_per_user, noise)
         height = height_of(total, epsilon_micro, points_per_user, self.max_height) + self.extra_levels
         height = min(height, self.max_height)
-        splits = BudgetSplit.by_weights(split_micro, [1.0] * height).shares
+        splits, stop_micro, count_micro = self._shares(rest_micro, height)
         stops = BudgetSplit.by_weights(stop_micro, [2 ** (depth / 3) for depth in range(height)]).shares
         image, ranked = image_of(counts), RankedCells.of(counts)
         boxes, parent, levels = whole(domain), np.array([-1], dtype=np.int64), []
@@ -122,24 +144,45 @@ class HTF(SpatialMechanism):
             parent = growing[parent]
         return Tree.of_levels(levels)
 
+    def _shares(self, rest_micro: int, height: int) -> tuple[tuple[int, ...], int, int]:
+        """µε of the cuts of each level, of all stop tests and of the published counts; together ``rest_micro``."""
+        rest = 1 - self.height_share
+        split_micro, data_micro = BudgetSplit.by_weights(
+            rest_micro, [self.split_share / rest, 1 - self.split_share / rest]
+        ).shares
+        splits = BudgetSplit.by_weights(split_micro, [1.0] * height).shares
+        if self.level_epsilon_micro:
+            splits = (self.level_epsilon_micro,) * height
+            data_micro = rest_micro - sum(splits)
+            if data_micro <= 0:
+                raise ParameterError(
+                    f"{height} levels of {self.level_epsilon_micro} µε leave nothing of {rest_micro} µε for counts; "
+                    "lower level_epsilon_micro or raise the budget"
+                )
+        stop_micro, count_micro = BudgetSplit.by_weights(data_micro, [self.stop_share, 1 - self.stop_share]).shares
+        return splits, stop_micro, count_micro
+
     def _choose(
         self, costs: IntArray, candidates: Candidates, epsilon_micro: int, points_per_user: int, noise: Noise
     ) -> IntArray:
         sensitivity = split_sensitivity(points_per_user)
         if self.split == "search":
-            return search(costs, candidates.offsets, epsilon_micro, sensitivity, noise)
+            return search(costs, candidates.offsets, epsilon_micro, sensitivity, noise, self.rounds)
         ratio = epsilon_micro, 2 * sensitivity * MICRO
         return noise.exponential(costs, *ratio, offsets=candidates.offsets)
 
 
-def search(costs: IntArray, offsets: IntArray, epsilon_micro: int, sensitivity: int, noise: Noise) -> IntArray:
+def search(
+    costs: IntArray, offsets: IntArray, epsilon_micro: int, sensitivity: int, noise: Noise, most_rounds: int = 0
+) -> IntArray:
     """Algorithm 1, corrected: each group narrows [l, r] by comparing noisy costs at the middle and both quarters.
 
-    T rounds look at 2T+1 costs, each with Laplace((2T+1)·sensitivity/ε); T follows the longest group, which is public.
-    Returns the chosen candidate relative to each group's start.
+    T rounds look at 2T+1 costs, each with Laplace((2T+1)·sensitivity/ε); T follows the longest group, which is public,
+    and is at most ``most_rounds`` unless that is 0. Returns the chosen candidate relative to each group's start.
     """
     longest = int(np.diff(offsets).max())
     rounds = max(1, (longest - 1).bit_length())
+    rounds = min(rounds, most_rounds or rounds)
 
     def look(k: IntArray) -> IntArray:
         scale = (2 * rounds + 1) * sensitivity * MICRO

@@ -6,16 +6,15 @@ no release. The service imports nothing from here, and :func:`dpcore.spatial.rel
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from dpcore.budget import MICRO
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid
-from dpcore.spatial.e2epriv import E2EPriv
+from dpcore.spatial.domain import Domain, FloatArray, IntGrid, cuts
+from dpcore.spatial.e2epriv import E2EPriv, in_blocks
 from dpcore.spatial.grids import noisy_grid
-from dpcore.spatial.histogram import GridHistogram
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import Rectangles, answer
 
@@ -25,29 +24,27 @@ class Unreleasable:
     """Answers of a grid whose ``size`` was read off the data."""
 
     size: int
-    _histogram: GridHistogram
-
-    def answers(self, rectangles: Rectangles) -> FloatArray:
-        """Estimated counts, shape (Q,)."""
-        return self._histogram.answers(rectangles)
+    answers: Callable[[Rectangles], FloatArray]
+    """Estimated counts of rectangles, shape (Q,)."""
 
 
 def leaky(mechanism: E2EPriv, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise) -> Unreleasable:
-    """Leaky: the size of least predicted cost on the data itself, then noise with the whole budget."""
-    errors, _ = mechanism.errors(counts, domain, MICRO / epsilon_micro, int(counts.sum()))
-    return _drawn(mechanism.sizes[int(np.argmin(errors))], counts, domain, epsilon_micro, noise)
+    """Leaky: every size is drawn with the whole budget, then the one is kept whose tuning queries came out best.
+
+    The draws are private one by one; that they are compared with the true data is what leaks.
+    """
+    truth = answer(image_of(counts), mechanism.queries)
+    drawn = [
+        Unreleasable(size, noisy_grid(counts, domain, epsilon_micro, noise, 1, size).answers)
+        for size in mechanism.sizes
+    ]
+    errors = [np.abs(grid.answers(mechanism.queries) - truth) / np.maximum(truth, mechanism.rho) for grid in drawn]
+    return drawn[int(np.argmin([error.mean() for error in errors]))]
 
 
-def best_non_private(
-    mechanism: E2EPriv, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise
-) -> Unreleasable:
-    """BestNonPriv: every size drawn with the whole budget, and the one kept whose tuning queries came out best."""
-    image = image_of(counts)
-    truth = answer(image, mechanism.queries)
-    drawn = [_drawn(size, counts, domain, epsilon_micro, noise) for size in mechanism.sizes]
-    found = [np.abs(d.answers(mechanism.queries) - truth) / np.maximum(truth, mechanism.rho) for d in drawn]
-    return drawn[int(np.argmin([error.mean() for error in found]))]
-
-
-def _drawn(size: int, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise) -> Unreleasable:
-    return Unreleasable(size, noisy_grid(counts, domain, epsilon_micro, noise, 1, size))
+def best_non_private(mechanism: E2EPriv, counts: IntGrid, domain: Domain) -> Unreleasable:
+    """BestNonPriv: the largest size without any noise; what is left of its error is unevenness inside blocks."""
+    size = max(mechanism.sizes)
+    x_edges, y_edges = cuts(domain.rows, size), cuts(domain.columns, size)
+    image = image_of(counts)[np.ix_(x_edges, y_edges)]
+    return Unreleasable(size, lambda rectangles: answer(image, in_blocks(rectangles, x_edges, y_edges)))

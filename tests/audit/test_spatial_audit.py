@@ -129,7 +129,7 @@ CHOICES: dict[str, tuple[Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]
     "htf cuts": (htf_costs, split_sensitivity(1), 4),
     "kd medians": (kd_costs, 1, 4),
     "e2epriv sizes": (e2epriv_costs("weighted"), E2EPriv.cost_sensitivity(1), 4),
-    "e2epriv sizes, relative": (e2epriv_costs("relative"), E2EPriv.cost_sensitivity(1), 16),
+    "e2epriv sizes, relative": (e2epriv_costs("relative"), E2EPriv.cost_sensitivity(1), 20),
 }
 """Costs, sensitivity, and the factor of the planted bug: the relative objective's bound is far from attained on 4 × 4 cells."""
 
