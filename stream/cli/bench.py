@@ -16,6 +16,7 @@ BENCHMARKS = {
     "ingest": "events a second from Kafka to durable Redis state, beside a plain Faust agent",
     "libraries": "an hour's means per hexagon and noise, beside OpenDP and, where it is installed, PipelineDP",
     "mechanisms": "speed of noise, CHOP-USER and exact-loss allocation on 10⁶ pairs",
+    "papers": "what the papers on E2EPriv and HTF report, measured here (--plot)",
     "resolution": "accuracy of merged sparse hexagons, on a recorded day",
     "scaling": "accuracy of means as samples and users grow, and what CHOP-USER saves (--plot)",
     "spatial": "accuracy of spatial histograms beside published peers, and their speed",
