@@ -12,9 +12,9 @@ import numpy as np
 from bench.progress import shown
 from dpcore.allocation import allocate
 from dpcore.contributions import Counts
-from dpcore.moments import mean_rows
+from dpcore.mean import Mean
 from dpcore.noise import Noise
-from dpcore.suppression import chop_user
+from dpcore.suppression import suppress, unsuppressed_noise
 
 CELLS, CELLS_PER_USER, MOST_CELLS = 300, 5.6, 46
 ALLOWANCE = 2_000_000
@@ -59,12 +59,13 @@ def run(quick: bool) -> dict[str, Any]:
     """CPU seconds and ns per sample, best of some runs, with what was computed."""
     sizes = QUICK if quick else FULL
     counts, noise, grant = synthetic_counts(sizes.users), Noise(), ALLOWANCE / MOST_CELLS
-    rows, allowances = mean_rows(counts, counts.samples, 100), np.full(counts.n_users, ALLOWANCE)
+    rows, allowances = Mean(100).rows(counts, counts.samples), np.full(counts.n_users, ALLOWANCE)
+    of_mean, of_both = unsuppressed_noise(counts, grant, ("mean",)), unsuppressed_noise(counts, grant)
     work: dict[str, Callable[[], Any]] = {
         "noise": lambda: noise.discrete_laplace(123_456_789, 1000, size=sizes.samples),
-        "chop": lambda: chop_user(counts, grant, statistics=("mean",), stop_at=17),
-        "deep": lambda: chop_user(counts, grant, statistics=("mean",)),
-        "both": lambda: chop_user(counts, grant),
+        "chop": lambda: suppress(counts, grant, statistics=("mean",), stop_at=17, threshold=of_mean),
+        "deep": lambda: suppress(counts, grant, statistics=("mean",), threshold=of_mean),
+        "both": lambda: suppress(counts, grant, threshold=of_both),
         "allocation": lambda: allocate(rows, allowances),
     }
     found = {name: best_of(sizes.repeats, job) for name, job in shown(work.items(), "mechanisms")}

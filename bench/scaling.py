@@ -15,7 +15,7 @@ import numpy as np
 from bench.progress import shown
 from dpcore.contributions import Counts
 from dpcore.noise import Noise
-from dpcore.suppression import chop_user
+from dpcore.suppression import suppress, unsuppressed_noise
 from stream.statistics.values.cell_means import MECHANISMS
 
 UPPER = 6500
@@ -90,13 +90,14 @@ def suppression(epsilons: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)) -
     counts = city()
     rows = []
     for epsilon in epsilons:
-        found = chop_user(counts, epsilon * 1e6)
+        threshold = unsuppressed_noise(counts, epsilon * 1e6)
+        found = suppress(counts, epsilon * 1e6, threshold=threshold)
         rows.append(
             {
                 "epsilon": epsilon,
                 "before": found.max_cells_before * epsilon,
                 "after": found.max_cells * epsilon,
-                "threshold": found.threshold,
+                "threshold": threshold,
                 "worst_error": found.worst_error,
             }
         )

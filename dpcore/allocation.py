@@ -62,6 +62,13 @@ class Sensitivities:
         if np.any(self.user < 0) or np.any(self.user >= self.n_users):
             raise ParameterError(f"user indices must lie in 0..{self.n_users - 1}")
 
+    @classmethod
+    def of_pairs(cls, counts: Counts, delta: IntArray, weight: FloatArray) -> Sensitivities:
+        """One row per cell from the ``delta`` (P,) of each pair; pairs that move nothing are left out."""
+        moves = delta > 0
+        positive = np.where(weight > 0, weight, 1.0)
+        return cls(counts.pair_cell[moves], counts.pair_user[moves], delta[moves], positive, counts.n_users)
+
     @property
     def n_rows(self) -> int:
         """R."""
@@ -114,21 +121,10 @@ class Allocation:
         return self.objective / self.bound - 1 if self.bound > 0 else 0.0
 
 
-def histogram_rows(counts: Counts, samples: IntArray, levels: int) -> Sensitivities:
-    """``levels`` rows per cell (cell-major) for a tree of counts over each cell's values: Δ = 2Γ at every level.
-
-    Weight: events / (range n of a count · levels). Relation "values". Source: [T], mechanisms S12.
-    """
-    single = _rows(counts, 2 * samples, counts.by_cell(counts.samples) / np.maximum(counts.by_cell(samples), 1))
-    row = (single.row[:, None] * levels + np.arange(levels)).ravel()
-    order = np.argsort(row, kind="stable")
-    return Sensitivities(
-        row[order],
-        np.repeat(single.user, levels)[order],
-        np.repeat(single.delta, levels)[order],
-        np.repeat(single.weight / levels, levels),
-        single.n_users,
-    )
+def checked_retained(counts: Counts, retained: IntArray) -> None:
+    """Raise :class:`ParameterError` unless ``retained`` (P,) lies between 0 and each pair's samples."""
+    if retained.shape != counts.samples.shape or np.any(retained < 0) or np.any(retained > counts.samples):
+        raise ParameterError("retained counts must lie between 0 and each pair's samples; plan from these counts")
 
 
 def stack(parts: Sequence[Sensitivities]) -> Sensitivities:
@@ -143,12 +139,6 @@ def stack(parts: Sequence[Sensitivities]) -> Sensitivities:
         np.concatenate([part.weight for part in parts]),
         parts[0].n_users,
     )
-
-
-def _rows(counts: Counts, delta: IntArray, weight: FloatArray) -> Sensitivities:
-    keep = delta > 0
-    positive = np.where(weight > 0, weight, 1.0)
-    return Sensitivities(counts.pair_cell[keep], counts.pair_user[keep], delta[keep], positive, counts.n_users)
 
 
 def allocate(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dpcore.contributions import IntArray
 from dpcore.errors import BudgetError, ParameterError
 from dpcore.noise import Noise
-from dpcore.scales import checked_micro
+from dpcore.scales import LaplaceScales, checked_micro
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -116,18 +116,20 @@ def split_budget(epsilon_micro: int, shares: FloatArray) -> IntArray:
     return parts
 
 
-def noisy_levels(
-    tree: LevelTree, levels: Sequence[IntArray], numerator: IntArray, denominator: IntArray, noise: Noise
-) -> list[FloatArray]:
-    """``levels`` (C, nodes) plus discrete Laplace noise of scale ``numerator``/``denominator`` (C, h) on the real nodes.
+def noisy_levels(tree: LevelTree, levels: Sequence[IntArray], scales: LaplaceScales, noise: Noise) -> list[FloatArray]:
+    """``levels`` (C, nodes) plus discrete Laplace noise of ``scales`` (C, h) on the real nodes, all of it in one batch.
 
-    All noise in one batch. A numerator of 0 adds none: nobody can move that cell.
+    Raises :class:`ParameterError` where they do not belong to ``tree``.
     """
+    if any(len(level) != len(scales.numerator) for level in levels) or scales.numerator.shape[1:] != (tree.height,):
+        raise ParameterError(
+            f"scales of shape {scales.numerator.shape} do not fit {len(levels[0])} cells of {tree.height} levels; "
+            "give one for each level of each cell"
+        )
     real = tree.real_nodes()
     flat = np.concatenate([level[:, :r] for level, r in zip(levels, real, strict=True)], axis=1)
-    t, s = np.repeat(numerator, real, axis=1), np.repeat(denominator, real, axis=1)
-    moved = t > 0
-    flat[moved] += noise.discrete_laplace(t[moved], s[moved])
+    by_node = LaplaceScales(np.repeat(scales.numerator, real, axis=1), np.repeat(scales.denominator, real, axis=1))
+    flat = flat + by_node.draw(noise)
     ends = np.cumsum(real)
     noisy = []
     for level, r, end in zip(levels, real, ends, strict=True):

@@ -26,7 +26,6 @@ MAX_SCALE_NUMERATOR = 2**40
 """Largest numerator t of a scale t/s: t·V stays below 2^63 for every geometric V below :data:`_MAX_GEOMETRIC`."""
 
 _MAX_GEOMETRIC = 2**22
-_RATIO_BITS = 32
 _FACTORIAL_20 = math.factorial(20)
 _INVERSE_FACTORIALS = np.array([_FACTORIAL_20 // math.factorial(k) for k in range(20, 0, -1)], dtype=np.int64)
 """20!/k! for k = 20..1, ascending: P(w < 20!/k!) = 1/k! for w uniform on 0..20!-1."""
@@ -229,20 +228,6 @@ class Noise:
             pending = pending[~hit]
             repeats = max(2, min(2 * repeats, _MAX_PROPOSALS // max(len(pending), 1)))
         return result
-
-
-def scale_ratio(scale: float | FloatArray) -> tuple[IntArray, IntArray]:
-    """Noise scales as integer ratios t/s >= ``scale`` (rounded up, so the noise never falls short), 2^-31 relative.
-
-    ``scale`` of any shape, positive and at most 2^40; s is a power of two, t <= 2^40.
-    """
-    b = np.asarray(scale, dtype=np.float64)
-    if not np.all(np.isfinite(b)) or np.any(b <= 0) or np.any(b > MAX_SCALE_NUMERATOR):
-        raise ParameterError("a noise scale must lie in (0, 2^40]; use a coarser quantum or a larger epsilon")
-    exponent = np.clip(_RATIO_BITS - np.ceil(np.log2(b)), 0, 40)
-    s = np.exp2(exponent)
-    t = np.maximum(np.ceil(b * s), 1.0)
-    return t.astype(np.int64), s.astype(np.int64)
 
 
 def interval_half_width(

@@ -1,7 +1,8 @@
 """CHOP-USER: drop users from cells, by public counts, so that nobody is in too many cells (relation "values" only).
 
 The paper's uniform accounting charges every user for the largest number of cells anyone visits. Suppression lowers
-that number while the worst predicted error over cells stays under what plain noise would have cost.
+that number. With the paper's threshold the worst predicted error over cells stays under what plain noise would have cost;
+the service instead keeps ε and sweeps over that number for the least error.
 Source: "Improving the Privacy Loss Under User-Level DP Composition for Fixed Estimation Error" (arXiv 2405.06261),
 with the errors of :func:`worst_case_error`. Not valid under relation "participation": it reads counts.
 """
@@ -17,6 +18,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from dpcore import mean, variance
 from dpcore.budget import MICRO
 from dpcore.contributions import Counts, IntArray
 from dpcore.errors import BudgetError, ParameterError
@@ -38,7 +40,6 @@ class Suppression:
     max_cells_before: int
     max_cells: int
     epsilon_per_cell: float
-    threshold: float
     worst_error: float
 
 
@@ -48,40 +49,46 @@ def worst_case_error(
     """(Clipping bias, noise scale) per cell in the unit U = 1, summed over ``statistics`` sharing ``epsilon`` equally.
 
     ``total`` N, ``retained`` n and ``largest`` retained count of one user, all of shape (C,). Variance is the 1/n one.
-    Source: [C], bias cases as in mechanisms S7 (the talk prints the two variance cases the wrong way round).
     """
-    bias = np.zeros(len(total))
-    noise = np.zeros(len(total))
+    bias, noise = np.zeros(len(total)), np.zeros(len(total))
     per_share = len(statistics) / epsilon
-    n, N = retained, total
-    kept = n / N
     if "mean" in statistics:
-        bias += 1 - kept
-        noise += largest / n * per_share
+        bias += mean.clipping_bias(total, retained)
+        noise += largest / retained * per_share
     if "variance" in statistics:
-        bias += np.where(2 * n > N, kept * (1 - kept), (N // 2) * (N - N // 2) / (N * N))
-        share = np.minimum(largest, n // 2) / n
-        noise += share * (1 - share) * per_share
+        bias += variance.clipping_bias(total, retained)
+        noise += variance.worst_change(retained, largest) * per_share
     return bias, noise
 
 
-def chop_user(
+def suppress(
     counts: Counts,
     epsilon_micro: float,
     *,
     statistics: Sequence[Statistic] = STATISTICS,
     min_users: int = 1,
     stop_at: int = 1,
+    threshold: float = math.inf,
 ) -> Suppression:
-    """Suppress level by level at a fixed ``epsilon_micro`` (µε) per cell while the threshold holds (CHOP-USER).
+    """Suppress level by level at a fixed ``epsilon_micro`` (µε) per cell, down to ``stop_at`` cells per user.
 
-    The threshold is the largest initial noise term. No cell falls below ``min_users`` contributors; no user below
-    ``stop_at`` cells. Relation "values". Raises :class:`BudgetError`, :class:`ParameterError`.
+    Stops before the first level on which a cell's error would pass ``threshold`` (the paper takes
+    :func:`unsuppressed_noise`), or a cell would fall below ``min_users`` contributors. Relation "values". Raises
+    :class:`BudgetError`, :class:`ParameterError`.
     """
     _validate(epsilon_micro, statistics, min_users)
     state = _Cells(counts, epsilon_micro / MICRO, statistics, min_users)
-    threshold = state.initial_noise()
-    return _run(counts, state, threshold, max(stop_at, 1))
+    before, level = _run(state, threshold, max(stop_at, 1))
+    samples = state.retained_samples()
+    bias, noise = worst_case_error(*_cell_columns(counts, samples), state.epsilon, statistics)
+    return Suppression(samples, before, level, epsilon_micro, float((bias + noise).max(initial=0.0)))
+
+
+def unsuppressed_noise(counts: Counts, epsilon_micro: float, statistics: Sequence[Statistic] = STATISTICS) -> float:
+    """Largest noise term over cells before anything is suppressed, in the unit U = 1: CHOP-USER's threshold."""
+    _validate(epsilon_micro, statistics, 1)
+    columns = _cell_columns(counts, counts.samples)
+    return float(worst_case_error(*columns, epsilon_micro / MICRO, statistics)[1].max(initial=0.0))
 
 
 def sweep_chop_user(
@@ -96,17 +103,16 @@ def sweep_chop_user(
 
     ``limits``: the values of K to try (default: every one from the present maximum down to 1). The threshold does not
     bind here: a K that cannot be reached without emptying a cell is skipped. Ties go to the larger K (less suppressed).
-    Relation "values". Raises as :func:`chop_user`.
+    Relation "values". Raises as :func:`suppress`.
     """
     _validate(total_micro, statistics, min_users)
     largest = _max_cells(counts)
     tried = sorted({k for k in (limits or range(1, largest + 1)) if 1 <= k <= largest} | {largest}, reverse=True)
     best: Suppression | None = None
     for k in tried:
-        state = _Cells(counts, total_micro / MICRO / max(k, 1), statistics, min_users)
-        found = _run(counts, state, np.inf, k)
-        if found.max_cells <= k and (best is None or found.worst_error < best.worst_error):
-            best = found
+        plan = suppress(counts, total_micro / max(k, 1), statistics=statistics, min_users=min_users, stop_at=k)
+        if plan.max_cells <= k and (best is None or plan.worst_error < best.worst_error):
+            best = plan
     assert best is not None, "the unsuppressed plan always reaches its own maximum"
     return best
 
@@ -125,8 +131,8 @@ def _max_cells(counts: Counts) -> int:
     return int(np.bincount(held).max()) if len(held) else 0
 
 
-def _run(counts: Counts, state: _Cells, threshold: float, stop_at: int) -> Suppression:
-    """Whole levels K, K−1, … of users by index, until ``stop_at`` or the first level that fails (rolled back)."""
+def _run(state: _Cells, threshold: float, stop_at: int) -> tuple[int, int]:
+    """(Most cells per user before, after): whole levels of users by index, until ``stop_at`` or the first that fails."""
     size = np.array([len(entries) for entries in state.entries_of], dtype=np.int64)
     before = level = int(size.max(initial=0))
     order = np.argsort(size, kind="stable")
@@ -138,10 +144,7 @@ def _run(counts: Counts, state: _Cells, threshold: float, stop_at: int) -> Suppr
         if not state.suppress_one_each(waiting, threshold):
             break
         level -= 1
-    samples = state.retained_samples()
-    bias, noise = worst_case_error(*_cell_columns(counts, samples), state.epsilon, state.statistics)
-    worst = float((bias + noise).max(initial=0.0))
-    return Suppression(samples, before, level, state.epsilon * MICRO, float(threshold), worst)
+    return before, level
 
 
 def _cell_columns(counts: Counts, samples: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -158,7 +161,8 @@ class _Cells:
 
     def __init__(self, counts: Counts, epsilon: float, statistics: Sequence[Statistic], min_users: int) -> None:
         self.epsilon = epsilon
-        self.statistics = statistics
+        self.per_share = len(statistics) / epsilon
+        self.of_mean, self.of_variance = "mean" in statistics, "variance" in statistics
         self.min_users = min_users
         self.counts = counts
         samples = counts.samples
@@ -199,53 +203,58 @@ class _Cells:
         self.second[cell] = ranked[at] if at < end else -1
         self.runner_up[cell] = self.samples[ranked[at]] if at < end else 0
 
-    def initial_noise(self) -> float:
-        columns = _cell_columns(self.counts, self.counts.samples)
-        return float(worst_case_error(*columns, self.epsilon, self.statistics)[1].max(initial=0.0))
+    def error_without(self, entry: tuple[int, int, int]) -> float:
+        """:func:`worst_case_error` of the cell of ``entry`` (pair, cell, samples) once that pair has left it.
+
+        Scalars and no arrays: this runs once for each cell of each user of each level. A test holds it to be that function.
+        """
+        pair, g, m = entry
+        N = self.total[g]
+        n = self.retained[g] - m
+        largest = self.runner_up[g] if self.first[g] == pair else self.largest[g]
+        kept = n / N
+        error = 1 - kept + largest / n * self.per_share if self.of_mean else 0.0
+        if self.of_variance:
+            share = min(largest, n // 2) / n
+            bias = kept * (1 - kept) if 2 * n > N else (N // 2) * (N - N // 2) / (N * N)
+            error += bias + share * (1 - share) * self.per_share
+        return error
+
+    def cheapest(self, user: int) -> tuple[tuple[int, int, int] | None, float]:
+        """(The entry whose suppression costs least, its error): the lowest cell on ties, None where none may go."""
+        best, least = None, math.inf
+        for entry in self.entries_of[user]:
+            if self.users[entry[1]] > self.min_users:
+                error = self.error_without(entry)
+                if error < least:
+                    best, least = entry, error
+        return best, least
 
     def suppress_one_each(self, waiting: Sequence[int], threshold: float) -> bool:
         """Take every user of a level out of one cell, in order; on the first who cannot, undo the level: False."""
-        per_share = len(self.statistics) / self.epsilon
-        mean, variance = "mean" in self.statistics, "variance" in self.statistics
-        active, entries_of, min_users = self.active, self.entries_of, self.min_users
-        retained, total, users = self.retained, self.total, self.users
-        first, second, top, runner_up = self.first, self.second, self.largest, self.runner_up
         done: list[int] = []
         for user in waiting:
-            best, least = None, math.inf
-            for entry in entries_of[user]:
-                pair, g, m = entry
-                if users[g] <= min_users:
-                    continue
-                N = total[g]
-                n = retained[g] - m
-                largest = runner_up[g] if first[g] == pair else top[g]
-                kept, share = n / N, largest / n
-                error = 1 - kept + share * per_share if mean else 0.0
-                if variance:
-                    if 2 * largest > n:
-                        share = (n // 2) / n
-                    spread = kept * (1 - kept) if 2 * n > N else (N // 2) * (N - N // 2) / (N * N)
-                    error += spread + share * (1 - share) * per_share
-                if error < least:
-                    best, least = entry, error
-            if best is None or least > threshold:
+            entry, error = self.cheapest(user)
+            if entry is None or error > threshold:
                 # Only activity is restored: nothing is evaluated after a failed level.
                 for pair in done:
-                    active[pair] = 1
+                    self.active[pair] = 1
                 return False
-            pair, g, m = best
-            done.append(pair)
-            entries_of[user].remove(best)
-            active[pair] = 0
-            retained[g] -= m
-            users[g] -= 1
-            if pair == first[g]:
-                first[g], top[g] = second[g], runner_up[g]
-                self._find_second(g)
-            elif pair == second[g]:
-                self._find_second(g)
+            self._take_out(user, entry)
+            done.append(entry[0])
         return True
+
+    def _take_out(self, user: int, entry: tuple[int, int, int]) -> None:
+        pair, g, m = entry
+        self.entries_of[user].remove(entry)
+        self.active[pair] = 0
+        self.retained[g] -= m
+        self.users[g] -= 1
+        if pair == self.first[g]:
+            self.first[g], self.largest[g] = self.second[g], self.runner_up[g]
+            self._find_second(g)
+        elif pair == self.second[g]:
+            self._find_second(g)
 
     def retained_samples(self) -> IntArray:
         held = np.frombuffer(bytes(self.active), dtype=np.uint8).astype(bool)

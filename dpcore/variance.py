@@ -1,102 +1,97 @@
-"""1/n variance of one cell under relation "values".
+"""1/n variance of every cell under relation "values": the exact variance on a public grid plus noise of an allocated scale.
 
-Integer statistic: ⌊(n·Σx² − (Σx)²)/(n²·grid)⌋, grid quanta² being its public granularity. Neighbours differ in the values
-of one user. Source: [C] arXiv 2405.06261, mechanisms S7 (its clipping bias cases and item-level Δ corrected).
+To be proved: if all values of one user change, the integer V = ⌊(n·Σx² − (Σx)²)/(n²·grid)⌋ of a cell moves by at most
+:meth:`Variance.sensitivities` of his pair there, Δ = ⌈U²·j·(n−j)/(n²·grid)⌉ with j = min(Γ, ⌊n/2⌋). With discrete Laplace
+noise of scale b_g in each cell he loses at most Σ_g Δ/b_g, and :meth:`Variance.charges` is never below that.
+Proof: the variance is convex in every value, so it is extreme where his values are 0 or U; with i of them at U and the others'
+best placed it moves by at most U²·j(n−j)/n². Rounding down: |⌊a⌋ − ⌊b⌋| <= ⌈|a − b|⌉. Costs of cells add up as in
+:mod:`dpcore.mean`. Tested: by brute force in ``tests/dpcore/test_variance.py``, on the shipped path in
+``tests/audit/test_values_audit.py``.
+
+Neighbours differ in the values of one user; counts are public. Source: [C] arXiv 2405.06261, mechanisms S7 (its clipping
+bias cases and its item-level Δ corrected, ``docs/errata.md``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from dpcore.contributions import IntArray
-from dpcore.errors import ParameterError
-from dpcore.moments import variance_clipping_bias
-from dpcore.noise import Noise
-from dpcore.release import Estimate
-from dpcore.scales import (
-    check_total,
-    checked_samples,
-    checked_upper,
-    checked_values,
-    losses,
-    noise_ratio,
-    noisy_estimate,
-    retained_values,
-)
+from dpcore.allocation import Sensitivities, checked_retained, exact_charges
+from dpcore.contributions import MAX_TOTAL, Contributions, Counts, IntArray
+from dpcore.scales import LaplaceScales
 
-
-@dataclass(frozen=True)
-class VariancePlan:
-    """Public part of a variance. ``sensitivities``: shape (L,), most that each user moves the statistic, in ``grid`` quanta².
-
-    ``numerator``/``denominator``: noise scale in the same unit. ``charges``: µε (L,), his own Δ/scale rounded up.
-    ``bias_bound``: quanta², clipping and rounding.
-    """
-
-    samples: IntArray
-    retained: IntArray
-    sensitivities: IntArray
-    numerator: int
-    denominator: int
-    charges: IntArray
-    grid: int
-    bias_bound: float
-
-    @property
-    def scale(self) -> float:
-        """Noise scale b of the released variance, in quanta²."""
-        return self.numerator / self.denominator * self.grid
-
-    @property
-    def predicted_error(self) -> float:
-        """Worst-case |error| to expect, in quanta²: clipping bias + E|noise| (= b)."""
-        return self.bias_bound + self.scale
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Variance:
-    """Variance (1/n) of the first ``capacity`` samples of each user plus Lap(max Δ/ε), clamped to [0, U²/4].
-
-    ``upper``: U in quanta; ``capacity``: None keeps all; ``grid``: granularity in quanta². One retained sample in the cell
-    has variance 0, released without noise and free of charge.
-    """
+    """``upper``: U in quanta. ``grid``: public granularity of the variance in quanta²."""
 
     upper: int
-    capacity: int | None = None
-    grid: int = 1
+    grid: int
 
-    def plan(self, samples: IntArray, epsilon_micro: int) -> VariancePlan:
-        """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
-        upper, m = checked_upper(self.upper), checked_samples(samples)
-        largest = int(m.max())
-        if self.capacity is not None and not 1 <= self.capacity <= largest:
-            raise ParameterError(
-                f"capacity {self.capacity} is outside [1, {largest}], the samples per user; give one inside"
-            )
-        if self.grid < 1:
-            raise ParameterError(f"grid {self.grid} quanta² is no granularity; give at least 1")
-        check_total(int(m.sum()), upper * upper)
-        retained = np.minimum(m, largest if self.capacity is None else self.capacity)
-        n, total = int(retained.sum()), int(m.sum())
-        sensitivities = np.array([variance_change(upper, int(g), n, self.grid) for g in retained], dtype=np.int64)
-        t, s = noise_ratio(int(sensitivities.max()), epsilon_micro)
-        bias = float(variance_clipping_bias(np.array([total]), np.array([n]), upper)[0])
-        rounding = float(self.grid) if upper and n > 1 else 0.0
-        return VariancePlan(m, retained, sensitivities, t, s, losses(sensitivities, t, s), self.grid, bias + rounding)
+    def sensitivities(self, counts: Counts, retained: IntArray) -> IntArray:
+        """Δ of the variance over ``retained`` samples (P,) for each pair, in units of ``grid``; 0 where n <= 1. Shape (P,)."""
+        checked_retained(counts, retained)
+        n = counts.by_cell(retained)[counts.pair_cell]
+        j = np.minimum(retained, n // 2)
+        top = int(n.max(initial=0))
+        fits = (self.upper * self.upper) * max(top, 1) ** 2 * max(self.grid, 1) < MAX_TOTAL
+        dtype: Any = np.int64 if fits else object
+        moved = (self.upper * self.upper) * (j.astype(dtype) * (n - j).astype(dtype))
+        unit = np.maximum(n.astype(dtype) * n.astype(dtype) * self.grid, 1)
+        ceiling: IntArray = (-(-moved // unit)).astype(np.int64)
+        return ceiling
 
-    def release(self, values: IntArray, plan: VariancePlan, noise: Noise) -> Estimate:
-        """Draw the variance of the retained ``values`` (N,), quanta sorted by (user, time); in quanta²."""
-        kept, _ = retained_values(checked_values(values, plan.samples, self.upper), plan.samples, plan.retained)
-        n, total, squares = len(kept), int(kept.sum()), int((kept * kept).sum())
-        statistic = (n * squares - total * total) // (n * n * plan.grid)
-        return noisy_estimate(
-            statistic, plan.numerator, plan.denominator, 1 / plan.grid, self.upper**2 / 4, plan.bias_bound, noise
-        )
+    def rows(self, counts: Counts, retained: IntArray) -> Sensitivities:
+        """Rows of the allocation, one per cell; weight = events per full range U²/4 of the variance."""
+        span = max(self.upper * self.upper / 4 / self.grid, 1.0)
+        weight = counts.by_cell(counts.samples) / span
+        return Sensitivities.of_pairs(counts, self.sensitivities(counts, retained), weight)
+
+    def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
+        """µε of each user for noise of ``scales`` (C,), shape (L,): Σ over his cells of Δ/b, each term rounded up."""
+        return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
+
+    def integers(self, kept: Contributions) -> IntArray:
+        """⌊(n·Σx² − (Σx)²)/(n²·grid)⌋ per cell, shape (C,); 0 where n = 0. Exact for any n; never to be shown."""
+        n = kept.counts.by_cell(kept.counts.samples).astype(object)
+        sums = kept.cell_sums().astype(object)
+        squares = kept.cell_squares().astype(object)
+        return np.asarray((n * squares - sums * sums) // np.maximum(n * n * self.grid, 1)).astype(np.int64)
+
+    def draw(self, kept: Contributions, noise: IntArray) -> IntArray:
+        """Noisy V, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for (:class:`LaplaceScales`)."""
+        return self.integers(kept) + noise
+
+    def unit(self, counts: Counts, quantum: float) -> FloatArray:
+        """Variance per unit of the integer, shape (C,): ``quantum``² times the grid."""
+        return np.full(counts.n_cells, self.grid * quantum**2)
+
+    def full_ranges(self, counts: Counts, retained: IntArray) -> FloatArray:
+        """Integers in the full range U²/4 of the variance, shape (C,)."""
+        return np.full(counts.n_cells, self.upper * self.upper / 4 / self.grid)
+
+    def clipping_bias(self, total: IntArray, retained: IntArray) -> FloatArray:
+        """Worst-case bias of a variance over n of N samples in full ranges U²/4, shape (C,)."""
+        return 4 * clipping_bias(total, retained)
 
 
-def variance_change(upper: int, own: int, n: int, grid: int) -> int:
-    """⌈U²·j·(n−j)/(n²·grid)⌉, j = min(own, ⌊n/2⌋): most that ``own`` of ``n`` values in 0..U move the statistic."""
-    j = min(own, n // 2)
-    return -(-upper * upper * j * (n - j) // (n * n * grid))
+def clipping_bias(total: IntArray, retained: IntArray) -> FloatArray:
+    """Worst-case bias of a variance over n ``retained`` of N ``total`` samples in U², shape (C,).
+
+    n(N−n)/N² for n > N/2, else ⌊N/2⌋⌈N/2⌉/N²; 0 for n = N.
+    """
+    N = np.maximum(total, 1)
+    kept = retained / N
+    return np.asarray(np.where(2 * retained > N, kept * (1 - kept), (N // 2) * (N - N // 2) / (N * N)))
+
+
+def worst_change(retained: IntArray, largest: IntArray) -> FloatArray:
+    """Most that one user with ``largest`` of n ``retained`` samples moves the variance, in U²: j(n−j)/n². Shape (C,)."""
+    share = np.minimum(largest, retained // 2) / retained
+    return np.asarray(share * (1 - share))

@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting import NANO, rho_of
-from dpcore.cdf import cell_histograms
 from dpcore.contributions import Contributions
+from dpcore.distribution import Distribution
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.evaluation.scores import Charges, Errors, Run, Score
 from stream.statistics.carried_clipping import carry
 from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
-from stream.statistics.merging import merged
+from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import contributions_of, draw, plan_window, post_process, release_bodies
 from stream.statistics.plan import PERCENTS, Columns, Derived, Plan
 from stream.statistics.smoothing_state import Memory
@@ -146,8 +146,12 @@ def evaluate(
     for planned in planned_windows(config, windows):
         plan, contributions = planned.plan, planned.contributions
         counts = contributions.counts
-        charges.append(np.frombuffer(plan.charges, "<i8"))
-        gap = duality_gap(plan, merged(plan, contributions).counts, config) if plan.relation == "values" else None
+        charges.append(plan.charges)
+        gap = (
+            duality_gap(plan, by_planned_cells(plan, contributions).counts, config)
+            if plan.relation == "values"
+            else None
+        )
         gaps += [] if gap is None else [gap]
         cells += counts.n_cells
         memories = [
@@ -182,16 +186,14 @@ def _score_draw(
     """
     if plan.relation == "participation":
         return _score_participation(plan, contributions, config, tables, memory)
-    pooled = merged(plan, contributions)
+    pooled = by_planned_cells(plan, contributions)
     counts, hexagons = pooled.counts, contributions.counts
-    cell = (
-        np.searchsorted(counts.cells, np.frombuffer(plan.merged, "<u8")) if plan.merged else np.arange(counts.n_cells)
-    )
-    published = np.flatnonzero(np.frombuffer(plan.published, np.uint8))
+    cell = np.arange(counts.n_cells) if plan.merged is None else np.searchsorted(counts.cells, plan.merged)
+    published = np.flatnonzero(plan.published)
     shown = np.flatnonzero(np.isin(cell, published))
     weight, events = (held.by_cell(held.samples).astype(np.float64) for held in (hexagons, counts))
     cell, places, weight = cell[shown], hexagons.cells[shown], weight[shown]
-    kept = pooled.retain(np.frombuffer(plan.retained, "<i8"))
+    kept = pooled.retain(plan.retained)
     truth, before = exact_values(plan, pooled), exact_values(plan, kept, plan.sum_cap or None)
     own = exact_values(plan, contributions)
     noise = _Witness()
@@ -223,7 +225,7 @@ def _score_distributions(plan: Plan, contributions: Contributions, kept: Contrib
     cells, drawn = draw_distributions(plan, kept, Noise())
     if drawn is None:
         return
-    true = np.cumsum(cell_histograms(contributions, plan.cdf_bins)[cells], axis=1)
+    true = np.cumsum(Distribution(plan.upper_quanta, plan.cdf_bins).integers(contributions)[cells], axis=1)
     distance = np.abs(drawn.prefix[:, 1:] / drawn.total[:, None] - true / true[:, -1:]).max(axis=1)
     tables["distribution", "released"].add(contributions.counts.cells[cells], distance, true[:, -1].astype(np.float64))
 
@@ -237,7 +239,7 @@ def _score_participation(
 ) -> Memory | None:
     """Errors in the visited cells of the public list; coverage of the truth before any cap."""
     counts = contributions.counts
-    cells = np.frombuffer(plan.cells, "<u8")
+    cells = plan.cells
     listed = np.isin(counts.cells, cells)
     at = np.searchsorted(cells, counts.cells[listed])
     truth = exact_values(plan, contributions)

@@ -11,7 +11,7 @@ import numpy as np
 
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
-from stream.statistics.plan import Plan
+from stream.statistics.plan import Plan, pack_integers
 from stream.statistics.smoothing_state import Memory, intervals
 
 SPREAD = 2.0
@@ -25,10 +25,10 @@ def carry(plan: Plan, memory: Memory | None, config: Config) -> Plan:
     if config.speed.clipping != "carried" or memory is None:
         return plan
     top = plan.upper_quanta * SPEED_QUANTUM_KMH
-    low, high = intervals(memory, np.frombuffer(plan.cells, "<u8"))
+    low, high = intervals(memory, plan.cells)
     low, high = np.clip(low / SPREAD, 0.0, top), np.clip(high * SPREAD, 0.0, top)
     middle = np.clip((low + high) / 2, NARROWEST_KMH / 2, max(top - NARROWEST_KMH / 2, NARROWEST_KMH / 2))
     low = np.maximum(np.minimum(low, middle - NARROWEST_KMH / 2), 0.0)
     high = np.minimum(np.maximum(high, middle + NARROWEST_KMH / 2), top)
-    lower, upper = (np.round(end / SPEED_QUANTUM_KMH).astype("<i8").tobytes() for end in (low, high))
-    return msgspec.structs.replace(plan, lower=lower, upper=upper)
+    lower, upper = (pack_integers(np.round(end / SPEED_QUANTUM_KMH)) for end in (low, high))
+    return msgspec.structs.replace(plan, lower_bytes=lower, upper_bytes=upper)

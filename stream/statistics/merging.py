@@ -2,7 +2,7 @@
 
 Relation "values" only: which are merged is a function of public counts and the ledger's public charges. A merged cell is
 what is left of an H3 parent once those of its hexagons that stand alone are taken out; every event is in exactly one
-cell, so a user's loss is the sum over the cells he visits, as without merging.
+cell, so a user's loss is the sum over the cells they visit, as without merging.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ def merge_hexagons(counts: Counts, hexagons: HexagonConfig, predict: Callable[[C
 
 
 def _parents(cells: IdArray, resolution: int) -> IdArray:
-    found = (h3.str_to_int(h3.cell_to_parent(cell_text(cell), resolution)) for cell in cells.tolist())
-    return np.fromiter(found, np.uint64, len(cells))
+    parents = (h3.str_to_int(h3.cell_to_parent(cell_text(cell), resolution)) for cell in cells.tolist())
+    return np.fromiter(parents, np.uint64, len(cells))
 
 
-def merged(plan: Plan, contributions: Contributions) -> Contributions:
+def by_planned_cells(plan: Plan, contributions: Contributions) -> Contributions:
     """The contributions by the cells of ``plan``; unchanged where the resolution is fixed.
 
     Raises :class:`PlanError` for rows that the plan does not know.
     """
-    cell = np.frombuffer(plan.merged, "<u8")
-    if not len(cell):
+    planned = plan.merged
+    if planned is None:
         return contributions
-    if len(cell) != contributions.counts.n_cells:
+    if len(planned) != contributions.counts.n_cells:
         raise PlanError(
-            f"window {utc_text(plan.window.start)} was planned for {len(cell)} hexagons, its rows are in "
+            f"window {utc_text(plan.window.start)} was planned for {len(planned)} hexagons, its rows are in "
             f"{contributions.counts.n_cells}; nothing was drawn. Restore Redis from its append-only file"
         )
-    return contributions.regroup(cell.astype(np.uint64))
+    return contributions.regroup(planned)
 
 
 def excluded(cells: Sequence[str]) -> dict[str, list[str]]:
     """For each cell that is not all of its hexagon: the cells inside that have a message of their own, largest only."""
     known = set(cells)
-    found: dict[str, list[str]] = {}
+    inside: dict[str, list[str]] = {}
     for cell in sorted(cells):
         for resolution in range(h3.get_resolution(cell) - 1, -1, -1):
             parent = h3.cell_to_parent(cell, resolution)
             if parent in known:
-                found.setdefault(parent, []).append(cell)
+                inside.setdefault(parent, []).append(cell)
                 break
-    return found
+    return inside

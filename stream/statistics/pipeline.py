@@ -23,7 +23,6 @@ from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.histograms.histograms import (
     DrawnHistogram,
     asked_of,
-    draw_histograms,
     histogram_body,
     plan_histograms,
 )
@@ -119,19 +118,6 @@ def post_process(
     return derived | {SMOOTHED: smoothed}, memory
 
 
-def build_messages(
-    plan: Plan,
-    contributions: Contributions,
-    noise: Noise,
-    config: Config,
-    memory: Memory | None,
-    fixes: Fixes | None = None,
-) -> tuple[list[Message], Memory | None]:
-    """Draw the first window of a feed and write every message: :func:`draw`, :func:`draw_histograms`, then :func:`compose`."""
-    columns, histograms = draw(plan, contributions, noise), draw_histograms(plan, fixes, noise)
-    return compose(plan, contributions.counts, columns, config, memory, histograms, sequence=1)
-
-
 def compose(
     plan: Plan,
     counts: Counts,
@@ -199,17 +185,17 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
     """The body of every cell's message, without what is derived from it."""
     window = {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)}
     how_many = _how_many(plan, counts, columns)
-    published = np.frombuffer(plan.published, np.uint8)
-    ranges = np.array([np.frombuffer(end, "<i8") for end in (plan.lower, plan.upper)]).T * SPEED_QUANTUM_KMH
+    published, coarser = plan.published, plan.merged is not None
+    ranges = None if plan.ranges is None else plan.ranges.T * SPEED_QUANTUM_KMH
     bodies = []
-    cells = [cell_text(cell) for cell in np.frombuffer(plan.cells, "<u8").tolist()]
-    inside = excluded(cells) if plan.merged else {}
+    cells = [cell_text(cell) for cell in plan.cells.tolist()]
+    inside = excluded(cells) if coarser else {}
     for g, cell in enumerate(cells):
         body: Body = {
             "feed": config.feed.name,
             "window": window,
             "cell": cell,
-            "resolution": h3.get_resolution(cell) if plan.merged else plan.resolution,
+            "resolution": h3.get_resolution(cell) if coarser else plan.resolution,
             **({"excludes": inside[cell]} if cell in inside else {}),
             "relation": plan.relation,
             **({"weight": plan.weight} if plan.relation == "participation" else {}),
@@ -217,7 +203,7 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
             **_zcdp_fields(plan),
             "status": "published" if published[g] else "suppressed",
         } | {name: column[g] for name, column in how_many.items()}
-        if len(ranges):
+        if ranges is not None:
             lower, upper = ranges[g].round(2).tolist()
             body["clipping"] = {"lower": lower, "upper": upper, "unit": UNITS["mean"]}
         if published[g]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -13,6 +13,8 @@ import numpy.typing as npt
 from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.budget import ChargeBasis, from_micro
 from dpcore.contributions import Contributions, Counts
+from dpcore.participation import Weight
+from dpcore.scales import LaplaceScales
 from stream.config.section import Domain
 from stream.windows import Period, Window, utc_text
 
@@ -81,18 +83,30 @@ class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):
         return Domain(south=self.south, west=self.west, north=self.north, east=self.east)
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything decided about a window before any noise is drawn. Arrays are little-endian int64 bytes.
+_COLUMNS = (
+    "cells",
+    "users",
+    "charges",
+    "retained",
+    "published",
+    "numerators",
+    "denominators",
+    "lower",
+    "upper",
+    "merged",
+)
 
-    ``cells``: (C,) ids of the cells that get a message. ``merged``: the cell of each hexagon with rows, empty where each
-    is its own; ``counts_digest`` and pairs are by cell. ``users``/``charges``: (L,) ids and µε, 0 for users who take no
-    part. ``zcdp``: None where pure ε is counted; with it charges are nρ, ``budget_micro`` is 0 (nothing may be charged in µε)
-    and noise scales are of discrete Gaussians. ``mean_epsilon_micro``: µε of one cell's mean, 0 where the mean is allocated. ``retained``: (P,) samples kept per pair. ``published``: (C,) 0/1. ``numerators``/``denominators``: noise scales,
-    under "values" C for each of mean and variance, then C·h of the distribution's levels (numerator 0 = nothing to
-    hide), constants under "participation": of the polynomials, of the users where they are counted apart, of each level.
-    ``lower``/``upper``: (C,) quanta to which a user's mean in a cell is clipped, from released values; empty: none.
+
+class Plan(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={f"{name}_bytes": name for name in _COLUMNS}
+):
+    """Everything decided about a window before any noise is drawn.
+
+    ``zcdp``: None where pure ε is counted; with it charges are nρ, ``budget_micro`` is 0 (nothing may be charged in µε) and
+    noise scales are of discrete Gaussians. ``mean_epsilon_micro``: µε of one cell's mean, 0 where the mean is allocated.
     ``weight``: what counts alike under "participation": a sample, a user in a cell, or a user in the window.
     ``sum_cap``: most that one user adds to a cell's Σx, in quanta; 0 for no cap.
+    Columns are stored as little-endian bytes (``…_bytes``) and read through the property of the same name.
     """
 
     window: Window
@@ -106,23 +120,69 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     upper_quanta: int
     resolution: int
     relation: str
-    weight: str = "sample"
+    weight: Weight = "sample"
     mean_mechanism: str
     mean_epsilon_micro: int
     counts_digest: str
-    cells: bytes
-    users: bytes
-    charges: bytes
-    retained: bytes
-    published: bytes
-    numerators: bytes
-    denominators: bytes
+    cells_bytes: bytes
+    users_bytes: bytes
+    charges_bytes: bytes
+    retained_bytes: bytes
+    published_bytes: bytes
+    numerators_bytes: bytes
+    denominators_bytes: bytes
     sum_cap: int = 0
     zcdp: ZcdpTerms | None = None
-    lower: bytes = b""
-    upper: bytes = b""
+    lower_bytes: bytes = b""
+    upper_bytes: bytes = b""
     histogram: HistogramPlan | None = None
-    merged: bytes = b""
+    merged_bytes: bytes = b""
+
+    @property
+    def cells(self) -> IdArray:
+        """Ids of the cells that get a message, shape (C,)."""
+        return unpack_ids(self.cells_bytes)
+
+    @property
+    def users(self) -> IdArray:
+        """Ids of everybody with rows in the window, shape (L,)."""
+        return unpack_ids(self.users_bytes)
+
+    @property
+    def charges(self) -> IntArray:
+        """What each of :attr:`users` pays, µε or nρ, 0 for those who take no part; shape (L,)."""
+        return unpack_integers(self.charges_bytes)
+
+    @property
+    def retained(self) -> IntArray:
+        """Samples kept of each (cell, user) pair, shape (P,); pairs are by cell, those of :attr:`counts_digest`."""
+        return unpack_integers(self.retained_bytes)
+
+    @property
+    def published(self) -> npt.NDArray[np.bool_]:
+        """Which of :attr:`cells` are published, the others being suppressed; shape (C,)."""
+        return np.frombuffer(self.published_bytes, np.uint8).astype(bool)
+
+    @property
+    def scales(self) -> LaplaceScales:
+        """Noise scales, flat; under zCDP those of Gaussians. A numerator of 0: nothing to hide.
+
+        Under "values" C for each of mean and variance, then C·h of the distribution's levels. Under "participation"
+        constants: of the polynomials, of the users where they are counted apart, of each level.
+        """
+        return LaplaceScales(unpack_integers(self.numerators_bytes), unpack_integers(self.denominators_bytes))
+
+    @property
+    def ranges(self) -> IntArray | None:
+        """Quanta to which a user's mean in each cell is clipped, from released values, shape (2, C); None where none are."""
+        if not self.lower_bytes:
+            return None
+        return np.array([unpack_integers(self.lower_bytes), unpack_integers(self.upper_bytes)])
+
+    @property
+    def merged(self) -> IdArray | None:
+        """The cell that answers for each hexagon with rows, ascending by hexagon; None where each is its own."""
+        return unpack_ids(self.merged_bytes) if self.merged_bytes else None
 
     @property
     def ledger_budget(self) -> int:
@@ -143,8 +203,33 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def charged_users(self) -> tuple[IdArray, IntArray]:
         """Users with a charge above 0, and their charges."""
-        users, charges = np.frombuffer(self.users, "<u8"), np.frombuffer(self.charges, "<i8")
-        return users[charges > 0], charges[charges > 0]
+        charges = self.charges
+        return self.users[charges > 0], charges[charges > 0]
+
+
+def pack_ids(column: IdArray) -> bytes:
+    """Stored form of a column of ids."""
+    return column.astype("<u8").tobytes()
+
+
+def pack_integers(column: npt.NDArray[Any]) -> bytes:
+    """Stored form of a column of integers, which floats must be already."""
+    return column.astype("<i8").tobytes()
+
+
+def pack_flags(column: npt.NDArray[np.bool_]) -> bytes:
+    """Stored form of a column of flags."""
+    return column.astype(np.uint8).tobytes()
+
+
+def unpack_ids(stored: bytes) -> IdArray:
+    """A stored column of ids."""
+    return np.frombuffer(stored, "<u8").astype(np.uint64, copy=False)
+
+
+def unpack_integers(stored: bytes) -> IntArray:
+    """A stored column of integers."""
+    return np.frombuffer(stored, "<i8").astype(np.int64, copy=False)
 
 
 def within(plan: Plan, budget: int | None) -> Plan:

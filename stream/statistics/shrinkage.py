@@ -14,7 +14,7 @@ from stream.statistics.plan import Columns, Derived, Plan
 
 def shrink_values(plan: Plan, counts: Counts, columns: dict[str, Columns], config: Config) -> dict[str, Derived]:
     """Estimates from released values and public counts alone; they cost no budget."""
-    published = np.flatnonzero(np.frombuffer(plan.published, np.uint8))
+    published = np.flatnonzero(plan.published)
     if "mean" not in columns or "empirical-bayes" not in config.speed.post_processing or not len(published):
         return {}
     mean = columns["mean"]

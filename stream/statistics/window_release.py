@@ -19,7 +19,7 @@ from stream.messages.message import Message
 from stream.statistics.carried_clipping import carry
 from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
 from stream.statistics.histograms.histograms import DrawnHistogram, draw_histograms
-from stream.statistics.merging import merged
+from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import compose, contributions_of, draw, plan_window
 from stream.statistics.plan import Columns, Plan, within
 from stream.statistics.smoothing_state import decode_memory, encode_memory
@@ -87,7 +87,7 @@ class WindowStatistics:
 
     def draw(self, plan: Plan, rows: WindowRows, noise: Noise) -> Drawn:
         """All noise of the window. Raises :class:`stream.statistics.plan.PlanError` where rows and plan do not match."""
-        contributions, fixes = merged(plan, rows.contributions), rows.fixes
+        contributions, fixes = by_planned_cells(plan, rows.contributions), rows.fixes
         planned_box = None if plan.histogram is None else plan.histogram.box
         if planned_box != histogram_box(self.config):
             fixes = fixes_of(rows.rows, planned_box)  # the plan was made under an earlier configuration

@@ -22,7 +22,7 @@ from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.plan import plan_participation
 from stream.statistics.participation.public_cells import public_cells
 from stream.statistics.pipeline import contributions_of
-from stream.statistics.plan import Plan
+from stream.statistics.plan import Plan, pack_integers
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, zcdp_config
 from tests.support.participating import loss, riders
@@ -47,19 +47,19 @@ def honest(counts: Counts, left: np.ndarray, config: Config) -> Plan:
 def in_carried_ranges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """The real planner, with ranges of users' means that earlier releases gave: another one in each cell."""
     plan = honest(counts, left, config)
-    lower = 500 * np.arange(len(plan.cells) // 8, dtype="<i8")
-    return msgspec.structs.replace(plan, lower=lower.tobytes(), upper=(lower + 3000).tobytes())
+    lower = 500 * np.arange(len(plan.cells))
+    return msgspec.structs.replace(plan, lower_bytes=pack_integers(lower), upper_bytes=pack_integers(lower + 3000))
 
 
 def first_contributors(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """Planted bug: a cell takes its first contributor only, so one user decides about another."""
     plan = honest(counts, left, config)
-    kept = np.frombuffer(plan.retained, "<i8")
+    kept = plan.retained
     first = np.zeros(len(kept), dtype=bool)
     for start, end in itertools.pairwise(counts.cell_start.tolist()):
         paying = np.flatnonzero(kept[start:end])
         first[start + paying[:1]] = True
-    return msgspec.structs.replace(plan, retained=np.where(first, kept, 0).tobytes())
+    return msgspec.structs.replace(plan, retained_bytes=pack_integers(np.where(first, kept, 0)))
 
 
 def charged_after(counts: Counts, left: np.ndarray, config: Config) -> Plan:
@@ -75,25 +75,25 @@ def refund_on_restart(counts: Counts, left: np.ndarray, config: Config) -> Plan:
 def half_the_scale(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """Planted bug: half the noise that was charged for."""
     plan = honest(counts, left, config)
-    doubled = 2 * np.frombuffer(plan.denominators, "<i8")
-    return msgspec.structs.replace(plan, denominators=doubled.tobytes())
+    doubled = 2 * plan.scales.denominator
+    return msgspec.structs.replace(plan, denominators_bytes=pack_integers(doubled))
 
 
 def loss_of_the_mean_cell(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """Planted bug: ρ is charged once for a user's two cells, as if he were in one of them."""
     plan = honest(counts, left, config)
-    charges = np.frombuffer(plan.charges, "<i8")
-    cells = np.maximum(counts.by_user((np.frombuffer(plan.retained, "<i8") > 0).astype(np.int64)), 1)
-    return msgspec.structs.replace(plan, charges=(charges // cells).tobytes())
+    charges = plan.charges
+    cells = np.maximum(counts.by_user((plan.retained > 0).astype(np.int64)), 1)
+    return msgspec.structs.replace(plan, charges_bytes=pack_integers(charges // cells))
 
 
 def others_charges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """Planted bug: one user who cannot pay silences his whole window."""
     plan = honest(counts, left, config)
-    charges = np.frombuffer(plan.charges, "<i8")
+    charges = plan.charges
     if (charges > 0).all():
         return plan
-    return msgspec.structs.replace(plan, retained=np.zeros(len(counts.samples), "<i8").tobytes())
+    return msgspec.structs.replace(plan, retained_bytes=pack_integers(np.zeros(len(counts.samples))))
 
 
 class Worlds:
@@ -119,7 +119,7 @@ class Worlds:
             users = held.counts.users.tolist()
             left = np.array([self.config.privacy.ledger_budget - spent[user - 1] for user in users], dtype=np.int64)
             plan = self.planner(held.counts, left, self.config)
-            charged = dict(zip(users, np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+            charged = dict(zip(users, plan.charges.tolist(), strict=True))
             charges = tuple(charged.get(user + 1, 0) for user in range(USERS))
             self.windows[key] = (plan, exact_integers(plan, held), charges)
         return key, self.windows[key]

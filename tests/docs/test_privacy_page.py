@@ -11,11 +11,12 @@ import pytest
 
 from dpcore.accounting import epsilon_of_rho
 from dpcore.noise import Noise
+from dpcore.participation import UNIT
 from stream.config import Config
 from stream.config.privacy import MAX_DELTA
 from stream.local import REPO_ROOT
 from stream.statistics.participation.draw import draw_participation
-from stream.statistics.participation.plan import UNIT, layout, scales, unit_grant
+from stream.statistics.participation.plan import participation_of
 from stream.statistics.participation.public_cells import public_cells
 from stream.statistics.pipeline import contributions_of, plan_window
 from stream.storage.row_store import ROW
@@ -56,12 +57,12 @@ def test_the_worked_example_is_what_the_configuration_does(tmp_path: Path) -> No
     windows, full = privacy.period // config.window.slot, privacy.ledger_budget // privacy.ledger_grant
     assert row("Windows of a day; paid in full") == [f"{windows}; {full}"]
     assert row("Messages of a window, visited or not") == [f"{len(public_cells(config))} cells and one close marker"]
-    hour = unit_grant(config) / 1e6
+    hour = participation_of(config).unit_grant / 1e6
     assert row("A commuter on the road in 3 of the hours pays") == [f"{3 * hour:g} of {privacy.budget:g}"]
     assert full + 1 == 9
     assert row("A taxi on the road all day pays")[0].startswith(f"{full * hour:g} of {privacy.budget:g}, then")
-    t, s = scales(config)
-    assert layout(config).rows.tolist() == [3]
+    t, s = participation_of(config).scales
+    assert participation_of(config).layout.rows.tolist() == [3]
     assert row("Noise scale of the three numbers of a cell, in users") == [f"{t[0] / s[0] / UNIT:.1f}"]
     assert row("95 % interval of the number of users in a cell") == [f"± {half_width(config, 'users'):.1f}"]
     user = riders_config(tmp_path, **{"participation.weight": "user"})

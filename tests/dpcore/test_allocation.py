@@ -16,13 +16,14 @@ from dpcore.allocation import (
     Sensitivities,
     allocate,
     exact_charges,
-    histogram_rows,
     stack,
     uniform_allocation,
 )
 from dpcore.contributions import Counts
+from dpcore.distribution import Distribution
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
-from dpcore.moments import mean_rows, variance_rows
+from dpcore.mean import Mean
+from dpcore.variance import Variance
 
 
 def from_dense(matrix: np.ndarray, weight: np.ndarray | None = None) -> Sensitivities:
@@ -170,9 +171,9 @@ def random_counts(rng: np.random.Generator) -> Counts:
 def test_mean_variance_and_histogram_rows_share_one_program():
     counts = random_counts(np.random.default_rng(10))
     parts = [
-        mean_rows(counts, counts.samples, 100),
-        variance_rows(counts, counts.samples, 100, 10),
-        histogram_rows(counts, counts.samples, 2),
+        Mean(100).rows(counts, counts.samples),
+        Variance(100, 10).rows(counts, counts.samples),
+        Distribution(63, 64).rows(counts, counts.samples),
     ]
     joint = stack(parts)
     assert joint.n_rows == 4 * counts.n_cells
@@ -185,7 +186,7 @@ def test_mean_variance_and_histogram_rows_share_one_program():
 
 def test_uniform_allocation_is_the_papers_when_allowances_are_equal():
     counts = random_counts(np.random.default_rng(11))
-    s = mean_rows(counts, counts.samples, 100)
+    s = Mean(100).rows(counts, counts.samples)
     most = int(s.entries_per_user.max())
     found = uniform_allocation(s, np.full(counts.n_users, 2_000_000))
     assert found.scales == pytest.approx(counts.max_by_cell(counts.samples) * 100 * most / 2, rel=1e-4)
@@ -222,7 +223,7 @@ def test_a_bus_hour_has_the_known_noise(shared_data):
     h3 = pytest.importorskip("h3")
     counts = bus_hour(shared_data / "capmetro" / "2017-03-21.csv.gz", h3)
     assert (counts.n_users, counts.n_cells) == (306, 115)
-    s = mean_rows(counts, counts.samples, 800)
+    s = Mean(800).rows(counts, counts.samples)
     allowances = np.full(counts.n_users, 2_000_000)
     events = counts.by_cell(counts.samples)
     error = {

@@ -10,7 +10,7 @@ import pytest
 from dpcore.clipping import _scan, choose_clipping
 from dpcore.contributions import Counts
 from dpcore.errors import ParameterError
-from dpcore.moments import mean_rows
+from dpcore.mean import Mean
 
 
 def random_counts(rng: np.random.Generator, users: int = 40, cells: int = 10) -> Counts:
@@ -27,7 +27,7 @@ def test_predicted_error_never_grows_and_every_cell_keeps_a_sample(bias_weight):
     for seed in range(15):
         counts = random_counts(np.random.default_rng(seed))
         allowances = np.full(counts.n_users, 500_000)
-        found = choose_clipping(counts, allowances, lambda s, c=counts: mean_rows(c, s, 800), bias_weight=bias_weight)
+        found = choose_clipping(counts, allowances, lambda s, c=counts: Mean(800).rows(c, s), bias_weight=bias_weight)
         assert found.error <= found.error_before
         assert np.all(counts.by_cell(found.samples) >= 1)
         assert np.all((found.samples >= 0) & (found.samples <= counts.samples))
@@ -83,7 +83,7 @@ def test_suppressed_pairs_and_empty_cells_stay_out_and_min_users_holds():
         samples[counts.pair_cell == 3] = 0
         part = Counts(counts.cells, counts.users, counts.pair_cell, counts.pair_user, samples)
         allowances = np.full(counts.n_users, 500_000)
-        found = choose_clipping(part, allowances, lambda s, c=part: mean_rows(c, s, 800), bias_weight=0.1, min_users=3)
+        found = choose_clipping(part, allowances, lambda s, c=part: Mean(800).rows(c, s), bias_weight=0.1, min_users=3)
         assert np.all(found.samples <= samples)
         before, after = (part.by_cell((x > 0).astype(np.int64)) for x in (samples, found.samples))
         assert np.all(after >= np.minimum(before, 3))
@@ -92,4 +92,4 @@ def test_suppressed_pairs_and_empty_cells_stay_out_and_min_users_holds():
 def test_refuses_a_negative_bias_weight():
     counts = random_counts(np.random.default_rng(3))
     with pytest.raises(ParameterError):
-        choose_clipping(counts, np.full(40, 10**6), lambda s: mean_rows(counts, s, 8), bias_weight=-1)
+        choose_clipping(counts, np.full(40, 10**6), lambda s: Mean(8).rows(counts, s), bias_weight=-1)

@@ -1,179 +1,138 @@
-"""Means of one cell: sensitivities by brute force, worst-case bias, facts of the minimax m, intervals, bad input."""
+"""Means of cells: sensitivity by brute force, the cap, clipping, budgets and columns."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
-from dpcore.budget import MICRO
+from dpcore.budget import to_micro
+from dpcore.contributions import Contributions
 from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterError
-from dpcore.mean import ArrayAveraging, Baseline, PooledMinimax, minimax_samples
-from dpcore.noise import MAX_SCALE_NUMERATOR, Noise
-from dpcore.scales import losses, noise_ratio
-from tests.dpcore.silence import Silence
-
-MECHANISMS: list[Callable[[int], Any]] = [Baseline, PooledMinimax, ArrayAveraging]
-ALPHA = 1e-6
+from dpcore.mean import Mean, clipping_bias, sum_cap
+from dpcore.variance import Variance
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("samples", [(1,), (2, 1), (2, 2, 2), (1, 2, 3), (4, 1, 1)])
-def test_no_user_moves_the_integer_more_than_his_sensitivity(mechanism: Any, samples: tuple[int, ...]) -> None:
-    """Exhaustive over corner values: the statistic is monotone in each of them."""
-    upper, m = 3, np.array(samples)
-    held = mechanism(upper)
-    plan = held.plan(m, 700_000)
-    owner = np.repeat(np.arange(len(m)), m)
-    found = {
-        values: round(held.release(np.array(values), plan, Silence()).raw * plan.divisor)
-        for values in itertools.product((0, upper), repeat=int(m.sum()))
-    }
-    for user in range(len(m)):
-        free = owner == user
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for values, statistic in found.items():
-            groups.setdefault(tuple(np.array(values)[~free]), []).append(statistic)
-        worst = max(max(group) - min(group) for group in groups.values())
-        assert worst <= plan.sensitivities[user]
-        assert Fraction(worst * plan.denominator * MICRO, plan.numerator) <= plan.charges[user] <= 700_000
-        if mechanism is not ArrayAveraging:
-            assert worst == plan.sensitivities[user]
+def group(rows: list[tuple[int, int, int, int]], upper: int) -> Contributions:
+    cell, user, time, value = (np.array(column) for column in zip(*rows, strict=True))
+    return Contributions.group(cell.astype(np.uint64), user.astype(np.uint64), time, value, upper=upper)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("samples", [(1,), (2, 1), (2, 2, 2), (1, 2, 3), (5, 1, 1), (6, 2)])
-def test_the_bias_bound_is_the_worst_case(mechanism: Any, samples: tuple[int, ...]) -> None:
-    upper, m = 10, np.array(samples)
-    held = mechanism(upper)
-    plan = held.plan(m, 400_000)
-    worst = max(
-        abs(held.release(np.array(values), plan, Silence()).raw - np.mean(values))
-        for values in itertools.product((0, upper), repeat=int(m.sum()))
-    )
-    assert worst <= plan.bias_bound + 1e-9
-    assert worst >= plan.bias_bound - 2 / 256
+def worst_changes(
+    rows: list[tuple[int, int, int, int]], integers: Callable[[Contributions], np.ndarray], upper: int
+) -> np.ndarray:
+    """Largest change of one cell's integer by each user's values, over all values in {0, U/2, U} of everybody."""
+    owner = np.array([user for _, user, _, _ in rows])
+    integer = {}
+    for values in itertools.product((0, upper // 2, upper), repeat=len(rows)):
+        held = group([(c, u, k, v) for (c, u, k, _), v in zip(rows, values, strict=True)], upper)
+        integer[values] = int(integers(held)[0])
+    worst = np.zeros(owner.max() + 1, dtype=np.int64)
+    for user in range(len(worst)):
+        beside: dict[tuple[int, ...], list[int]] = {}
+        for values, exact in integer.items():
+            beside.setdefault(tuple(np.array(values)[owner != user]), []).append(exact)
+        worst[user] = max(max(group) - min(group) for group in beside.values())
+    return worst
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=10), st.integers(10_000, 9_000_000))
-def test_the_minimax_m_is_best_among_all_and_grows_with_epsilon(samples: list[int], micro: int) -> None:
-    m = np.array(samples)
-
-    def cost(cap: Fraction) -> Fraction:
-        kept = sum((min(Fraction(x), cap) for x in samples), Fraction(0))
-        return 1 - kept / sum(samples) + cap * MICRO / (micro * kept)
-
-    chosen = minimax_samples(m, micro)
-    assert chosen in samples
-    # Quarter steps: no m between the counts is better either.
-    quarters = [Fraction(q, 4) for q in range(1, 4 * max(samples) + 1)]
-    assert cost(Fraction(chosen)) == min(cost(Fraction(x)) for x in samples) == min(cost(q) for q in quarters)
-    assert all(cost(Fraction(x)) > cost(Fraction(chosen)) for x in set(samples) if x < chosen)
-    assert minimax_samples(m, 2 * micro) >= chosen
+@pytest.mark.parametrize("samples", [(1,), (1, 1), (2, 1), (1, 2, 2), (3, 1, 1), (4, 2)])
+def test_the_sensitivity_is_the_worst_change_over_all_values_of_one_user(samples: tuple[int, ...]) -> None:
+    """Exhaustive over values in {0, U/2, U}."""
+    mean = Mean(10)
+    rows = [(1, user, k, 0) for user, m in enumerate(samples) for k in range(m)]
+    counts = group(rows, 10).counts
+    assert (worst_changes(rows, mean.integers, 10) == mean.sensitivities(counts, counts.samples)).all()
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_intervals_cover_the_statistic_as_often_as_they_say(mechanism: Any) -> None:
-    """n = 3000 draws; coverage of 95 % would be missed by 3 points with power > 0.999 at α = 1e-6."""
-    rng = np.random.default_rng(3)
-    m = rng.integers(1, 9, 12)
-    values = rng.integers(0, 801, int(m.sum()))
-    held = mechanism(800)
-    plan = held.plan(m, 1_000_000)
-    truth = held.release(values, plan, Silence()).raw
-    noise = Noise()
-    draws = [held.release(values, plan, noise) for _ in range(3000)]
-    covered = sum(e.low <= truth <= e.high for e in draws)
-    assert stats.binomtest(covered, 3000, 0.95).pvalue > ALPHA
-    assert all(0 <= e.value <= 800 and e.clamped == (e.value != e.raw) for e in draws)
-    spread = np.mean([abs(e.raw - truth) for e in draws])
-    assert spread == pytest.approx(plan.scale, rel=0.12)
+@pytest.mark.parametrize("samples", [(1,), (2, 1), (3, 2, 1), (4, 2)])
+@pytest.mark.parametrize("cap", [10, 13, 25])
+def test_a_capped_sum_moves_by_at_most_its_cap(samples: tuple[int, ...], cap: int) -> None:
+    """Exhaustive over values in {0, 5, U} of one user beside others at U; without the cap the claim is broken."""
+    upper = 10
+    for user, m in enumerate(samples):
+        sums: dict[bool, list[int]] = {True: [], False: []}
+        for own in itertools.product((0, 5, 10), repeat=m):
+            rows = [(1, u, k, own[k] if u == user else upper) for u, held in enumerate(samples) for k in range(held)]
+            held = group(rows, upper)
+            claimed = int(Mean(upper, cap).sensitivities(held.counts, held.counts.samples)[user])
+            for capped in sums:
+                sums[capped].append(int(Mean(upper, cap if capped else None).integers(held)[0]))
+        assert max(sums[True]) - min(sums[True]) == claimed == min(cap, upper * m)
+        if cap < upper * m:
+            assert max(sums[False]) - min(sums[False]) > claimed, (
+                "planted bug: charged for the cap, released without it"
+            )
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_values_outside_the_range_are_clipped_before_they_count(mechanism: Any) -> None:
-    held = mechanism(10)
-    m = np.array([2, 1])
-    plan = held.plan(m, MICRO)
-    wild = held.release(np.array([-5, 10**12, 7]), plan, Silence())
-    assert wild == held.release(np.array([0, 10, 7]), plan, Silence())
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("samples", [(1,), (5,), (1, 1)])
-def test_few_samples_and_equal_values_are_released_with_full_noise(mechanism: Any, samples: tuple[int, ...]) -> None:
-    m = np.array(samples)
-    held = mechanism(8)
-    plan = held.plan(m, MICRO)
-    result = held.release(np.full(int(m.sum()), 8), plan, Silence())
-    assert result.raw == 8
-    assert result.scale == pytest.approx(8 if len(m) == 1 else 4)
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_an_upper_bound_of_zero_releases_zero_for_free(mechanism: Any) -> None:
-    m = np.array([3, 2])
-    plan = mechanism(0).plan(m, MICRO)
-    result = mechanism(0).release(np.array([1, 2, 3, 4, 5]), plan, Noise())
-    assert (result.raw, result.low, result.high, result.scale) == (0, 0, 0, 0)
-    assert plan.charges.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize(
-    ("upper", "samples", "micro", "error"),
-    [
-        (10, [], MICRO, ParameterError),
-        (10, [1, 0], MICRO, ParameterError),
-        (10, [1.0], MICRO, ParameterError),
-        (-1, [1], MICRO, ParameterError),
-        (float("nan"), [1], MICRO, ParameterError),
-        (10, [1], 0, BudgetError),
-        (10, [1], -5, BudgetError),
-        (10, [1], float("nan"), BudgetError),
-        (2**61, [1, 1, 1], MICRO, OverflowBoundError),
-        (2**50, [1], MICRO, OverflowBoundError),
-    ],
-)
-def test_bad_input_is_refused_with_a_remedy(
-    mechanism: Any, upper: Any, samples: list[Any], micro: Any, error: type[DPError]
-) -> None:
-    with pytest.raises(error, match=r"[;,] \w+"):
-        mechanism(upper).plan(np.array(samples), micro)
-
-
-@pytest.mark.parametrize("values", [[1.0, float("nan")], [1], [1, 2, 3]])
-def test_values_that_are_not_the_planned_quanta_are_refused(values: list[Any]) -> None:
-    plan = Baseline(10).plan(np.array([2]), MICRO)
-    with pytest.raises(ParameterError):
-        Baseline(10).release(np.array(values), plan, Noise())
-
-
-@pytest.mark.parametrize("capacity", [0, 1, 6])
-def test_a_capacity_out_of_range_is_refused(capacity: int) -> None:
-    with pytest.raises(ParameterError, match="m_UB"):
-        ArrayAveraging(10, capacity).plan(np.array([2, 5]), MICRO)
+def test_the_cap_is_a_share_of_the_mean_contribution_and_never_below_one_sample() -> None:
+    counts = group([(1, 1, k, 0) for k in range(9)] + [(1, 2, 0, 0)], 100).counts
+    assert sum_cap(counts, 100, 0.7) == 350
+    assert sum_cap(counts, 100, 0.01) == 100
+    assert Mean(100, 350).rows(counts, counts.samples).delta.tolist() == [350, 100]
+    with pytest.raises(ParameterError, match="above 0"):
+        sum_cap(counts, 100, 0.0)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(1, 2**40), st.integers(1, 10**8))
-def test_noise_never_falls_short_of_the_budget(sensitivity: int, micro: int) -> None:
-    if sensitivity * MICRO > micro * MAX_SCALE_NUMERATOR:
-        with pytest.raises(OverflowBoundError):
-            noise_ratio(sensitivity, micro)
-        return
-    t, s = noise_ratio(sensitivity, micro)
-    assert Fraction(t, s) >= Fraction(sensitivity * MICRO, micro)
-    assert t <= MAX_SCALE_NUMERATOR
-    own = np.array([sensitivity, sensitivity // 2])
-    charged = losses(own, t, s)
-    assert charged[0] <= micro
-    assert all(c >= Fraction(d * MICRO * s, t) > c - 1 for c, d in zip(charged.tolist(), own.tolist(), strict=True))
+@given(st.data())
+def test_changing_one_users_values_moves_each_integer_by_at_most_its_sensitivity(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    upper, grid, n = 6500, 100, int(rng.integers(1, 60))
+    cell, user = rng.integers(0, 4, n).astype(np.uint64), rng.integers(0, 6, n).astype(np.uint64)
+    time, value = rng.permutation(n), rng.integers(-10, 9000, n)
+    other = np.where(user == user[0], rng.choice([0, upper, 3000], n), value)
+    one = Contributions.group(cell, user, time, value, upper=upper)
+    two = Contributions.group(cell, user, time, other, upper=upper)
+    retained = np.minimum(one.counts.samples, rng.integers(0, 5, len(one.counts.samples)))
+    one, two = one.retain(retained), two.retain(retained)
+    mine = one.counts.users[one.counts.pair_user] == user[0]
+    for statistic in (Mean(upper), Mean(upper, 7000), Variance(upper, grid)):
+        allowed = one.counts.by_cell(np.where(mine, statistic.sensitivities(one.counts, retained), 0))
+        assert (np.abs(statistic.integers(one) - statistic.integers(two)) <= allowed).all()
+
+
+@pytest.mark.parametrize("total", range(1, 9))
+def test_clipping_bias_is_the_worst_case_by_brute_force(total: int) -> None:
+    for kept in range(1, total + 1):
+        values = np.array(list(itertools.product((0.0, 1.0), repeat=total)))
+        worst = np.abs(values.mean(axis=1) - values[:, :kept].mean(axis=1)).max()
+        assert worst == pytest.approx(clipping_bias(np.array([total]), np.array([kept]))[0])
+
+
+def test_values_are_clipped_before_they_are_summed_and_the_first_in_time_are_retained() -> None:
+    held = group([(1, 1, 3, 99), (1, 1, 1, -5), (1, 1, 2, 4), (2, 1, 0, 7)], upper=10)
+    assert held.values.tolist() == [0, 4, 10, 7]
+    assert held.retain(np.array([2, 0])).values.tolist() == [0, 4]
+    with pytest.raises(ParameterError):
+        held.retain(np.array([4, 0]))
+
+
+def test_sums_that_could_leave_int64_are_refused() -> None:
+    zeros = np.zeros(4, dtype=np.uint64)
+    with pytest.raises(OverflowBoundError):
+        Contributions.group(zeros, zeros, np.arange(4), np.arange(4), upper=2**61)
+    held = Contributions.group(zeros, zeros, np.arange(4), np.arange(4), upper=2**31)
+    with pytest.raises(OverflowBoundError):
+        held.cell_squares()
+
+
+@given(st.decimals(min_value="0.000001", max_value="1000000", allow_nan=False))
+def test_charges_round_up_and_allowances_round_down(epsilon: Decimal) -> None:
+    exact = Fraction(epsilon) * 1_000_000
+    assert to_micro(epsilon, round_up=False) <= exact <= to_micro(epsilon, round_up=True)
+    assert to_micro(0.1, round_up=False) == to_micro(0.1, round_up=True) == 100_000
+
+
+@pytest.mark.parametrize("epsilon", [0, -1.0, float("nan"), float("inf"), "x", 1e-9])
+def test_budgets_that_mean_nothing_are_refused(epsilon: float | str) -> None:
+    with pytest.raises(BudgetError) as caught:
+        to_micro(epsilon, round_up=False)
+    assert isinstance(caught.value, DPError)
+    assert "give" in str(caught.value)

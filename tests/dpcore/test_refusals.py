@@ -16,25 +16,26 @@ import pytest
 
 from dpcore.allocation import Sensitivities, allocate, uniform_allocation
 from dpcore.budget import MICRO
-from dpcore.cdf import ParticipationCDF, TreeCDF
 from dpcore.clipping import choose_clipping
 from dpcore.contributions import Contributions, Counts
+from dpcore.distribution import Distribution
 from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterError
 from dpcore.gaussian import discrete_gaussian
-from dpcore.grouping import bestfit
 from dpcore.laplace_posterior import laplace_posterior
-from dpcore.mean import ArrayAveraging, Baseline, PooledMinimax
-from dpcore.moments import mean_rows, sum_cap, variance_rows
+from dpcore.mean import Mean, sum_cap
 from dpcore.noise import Noise
-from dpcore.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy
-from dpcore.selection import PrivateQuantile, select_quantiles, select_range
+from dpcore.scales import LaplaceScales
 from dpcore.shrinkage import shrink
-from dpcore.suppression import chop_user, sweep_chop_user
+from dpcore.single_cell.grouping import bestfit
+from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
+from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy
+from dpcore.single_cell.selection import select_quantiles, select_range
+from dpcore.suppression import suppress, sweep_chop_user
 from dpcore.variance import Variance
 from tests.dpcore.silence import Silence
 
 U = 100
-MEANS: dict[str, Callable[[int], Any]] = {
+CELLS: dict[str, Callable[[int], Any]] = {
     "baseline": Baseline,
     "pooled-minimax": PooledMinimax,
     "array-averaging": ArrayAveraging,
@@ -42,11 +43,6 @@ MEANS: dict[str, Callable[[int], Any]] = {
     "fixed-quantile": FixedQuantile,
     "epsilon-quantile": EpsilonQuantile,
     "auto": AutoMean,
-}
-CELLS: dict[str, Callable[[int], Any]] = MEANS | {
-    "variance": Variance,
-    "percentile": lambda upper: PrivateQuantile(upper, 50),
-    "cdf": lambda upper: TreeCDF(upper, 8),
 }
 """Every mechanism of one cell under relation "values", by its upper bound."""
 ONE = np.array([1], dtype=np.int64)
@@ -85,25 +81,23 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
     "epsilon 0": plans(U, ints(2, 1), 0)
     | _case(
         BudgetError,
-        chop=lambda: chop_user(SOME, 0),
+        chop=lambda: suppress(SOME, 0),
         sweep=lambda: sweep_chop_user(SOME, 0),
-        allocate=lambda: allocate(mean_rows(SOME, SOME.samples, U), ints(0, MICRO)),
-        uniform_allocation=lambda: uniform_allocation(mean_rows(SOME, SOME.samples, U), ints(0, MICRO)),
-        clipping=lambda: choose_clipping(SOME, ints(0, 0), lambda kept: mean_rows(SOME, kept, U)),
+        allocate=lambda: allocate(Mean(U).rows(SOME, SOME.samples), ints(0, MICRO)),
+        uniform_allocation=lambda: uniform_allocation(Mean(U).rows(SOME, SOME.samples), ints(0, MICRO)),
+        clipping=lambda: choose_clipping(SOME, ints(0, 0), lambda kept: Mean(U).rows(SOME, kept)),
         quantiles=lambda: select_quantiles(ints(1), U, ints(5), 0, Noise()),
         range=lambda: select_range(ints(1), U, 5, 0, Noise()),
-        participation_cdf=lambda: ParticipationCDF(U, 2).plan(0),
     ),
     "epsilon below 0": plans(U, ints(2, 1), -5)
-    | _case(BudgetError, chop=lambda: chop_user(SOME, -5), sweep=lambda: sweep_chop_user(SOME, -5)),
+    | _case(BudgetError, chop=lambda: suppress(SOME, -5), sweep=lambda: sweep_chop_user(SOME, -5)),
     "epsilon NaN": plans(U, ints(2, 1), math.nan)
-    | _case(BudgetError, chop=lambda: chop_user(SOME, math.nan), sweep=lambda: sweep_chop_user(SOME, math.nan)),  # type: ignore[arg-type]
+    | _case(BudgetError, chop=lambda: suppress(SOME, math.nan), sweep=lambda: sweep_chop_user(SOME, math.nan)),  # type: ignore[arg-type]
     "epsilon as a float": plans(U, ints(2, 1), 1.0),
     "upper bound below 0": plans(-1, ints(2, 1), MICRO)
     | _case(
         ParameterError,
         group=lambda: Contributions.group(ONE.astype(np.uint64), ONE.astype(np.uint64), ONE, ONE, upper=-1),
-        participation_cdf=lambda: ParticipationCDF(-1, 2).plan(MICRO),
         shrink=lambda: shrink(np.ones(1), np.ones(1), ONE, upper=-1.0),
     ),
     "upper bound NaN": {
@@ -116,7 +110,6 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         OverflowBoundError,
         group=lambda: Contributions.group(ONE.astype(np.uint64), ONE.astype(np.uint64), ONE, ONE, upper=2**62),
         sensitivities=lambda: Sensitivities(ints(0), ints(0), ints(2**41), np.ones(1), 1),
-        participation_cdf=lambda: ParticipationCDF(U, 2**45).plan(MICRO),
     ),
     "values NaN": {
         name: (
@@ -140,26 +133,18 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         array_averaging_below=lambda: ArrayAveraging(U, capacity=0).plan(ints(1, 3), MICRO),
         bestfit_above=lambda: bestfit(ints(1, 3), 4),
         bestfit_below=lambda: bestfit(ints(2, 3), 1),
-        variance_above=lambda: Variance(U, capacity=4).plan(ints(1, 3), MICRO),
-        variance_below=lambda: Variance(U, capacity=0).plan(ints(1, 3), MICRO),
-        cdf_above=lambda: TreeCDF(U, 8, capacity=4).plan(ints(1, 3), MICRO),
-        cdf_below=lambda: TreeCDF(U, 8, capacity=0).plan(ints(1, 3), MICRO),
-        participation_cdf=lambda: ParticipationCDF(U, 0).plan(MICRO),
     ),
     "parameters out of range": _case(
         ParameterError,
-        percentile_0=lambda: PrivateQuantile(U, 0).plan(ints(1), MICRO),
-        percentile_100=lambda: PrivateQuantile(U, 100).plan(ints(1), MICRO),
-        no_bins=lambda: TreeCDF(U, 0).plan(ints(1), MICRO),
-        many_bins=lambda: TreeCDF(U, 10**6).plan(ints(1), MICRO),
-        grid=lambda: Variance(U, grid=0).plan(ints(1), MICRO),
+        no_bins=lambda: Distribution(U, 0).rows(SOME, SOME.samples),
+        many_bins=lambda: Distribution(U, 10**6).rows(SOME, SOME.samples),
         half_bin=lambda: select_range(ints(1), U, 0, MICRO, Noise()),
         unclipped=lambda: select_quantiles(ints(U + 1), U, ints(5), MICRO, Noise()),
-        min_users=lambda: chop_user(SOME, MICRO, min_users=0),
-        statistics=lambda: chop_user(SOME, MICRO, statistics=("mode",)),  # type: ignore[arg-type]
-        bias_weight=lambda: choose_clipping(SOME, ints(9, 9), lambda kept: mean_rows(SOME, kept, U), bias_weight=-1),
-        retained=lambda: mean_rows(SOME, SOME.samples + 1, U),
-        retained_variance=lambda: variance_rows(SOME, SOME.samples + 1, U, 1),
+        min_users=lambda: suppress(SOME, MICRO, min_users=0),
+        statistics=lambda: suppress(SOME, MICRO, statistics=("mode",)),  # type: ignore[arg-type]
+        bias_weight=lambda: choose_clipping(SOME, ints(9, 9), lambda kept: Mean(U).rows(SOME, kept), bias_weight=-1),
+        retained=lambda: Mean(U).rows(SOME, SOME.samples + 1),
+        retained_variance=lambda: Variance(U, 1).rows(SOME, SOME.samples + 1),
         cap=lambda: sum_cap(SOME, U, -0.5),
         laplace_scale=lambda: Noise().discrete_laplace(0),
         laplace_large=lambda: Noise().discrete_laplace(2**41),
@@ -183,10 +168,10 @@ def test_bad_input_is_refused_with_the_value_and_the_remedy(case: str, name: str
     ), f"no remedy in: {message}"
 
 
-@pytest.mark.parametrize("name", MEANS)
+@pytest.mark.parametrize("name", CELLS)
 def test_one_user_one_sample_equal_values_and_a_range_of_0_have_defined_means(name: str) -> None:
     """Without noise the released number is the value; with U = 0 it is 0, without noise, at no charge to anybody."""
-    make = MEANS[name]
+    make = CELLS[name]
     for samples, values in (((1,), (37,)), ((5,), (37,) * 5), ((2, 3, 1), (37,) * 6)):
         mechanism = make(U)
         plan = mechanism.plan(ints(*samples), 40 * MICRO)
@@ -201,17 +186,17 @@ def test_one_user_one_sample_equal_values_and_a_range_of_0_have_defined_means(na
     assert (drawn.raw, drawn.value, drawn.scale) == (0.0, 0.0, 0.0)
 
 
-def test_one_sample_equal_values_and_a_range_of_0_have_defined_variances_percentiles_and_distributions() -> None:
-    one = Variance(U).plan(ints(1), MICRO)
-    assert (one.charges.tolist(), Variance(U).release(ints(37), one, Noise()).raw) == ([0], 0.0)
-    equal = Variance(U).plan(ints(2, 1), MICRO)
-    assert Variance(U).release(ints(37, 37, 37), equal, Silence()).raw == 0.0
-    assert Variance(0).release(ints(0, 0, 0), Variance(0).plan(ints(2, 1), MICRO), Noise()).raw == 0.0
-    rich = PrivateQuantile(U, 50).plan(ints(1, 1, 1, 1), 1000 * MICRO)
-    assert PrivateQuantile(U, 50).release(ints(37, 37, 37, 37), rich, Noise()) == 37
-    assert PrivateQuantile(0, 50).release(ints(0), PrivateQuantile(0, 50).plan(ints(1), MICRO), Noise()) == 0
+def test_one_sample_equal_values_and_a_range_of_0_have_defined_variances_and_distributions() -> None:
+    """One retained sample has variance 0, released without noise at no charge; so has every statistic of U = 0."""
+    one = city([[1]])
+    assert not Variance(U, 1).sensitivities(one, one.samples).any()
     for upper in (0, U):
-        drawn = TreeCDF(upper, 8).release(ints(upper, upper), TreeCDF(upper, 8).plan(ints(2), MICRO), Silence())
-        assert drawn.estimate(50).value == pytest.approx(upper, abs=U / 8)
-    nobody = ParticipationCDF(U, 2).release(ints(), ints(), ParticipationCDF(U, 2).plan(MICRO), Silence())
-    assert 0 <= nobody.estimate(50).value <= U
+        held = Contributions.group(*(np.zeros(4, np.uint64),) * 2, np.arange(4), np.full(4, 37), upper=upper)
+        assert Variance(upper, 1).integers(held).tolist() == [0]
+        assert not Mean(upper).sensitivities(held.counts, held.counts.samples).any() or upper
+        assert Distribution(upper, 8).integers(held).sum() == 4
+    held = Contributions.group(*(np.zeros(3, np.uint64),) * 2, np.arange(3), np.array([0, 0, 0]), upper=0)
+    cells, drawn = Distribution(0, 8).draw(
+        held, LaplaceScales(np.zeros((1, 1), np.int64), np.ones((1, 1), np.int64)), Noise()
+    )
+    assert (len(cells), drawn) == (0, None)

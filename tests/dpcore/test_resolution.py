@@ -8,7 +8,7 @@ import pytest
 from dpcore.allocation import allocate
 from dpcore.contributions import Counts
 from dpcore.errors import ParameterError
-from dpcore.moments import mean_rows
+from dpcore.mean import Mean
 from dpcore.resolution import choose_resolution, regroup
 
 UPPER = 800
@@ -28,7 +28,7 @@ def parents(counts: Counts) -> list[np.ndarray]:
 
 
 def half_width(counts: Counts) -> np.ndarray:
-    scales = allocate(mean_rows(counts, counts.samples, UPPER), np.full(counts.n_users, 2_000_000)).scales
+    scales = allocate(Mean(UPPER).rows(counts, counts.samples), np.full(counts.n_users, 2_000_000)).scales
     return np.log(20) * scales / counts.by_cell(counts.samples) / 10
 
 

@@ -1,94 +1,62 @@
-"""1/n variance of one cell: sensitivity and bias by brute force, defined results for degenerate cells."""
+"""1/n variances of cells: sensitivity and clipping bias by brute force, the printed mistakes, exactness."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
-from dpcore.budget import MICRO
-from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterError
-from dpcore.noise import Noise
-from dpcore.variance import Variance
-from tests.dpcore.silence import Silence
+from dpcore.contributions import Contributions
+from dpcore.variance import Variance, clipping_bias, worst_change
+from tests.dpcore.test_mean import group, worst_changes
 
 
-@pytest.mark.parametrize("capacity", [None, 1, 2])
-@pytest.mark.parametrize("samples", [(2, 1), (2, 2, 1), (3, 2), (5, 2)])
-def test_sensitivity_and_bias_are_the_worst_by_brute_force(samples: tuple[int, ...], capacity: int | None) -> None:
-    """Exhaustive over {0, U/2, U}: convex in each value, so the corners are worst."""
-    upper, m = 8, np.array(samples)
-    mechanism = Variance(upper, capacity)
-    plan = mechanism.plan(m, 600_000)
-    owner = np.repeat(np.arange(len(m)), m)
-    found, bias = {}, 0.0
-    for values in itertools.product((0, 4, 8) if len(owner) < 6 else (0, 8), repeat=len(owner)):
-        found[values] = mechanism.release(np.array(values), plan, Silence()).raw
-        bias = max(bias, abs(found[values] - np.var(values)))
-    assert bias <= plan.bias_bound + 1e-9
-    assert bias >= plan.bias_bound - 1 - 1e-9
-    for user in range(len(m)):
-        groups: dict[tuple[int, ...], list[float]] = {}
-        for values, raw in found.items():
-            groups.setdefault(tuple(v for v, o in zip(values, owner, strict=True) if o != user), []).append(raw)
-        worst = round(max(max(group) - min(group) for group in groups.values()))
-        assert worst <= plan.sensitivities[user] <= worst + 1
-        assert Fraction(worst * plan.denominator * MICRO, max(plan.numerator, 1)) <= int(plan.charges[user]) <= 600_000
+@pytest.mark.parametrize("grid", [1, 3])
+@pytest.mark.parametrize("samples", [(1,), (1, 1), (2, 1), (1, 2, 2), (3, 1, 1), (4, 2)])
+def test_the_sensitivity_is_the_worst_change_over_all_values_of_one_user(samples: tuple[int, ...], grid: int) -> None:
+    """Exhaustive over values in {0, U/2, U}; the worst case of a convex function sits at its corners."""
+    variance = Variance(10, grid)
+    rows = [(1, user, k, 0) for user, m in enumerate(samples) for k in range(m)]
+    counts = group(rows, 10).counts
+    claimed, worst = variance.sensitivities(counts, counts.samples), worst_changes(rows, variance.integers, 10)
+    assert (worst <= claimed).all()
+    assert (claimed - worst <= 1).all(), "looser than the rounding explains"
 
 
-def test_intervals_cover_and_the_scale_is_in_square_quanta() -> None:
-    """n = 2000 draws, α = 1e-6."""
-    rng = np.random.default_rng(1)
-    m = rng.integers(1, 20, 30)
-    values = np.clip(rng.normal(300, 80, int(m.sum())), 0, 800).astype(np.int64)
-    mechanism = Variance(800, grid=4)
-    plan = mechanism.plan(m, 4 * MICRO)
-    truth = mechanism.release(values, plan, Silence()).raw
-    assert truth == pytest.approx(values.var(), abs=4)
-    noise = Noise()
-    draws = [mechanism.release(values, plan, noise) for _ in range(2000)]
-    assert stats.binomtest(sum(e.low <= truth <= e.high for e in draws), 2000, 0.95).pvalue > 1e-6
-    assert np.mean([abs(e.raw - truth) for e in draws]) == pytest.approx(plan.scale, rel=0.15)
-    assert all(0 <= e.value <= 160_000 for e in draws)
+def test_the_printed_item_level_variance_sensitivity_is_wrong() -> None:
+    """U²(L−1)/L would be L times too large: the true item-level value is U²(L−1)/L²."""
+    upper, users = 100, 5
+    counts = group([(1, user, 0, 0) for user in range(users)], upper).counts
+    expected = Fraction(upper**2 * (users - 1), users**2)
+    assert set(Variance(upper, 1).sensitivities(counts, counts.samples).tolist()) == {int(-(-expected // 1))}
 
 
-@pytest.mark.parametrize(("upper", "samples", "expected"), [(800, (1,), 0.0), (0, (3, 2), 0.0)])
-def test_what_nobody_can_move_is_released_without_noise_or_charge(
-    upper: int, samples: tuple[int, ...], expected: float
-) -> None:
-    m = np.array(samples)
-    plan = Variance(upper).plan(m, MICRO)
-    drawn = Variance(upper).release(np.full(int(m.sum()), 500), plan, Noise())
-    assert (drawn.raw, drawn.low, drawn.high) == (expected, expected, expected)
-    assert (plan.charges == 0).all()
+@pytest.mark.parametrize("total", range(1, 9))
+def test_clipping_bias_is_the_worst_case_by_brute_force(total: int) -> None:
+    for kept in range(1, total + 1):
+        values = np.array(list(itertools.product((0.0, 1.0), repeat=total)))
+        worst = np.abs(values.var(axis=1) - values[:, :kept].var(axis=1)).max()
+        assert worst == pytest.approx(clipping_bias(np.array([total]), np.array([kept]))[0])
 
 
-def test_equal_values_and_one_user_get_noise_all_the_same() -> None:
-    plan = Variance(800).plan(np.array([4]), MICRO)
-    drawn = Variance(800).release(np.full(4, 500), plan, Noise())
-    assert drawn.scale == 160_000
-    assert 0 <= drawn.value <= 160_000
+@pytest.mark.parametrize("n", range(1, 9))
+def test_the_worst_change_of_one_user_is_that_of_the_sensitivity(n: int) -> None:
+    for own in range(1, n + 1):
+        rows = [(1, 0, k, 0) for k in range(own)] + [(1, 1, k, 0) for k in range(n - own)]
+        counts = group(rows, 1).counts
+        delta = int(Variance(1000, 1).sensitivities(counts, counts.samples)[0])
+        assert delta - 1 <= 10**6 * worst_change(np.array([n]), np.array([own]))[0] <= delta + 1e-6
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "samples", "micro", "error"),
-    [
-        (Variance(800), [], MICRO, ParameterError),
-        (Variance(800), [0], MICRO, ParameterError),
-        (Variance(-1), [2], MICRO, ParameterError),
-        (Variance(800, capacity=0), [2], MICRO, ParameterError),
-        (Variance(800, capacity=3), [2], MICRO, ParameterError),
-        (Variance(800, grid=0), [2], MICRO, ParameterError),
-        (Variance(800), [2], 0, BudgetError),
-        (Variance(800), [2], math.nan, BudgetError),
-        (Variance(2**31), [2], MICRO, OverflowBoundError),
-    ],
-)
-def test_bad_input_is_refused(mechanism: Variance, samples: list[int], micro: Any, error: type[DPError]) -> None:
-    with pytest.raises(error):
-        mechanism.plan(np.array(samples, dtype=np.int64), micro)
+def test_variances_of_large_values_are_exact_and_one_sample_has_none() -> None:
+    rng = np.random.default_rng(5)
+    cell, value = np.repeat(np.arange(3), (1, 2, 500)).astype(np.uint64), rng.integers(0, 2**24, 503)
+    held = Contributions.group(cell, np.arange(503).astype(np.uint64), np.arange(503), value, upper=2**24)
+    exact = [
+        sum((Fraction(int(x)) - Fraction(sum(map(int, v)), len(v))) ** 2 for x in v) / len(v)
+        for v in (value[:1], value[1:3], value[3:])
+    ]
+    assert Variance(2**24, 100).integers(held).tolist() == [int(x // 100) for x in exact]
+    assert not Variance(2**24, 100).sensitivities(held.counts, held.counts.samples)[0]

@@ -25,7 +25,7 @@ from stream.local import KafkaServer
 from stream.messages.message import REJECTED, WINDOW, Message
 from stream.statistics import window_release
 from stream.statistics.pipeline import compose, plan_window
-from stream.statistics.plan import Plan
+from stream.statistics.plan import Plan, pack_flags
 from stream.storage.keys import FeedKeys
 from stream.storage.row_store import RowStore
 from tests.support.builders import riders_config, zcdp_config
@@ -239,8 +239,8 @@ def status_by_raw_count(patch: pytest.MonkeyPatch) -> None:
 
     def leaking(counts: Any, *rest: Any) -> Plan:
         plan = plan_window(counts, *rest)
-        visited = np.isin(np.frombuffer(plan.cells, "<u8"), counts.cells)
-        return msgspec.structs.replace(plan, published=visited.astype(np.uint8).tobytes())
+        visited = np.isin(plan.cells, counts.cells)
+        return msgspec.structs.replace(plan, published_bytes=pack_flags(visited))
 
     patch.setattr(window_release, "plan_window", leaking)
 

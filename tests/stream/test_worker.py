@@ -61,9 +61,9 @@ def independent_charges(path: Path, config: Config) -> int:
         ).counts
         left = np.array([config.privacy.budget_micro - spent[user] for user in counts.users.tolist()])
         plan = plan_window(counts, left, config, slotting.window(slot), slotting.period_of(slot), "g")
-        retained = np.frombuffer(plan.retained, "<i8").tolist()
+        retained = plan.retained.tolist()
         shape = (2, counts.n_cells)
-        t, s = (np.frombuffer(b, "<i8").reshape(shape).tolist() for b in (plan.numerators, plan.denominators))
+        t, s = (column.reshape(shape).tolist() for column in (plan.scales.numerator, plan.scales.denominator))
         in_cell: dict[int, int] = defaultdict(int)
         for pair, cell in enumerate(counts.pair_cell.tolist()):
             in_cell[cell] += retained[pair]

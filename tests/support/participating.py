@@ -10,7 +10,7 @@ import numpy as np
 
 from stream.config import Config, load_config
 from stream.local import REPO_ROOT
-from stream.statistics.participation.plan import Layout
+from stream.statistics.participation.plan import planned_layout
 from stream.statistics.plan import Plan
 
 BOX = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}
@@ -36,8 +36,8 @@ def skeleton(body: dict[str, Any]) -> dict[str, Any]:
 
 def scales_of_rows(plan: Plan) -> tuple[list[int], list[int]]:
     """Noise scale t/s of every released row."""
-    rows = Layout.planned(plan).rows
-    t, s = (np.repeat(np.frombuffer(column, "<i8"), rows).tolist() for column in (plan.numerators, plan.denominators))
+    rows = planned_layout(plan).rows
+    t, s = (np.repeat(column, rows).tolist() for column in (plan.scales.numerator, plan.scales.denominator))
     return t, s
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.contributions import Contributions, Counts
-from dpcore.mean import ArrayAveraging, Baseline, PooledMinimax
 from dpcore.noise import Noise
-from dpcore.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy
+from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
+from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

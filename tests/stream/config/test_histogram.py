@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -18,9 +17,9 @@ from stream.config.histogram import MAX_MESSAGE_BYTES, MECHANISMS
 from stream.local import REPO_ROOT
 from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.statistics.histograms.fixes import fixes_of, histogram_box
-from stream.statistics.pipeline import build_messages
 from tests.stream.statistics.test_histograms import planned
 from tests.support.builders import EVERY_MECHANISM, bus_config, located_rows, with_histograms
+from tests.support.releasing import build_messages
 
 BUS, RIDERS = REPO_ROOT / "config" / "bus-fleet.toml", REPO_ROOT / "config" / "riders.toml"
 
@@ -170,5 +169,5 @@ def test_the_box_is_half_open_and_fixes_outside_it_count_for_nobody(tmp_path: Pa
     plan, held, fixes = planned(config, rows)
     assert fixes.users.tolist() == [1, 3]
     grant = config.privacy.epsilon_micro
-    charges = dict(zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+    charges = dict(zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True))
     assert charges == {1: grant + 1_100_000, 2: grant, 3: grant + 1_100_000, 4: grant}

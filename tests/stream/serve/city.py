@@ -13,9 +13,10 @@ import numpy as np
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import Message
-from stream.statistics.pipeline import build_messages, contributions_of, plan_window
+from stream.statistics.pipeline import contributions_of, plan_window
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, bus_config
+from tests.support.releasing import build_messages
 
 HOUR = 3600
 CELLS = [h3.latlng_to_cell(30.2 + 0.05 * k, -97.7, 7) for k in range(4)]

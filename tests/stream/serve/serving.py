@@ -18,9 +18,9 @@ from stream.messages.topics import create_topics
 from stream.protocol.publishing import make_producer
 from stream.serve.api import make_app
 from stream.serve.reading.files import FileSource
-from stream.statistics.pipeline import build_messages
 from tests.stream.statistics.test_pipeline import planned
 from tests.support.builders import bus_config, random_rows
+from tests.support.releasing import build_messages
 
 
 def released(tmp_path: Path, rows: int = 200, **overrides: Any) -> list[Message]:

@@ -21,13 +21,14 @@ from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.statistics.carried_clipping import NARROWEST_KMH, SPREAD, carry
 from stream.statistics.participation.draw import exact_integers
-from stream.statistics.pipeline import build_messages, contributions_of, draw, plan_window
-from stream.statistics.plan import Plan, decode_plan, encode_plan
+from stream.statistics.pipeline import contributions_of, draw, plan_window
+from stream.statistics.plan import Plan, decode_plan, encode_plan, pack_integers
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory, intervals
 from stream.storage.ledger import Ledger
 from tests.dpcore.silence import Silence
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.participating import loss, riders
+from tests.support.releasing import build_messages
 
 CARRIED = {"speed.clipping": "carried", "speed.post_processing": ["kalman"], "speed.statistics": ["mean", "p50"]}
 
@@ -56,15 +57,15 @@ def test_removing_one_user_moves_the_integers_by_no_more_than_his_charge(
     memory = remembered(config)
     rows = random_rows(seed, 200)
     plan, held = planned(config, rows, memory)
-    assert plan.lower
-    charges = dict(zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+    assert plan.ranges is not None
+    charges = dict(zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True))
     plain, _ = planned(config, rows, None)
-    assert (plan.charges, plan.numerators, plan.denominators) == (plain.charges, plain.numerators, plain.denominators)
+    assert msgspec.structs.replace(plan, lower_bytes=b"", upper_bytes=b"") == plain, "ranges cost nothing"
     with_all = exact_integers(plan, held)
     assert (with_all >= 0).all()
     for user in held.counts.users.tolist():
         other_plan, other = planned(config, rows[rows["user"] != user], memory)
-        assert (other_plan.lower, other_plan.upper) == (plan.lower, plan.upper)
+        assert (other_plan.lower_bytes, other_plan.upper_bytes) == (plan.lower_bytes, plan.upper_bytes)
         lost = loss(plan, with_all, exact_integers(other_plan, other))
         assert 0 < lost * 1_000_000 <= charges[user]
 
@@ -78,9 +79,9 @@ def test_a_range_taken_from_the_window_itself_is_caught_by_the_same_comparison(t
     def from_itself(of: np.ndarray) -> tuple[Plan, np.ndarray]:
         plan, held = planned(config, of, None)
         top = int(of["value"].max())
-        cells = len(plan.cells) // 8
+        cells = len(plan.cells)
         lower, upper = np.zeros(cells, "<i8"), np.full(cells, top, "<i8")
-        plan = msgspec.structs.replace(plan, lower=lower.tobytes(), upper=upper.tobytes())
+        plan = msgspec.structs.replace(plan, lower_bytes=pack_integers(lower), upper_bytes=pack_integers(upper))
         return plan, exact_integers(plan, held)
 
     (plan, one), (_, two) = from_itself(rows), from_itself(rows[rows["user"] != rows["user"][0]])
@@ -92,13 +93,13 @@ def test_a_mean_within_its_range_is_what_it_was_and_one_outside_is_clipped_to_it
     rows = random_rows(6, 240, users=8, places=1)
     rows = np.concatenate([rows[rows["user"] == user][:20] for user in range(1, 9)])
     plan, held = planned(config, rows, None)
-    cells = np.frombuffer(plan.cells, "<u8")
+    cells = plan.cells
     at = int(np.searchsorted(cells, rows["cell"][0]))
     own = np.array([np.minimum(rows["value"][rows["user"] == u], 6500).mean() / 100 for u in range(1, 9)])
 
     def mean(lower: float, upper: float) -> float:
         ends = [np.full(len(cells), round(100 * end), "<i8").tobytes() for end in (lower, upper)]
-        ranged = msgspec.structs.replace(plan, lower=ends[0], upper=ends[1])
+        ranged = msgspec.structs.replace(plan, lower_bytes=ends[0], upper_bytes=ends[1])
         return float(draw(ranged, held, Silence())["mean"].value[at])
 
     for lower, upper in ((0.0, 65.0), (10.0, 60.0), (own.min() - 1, own.max() + 1), (own.min() + 3, own.max() - 2)):
@@ -123,9 +124,9 @@ def test_ranges_hold_what_was_released_widened_and_are_never_empty(tmp_path: Pat
     config = riders(tmp_path, **CARRIED)
     memory = remembered(config)
     plan, _ = planned(config, random_rows(1, 10), memory)
-    cells = np.frombuffer(plan.cells, "<u8")
+    cells = plan.cells
     low, high = intervals(memory, cells)
-    lower, upper = (np.frombuffer(end, "<i8") / 100 for end in (plan.lower, plan.upper))
+    lower, upper = plan.ranges / 100
     assert (lower <= low / SPREAD + 0.006).all()
     assert (upper >= np.minimum(high * SPREAD, 65) - 0.006).all()
     assert (upper - lower >= NARROWEST_KMH - 0.02).all()

@@ -28,10 +28,11 @@ from stream.statistics.histograms.histograms import (
     region_domain,
     regions_of,
 )
-from stream.statistics.pipeline import build_messages, contributions_of, plan_window
-from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan
+from stream.statistics.pipeline import contributions_of, plan_window
+from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan, pack_integers
 from stream.statistics.values.plan import plan_values
 from tests.support.builders import EVERY_MECHANISM, SLOT, located_rows, with_histograms
+from tests.support.releasing import build_messages
 
 RELATIONS = ["values", "participation"]
 GENERATION = "11111111-1111-4111-8111-111111111111"
@@ -83,7 +84,7 @@ def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contrib
         left = np.array([config.privacy.budget_micro - spent.get(user, 0) for user in users], dtype=np.int64)
         plan, held, fixes = planned(config, rows, left, SLOT + 3600 * number)
         assert plan.histogram is not None
-        for user, charge in zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True):
+        for user, charge in zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True):
             spent[user] = spent.get(user, 0) + charge
             assert spent[user] <= config.privacy.budget_micro
         mine = who(plan, fixes)
@@ -98,7 +99,7 @@ def windows_paid(config: Config, windows: list[np.ndarray], user: int) -> int:
         own = rows[rows["user"] == user]
         left = np.full(len(np.unique(own["user"])), config.privacy.budget_micro - spent, dtype=np.int64)
         plan, _, fixes = planned(config, own, left, SLOT + 3600 * number)
-        spent += int(np.frombuffer(plan.charges, "<i8").sum())
+        spent += int(plan.charges.sum())
         paid += len(contributing(plan, fixes)) > 0
     return paid
 
@@ -161,9 +162,9 @@ def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(
     def exact_loss(counts, left, config, window, period, generation, asked=0):  # type: ignore[no-untyped-def]
         alone = config.model_copy(update={"histogram": None})
         plan = plan_values(counts, left, alone, window, period, generation)
-        charges = np.frombuffer(plan.charges, "<i8")
+        charges = plan.charges
         pays = (charges > 0) & (charges + asked <= left)
-        return msgspec.structs.replace(plan, charges=np.where(pays, charges + asked, 0).astype("<i8").tobytes())
+        return msgspec.structs.replace(plan, charges_bytes=pack_integers(np.where(pays, charges + asked, 0)))
 
     monkeypatch.setattr(pipeline, "plan_values", exact_loss)
     config = tight("values", tmp_path)
@@ -181,7 +182,7 @@ def test_a_charge_holds_the_histograms_budget_to_the_micro_epsilon(tmp_path: Pat
     assert sum(plan.histogram.epsilons) == plan.histogram.cost == 1_000_000
     seen = np.isin(held.counts.users, fixes.users)
     without = np.full(len(seen), config.privacy.epsilon_micro) if relation == "values" else alone
-    assert np.array_equal(np.frombuffer(plan.charges, "<i8"), without + np.where(seen, 1_000_000, 0))
+    assert np.array_equal(plan.charges, without + np.where(seen, 1_000_000, 0))
 
 
 def plan_alone(config: Config, rows: np.ndarray) -> tuple[np.ndarray, Plan]:
@@ -190,7 +191,7 @@ def plan_alone(config: Config, rows: np.ndarray) -> tuple[np.ndarray, Plan]:
     held, slotting = contributions_of(rows, alone), alone.slotting
     left = np.full(held.counts.n_users, alone.privacy.ledger_budget)
     plan = plan_window(held.counts, left, alone, slotting.window(SLOT), slotting.period_of(SLOT), GENERATION)
-    return np.frombuffer(plan.charges, "<i8"), plan
+    return plan.charges, plan
 
 
 def test_under_zcdp_each_histogram_costs_half_its_epsilon_squared_rounded_up(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_under_zcdp_each_histogram_costs_half_its_epsilon_squared_rounded_up(tmp
     assert plan.histogram is not None
     assert plan.histogram.cost == sum(parts) == config.histogram_grant
     seen = np.isin(held.counts.users, fixes.users)
-    assert np.array_equal(np.frombuffer(plan.charges, "<i8"), alone + np.where(seen, sum(parts), 0))
+    assert np.array_equal(plan.charges, alone + np.where(seen, sum(parts), 0))
 
 
 @pytest.mark.parametrize(

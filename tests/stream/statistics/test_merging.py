@@ -14,19 +14,20 @@ import pytest
 from redis.asyncio import Redis
 
 from dpcore.contributions import Contributions
-from dpcore.moments import cell_variances
 from dpcore.noise import Noise
+from dpcore.variance import Variance
 from stream.config import Config, ConfigError
 from stream.evaluation.evaluate import evaluate
 from stream.messages.message import HEXAGON_SPEED, schema
-from stream.statistics.merging import excluded, merged
-from stream.statistics.pipeline import build_messages, contributions_of
+from stream.statistics.merging import by_planned_cells, excluded
+from stream.statistics.pipeline import contributions_of
 from stream.statistics.plan import VARIANCE_GRID, Plan, PlanError, decode_plan, encode_plan
 from stream.storage.row_store import ROW
 from tests.stream.protocol.test_release_protocol import store
 from tests.stream.statistics.test_pipeline import planned
 from tests.support.builders import SLOT, bus_config, riders_config
 from tests.support.closing import Collected, protocol_of
+from tests.support.releasing import build_messages
 
 MERGING = {"hexagons.merge_until_km_h": 30.0, "hexagons.coarsest_resolution": 4, "speed.post_processing": []}
 
@@ -47,7 +48,7 @@ def uneven_rows(seed: int, n: int = 1200, users: int = 40) -> np.ndarray:
 def planned_merged(config: Config, rows: np.ndarray) -> tuple[Plan, Contributions, Contributions]:
     """Plan, contributions by hexagon, contributions by cell."""
     plan, held = planned(config, rows)
-    return plan, held, merged(plan, held)
+    return plan, held, by_planned_cells(plan, held)
 
 
 @pytest.mark.parametrize("target", [4.0, 15.0, 40.0])
@@ -57,13 +58,13 @@ def test_the_loss_of_a_user_over_all_levels_never_exceeds_his_charge(tmp_path: P
     config = bus_config(tmp_path, **MERGING | {"hexagons.merge_until_km_h": target})
     rows = uneven_rows(seed)
     plan, _, pooled = planned_merged(config, rows)
-    retained = np.frombuffer(plan.retained, "<i8")
-    t, s = (np.frombuffer(column, "<i8").reshape(2, -1) for column in (plan.numerators, plan.denominators))
-    charges = dict(zip(pooled.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+    retained = plan.retained
+    t, s = (column.reshape(2, -1) for column in (plan.scales.numerator, plan.scales.denominator))
+    charges = dict(zip(pooled.counts.users.tolist(), plan.charges.tolist(), strict=True))
 
     def integers(of: np.ndarray) -> np.ndarray:
-        kept = merged(plan, contributions_of(of, config)).retain(retained)
-        return np.array([kept.cell_sums(plan.sum_cap or None), cell_variances(kept, VARIANCE_GRID)])
+        kept = by_planned_cells(plan, contributions_of(of, config)).retain(retained)
+        return np.array([kept.cell_sums(plan.sum_cap or None), Variance(kept.upper, VARIANCE_GRID).integers(kept)])
 
     rng = np.random.default_rng(seed)
     for user in pooled.counts.users.tolist():
@@ -88,7 +89,7 @@ def test_a_parent_that_also_counts_its_published_children_is_caught(tmp_path: Pa
     parent, children = next(iter(excluded(names).items()))
     own = held.counts.by_cell(held.counts.samples)
     hexagons = [f"{cell:x}" for cell in held.counts.cells.tolist()]
-    answered = dict(zip(hexagons, np.frombuffer(plan.merged, "<u8").tolist(), strict=True))
+    answered = dict(zip(hexagons, plan.merged.tolist(), strict=True))
     inside = {
         h: n
         for h, n in zip(hexagons, own.tolist(), strict=True)
@@ -153,7 +154,7 @@ def test_rows_in_other_hexagons_than_planned_are_never_drawn(tmp_path: Path) -> 
     fewer = contributions_of(uneven_rows(5)[:60], config)
     assert fewer.counts.n_cells != held.counts.n_cells
     with pytest.raises(PlanError, match="hexagons"):
-        merged(plan, fewer)
+        by_planned_cells(plan, fewer)
 
 
 async def test_the_service_releases_mixed_resolutions_once(redis: Redis, tmp_path: Path) -> None:

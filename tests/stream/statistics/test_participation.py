@@ -17,28 +17,22 @@ from typer.testing import CliRunner
 from dpcore.contributions import Contributions
 from dpcore.errors import BudgetError, OverflowBoundError
 from dpcore.noise import Noise
+from dpcore.participation import UNIT, sample_weights
 from stream.cli import app
 from stream.config import Config, ConfigError
 from stream.local import REPO_ROOT
 from stream.messages.message import schema
 from stream.statistics.participation.draw import exact_integers
-from stream.statistics.participation.plan import (
-    UNIT,
-    own_choice,
-    sample_weights,
-    scales,
-    sensitivities,
-    shares,
-    unit_grant,
-)
+from stream.statistics.participation.plan import participation_of
 from stream.statistics.participation.public_cells import public_cells
-from stream.statistics.pipeline import build_messages, contributions_of, draw, plan_window
+from stream.statistics.pipeline import contributions_of, draw, plan_window
 from stream.statistics.plan import Plan
 from stream.statistics.values.cell_means import MECHANISMS
 from stream.storage.row_store import ROW
 from tests.dpcore.silence import Silence
 from tests.support.builders import SLOT, random_rows
 from tests.support.participating import loss, riders, skeleton
+from tests.support.releasing import build_messages
 
 WEIGHTS = ("share", "user", "sample")
 STATISTICS = (["mean"], ["mean", "variance"], ["p50"], ["mean", "variance", "p15", "p50", "p85"])
@@ -63,7 +57,7 @@ def test_removing_one_user_moves_the_integers_by_no_more_than_his_charge(
     rows = random_rows(seed, 200)
     rows["user"][:60] = 1  # one of them reports far more than the others
     plan, held = planned(config, rows)
-    charges = dict(zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+    charges = dict(zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True))
     with_all = exact_integers(plan, held)
     worst = Fraction(0)
     for user in held.counts.users.tolist():
@@ -91,15 +85,16 @@ def test_shares_are_whole_micro_epsilon_that_add_up_to_one_full_contribution(
     tmp_path: Path, weight: str, epsilon: float
 ) -> None:
     wanted = {"participation.weight": weight, "privacy.epsilon": epsilon, "speed.statistics": list(STATISTICS[3])}
-    for parts in ({}, {"participation.shares": {"moments": 1, "percentiles": 9, "users": 2}}):
-        config = riders(tmp_path, **wanted, **parts)
-        found = shares(config)
-        assert found.dtype == np.int64
-        assert (found >= 1).all()
-        assert found.sum() == unit_grant(config)
-        t, s = scales(config)
+    for shares in ({}, {"participation.shares": {"moments": 1, "percentiles": 9, "users": 2}}):
+        config = riders(tmp_path, **wanted, **shares)
+        terms = participation_of(config)
+        parts = terms.part_grants
+        assert parts.dtype == np.int64
+        assert (parts >= 1).all()
+        assert parts.sum() == terms.unit_grant
+        t, s = terms.scales
         for bound, part, numerator, denominator in zip(
-            sensitivities(config).tolist(), found.tolist(), t.tolist(), s.tolist(), strict=True
+            terms.sensitivities.tolist(), parts.tolist(), t.tolist(), s.tolist(), strict=True
         ):
             assert Fraction(bound * denominator, numerator) * 1_000_000 <= part
 
@@ -108,9 +103,9 @@ def test_an_epsilon_too_small_for_its_parts_is_refused(tmp_path: Path) -> None:
     for weight, epsilon in (("share", 0.000_001), ("user", 0.000_007), ("sample", 0.000_01)):
         wanted = {"participation.weight": weight, "privacy.epsilon": epsilon, "speed.statistics": list(STATISTICS[3])}
         with pytest.raises(BudgetError, match="lower cells_per_user"):
-            scales(riders(tmp_path, **wanted))
+            _ = participation_of(riders(tmp_path, **wanted)).scales
     with pytest.raises(OverflowBoundError, match="larger epsilon"):
-        scales(riders(tmp_path, **wanted | {"privacy.epsilon": 0.000_05}))
+        _ = participation_of(riders(tmp_path, **wanted | {"privacy.epsilon": 0.000_05})).scales
 
 
 @pytest.mark.parametrize("weight", ["share", "user"])
@@ -119,7 +114,7 @@ def test_a_whole_weight_is_divided_exactly_over_thousands_of_samples(tmp_path: P
     rows = random_rows(5, 9000, users=2)
     rows["user"][:10] = 7
     plan, held = planned(config, rows)
-    kept = held.retain(np.frombuffer(plan.retained, "<i8"))
+    kept = held.retain(plan.retained)
     weights = sample_weights(kept, weight)
     pair = np.repeat(np.arange(len(kept.counts.samples)), kept.counts.samples)
     by_pair = np.bincount(pair, weights, len(kept.counts.samples)).astype(np.int64)
@@ -161,7 +156,7 @@ def test_what_a_user_contributes_depends_on_his_own_events_only(tmp_path: Path, 
 
     def mine(of: np.ndarray, user: int) -> list[tuple[int, int]]:
         plan, held = planned(config, of)
-        counts, kept = held.counts, np.frombuffer(plan.retained, "<i8")
+        counts, kept = held.counts, plan.retained
         own = (counts.users[counts.pair_user] == user) & (kept > 0)
         return list(zip(counts.cells[counts.pair_cell[own]].tolist(), kept[own].tolist(), strict=True))
 
@@ -286,21 +281,21 @@ def test_charges_are_full_contributions_times_their_epsilon_and_an_exhausted_use
     config = riders(tmp_path, **{"participation.weight": weight})
     rows = random_rows(4, 120)
     plan, held = planned(config, rows)
-    kept = np.frombuffer(plan.retained, "<i8")
+    kept = plan.retained
     cells = held.counts.by_user((kept > 0).astype(np.int64))
     assert cells.max() > 1
     expected = config.privacy.epsilon_micro // 8 * cells if weight != "share" else np.full(len(cells), 2_000_000)
-    assert (np.frombuffer(plan.charges, "<i8") == expected).all()
+    assert (plan.charges == expected).all()
     left = np.full(held.counts.n_users, config.privacy.budget_micro)
     left[2] = expected[2] - 1
     poor, _ = planned(config, rows, left)
     user = held.counts.users[2]
     without, rest = planned(config, rows[rows["user"] != user])
-    assert np.frombuffer(poor.charges, "<i8")[2] == 0
+    assert poor.charges[2] == 0
     assert (exact_integers(poor, held) == exact_integers(without, rest)).all()
     left[2] += 1
     assert (exact_integers(planned(config, rows, left)[0], held) == exact_integers(plan, held)).all()
-    assert own_choice(held.counts, np.zeros(0, dtype=np.uint64), 3, 3).sum() == 0
+    assert participation_of(config).own_choice(held.counts, np.zeros(0, dtype=np.uint64)).sum() == 0
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
@@ -321,4 +316,4 @@ def test_odd_input_is_normal_input(tmp_path: Path, weight: str) -> None:
         assert len(messages) == 2
         jsonschema.Draft202012Validator(schema(messages[0].topic)).validate(json.loads(messages[0].value))
     plan, held = planned(config, outside)
-    assert not np.frombuffer(plan.charges, "<i8").any(), "an event outside the list was charged for"
+    assert not plan.charges.any(), "an event outside the list was charged for"

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpcore.cdf import cell_histograms
 from dpcore.contributions import Contributions
+from dpcore.distribution import Distribution
 from dpcore.level_tree import choose_tree
 from dpcore.noise import Noise
+from dpcore.variance import Variance
 from stream.config import Config
 from stream.messages.message import (
     HEXAGON_SPEED,
@@ -26,12 +27,13 @@ from stream.messages.message import (
     rejected_message,
     schema,
 )
-from stream.statistics.pipeline import build_messages, contributions_of, draw, plan_window
+from stream.statistics.pipeline import contributions_of, draw, plan_window
 from stream.statistics.plan import DECIMALS, VARIANCE_GRID, Plan, decode_plan, encode_plan
 from stream.statistics.values.cell_means import MECHANISMS
-from stream.statistics.values.draw import exact_moments, exact_values, released_unit
-from stream.statistics.values.plan import by_group
+from stream.statistics.values.cell_statistics import planned_statistics, scales_by_statistic
+from stream.statistics.values.draw import exact_values
 from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.releasing import build_messages
 
 
 def planned(config: Config, rows: np.ndarray) -> tuple[Plan, Contributions]:
@@ -62,16 +64,15 @@ def test_the_loss_of_changing_one_users_values_never_exceeds_his_charge(
     config = bus_config(tmp_path, **settings)
     rows = random_rows(seed, 250)
     plan, held = planned(config, rows)
-    charges = dict(zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
-    retained = np.frombuffer(plan.retained, "<i8")
+    charges = dict(zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True))
+    retained = plan.retained
     shape = (2, held.counts.n_cells)  # mean, then variance
-    t = np.frombuffer(plan.numerators, "<i8").reshape(shape)
-    s = np.frombuffer(plan.denominators, "<i8").reshape(shape)
-    from dpcore.moments import cell_variances
+    t = plan.scales.numerator.reshape(shape)
+    s = plan.scales.denominator.reshape(shape)
 
     def integers(of: np.ndarray) -> np.ndarray:
         kept = contributions_of(of, config).retain(retained)
-        return np.array([kept.cell_sums(plan.sum_cap or None), cell_variances(kept, VARIANCE_GRID)])
+        return np.array([kept.cell_sums(plan.sum_cap or None), Variance(6500, VARIANCE_GRID).integers(kept)])
 
     rng = np.random.default_rng(seed)
     for user in held.counts.users.tolist():
@@ -115,14 +116,15 @@ def test_the_draw_adds_noise_of_the_planned_scales_to_the_planned_integers_and_n
     plan, held = planned(config, random_rows(4, 300))
     noise = Recorded()
     columns = draw(plan, held, noise)
-    t, s = np.frombuffer(plan.numerators, "<i8"), np.frombuffer(plan.denominators, "<i8")
+    t, s = plan.scales.numerator, plan.scales.denominator
     assert noise.asked == [(t[t > 0].tolist(), s[t > 0].tolist())], "one batch, of exactly the planned scales"
-    kept = held.retain(np.frombuffer(plan.retained, "<i8"))
-    exact = exact_moments(plan.statistics, kept, plan.sum_cap or None)
-    added = np.zeros(exact.size, dtype=np.int64)
+    kept = held.retain(plan.retained)
+    statistics = planned_statistics(plan)
+    added = np.zeros(len(t), dtype=np.int64)
     added[t > 0] = noise.added
-    for name, integers in zip(plan.statistics, exact + added.reshape(exact.shape), strict=True):
-        expected = np.round(integers * released_unit(name, plan, kept.counts)[0], DECIMALS[name])
+    for name, mine in zip(plan.statistics, added.reshape(len(statistics), -1), strict=True):
+        integers = statistics[name].integers(kept) + mine
+        expected = np.round(integers * statistics[name].unit(kept.counts, 0.01), DECIMALS[name])
         assert columns[name].raw.tolist() == expected.tolist()
     bug = Recorded(shrink=2)
     draw(plan, held, bug)
@@ -164,7 +166,7 @@ def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(
     config = bus_config(tmp_path)
     rows = random_rows(3, 400)
     plan, held = planned(config, rows)
-    kept = held.retain(np.frombuffer(plan.retained, "<i8"))
+    kept = held.retain(plan.retained)
     n = kept.counts.by_cell(kept.counts.samples)
     means = kept.cell_sums(plan.sum_cap or None) / n * 0.01
     covered = narrow = total = 0
@@ -206,14 +208,14 @@ def test_a_cell_below_min_users_is_suppressed_and_costs_nobody_anything(tmp_path
     bodies = [json.loads(m.value) for m in build_messages(plan, held, Noise(), config, None)[0][:-1]]
     assert {body["status"] for body in bodies} == {"suppressed"}
     assert not any("mean" in body for body in bodies)
-    assert not np.frombuffer(plan.charges, "<i8").any()
+    assert not plan.charges.any()
 
 
 @pytest.mark.parametrize("name", list(MECHANISMS))
 def test_every_mean_mechanism_can_be_configured_and_charges_within_the_grant(tmp_path: Path, name: str) -> None:
     config = bus_config(tmp_path, **{"speed.mean_mechanism": name, "privacy.epsilon": 20.0})
     plan, held = planned(config, random_rows(8, 300))
-    charges = np.frombuffer(plan.charges, "<i8")
+    charges = plan.charges
     assert (charges <= config.privacy.epsilon_micro).all()
     assert (charges > 0).all()
     for message in build_messages(plan, held, Noise(), config, None)[0]:
@@ -233,15 +235,18 @@ def test_percentiles_come_from_one_distribution_and_the_loss_of_all_statistics_i
     for body in bodies:
         jsonschema.Draft202012Validator(schema(HEXAGON_SPEED if "cell" in body else WINDOW)).validate(body)
     assert all(set(statistics) <= set(body) for body in bodies[:-1])
-    charges = dict(zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
-    retained, n = np.frombuffer(plan.retained, "<i8"), held.counts.n_cells
-    t, s = (by_group(np.frombuffer(column, "<i8"), statistics, n) for column in (plan.numerators, plan.denominators))
+    charges = dict(zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True))
+    retained, n = plan.retained, held.counts.n_cells
+    released = planned_statistics(plan)
+    scales = scales_by_statistic(plan.scales, released, n)
+    t = {name: scale.numerator.reshape(n, -1) for name, scale in scales.items()}
+    s = {name: scale.denominator.reshape(n, -1) for name, scale in scales.items()}
     tree = choose_tree(bins)
 
     def integers(of: np.ndarray) -> dict[str, np.ndarray]:
         kept = contributions_of(of, config).retain(retained)
-        found = {g: exact_moments([g], kept, plan.sum_cap or None)[0][:, None] for g in t if g != "distribution"}
-        return found | {"distribution": tree.levels(cell_histograms(kept, bins))}
+        exact = {name: released[name].integers(kept)[:, None] for name in t if name != "distribution"}
+        return exact | {"distribution": tree.levels(Distribution(6500, bins).integers(kept))}
 
     rng = np.random.default_rng(1)
     for user in held.counts.users.tolist()[:5]:
@@ -263,7 +268,7 @@ def test_percentile_intervals_hold_the_true_percentile(tmp_path: Path) -> None:
     """n = 80 draws × 6 cells × 3 percentiles; at least 94 % (intervals are conservative)."""
     config = bus_config(tmp_path, **{"speed.statistics": ["p15", "p50", "p85"], "privacy.epsilon": 8.0})
     plan, held = planned(config, random_rows(10, 800))
-    truth = exact_values(plan, held.retain(np.frombuffer(plan.retained, "<i8")))
+    truth = exact_values(plan, held.retain(plan.retained))
     inside = []
     for _ in range(80):
         for name, column in draw(plan, held, Noise()).items():

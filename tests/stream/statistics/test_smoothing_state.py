@@ -19,7 +19,7 @@ from dpcore.smoothing import MOST_CELLS
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, schema
 from stream.statistics import pipeline
-from stream.statistics.pipeline import build_messages, contributions_of, plan_window
+from stream.statistics.pipeline import contributions_of, plan_window
 from stream.statistics.plan import Plan
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory, step
 from stream.storage.keys import FeedKeys
@@ -28,6 +28,7 @@ from tests.stream.protocol.test_release_protocol import store
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config, zcdp_config
 from tests.support.closing import Collected, protocol_of
 from tests.support.recalling import recalled, recalled_from
+from tests.support.releasing import build_messages
 
 HOUR = 3600
 KALMAN = {"speed.post_processing": ["empirical-bayes", "kalman"]}

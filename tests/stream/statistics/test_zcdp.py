@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from scipy import stats
 from typer.testing import CliRunner
 
+from dpcore import participation
 from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.contributions import Contributions
 from dpcore.errors import BudgetError
@@ -29,11 +30,10 @@ from stream.messages.message import WINDOW, schema
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.serve.window_store import View
-from stream.statistics.participation import draw as participation_draw
-from stream.statistics.participation import plan as participation_plan
 from stream.statistics.participation.draw import exact_integers
+from stream.statistics.participation.plan import participation_of
 from stream.statistics.participation.public_cells import public_cells
-from stream.statistics.pipeline import build_messages, contributions_of, draw, plan_window
+from stream.statistics.pipeline import contributions_of, draw, plan_window
 from stream.statistics.plan import Plan, decode_plan, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
@@ -42,6 +42,7 @@ from tests.dpcore.silence import Silence
 from tests.support import shipped
 from tests.support.builders import SLOT, bus_config, random_rows, zcdp_config
 from tests.support.participating import loss, skeleton
+from tests.support.releasing import build_messages
 
 BOX = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}
 SMALL = {"feed.domain": BOX, "hexagons.resolution": 7}
@@ -70,7 +71,7 @@ def test_a_charge_covers_the_exact_rho_of_all_of_ones_cells_and_numbers(
     config = zcdp_config(tmp_path, **SMALL, **caps, **{"participation.weight": weight})
     rows = random_rows(seed, 200)
     plan, held = planned(config, rows)
-    charges = dict(zip(held.counts.users.tolist(), np.frombuffer(plan.charges, "<i8").tolist(), strict=True))
+    charges = dict(zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True))
     with_all = exact_integers(plan, held)
     for user in held.counts.users.tolist():
         other_plan, other = planned(config, rows[rows["user"] != user])
@@ -83,15 +84,15 @@ def test_a_full_contribution_pays_its_whole_grant_and_is_never_charged_above_it(
     """One user with five samples in each of one to four cells; k = 4, m = 5."""
     caps = {"participation.cells_per_user": 4, "participation.samples_per_cell": 5}
     config = zcdp_config(tmp_path, **SMALL, **caps, **{"participation.weight": weight})
-    unit = participation_plan.unit_grant(config)
+    unit = participation_of(config).unit_grant
     cells = public_cells(config)[:4].tolist()
     for n in range(1, 5):
         rows = np.array([(cells[i % n], 1, i, 0, 0, 100) for i in range(5 * n)], dtype=ROW)
-        (charge,) = np.frombuffer(planned(config, rows)[0].charges, "<i8").tolist()
+        (charge,) = planned(config, rows)[0].charges.tolist()
         full = unit / n if weight == "share" else unit * n
         assert 0.999 * full < charge <= min(full + 10, config.privacy.ledger_grant)
     one = np.array([(cells[0], 1, 0, 0, 0, 100)], dtype=ROW)
-    (charge,) = np.frombuffer(planned(config, one)[0].charges, "<i8").tolist()
+    (charge,) = planned(config, one)[0].charges.tolist()
     assert (charge < 0.3 * unit) == (weight == "sample"), "one of five samples moves its numbers by a fifth"
 
 
@@ -103,7 +104,7 @@ def test_laplace_shares_of_rho_would_be_caught_by_the_same_comparison(tmp_path: 
     users = held.counts.users.tolist()
     without, other = planned(config, random_rows(1, 200)[random_rows(1, 200)["user"] != users[0]])
     rho = loss(plan, exact_integers(plan, held), exact_integers(without, other))
-    assert rho * NANO > participation_plan.unit_grant(config)
+    assert rho * NANO > participation_of(config).unit_grant
 
 
 def test_every_release_states_rho_delta_and_the_epsilon_they_convert_to(tmp_path: Path) -> None:
@@ -129,9 +130,8 @@ def test_pure_accounting_is_untouched_by_the_option(tmp_path: Path, monkeypatch:
     def never(*_: object) -> None:
         raise AssertionError("a Gaussian was used under pure accounting")
 
-    for name in ("gaussian_ratio", "square_losses"):
-        monkeypatch.setattr(participation_plan, name, never)
-    monkeypatch.setattr(participation_draw, "discrete_gaussian", never)
+    for name in ("gaussian_ratio", "square_losses", "discrete_gaussian"):
+        monkeypatch.setattr(participation, name, never)
     for config in (riders(tmp_path), bus_config(tmp_path)):
         plan, held = planned(config, random_rows(2, 100))
         fields = msgspec.msgpack.decode(encode_plan(plan))
@@ -209,10 +209,10 @@ def test_a_user_without_rho_left_contributes_exactly_nothing(tmp_path: Path) -> 
     rows = random_rows(4, 120)
     plan, held = planned(config, rows)
     left = np.full(held.counts.n_users, config.privacy.ledger_budget)
-    left[2] = np.frombuffer(plan.charges, "<i8")[2] - 1
+    left[2] = plan.charges[2] - 1
     poor, _ = planned(config, rows, left)
     without, rest = planned(config, rows[rows["user"] != held.counts.users[2]])
-    assert np.frombuffer(poor.charges, "<i8")[2] == 0
+    assert poor.charges[2] == 0
     assert (exact_integers(poor, held) == exact_integers(without, rest)).all()
 
 
@@ -287,7 +287,7 @@ def test_rho_means_less_noise_for_users_in_many_cells_and_more_for_those_in_one(
     """Standard deviation of the noise at an equal promise; it grows with k under ε and with √k under ρ."""
     caps = {"participation.weight": "user", "participation.cells_per_user": cells}
     pure = riders(tmp_path, **caps)
-    (t, s), (p, q) = participation_plan.scales(pure), participation_plan.scales(with_accounting(pure, "zcdp"))
+    (t, s), (p, q) = (participation_of(each).scales for each in (pure, with_accounting(pure, "zcdp")))
     laplace, gauss = np.sqrt(2) * t[0] / s[0], p[0] / q[0]
     assert (laplace < gauss) == (better == "pure")
 

@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dpcore.mean
-import dpcore.range_mean
-import dpcore.variance
+import dpcore.single_cell.mean
+import dpcore.single_cell.range_mean
 from dpcore.budget import MICRO
-from dpcore.mean import GRID, ArrayAveraging, Baseline, PooledMinimax
 from dpcore.noise import Noise
-from dpcore.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy, RangePlan
-from dpcore.selection import range_bins, select_quantiles, select_range
-from dpcore.variance import Variance
+from dpcore.single_cell.mean import GRID, ArrayAveraging, Baseline, PooledMinimax
+from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy, RangePlan
+from dpcore.single_cell.selection import range_bins, select_quantiles, select_range
 from tests.audit.blackbox import (
     Pooled,
     Replayed,
@@ -48,7 +46,7 @@ def audited(mechanism: Any, plan: Any, pair: tuple[np.ndarray, np.ndarray], nois
     return epsilon_lower_bound(*sides)
 
 
-@pytest.mark.parametrize("make", [Baseline, PooledMinimax, ArrayAveraging, AutoMean, Variance])
+@pytest.mark.parametrize("make", [Baseline, PooledMinimax, ArrayAveraging, AutoMean])
 def test_single_cell_mechanisms_are_private_and_half_the_scale_is_not(make: Any) -> None:
     mechanism, m = make(UPPER), np.array([3, 1, 2])
     plan = mechanism.plan(m, MICRO)
@@ -58,7 +56,7 @@ def test_single_cell_mechanisms_are_private_and_half_the_scale_is_not(make: Any)
     assert_caught(audited(mechanism, plan, pair, half_scale()), plan.charges[user] / MICRO)
 
 
-@pytest.mark.parametrize("make", [Baseline, Variance])
+@pytest.mark.parametrize("make", [Baseline])
 def test_a_user_with_few_samples_loses_only_his_smaller_charge(make: Any) -> None:
     """ε = 2 for the largest user; the other is charged his own share and the audit finds no more."""
     mechanism, m = make(UPPER), np.array([4, 2, 1])
@@ -75,17 +73,17 @@ def test_dividing_by_the_printed_k_is_caught(monkeypatch: pytest.MonkeyPatch) ->
     assert (printed, plan.grouping.n_arrays) == (2, 3)
     pair = neighbours(m, 0)
     assert_private(audited(mechanism, plan, pair), 1.0)
-    averages = dpcore.mean.array_averages
+    averages = dpcore.single_cell.mean.array_averages
 
     def inflated(*given: Any) -> np.ndarray:
         return averages(*given) * plan.grouping.n_arrays // printed
 
-    monkeypatch.setattr(dpcore.mean, "array_averages", inflated)
+    monkeypatch.setattr(dpcore.single_cell.mean, "array_averages", inflated)
     assert_caught(audited(mechanism, plan, pair), 1.0)
 
 
 @pytest.mark.parametrize(
-    ("module", "make"), [(dpcore.mean, Baseline), (dpcore.mean, ArrayAveraging), (dpcore.variance, Variance)]
+    ("module", "make"), [(dpcore.single_cell.mean, Baseline), (dpcore.single_cell.mean, ArrayAveraging)]
 )
 def test_values_that_are_not_clipped_are_caught(module: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism, m = make(UPPER), np.array([3, 1, 2])
@@ -153,13 +151,13 @@ def test_averages_that_are_not_clipped_to_the_range_are_caught(
     pair = [np.concatenate([base[: -m[-1]], np.full(m[-1], last)]) for last in (0, 800)]
     clipped = [samples(lambda s, x=x: mechanism.release(x, plan, s).raw, n=n) for x in pair]
     assert_private(epsilon_lower_bound(*clipped), 2.0)
-    finish = dpcore.range_mean._finish
+    finish = dpcore.single_cell.range_mean._finish
 
     def unclipped(averages: np.ndarray, low: int, high: int, *rest: Any) -> Any:
         within = finish(np.full_like(averages, low), low, high, *rest)
         return replace(within, raw=within.raw + (averages.sum() / len(averages) - low) / GRID)
 
-    monkeypatch.setattr(dpcore.range_mean, "_finish", unclipped)
+    monkeypatch.setattr(dpcore.single_cell.range_mean, "_finish", unclipped)
     leaking = [samples(lambda s, x=x: mechanism.release(x, plan, s).raw, n=n) for x in pair]
     assert_caught(epsilon_lower_bound(*leaking), 2.0)
 
@@ -170,7 +168,9 @@ def test_the_mean_within_a_range_costs_its_half_and_half_the_scale_more(make: An
     plan = make(800).plan(MANY, 2 * MICRO)
     sides = []
     for averages in (np.zeros(9, dtype=np.int64), np.append(np.zeros(8, dtype=np.int64), 800 * GRID)):
-        sides.append(lambda source, z=averages: dpcore.range_mean._finish(z, 0, 100 * GRID, 800, plan, source).raw)
+        sides.append(
+            lambda source, z=averages: dpcore.single_cell.range_mean._finish(z, 0, 100 * GRID, 800, plan, source).raw
+        )
     assert_private(epsilon_lower_bound(*(samples(side) for side in sides)), 1.0)
     half = half_scale()
     assert_caught(epsilon_lower_bound(*(samples(side, half) for side in sides)), 1.0)

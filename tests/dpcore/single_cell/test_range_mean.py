@@ -14,11 +14,19 @@ from scipy import stats
 
 from dpcore.budget import MICRO
 from dpcore.errors import BudgetError, ParameterError
-from dpcore.mean import GRID, ArrayAveraging, ArrayPlan, array_averages
 from dpcore.noise import Noise
-from dpcore.range_mean import AutoMean, Baseline, EpsilonQuantile, FixedQuantile, Levy, PooledMinimax, RangePlan
 from dpcore.scales import noise_ratio
-from dpcore.selection import PrivateQuantile, range_bins, select_quantiles, select_range
+from dpcore.single_cell.mean import GRID, ArrayAveraging, ArrayPlan, array_averages
+from dpcore.single_cell.range_mean import (
+    AutoMean,
+    Baseline,
+    EpsilonQuantile,
+    FixedQuantile,
+    Levy,
+    PooledMinimax,
+    RangePlan,
+)
+from dpcore.single_cell.selection import range_bins, select_quantiles, select_range
 from tests.dpcore.silence import Silence
 
 
@@ -231,15 +239,3 @@ def test_auto_is_never_far_from_the_best_mechanism_on_three_kinds_of_data(users:
     assert max(ratios.values()) < 3, ratios
     assert np.median(list(ratios.values())) < 1.5, ratios
     assert baseline["easy"] > 3
-
-
-def test_a_percentile_of_a_cell_lands_where_it_should_and_charges_by_samples() -> None:
-    m = np.array([1, 4, 2])
-    mechanism = PrivateQuantile(100, 50)
-    plan = mechanism.plan(m, 1_000_001)
-    assert plan.charges.tolist() == [250_001, 1_000_001, 500_001]
-    rich = mechanism.plan(m, 400 * MICRO)
-    assert 40 <= mechanism.release(np.array([0, 10, 40, 50, 60, 90, 100]), rich, Noise()) < 60
-    for percent in (0, 100):
-        with pytest.raises(ParameterError, match="percentile"):
-            PrivateQuantile(100, percent).plan(m, MICRO)

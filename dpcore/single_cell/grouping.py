@@ -14,7 +14,7 @@ import numpy as np
 
 from dpcore.contributions import IntArray
 from dpcore.errors import OverflowBoundError, ParameterError
-from dpcore.scales import checked_samples
+from dpcore.single_cell.cell import checked_samples
 
 MAX_CAPACITY = 2**22
 """Largest m_UB: packing takes memory and time in proportion to it."""

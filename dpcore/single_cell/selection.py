@@ -6,15 +6,13 @@ Source: [M] arXiv 2401.15906 (ranges and quantiles), mechanisms S5, S6.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from dpcore.budget import MICRO
 from dpcore.contributions import IntArray
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.scales import checked_micro, checked_samples, checked_upper, checked_values
+from dpcore.scales import checked_micro, checked_upper
 
 RANK_UNIT = 10
 """Target ranks are given in tenths, so 0.1·K̄ is an integer."""
@@ -73,40 +71,3 @@ def select_range(column: IntArray, upper: int, half_bin: int, epsilon_micro: int
     costs = np.maximum(up_to - filled, len(column) - up_to)
     chosen = int(noise.exponential(costs, checked_micro(epsilon_micro), 2 * MICRO)[0])
     return int(ranges[chosen, 0]), int(ranges[chosen, 1])
-
-
-@dataclass(frozen=True)
-class QuantilePlan:
-    """Public part of a private quantile: target ``rank`` in tenths, most samples of one user, ``charges`` µε (L,)."""
-
-    samples: IntArray
-    rank: int
-    entries: int
-    epsilon_micro: int
-    charges: IntArray
-
-
-@dataclass(frozen=True)
-class PrivateQuantile:
-    """A percentile of one cell's values by the exponential mechanism. ``upper``: U in quanta; 0 < ``percent`` < 100."""
-
-    upper: int
-    percent: int
-
-    def plan(self, samples: IntArray, epsilon_micro: int) -> QuantilePlan:
-        """Plan from counts ``samples`` (L,): a user moves the rank by at most his m, and is charged ε·m/max m.
-
-        Raises :class:`ParameterError` for a percentile outside 1..99 and for counts or bounds out of range.
-        """
-        if not 0 < self.percent < 100:
-            raise ParameterError(f"percentile {self.percent} is outside 1..99; give one inside")
-        checked_upper(self.upper)
-        m, micro = checked_samples(samples), checked_micro(epsilon_micro)
-        charges = -(-(micro * m) // int(m.max()))
-        return QuantilePlan(m, self.percent * RANK_UNIT * int(m.sum()) // 100, int(m.max()), micro, charges)
-
-    def release(self, values: IntArray, plan: QuantilePlan, noise: Noise) -> int:
-        """Draw the percentile of ``values`` (N,), quanta in any order; in quanta. Relation "values"."""
-        held = checked_values(values, plan.samples, self.upper)
-        rank = np.array([plan.rank], dtype=np.int64)
-        return int(select_quantiles(held, self.upper, rank, plan.epsilon_micro, noise, entries=plan.entries)[0])

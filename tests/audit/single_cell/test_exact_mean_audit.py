@@ -1,4 +1,4 @@
-"""Exact audits: the whole law of every single-cell mean and variance on every small cell, and the planted bugs they catch.
+"""Exact audits: the whole law of every single-cell mean on every small cell, and the planted bugs they catch.
 
 No samples, hence no α: the loss is computed over all outputs, all values of one user and all values of the others (their
 averages in steps of one quantum), to 1e-9 in ε. Power is 1: a bug that costs more than the charge anywhere is found.
@@ -13,24 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dpcore.mean
-import dpcore.range_mean
+import dpcore.single_cell.mean
+import dpcore.single_cell.range_mean
 from dpcore.budget import MICRO
-from dpcore.mean import ArrayAveraging, Baseline, PooledMinimax
-from dpcore.range_mean import EpsilonQuantile, FixedQuantile, Levy, RangePlan
-from dpcore.selection import select_quantiles, select_range
-from dpcore.variance import Variance
+from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
+from dpcore.single_cell.range_mean import EpsilonQuantile, FixedQuantile, Levy, RangePlan
+from dpcore.single_cell.selection import select_quantiles, select_range
 from tests.audit.enumeration import TOLERANCE, Enumerated, Path, paths
 
 RANGES = [(Levy, (90, 90, 90), 6), (FixedQuantile, (2, 2, 2), 4), (EpsilonQuantile, (2, 2, 2), 4)]
 """Counts for which Levy narrows the range; three arrays each."""
-SIMPLE = [(Baseline, (2, 1), 4), (PooledMinimax, (3, 1), 4), (ArrayAveraging, (2, 2, 1), 4), (Variance, (2, 1, 1), 3)]
+SIMPLE = [(Baseline, (2, 1), 4), (PooledMinimax, (3, 1), 4), (ArrayAveraging, (2, 2, 1), 4)]
 
 
 @pytest.fixture(autouse=True)
 def whole_quanta(monkeypatch: pytest.MonkeyPatch) -> None:
     """Averages in whole quanta: the granularity is public and any; a coarse one can be enumerated."""
-    for module in (dpcore.mean, dpcore.range_mean):
+    for module in (dpcore.single_cell.mean, dpcore.single_cell.range_mean):
         monkeypatch.setattr(module, "GRID", 1)
 
 
@@ -38,7 +37,7 @@ def worst_shares(make: Any, m: tuple[int, ...], upper: int, micro: int = 2 * MIC
     """Per user: his largest loss over all neighbouring cells, as a share of what he is charged."""
     mechanism = make(upper)
     plan = mechanism.plan(np.array(m), micro)
-    unit = plan.grid if isinstance(mechanism, Variance) else 1 / _divisor(plan)
+    unit = 1 / _divisor(plan)
     audited = Enumerated(lambda values, noise: mechanism.release(values, plan, noise), unit, **planted)
     levels = range(upper + 1)
     laws = {
@@ -121,12 +120,12 @@ def test_range_selections_cost_exactly_what_they_claim_and_without_the_half_more
 def test_averages_outside_the_drawn_range_are_caught_exactly(
     make: Any, m: tuple[int, ...], upper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = dpcore.range_mean._finish
+    finish = dpcore.single_cell.range_mean._finish
 
     def unclipped(averages: Any, low: int, high: int, top: int, plan: Any, noise: Any) -> Any:
         drawn = finish(np.full_like(averages, low), low, high, top, plan, noise)
         object.__setattr__(drawn, "raw", float(averages.sum()) / len(averages))
         return drawn
 
-    monkeypatch.setattr(dpcore.range_mean, "_finish", unclipped)
+    monkeypatch.setattr(dpcore.single_cell.range_mean, "_finish", unclipped)
     assert worst_shares(make, m, upper).max() > 1 + TOLERANCE

@@ -15,8 +15,12 @@ import numpy as np
 from dpcore.budget import MICRO
 from dpcore.contributions import IntArray
 from dpcore.errors import ParameterError
-from dpcore.grouping import Grouping, widest_grouping
-from dpcore.mean import (
+from dpcore.noise import Noise
+from dpcore.scales import check_total, checked_micro, checked_upper, noise_ratio
+from dpcore.single_cell.cell import checked_samples, noisy_estimate
+from dpcore.single_cell.estimate import Estimate
+from dpcore.single_cell.grouping import Grouping, widest_grouping
+from dpcore.single_cell.mean import (
     GRID,
     SAMPLE_SHARE,
     USER_SHARE,
@@ -29,10 +33,7 @@ from dpcore.mean import (
     rounding_bias,
     usual_grouping_bias,
 )
-from dpcore.noise import Noise
-from dpcore.release import Estimate
-from dpcore.scales import check_total, checked_micro, checked_samples, checked_upper, noise_ratio, noisy_estimate
-from dpcore.selection import RANK_UNIT, range_bins, select_quantiles, select_range
+from dpcore.single_cell.selection import RANK_UNIT, range_bins, select_quantiles, select_range
 
 GAMMA = 0.05
 """γ: chance that some array average lies further than τ from its mean, if samples are independent."""
@@ -251,7 +252,7 @@ class Choice:
 class AutoMean:
     """The mechanism of least predicted error among S1, S3–S6, from public counts. ``upper``: U in quanta.
 
-    Bias of dropped samples and unequal weights + noise scale, for values as :func:`dpcore.mean.usual_bias` takes them; S5,
+    Bias of dropped samples and unequal weights + noise scale, for values as :func:`dpcore.single_cell.mean.usual_bias` takes them; S5,
     S6 also what a range drawn wrongly would cost. (The worst values say too little: they make the mechanism that keeps
     all samples look best nearly always.) A wrong guess costs accuracy, never privacy. Ties go to the simpler mechanism.
     """

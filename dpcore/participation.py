@@ -1,0 +1,284 @@
+"""What every public cell releases under relation "participation": numbers that a user moves by their weight, plus noise.
+
+To be proved: if all events of one user are removed, the numbers of part p (count and moments of a cell, its users, a level of
+its tree) move in L1 by at most his weight there times :meth:`Participation.sensitivities` of p, over all cells together; so
+he loses at most :meth:`Participation.charges`, which depend on his own data only, as do the cells and samples he gives.
+Proof: a sample of weight w adds w to one node of each level, and non-negative numbers of sum w to the polynomials of its cell
+(:mod:`dpcore.bernstein`): L1 norm w, hence L2 norm at most w. Weights of a user's contribution add up to at most the
+sensitivity, in at most k cells ("share": in all cells together). Discrete Laplace noise of scale b costs L1/b; discrete
+Gaussian noise of scale σ costs L2²/(2σ²) in ρ (:mod:`dpcore.accounting`). Parts and cells have independent noise and add up.
+Scales are constants of the configuration, so the noise tells nothing, and every cell of a public list is released.
+Tested: over every world of 3 users, 3 windows and 2 cells in ``tests/audit/test_transcript_audit.py``, on samples of the
+shipped path in ``tests/audit/test_participation_audit.py``.
+
+Neighbours differ by all events of one user. Integers are in 1/:data:`UNIT`. Source: mechanisms S13, S12.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.accounting import gaussian_ratio, square_losses
+from dpcore.bernstein import polynomials
+from dpcore.budget import MICRO
+from dpcore.cdf import bin_edges, bin_tree
+from dpcore.contributions import Contributions, Counts, IdArray, IntArray
+from dpcore.errors import BudgetError
+from dpcore.gaussian import discrete_gaussian
+from dpcore.level_tree import LevelTree, split_budget
+from dpcore.noise import Noise
+from dpcore.scales import check_total, noise_ratio
+
+FloatArray = npt.NDArray[np.float64]
+Weight = Literal["sample", "user", "share"]
+"""What counts alike: a sample, a user in a cell, or a user in the window."""
+
+UNIT = 2**20
+"""Integer weight of one sample, or of one user: fine enough that a user's weight divides among thousands of samples."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is released of every cell, in the order of the scales: constants of the configuration.
+
+    ``degree``: of the polynomials that hold count, mean and variance. ``users``: whether users are counted apart from
+    their samples. ``tree``: over the bins of the distribution, None without percentiles. ``upper``: U in quanta. Each of
+    them is a part with a noise scale of its own, the tree one per level.
+    """
+
+    degree: int
+    users: bool
+    tree: LevelTree | None
+    weight: Weight
+    upper: int
+    bins: int
+
+    @classmethod
+    def of(cls, *, mean: bool, variance: bool, percentiles: bool, weight: Weight, upper: int, bins: int) -> Layout:
+        """The layout for these statistics of values up to ``upper`` quanta."""
+        tree = bin_tree(upper, bins) if percentiles else None
+        return cls(2 if variance else int(mean), weight == "sample", tree, weight, upper, bins)
+
+    @property
+    def rows(self) -> IntArray:
+        """Released numbers per cell of each part, shape (parts,)."""
+        nodes = [] if self.tree is None else self.tree.real_nodes()
+        return np.array([self.degree + 1] + [1] * self.users + nodes, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Participation:
+    """On what terms users contribute: constants of the configuration.
+
+    ``cells``: k, the cells that count of one user. ``samples``: m, the samples that count of one user in a cell, only where
+    ``layout.weight`` is "sample". ``grant``: what a user pays for a window at most, µε, or nρ where ``gaussian``. ``shares``:
+    relative shares of polynomials, users and percentiles.
+    """
+
+    layout: Layout
+    cells: int
+    samples: int
+    grant: int
+    gaussian: bool
+    shares: tuple[float, float, float]
+
+    @property
+    def sensitivities(self) -> IntArray:
+        """Most that one full contribution moves each part, in 1/:data:`UNIT`, shape (parts,): in L1, hence also in L2."""
+        most = UNIT * (self.samples if self.layout.weight == "sample" else 1)
+        levels = 0 if self.layout.tree is None else self.layout.tree.height
+        return np.array([most] + [UNIT] * self.layout.users + [most] * levels, dtype=np.int64)
+
+    def own_choice(self, counts: Counts, listed_cells: IdArray) -> IntArray:
+        """Samples kept per pair, shape (P,): of each user the k listed cells with most of their samples, m samples in each.
+
+        Ties go to the lowest cell. A user's choice depends on their own events and the public list only.
+        """
+        listed = np.isin(counts.cells, listed_cells)[counts.pair_cell]
+        pairs = np.flatnonzero(listed)
+        order = pairs[np.lexsort((counts.pair_cell[pairs], -counts.samples[pairs], counts.pair_user[pairs]))]
+        user = counts.pair_user[order]
+        first = np.searchsorted(user, user)
+        chosen = order[np.arange(len(order)) - first < self.cells]
+        kept = np.zeros(len(counts.samples), dtype=np.int64)
+        own = counts.samples[chosen]
+        kept[chosen] = np.minimum(own, self.samples) if self.layout.weight == "sample" else own
+        return kept
+
+    @property
+    def unit_grant(self) -> int:
+        """µε, or nρ, that one full contribution costs at most, rounded down.
+
+        With weight "sample" or "user" that is one cell, and a window's grant is shared by the k cells a user may
+        contribute to; with "share" a user makes one contribution to the window, divided over their cells.
+        """
+        return self.grant // (1 if self.layout.weight == "share" else self.cells)
+
+    @cached_property
+    def part_grants(self) -> IntArray:
+        """µε, or nρ, of each part of a full contribution, shape (parts,); they add up to :attr:`unit_grant` exactly.
+
+        Raises :class:`BudgetError` where a part would get less than 1.
+        """
+        moments, users, percentiles = self.shares
+        weights = [moments] + [users] * self.layout.users
+        if self.layout.tree is not None:
+            # The variance of a level is ∝ 1/ε², but ∝ 1/ρ: least in total at shares ∝ (n − 1)^(1/3) and (n − 1)^(1/2).
+            levels = self.layout.tree.shares() ** (1.5 if self.gaussian else 1.0)
+            weights += (percentiles * levels / levels.sum()).tolist()
+        if self.unit_grant < len(weights):
+            raise BudgetError(
+                f"an allowance of {self.grant} {'nρ' if self.gaussian else 'µε'} over "
+                f"{self.cells} cells and {len(weights)} parts leaves less than 1 each; "
+                "raise the allowance, or lower cells_per_user"
+            )
+        return split_budget(self.unit_grant, np.array(weights) / sum(weights))
+
+    @cached_property
+    def scales(self) -> tuple[IntArray, IntArray]:
+        """Noise scales t/s of the parts, in 1/:data:`UNIT`: never less noise than their grant pays for; σ where ``gaussian``.
+
+        Raises :class:`BudgetError`, or :class:`dpcore.errors.OverflowBoundError` for scales above 2^40.
+        """
+        bounds, grants = self.sensitivities.tolist(), self.part_grants.tolist()
+        if self.gaussian:
+            ratios = [gaussian_ratio(bound, grant) for bound, grant in zip(bounds, grants, strict=True)]
+        else:
+            ratios = [noise_ratio(bound, grant) for bound, grant in zip(bounds, grants, strict=True)]
+            if any(bound * s * MICRO > g * t for bound, g, (t, s) in zip(bounds, grants, ratios, strict=True)):
+                raise BudgetError(
+                    "a noise scale falls short of its share after rounding; nothing may be released with it"
+                )
+        t, s = np.array(ratios, dtype=np.int64).T
+        return t, s
+
+    def charges(self, counts: Counts) -> IntArray:
+        """What each user pays for pairs with ``counts.samples`` kept samples, shape (L,), µε or nρ: by their own data only.
+
+        µε: :attr:`unit_grant` for each of their cells, or once with "share". nρ: the exact loss Σ w²/(2σ²) of their weights
+        w, each part's rounded up, for noise on numbers of L2 norm at most w. Never above the grant of a window: with
+        "share" a user's weights add up to 1, otherwise they have at most k cells of at most one full contribution.
+        """
+        weight = self.layout.weight
+        cells = counts.by_user((counts.samples > 0).astype(np.int64))
+        if not self.gaussian:
+            return (np.minimum(cells, 1) if weight == "share" else cells) * self.unit_grant
+        # Squares in units that fit: of UNIT², or of 1 where a user's weights add up to UNIT.
+        unit, of_cell = (1, pair_weights(counts, weight)) if weight == "share" else (UNIT, counts.samples)
+        squares = cells if weight == "user" else counts.by_user(np.square(of_cell))
+        charges = np.zeros(counts.n_users, dtype=np.int64)
+        for part, (t, s) in enumerate(zip(*(column.tolist() for column in self.scales), strict=True)):
+            moved = cells if self.layout.users and part == 1 else squares
+            charges += square_losses(moved, t, s * unit)
+        return charges
+
+
+@dataclass(frozen=True)
+class PublicCells:
+    """The cells of a window. ``cells``: (C,) listed ids, ascending. ``ranges``: quanta (2, C) to which a user's mean in each
+    cell is clipped, made of released values alone; None: values count as they are.
+    """
+
+    cells: IdArray
+    ranges: IntArray | None = None
+
+
+def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArray:
+    """What noise is added to, in 1/:data:`UNIT`: shape (R, C), rows in the order of :attr:`Layout.rows`; never to be shown."""
+    check_total(len(kept.values), UNIT)
+    counts, listed = kept.counts, len(public.cells)
+    column = np.searchsorted(public.cells, counts.cells[counts.pair_cell])
+    of_value = np.repeat(column, counts.samples)
+    weights = sample_weights(kept, layout.weight)
+    if public.ranges is not None:
+        means = _in_range(public.ranges, kept, column, layout.upper)
+        parts = polynomials(means, pair_weights(counts, layout.weight), layout.upper, 1)
+        rows = [_sums(column, part, listed) for part in parts]
+    else:
+        parts = polynomials(kept.values, weights, layout.upper, layout.degree)
+        rows = [_sums(of_value, part, listed) for part in parts]
+    if layout.users:
+        rows.append(UNIT * np.bincount(column[counts.samples > 0], minlength=listed)[:listed])
+    if layout.tree is not None:
+        bins = layout.tree.bins
+        edges = bin_edges(layout.upper, layout.bins)
+        bin_of_cell = of_value * bins + np.searchsorted(edges, kept.values, side="right") - 1
+        levels = layout.tree.levels(_sums(bin_of_cell, weights, listed * bins).reshape(listed, bins))
+        for level, real in zip(levels, layout.tree.real_nodes(), strict=True):
+            rows += list(level.T[:real])
+    return np.array(rows, dtype=np.int64)
+
+
+def draw(
+    layout: Layout, exact: IntArray, scales: tuple[IntArray, IntArray], gaussian: bool, noise: Noise
+) -> FloatArray:
+    """The ``exact`` integers (R, C) plus noise of the parts' ``scales``, in one batch; in full weights, shape (R, C)."""
+    part = np.repeat(np.arange(len(layout.rows)), layout.rows)
+    t, s = (np.broadcast_to(column[part][:, None], exact.shape) for column in scales)
+    drawn = discrete_gaussian(noise, t, s) if gaussian else noise.discrete_laplace(t, s)
+    return np.asarray((exact + drawn) / UNIT)
+
+
+def pair_weights(counts: Counts, weight: Weight) -> IntArray:
+    """Integer weight of every pair with ``counts.samples`` kept samples, shape (P,), in 1/:data:`UNIT`: by own data only.
+
+    "sample": 1 for each of them. "user": 1. "share": parts of 1 as a user's samples of the window are divided.
+    """
+    if weight == "sample":
+        return UNIT * counts.samples
+    before, whole = _running(counts, weight)
+    divisor = np.maximum(whole, 1)
+    weights: IntArray = UNIT * (before + counts.samples) // divisor - UNIT * before // divisor
+    return weights
+
+
+def sample_weights(kept: Contributions, weight: Weight) -> IntArray:
+    """Integer weight of every kept value, shape (N,), in 1/:data:`UNIT`; they add up to :func:`pair_weights` exactly."""
+    counts = kept.counts
+    if weight == "sample":
+        return np.full(len(kept.values), UNIT, dtype=np.int64)
+    before, whole = _running(counts, weight)
+    position = np.arange(len(kept.values)) - np.repeat(kept.pair_start[:-1] - before, counts.samples)
+    divisor = np.repeat(np.maximum(whole, 1), counts.samples)
+    weights: IntArray = UNIT * (position + 1) // divisor - UNIT * position // divisor
+    return weights
+
+
+def _running(counts: Counts, weight: Weight) -> tuple[IntArray, IntArray]:
+    """Samples of a whole that come before each pair, and samples of that whole; shape (P,) each.
+
+    The whole is the pair under "user", all of its user's pairs under "share".
+    """
+    if weight == "user":
+        return np.zeros(len(counts.samples), dtype=np.int64), counts.samples
+    order = np.argsort(counts.pair_user, kind="stable")
+    running = np.cumsum(counts.samples[order]) - counts.samples[order]
+    before = np.empty(len(counts.samples), dtype=np.int64)
+    before[order] = running - running[np.searchsorted(counts.pair_user[order], counts.pair_user[order])]
+    return before, counts.by_user(counts.samples)[counts.pair_user]
+
+
+def _in_range(ranges: IntArray, kept: Contributions, column: IntArray, upper: int) -> IntArray:
+    """Each pair's mean, clipped to the range of its cell and mapped from it to [0, U], shape (P,): nearest integers."""
+    samples = kept.counts.samples
+    lower, above = (np.append(end, 0)[column] for end in ranges)
+    total = np.append(0, np.cumsum(kept.values))[kept.pair_start]
+    whole = samples * (above - lower)
+    inside = np.clip(np.diff(total) - samples * lower, 0, whole)
+    divisor = np.maximum(whole, 1)
+    means: IntArray = (2 * inside * upper + divisor) // (2 * divisor)
+    return means
+
+
+def _sums(index: IntArray, values: IntArray, size: int) -> IntArray:
+    """Exact integer sums per index; bincount would add in floating point."""
+    order = np.argsort(index, kind="stable")
+    total = np.append(0, np.cumsum(values[order]))
+    start = np.searchsorted(index[order], np.arange(size + 1))
+    sums: IntArray = total[start[1:]] - total[start[:-1]]
+    return sums

@@ -1,0 +1,45 @@
+"""What is released of every cell under relation "values": the statistics of the configuration, and their noise scales."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dpcore.distribution import Distribution
+from dpcore.mean import Mean
+from dpcore.scales import LaplaceScales
+from dpcore.variance import Variance
+from stream.statistics.plan import PERCENTS, VARIANCE_GRID, Plan
+
+CellStatistic = Mean | Variance | Distribution
+CellStatistics = Mapping[str, CellStatistic]
+"""By name, in the order of the plan's scales: mean, variance, one distribution for all percentiles."""
+
+
+def cell_statistics(names: Sequence[str], upper: int, bins: int, cap: int | None) -> CellStatistics:
+    """What noise is added to for the released ``names``; ``cap``: of one user's part in a cell's Σx, None for none."""
+    statistics: dict[str, CellStatistic] = {}
+    if "mean" in names:
+        statistics["mean"] = Mean(upper, cap)
+    if "variance" in names:
+        statistics["variance"] = Variance(upper, VARIANCE_GRID)
+    if any(name in PERCENTS for name in names):
+        statistics["distribution"] = Distribution(upper, bins)
+    return statistics
+
+
+def planned_statistics(plan: Plan) -> CellStatistics:
+    """The statistics of a stored plan."""
+    return cell_statistics(plan.statistics, plan.upper_quanta, plan.cdf_bins, plan.sum_cap or None)
+
+
+def scales_by_statistic(flat: LaplaceScales, statistics: CellStatistics, n_cells: int) -> dict[str, LaplaceScales]:
+    """The plan's ``flat`` scales: (C,) for mean and variance, (C, h) for the h levels of the distribution."""
+    scales, start = {}, 0
+    for name, statistic in statistics.items():
+        shape = (n_cells, statistic.tree.height) if isinstance(statistic, Distribution) else (n_cells,)
+        end = start + n_cells * (shape[1] if len(shape) > 1 else 1)
+        scales[name] = LaplaceScales(
+            flat.numerator[start:end].reshape(shape), flat.denominator[start:end].reshape(shape)
+        )
+        start = end
+    return scales

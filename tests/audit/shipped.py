@@ -1,0 +1,92 @@
+"""The shipped path under audit: rows -> plan -> charge -> draw of :mod:`stream.statistics.pipeline`, on many small towns at once.
+
+A window of R towns that share neither users nor cells is R independent releases in one draw: every town's numbers are
+one sample. What a town's user may lose is what the plan charges them, whatever is charged in other towns.
+Tapes are recorded, so an audit gives the same answer in every run: a correct release is never refuted by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.contributions import Contributions
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.statistics.pipeline import draw
+from stream.statistics.plan import Columns, Plan
+from stream.storage.row_store import ROW
+from tests.support.builders import SLOT
+from tests.support.releasing import planned
+
+Event = tuple[int, int, int]
+"""(Cell of the town, user of the town, value in quanta)."""
+_USERS = 100
+"""Ids set aside for the users of one town."""
+
+
+@dataclass(frozen=True)
+class Towns:
+    """R copies of a town: ``cells[r]`` are the ids of the cells of town r, ascending."""
+
+    cells: npt.NDArray[np.uint64]
+
+    @classmethod
+    def unlisted(cls, towns: int, cells: int) -> Towns:
+        """Towns of ``cells`` cells with made-up ids, for relation "values"."""
+        return cls((1 + np.arange(towns * cells, dtype=np.uint64)).reshape(towns, cells))
+
+    @classmethod
+    def of_list(cls, listed: npt.NDArray[np.uint64], cells: int) -> Towns:
+        """As many towns of ``cells`` cells as a public list holds."""
+        return cls(listed[: len(listed) // cells * cells].reshape(-1, cells))
+
+    def rows(self, events: Sequence[Event]) -> npt.NDArray[np.void]:
+        """Rows of a window in which the same ``events`` happen in every town; users of a town have distinct times."""
+        cell, user, value = (np.array(column, dtype=np.int64) for column in zip(*events, strict=True))
+        count = len(self.cells)
+        rows = np.zeros(count * len(events), dtype=ROW)
+        rows["cell"] = self.cells[:, cell].ravel()
+        rows["user"] = (np.arange(count)[:, None] * _USERS + user[None, :]).ravel() + 1
+        rows["time"] = SLOT * 1_000_000 + np.tile(np.arange(len(events)) * 1000, count)
+        rows["value"] = np.tile(value, count)
+        return rows
+
+    def charge(self, plan: Plan, user: int) -> float:
+        """Most that ``user`` of any town is charged, in whole units of ε (or ρ)."""
+        mine = (plan.users - np.uint64(1)) % np.uint64(_USERS) == user
+        return float(plan.charges[mine].max(initial=0)) / (1_000_000 if plan.zcdp is None else 1_000_000_000)
+
+    def numbers(self, plan: Plan, columns: dict[str, Columns]) -> npt.NDArray[np.float64]:
+        """Raw released numbers, a row for each town: shape (R, numbers)."""
+        at = np.searchsorted(plan.cells, self.cells)
+        return np.hstack([column.raw[at] for column in columns.values()])
+
+
+def recorded(seed: int, noise: type[Noise] = Noise) -> Noise:
+    """The same noise in every run."""
+    return noise(np.random.default_rng(seed).bytes)
+
+
+class HalfTheScale(Noise):
+    """Planted bug: half the Laplace scale that was asked for."""
+
+    def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
+        return super().discrete_laplace(numerator, 2 * np.asarray(denominator), size)
+
+
+def releases(
+    config: Config, towns: Towns, events: Sequence[Event], draws: int, noise: Noise
+) -> tuple[Plan, npt.NDArray[np.float64]]:
+    """The plan, and ``draws`` releases of every town: shape (draws·R, numbers)."""
+    plan, contributions = planned(config, towns.rows(events))
+    return plan, drawn(plan, contributions, towns, draws, noise)
+
+
+def drawn(plan: Plan, contributions: Contributions, towns: Towns, draws: int, noise: Noise) -> npt.NDArray[np.float64]:
+    """``draws`` releases of every town under a given plan."""
+    return np.concatenate([towns.numbers(plan, draw(plan, contributions, noise)) for _ in range(draws)])

@@ -1,0 +1,177 @@
+"""Relation "values" on the shipped path: what a reader of all of a window's numbers learns of one user's values.
+
+Black box: two windows in which one user of every town has all values 0, or all at U. n = 20 000 samples per side, half of
+them tested at α = 1e-4 (:mod:`tests.audit.blackbox`); at ε = 1 spread over up to four numbers half the noise is bounded by
+about 1.3 to 1.6, and the tape is recorded. Exact: the same draw under noise that is silent, so that its integers show, for every
+user of random windows; no samples, power 1.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from dpcore.contributions import Contributions
+from stream.config import Config
+from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.statistics.pipeline import draw
+from stream.statistics.plan import VARIANCE_GRID, Plan, pack_integers
+from stream.statistics.values.draw import draw_distributions
+from tests.audit.blackbox import assert_caught, assert_private, epsilon_lower_bound
+from tests.audit.shipped import Event, HalfTheScale, Towns, drawn, recorded, releases
+from tests.dpcore.silence import Silence
+from tests.support.builders import bus_config, random_rows
+from tests.support.releasing import planned
+
+TOWNS, DRAWS = 400, 50
+U = 6500
+SETTINGS: dict[str, dict[str, Any]] = {
+    "as configured": {},
+    "mean": {"speed.statistics": ["mean"]},
+    "uniform": {"speed.allocation": "uniform", "speed.clipping": "none", "speed.suppression": "none"},
+    "no cap": {"speed.sum_cap": 0},
+    "a tight cap": {"speed.sum_cap": 0.4, "speed.clipping": "none"},
+    "three users at least": {"speed.min_users": 3},
+}
+
+
+def fleet(tmp_path: Path, **settings: Any) -> Config:
+    """config/bus-fleet.toml at ε = 1 per window."""
+    return bus_config(tmp_path, **{"privacy.epsilon": 1.0, "privacy.budget": 24.0} | settings)
+
+
+def town(own: int) -> list[Event]:
+    """Two cells: user 1 is in both, twice in the first, with values ``own``; users 2 to 4 stand still: the worst case."""
+    return [(0, 1, own), (0, 1, own), (1, 1, own), (0, 2, 0), (0, 2, 0), (0, 3, 0), (1, 3, 0), (1, 4, 0), (1, 4, 0)]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_reader_of_a_window_learns_more_of_a_users_values_than_they_are_charged_and_half_the_noise_tells_more(
+    tmp_path: Path, name: str
+) -> None:
+    config, towns = fleet(tmp_path, **SETTINGS[name]), Towns.unlisted(TOWNS, 2)
+    for noise, check in ((recorded(1), assert_private), (recorded(2, HalfTheScale), assert_caught)):
+        plan, low = releases(config, towns, town(0), DRAWS, noise)
+        other, high = releases(config, towns, town(U), DRAWS, noise)
+        assert plan.digest == other.digest, "the plan looked at values"
+        check(epsilon_lower_bound(low, high), towns.charge(plan, 1))
+
+
+@pytest.mark.parametrize("noise", [recorded(3), recorded(4, HalfTheScale)])
+def test_distributions_are_private_together_and_with_half_the_noise_are_not(tmp_path: Path, noise: Any) -> None:
+    """All prefix counts of both cells, before they become percentiles."""
+    config, towns = fleet(tmp_path, **{"speed.statistics": ["p50"], "speed.cdf_bins": 4}), Towns.unlisted(TOWNS, 2)
+    sides = []
+    for own in (0, U):
+        plan, contributions = planned(config, towns.rows(town(own)))
+        kept, prefixes = contributions.retain(plan.retained), []
+        for _ in range(DRAWS):
+            cells, released = draw_distributions(plan, kept, noise)
+            assert released is not None
+            assert len(cells) == 2 * TOWNS
+            prefixes.append(released.linear[:, 1:-1].reshape(TOWNS, -1))
+        sides.append(np.concatenate(prefixes))
+    check = assert_caught if isinstance(noise, HalfTheScale) else assert_private
+    check(epsilon_lower_bound(*sides), towns.charge(plan, 1))
+
+
+def test_single_cell_means_are_private_together_and_with_half_the_noise_are_not(tmp_path: Path) -> None:
+    """n = 2400 (they draw one number at a time); the loss of one user over both cells of a town."""
+    config = fleet(tmp_path, **{"speed.mean_mechanism": "baseline", "speed.statistics": ["mean"]})
+    towns = Towns.unlisted(60, 2)
+    for noise, check in ((recorded(5), assert_private), (recorded(6, HalfTheScale), assert_caught)):
+        (plan, low), (_, high) = (releases(config, towns, town(own), 40, noise) for own in (0, U))
+        check(epsilon_lower_bound(low, high), towns.charge(plan, 1))
+
+
+class Asked(Silence):
+    """No noise; the scales that were asked for are on record, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales: list[tuple[int, int]] = []
+
+    def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
+        t, s = np.broadcast_arrays(np.asarray(numerator), np.asarray(denominator))
+        self.scales += zip(t.ravel().tolist(), s.ravel().tolist(), strict=True)
+        return super().discrete_laplace(numerator, denominator, size)
+
+
+def integers(plan: Plan, contributions: Contributions) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """(What noise was added to, recovered from the draw, (2, C); the scales of the noise, in the order of the plan)."""
+    noise = Asked()
+    columns = draw(plan, contributions, noise)
+    n = np.maximum(contributions.counts.by_cell(plan.retained), 1)
+    assert n.max() < 10, "a mean of more values is rounded too coarsely to show its integer"
+    sums = np.round(columns["mean"].raw * n / SPEED_QUANTUM_KMH).astype(np.int64)
+    variances = np.round(columns["variance"].raw / (VARIANCE_GRID * SPEED_QUANTUM_KMH**2)).astype(np.int64)
+    return np.array([sums, variances]), noise.scales
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "mean"])
+def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charge(
+    tmp_path: Path, seed: int, name: str
+) -> None:
+    """Exact, for all values of a user at 0, at U and at random: Σ |Δ|·s/t over the noise that was really asked for."""
+    config = fleet(tmp_path, **SETTINGS[name])
+    rows = random_rows(seed, 28, users=7)
+    plan, contributions = planned(config, rows)
+    exact, scales = integers(plan, contributions)
+    noisy = np.flatnonzero(plan.scales.numerator)
+    assert len(scales) == len(noisy), "a number without noise that has a scale, or the reverse"
+    ratio = {int(at): Fraction(s, t) for at, (t, s) in zip(noisy, scales, strict=True)}
+    rng = np.random.default_rng(seed)
+    for user, charge in zip(plan.users.tolist(), plan.charges.tolist(), strict=True):
+        mine = rows["user"] == user
+        for values in (np.zeros(mine.sum()), np.full(mine.sum(), U), rng.choice([0, U, 2 * U], mine.sum())):
+            changed = rows.copy()
+            changed["value"][mine] = values
+            other, held = planned(config, changed)
+            assert other.digest == plan.digest, "the plan looked at values"
+            moved = np.abs(exact - integers(other, held)[0]).ravel()
+            loss = sum((int(moved[at]) * ratio[int(at)] for at in np.flatnonzero(moved)), Fraction(0))
+            assert loss * 1_000_000 <= charge <= config.privacy.epsilon_micro
+
+
+def test_the_exact_comparison_refutes_a_plan_that_charges_for_half_its_noise(tmp_path: Path) -> None:
+    """Planted bug: denominators doubled after the charges were made."""
+    config = fleet(tmp_path)
+    towns = Towns.unlisted(1, 2)
+    plan, contributions = planned(config, towns.rows(town(0)))
+    halved = msgspec.structs.replace(plan, denominators_bytes=pack_integers(2 * plan.scales.denominator))
+    exact, scales = integers(halved, contributions)
+    moved = np.abs(exact - integers(halved, planned(config, towns.rows(town(U)))[1])[0]).ravel()
+    noisy = np.flatnonzero(plan.scales.numerator).tolist()
+    loss = sum((Fraction(int(moved[at]) * s, t) for at, (t, s) in zip(noisy, scales, strict=True)), Fraction(0))
+    assert loss > 1.2 * towns.charge(plan, 1)
+
+
+def test_a_user_who_cannot_pay_for_a_whole_window_is_not_in_its_numbers(tmp_path: Path) -> None:
+    """Exact: one µε short of a grant, a user's values change nothing; with it, they do and are charged."""
+    config = fleet(tmp_path)
+    grant, rows = config.window_grant, random_rows(2, 40, users=7)
+    changed = rows.copy()
+    user = int(rows["user"][0])
+    changed["value"][rows["user"] == user] = np.where(rows["value"][rows["user"] == user] > U / 2, 0, U)
+    for left, silent in ((grant - 1, True), (grant, False)):
+        budgets = np.full(len(np.unique(rows["user"])), 24 * grant)
+        budgets[np.unique(rows["user"]) == user] = left
+        plan, contributions = planned(config, rows, budgets)
+        other, held = planned(config, changed, budgets)
+        columns, others = draw(plan, contributions, Silence()), draw(other, held, Silence())
+        same = all((columns[name].raw == others[name].raw).all() for name in columns)
+        assert same == silent
+        assert (plan.charges[plan.users == user] == 0).all() == silent
+
+
+def test_drawing_twice_from_one_plan_gives_fresh_noise(tmp_path: Path) -> None:
+    config, towns = fleet(tmp_path), Towns.unlisted(2, 2)
+    plan, contributions = planned(config, towns.rows(town(U)))
+    first, second = (drawn(plan, contributions, towns, 1, recorded(seed)) for seed in (1, 2))
+    assert (first != second).all()

@@ -1,0 +1,180 @@
+"""Means of one cell: sensitivities by brute force, worst-case bias, facts of the minimax m, intervals, bad input."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpcore.budget import MICRO
+from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterError
+from dpcore.noise import MAX_SCALE_NUMERATOR, Noise
+from dpcore.scales import noise_ratio
+from dpcore.single_cell.cell import losses
+from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax, minimax_samples
+from tests.dpcore.silence import Silence
+
+MECHANISMS: list[Callable[[int], Any]] = [Baseline, PooledMinimax, ArrayAveraging]
+ALPHA = 1e-6
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("samples", [(1,), (2, 1), (2, 2, 2), (1, 2, 3), (4, 1, 1)])
+def test_no_user_moves_the_integer_more_than_his_sensitivity(mechanism: Any, samples: tuple[int, ...]) -> None:
+    """Exhaustive over corner values: the statistic is monotone in each of them."""
+    upper, m = 3, np.array(samples)
+    held = mechanism(upper)
+    plan = held.plan(m, 700_000)
+    owner = np.repeat(np.arange(len(m)), m)
+    found = {
+        values: round(held.release(np.array(values), plan, Silence()).raw * plan.divisor)
+        for values in itertools.product((0, upper), repeat=int(m.sum()))
+    }
+    for user in range(len(m)):
+        free = owner == user
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for values, statistic in found.items():
+            groups.setdefault(tuple(np.array(values)[~free]), []).append(statistic)
+        worst = max(max(group) - min(group) for group in groups.values())
+        assert worst <= plan.sensitivities[user]
+        assert Fraction(worst * plan.denominator * MICRO, plan.numerator) <= plan.charges[user] <= 700_000
+        if mechanism is not ArrayAveraging:
+            assert worst == plan.sensitivities[user]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("samples", [(1,), (2, 1), (2, 2, 2), (1, 2, 3), (5, 1, 1), (6, 2)])
+def test_the_bias_bound_is_the_worst_case(mechanism: Any, samples: tuple[int, ...]) -> None:
+    upper, m = 10, np.array(samples)
+    held = mechanism(upper)
+    plan = held.plan(m, 400_000)
+    worst = max(
+        abs(held.release(np.array(values), plan, Silence()).raw - np.mean(values))
+        for values in itertools.product((0, upper), repeat=int(m.sum()))
+    )
+    assert worst <= plan.bias_bound + 1e-9
+    assert worst >= plan.bias_bound - 2 / 256
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=10), st.integers(10_000, 9_000_000))
+def test_the_minimax_m_is_best_among_all_and_grows_with_epsilon(samples: list[int], micro: int) -> None:
+    m = np.array(samples)
+
+    def cost(cap: Fraction) -> Fraction:
+        kept = sum((min(Fraction(x), cap) for x in samples), Fraction(0))
+        return 1 - kept / sum(samples) + cap * MICRO / (micro * kept)
+
+    chosen = minimax_samples(m, micro)
+    assert chosen in samples
+    # Quarter steps: no m between the counts is better either.
+    quarters = [Fraction(q, 4) for q in range(1, 4 * max(samples) + 1)]
+    assert cost(Fraction(chosen)) == min(cost(Fraction(x)) for x in samples) == min(cost(q) for q in quarters)
+    assert all(cost(Fraction(x)) > cost(Fraction(chosen)) for x in set(samples) if x < chosen)
+    assert minimax_samples(m, 2 * micro) >= chosen
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_intervals_cover_the_statistic_as_often_as_they_say(mechanism: Any) -> None:
+    """n = 3000 draws; coverage of 95 % would be missed by 3 points with power > 0.999 at α = 1e-6."""
+    rng = np.random.default_rng(3)
+    m = rng.integers(1, 9, 12)
+    values = rng.integers(0, 801, int(m.sum()))
+    held = mechanism(800)
+    plan = held.plan(m, 1_000_000)
+    truth = held.release(values, plan, Silence()).raw
+    noise = Noise()
+    draws = [held.release(values, plan, noise) for _ in range(3000)]
+    covered = sum(e.low <= truth <= e.high for e in draws)
+    assert stats.binomtest(covered, 3000, 0.95).pvalue > ALPHA
+    assert all(0 <= e.value <= 800 and e.clamped == (e.value != e.raw) for e in draws)
+    spread = np.mean([abs(e.raw - truth) for e in draws])
+    assert spread == pytest.approx(plan.scale, rel=0.12)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_values_outside_the_range_are_clipped_before_they_count(mechanism: Any) -> None:
+    held = mechanism(10)
+    m = np.array([2, 1])
+    plan = held.plan(m, MICRO)
+    wild = held.release(np.array([-5, 10**12, 7]), plan, Silence())
+    assert wild == held.release(np.array([0, 10, 7]), plan, Silence())
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("samples", [(1,), (5,), (1, 1)])
+def test_few_samples_and_equal_values_are_released_with_full_noise(mechanism: Any, samples: tuple[int, ...]) -> None:
+    m = np.array(samples)
+    held = mechanism(8)
+    plan = held.plan(m, MICRO)
+    result = held.release(np.full(int(m.sum()), 8), plan, Silence())
+    assert result.raw == 8
+    assert result.scale == pytest.approx(8 if len(m) == 1 else 4)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_an_upper_bound_of_zero_releases_zero_for_free(mechanism: Any) -> None:
+    m = np.array([3, 2])
+    plan = mechanism(0).plan(m, MICRO)
+    result = mechanism(0).release(np.array([1, 2, 3, 4, 5]), plan, Noise())
+    assert (result.raw, result.low, result.high, result.scale) == (0, 0, 0, 0)
+    assert plan.charges.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(
+    ("upper", "samples", "micro", "error"),
+    [
+        (10, [], MICRO, ParameterError),
+        (10, [1, 0], MICRO, ParameterError),
+        (10, [1.0], MICRO, ParameterError),
+        (-1, [1], MICRO, ParameterError),
+        (float("nan"), [1], MICRO, ParameterError),
+        (10, [1], 0, BudgetError),
+        (10, [1], -5, BudgetError),
+        (10, [1], float("nan"), BudgetError),
+        (2**61, [1, 1, 1], MICRO, OverflowBoundError),
+        (2**50, [1], MICRO, OverflowBoundError),
+    ],
+)
+def test_bad_input_is_refused_with_a_remedy(
+    mechanism: Any, upper: Any, samples: list[Any], micro: Any, error: type[DPError]
+) -> None:
+    with pytest.raises(error, match=r"[;,] \w+"):
+        mechanism(upper).plan(np.array(samples), micro)
+
+
+@pytest.mark.parametrize("values", [[1.0, float("nan")], [1], [1, 2, 3]])
+def test_values_that_are_not_the_planned_quanta_are_refused(values: list[Any]) -> None:
+    plan = Baseline(10).plan(np.array([2]), MICRO)
+    with pytest.raises(ParameterError):
+        Baseline(10).release(np.array(values), plan, Noise())
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 6])
+def test_a_capacity_out_of_range_is_refused(capacity: int) -> None:
+    with pytest.raises(ParameterError, match="m_UB"):
+        ArrayAveraging(10, capacity).plan(np.array([2, 5]), MICRO)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 2**40), st.integers(1, 10**8))
+def test_noise_never_falls_short_of_the_budget(sensitivity: int, micro: int) -> None:
+    if sensitivity * MICRO > micro * MAX_SCALE_NUMERATOR:
+        with pytest.raises(OverflowBoundError):
+            noise_ratio(sensitivity, micro)
+        return
+    t, s = noise_ratio(sensitivity, micro)
+    assert Fraction(t, s) >= Fraction(sensitivity * MICRO, micro)
+    assert t <= MAX_SCALE_NUMERATOR
+    own = np.array([sensitivity, sensitivity // 2])
+    charged = losses(own, t, s)
+    assert charged[0] <= micro
+    assert all(c >= Fraction(d * MICRO * s, t) > c - 1 for c, d in zip(charged.tolist(), own.tolist(), strict=True))
