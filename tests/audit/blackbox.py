@@ -84,6 +84,25 @@ def epsilon_lower_bound(one: npt.ArrayLike, other: npt.ArrayLike, alpha: float =
     return Bound(bound, f"{name} {kind} {threshold:g}", (hits[0], hits[1]), (len(a), len(b)), alpha)
 
 
+def mu_lower_bound(one: npt.ArrayLike, other: npt.ArrayLike, alpha: float = ALPHA) -> Bound:
+    """Bound μ = √(2ρ) of a Gaussian mechanism from outputs as in :func:`epsilon_lower_bound`.
+
+    The probit of no event's probability differs by more than μ between neighbours (Dong, Roth and Su 2022, Gaussian
+    trade-off functions). The event is a half-space: Fisher's discriminant of the first halves, above the middle.
+    """
+    first, second = _columns(one), _columns(other)
+    half = len(first) // 2, len(second) // 2
+    direction = _discriminant(first[: half[0]], second[: half[1]])
+    a, b = first @ direction, second @ direction
+    threshold = (np.median(a[: half[0]]) + np.median(b[: half[1]])) / 2
+    hits = tuple(int((side[h:] >= threshold).sum()) for side, h in zip((a, b), half, strict=True))
+    tested = len(a) - half[0], len(b) - half[1]
+    low = stats.beta.ppf(alpha / 2, hits[0], tested[0] - hits[0] + 1)
+    high = stats.beta.ppf(1 - alpha / 2, hits[1] + 1, tested[1] - hits[1])
+    bound = float(stats.norm.ppf(low) - stats.norm.ppf(high))
+    return Bound(bound, f"discriminant >= {threshold:g}", (hits[0], hits[1]), tested, alpha)
+
+
 def assert_private(bound: Bound, epsilon: float) -> None:
     """The audit does not refute ``epsilon``-DP."""
     assert bound.epsilon <= epsilon, f"refuted at ε = {epsilon}: {bound}"

@@ -1,76 +1,144 @@
-"""The order of charge and draw: a crash between them must cost budget, never privacy.
+"""The order of charge, draw and commit in the shipped protocol: nothing is drawn that was not paid, nothing is drawn twice.
 
-A model of one worker: it releases a number whose noise costs ε = 1 out of a budget of 1, crashes once in between, and
-starts again from what its ledger says. The reader sees everything that left the worker.
+The real :class:`ReleaseProtocol` against a real server. Its noise looks into the ledger at the moment it is asked for: then
+every user of the stored plan must have paid their charge, whichever step an earlier attempt died after.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+import redis as sync_redis
+from redis.asyncio import Redis
 
 from dpcore.noise import Noise
-from tests.audit.blackbox import Bound, N, Pooled, assert_caught, assert_private, epsilon_lower_bound
+from stream.config import Config
+from stream.offline import MemoryRows, split_by_slot
+from stream.protocol.release_protocol import STEPS, ReleaseProtocol
+from stream.statistics.plan import Plan, decode_plan
+from stream.storage.keys import FeedKeys
+from stream.storage.ledger import Ledger
+from stream.storage.release_store import Outcome, ReleaseStore
+from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.closing import Collected, Stopped
+from tests.support.participating import riders
 
-EPSILON = BUDGET = 1
-SENSITIVITY = 5
-
-
-class Worker:
-    """``spent`` survives a crash; the transcript has left the house already."""
-
-    def __init__(self, noise: Noise) -> None:
-        self.spent = 0
-        self.transcript: list[int] = []
-        self._noise = noise
-
-    def draw(self, value: int) -> None:
-        self.transcript.append(value + int(self._noise.discrete_laplace(SENSITIVITY, EPSILON, 1)[0]))
-
-    def charge_then_draw(self, value: int, crash: bool) -> None:
-        if self.spent + EPSILON > BUDGET:
-            return
-        self.spent += EPSILON
-        if crash:
-            return
-        self.draw(value)
-
-    def draw_then_charge(self, value: int, crash: bool) -> None:
-        if self.spent + EPSILON > BUDGET:
-            return
-        self.draw(value)
-        if crash:
-            return
-        self.spent += EPSILON
-
-    def admit_while_anything_is_left(self, value: int, crash: bool) -> None:
-        """Charges of 1 against a budget of which 1/2 is spent: 'spent < B' admits what 'spent + charge <= B' does not."""
-        if self.spent >= BUDGET:
-            return
-        self.spent += EPSILON / 2
-        self.draw(value)
+CONFIGS = {"values": bus_config, "participation": riders}
 
 
-def audited(order: str) -> Bound:
-    noise = Pooled()
+class Paid(Noise):
+    """Noise that finds, whenever it is asked for, every charge of the stored plan in the ledger."""
 
-    def transcripts(value: int) -> np.ndarray:
-        rows = []
-        for _ in range(N):
-            worker = Worker(noise)
-            step = getattr(worker, order)
-            for crash in (True, False, False):
-                step(value, crash)
-            rows.append(worker.transcript + [0] * (3 - len(worker.transcript)))
-        return np.array(rows)
+    def __init__(self, server: sync_redis.Redis, keys: FeedKeys) -> None:
+        super().__init__()
+        self.server, self.keys, self.asked = server, keys, 0
 
-    return epsilon_lower_bound(transcripts(0), transcripts(SENSITIVITY))
+    def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
+        stored = self.server.get(self.keys.plan(SLOT))
+        assert stored is not None, "noise was drawn for a plan that is not stored"
+        plan = decode_plan(stored)
+        users, charges = plan.charged_users()
+        spent = self.server.hmget(self.keys.charged(SLOT), [str(user) for user in users.tolist()])
+        for user, charge, paid in zip(users.tolist(), charges.tolist(), spent, strict=True):
+            assert int(paid or 0) >= charge, f"noise was drawn for user {user} before they paid"
+        self.asked += 1
+        return super().discrete_laplace(numerator, denominator, size)
 
 
-def test_charging_before_the_draw_bounds_the_whole_transcript() -> None:
-    assert_private(audited("charge_then_draw"), BUDGET)
+def blocking(redis: Redis) -> sync_redis.Redis:
+    """A client that waits, of the same server."""
+    given = redis.connection_pool.connection_kwargs
+    if "path" in given:
+        return sync_redis.Redis(unix_socket_path=given["path"])
+    return sync_redis.Redis(host=given["host"], port=given["port"])
 
 
-@pytest.mark.parametrize("order", ["draw_then_charge", "admit_while_anything_is_left"])
-def test_charging_after_the_draw_or_too_little_is_caught(order: str) -> None:
-    assert_caught(audited(order), BUDGET)
+async def protocol_for(config: Config, redis: Redis, publisher: Collected) -> tuple[ReleaseProtocol, Paid]:
+    noise = Paid(blocking(redis), FeedKeys(config.feed.name))
+    ledger = Ledger(redis, config.feed.name)
+    await ledger.start_generation()
+    rows = MemoryRows(split_by_slot(random_rows(1, 80), config))
+    return ReleaseProtocol.connect(config, redis, rows, ledger, publisher, noise), noise
+
+
+@pytest.mark.parametrize("died_after", ["nothing", *STEPS[:-1]])
+@pytest.mark.parametrize("relation", CONFIGS)
+async def test_noise_is_asked_for_only_once_everybody_has_paid_and_one_draw_leaves(
+    tmp_path: Path, redis: Redis, relation: str, died_after: str
+) -> None:
+    config, published = CONFIGS[relation](tmp_path), Collected()
+
+    def die(step: str) -> None:
+        if step == died_after:
+            raise Stopped
+
+    protocol, noise = await protocol_for(config, redis, published)
+    if died_after != "nothing":
+        with pytest.raises(Stopped):
+            await dataclasses.replace(protocol, after_step=die).close(SLOT)
+    before = list(published.messages)
+    await protocol.close(SLOT)
+    committed = STEPS.index(died_after) >= STEPS.index("commit") if died_after != "nothing" else False
+    assert noise.asked == (2 if died_after == "draw" else 1), "a committed window was drawn again"
+    values = {message.ce_id: message.value for message in published.messages}
+    assert all(values[message.ce_id] == message.value for message in before), "one window left in two versions"
+    assert committed or died_after in ("nothing", *STEPS[: STEPS.index("commit")])
+    spent = await Ledger(redis, config.feed.name).total(config.slotting.period_of(SLOT).key)
+    assert spent[1] > 0
+
+
+async def test_bytes_that_were_committed_are_never_replaced(tmp_path: Path, redis: Redis) -> None:
+    """A second worker with a draw of its own gets the first one's bytes back, and the number does not move."""
+    config, store = bus_config(tmp_path), ReleaseStore(redis, "bus")
+    keys = FeedKeys("bus")
+    await redis.hset(keys.charged(SLOT), "plan", "paid")
+    first = await store.commit(SLOT, b"first draw", b"", b"", "paid", 1)
+    second = await store.commit(SLOT, b"second draw", b"", b"", "paid", 1)
+    late = await store.commit(SLOT, b"third draw", b"", b"", "paid", 2)
+    assert (first.outcome, first.outbox) == (Outcome.COMMITTED, b"first draw")
+    assert [(answer.outcome, answer.outbox) for answer in (second, late)] == [
+        (Outcome.OTHERS_WERE_FIRST, b"first draw")
+    ] * 2
+    assert await store.outbox(SLOT) == b"first draw"
+    assert await redis.get(keys.sequence) == b"1"
+    assert config.feed.name == "bus"
+
+
+async def test_nothing_is_committed_for_a_plan_that_is_not_paid(redis: Redis) -> None:
+    from stream.storage.release_store import ChargesGoneError
+
+    store, keys = ReleaseStore(redis, "bus"), FeedKeys("bus")
+    with pytest.raises(ChargesGoneError):
+        await store.commit(SLOT, b"a draw", b"", b"", "paid", 1)
+    await redis.hset(keys.charged(SLOT), "plan", "another plan")
+    with pytest.raises(ChargesGoneError):
+        await store.commit(SLOT, b"a draw", b"", b"", "paid", 1)
+    assert await store.outbox(SLOT) is None
+
+
+async def test_a_user_without_a_whole_grant_left_is_refused_and_the_plan_is_made_without_them(
+    tmp_path: Path, redis: Redis
+) -> None:
+    """Their budget was spent elsewhere after the plan was stored: nothing of them is charged, and nothing is drawn before."""
+    config = bus_config(tmp_path)
+    protocol, noise = await protocol_for(config, redis, Collected())
+    keys, period = FeedKeys("bus"), config.slotting.period_of(SLOT).key
+    seen: list[Plan] = []
+
+    async def spend(step: str) -> None:
+        if step == "plan":
+            seen.append(decode_plan(await redis.get(keys.plan(SLOT))))
+            if len(seen) == 1:
+                await redis.hset(keys.ledger(period), str(seen[0].users[0]), config.privacy.budget_micro)
+
+    await dataclasses.replace(protocol, after_step=spend).close(SLOT)
+    first, last = seen[0], seen[-1]
+    assert first.charges[0] > 0
+    assert last.charges[0] == 0
+    assert np.array_equal(first.users, last.users)
+    assert int(await redis.hget(keys.ledger(period), str(first.users[0]))) == config.privacy.budget_micro
+    assert noise.asked == 1

@@ -18,14 +18,14 @@ import pytest
 from dpcore.accounting import NANO
 from dpcore.contributions import Counts
 from stream.config import Config
-from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.plan import plan_participation
 from stream.statistics.participation.public_cells import public_cells
 from stream.statistics.pipeline import contributions_of
 from stream.statistics.plan import Plan, pack_integers
 from stream.storage.row_store import ROW
+from tests.audit.observed import Observation, loss_between, observe
 from tests.support.builders import SLOT, zcdp_config
-from tests.support.participating import loss, riders
+from tests.support.participating import riders
 
 USERS, WINDOWS = 3, 3
 NOWHERE: tuple[int, ...] = ()
@@ -34,8 +34,8 @@ VISITS = (NOWHERE, (0,), (1,), (0, 1))
 Planner = Callable[[Counts, np.ndarray, Config], Plan]
 Visits = tuple[tuple[int, ...], ...]
 Spent = tuple[int, ...]
-Outcome = tuple[Plan, np.ndarray, Spent]
-"""Plan, what noise is added to, and what each user was charged."""
+Outcome = tuple[Observation, Spent]
+"""What the shipped draw added noise to, with which scales, and what each user was charged."""
 
 
 def honest(counts: Counts, left: np.ndarray, config: Config) -> Plan:
@@ -121,7 +121,7 @@ class Worlds:
             plan = self.planner(held.counts, left, self.config)
             charged = dict(zip(users, plan.charges.tolist(), strict=True))
             charges = tuple(charged.get(user + 1, 0) for user in range(USERS))
-            self.windows[key] = (plan, exact_integers(plan, held), charges)
+            self.windows[key] = (observe(plan, held), charges)
         return key, self.windows[key]
 
     def step(self, visits: Visits, gone: int, spent: tuple[Spent, Spent]) -> tuple[tuple[Spent, Spent], Fraction]:
@@ -129,13 +129,12 @@ class Worlds:
         without = tuple(NOWHERE if user == gone else where for user, where in enumerate(visits))
         pairs = [self.window(seen, before) for seen, before in zip((visits, without), spent, strict=True)]
         after = tuple(
-            tuple(a + b for a, b in zip(before, outcome[2], strict=True))
+            tuple(a + b for a, b in zip(before, outcome[1], strict=True))
             for before, (_, outcome) in zip(spent, pairs, strict=True)
         )
         keys = (pairs[0][0], pairs[1][0])
         if keys not in self.losses:
-            (plan, one, _), (_, two, _) = pairs[0][1], pairs[1][1]
-            self.losses[keys] = loss(plan, one, two)
+            self.losses[keys] = loss_between(pairs[0][1][0], pairs[1][1][0])
         return (after[0], after[1]), self.losses[keys]
 
 

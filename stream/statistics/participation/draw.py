@@ -115,14 +115,14 @@ def _ratio(
 
 def _lower(plan: Plan) -> FloatArray:
     """Low end of the range of each cell's mean, km/h: (C,), or (1,) for all of them."""
-    return np.zeros(1) if plan.ranges is None else plan.ranges[0] * SPEED_QUANTUM_KMH
+    return np.zeros(1) if plan.ranges is None else np.asarray(plan.ranges[0] * SPEED_QUANTUM_KMH)
 
 
 def _width(plan: Plan) -> FloatArray:
     """Width of the range of each cell's mean, km/h: (C,), or (1,) for all of them."""
     if plan.ranges is None:
         return np.array([plan.upper_quanta * SPEED_QUANTUM_KMH])
-    return plan.ranges[1] * SPEED_QUANTUM_KMH - _lower(plan)
+    return np.asarray(plan.ranges[1] * SPEED_QUANTUM_KMH - _lower(plan))
 
 
 def _percentiles(

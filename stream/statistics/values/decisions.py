@@ -131,7 +131,9 @@ def predicted_error(window: PublicWindow, retained: IntArray, flat: LaplaceScale
     total, kept = counts.by_cell(window.admitted), counts.by_cell(retained)
     error, scales = 0.0, scales_by_statistic(flat, statistics, counts.n_cells)
     for name, statistic in statistics.items():
-        scale = scales[name].values.reshape(counts.n_cells, -1).sum(axis=1)
+        scale = scales[name].values
+        if scale.ndim > 1:
+            scale = scale.sum(axis=1)
         off = scale / statistic.full_ranges(counts, retained) + statistic.clipping_bias(total, kept)
         error += float((total * np.where(kept > 0, np.minimum(off, 1.0), 1.0)).sum())
     return error

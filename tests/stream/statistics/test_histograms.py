@@ -19,7 +19,6 @@ from dpcore.spatial import Rectangles, histogram_from_release
 from dpcore.spatial.regions import Footprints
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, digest, schema
-from stream.statistics import pipeline
 from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
 from stream.statistics.histograms.histograms import (
     contributing,
@@ -31,6 +30,7 @@ from stream.statistics.histograms.histograms import (
 from stream.statistics.pipeline import contributions_of, plan_window
 from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan, pack_integers
 from stream.statistics.values.plan import plan_values
+from tests.support import releasing
 from tests.support.builders import EVERY_MECHANISM, SLOT, located_rows, with_histograms
 from tests.support.releasing import build_messages
 
@@ -221,7 +221,7 @@ def test_every_mechanism_becomes_one_valid_message_that_reads_back_to_the_histog
         drawn.extend(draw_histograms(*arguments))
         return drawn
 
-    monkeypatch.setattr(pipeline, "draw_histograms", keep)
+    monkeypatch.setattr(releasing, "draw_histograms", keep)
     messages = released(config, located_rows(5, 400))
     bodies = bodies_of(messages)
     assert [body["mechanism"] for body in bodies] == sorted(EVERY_MECHANISM)
@@ -248,7 +248,7 @@ def test_the_relative_goal_adds_a_reading_of_the_same_draws_and_costs_nobody_mor
         config = with_histograms("values", tmp_path, ["htf", "sparse", "ug"], **{"histogram.goal": goal})
         plan, held, fixes = planned(config, located_rows(5, 400))
         messages, _ = build_messages(plan, held, Noise(np.random.default_rng(1).bytes), config, None, fixes)
-        found[goal] = plan.charges, bodies_of(messages)
+        found[goal] = plan.charges_bytes, bodies_of(messages)
     assert found["absolute"][0] == found["relative"][0]
     for plain, both in zip(found["absolute"][1], found["relative"][1], strict=True):
         reading = both["structure"].pop("sparse", None)

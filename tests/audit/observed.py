@@ -1,0 +1,90 @@
+"""What the shipped draw of relation "participation" adds noise to, and with which scales, observed from inside its noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpcore import participation
+from dpcore.contributions import Contributions
+from dpcore.noise import Noise
+from stream.statistics.pipeline import draw
+from stream.statistics.plan import Plan
+
+
+@dataclass
+class Observation:
+    """``integers``: (R, C), what noise was added to. ``t``/``s``: (R, C), the scales that were asked for."""
+
+    gaussian: bool = False
+    integers: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    t: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    s: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+class _Added(np.ndarray):
+    """Silent noise that writes down what it is added to; it must reach the sum as it was drawn."""
+
+    observation: Observation
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **_: Any) -> Any:
+        assert ufunc is np.add, f"the noise was changed by {ufunc.__name__} after it was drawn"
+        assert method == "__call__"
+        (exact,) = (value for value in inputs if not isinstance(value, _Added))
+        observation = next(value for value in inputs if isinstance(value, _Added)).observation
+        assert not observation.integers.size, "noise was added twice"
+        observation.integers = np.array(exact)
+        return np.array(exact)
+
+
+class _Observing(Noise):
+    def __init__(self, observation: Observation) -> None:
+        super().__init__()
+        self.observation = observation
+
+    def asked(self, numerator: Any, denominator: Any, gaussian: bool) -> np.ndarray:
+        t, s = np.broadcast_arrays(np.asarray(numerator), np.asarray(denominator))
+        self.observation.t, self.observation.s, self.observation.gaussian = t.copy(), s.copy(), gaussian
+        silent = np.zeros(t.shape, dtype=np.int64).view(_Added)
+        silent.observation = self.observation
+        return silent
+
+    def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
+        assert size is None
+        return self.asked(numerator, denominator, gaussian=False)
+
+
+@contextmanager
+def gaussians_observed() -> Iterator[None]:
+    """While this runs, Gaussians asked of an observing noise are silent and on record."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(participation, "discrete_gaussian", lambda noise, t, s: noise.asked(t, s, gaussian=True))
+        yield
+
+
+def observe(plan: Plan, contributions: Contributions) -> Observation:
+    """The shipped draw of the window, observed."""
+    observation = Observation()
+    with gaussians_observed():
+        draw(plan, contributions, _Observing(observation))
+    assert observation.integers.shape == observation.t.shape, "some number was released without noise"
+    assert observation.gaussian == (plan.zcdp is not None)
+    return observation
+
+
+def loss_between(one: Observation, two: Observation) -> Fraction:
+    """Loss between two windows: Σ|Δ|·s/t in ε, under Gaussian noise ΣΔ²·s²/(2t²) in ρ. Their noise must be the same."""
+    assert np.array_equal(one.t, two.t), "the scales tell who was there"
+    assert np.array_equal(one.s, two.s), "the scales tell who was there"
+    moved = one.integers - two.integers
+    total = Fraction(0)
+    for at in zip(*np.nonzero(moved), strict=True):
+        d, t, s = int(moved[at]), int(one.t[at]), int(one.s[at])
+        total += Fraction(d * d * s * s, 2 * t * t) if one.gaussian else Fraction(abs(d) * s, t)
+    return total

@@ -1,0 +1,131 @@
+"""Relation "participation" on the shipped path: what a reader of every public cell learns about one user's being there.
+
+Black box, n = 20 000 towns per side (half of them tested, α = 1e-4, recorded tapes): user 1 of every town is there with
+all their events, or not at all. Read are the noisy numbers of :func:`draw_participation` before they become ratios. At
+ε = 1 half the noise is bounded by about 1.4. Under zCDP the bound is on μ = √(2ρ): a Gaussian mechanism moves no event's probit
+by more than that; half the noise doubles it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.statistics.participation import draw as shipped_draw
+from stream.statistics.participation.public_cells import public_cells
+from stream.statistics.pipeline import draw
+from stream.statistics.plan import pack_integers
+from tests.audit.blackbox import assert_caught, assert_private, epsilon_lower_bound, mu_lower_bound
+from tests.audit.observed import loss_between, observe
+from tests.audit.shipped import Event, Towns, recorded
+from tests.support.builders import random_rows, zcdp_config
+from tests.support.participating import riders
+from tests.support.releasing import planned
+
+U = 6500
+BOX = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}
+N = 20_000
+WEIGHTS = ("share", "user", "sample")
+SETTINGS: dict[str, Any] = {
+    "feed.domain": BOX,
+    "hexagons.resolution": 8,
+    "participation.cells_per_user": 2,
+    "participation.samples_per_cell": 2,
+    "participation.max_cells": 5000,
+}
+MINE: list[Event] = [(0, 1, U)] * 6 + [(1, 1, U)] * 5 + [(2, 1, 0)] * 4
+"""Six samples in the first cell, of which two count with weight "sample"; a third cell, which does not count."""
+OTHERS: list[Event] = [(0, 2, 0), (1, 2, U), (2, 3, U // 2)]
+
+
+def pure(tmp_path: Path, weight: str, **more: Any) -> Config:
+    """config/riders.toml at ε = 1."""
+    budget = {"privacy.epsilon": 1.0, "privacy.budget": 8.0, "participation.weight": weight}
+    return riders(tmp_path, **SETTINGS | budget | more)
+
+
+def noisy_numbers(
+    config: Config, events: list[Event], noise: Noise, patch: pytest.MonkeyPatch, halved: bool = False
+) -> tuple[np.ndarray, float]:
+    """(The noisy numbers of ``N`` towns, what user 1 is charged): shape (N, rows·cells)."""
+    towns = Towns.of_list(public_cells(config), 3)
+    plan, contributions = planned(config, towns.rows(events))
+    if halved:
+        plan = msgspec.structs.replace(plan, denominators_bytes=pack_integers(2 * plan.scales.denominator))
+    columns, seen = shipped_draw._columns, []
+    patch.setattr(shipped_draw, "_columns", lambda plan, noisy: seen.append(noisy) or columns(plan, noisy))
+    at = np.searchsorted(plan.cells, towns.cells)
+    while len(seen) * len(towns.cells) < N:
+        draw(plan, contributions, noise)
+    patch.undo()
+    samples = [noisy[:, at].transpose(1, 0, 2).reshape(len(towns.cells), -1) for noisy in seen]
+    return np.concatenate(samples)[:N], towns.charge(plan, 1)
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_nobody_learns_more_of_a_users_presence_than_they_are_charged_and_half_the_noise_tells_more(
+    tmp_path: Path, weight: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = pure(tmp_path, weight)
+    for halved, check in ((False, assert_private), (True, assert_caught)):
+        there, charge = noisy_numbers(config, MINE + OTHERS, recorded(1), monkeypatch, halved)
+        absent, _ = noisy_numbers(config, OTHERS, recorded(2), monkeypatch, halved)
+        assert charge == pytest.approx(1.0, abs=1e-5)
+        check(epsilon_lower_bound(there, absent), charge)
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_gaussian_noise_tells_no_more_than_rho_and_half_of_it_does(
+    tmp_path: Path, weight: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ρ = 0.5, so μ = 1."""
+    config = zcdp_config(tmp_path, rho=0.5, rho_budget=4.0, **SETTINGS, **{"participation.weight": weight})
+    for halved, check in ((False, assert_private), (True, assert_caught)):
+        there, charge = noisy_numbers(config, MINE + OTHERS, recorded(3), monkeypatch, halved)
+        absent, _ = noisy_numbers(config, OTHERS, recorded(4), monkeypatch, halved)
+        check(mu_lower_bound(there, absent), (2 * charge) ** 0.5)
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("accounting", ["pure", "zcdp"])
+@pytest.mark.parametrize("seed", range(2))
+def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charge(
+    tmp_path: Path, weight: str, accounting: str, seed: int
+) -> None:
+    """Exact, no samples: every user of a random window removed, observed from inside the noise of the shipped draw."""
+    statistics = {"speed.statistics": ["mean", "variance", "p50"], "hexagons.resolution": 7}
+    if accounting == "pure":
+        config, unit = pure(tmp_path, weight, **statistics), 10**6
+    else:
+        terms = {"participation.weight": weight} | SETTINGS | statistics
+        config, unit = zcdp_config(tmp_path, rho=0.5, rho_budget=4.0, **terms), 10**9
+    rows = random_rows(seed, 120)
+    rows["user"][:30] = 1
+    plan, held = planned(config, rows)
+    whole, worst = observe(plan, held), 0
+    for user, charge in zip(plan.users.tolist(), plan.charges.tolist(), strict=True):
+        lost = loss_between(whole, observe(*planned(config, rows[rows["user"] != user])))
+        assert lost * unit <= charge <= config.privacy.ledger_grant
+        worst = max(worst, lost * unit)
+    tight = 0.99 if accounting == "pure" else 0.2  # squares of a weight that is divided add up to less
+    assert worst > tight * config.privacy.ledger_grant, "the audit would not see a charge that is too small"
+
+
+def test_a_user_who_cannot_pay_is_exactly_absent(tmp_path: Path) -> None:
+    """One unit short of the charge: the integers are those of a window without the user; with it, they are not."""
+    config = pure(tmp_path, "share", **{"hexagons.resolution": 7})
+    rows = random_rows(3, 100)
+    users = np.unique(rows["user"])
+    without = observe(*planned(config, rows[rows["user"] != users[0]]))
+    for left, absent in ((config.privacy.ledger_grant - 1, True), (config.privacy.ledger_grant, False)):
+        budgets = np.full(len(users), config.privacy.ledger_budget)
+        budgets[0] = left
+        plan, held = planned(config, rows, budgets)
+        assert (plan.charges[0] == 0) == absent
+        assert np.array_equal(observe(plan, held).integers, without.integers) == absent
