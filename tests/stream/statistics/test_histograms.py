@@ -19,6 +19,7 @@ from dpcore.spatial import Rectangles, histogram_from_release
 from dpcore.spatial.regions import Footprints
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, digest, schema
+from stream.statistics import pipeline
 from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
 from stream.statistics.histograms.histograms import (
     contributing,
