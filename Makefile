@@ -2,12 +2,13 @@
 # test  everything the tests need, then the tests, against real servers
 # docs  this project's pages as a site, in site/
 # lint  ruff and mypy     bench  benchmarks as JSON, a line each    make bench [BENCHMARKS='ingest sse'] [HEXVEIL_BENCH_QUICK=1]
+# planted-bugs  one-line bugs against privacy, each in a copy of the tree: every one must fail the test that names it
 # release  build sdists and wheels into dist/, try each in a fresh environment (CONTRIBUTING.md)
 # lock  both lock files anew from pyproject.toml, newest versions with UPGRADE=--upgrade
 # lowest  the core tests against the lowest versions that pyproject.toml names
 # clean  what these targets made
 # dashboard  build stream/serve/static from stream/serve/dashboard (Node 20.19 or newer with npm)
-.PHONY: demo test lint bench docs dashboard release clean lock lowest system-python system-demo system-test jars packages
+.PHONY: demo test planted-bugs lint bench docs dashboard release clean lock lowest system-python system-demo system-test jars packages
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
@@ -60,6 +61,9 @@ packages: $(READY)
 test: system-test $(READY) jars packages
 	@.ci/step "the tests begin"
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
+
+planted-bugs: $(READY)
+	$(BIN)/python -m tests.planted_bugs
 
 lint: $(READY)
 	$(BIN)/ruff check .

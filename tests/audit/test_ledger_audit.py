@@ -21,8 +21,8 @@ from stream.offline import MemoryRows, split_by_slot
 from stream.protocol.release_protocol import STEPS, ReleaseProtocol
 from stream.statistics.plan import Plan, decode_plan
 from stream.storage.keys import FeedKeys
-from stream.storage.ledger import Ledger
-from stream.storage.release_store import Outcome, ReleaseStore
+from stream.storage.ledger import CHUNK, AlreadyReleasedError, Ledger, LedgerError, SetBackError
+from stream.storage.release_store import ChargesGoneError, Outcome, ReleaseStore
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.closing import Collected, Stopped
 from tests.support.participating import riders
@@ -82,19 +82,16 @@ async def test_noise_is_asked_for_only_once_everybody_has_paid_and_one_draw_leav
             await dataclasses.replace(protocol, after_step=die).close(SLOT)
     before = list(published.messages)
     await protocol.close(SLOT)
-    committed = STEPS.index(died_after) >= STEPS.index("commit") if died_after != "nothing" else False
     assert noise.asked == (2 if died_after == "draw" else 1), "a committed window was drawn again"
     values = {message.ce_id: message.value for message in published.messages}
     assert all(values[message.ce_id] == message.value for message in before), "one window left in two versions"
-    assert committed or died_after in ("nothing", *STEPS[: STEPS.index("commit")])
     spent = await Ledger(redis, config.feed.name).total(config.slotting.period_of(SLOT).key)
     assert spent[1] > 0
 
 
-async def test_bytes_that_were_committed_are_never_replaced(tmp_path: Path, redis: Redis) -> None:
+async def test_bytes_that_were_committed_are_never_replaced(redis: Redis) -> None:
     """A second worker with a draw of its own gets the first one's bytes back, and the number does not move."""
-    config, store = bus_config(tmp_path), ReleaseStore(redis, "bus")
-    keys = FeedKeys("bus")
+    store, keys = ReleaseStore(redis, "bus"), FeedKeys("bus")
     await redis.hset(keys.charged(SLOT), "plan", "paid")
     first = await store.commit(SLOT, b"first draw", b"", b"", "paid", 1)
     second = await store.commit(SLOT, b"second draw", b"", b"", "paid", 1)
@@ -105,12 +102,9 @@ async def test_bytes_that_were_committed_are_never_replaced(tmp_path: Path, redi
     ] * 2
     assert await store.outbox(SLOT) == b"first draw"
     assert await redis.get(keys.sequence) == b"1"
-    assert config.feed.name == "bus"
 
 
 async def test_nothing_is_committed_for_a_plan_that_is_not_paid(redis: Redis) -> None:
-    from stream.storage.release_store import ChargesGoneError
-
     store, keys = ReleaseStore(redis, "bus"), FeedKeys("bus")
     with pytest.raises(ChargesGoneError):
         await store.commit(SLOT, b"a draw", b"", b"", "paid", 1)
@@ -142,3 +136,65 @@ async def test_a_user_without_a_whole_grant_left_is_refused_and_the_plan_is_made
     assert np.array_equal(first.users, last.users)
     assert int(await redis.hget(keys.ledger(period), str(first.users[0]))) == config.privacy.budget_micro
     assert noise.asked == 1
+
+
+USERS = np.array([7, 8], dtype=np.uint64)
+SMALL = np.array([1, 1])
+
+
+async def ledger_of(redis: Redis) -> tuple[Ledger, str]:
+    """A ledger, and its generation."""
+    ledger = Ledger(redis, "bus")
+    return ledger, await ledger.start_generation()
+
+
+async def test_a_ledger_that_was_lost_or_set_back_and_a_released_window_charge_nobody(redis: Redis) -> None:
+    ledger, generation = await ledger_of(redis)
+    with pytest.raises(LedgerError, match="generation"):
+        await ledger.charge(SLOT, "p", "another generation", USERS, SMALL, 3)
+    ledger.committed = 2
+    with pytest.raises(SetBackError):
+        await ledger.charge(SLOT, "p", generation, USERS, SMALL, 3)
+    ledger.committed = 0
+    await redis.hset(FeedKeys("bus").closed, str(SLOT), "{}")
+    with pytest.raises(AlreadyReleasedError):
+        await ledger.charge(SLOT, "p", generation, USERS, SMALL, 3)
+    assert (await ledger.spent("p", USERS, besides=0)).tolist() == [0, 0]
+
+
+async def test_the_lowest_budget_of_a_period_is_its_budget(redis: Redis) -> None:
+    ledger, generation = await ledger_of(redis)
+    assert not len(await ledger.charge(SLOT, "p", generation, USERS, SMALL, 2))
+    refused = await ledger.charge(SLOT + 3600, "p", generation, USERS, 2 * SMALL, 9)
+    assert sorted(refused.tolist()) == USERS.tolist(), (
+        "a raised budget held in a period that was charged under a lower one"
+    )
+
+
+async def test_a_plan_is_marked_as_paid_only_once_everybody_paid_however_many_calls_that_takes(redis: Redis) -> None:
+    ledger, generation = await ledger_of(redis)
+    keys = FeedKeys("bus")
+    assert len(await ledger.charge(SLOT, "p", generation, USERS, np.array([1, 4]), 3, "digest")) == 1
+    assert await redis.hget(keys.charged(SLOT), "plan") is None, (
+        "a plan that one user could not pay for is marked as paid"
+    )
+    many = np.arange(1, CHUNK + 2, dtype=np.uint64)
+    charges = np.ones(len(many), dtype=np.int64)
+    charges[0] = 4
+    assert len(await ledger.charge(SLOT + 3600, "p", generation, many, charges, 3, "digest")) == 1
+    assert await redis.hget(keys.charged(SLOT + 3600), "plan") is None, "the refusal of the first call was forgotten"
+    assert not len(await ledger.charge(SLOT + 3600, "p", generation, many[1:], charges[1:], 3, "digest"))
+    assert await redis.hget(keys.charged(SLOT + 3600), "plan") == b"digest"
+
+
+async def test_a_commit_takes_the_next_number_and_the_memory_it_was_made_with_or_nothing(redis: Redis) -> None:
+    store, keys = ReleaseStore(redis, "bus"), FeedKeys("bus")
+    await redis.hset(keys.charged(SLOT), "plan", "paid")
+    assert (await store.commit(SLOT, b"draw", b"", b"", "paid", 5)).outcome is Outcome.STATE_MOVED
+    assert (await store.commit(SLOT, b"draw", b"old", b"new", "paid", 1)).outcome is Outcome.STATE_MOVED
+    assert await store.outbox(SLOT) is None
+    assert await store.memory() == b""
+    await redis.hset(keys.closed, str(SLOT), "{}")
+    released = await store.commit(SLOT, b"draw", b"", b"", "paid", 1)
+    assert (released.outcome, released.outbox) == (Outcome.WINDOW_RELEASED, None)
+    assert await store.outbox(SLOT) is None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpcore.errors import ParameterError
-from dpcore.smoothing import MOST_CELLS, OLDEST_HOURS, Releases, SmoothingState, smooth
+from dpcore.smoothing import MOST_CELLS, OLDEST_HOURS, Releases, SmoothingState, _unseen_sites, smooth
 
 UPPER = 80.0
 CELLS = np.arange(40, dtype=np.uint64)
@@ -112,3 +112,18 @@ def test_refuses_windows_out_of_order_and_bad_columns():
         step(None, one * np.nan, 1.0, 1, t=6)
     with pytest.raises(ParameterError, match="counts >= 1"):
         step(None, one, 1.0, 0, t=6)
+
+
+def test_unseen_sites_have_the_variance_of_their_laplace_noise_and_the_unreleased_say_nothing():
+    releases = Releases(
+        np.arange(3, dtype=np.uint64),
+        np.zeros((3, 2)),
+        np.array([5.0, 7.0, 0.0]),
+        np.array([2.0, 0.5, np.inf]),
+        np.ones(3),
+        np.zeros((3, 0)),
+    )
+    precision, shift = _unseen_sites(releases, 65.0)
+    assert 1 / precision[:2] == pytest.approx([8.0, 0.5])
+    assert shift[:2] / precision[:2] == pytest.approx([5.0, 7.0])
+    assert (precision[2], shift[2]) == (0.0, 0.0)

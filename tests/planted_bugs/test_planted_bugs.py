@@ -1,0 +1,31 @@
+"""The list of planted bugs fits the tree, and a few of them are planted in every run; the others by ``make planted-bugs``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stream.local import REPO_ROOT
+from tests.planted_bugs.bugs import BUGS, QUICK, Bug
+from tests.planted_bugs.planting import copy_tree, noticed
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_the_text_that_a_planted_bug_replaces_stands_once_in_its_file(bug: Bug) -> None:
+    """Whoever changes such a line gives the bug its new text in ``tests/planted_bugs/bugs.py``."""
+    assert (REPO_ROOT / bug.file).read_text(encoding="utf-8").count(bug.before) == 1
+    assert (REPO_ROOT / bug.test).exists()
+
+
+def test_there_are_at_least_forty_planted_bugs_and_no_name_twice() -> None:
+    assert len(BUGS) >= 40
+    assert len({bug.name for bug in BUGS}) == len(BUGS)
+    assert {bug.name for bug in BUGS} >= set(QUICK)
+
+
+@pytest.mark.timeout(600)
+def test_a_planted_bug_makes_its_test_fail(tmp_path: Path) -> None:
+    copy = copy_tree(tmp_path / "copy")
+    verdicts = {bug.name: noticed(bug, copy) for bug in BUGS if bug.name in QUICK}
+    assert set(verdicts.values()) == {"noticed"}, verdicts
