@@ -1,4 +1,4 @@
-# demo  Kafka, Valkey, a worker and a feed on this machine    make demo [SECONDS=60] [FEED=path.csv.gz FORMAT=capmetro]
+# demo  Kafka, Valkey, a worker and a feed on this machine    make demo [SECONDS=60] [FEED=path.csv.gz FORMAT=capmetro] [KAFKA=1: or else fail]
 # test  everything the tests need, then the tests, against real servers
 # docs  this project's pages as a site, in site/
 # lint  ruff and mypy     bench  benchmarks as JSON, a line each    make bench [BENCHMARKS='ingest sse'] [HEXVEIL_BENCH_QUICK=1]
@@ -72,7 +72,7 @@ lint: $(READY)
 
 demo: system-demo $(DEMO) jars
 	@.ci/step "the demo begins"
-	@$(BIN)/hexveil demo $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FEED),--feed '$(FEED)') $(if $(FORMAT),--format $(FORMAT))
+	@$(BIN)/hexveil demo $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FEED),--feed '$(FEED)') $(if $(FORMAT),--format $(FORMAT)) $(if $(KAFKA),--kafka)
 
 # requirements.lock: what runs a service or a demo. requirements-dev.lock: the same versions, and all else.
 COMPILE = $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11.2 --fork-strategy fewest \

@@ -101,12 +101,16 @@ class LinePublisher:
                 os.fsync(number)
 
 
+def ageless(config: Config) -> Config:
+    """The configuration with no event too old: that bound is for live feeds."""
+    return config.model_copy(update={"window": config.window.model_copy(update={"max_age": _ANY_AGE})})
+
+
 def read_recording(
     config: Config, path: Path, file_format: str, on_progress: Progress = lambda done, size: None
 ) -> tuple[npt.NDArray[np.void], Refusals]:
     """All events of a recording as rows, and why others were refused; none is too old, that is for live feeds."""
-    ageless = config.window.model_copy(update={"max_age": _ANY_AGE})
-    decoder = Decoder(config.model_copy(update={"window": ageless}), load_user_key(config.privacy.user_key_file))
+    decoder = Decoder(ageless(config), load_user_key(config.privacy.user_key_file))
     parts: list[npt.NDArray[np.void]] = []
     refusals = Refusals(config.feed, file_format)
     now_us = time.time_ns() // 1000
@@ -180,6 +184,19 @@ def replay_offline(
             )
 
 
+async def claim_feed(config: Config, redis: Redis, fingerprint: str, identity: str) -> Ledger:
+    """The ledger of a feed that no topic knows, bound to its policy, to what names a user, and to the user key.
+
+    Raises :class:`stream.storage.ledger.LedgerError` and :class:`stream.storage.row_store.StateError` where it was kept under others.
+    """
+    ledger = Ledger(redis, config.feed.name)
+    await ledger.start_generation(birth=0)  # whoever names a recording says that it was not released before
+    await ledger.claim_policy(config.ledger_policy)
+    await ledger.claim_identity(identity)
+    await RowStore(redis, config.feed.name).claim_key(fingerprint)
+    return ledger
+
+
 async def _release(
     config: Config,
     url: str,
@@ -194,11 +211,7 @@ async def _release(
 ) -> OfflineSummary:
     redis = Redis.from_url(url)
     try:
-        ledger = Ledger(redis, config.feed.name)
-        await ledger.start_generation(birth=0)  # whoever names a recording says that it was not released before
-        await ledger.claim_policy(config.ledger_policy)
-        await ledger.claim_identity(identity)
-        await RowStore(redis, config.feed.name).claim_key(fingerprint)
+        ledger = await claim_feed(config, redis, fingerprint, identity)
         publisher = LinePublisher(out)
         rows = MemoryRows(dict(by_slot))
         protocol = ReleaseProtocol.connect(config, redis, rows, ledger, publisher, Noise())

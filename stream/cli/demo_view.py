@@ -104,7 +104,7 @@ def _with_interval(estimate: dict[str, Any]) -> str:
 
 
 class Releases:
-    """Everything read from the output topics, each ``ce_id`` once."""
+    """Every message that was released, each ``ce_id`` once."""
 
     def __init__(self, timezone: ZoneInfo) -> None:
         self.timezone = timezone
@@ -188,7 +188,7 @@ class Releases:
         problem = "" if self.first_problem is None else f" ({self.first_problem})"
         return (
             f"Windows closed: {len(self._order)}\n"
-            f"  messages read from the output topics: {self.messages}\n"
+            f"  messages read: {self.messages}\n"
             f"  duplicates by ce_id: {self.duplicates}\n"
             f"  failing their JSON Schema: {self.invalid}{problem}\n"
             f"  events rejected: {refused}"

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from aiokafka import AIOKafkaProducer
@@ -28,6 +28,19 @@ _NAP_S = 0.05
 
 class DeliveryError(RuntimeError):
     """Kafka cannot be reached, has no such topic, or did not take a message."""
+
+
+class Sender(Protocol):
+    """Where messages of a source go."""
+
+    async def send(self, messages: Messages) -> None:
+        """Take ``messages``, in order; may wait, and may hold them back until :meth:`flush`."""
+
+    async def flush(self) -> None:
+        """Let go of what is held back."""
+
+    async def confirm(self) -> None:
+        """Wait until everything has arrived. Raises :class:`DeliveryError`."""
 
 
 class KafkaSender:
@@ -153,7 +166,7 @@ class Progress:
 
 async def deliver(
     blocks: Iterable[Messages],
-    sender: KafkaSender,
+    sender: Sender,
     pacer: Pacer,
     progress: Progress,
     *,
@@ -161,7 +174,7 @@ async def deliver(
     limit: int | None = None,
     report: Callable[[], None] = lambda: None,
 ) -> None:
-    """Send ``blocks`` in order at the pace, until ``stopped`` or ``limit`` messages; returns when Kafka has them all.
+    """Send ``blocks`` in order at the pace, until ``stopped`` or ``limit`` messages; returns when they all have arrived.
 
     A message that goes back in time is due with the latest one before it. An error of the source is raised after
     everything before it has been delivered.

@@ -11,7 +11,7 @@ FLOORS = (
     {"config", "windows", "messages", "connection", "metrics", "local", "server_version"},
     {"storage", "ingestion", "statistics"},
     {"protocol", "sources", "serve"},
-    {"app", "offline", "evaluation", "doctor"},
+    {"app", "embedded", "offline", "evaluation", "doctor"},
     {"cli"},
 )
 """Rooms (folders and single files of ``stream``) from the ground up; ``dpcore`` is below all of them."""

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -95,70 +96,113 @@ def test_a_window_with_a_histogram_waits_for_it_and_shows_how_many_are_on_the_ma
     assert "ug 42 ± 5" in console.export_text()
 
 
-def test_ctrl_c_after_the_first_release_ends_with_a_summary_and_leaves_no_process(repo_root: Path) -> None:
-    command = [sys.executable, "-m", "stream", "demo"]
+@pytest.mark.parametrize(("kafka", "processes"), [("--kafka", 5), ("--no-kafka", 3)])
+def test_ctrl_c_after_the_first_release_ends_with_a_summary_and_leaves_no_process(
+    repo_root: Path, kafka: str, processes: int
+) -> None:
+    command = [sys.executable, "-m", "stream", "demo", kafka]
     with subprocess.Popen(
         command, cwd=repo_root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as demo:
         assert demo.stdout is not None
         first = demo.stdout.readline()
         children = psutil.Process(demo.pid).children(recursive=True)
-        demo.send_signal(signal.SIGINT)
+        os.killpg(demo.pid, signal.SIGINT)  # as a terminal does: to every process of the group
         rest, errors = demo.communicate(timeout=60)
     assert demo.returncode == 0, errors
     assert "cells" in first
     assert "Windows closed: " in rest
     assert "failing their JSON Schema: 0" in rest
-    assert "never publish" in rest
+    assert "events sent: " in rest
+    assert "ε" in rest.partition("never publish:")[2]
     assert "Dashboard: http://127.0.0.1:" in errors
-    assert len(children) >= 5
+    assert "Traceback" not in errors
+    assert len(children) >= processes
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
 
 
-@pytest.mark.parametrize(
-    ("arguments", "remedy"),
-    [
-        ([], "hexveil simulate --duration 6h --out simulated.ndjson.gz"),
-        (
-            ["--feed", "pyproject.toml", "--format", "capmetro"],
-            "hexveil replay pyproject.toml --format capmetro --offline",
-        ),
-    ],
-    ids=["simulate", "recording"],
-)
-def test_without_java_the_demo_says_what_to_install_and_how_to_do_without(
-    repo_root: Path, arguments: list[str], remedy: str
+@pytest.fixture
+def without_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+
+
+@pytest.mark.usefixtures("without_java")
+def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_while_the_demo_runs(
+    repo_root: Path,
 ) -> None:
-    environment = {**os.environ, "PATH": ""}
-    environment.pop("JAVA_HOME", None)
-    command = [sys.executable, "-m", "stream", "demo", *arguments]
-    done = subprocess.run(command, cwd=repo_root, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "stream", "demo", "--seconds", "60"]
+    with subprocess.Popen(
+        command, cwd=repo_root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as demo:
+        assert demo.stdout is not None
+        assert demo.stderr is not None
+        told = demo.stderr.readline()
+        assert "Kafka needs Java" in told
+        assert "run without it" in told
+        while "Dashboard: " not in told:
+            told = demo.stderr.readline()
+        address = told.removeprefix("Dashboard: ").strip()
+        assert "06:00–07:00" in demo.stdout.readline()
+        with urllib.request.urlopen(f"{address}api/v1/hexagons", timeout=20) as answer:
+            window = json.load(answer)
+        demo.send_signal(signal.SIGTERM)
+        rest, errors = demo.communicate(timeout=60)
+    assert demo.returncode == 0, errors
+    assert window["complete"]
+    assert len(window["hexagons"]) > 20
+    assert "Windows closed: " in rest
+
+
+@pytest.mark.usefixtures("without_java")
+def test_a_demo_that_insists_on_kafka_says_what_to_install_and_how_to_do_without(repo_root: Path) -> None:
+    command = [sys.executable, "-m", "stream", "demo", "--kafka"]
+    done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert "apt-get install default-jre-headless" in done.stderr
-    assert remedy in done.stderr
+    assert "hexveil demo --no-kafka" in done.stderr
 
 
-def test_a_recording_is_shown_until_its_seconds_are_over(repo_root: Path, tmp_path: Path) -> None:
-    recording = tmp_path / "day.csv.gz"
-    with gzip.open(recording, "wt", encoding="utf-8") as file:
+def test_make_passes_on_that_kafka_is_insisted_on(repo_root: Path) -> None:
+    told = subprocess.run(
+        ["make", "--dry-run", "demo", "KAFKA=1"], cwd=repo_root, capture_output=True, text=True, check=True
+    )
+    assert "hexveil demo " in told.stdout
+    assert "--kafka" in told.stdout
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """Six buses of three hours, in CapMetro's format."""
+    path = tmp_path / "day.csv.gz"
+    with gzip.open(path, "wt", encoding="utf-8") as file:
         file.write("vehicle_id,timestamp,speed,latitude,longitude\n")
         for minute in range(0, 180, 2):
             moment = f"2017-03-21T{6 + minute // 60:02d}:{minute % 60:02d}:00-05:00"
             file.writelines(f"{bus},{moment},{8 + bus},30.27,{-97.74 + bus / 100}\n" for bus in range(6))
-    command = [
-        sys.executable,
-        "-m",
-        "stream",
-        "demo",
-        "--feed",
-        str(recording),
-        "--format",
-        "capmetro",
-        "--seconds",
-        "18",
-    ]
+    return path
+
+
+@pytest.mark.parametrize("kafka", ["--kafka", "--no-kafka"])
+def test_a_recording_is_shown_until_its_seconds_are_over(repo_root: Path, recording: Path, kafka: str) -> None:
+    command = [sys.executable, "-m", "stream", "demo", "--seconds", "18", kafka]
+    command += ["--feed", str(recording), "--format", "capmetro"]
     done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "03-21 06:00–07:00" in done.stdout
     assert "failing their JSON Schema: 0" in done.stdout
+    assert "events sent: 540" in done.stdout
+    if kafka == "--no-kafka":
+        assert "Windows closed: 3" in done.stdout
+
+
+def test_without_kafka_a_recording_under_participation_is_refused_with_the_command_that_names_its_time(
+    repo_root: Path, recording: Path
+) -> None:
+    command = [sys.executable, "-m", "stream", "demo", "--no-kafka", "--feed", str(recording), "--format", "capmetro"]
+    done = subprocess.run(
+        [*command, "--config", "config/riders.toml"], cwd=repo_root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "--offline --from" in done.stderr

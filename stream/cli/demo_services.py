@@ -1,0 +1,237 @@
+"""What runs in a demo: the service with Kafka, or the same without it; either way with the dashboard over its releases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import typer
+from aiokafka import AIOKafkaConsumer
+from redis.asyncio import Redis
+
+from stream.cli.demo_view import Releases
+from stream.cli.options import read_config
+from stream.config import Chosen, Config
+from stream.connection import kafka_options
+from stream.embedded import run_embedded
+from stream.local import (
+    KafkaServer,
+    LocalServerError,
+    RedisServer,
+    end_process,
+    find_java,
+    free_port,
+    kafka_jars,
+    spawn,
+)
+from stream.messages.lines import read_line
+from stream.messages.message import OUTPUT_TOPICS, Message
+from stream.messages.topics import create_topics
+from stream.sources.delivery import Pacer, Progress
+from stream.sources.messages import Messages
+from stream.sources.replay import Replay
+from stream.sources.simulate import Simulation, simulate
+from stream.storage.ledger import Ledger
+
+_IDLE_TIMEOUT = "8s"
+"""Wall clock after which a recording that has ended no longer holds its last window open."""
+_PACE = 600
+"""Simulated seconds per second: an hourly window every six seconds."""
+_VEHICLES = 300
+_FOLLOW_SECONDS = 0.1
+
+
+class FeedingError(ValueError):
+    """A source that the demo cannot run; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """What feeds the demo: a recording, or the simulator where ``file`` is None."""
+
+    file: Path | None
+    file_format: str
+
+    def arguments(self, timezone: str) -> list[str]:
+        """Command line of the source."""
+        if self.file is not None:
+            source = ["replay", str(self.file), "--format", self.file_format, "--speed", "max"]
+        else:
+            start = _morning(timezone).isoformat(timespec="seconds")
+            source = ["simulate", "--pace", str(_PACE), "--start", start, "--vehicles", str(_VEHICLES)]
+        return [*source, "--json"]
+
+    def blocks(self, config: Config) -> tuple[Iterable[Messages], Pacer, int | None]:
+        """The same source in this process: its messages, their pace, and when a simulated one begins (µs UTC).
+
+        Raises :class:`FeedingError` and :class:`stream.sources.lines.RecordingError`.
+        """
+        if self.file is None:
+            start_us = int(_morning(config.feed.timezone).timestamp()) * 1_000_000
+            return simulate(Simulation(config.feed, _VEHICLES, start_us)), Pacer(_PACE, live=True), start_us
+        if config.relation == "participation":
+            raise FeedingError(
+                "under relation 'participation' which windows are released must not depend on the recording; name its time: "
+                f"hexveil replay {self.file} --offline --from 2017-03-21 --until 2017-03-22 --out releases.ndjson"
+            )
+        return Replay(self.file, self.file_format, config.feed), Pacer(None), None
+
+
+def _morning(timezone: str) -> datetime:
+    """Yesterday at six: a simulated clock that never passes the real one."""
+    return (datetime.now(ZoneInfo(timezone)) - timedelta(days=1)).replace(hour=6, minute=0, second=0, microsecond=0)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A demo to be: ``named`` are options that make a child in this folder choose the same configuration."""
+
+    chosen: Chosen
+    named: list[str]
+    feeding: Feeding
+    scratch: Path
+
+    def config(self, redis: RedisServer, **further: str) -> Config:
+        """The configuration as this process and its children read it, from one environment."""
+        os.environ.update(
+            HEXVEIL_REDIS__URL=redis.url,
+            HEXVEIL_OPERATOR__PORT=str(free_port()),
+            HEXVEIL_PUBLIC__PORT=str(free_port()),
+            HEXVEIL_FEED__FORMAT=self.feeding.file_format,
+            HEXVEIL_WINDOW__IDLE_TIMEOUT=_IDLE_TIMEOUT,
+            HEXVEIL_PRIVACY__USER_KEY_FILE=str(self.scratch / "user.key"),
+            **further,
+        )
+        return read_config(self.chosen)
+
+    def child(self, name: str, arguments: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        """A command of ``hexveil`` with the same configuration, its output in ``name``.log."""
+        return _child([*arguments, *self.named], self.scratch / f"{name}.log")
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A demo that runs: ``follow`` hands releases to the view until cancelled, ``end`` stops all processes but the servers."""
+
+    config: Config
+    scratch: Path
+    processes: dict[str, subprocess.Popen[bytes]]
+    follow: Callable[[Releases], Coroutine[Any, Any, None]]
+    events_sent: Callable[[], int | None]
+
+    def end(self) -> None:
+        """Stop the source first, so that the worker has what it sent; each wait is bounded."""
+        for name in ("source", "worker", "serve"):
+            if name in self.processes:
+                end_process(self.processes[name], 20 if name == "worker" else 10)
+
+
+def why_no_kafka() -> str | None:
+    """Why Kafka cannot run here, in one sentence; None where it can. Fetches what is missing of it, if Maven is there."""
+    try:
+        find_java()
+        kafka_jars()
+    except LocalServerError as error:
+        return str(error).splitlines()[0].partition(". ")[0].rstrip(".")
+    return None
+
+
+def start_with_kafka(stack: ExitStack, setup: Setup) -> Demo:
+    """Kafka, Redis, a worker, a source and the dashboard, each a process of its own."""
+    typer.echo("Starting Kafka and Redis (the first time, Maven fetches Kafka) …", err=True)
+    kafka = stack.enter_context(KafkaServer(setup.scratch / "kafka"))
+    redis = stack.enter_context(RedisServer(setup.scratch / "redis"))
+    settings = setup.config(redis, HEXVEIL_KAFKA__BOOTSTRAP=kafka.bootstrap)
+    asyncio.run(create_topics(settings))
+    asyncio.run(_start_ledger(settings))
+    address = f"http://{settings.operator.host}:{settings.operator.port}"
+    typer.echo(f"Kafka {kafka.bootstrap}   Redis {redis.url}   operator {address}/metrics", err=True)
+    _tell_dashboard(settings)
+    commands = {"serve": ["serve"], "worker": ["worker"], "source": setup.feeding.arguments(settings.feed.timezone)}
+    processes = {name: stack.enter_context(setup.child(name, command)) for name, command in commands.items()}
+
+    async def follow(releases: Releases) -> None:
+        async with AIOKafkaConsumer(
+            *OUTPUT_TOPICS, **kafka_options(settings.kafka), group_id=None, auto_offset_reset="earliest"
+        ) as consumer:
+            async for record in consumer:
+                releases.add(record.topic, dict(record.headers), record.value)
+
+    return Demo(settings, setup.scratch, processes, follow, lambda: _events_sent(setup.scratch / "source.log"))
+
+
+def start_embedded(stack: ExitStack, setup: Setup) -> Demo:
+    """The source and the service in this process, windows closed in one of their own, and the dashboard over their file."""
+    redis = stack.enter_context(RedisServer(setup.scratch / "redis"))
+    settings = setup.config(redis)
+    blocks, pacer, start_us = setup.feeding.blocks(settings)
+    file, progress = setup.scratch / "releases.ndjson", Progress()
+    file.touch()
+    typer.echo(f"Redis {redis.url}   releases {file}", err=True)
+    _tell_dashboard(settings)
+    serve = stack.enter_context(setup.child("serve", ["serve", str(file)]))
+
+    async def follow(releases: Releases) -> None:
+        def report(message: Message) -> None:
+            releases.add(message.topic, dict(message.headers), message.value)
+
+        reading = asyncio.create_task(_follow_file(file, releases))
+        try:
+            await run_embedded(settings, blocks, pacer, file, progress, start_us=start_us, report=report)
+            await reading
+        finally:
+            reading.cancel()
+
+    return Demo(settings, setup.scratch, {"serve": serve}, follow, lambda: progress.sent)
+
+
+async def _start_ledger(config: Config) -> None:
+    """A ledger for whatever time the demo shows: its servers are new and end with it, so there is no other."""
+    async with Redis.from_url(config.redis.url) as redis:
+        await Ledger(redis, config.feed.name).start_generation(birth=0)
+
+
+def _tell_dashboard(settings: Config) -> None:
+    typer.secho(f"Dashboard: http://{settings.public.host}:{settings.public.port}/", err=True, bold=True)
+
+
+@contextmanager
+def _child(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = spawn([sys.executable, "-m", "stream", *arguments], log)
+    try:
+        yield process
+    finally:
+        end_process(process, 5)
+
+
+async def _follow_file(file: Path, releases: Releases) -> None:
+    from stream.serve.reading.files import Follower
+
+    follower = Follower(file)
+    try:
+        while True:
+            for line in map(read_line, follower.lines()):
+                headers = {name: text.encode() for name, text in line.headers.items()}
+                releases.add(line.topic, headers, bytes(line.value))
+            if follower.position == follower.size():
+                await asyncio.sleep(_FOLLOW_SECONDS)
+    finally:
+        follower.close()
+
+
+def _events_sent(log: Path) -> int | None:
+    """Events in the source's JSON summary, the last line it prints."""
+    for line in reversed(log.read_text(errors="replace").splitlines()):
+        with suppress(json.JSONDecodeError, TypeError, KeyError):
+            return int(json.loads(line)["events"])
+    return None

@@ -1,0 +1,188 @@
+"""The service without Kafka: a source straight into state, windows closed by the release protocol, releases to a file.
+
+The source's own clock stands for the broker's: a message arrives when it is due. An event is in time if it arrives by the
+end of its window plus the allowed delay; a window is released once the source is past that, so what it holds depends neither
+on pace nor on who else sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.ingestion.decoding import REASONS, Batch, Decoder
+from stream.ingestion.formats import user_identity
+from stream.ingestion.pseudonyms import load_user_key
+from stream.local import die_with_parent
+from stream.messages.message import Message, rejected_message
+from stream.offline import LinePublisher, ageless, claim_feed
+from stream.protocol.release_protocol import ReleaseProtocol
+from stream.sources.delivery import Pacer, Progress, deliver
+from stream.sources.messages import Messages
+from stream.statistics.plan import PlanError
+from stream.storage.ledger import Ledger, LedgerError
+from stream.storage.row_store import RowStore
+
+PARTITION = "embedded/0"
+_LOOK_SECONDS = 0.2
+
+
+class EmbeddedError(RuntimeError):
+    """A window that could not be closed; the message says why."""
+
+
+class EmbeddedFeed:
+    """Takes the messages of a source into state, as :class:`stream.sources.delivery.Sender`; nothing waits between them."""
+
+    def __init__(
+        self, config: Config, rows: RowStore, decoder: Decoder, report: Callable[[Message], None], start_us: int | None
+    ) -> None:
+        """``report``: called with each report of rejected messages. ``start_us``: when the first window under "participation" begins."""
+        self._config, self._rows, self._decoder, self._report = config, rows, decoder, report
+        self._slotting, self._start_us = config.slotting, start_us
+        self._offset = 0
+        self._reached_us = np.iinfo(np.int64).min
+        self.late = 0
+        """Events that arrived too late for their window."""
+        self.ended = False
+        """Set once the source has nothing more to send: no window waits any longer."""
+
+    async def send(self, messages: Messages) -> None:
+        """Decode and store a block."""
+        now_us = time.time_ns() // 1000
+        batch = self._decoder.decode(messages.values, now_us)
+        offsets = self._offset + np.arange(len(messages.values), dtype=np.int64)
+        slots = self._slotting.slot_starts(batch.rows["time"].astype(np.int64))
+        arrived = np.maximum.accumulate(np.maximum(messages.due, self._reached_us))
+        distinct, which = np.unique(slots, return_inverse=True)
+        deadlines = np.array([self._deadline(slot) for slot in distinct.tolist()], dtype=np.int64)
+        in_time = arrived[batch.index] <= deadlines[which]
+        self.late += int(np.count_nonzero(~in_time))
+        first, self._offset = self._offset, self._offset + len(messages.values)
+        await self._rows.append(
+            PARTITION, first, self._offset, batch.rows[in_time], offsets[batch.index[in_time]], slots[in_time], now_us
+        )
+        self._reached_us = int(arrived[-1])
+        self._report_rejected(batch, offsets)
+
+    async def flush(self) -> None:
+        """Nothing is held back."""
+
+    async def confirm(self) -> None:
+        """What was sent is in state."""
+
+    def _deadline(self, slot: int) -> int:
+        """Until when (µs UTC) events of the slot are in time."""
+        delay = self._config.window.allowed_delay // timedelta(microseconds=1)
+        return self._slotting.window(slot).end * 1_000_000 + delay
+
+    def _report_rejected(self, batch: Batch, offsets: NDArray[np.int64]) -> None:
+        if self._config.relation == "participation":
+            return  # as the worker: how much arrived is nobody's business outside
+        for code in np.unique(batch.reason).tolist():
+            where = offsets[batch.rejected[batch.reason == code]]
+            first, last = int(where[0]), int(where[-1])
+            topic, number = PARTITION.split("/")
+            name = self._config.feed.name
+            self._report(rejected_message(name, REASONS[code].value, topic, int(number), first, last, len(where)))
+
+    async def due_slots(self) -> list[int]:
+        """Slots that take no more events and were not released yet, oldest first."""
+        if self._config.relation == "values":
+            found = sorted(await self._rows.open_slots())
+        else:
+            found = [slot for slot in self._every_slot() if not await self._rows.is_closed(slot)]
+        return [slot for slot in found if self.ended or self._deadline(slot) < self._reached_us]
+
+    def _every_slot(self) -> list[int]:
+        """Under "participation" which windows are released follows from the clock alone."""
+        assert self._start_us is not None, "a source under 'participation' says when it begins"
+        slots, slot = [], self._slotting.window(self._start_us // 1_000_000).start
+        while self._deadline(slot) < self._reached_us:
+            slots.append(slot)
+            slot = self._slotting.window(slot).end
+        return slots
+
+
+async def run_embedded(
+    config: Config,
+    blocks: Iterable[Messages],
+    pacer: Pacer,
+    out: Path,
+    progress: Progress,
+    *,
+    start_us: int | None = None,
+    report: Callable[[Message], None] = lambda message: None,
+) -> None:
+    """Take ``blocks`` at their pace and append each window's releases to ``out`` once it is due; returns when all is released.
+
+    Raises :class:`EmbeddedError` where a window cannot be closed, and whatever the source and Redis raise. When cancelled, the
+    window at hand is finished.
+    """
+    decoder = Decoder(ageless(config), load_user_key(config.privacy.user_key_file))
+    context, parent = multiprocessing.get_context("spawn"), multiprocessing.current_process().pid or 0
+    async with Redis.from_url(config.redis.url) as redis:
+        await claim_feed(config, redis, decoder.key_fingerprint, user_identity(config.feed))
+        feed = EmbeddedFeed(config, RowStore(redis, config.feed.name), decoder, report, start_us)
+        # Closing is arithmetic of seconds: apart from the event loop, as in the worker.
+        with ProcessPoolExecutor(1, mp_context=context, initializer=_initialise, initargs=(parent,)) as pool:
+            closing = asyncio.create_task(_close_due(config, feed, pool, out))
+            try:
+                await deliver(blocks, feed, pacer, progress, stopped=closing.done)
+                feed.ended = True
+                await closing
+            finally:
+                closing.cancel()
+
+
+async def _close_due(config: Config, feed: EmbeddedFeed, pool: ProcessPoolExecutor, out: Path) -> None:
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(pool, _initialised)
+    while True:
+        ended = feed.ended
+        for slot in await feed.due_slots():
+            problem = await loop.run_in_executor(pool, close_to_file, config, slot, out)
+            if problem is not None:
+                raise EmbeddedError(problem)
+        if ended:
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def close_to_file(config: Config, slot: int, out: Path) -> str | None:
+    """Close one window, its messages appended to ``out``; returns why it could not be closed. Runs in a process of its own."""
+    try:
+        asyncio.run(_close(config, slot, out))
+    except (LedgerError, PlanError, RedisError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+async def _close(config: Config, slot: int, out: Path) -> None:
+    async with Redis.from_url(config.redis.url) as redis:
+        name = config.feed.name
+        with out.open("a", encoding="utf-8") as lines:
+            rows, ledger, publisher = RowStore(redis, name), Ledger(redis, name), LinePublisher(lines)
+            await ReleaseProtocol.connect(config, redis, rows, ledger, publisher, Noise()).close(slot)
+
+
+def _initialise(parent: int) -> None:
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which lets the window at hand be finished
+
+
+def _initialised() -> None:
+    """Returns once the process has started: so the first window need not wait for that."""

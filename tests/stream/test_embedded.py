@@ -1,0 +1,134 @@
+"""The service without Kafka: the same windows, counts and charges as the others, decided by the source's clock alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from stream import embedded
+from stream.config import Config
+from stream.embedded import EmbeddedError, EmbeddedFeed, run_embedded
+from stream.ingestion.decoding import Decoder
+from stream.ingestion.pseudonyms import load_user_key
+from stream.messages.lines import read_line
+from stream.messages.message import HEXAGON_SPEED, REJECTED, WINDOW, Message
+from stream.offline import replay_offline
+from stream.sources.delivery import Pacer, Progress
+from stream.sources.messages import Messages
+from stream.sources.replay import Replay
+from stream.storage.ledger import Ledger
+from stream.storage.row_store import RowStore
+from stream.windows import utc_text
+from tests.support.builders import SLOT, bus_config, riders_config
+
+HOUR_US = 3_600_000_000
+NOON_US = SLOT * 1_000_000
+
+
+def event(user: str, time_us: int, speed: float = 20.0) -> bytes:
+    return json.dumps({"user": user, "time": time_us // 1000, "lat": 30.2, "lng": -97.7, "speed": speed}).encode()
+
+
+def arriving(*fixes: tuple[int, int]) -> Messages:
+    """One message of a vehicle of its own for each (arrival, event time)."""
+    values = [event(f"v{place}", time_us) for place, (_, time_us) in enumerate(fixes)]
+    return Messages(np.array([due for due, _ in fixes], dtype=np.int64), [None] * len(values), values)
+
+
+def with_redis(config: Config, url: str) -> Config:
+    return config.model_copy(update={"redis": config.redis.model_copy(update={"url": url})})
+
+
+def lines(file: Path, topic: str) -> list[dict[str, Any]]:
+    read = map(read_line, file.read_bytes().splitlines())
+    return [json.loads(bytes(line.value)) for line in read if line.topic == topic]
+
+
+async def run(config: Config, blocks: Sequence[Messages] | Replay, out: Path, **further: Any) -> Progress:
+    progress = Progress()
+    await run_embedded(config, blocks, Pacer(None), out, progress, **further)
+    return progress
+
+
+async def test_a_recording_gives_the_windows_counts_and_charges_that_replay_offline_gives(
+    redis: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    config, rng = with_redis(bus_config(tmp_path), redis_url), np.random.default_rng(1)
+    times = np.sort(NOON_US + rng.integers(0, 3 * HOUR_US, 400))
+    day = tmp_path / "day.ndjson"
+    day.write_bytes(b"".join(event(f"v{k % 7}", int(t), 10 + k % 30) + b"\n" for k, t in enumerate(times)))
+    await run(config, Replay(day, "canonical", config.feed), tmp_path / "r.ndjson")
+    with (tmp_path / "o.ndjson").open("w") as out:
+        summary = await asyncio.to_thread(replay_offline, config, day, "canonical", out)
+    public = [
+        sorted(
+            (b["window"]["start"], b["cell"], b["events"], b["users"]) for b in lines(tmp_path / name, HEXAGON_SPEED)
+        )
+        for name in ("r.ndjson", "o.ndjson")
+    ]
+    assert public[0] == public[1]
+    assert len(lines(tmp_path / "r.ndjson", WINDOW)) == 3
+    ledger = Ledger(redis, config.feed.name)
+    assert {period: await ledger.total(period) for period in await ledger.periods()} == summary.charged
+
+
+async def test_an_event_is_in_time_until_its_window_and_the_delay_are_over_by_the_sources_clock(
+    redis: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    config = with_redis(bus_config(tmp_path, **{"window.allowed_delay": "5m"}), redis_url)
+    deadline = NOON_US + HOUR_US + 300_000_000
+    early, last, late = (NOON_US, NOON_US), (deadline, NOON_US + 1), (deadline + 1, NOON_US + 2)
+    feed = EmbeddedFeed(
+        config, RowStore(redis, "bus"), Decoder(config, load_user_key(tmp_path / "k")), lambda message: None, None
+    )
+    await feed.send(arriving(early, last))
+    assert (feed.late, await feed.due_slots()) == (0, [])
+    await feed.send(arriving(late))
+    assert (feed.late, await feed.due_slots()) == (1, [SLOT])
+    assert len(await RowStore(redis, "bus").read_rows(SLOT)) == 2
+    feed.ended = True
+    await feed.send(arriving((deadline + 2, deadline)))
+    assert await feed.due_slots() == [SLOT, SLOT + 3600]
+
+
+async def test_under_participation_every_window_from_the_beginning_is_released_visited_or_not(
+    redis_url: str, redis: Redis, tmp_path: Path
+) -> None:
+    config = with_redis(riders_config(tmp_path), redis_url)
+    wait = int(config.window.allowed_delay.total_seconds()) * 1_000_000
+    blocks = [arriving((NOON_US + HOUR_US, NOON_US + HOUR_US)), arriving((NOON_US + 3 * HOUR_US + wait + 1, NOON_US))]
+    reports: list[Message] = []
+    await run(config, blocks, tmp_path / "r.ndjson", start_us=NOON_US, report=reports.append)
+    windows = [marker["window"]["start"] for marker in lines(tmp_path / "r.ndjson", WINDOW)]
+    assert windows == [utc_text(SLOT + hour * 3600) for hour in range(3)]
+    assert reports == []
+
+
+async def test_rejected_messages_are_reported_and_the_others_released(
+    redis_url: str, redis: Redis, tmp_path: Path
+) -> None:
+    config, reports = with_redis(bus_config(tmp_path), redis_url), list[Message]()
+    sound = arriving((NOON_US, NOON_US), (NOON_US + 1, NOON_US + 1))
+    block = Messages(np.append(sound.due, NOON_US + 2), [None] * 3, [*sound.values, b"not json"])
+    progress = await run(config, [block], tmp_path / "r.ndjson", report=reports.append)
+    assert progress.sent == 3
+    assert [(report.topic, json.loads(report.value)["reason"]) for report in reports] == [(REJECTED, "not-json")]
+    assert [body["events"] for body in lines(tmp_path / "r.ndjson", HEXAGON_SPEED)] == [2]
+
+
+async def test_a_window_that_cannot_be_closed_ends_the_run_with_its_reason(
+    redis_url: str, redis: Redis, tmp_path: Path
+) -> None:
+    config = with_redis(bus_config(tmp_path), redis_url)
+    with pytest.raises(EmbeddedError, match="FileNotFoundError"):
+        await run(config, [arriving((NOON_US, NOON_US))], tmp_path / "absent" / "r.ndjson")
+    later = await asyncio.to_thread(embedded.close_to_file, config, SLOT, tmp_path / "r.ndjson")
+    assert later is None, "and it can be closed later"
+    assert len(lines(tmp_path / "r.ndjson", WINDOW)) == 1
