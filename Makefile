@@ -19,7 +19,7 @@ BIN := .venv/bin
 DEMO := .venv/.demo
 READY := .venv/.ready
 STARTED := $(shell date +%s)
-export PYTHON STARTED
+export PYTHON STARTED KAFKA
 # The tests run node and npm, which are there when the development lock is installed.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # What this machine says about registries and certificates, where Debian's own npm looks for it.
@@ -70,7 +70,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-demo: system-demo $(DEMO) jars
+demo: system-demo $(DEMO) $(if $(KAFKA),jars)
 	@.ci/step "the demo begins"
 	@$(BIN)/hexveil demo $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FEED),--feed '$(FEED)') $(if $(FORMAT),--format $(FORMAT)) $(if $(KAFKA),--kafka)
 

@@ -140,6 +140,7 @@ def why_no_kafka() -> str | None:
     """Why Kafka cannot run here, in one sentence; None where it can. Fetches what is missing of it, if Maven is there."""
     try:
         find_java()
+        typer.echo("Looking for Kafka; the first time, Maven fetches it …", err=True)
         kafka_jars()
     except LocalServerError as error:
         return str(error).splitlines()[0].partition(". ")[0].rstrip(".")
@@ -148,7 +149,7 @@ def why_no_kafka() -> str | None:
 
 def start_with_kafka(stack: ExitStack, setup: Setup) -> Demo:
     """Kafka, Redis, a worker, a source and the dashboard, each a process of its own."""
-    typer.echo("Starting Kafka and Redis (the first time, Maven fetches Kafka) …", err=True)
+    typer.echo("Starting Kafka and Redis …", err=True)
     kafka = stack.enter_context(KafkaServer(setup.scratch / "kafka"))
     redis = stack.enter_context(RedisServer(setup.scratch / "redis"))
     settings = setup.config(redis, HEXVEIL_KAFKA__BOOTSTRAP=kafka.bootstrap)

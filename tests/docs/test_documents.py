@@ -123,7 +123,9 @@ def resolved(line: str) -> tuple[str, set[str]]:
         command = command.get_command(None, path[-1])
         if command is None:
             return " ".join(path), {path[-1]}
-    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    known = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts} | {
+        "--help"
+    }
     wrong = {word for word in words if re.match(r"-{1,2}[a-z]", word) and word.partition("=")[0] not in known}
     return " ".join(path), wrong
 
