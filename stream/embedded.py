@@ -59,6 +59,8 @@ class EmbeddedFeed:
         """Events that arrived too late for their window."""
         self.ended = False
         """Set once the source has nothing more to send: no window waits any longer."""
+        self.abandoned = False
+        """Set once no further window is to be closed: a cancellation alone may be lost in the client of Redis."""
 
     async def send(self, messages: Messages) -> None:
         """Decode and store a block."""
@@ -145,13 +147,14 @@ async def run_embedded(
                 feed.ended = True
                 await closing
             finally:
+                feed.abandoned = True
                 closing.cancel()
 
 
 async def _close_due(config: Config, feed: EmbeddedFeed, pool: ProcessPoolExecutor, out: Path) -> None:
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(pool, _initialised)
-    while True:
+    while not feed.abandoned:
         ended = feed.ended
         for slot in await feed.due_slots():
             problem = await loop.run_in_executor(pool, close_to_file, config, slot, out)

@@ -130,7 +130,9 @@ async def _watch(running: Demo, releases: Releases, seconds: float | None) -> st
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stopped.wait(), _REFRESH_SECONDS)
         finally:
-            reading.cancel()
+            while not reading.done():
+                reading.cancel()  # again, because the client of Redis may lose a cancellation
+                await asyncio.wait([reading], timeout=1.0)
             with suppress(asyncio.CancelledError):
                 await reading
 
