@@ -167,16 +167,16 @@ def test_benchmarks_say_that_they_live_in_the_source_tree(desk: Desk) -> None:
     shutil.which("java") is None, reason="no Java on PATH: what the demo needs of it is tried elsewhere"
 )
 def test_the_demo_wants_no_clone(desk: Desk) -> None:
-    """Its list of jars is in the wheel; where neither they nor Maven are there, it says so, and with them it runs."""
+    """Its list of jars is in the wheel; where Kafka is insisted on and neither they nor Maven are there, it says so."""
     tools = desk.folder / "tools"
     tools.mkdir()
     java = shutil.which("java")
     assert java is not None
     (tools / "java").symlink_to(os.path.realpath(java))
-    lacking = desk.run("demo", "--seconds", "2", code=3, PATH=str(tools)).stderr
+    lacking = desk.run("demo", "--kafka", "--seconds", "2", code=3, PATH=str(tools)).stderr
     assert "Maven" in lacking
-    assert "hexveil replay simulated.ndjson.gz --format canonical --offline > releases.ndjson" in lacking
-    done = desk.run("demo", "--seconds", "25", HEXVEIL_KAFKA_JARS=str(kafka_jars()))
+    assert "Without Kafka: hexveil demo --no-kafka" in lacking
+    done = desk.run("demo", "--kafka", "--seconds", "25", HEXVEIL_KAFKA_JARS=str(kafka_jars()))
     assert "Dashboard: http://127.0.0.1:" in done.stderr
     assert "cells (0 suppressed)" in done.stdout
     assert not list(desk.folder.glob("**/*.key")), "the demo keeps its key in a folder that is gone with it"
