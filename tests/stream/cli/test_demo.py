@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -19,6 +18,7 @@ from rich.console import Console
 
 from stream.cli.demo_view import Releases
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
+from tests.stream.serve.test_files import fetched
 
 _WINDOW = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
 
@@ -132,7 +132,7 @@ def without_java(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_while_the_demo_runs(
     repo_root: Path,
 ) -> None:
-    command = [sys.executable, "-m", "stream", "demo", "--seconds", "60"]
+    command = [sys.executable, "-m", "stream", "demo", "--seconds", "240"]
     with subprocess.Popen(
         command, cwd=repo_root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as demo:
@@ -146,8 +146,7 @@ def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_
         assert "run without it" in why
         address = told[-1].removeprefix("Dashboard: ").strip()
         assert "06:00–07:00" in demo.stdout.readline()
-        with urllib.request.urlopen(f"{address}api/v1/hexagons", timeout=20) as answer:
-            window = json.load(answer)
+        window = json.loads(fetched(f"{address}api/v1/hexagons"))
         demo.send_signal(signal.SIGTERM)
         rest, errors = demo.communicate(timeout=60)
     assert demo.returncode == 0, errors

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -287,10 +286,11 @@ def test_a_replayed_recording_and_serve_are_all_that_a_dashboard_needs(tmp_path:
 
 
 def fetched(address: str) -> bytes:
-    for _ in range(150):
+    """The body at ``address``, asked for until the service is up and has a window to show."""
+    for _ in range(300):
         try:
-            with urllib.request.urlopen(address, timeout=10) as answer:
+            with urllib.request.urlopen(address, timeout=20) as answer:
                 return bytes(answer.read())
-        except (OSError, urllib.error.URLError):
+        except OSError:  # refused, or 404 as yet
             time.sleep(0.2)
     raise AssertionError(f"{address} never answered")
