@@ -82,6 +82,17 @@ lock: $(READY)
 	$(COMPILE) --all-extras -o requirements-dev.lock
 	$(COMPILE) --extra parquet -c requirements-dev.lock --no-annotate -o requirements.lock
 
+# The tests of what every deployment runs, on the lowest versions of its dependencies; the tools of the tests are recent.
+LOWEST := .venv-lowest
+CORE := tests/dpcore $(addprefix tests/stream/,cli config ingestion messages protocol sources statistics storage \
+  test_golden.py test_local.py test_worker.py serve/test_serve.py serve/test_serve_http.py serve/test_serve_stream.py)
+lowest: $(READY) jars
+	$(BIN)/uv venv -q --clear $(LOWEST)
+	$(BIN)/uv pip compile -q pyproject.toml --extra gtfs --extra parquet --resolution lowest-direct -o $(LOWEST)/lowest.txt
+	$(BIN)/uv pip install -q --python $(LOWEST) -r $(LOWEST)/lowest.txt hypothesis jsonschema[format-nongpl] psutil pytest \
+	  pytest-asyncio pytest-timeout pytest-xdist
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q $(CORE)
+
 bench: $(READY) jars
 	@set -e; for name in $(BENCHMARKS); do $(BIN)/hexveil bench $$name --json; done
 

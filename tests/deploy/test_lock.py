@@ -7,9 +7,12 @@ import re
 import shutil
 import subprocess
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 PYTHONS = ("3.11.2", "3.12", "3.13", "3.14")
 """Every Python that the README claims; the lowest is Debian 12's."""
@@ -18,7 +21,7 @@ WITHOUT_WHEEL = {"aarch64-manylinux_2_28": ("faust-streaming",)}
 """Packages that are built on the machine there: their sources are plain Python where no compiler is found."""
 LOCKS = ("requirements.lock", "requirements-dev.lock")
 TOOLS = sysconfig.get_path("scripts")
-_PIN = re.compile(r"^([a-z0-9.-]+==[^ ;\\]+)", re.MULTILINE)
+_PIN = re.compile(r"^([a-z0-9.-]+==[^\s;\\]+)", re.MULTILINE)
 
 
 def uv(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -74,6 +77,19 @@ def test_the_locks_are_what_make_lock_writes(index: None, repo_root: Path, tmp_p
     assert made.returncode == 0, made.stderr
     for name in LOCKS:
         assert (tmp_path / name).read_text() == (repo_root / name).read_text(), f"{name} is stale; run: make lock"
+
+
+def test_the_lowest_versions_that_pyproject_names_install_from_wheels_on_the_lowest_python(
+    index: None, repo_root: Path, tmp_path: Path
+) -> None:
+    """`make lowest` runs the core tests with them."""
+    options = ["--resolution", "lowest-direct", "--only-binary", ":all:"]
+    done = uv("pip", "compile", "pyproject.toml", *options, "--python-version", PYTHONS[0], cwd=repo_root)
+    assert done.returncode == 0, done.stderr
+    chosen = {Requirement(pin).name: pin.partition("==")[2] for pin in _PIN.findall(done.stdout)}
+    required = tomllib.loads((repo_root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    for requirement in map(Requirement, required):
+        assert requirement.specifier == SpecifierSet(f">={chosen[requirement.name]}"), requirement
 
 
 def test_the_lock_of_the_demo_has_the_versions_of_the_other_and_no_tool_of_the_tests(repo_root: Path) -> None:
