@@ -8,7 +8,7 @@ region once, however many cells it covers. Relation A. Source: [B], with the sen
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
@@ -18,9 +18,11 @@ from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 from dpcore.spatial.euler_inference import Grade, infer
-from dpcore.spatial.histogram import HistogramError, noise_half_width
+from dpcore.spatial.histogram import HistogramError
+from dpcore.spatial.intervals import Intervals, NoisySums, between
 from dpcore.spatial.mechanism import laplace_variance, noisy_counts
 from dpcore.spatial.queries import QueryError, Rectangles, integral_image
+from dpcore.spatial.range_noise import independent_tails
 from dpcore.spatial.regions import Footprints, Regions
 
 MAX_INFERENCE_CELLS = 128 * 128
@@ -31,6 +33,7 @@ MAX_INFERENCE_CELLS = 128 * 128
 class EulerHistogram:
     """Released component counts, int64 (2·rows−1, 2·columns−1), and the noise variance of each before inference.
 
+    ``drawn``: the counts before inference, of the same shape, which intervals need; None where there was none or it is unknown.
     ``grade`` says what holds of them: ``noisy`` (unbiased, may be negative), ``consistent`` or ``covert`` (every answer
     ≥ 0, and never smaller for a larger rectangle). Raises :class:`~dpcore.spatial.histogram.HistogramError`.
     """
@@ -39,11 +42,13 @@ class EulerHistogram:
     components: IntGrid
     variance: float
     grade: Grade
+    drawn: IntGrid | None = None
 
     def __post_init__(self) -> None:
         shape = 2 * self.domain.rows - 1, 2 * self.domain.columns - 1
-        if self.components.shape != shape:
-            raise HistogramError(f"components of shape {self.components.shape}; this grid has {shape}")
+        for components in (self.components, self.drawn):
+            if components is not None and components.shape != shape:
+                raise HistogramError(f"components of shape {components.shape}; this grid has {shape}")
         if not (math.isfinite(self.variance) and self.variance >= 0) or self.grade not in get_args(Grade):
             raise HistogramError(
                 f"variance {self.variance}, grade {self.grade!r}; give a finite variance and a known grade"
@@ -73,27 +78,31 @@ class EulerHistogram:
         exact = image[bottom, right] - image[top, right] - image[bottom, left] + image[top, left]
         return np.asarray(exact, dtype=np.float64)
 
-    def half_widths(self, rectangles: Rectangles) -> FloatArray:
-        """Half widths of 95 % intervals of the noise before inference, which only moves it, shape (Q,)."""
-        x0, x1, y0, y1 = self._blocks(rectangles)
-        inside = np.maximum(2 * (x1 - x0) - 1, 0) * np.maximum(2 * (y1 - y0) - 1, 0)
-        return noise_half_width(inside * self.variance, np.ones(len(rectangles)))
+    def intervals(self, rectangles: Rectangles) -> Intervals | None:
+        """95 % intervals of the regions that meet each rectangle of whole cells; None after inference without ``drawn``.
 
-    def query(self, rectangles: Rectangles) -> tuple[FloatArray, FloatArray]:
-        """Answers and half widths, each of shape (Q,)."""
-        return self.answers(rectangles), self.half_widths(rectangles)
+        Inference moves answers by amounts that no release knows; draws before it are unbiased, with known noise.
+        """
+        x0, x1, y0, y1 = self._blocks(rectangles)
+        drawn = self.components if self.grade == "noisy" else self.drawn
+        if drawn is None:
+            return None
+        inside = np.maximum(2 * (x1 - x0) - 1, 0) * np.maximum(2 * (y1 - y0) - 1, 0)
+        answers = replace(self, components=drawn, drawn=None).answers(rectangles)
+        sums = NoisySums(answers, independent_tails(inside, self.variance))
+        return between(sums, sums)
 
     def to_release(self) -> dict[str, Any]:
-        """``kind`` "euler": components row by row, their variance and grade."""
-        return {
-            "domain": self.domain.to_release(),
-            "structure": {
-                "kind": "euler",
-                "components": self.components.tolist(),
-                "variance": self.variance,
-                "grade": self.grade,
-            },
+        """``kind`` "euler": components row by row, their variance and grade, and as they were drawn."""
+        structure = {
+            "kind": "euler",
+            "components": self.components.tolist(),
+            "variance": self.variance,
+            "grade": self.grade,
         }
+        if self.drawn is not None:
+            structure["drawn"] = self.drawn.tolist()
+        return {"domain": self.domain.to_release(), "structure": structure}
 
     @classmethod
     def from_release(cls, document: dict[str, Any]) -> EulerHistogram:
@@ -105,7 +114,8 @@ class EulerHistogram:
                 raise HistogramError(f"structure of kind {kind!r}; this reads euler")
             components = np.asarray(structure["components"], dtype=np.int64)
             grade = cast("Grade", structure["grade"])
-            return cls(Domain.from_release(document["domain"]), components, float(structure["variance"]), grade)
+            drawn = np.asarray(structure["drawn"], dtype=np.int64) if "drawn" in structure else None
+            return cls(Domain.from_release(document["domain"]), components, float(structure["variance"]), grade, drawn)
         except (KeyError, TypeError, OverflowError) as error:
             raise HistogramError(f"release without a usable {error}; give the release of an Euler histogram") from None
 
@@ -151,4 +161,5 @@ class Euler:
         if not self.inference or domain.cells > MAX_INFERENCE_CELLS:
             return EulerHistogram(domain, noisy, variance, "noisy")
         inferred = infer(noisy)
-        return EulerHistogram(domain, inferred.components, variance, inferred.grade)
+        drawn = None if inferred.grade == "noisy" else noisy
+        return EulerHistogram(domain, inferred.components, variance, inferred.grade, drawn)

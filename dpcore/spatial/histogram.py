@@ -1,36 +1,30 @@
 """Released spatial histograms: answer any rectangle with an interval, become JSON and come back.
 
-A histogram is a partition of the count grid into rectangles with noisy counts, uniform inside each. Intervals cover the
-noise alone, not the uniformity assumption; noise variances of the parts are added as if independent, which for
-consistent trees is an upper bound in practice and never a claim about privacy.
+A histogram is a partition of the count grid into rectangles with noisy counts. Answers take points to lie evenly inside
+each; intervals do not (:mod:`dpcore.spatial.intervals`).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from dpcore.errors import ParameterError
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid
-from dpcore.spatial.queries import Rectangles, answer, axis_overlaps, integral_image
+from dpcore.spatial.intervals import Intervals, NoisySums, between
+from dpcore.spatial.queries import Rectangles, answer, integral_image
+from dpcore.spatial.range_noise import PartNoise, TreeNoise, haar_share, independent_tails, spread_tails
 
-LAPLACE_95 = math.log(20) / math.sqrt(2)
-"""Half width of the 95 % interval of Laplace noise in standard deviations: 2.118; sums of Laplace noise need less."""
-
+GridNoise = Literal["independent", "haar"]
 PAIRS_PER_CHUNK = 2**22
 """Query × part overlaps held at once."""
 
 
-def noise_half_width(variance: FloatArray, step: FloatArray) -> FloatArray:
-    """Half widths of 95 % intervals of Σ α·X, X discrete Laplace: 2.118·σ + ``step``, the largest α, shape (Q,).
-
-    The step is for the discreteness: P(|X| ≤ 2.118·σ) alone is 0.90 at ε = 3. Where the variance is 0 there is no noise.
-    """
-    return np.asarray(np.where(variance > 0, LAPLACE_95 * np.sqrt(variance) + step, 0.0), dtype=np.float64)
+_HAIR = 1e-9
+"""Of a cell or block: an edge this near to a line lies on it."""
 
 
 class HistogramError(ParameterError):
@@ -50,12 +44,8 @@ class Histogram(Protocol):
         """Estimated counts, shape (Q,)."""
         ...
 
-    def half_widths(self, rectangles: Rectangles) -> FloatArray:
-        """Half widths of 95 % noise intervals, shape (Q,)."""
-        ...
-
-    def query(self, rectangles: Rectangles) -> tuple[FloatArray, FloatArray]:
-        """Estimated counts and half widths, each of shape (Q,)."""
+    def intervals(self, rectangles: Rectangles) -> Intervals | None:
+        """95 % intervals of the exact counts; None where the release does not say how its noise is distributed."""
         ...
 
     def to_release(self) -> dict[str, Any]:
@@ -67,8 +57,8 @@ class Histogram(Protocol):
 class GridHistogram:
     """Counts of the blocks between ``x_edges`` and ``y_edges`` (cell units, from 0 to rows and columns).
 
-    ``counts`` and ``variances`` (noise variance of each count) have shape (len(x_edges)-1, len(y_edges)-1);
-    ``variances`` may be one number for all.
+    ``counts`` have shape (len(x_edges)-1, len(y_edges)-1), ``variances`` of the noise that shape or one number for
+    all. ``noise``: independent draws, or the cells of inverted Haar coefficients with independent draws; None if unknown.
     """
 
     domain: Domain
@@ -76,6 +66,7 @@ class GridHistogram:
     y_edges: IntGrid
     counts: FloatArray
     variances: FloatArray | float
+    noise: GridNoise | None = "independent"
 
     def __post_init__(self) -> None:
         for name, edges, cells in (("x", self.x_edges, self.domain.rows), ("y", self.y_edges, self.domain.columns)):
@@ -102,39 +93,52 @@ class GridHistogram:
         """Estimated counts, shape (Q,); raises ``QueryError`` outside the domain."""
         return answer(self._image, self._in_blocks(rectangles))
 
-    def half_widths(self, rectangles: Rectangles) -> FloatArray:
-        """Half widths of 95 % noise intervals, shape (Q,)."""
-        rectangles.require_inside(self.domain)
-        widths = np.zeros(len(rectangles))
-        step = max(1, PAIRS_PER_CHUNK // (len(self.x_edges) + len(self.y_edges)))
-        for start in range(0, len(rectangles), step):
-            part = slice(start, start + step)
-            ox = axis_overlaps(self.x_edges, rectangles.x0[part], rectangles.x1[part])
-            oy = axis_overlaps(self.y_edges, rectangles.y0[part], rectangles.y1[part])
-            if isinstance(self.variances, np.ndarray):
-                variance = np.einsum("qi,qi->q", ox**2 @ self.variances, oy**2)
-            else:
-                variance = (ox**2).sum(axis=1) * (oy**2).sum(axis=1) * self.variances
-            widths[part] = noise_half_width(variance, ox.max(axis=1) * oy.max(axis=1))
-        return widths
+    def intervals(self, rectangles: Rectangles) -> Intervals | None:
+        """95 % intervals of the exact counts; None without a known noise of one variance."""
+        blocks = self._in_blocks(rectangles)
+        if self.noise is None or isinstance(self.variances, np.ndarray):
+            return None
+        inside = (
+            np.ceil(blocks.x0 - _HAIR),
+            np.floor(blocks.x1 + _HAIR),
+            np.ceil(blocks.y0 - _HAIR),
+            np.floor(blocks.y1 + _HAIR),
+        )
+        touched = (
+            np.floor(blocks.x0 + _HAIR),
+            np.ceil(blocks.x1 - _HAIR),
+            np.floor(blocks.y0 + _HAIR),
+            np.ceil(blocks.y1 - _HAIR),
+        )
+        some = rectangles.areas() > 0
+        touched = tuple(np.where(some, edge, 0.0) for edge in touched)
+        return between(self._sums(self.variances, *inside), self._sums(self.variances, *touched))
 
-    def query(self, rectangles: Rectangles) -> tuple[FloatArray, FloatArray]:
-        """Estimated counts and half widths of 95 % noise intervals, each of shape (Q,)."""
-        return self.answers(rectangles), self.half_widths(rectangles)
+    def _sums(self, variance: float, x0: FloatArray, x1: FloatArray, y0: FloatArray, y1: FloatArray) -> NoisySums:
+        """Sums of the whole blocks between the given edges; of none where an end does not lie behind its start."""
+        some = (x1 > x0) & (y1 > y0)
+        low_x, high_x, low_y, high_y = (np.where(some, edge, 0).astype(np.int64) for edge in (x0, x1, y0, y1))
+        counts = answer(self._image, Rectangles(low_x, high_x, low_y, high_y))
+        if self.noise == "independent":
+            return NoisySums(counts, independent_tails((high_x - low_x) * (high_y - low_y), variance))
+        rows, columns = self.counts.shape
+        whole = haar_share(rows, *_one_cell()) * haar_share(columns, *_one_cell())
+        share = haar_share(rows, low_x, high_x) * haar_share(columns, low_y, high_y) / whole
+        return NoisySums(counts, spread_tails(np.where(some, share, 0.0) * variance))
 
     def to_release(self) -> dict[str, Any]:
-        """``kind`` "grid": edges, rows of counts and their variances."""
+        """``kind`` "grid": edges, rows of counts, their variance and kind of noise."""
         many = isinstance(self.variances, np.ndarray)
-        return {
-            "domain": self.domain.to_release(),
-            "structure": {
-                "kind": "grid",
-                "x_edges": self.x_edges.tolist(),
-                "y_edges": self.y_edges.tolist(),
-                "counts": _numbers(self.counts),
-                "variances": _numbers(np.asarray(self.variances)) if many else float(self.variances),
-            },
+        structure = {
+            "kind": "grid",
+            "x_edges": self.x_edges.tolist(),
+            "y_edges": self.y_edges.tolist(),
+            "counts": _numbers(self.counts),
+            "variances": _numbers(np.asarray(self.variances)) if many else float(self.variances),
         }
+        if self.noise is not None:
+            structure["noise"] = self.noise
+        return {"domain": self.domain.to_release(), "structure": structure}
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,7 @@ class PartitionHistogram:
     """P disjoint rectangles [x0, x1) × [y0, y1) of whole cells that tile the grid, with counts and noise variances.
 
     ``boxes``: int64 (P, 4) of x0, x1, y0, y1; ``counts`` and ``variances``: (P,). With a ``sparse`` reading answers aim at
-    relative error and need not add up. Raises :class:`HistogramError` for parts that overlap, leave a gap or reach outside.
+    relative error and need not add up; intervals are of ``counts`` and their ``noise`` all the same. Raises :class:`HistogramError` for parts that overlap, leave a gap or reach outside.
     """
 
     domain: Domain
@@ -185,6 +189,7 @@ class PartitionHistogram:
     counts: FloatArray
     variances: FloatArray
     sparse: SparseReading | None = None
+    noise: PartNoise = "independent"
     parts: IntGrid = field(init=False, repr=False)
     """Part of each cell, shape (rows, columns)."""
 
@@ -197,6 +202,8 @@ class PartitionHistogram:
             )
         if self.sparse is not None and len(self.sparse.counts) != len(boxes):
             raise HistogramError(f"{len(boxes)} parts and {len(self.sparse.counts)} sparse counts; give one per part")
+        if isinstance(self.noise, TreeNoise) and self.noise.leaves != len(boxes):
+            raise HistogramError(f"{len(boxes)} parts and {self.noise.leaves} leaves of their noise; give one per part")
         object.__setattr__(self, "parts", paint(self.domain, boxes))
 
     @cached_property
@@ -225,23 +232,30 @@ class PartitionHistogram:
         sparse[sparse < 1e-9 * max(float(self.sparse.counts.sum()), 1.0)] = 0.0
         return np.rint(np.where(np.minimum(sparse, expected) < self.sparse.below, sparse, expected))
 
-    def half_widths(self, rectangles: Rectangles) -> FloatArray:
-        """Half widths of 95 % noise intervals, shape (Q,)."""
+    def intervals(self, rectangles: Rectangles) -> Intervals | None:
+        """95 % intervals of the exact counts; None without a known noise."""
         rectangles.require_inside(self.domain)
-        widths = np.zeros(len(rectangles))
-        x0, x1, y0, y1 = self.boxes.T.astype(np.float64)
+        if self.noise is None:
+            return None
         step = max(1, PAIRS_PER_CHUNK // len(self.boxes))
-        for start in range(0, len(rectangles), step):
-            part = slice(start, start + step)
-            ox = np.minimum(rectangles.x1[part, None], x1) - np.maximum(rectangles.x0[part, None], x0)
-            oy = np.minimum(rectangles.y1[part, None], y1) - np.maximum(rectangles.y0[part, None], y0)
-            share = np.maximum(ox, 0.0) * np.maximum(oy, 0.0) / self.areas
-            widths[part] = noise_half_width((share**2) @ self.variances, share.max(axis=1))
-        return widths
+        parts = [self._bounded(rectangles.part(slice(at, at + step))) for at in range(0, len(rectangles), step)]
+        return Intervals(
+            *(np.concatenate([getattr(part, name) for part in parts] or [np.zeros(0)]) for name in ("low", "high"))
+        )
 
-    def query(self, rectangles: Rectangles) -> tuple[FloatArray, FloatArray]:
-        """Estimated counts and half widths of 95 % noise intervals, each of shape (Q,)."""
-        return self.answers(rectangles), self.half_widths(rectangles)
+    def _bounded(self, ranges: Rectangles) -> Intervals:
+        x0, x1, y0, y1 = self.boxes.T.astype(np.float64)
+        low_x, high_x, low_y, high_y = (edge[:, None] for edge in (ranges.x0, ranges.x1, ranges.y0, ranges.y1))
+        inside = (low_x <= x0 + _HAIR) & (x1 <= high_x + _HAIR) & (low_y <= y0 + _HAIR) & (y1 <= high_y + _HAIR)
+        touched = (low_x < x1 - _HAIR) & (x0 < high_x - _HAIR) & (low_y < y1 - _HAIR) & (y0 < high_y - _HAIR)
+        touched &= (ranges.areas() > 0)[:, None]
+        return between(self._sums(inside.astype(np.float64)), self._sums(touched.astype(np.float64)))
+
+    def _sums(self, members: FloatArray) -> NoisySums:
+        """Sums of the parts that each row of ``members`` (Q, P) takes, 0 or 1."""
+        if isinstance(self.noise, TreeNoise):
+            return NoisySums(members @ self.counts, spread_tails(self.noise.variances(members)))
+        return NoisySums(members @ self.counts, spread_tails(members @ self.variances))
 
     def to_release(self) -> dict[str, Any]:
         """``kind`` "partition": boxes of cell indices with counts and variances, and the sparse reading if there is one."""
@@ -253,6 +267,8 @@ class PartitionHistogram:
         }
         if self.sparse is not None:
             structure["sparse"] = self.sparse.to_release()
+        if self.noise is not None:
+            structure["noise"] = self.noise.to_release() if isinstance(self.noise, TreeNoise) else self.noise
         return {"domain": self.domain.to_release(), "structure": structure}
 
 
@@ -277,6 +293,10 @@ def paint(domain: Domain, boxes: IntGrid) -> IntGrid:
     if np.any(cover != 1):
         raise HistogramError("parts overlap or leave a gap; give boxes that tile the grid")
     return np.asarray(owner, dtype=np.int64)
+
+
+def _one_cell() -> tuple[IntGrid, IntGrid]:
+    return np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
 
 
 def _numbers(values: FloatArray) -> Any:

@@ -18,6 +18,7 @@ from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 from dpcore.spatial.histogram import PartitionHistogram
 from dpcore.spatial.mechanism import laplace_variance
 from dpcore.spatial.queries import integral_image
+from dpcore.spatial.range_noise import PartNoise, TreeNoise
 
 IntArray = npt.NDArray[np.int64]
 TINY = 1e-12
@@ -82,7 +83,8 @@ def combine(first: tuple[Any, FloatArray], second: tuple[Any, FloatArray]) -> tu
 @dataclass(frozen=True)
 class Tree:
     """M nodes by level. ``boxes`` (M, 4); ``parent`` (M,), -1 for the root; ``starts`` (levels + 1,); noisy ``counts`` and
-    their ``variances`` (M,), infinite where a node was not measured; ``spent`` µε drawn at each node, splits included.
+    their ``variances`` (M,), infinite where a node was not measured; ``spent`` µε drawn at each node, splits included; how the
+    ``noise`` of the leaves' counts hangs together.
     """
 
     boxes: IntArray
@@ -91,6 +93,7 @@ class Tree:
     counts: FloatArray
     variances: FloatArray
     spent: IntArray
+    noise: PartNoise = "independent"
 
     @classmethod
     def of_levels(
@@ -163,7 +166,8 @@ class Tree:
             share = v[here] / spread[up]
             estimate[here] = z[here] + share * (estimate[up] - sums[up])
             variance[here] = v[here] * (1 - share) + share**2 * variance[up]
-        return Tree(self.boxes, self.parent, self.starts, estimate, np.maximum(variance, 0.0), self.spent)
+        noise = TreeNoise(np.bincount(self.parent[1:], minlength=len(z)), self.variances)
+        return Tree(self.boxes, self.parent, self.starts, estimate, np.maximum(variance, 0.0), self.spent, noise)
 
     def non_negative(self) -> Tree:
         """Counts ≥ 0 that still add up: from the root down, children projected onto the simplex of their parent's count.
@@ -176,12 +180,14 @@ class Tree:
         for level in range(1, len(self.starts) - 1):
             here = slice(self.starts[level], self.starts[level + 1])
             counts[here] = simplex(counts[here], self.parent[here], counts)
-        return Tree(self.boxes, self.parent, self.starts, counts, self.variances, self.spent)
+        return Tree(self.boxes, self.parent, self.starts, counts, self.variances, self.spent, noise=None)
 
     def histogram(self, domain: Domain) -> PartitionHistogram:
         """The leaves as a histogram."""
         leaves = self.leaves
-        return PartitionHistogram(domain, self.boxes[leaves], self.counts[leaves], self.variances[leaves])
+        return PartitionHistogram(
+            domain, self.boxes[leaves], self.counts[leaves], self.variances[leaves], noise=self.noise
+        )
 
 
 def simplex(values: FloatArray, group: IntArray, totals: FloatArray) -> FloatArray:

@@ -69,7 +69,9 @@ def histogram_for(
     if goal == "relative":
         below = TRUSTED * points_per_user * MICRO / epsilon_micro
         sparse = SparseReading(sparse_counts(tree)[leaves], expected_counts(tree)[leaves], below)
-    return PartitionHistogram(domain, tree.boxes[leaves], unbiased.counts[leaves], unbiased.variances[leaves], sparse)
+    return PartitionHistogram(
+        domain, tree.boxes[leaves], unbiased.counts[leaves], unbiased.variances[leaves], sparse, unbiased.noise
+    )
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,10 @@ class Rectangles:
                 f"a query reaches outside the public box of {domain.rows} × {domain.columns} cells; cut it to the box"
             )
 
+    def part(self, chosen: slice) -> Rectangles:
+        """Some of the queries."""
+        return Rectangles(self.x0[chosen], self.x1[chosen], self.y0[chosen], self.y1[chosen])
+
     def areas(self) -> FloatArray:
         """Areas in cells, shape (Q,)."""
         return (self.x1 - self.x0) * (self.y1 - self.y0)

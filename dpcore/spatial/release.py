@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 
 from dpcore.errors import ParameterError
 from dpcore.spatial.domain import Domain, FloatArray
 from dpcore.spatial.euler import EulerHistogram
-from dpcore.spatial.histogram import GridHistogram, Histogram, HistogramError, PartitionHistogram, SparseReading
+from dpcore.spatial.histogram import (
+    GridHistogram,
+    GridNoise,
+    Histogram,
+    HistogramError,
+    PartitionHistogram,
+    SparseReading,
+)
+from dpcore.spatial.range_noise import PartNoise, TreeNoise
 
 Released = GridHistogram | PartitionHistogram | EulerHistogram
 
@@ -36,8 +44,10 @@ def rounded(histogram: Histogram) -> Released:
                 np.round(sparse.expected, DECIMALS) + 0.0,
                 float(np.round(sparse.below, DECIMALS)),
             )
-        counts = np.round(histogram.counts, DECIMALS) + 0.0
-        return replace(histogram, counts=counts, variances=_up(histogram.variances), sparse=sparse)
+        counts, noise = np.round(histogram.counts, DECIMALS) + 0.0, histogram.noise
+        if isinstance(noise, TreeNoise):
+            noise = replace(noise, drawn=_up(noise.drawn))
+        return replace(histogram, counts=counts, variances=_up(histogram.variances), sparse=sparse, noise=noise)
     if isinstance(histogram, GridHistogram):
         variances = _up(histogram.variances)
         return replace(
@@ -62,6 +72,7 @@ def histogram_from_release(document: dict[str, Any]) -> Released:
                 np.asarray(structure["y_edges"], dtype=np.int64),
                 np.asarray(structure["counts"], dtype=np.float64),
                 np.asarray(variances, dtype=np.float64) if isinstance(variances, list) else float(variances),
+                _grid_noise(structure.get("noise")),
             )
         if kind == "partition":
             return PartitionHistogram(
@@ -70,6 +81,7 @@ def histogram_from_release(document: dict[str, Any]) -> Released:
                 np.asarray(structure["counts"], dtype=np.float64),
                 np.asarray(structure["variances"], dtype=np.float64),
                 SparseReading.from_release(structure["sparse"]) if "sparse" in structure else None,
+                _part_noise(structure.get("noise")),
             )
         if kind == "euler":
             return EulerHistogram.from_release(document)
@@ -80,6 +92,20 @@ def histogram_from_release(document: dict[str, Any]) -> Released:
             raise
         raise HistogramError(f"release with an unusable value ({error}); give a spatial histogram's release") from None
     raise HistogramError(f"structure of kind {kind!r}; this version reads grid, partition and euler")
+
+
+def _grid_noise(noise: str | None) -> GridNoise | None:
+    if noise is None or noise in get_args(GridNoise):
+        return cast("GridNoise | None", noise)
+    raise HistogramError(f"noise {noise!r}; this version reads {' and '.join(get_args(GridNoise))}")
+
+
+def _part_noise(noise: str | dict[str, Any] | None) -> PartNoise:
+    if noise is None or noise == "independent":
+        return cast(PartNoise, noise)
+    if isinstance(noise, dict):
+        return TreeNoise.from_release(noise)
+    raise HistogramError(f"noise {noise!r}; this version reads independent and a tree of draws")
 
 
 def _up(values: FloatArray | float) -> FloatArray:

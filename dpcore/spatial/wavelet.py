@@ -39,7 +39,7 @@ class Privlet(SpatialMechanism):
             share *= 4.0**-levels + sum(4.0**-k for k in range(1, levels + 1))
         variance = laplace_variance(epsilon_micro, scale) * share
         edges = np.arange(domain.rows + 1), np.arange(domain.columns + 1)
-        return GridHistogram(domain, *edges, cells[: domain.rows, : domain.columns], variance)
+        return GridHistogram(domain, *edges, cells[: domain.rows, : domain.columns], variance, "haar")
 
 
 def haar(counts: IntGrid) -> IntGrid:

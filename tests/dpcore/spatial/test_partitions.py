@@ -51,7 +51,7 @@ def test_with_a_huge_budget_answers_on_large_blocks_are_nearly_exact(mechanism) 
     counts = city()
     histogram = mechanism.fit(counts, DOMAIN, 400_000_000, Noise())
     truth = answer(integral_image(counts), BLOCKS)
-    answers, _ = histogram.query(BLOCKS)
+    answers = histogram.answers(BLOCKS)
     assert np.abs(answers - truth).max() <= 0.1 * counts.sum()
 
 
@@ -59,11 +59,14 @@ def test_with_a_huge_budget_answers_on_large_blocks_are_nearly_exact(mechanism) 
 @pytest.mark.parametrize("counts", [np.zeros((16, 16), dtype=np.int64), city(2, 50)], ids=["empty", "sparse"])
 def test_small_budgets_and_empty_domains_give_a_result_that_survives_its_release_format(mechanism, counts) -> None:
     histogram = mechanism.fit(counts, DOMAIN, 100_000, Noise())
-    answers, widths = histogram.query(BLOCKS)
+    answers, intervals = histogram.answers(BLOCKS), histogram.intervals(BLOCKS)
     assert np.isfinite(answers).all()
-    assert (widths >= 0).all()
-    again, _ = histogram_from_release(histogram.to_release()).query(BLOCKS)
-    assert np.allclose(again, answers)
+    assert intervals is not None
+    assert (intervals.high >= intervals.low).all()
+    again = histogram_from_release(histogram.to_release())
+    assert np.allclose(again.answers(BLOCKS), answers)
+    assert np.array_equal(again.intervals(BLOCKS).low, intervals.low)
+    assert np.array_equal(again.intervals(BLOCKS).high, intervals.high)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,204 @@
+"""The noise of range counts: how far it may carry the sum of some released counts, exactly where the noise is independent.
+
+A count is the truth plus noise X. Intervals need three bounds of X, in counts: :class:`Tails`. Everything here follows from
+what a release says about its own noise: no privacy depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.errors import ParameterError
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+LEVEL = 0.95
+"""What an interval promises."""
+_MISS = 1 - LEVEL
+_TWO_SIDED = math.log(1 / _MISS) / math.sqrt(2)
+"""97.5 % quantile of Laplace noise in standard deviations, 2.118. Sums of Laplace noise need less: 1.960 for very many."""
+_ONE_SIDED = 1.645
+"""95 % quantile of Gaussian noise; one Laplace draw has 1.628."""
+_LATTICE = 300.0
+"""Standard deviation of whole-numbered noise from which on its steps do not matter."""
+
+
+@dataclass(frozen=True)
+class Tails:
+    """Bounds of noise X, each of shape (Q,): P(X > ``up``) + P(X < −``down``) ≤ 5 %, and P(X > ``alone``) ≤ 5 %.
+
+    ``alone`` ≤ ``up`` ≤ ``down``: where the truth is so near to 0 that only one side can miss, that side may take all of it.
+    """
+
+    alone: FloatArray
+    up: FloatArray
+    down: FloatArray
+
+
+def independent_tails(number: IntArray, variance: float) -> Tails:
+    """Of sums of ``number`` (Q,) independent discrete Laplace draws of ``variance`` each; exact below :data:`_LATTICE`."""
+    distinct, index = np.unique(np.maximum(number, 0), return_inverse=True)
+    found = np.array([_sum_quantiles(int(n), float(variance)) for n in distinct]).reshape(-1, 3)[index]
+    return Tails(found[:, 0], found[:, 1], found[:, 2])
+
+
+def spread_tails(variance: FloatArray) -> Tails:
+    """Of noise of ``variance`` (Q,) whose law lies between one Laplace draw and a Gaussian: weighted sums of draws."""
+    deviation = np.sqrt(variance)
+    two_sided = _TWO_SIDED * deviation
+    return Tails(_ONE_SIDED * deviation, two_sided, two_sided)
+
+
+@lru_cache(maxsize=4096)
+def _sum_quantiles(number: int, variance: float) -> tuple[float, float, float]:
+    """``alone``, ``up``, ``down`` of a sum of discrete Laplace draws, by Fourier inversion of its characteristic function."""
+    deviation = math.sqrt(number * variance)
+    if deviation == 0:
+        return 0.0, 0.0, 0.0
+    step = max(1.0, deviation / _LATTICE)
+    q = math.exp(-math.acosh(1 + step**2 / variance))
+    size = 1 << math.ceil(math.log2(40 * deviation / step + 64))
+    angle = 2 * math.pi * np.arange(size // 2 + 1) / size
+    one = (1 - q) ** 2 / (1 - 2 * q * np.cos(angle) + q**2)
+    half = size // 2
+    mass = np.maximum(np.fft.irfft(one**number, size), 0.0)[: half + 1]
+    above = np.append(mass[::-1].cumsum()[::-1][1:], 0.0)  # above[k] = P(X > k) = P(X < −k)
+    down = int(np.argmax(above <= _MISS / 2))
+    up = int(np.argmax(above <= _MISS - above[down]))
+    alone = int(np.argmax(above <= _MISS))
+    return alone * step, up * step, down * step
+
+
+def haar_share(cells: int, low: IntArray, high: IntArray) -> FloatArray:
+    """Σ w², shape (Q,), of the weights with which [low, high) of ``cells`` cells sums Haar coefficients of unit variance.
+
+    The base counts with its share of the padded axis; a difference of two halves of m cells in all counts with
+    (cells in its first half − cells in its second half)/m.
+    """
+    size = 1 << (cells - 1).bit_length()
+    total = ((high - low) / size) ** 2
+    block = size
+    while block > 1:
+        half = block // 2
+        for edge in (low, high):
+            # Only blocks that an edge of the range cuts have a weight; a block cut by both edges is met once.
+            start = edge // block * block
+            first = np.minimum(np.maximum(np.stack([low, high]), start[None]), start[None] + half)
+            second = np.minimum(np.maximum(np.stack([low, high]), start[None] + half), start[None] + block)
+            weight = ((first[1] - first[0]) - (second[1] - second[0])) / block
+            total += np.where((edge is high) & (low // block == high // block), 0.0, weight**2)
+        block = half
+    return np.asarray(total, dtype=np.float64)
+
+
+class TreeNoiseError(ParameterError):
+    """Numbers that are no tree of draws."""
+
+
+@dataclass(frozen=True)
+class TreeNoise:
+    """Noise of the leaves of a tree after least squares: they share the draws of the nodes above them.
+
+    Nodes level by level from the root; ``children`` (M,): how many each has, 0 for a leaf; the children of one level
+    stand in the order of their parents. ``drawn`` (M,): noise variance of each node's own draw.
+    """
+
+    children: IntArray
+    drawn: FloatArray
+
+    def __post_init__(self) -> None:
+        if len(self.children) != len(self.drawn) or not len(self.children):
+            raise TreeNoiseError(
+                f"{len(self.children)} nodes with {len(self.drawn)} variances; give one of each per node"
+            )
+        if np.any(self.children < 0) or not (np.isfinite(self.drawn).all() and np.all(self.drawn > 0)):
+            raise TreeNoiseError("a node has fewer than 0 children or a variance that is not finite and above 0")
+        if int(self.children.sum()) != len(self.children) - 1:
+            raise TreeNoiseError(
+                f"{int(self.children.sum())} children in a tree of {len(self.children)} nodes; give every node but the root once"
+            )
+        _ = self._starts
+
+    @property
+    def leaves(self) -> int:
+        """How many nodes have no children."""
+        return int(np.count_nonzero(self.children == 0))
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """First node of every level, and the number of nodes."""
+        starts = [0, 1]
+        while starts[-1] < len(self.children):
+            here = int(self.children[starts[-2] : starts[-1]].sum())
+            if here == 0:
+                raise TreeNoiseError(f"a tree whose level {len(starts) - 2} has no children while nodes are left over")
+            starts.append(starts[-1] + here)
+        return starts
+
+    @cached_property
+    def _own(self) -> FloatArray:
+        """Variance of each node's best estimate from its own subtree alone, shape (M,)."""
+        own = self.drawn.copy()
+        for level in range(len(self._starts) - 3, -1, -1):
+            inner, first = self._inner(level)
+            below = np.add.reduceat(own[self._starts[level + 1] : self._starts[level + 2]], first)
+            own[inner] = 1 / (1 / own[inner] + 1 / below)
+        return own
+
+    def _inner(self, level: int) -> tuple[IntArray, IntArray]:
+        """Nodes of ``level`` that have children, and the place of the first child of each within the next level."""
+        here = self.children[self._starts[level] : self._starts[level + 1]]
+        inner = np.flatnonzero(here)
+        return inner + self._starts[level], (np.cumsum(here) - here)[inner]
+
+    def variances(self, weights: FloatArray) -> FloatArray:
+        """Variance of Σ ``weights``·noise over the leaves, in their order: (Q, leaves) -> (Q,).
+
+        Given a parent's error e, its children's are e shared in proportion to their own variances v, plus a remainder
+        with covariance diag(v) − v·vᵀ/Σv: summed from the deepest level up.
+        """
+        total = np.zeros(len(weights))
+        end, below = self.leaves, np.zeros((len(weights), 0))
+        for level in range(len(self._starts) - 2, -1, -1):
+            here = self.children[self._starts[level] : self._starts[level + 1]]
+            at = np.empty((len(weights), len(here)))
+            leaf = here == 0
+            begin = end - int(np.count_nonzero(leaf))
+            at[:, leaf] = weights[:, begin:end]
+            end = begin
+            if below.shape[1]:
+                own = self._own[self._starts[level + 1] : self._starts[level + 2]]
+                _, first = self._inner(level)
+                held = np.add.reduceat(own, first)
+                mean = np.add.reduceat(own * below, first, axis=1)
+                total += (np.add.reduceat(own * below**2, first, axis=1) - mean**2 / held).sum(axis=1)
+                at[:, ~leaf] = mean / held
+            below = at
+        return np.asarray(np.maximum(total + below[:, 0] ** 2 * self._own[0], 0.0), dtype=np.float64)
+
+    def to_release(self) -> dict[str, Any]:
+        """JSON values: each distinct variance once, and which of them is each node's."""
+        distinct, index = np.unique(self.drawn, return_inverse=True)
+        return {"children": self.children.tolist(), "variances": distinct.tolist(), "draw": index.tolist()}
+
+    @classmethod
+    def from_release(cls, tree: dict[str, Any]) -> TreeNoise:
+        """The noise of a release's structure; raises :class:`TreeNoiseError` for numbers that are none."""
+        index = np.asarray(tree["draw"], dtype=np.int64)
+        distinct = np.asarray(tree["variances"], dtype=np.float64)
+        if len(index) and (index.min() < 0 or index.max() >= len(distinct)):
+            raise TreeNoiseError(
+                f"a node's draw is {int(index.max())} of {len(distinct)} variances; give an index of them"
+            )
+        return cls(np.asarray(tree["children"], dtype=np.int64), distinct[index])
+
+
+PartNoise = Literal["independent"] | TreeNoise | None
+"""How the noise of parts hangs together; None where the counts were changed in a way that leaves no known noise."""
