@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from dpcore.errors import ParameterError
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid
@@ -18,6 +19,7 @@ from dpcore.spatial.intervals import Intervals, NoisySums, between
 from dpcore.spatial.queries import Rectangles, answer, integral_image
 from dpcore.spatial.range_noise import PartNoise, TreeNoise, haar_share, independent_tails, spread_tails
 
+BoolArray = npt.NDArray[np.bool_]
 GridNoise = Literal["independent", "haar"]
 PAIRS_PER_CHUNK = 2**22
 """Query × part overlaps held at once."""
@@ -98,33 +100,26 @@ class GridHistogram:
         blocks = self._in_blocks(rectangles)
         if self.noise is None or isinstance(self.variances, np.ndarray):
             return None
-        inside = (
-            np.ceil(blocks.x0 - _HAIR),
-            np.floor(blocks.x1 + _HAIR),
-            np.ceil(blocks.y0 - _HAIR),
-            np.floor(blocks.y1 + _HAIR),
-        )
-        touched = (
-            np.floor(blocks.x0 + _HAIR),
-            np.ceil(blocks.x1 - _HAIR),
-            np.floor(blocks.y0 + _HAIR),
-            np.ceil(blocks.y1 - _HAIR),
-        )
-        some = rectangles.areas() > 0
-        touched = tuple(np.where(some, edge, 0.0) for edge in touched)
-        return between(self._sums(self.variances, *inside), self._sums(self.variances, *touched))
+        sides, some = ((blocks.x0, blocks.x1), (blocks.y0, blocks.y1)), rectangles.areas() > 0
+        inside = [(np.ceil(low - _HAIR), np.floor(high + _HAIR)) for low, high in sides]
+        touched = [(np.floor(low + _HAIR), np.ceil(high - _HAIR)) for low, high in sides]
+        return between(self._sums(self.variances, inside, some), self._sums(self.variances, touched, some))
 
-    def _sums(self, variance: float, x0: FloatArray, x1: FloatArray, y0: FloatArray, y1: FloatArray) -> NoisySums:
-        """Sums of the whole blocks between the given edges; of none where an end does not lie behind its start."""
-        some = (x1 > x0) & (y1 > y0)
-        low_x, high_x, low_y, high_y = (np.where(some, edge, 0).astype(np.int64) for edge in (x0, x1, y0, y1))
-        counts = answer(self._image, Rectangles(low_x, high_x, low_y, high_y))
+    def _sums(self, variance: float, edges: list[tuple[FloatArray, FloatArray]], some: BoolArray) -> NoisySums:
+        """Sums of the whole blocks between edges along x and y; of none where an end does not lie behind its start, or where
+        there are not ``some``.
+        """
+        (x0, x1), (y0, y1) = edges
+        some = some & (x1 > x0) & (y1 > y0)
+        x0, x1, y0, y1 = (np.where(some, edge, 0.0) for edge in (x0, x1, y0, y1))
+        counts = answer(self._image, Rectangles(x0, x1, y0, y1))
+        low_x, high_x, low_y, high_y = (edge.astype(np.int64) for edge in (x0, x1, y0, y1))
         if self.noise == "independent":
             return NoisySums(counts, independent_tails((high_x - low_x) * (high_y - low_y), variance))
-        rows, columns = self.counts.shape
-        whole = haar_share(rows, *_one_cell()) * haar_share(columns, *_one_cell())
-        share = haar_share(rows, low_x, high_x) * haar_share(columns, low_y, high_y) / whole
-        return NoisySums(counts, spread_tails(np.where(some, share, 0.0) * variance))
+        (rows, columns), one = self.counts.shape, (np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))
+        share = haar_share(rows, low_x, high_x) * haar_share(columns, low_y, high_y)
+        of_one = haar_share(rows, *one) * haar_share(columns, *one)
+        return NoisySums(counts, spread_tails(np.where(some, share / of_one, 0.0) * variance))
 
     def to_release(self) -> dict[str, Any]:
         """``kind`` "grid": edges, rows of counts, their variance and kind of noise."""
@@ -293,10 +288,6 @@ def paint(domain: Domain, boxes: IntGrid) -> IntGrid:
     if np.any(cover != 1):
         raise HistogramError("parts overlap or leave a gap; give boxes that tile the grid")
     return np.asarray(owner, dtype=np.int64)
-
-
-def _one_cell() -> tuple[IntGrid, IntGrid]:
-    return np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
 
 
 def _numbers(values: FloatArray) -> Any:

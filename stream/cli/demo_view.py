@@ -37,7 +37,7 @@ class WindowView:
     busiest: tuple[int, str, dict[str, Any], dict[str, Any] | None] | None = None
     half_widths: list[float] = field(default_factory=list)
     modelled_half_widths: list[float] = field(default_factory=list)
-    totals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    totals: dict[str, str] = field(default_factory=dict)
     announced: int | None = None
 
     @property
@@ -46,13 +46,13 @@ class WindowView:
         return self.announced is not None and self.cells + len(self.totals) >= self.announced
 
     def add_histogram(self, body: dict[str, Any]) -> None:
-        """One spatial histogram: how many it counts in its whole box, with half a 95 % interval."""
-        from dpcore.spatial import Rectangles, histogram_from_release  # a second of imports, for who has histograms
+        """One spatial histogram: how many it counts in its whole box, with the 95 % interval."""
+        from stream.messages.range_query import count_in  # a second of imports, for who has histograms
 
-        histogram = histogram_from_release(body)
-        rows, columns = histogram.domain.shape
-        value, half = histogram.query(Rectangles.of_cells([0, rows - 1, 0, columns - 1]))
-        self.totals[body["mechanism"]] = float(value[0]), float(half[0])
+        box = body["domain"]
+        found = count_in(body, (box["west"], box["south"], box["east"], box["north"]))
+        interval = "" if found["interval"] is None else " ({}–{})".format(*found["interval"])
+        self.totals[body["mechanism"]] = f"{found['value']:.0f}{interval}"
 
     def add_cell(self, body: dict[str, Any]) -> None:
         """One hexagon."""
@@ -87,7 +87,7 @@ class WindowView:
 
     def counted(self) -> str:
         """Totals of the spatial histograms; empty without."""
-        return ", ".join(f"{name} {value:.0f} ± {half:.0f}" for name, (value, half) in sorted(self.totals.items()))
+        return ", ".join(f"{name} {total}" for name, total in sorted(self.totals.items()))
 
     def typical_half_width(self) -> str:
         """Median over cells of half a 95 % interval."""

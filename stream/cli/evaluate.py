@@ -158,7 +158,7 @@ def _judge_histograms(
     table = Table(title="Error of range counts against the truth (NOT PRIVATE)")
     for name in ("mechanism", "ranges"):
         table.add_column(name)
-    for name in ("ε", "counted", "MAE", "relative", "its median", "± 95 %", "covers", "seconds"):
+    for name in ("ε", "counted", "MAE", "relative", "its median", "95 % width", "covers", "least class", "seconds"):
         table.add_column(name, justify="right")
     for score in scores:
         table.add_row(
@@ -169,11 +169,12 @@ def _judge_histograms(
             f"{score.mae:.1f}",
             f"{score.relative:.1%}",
             f"{score.relative_median:.1%}",
-            f"{score.half_width:.1f}",
-            f"{score.coverage:.1%}",
+            "-" if score.width is None else f"{score.width:.0f}",
+            _percent(score.coverage, 1),
+            _percent(min(score.covered.values(), default=None), 1),
             f"{score.seconds:.1f}",
         )
-    Console(width=None if Console().is_terminal else 120).print(table)
+    Console(width=None if Console().is_terminal else 140).print(table)
 
 
 def _progress() -> Progress:

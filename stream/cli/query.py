@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
         mechanism: Annotated[str | None, typer.Option(help="Only histograms of this mechanism; default: all.")] = None,
         as_json: AsJson = False,
     ) -> None:
-        """How many were in a range: counts with 95 % noise intervals from released spatial histograms."""
+        """How many were in a range: counts with 95 % intervals of the exact numbers, from released spatial histograms."""
         from dpcore.errors import ParameterError
         from stream.messages.range_query import count_in, parse_box
 
@@ -129,13 +129,13 @@ def _print(answers: list[dict[str, Any]]) -> None:
     for column in ("window", "mechanism", "ε", "west,south,east,north", "count", "95 % interval"):
         table.add_column(column, justify="right" if column in ("ε", "count", "95 % interval") else "left")
     for answer in answers:
-        low, high = answer["interval"]
+        interval = answer["interval"]
         table.add_row(
             answer["window"]["start"],
             answer["mechanism"],
             f"{answer['epsilon']:g}",
             ",".join(f"{bound:g}" for bound in answer["bbox"]),
             f"{answer['value']:.1f}",
-            f"{low:.1f} .. {high:.1f}",
+            "none: noise unknown" if interval is None else f"{interval[0]} .. {interval[1]}",
         )
     Console(width=None if Console().is_terminal else 150).print(table)

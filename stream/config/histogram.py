@@ -34,9 +34,9 @@ MAX_MESSAGE_BYTES = 900_000
 _PARTITIONS = ("auto", "ag", "quadtree", "kdtree", "htf", "sparse")
 _READ_TWICE = ("auto", "htf", "sparse")
 """Mechanisms that carry a sparse reading, too, under goal "relative"."""
-_BYTES_PER_CELL = {"grid": 12, "partition": 50, "sparse reading": 24, "euler": 9}
-"""Of one number, of one part with its sides and variance, of its two counts for relative error, of one component; numbers
-of at most seven digits."""
+_BYTES_PER_CELL = {"grid": 12, "partition": 50, "sparse reading": 24, "euler": 18}
+"""Of one number, of one part with its sides, variance and its share of the tree of draws, of its two counts for relative error,
+of one component before and after inference; numbers of at most seven digits."""
 MAX_SCALE = 1_000
 """Noise scale of a point, in points, beyond which a histogram says nothing, shares within a mechanism vanish and numbers outgrow their bytes."""
 

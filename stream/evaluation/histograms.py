@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, get_args
 
 import numpy as np
@@ -14,6 +15,7 @@ from dpcore.budget import from_micro
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, Rectangles
 from dpcore.spatial.euler import EulerHistogram
+from dpcore.spatial.intervals import Intervals
 from dpcore.spatial.regions import Footprints
 from stream.config import Config
 from stream.config.histogram import HistogramConfig
@@ -32,12 +34,16 @@ SQUARE_SHARES = (0.02, 0.06, 0.10)
 """Of the box: areas of the squares."""
 SANITY = 20.0
 """Smoothing of relative errors, as the literature has it: error / max(truth, 20)."""
+CLASSES = (0, 1, 6, 21, 101)
+"""Least true count of each class in which coverage is told: an interval must hold small numbers as often as large ones."""
 _SEED = 11
 
 
 @dataclass(frozen=True)
 class HistogramScore:
-    """Error of one mechanism's answers over all windows and draws. ``coverage``: of the truth by 95 % noise intervals."""
+    """Error of one mechanism's answers over all windows and draws. ``width``: median of 95 % intervals. ``coverage``: share of
+    them that hold the truth; ``covered``: the same by class of true counts, where there are any. None without intervals.
+    """
 
     mechanism: str
     ranges: Family
@@ -45,8 +51,9 @@ class HistogramScore:
     mae: float
     relative: float
     relative_median: float
-    half_width: float
-    coverage: float
+    width: float | None
+    coverage: float | None
+    covered: dict[str, float]
     counted: float
     windows: int
     seconds: float
@@ -59,7 +66,8 @@ class _Answers:
     epsilon: int
     truth: list[FloatArray] = field(default_factory=list)
     error: list[FloatArray] = field(default_factory=list)
-    half: list[FloatArray] = field(default_factory=list)
+    low: list[FloatArray] = field(default_factory=list)
+    high: list[FloatArray] = field(default_factory=list)
 
 
 def with_histogram_epsilon(config: Config, epsilon: float) -> Config:
@@ -102,11 +110,13 @@ def evaluate_histograms(
                     if isinstance(drawn.histogram, EulerHistogram):
                         put = _cells_met(ranges, domain_of(plan), drawn.histogram.domain)
                         truth = _met(plan, fixes, put)
-                    value, half = drawn.histogram.query(put)
                     table = found.setdefault((drawn.mechanism, family), _Answers(drawn.epsilon_micro))
                     table.truth.append(truth)
-                    table.error.append(value - truth)
-                    table.half.append(half)
+                    table.error.append(drawn.histogram.answers(put) - truth)
+                    intervals = drawn.histogram.intervals(put)
+                    if intervals is not None:
+                        table.low.append(intervals.low)
+                        table.high.append(intervals.high)
         on_window()
     seconds = time.monotonic() - started
     return [
@@ -118,7 +128,13 @@ def evaluate_histograms(
 def _score(
     mechanism: str, family: Family, table: _Answers, counted: float, windows: int, seconds: float
 ) -> HistogramScore:
-    truth, error, half = (np.concatenate(column) for column in (table.truth, table.error, table.half))
+    truth, error = np.concatenate(table.truth), np.concatenate(table.error)
+    hold, width = None, None
+    if len(table.low) == len(
+        table.truth
+    ):  # else some draws gave none: Euler's inference may fail and release its draws
+        intervals = Intervals(np.concatenate(table.low), np.concatenate(table.high))
+        hold, width = intervals.hold(truth), float(np.median(intervals.high - intervals.low))
     relative = np.abs(error) / np.maximum(truth, SANITY)
     return HistogramScore(
         mechanism=mechanism,
@@ -127,12 +143,24 @@ def _score(
         mae=float(np.abs(error).mean()),
         relative=float(relative.mean()),
         relative_median=float(np.median(relative)),
-        half_width=float(np.median(half)),
-        coverage=float((np.abs(error) <= half + 1e-9).mean()),
+        width=width,
+        coverage=None if hold is None else float(hold.mean()),
+        covered={} if hold is None else by_class(truth, hold),
         counted=counted,
         windows=windows,
         seconds=seconds,
     )
+
+
+def by_class(truth: FloatArray, hold: npt.NDArray[np.bool_]) -> dict[str, float]:
+    """Share of the ranges of each of :data:`CLASSES` whose interval holds their number."""
+    found = {}
+    for least, following in pairwise((*CLASSES, np.inf)):
+        at = (truth >= least) & (truth < following)
+        name = f"{least:g}" if following == least + 1 else f"{least:g} and more" if following == np.inf else ""
+        if at.any():
+            found[name or f"{least:g} to {following - 1:g}"] = float(hold[at].mean())
+    return found
 
 
 def _ranges(family: Family, domain: Domain) -> Rectangles:

@@ -1,4 +1,4 @@
-"""How many in a range: answers of released spatial histograms in degrees, with the 95 % interval of their noise.
+"""How many in a range: answers of released spatial histograms in degrees, with a 95 % interval of the exact number.
 
 Whoever holds a release can compute them; they cost nothing. Pure.
 """
@@ -46,7 +46,9 @@ def parse_box(text: str) -> Box:
 def count_in(release: dict[str, Any], bbox: Box, histogram: Released | None = None) -> dict[str, Any]:
     """Estimated number in ``bbox`` from a release (``histogram``: the same one, read already), as the API answers it.
 
-    Regions (euler) are counted by whole cells: their answer is for all cells that ``bbox`` meets, and says so in ``bbox``.
+    ``raw``: the histogram's answer, points taken to lie evenly inside its blocks, without an interval of its own. ``interval``
+    holds the exact number in 95 % of releases or more, unevenness included, or is None where the release does not say how its
+    noise is distributed. ``value``: ``raw`` moved into the interval. Regions (euler) are counted by whole cells: their answer is for all cells that ``bbox`` meets, and says so in ``bbox``.
     Raises :class:`RangeError` for a range outside the domain, :class:`dpcore.spatial.histogram.HistogramError` for a
     release that is no histogram.
     """
@@ -57,11 +59,13 @@ def count_in(release: dict[str, Any], bbox: Box, histogram: Released | None = No
     if isinstance(histogram, EulerHistogram):
         ranges = _whole_cells(ranges)
         bbox = _degrees(ranges, histogram.domain)
-    answers, half_widths = histogram.query(ranges)
-    middle, half = float(answers[0]), float(half_widths[0])
+    raw, found = float(histogram.answers(ranges)[0]), histogram.intervals(ranges)
+    interval = None if found is None else (float(found.low[0]), float(found.high[0]))
+    value = raw if interval is None else min(max(raw, interval[0]), interval[1])
     return {
-        "value": round(middle, _DECIMALS),
-        "interval": [round(middle - half, _DECIMALS), round(middle + half, _DECIMALS)],
+        "value": round(value, _DECIMALS),
+        "raw": round(raw, _DECIMALS),
+        "interval": None if interval is None else [round(bound) for bound in interval],
         "unit": "1",
         "mechanism": release["mechanism"],
         "epsilon": release["epsilon"],

@@ -60,7 +60,7 @@ class Histograms:
     async def count(
         self, request: web.Request, feed: str, window: str, bbox: Box, mechanism: str | None
     ) -> web.Response:
-        """Estimated number in a range, with its 95 % noise interval."""
+        """Estimated number in a range, with a 95 % interval of the exact number."""
         found = known_window(self._view, window, feed)
         value = _chosen(found, mechanism)[1]
         key = key_of("count", value, bbox)

@@ -137,8 +137,14 @@ def _schemas() -> Schema:
         "HistogramList": _object({"windows": _list(_ref("WindowHistograms"), "Newest first.")}),
         "RangeCount": _object(
             {
-                "value": {"type": "number", "description": "May be negative: noise around a small number."},
-                "interval": _numbers(2, "95 % interval for the noise."),
+                "value": {"type": "number", "description": "Estimate: raw, moved into the interval."},
+                "raw": {"type": "number", "description": "As if points lay evenly inside blocks; may be negative."},
+                "interval": {
+                    "oneOf": [
+                        _numbers(2, "Holds the exact number in 95 % of releases, wherever points lie inside blocks."),
+                        {"type": "null", "description": "The release does not say how its noise is distributed."},
+                    ]
+                },
                 "unit": {"type": "string", "const": "1"},
                 "mechanism": {"type": "string"},
                 "epsilon": {"type": "number", "exclusiveMinimum": 0},

@@ -87,7 +87,7 @@ def operations(feed: str, hexagons: Hexagons, histograms: Histograms, broadcast:
         Operation(
             f"{BASE}/histograms/{{window}}/count",
             "countRange",
-            "Estimated number in a range, with its 95 % noise interval",
+            "Estimated number in a range, with a 95 % interval of the exact number",
             histograms.count,
             (p.WINDOW_PATH, named, p.RANGE, p.MECHANISM_QUERY),
             {JSON: "RangeCount"},

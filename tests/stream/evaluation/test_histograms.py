@@ -86,8 +86,9 @@ def covered(config: Config, rows: np.ndarray, noise: Noise) -> int:
         (drawn,) = draw_histograms(plan, fixes, noise)
         asked = a_range(drawn.histogram, rng)
         exact = answer(image, asked) if regions is None else regions.answers(asked)
-        (value,), (half,) = drawn.histogram.query(asked)
-        found += bool(abs(value - exact[0]) <= half)
+        intervals = drawn.histogram.intervals(asked)
+        assert intervals is not None
+        found += bool(intervals.hold(exact)[0])
     return found
 
 

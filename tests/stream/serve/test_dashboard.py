@@ -265,7 +265,9 @@ async def test_a_box_on_the_map_answers_with_interval_and_says_what_it_lacks(bro
         await page.mouse.up()
         await expect(page.locator("#area-mean")).to_have_text(READING)
         await expect(page.locator("#details")).to_contain_text("Mean speed over 2 published of 2 cells")
-        await expect(page.locator("#details")).to_contain_text("Events in these cells: 260 (exact, counts are public)")
+        await expect(page.locator("#details")).to_contain_text(
+            "Events in these cells: 260 (exact, counts are public): every report counts, over whole cells."
+        )
         await expect(page.locator("#histogram-count")).to_contain_text("no spatial histogram")
 
 
@@ -286,8 +288,10 @@ async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(browser
         for mechanism in ("htf", "ug"):
             query = {"bbox": "-97.8,30.2,-97.6,30.4", "mechanism": mechanism}
             answer = await (await client.get("/api/v1/histograms/2017-03-21T12:00:00Z/count", params=query)).json()
-            number, low, high = (whole(found) for found in (answer["value"], *answer["interval"]))
-            said = f"({mechanism}): {number}, 95 % interval {low}–{high}, noise from privacy"
+            low, high = answer["interval"]
+            assert low <= answer["value"] <= high
+            said = f"Users in the box, each where they were last, by the spatial histogram ({mechanism}): "
+            said += f"{whole(answer['value'])}, 95 % interval {low}–{high}."
             await expect(page.locator("#histogram-count")).to_contain_text(said)
         await page.get_by_label("West").fill("-100")
         await page.get_by_role("button", name="Measure", exact=True).click()

@@ -38,7 +38,7 @@ export const history = async (feed: string, cell: string) =>
 
 export interface Counted {
   value: number;
-  interval: [number, number];
+  interval: [number, number] | null;
   mechanism: string;
   fixes_per_user: number;
 }

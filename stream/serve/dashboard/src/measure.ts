@@ -1,7 +1,7 @@
 /** Drawing a box and telling what is inside: hexagons together, and the spatial histogram's count. */
 
-import { ApiError, count, type Counted } from './api';
-import { together } from './area';
+import { ApiError, count } from './api';
+import { counted, together } from './area';
 import { byId, make } from './dom';
 import type { HexagonMap } from './map';
 import { sentence } from './statistics';
@@ -112,12 +112,12 @@ function answers(view: View, box: Box): HTMLElement[] {
   const histogram = make('div', { id: 'histogram-count' }, 'Asking the spatial histogram…');
   void fillCounts(view, box, histogram);
   const { value, low, high, exact } = found.events;
-  const range = exact ? 'exact, counts are public' : `95 % interval ${low.toFixed(0)}–${high.toFixed(0)}`;
+  const range = exact ? 'exact, counts are public' : `95 % noise interval ${low.toFixed(0)}–${high.toFixed(0)}`;
   const none = make('p', { class: 'reading' }, 'No published cell has its centre in here.');
   return [
     found.mean ? make('p', { class: 'reading', id: 'area-mean' }, sentence(found.mean)) : none,
     make('p', { class: 'quiet' }, `Mean speed over ${found.published} published of ${found.cells} cells with their centre inside, weighted by events, from values as released.`),
-    make('p', {}, `Events in these cells: ${value.toFixed(0)} (${range}).`),
+    make('p', {}, `Events in these cells: ${value.toFixed(0)} (${range}): every report counts, over whole cells.`),
     histogram,
   ];
 }
@@ -135,11 +135,4 @@ async function fillCounts(view: View, box: Box, target: HTMLElement): Promise<vo
       `The spatial histogram (${mechanism}) could not be asked: ${error instanceof ApiError ? error.message : 'the server does not answer'}.`),
   );
   target.replaceChildren(...(await Promise.all(said)).map((text) => make('p', {}, text)));
-}
-
-function counted({ value, interval, mechanism, fixes_per_user: most }: Counted): string {
-  const [number, low, high] = [value, ...interval].map((part) => Math.max(part, 0).toFixed(0));
-  const what = mechanism === 'euler' ? 'Regions of users that meet the whole grid cells around the box' : 'Fixes in the box';
-  const limit = mechanism === 'euler' ? '' : ` At most ${most} of one user ${most === 1 ? 'is' : 'are'} counted.`;
-  return `${what} by the spatial histogram (${mechanism}): ${number}, 95 % interval ${low}–${high}, noise from privacy.${limit}`;
 }

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { together } from '../src/area';
+import { counted, together } from '../src/area';
 import { cellAt, shapeOf } from '../src/hexagons';
 import { parsePlace, placeText } from '../src/place';
 import { absoluteBreaks, classify, comparison, countText, opacity, RELATIVE_BREAKS, sentence, shown, usualOf } from '../src/statistics';
@@ -98,4 +98,12 @@ test('a cell without the finer cells that are published apart keeps a hole', () 
   const rest = shapeOf({ cell: '87489e342ffffff', excludes: ['88489e3421fffff'] });
   assert.equal(whole.type, 'Polygon');
   assert.equal(rest.type, 'MultiPolygon');
+});
+
+test('a range count says what was counted and holds its number, or says that it has no interval', () => {
+  const one = { value: 0, interval: [0, 14] as [number, number], mechanism: 'auto', fixes_per_user: 1 };
+  assert.equal(counted(one), 'Users in the box, each where they were last, by the spatial histogram (auto): 0, 95 % interval 0–14.');
+  assert.match(counted({ ...one, fixes_per_user: 3 }), /^Fixes in the box, at most 3 of one user, by/);
+  assert.match(counted({ ...one, mechanism: 'euler' }), /^Regions of users/);
+  assert.match(counted({ ...one, interval: null }), /: 0, no interval, for the release does not describe its noise\.$/);
 });
