@@ -47,7 +47,10 @@ CHUNK = 1024
 ZERO_ADVANTAGE = 0.75
 """A node is dropped unless keeping it promises less than this share of the error of dropping it."""
 THIN = 1.0
-"""Points per cell below which a large leaf is dropped: it would spread fractions of points over many cells."""
+"""Points per cell below which a large leaf in uneven space is dropped: it would spread fractions of points over many cells."""
+UNEVEN = 3.0
+"""Mean square over squared mean of the counts of siblings from which on space is uneven: they look like points on a third of
+it, so that most ranges inside a thin leaf hold next to nothing. In even space they hold their share."""
 CONFORMING_ROUNDS = 3
 MOST = 3.0
 """Standard deviations above its own posterior mean to which a kept node may rise for what its siblings dropped: else one
@@ -113,7 +116,7 @@ def sparse_counts(tree: Tree, sanity: float = 20.0) -> FloatArray:
 def _descend(tree: Tree, sanity: float | None) -> tuple[FloatArray, _Estimates]:
     """Counts from the root down, every level given the one above; none is dropped without a ``sanity``."""
     z, variance = tree.upward()
-    parents = tree.parents
+    parents, uneven = tree.parents, _uneven(tree, z, variance)
     estimates = _Estimates(np.zeros(len(z)), np.zeros(len(z)), np.ones(len(z), dtype=bool))
     counts = np.zeros(len(z))
     counts[0] = max(z[0], 0.0)
@@ -122,7 +125,8 @@ def _descend(tree: Tree, sanity: float | None) -> tuple[FloatArray, _Estimates]:
         around = _suggested(tree, z, counts, stopped, level)
         alive = level[counts[tree.parent[level]] > 0]
         if len(alive):
-            found = _estimate(tree, alive, z, variance, parents[alive], counts, around[alive - level[0]], sanity)
+            place = parents[alive], counts, around[alive - level[0]], uneven[tree.parent[alive]]
+            found = _estimate(tree, alive, z, variance, *place, sanity)
             for name in ("mean", "variance", "empty"):
                 getattr(estimates, name)[alive] = getattr(found, name)
             _conform(tree, alive, estimates, counts)
@@ -150,6 +154,17 @@ def _suggested(tree: Tree, z: FloatArray, counts: FloatArray, stopped: IntArray,
     return np.asarray(np.maximum(held, 0.0) / ring * area, dtype=np.float64)
 
 
+def _uneven(tree: Tree, z: FloatArray, variance: FloatArray) -> BoolArray:
+    """Which nodes have children whose draws differ by more than noise and :data:`UNEVEN`, shape (M,)."""
+    up = tree.parent[1:]
+
+    def below(values: FloatArray) -> FloatArray:
+        return np.asarray(np.bincount(up, weights=values[1:], minlength=len(z)), dtype=np.float64)
+
+    children, noise = below(np.ones(len(z))), below(variance)
+    return np.asarray(children * (below(z**2) - noise) > UNEVEN * np.maximum(below(z) ** 2 - noise, 0.0))
+
+
 def _estimate(
     tree: Tree,
     nodes: IntArray,
@@ -158,9 +173,12 @@ def _estimate(
     inner: BoolArray,
     counts: FloatArray,
     around: FloatArray,
+    uneven: BoolArray,
     sanity: float | None,
 ) -> _Estimates:
-    """Posterior of ``nodes`` whose parents' ``counts`` are known; without a ``sanity`` none is taken for empty."""
+    """Posterior of ``nodes`` whose parents' ``counts`` are known, in ``uneven`` space or not; without a ``sanity`` none is
+    taken for empty.
+    """
     above = tree.parent[nodes]
     area, deviation = tree.areas_of(nodes), np.sqrt(variance[nodes])
     expected = counts[above] * area / tree.areas_of(above) / deviation
@@ -194,7 +212,7 @@ def _estimate(
             result.empty[at] = keeping > ZERO_ADVANTAGE * dropping
     if sanity is None:
         return result
-    thin = (result.mean < THIN * area) & (result.mean > 2 * sanity) & ~inner
+    thin = (result.mean < THIN * area) & (result.mean > 2 * sanity) & ~inner & uneven
     empty = result.empty | thin
     return _Estimates(np.where(empty, 0.0, result.mean), np.where(empty, 0.0, result.variance), empty)
 

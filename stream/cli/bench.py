@@ -17,6 +17,7 @@ BENCHMARKS = {
     "libraries": "an hour's means per hexagon and noise, beside OpenDP and, where it is installed, PipelineDP",
     "mechanisms": "speed of noise, CHOP-USER and exact-loss allocation on 10⁶ pairs",
     "papers": "what the papers on E2EPriv and HTF report, measured here (--plot)",
+    "range_intervals": "how often intervals of range counts hold the truth, by class of counts, and their widths",
     "resolution": "accuracy of merged sparse hexagons, on a recorded day",
     "scaling": "accuracy of means as samples and users grow, and what CHOP-USER saves (--plot)",
     "spatial": "accuracy of spatial histograms beside published peers, and their speed",

@@ -86,7 +86,7 @@ def test_without_recordings_a_benchmark_says_so_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEXVEIL_DATA", str(tmp_path))
-    for name in ("resolution", "spatial_tuning", "split_regret"):
+    for name in ("range_intervals", "resolution", "spatial_tuning", "split_regret"):
         result = hexveil_bench(name, "--json")
         assert result.exit_code == 0
         assert f"in {tmp_path}; let HEXVEIL_DATA name the folder" in json.loads(result.stdout)["skipped"]
