@@ -28,8 +28,8 @@ Goal = Literal["absolute", "relative"]
 """What post-processing aims at: squared error, or error relative to max(count, sanity)."""
 GOALS: tuple[Goal, ...] = ("absolute", "relative")
 
-TRUSTED = 100.0
-"""From this many s/ε on, about 70 standard deviations of one draw, expected counts answer for relative error."""
+TRUSTED = 30.0
+"""From this many s/ε on, about 20 standard deviations of one draw, expected counts answer for relative error."""
 
 SCALES = 2.0 ** np.arange(-3, 6)
 """Means of the exponential parts of the prior, in units of the count that the parent's density suggests."""
@@ -47,10 +47,14 @@ CHUNK = 1024
 ZERO_ADVANTAGE = 0.75
 """A node is dropped unless keeping it promises less than this share of the error of dropping it."""
 THIN = 1.0
-"""Points per cell below which a large leaf in uneven space is dropped: it would spread fractions of points over many cells."""
+"""Points per cell below which a large leaf is dropped: it would spread fractions of points over many cells."""
 UNEVEN = 3.0
 """Mean square over squared mean of the counts of siblings from which on space is uneven: they look like points on a third of
-it, so that most ranges inside a thin leaf hold next to nothing. In even space they hold their share."""
+it. Only there a node may be dropped: in even space every range holds its share, and what is dropped adds up.
+"""
+MEASURED = 11.0
+"""Squared count of siblings together, in variances of their noise, from which on they tell their unevenness to about 0.5 in
+1 for 16 of them; below it they are taken for as uneven as their parent and its siblings."""
 CONFORMING_ROUNDS = 3
 MOST = 3.0
 """Standard deviations above its own posterior mean to which a kept node may rise for what its siblings dropped: else one
@@ -155,14 +159,21 @@ def _suggested(tree: Tree, z: FloatArray, counts: FloatArray, stopped: IntArray,
 
 
 def _uneven(tree: Tree, z: FloatArray, variance: FloatArray) -> BoolArray:
-    """Which nodes have children whose draws differ by more than noise and :data:`UNEVEN`, shape (M,)."""
+    """Which nodes have children that differ by more than noise and :data:`UNEVEN`, shape (M,), from draws alone. Where noise or
+    too few children hide it a node is as its parent; the root is uneven then, and so all of a binary tree.
+    """
     up = tree.parent[1:]
 
     def below(values: FloatArray) -> FloatArray:
         return np.asarray(np.bincount(up, weights=values[1:], minlength=len(z)), dtype=np.float64)
 
-    children, noise = below(np.ones(len(z))), below(variance)
-    return np.asarray(children * (below(z**2) - noise) > UNEVEN * np.maximum(below(z) ** 2 - noise, 0.0))
+    children, noise, square = below(np.ones(len(z))), below(variance), below(z) ** 2
+    uneven = np.asarray(children * (below(z**2) - noise) > UNEVEN * np.maximum(square - noise, 0.0))
+    hidden = (square <= MEASURED * noise) | (children <= UNEVEN)
+    uneven[0] |= hidden[0]
+    for level in tree.levels[1:]:
+        uneven[level] = np.where(hidden[level], uneven[tree.parent[level]], uneven[level])
+    return uneven
 
 
 def _estimate(
@@ -212,8 +223,8 @@ def _estimate(
             result.empty[at] = keeping > ZERO_ADVANTAGE * dropping
     if sanity is None:
         return result
-    thin = (result.mean < THIN * area) & (result.mean > 2 * sanity) & ~inner & uneven
-    empty = result.empty | thin
+    thin = (result.mean < THIN * area) & (result.mean > 2 * sanity) & ~inner
+    empty = (result.empty | thin) & uneven
     return _Estimates(np.where(empty, 0.0, result.mean), np.where(empty, 0.0, result.variance), empty)
 
 
