@@ -50,7 +50,8 @@ THIN = 1.0
 """Points per cell below which a large leaf is dropped: it would spread fractions of points over many cells."""
 UNEVEN = 3.0
 """Mean square over squared mean of the counts of siblings from which on space is uneven: they look like points on a third of
-it. Only there a node may be dropped: in even space every range holds its share, and what is dropped adds up.
+it, so that most ranges inside a thin leaf hold next to nothing. In even space they hold their share, and no thin leaf is
+dropped; where the box as a whole is even, nothing is.
 """
 MEASURED = 11.0
 """Squared count of siblings together, in variances of their noise, from which on they tell their unevenness to about 0.5 in
@@ -121,6 +122,7 @@ def _descend(tree: Tree, sanity: float | None) -> tuple[FloatArray, _Estimates]:
     """Counts from the root down, every level given the one above; none is dropped without a ``sanity``."""
     z, variance = tree.upward()
     parents, uneven = tree.parents, _uneven(tree, z, variance)
+    sanity = sanity if uneven[0] else None
     estimates = _Estimates(np.zeros(len(z)), np.zeros(len(z)), np.ones(len(z), dtype=bool))
     counts = np.zeros(len(z))
     counts[0] = max(z[0], 0.0)
@@ -223,8 +225,8 @@ def _estimate(
             result.empty[at] = keeping > ZERO_ADVANTAGE * dropping
     if sanity is None:
         return result
-    thin = (result.mean < THIN * area) & (result.mean > 2 * sanity) & ~inner
-    empty = (result.empty | thin) & uneven
+    thin = (result.mean < THIN * area) & (result.mean > 2 * sanity) & ~inner & uneven
+    empty = result.empty | thin
     return _Estimates(np.where(empty, 0.0, result.mean), np.where(empty, 0.0, result.variance), empty)
 
 
