@@ -28,8 +28,8 @@ Goal = Literal["absolute", "relative"]
 """What post-processing aims at: squared error, or error relative to max(count, sanity)."""
 GOALS: tuple[Goal, ...] = ("absolute", "relative")
 
-TRUSTED = 30.0
-"""From this many s/ε on, about 20 standard deviations of one draw, expected counts answer for relative error."""
+TRUSTED = 100.0
+"""From this many s/ε on, about 70 standard deviations of one draw, expected counts answer for relative error."""
 
 SCALES = 2.0 ** np.arange(-3, 6)
 """Means of the exponential parts of the prior, in units of the count that the parent's density suggests."""
