@@ -89,11 +89,9 @@ def headers(origins: Sequence[str]) -> Callable[[web.Request, web.StreamResponse
         response.headers["X-Content-Type-Options"] = "nosniff"
         if not origins:
             return
-        vary = [] if "*" in origins else ["Origin"]
-        if "Vary" in response.headers:
-            vary.append(response.headers["Vary"])
-        if vary:
-            response.headers["Vary"] = ", ".join(vary)
+        # Without it a cache would give the answer to a request of no origin, which permits nothing, to a page elsewhere.
+        vary = ["Origin", response.headers["Vary"]] if "Vary" in response.headers else ["Origin"]
+        response.headers["Vary"] = ", ".join(vary)
         if _allowed(request, origins):
             any_origin = "*" in origins
             response.headers["Access-Control-Allow-Origin"] = "*" if any_origin else request.headers["Origin"]

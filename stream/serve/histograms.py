@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -19,11 +18,6 @@ from stream.serve.window_store import View, WindowView
 @lru_cache(maxsize=16)
 def _histogram(value: bytes) -> Released:
     return histogram_from_release(msgspec.json.decode(value))
-
-
-def _summary(value: bytes) -> dict[str, Any]:
-    body = msgspec.json.decode(value)
-    return {name: body[name] for name in body if name not in ("feed", "window", "structure")}
 
 
 class Histograms:
@@ -43,7 +37,7 @@ class Histograms:
                         "feed": window.feed,
                         "window": {"start": window.start, "end": window.end},
                         "complete": window.complete,
-                        "histograms": [_summary(value) for _, value in sorted(window.histograms.items())],
+                        "histograms": [msgspec.Raw(told) for _, told in sorted(window.histogram_summaries.items())],
                     }
                     for window in chosen
                 ]

@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Literal
 
+import h3
 import jsonschema_rs
 import msgspec
 
@@ -17,7 +18,13 @@ from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, di
 MAX_WINDOWS = 24 * 35
 """Windows kept; those whose markers came first are forgotten first."""
 MAX_BYTES = 1 << 30
-"""Bytes of message values kept."""
+"""Bytes of message values kept; a quarter of them at most of windows without a marker, which anybody can begin."""
+MAX_FORGOTTEN = 100_000
+"""Forgotten windows that are remembered as such."""
+MAX_HISTOGRAM_CELLS = 1 << 20
+"""Cells of a histogram's domain: 1024 x 1024, the most that a configuration can ask for."""
+EARLIEST_YEAR = 2000
+"""No feed is older, so a window before it is forged."""
 
 TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
 
@@ -38,6 +45,8 @@ class WindowView:
     end: str
     cells: dict[str, bytes] = field(default_factory=dict)
     histograms: dict[str, bytes] = field(default_factory=dict)
+    histogram_summaries: dict[str, bytes] = field(default_factory=dict)
+    """Each of them as JSON without feed, window and structure."""
     marker: bytes | None = None
     number: int | None = None
     """Place of the marker in its topic, from 1: orders windows, and numbers their events."""
@@ -95,10 +104,15 @@ class WindowView:
 class View:
     """All windows by (feed, start); a message counts once per ``ce_id`` and only if it fits its schema."""
 
-    def __init__(self, max_windows: int = MAX_WINDOWS, max_bytes: int = MAX_BYTES) -> None:
-        self._max_windows, self._max_bytes = max_windows, max_bytes
-        self._forgotten: set[tuple[str, str]] = set()
+    def __init__(
+        self, max_windows: int = MAX_WINDOWS, max_bytes: int = MAX_BYTES, max_forgotten: int = MAX_FORGOTTEN
+    ) -> None:
+        """``max_windows``: of those with a marker, and as many without."""
+        self._max_windows, self._max_bytes, self._max_forgotten = max_windows, max_bytes, max_forgotten
+        self._forgotten: dict[tuple[str, str], None] = {}
         self._size = 0
+        self._unmarked: dict[tuple[str, str], WindowView] = {}
+        self._unmarked_size = 0
         self.windows: dict[tuple[str, str], WindowView] = {}
         self.last_completed: WindowView | None = None
 
@@ -112,7 +126,7 @@ class View:
             return "forgotten"
         window = self.windows.get(key)
         if window is None:
-            window = self.windows[key] = WindowView(*key, body["window"]["end"])
+            window = self.windows[key] = self._unmarked[key] = WindowView(*key, body["window"]["end"])
         if ce_id in window.seen or (window.complete and window.holds(topic, body, value)):
             return "duplicate"
         if window.complete or window.end != body["window"]["end"]:
@@ -120,10 +134,17 @@ class View:
         try:
             _put(window, topic, value, body, number)
         except ParameterError:
+            if not window.seen:
+                del self.windows[key], self._unmarked[key]  # begun by this message alone
             return "invalid"
         window.seen.add(ce_id)
         window.size += len(value)
         self._size += len(value)
+        if key in self._unmarked:
+            self._unmarked_size += len(value)
+            if window.number is not None:
+                del self._unmarked[key]
+                self._unmarked_size -= window.size
         completed = not window.complete and window.check()
         self._forget()
         if not completed:
@@ -132,13 +153,25 @@ class View:
         return "completed"
 
     def _forget(self) -> None:
-        while len(self.windows) > self._max_windows or (self._size > self._max_bytes and len(self.windows) > 1):
-            marked = [window for window in self.windows.values() if window.number is not None]
-            oldest = min(marked, key=_by_number) if marked else next(iter(self.windows.values()))
-            self._size -= oldest.size
-            key = (oldest.feed, oldest.start)
-            self._forgotten.add(key)
-            del self.windows[key]
+        """Keep within the bounds; windows without a marker, of which anybody can begin many, never push out others."""
+        while self._unmarked and (
+            len(self._unmarked) > self._max_windows or self._unmarked_size > self._max_bytes // 4
+        ):
+            self._drop(next(iter(self._unmarked.values())))
+        while (len(self.windows) - len(self._unmarked) > self._max_windows or self._size > self._max_bytes) and len(
+            self.windows
+        ) - len(self._unmarked) > 1:
+            self._drop(min((w for w in self.windows.values() if w.number is not None), key=_by_number))
+
+    def _drop(self, window: WindowView) -> None:
+        key = (window.feed, window.start)
+        del self.windows[key]
+        self._size -= window.size
+        if self._unmarked.pop(key, None) is not None:
+            self._unmarked_size -= window.size
+        self._forgotten[key] = None
+        if len(self._forgotten) > self._max_forgotten:
+            del self._forgotten[next(iter(self._forgotten))]
 
     def completed(self, feed: str | None = None, after: int = 0) -> list[WindowView]:
         """Complete windows whose number is above ``after``, in the order of their markers."""
@@ -177,7 +210,10 @@ def _decode(topic: str, value: bytes) -> dict[str, Any] | None:
         if not _validator(topic).is_valid(body):
             return None
         for moment in (body["window"]["start"], body["window"]["end"]):
-            datetime.fromisoformat(moment)
+            if datetime.fromisoformat(moment).year < EARLIEST_YEAR:
+                return None
+        if topic == HEXAGON_SPEED and not h3.is_valid_cell(body["cell"]):
+            return None
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
     return body  # type: ignore[no-any-return]
@@ -187,8 +223,13 @@ def _put(window: WindowView, topic: str, value: bytes, body: dict[str, Any], num
     if topic == HEXAGON_SPEED:
         window.cells[body["cell"]] = value
     elif topic == SPATIAL_HISTOGRAM:
+        domain, mechanism = body["domain"], body["mechanism"]
+        if domain["rows"] * domain["columns"] > MAX_HISTOGRAM_CELLS:
+            raise ParameterError(f"{domain['rows']} x {domain['columns']} cells are above {MAX_HISTOGRAM_CELLS}")
         histogram_from_release(body)
-        window.histograms[body["mechanism"]] = value
+        window.histograms[mechanism] = value
+        told = {name: part for name, part in body.items() if name not in ("feed", "window", "structure")}
+        window.histogram_summaries[mechanism] = msgspec.json.encode(told)
     else:
         window.marker, window.number = value, number
         window.promised = (body["messages"], body["digest"])

@@ -100,6 +100,7 @@ async def test_pages_of_other_sites_read_the_api_if_the_operator_says_so(client:
         assert answer.status == 200
         assert "Access-Control-Allow-Origin" not in answer.headers
     asked = {"Origin": SITE, "Access-Control-Request-Method": "GET", "Access-Control-Request-Headers": "last-event-id"}
+    assert (await client.get(HEXAGONS)).headers["Vary"].startswith("Origin"), "what another origin was told is not its"
     preflight = await client.options("/api/v1/stream", headers=asked)
     assert preflight.status == 204
     assert "Last-Event-ID" in preflight.headers["Access-Control-Allow-Headers"]

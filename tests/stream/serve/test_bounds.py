@@ -1,0 +1,110 @@
+"""Whatever anybody writes into the topics: what the service holds, and the work for it, is bounded, and good windows stay."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import h3
+import pytest
+
+from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, Message
+from stream.serve.window_store import MAX_HISTOGRAM_CELLS, View
+from tests.stream.serve.serving import released
+from tests.stream.serve.test_serve_histograms import with_histograms
+from tests.stream.serve.test_serve_stream import windows_of
+
+FEED = {"feed.name": "bus"}
+
+
+def complete(tmp_path: Path, view: View, count: int) -> list[str]:
+    """Take ``count`` windows; returns their starts."""
+    for number, window in enumerate(windows_of(tmp_path, FEED, count), 1):
+        assert [view.add(m.topic, m.ce_id, m.value, number) for m in window][-1] == "completed"
+    return [window.start for window in view.completed()]
+
+
+def forged(message: Message, **changes: object) -> bytes:
+    return json.dumps(json.loads(message.value) | changes).encode()
+
+
+def hour(number: int) -> dict[str, str]:
+    return {
+        "start": f"2018-{1 + number // 672:02d}-{1 + number // 24 % 28:02d}T{number % 24:02d}:00:00Z",
+        "end": "2019-01-01T00:00:00Z",
+    }
+
+
+@pytest.mark.parametrize("year", ["1969", "1970", "1999", "0001"])
+def test_a_window_before_2000_is_refused_so_that_no_timestamp_is_negative(tmp_path: Path, year: str) -> None:
+    for message in released(tmp_path):
+        old = message.value.replace(b"2017-03-21T1", year.encode() + b"-03-21T1")
+        assert View().add(message.topic, message.ce_id, old) == "invalid"
+
+
+@pytest.mark.parametrize("cell", ["0" * 15, "f" * 15, "87489e342fffff0"])
+def test_a_cell_that_h3_does_not_know_is_refused(tmp_path: Path, cell: str) -> None:
+    assert not h3.is_valid_cell(cell)
+    assert View().add(HEXAGON_SPEED, "x", forged(released(tmp_path)[0], cell=cell)) == "invalid"
+
+
+def test_messages_without_a_marker_evict_no_complete_window_and_are_forgotten_oldest_first(tmp_path: Path) -> None:
+    view = View(max_windows=8)
+    known = complete(tmp_path, view, 5)
+    message = released(tmp_path)[0]
+    for number in range(900):
+        assert view.add(HEXAGON_SPEED, f"f{number}", forged(message, window=hour(number)), 0) == "taken"
+    assert [window.start for window in view.completed()] == known
+    unmarked = [window.start for window in view.windows.values() if window.number is None]
+    assert unmarked == [hour(number)["start"] for number in range(892, 900)]
+
+
+def test_bytes_without_a_marker_evict_no_complete_window(tmp_path: Path) -> None:
+    view = View()
+    known = complete(tmp_path, view, 3)
+    message = released(tmp_path)[0]
+    held = sum(window.size for window in view.windows.values())
+    bounded = View(max_bytes=4 * held)
+    complete(tmp_path, bounded, 3)
+    for number in range(400):
+        bounded.add(HEXAGON_SPEED, f"f{number}", forged(message, window=hour(number)), 0)
+        assert sum(window.size for window in bounded.windows.values()) <= 4 * held
+    assert [window.start for window in bounded.completed()] == known
+
+
+def test_what_was_forgotten_is_remembered_within_bounds(tmp_path: Path) -> None:
+    view, message = View(max_windows=2, max_forgotten=50), released(tmp_path)[0]
+    for number in range(300):
+        view.add(HEXAGON_SPEED, f"f{number}", forged(message, window=hour(number)), 0)
+    assert view.add(HEXAGON_SPEED, "again", forged(message, window=hour(290)), 0) == "forgotten"
+    assert len(view._forgotten) == 50
+
+
+def test_a_histogram_that_claims_more_cells_than_any_configuration_can_release_is_refused_before_it_is_built(
+    tmp_path: Path,
+) -> None:
+    messages, _ = with_histograms(tmp_path, FEED)
+    body = json.loads(next(m for m in messages if m.topic == SPATIAL_HISTOGRAM).value)
+    side = 8192
+    body["domain"] |= {"rows": side, "columns": side}
+    body["structure"] = {"kind": "grid", "x_edges": [0, side], "y_edges": [0, side], "counts": [[1]], "variances": 2.0}
+    assert side * side > MAX_HISTOGRAM_CELLS
+    tracemalloc.start()
+    view = View()
+    assert view.add(SPATIAL_HISTOGRAM, "x", json.dumps(body).encode()) == "invalid"
+    assert not view.windows
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
+
+
+def test_a_list_of_histograms_decodes_no_message_again(tmp_path: Path) -> None:
+    messages, _ = with_histograms(tmp_path, FEED)
+    view = View()
+    for message in messages:
+        view.add(message.topic, message.ce_id, message.value, 1)
+    (window,) = view.windows.values()
+    for mechanism, value in window.histograms.items():
+        body = json.loads(value)
+        left = {name: body[name] for name in body if name not in ("feed", "window", "structure")}
+        assert json.loads(window.histogram_summaries[mechanism]) == left
