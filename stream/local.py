@@ -287,7 +287,7 @@ class KafkaServer(_Server):
         folder: Path | None = None,
         *,
         heap_mb: int = 384,
-        start_seconds: float = 60.0,
+        start_seconds: float = 180.0,
         settings: str = "",
         users: Mapping[str, str] | None = None,
     ) -> None:
@@ -403,7 +403,7 @@ class RedisServer(_Server):
         *,
         listen: Literal["tcp", "unix"] = "tcp",
         appendfsync: Literal["always", "everysec", "no"] = "always",
-        start_seconds: float = 20.0,
+        start_seconds: float = 60.0,
         binary: str | None = None,
     ) -> None:
         """``binary``: path of the server to run; default: what :func:`find_redis` finds."""
