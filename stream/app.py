@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import multiprocessing
+import os
 import tempfile
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -21,16 +23,16 @@ from mode import Service
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from stream.awaiting import servers_answer
 from stream.config import Config
 from stream.config.servers import KafkaConfig
 from stream.connection import password, tls_context
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.ingestion.reader import Ingestor
-from stream.local import die_with_parent
 from stream.messages.message import Message
 from stream.metrics import OperatorMetrics
-from stream.protocol.close_process import CloseReport, close_in_process
+from stream.protocol.close_process import CloseReport, begin_closing, close_in_process
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import make_producer
 from stream.server_version import require_supported
@@ -42,6 +44,8 @@ log = structlog.get_logger()
 
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
+_STEP_SECONDS, _STOP_SECONDS = 4.0, 8.0
+"""How long a stopping worker waits for the closing process to finish its step, and for all of itself."""
 
 
 class Ingesting(Service):
@@ -123,7 +127,7 @@ class Watching(Service):
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             parent = multiprocessing.current_process().pid or 0
-            self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=die_with_parent, initargs=(parent,))
+            self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=begin_closing, initargs=(parent,))
         loop = asyncio.get_running_loop()
         try:
             reports = await loop.run_in_executor(self._pool, close_in_process, self._worker.config, due)
@@ -136,9 +140,16 @@ class Watching(Service):
         return _RETRY_SECONDS if any(report.failure for report in reports) else 0.0
 
     async def on_stop(self) -> None:
-        """Let the closing process finish its step; whatever it leaves is taken up at the next start."""
+        """Let the closing process finish its step, for a while; whatever it leaves is taken up at the next start."""
+        self._worker.end_soon()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+            children = multiprocessing.active_children()
+            deadline = asyncio.get_running_loop().time() + _STEP_SECONDS
+            while any(child.is_alive() for child in children) and asyncio.get_running_loop().time() < deadline:
+                await asyncio.sleep(0.05)
+            for child in children:
+                child.kill()
 
 
 class Worker:
@@ -259,6 +270,19 @@ class Worker:
         self.metrics.outbox_windows.set(len(due))
         return due
 
+    def end_soon(self) -> None:
+        """Have the process gone in a few seconds, whatever a server that is away keeps waiting: any step may be repeated."""
+
+        def end() -> None:
+            log.warning("stopping takes too long, ending", seconds=_STOP_SECONDS)
+            for child in multiprocessing.active_children():
+                child.kill()
+            os._exit(0)
+
+        backstop = threading.Timer(_STOP_SECONDS, end)
+        backstop.daemon = True
+        backstop.start()
+
     def record(self, report: CloseReport) -> None:
         """Count one attempt to close a window and log it, without anything about users."""
         metrics = self.metrics
@@ -290,8 +314,12 @@ def _faust_credentials(kafka: KafkaConfig) -> SASLCredentials | SSLCredentials |
 
 def run_worker(config: Config) -> None:
     """Run a worker until SIGTERM or SIGINT; returns after a clean shutdown, and raises what ended it otherwise."""
+    log.info("worker starting", feed=config.feed.name, relation=config.relation)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
+    if not loop.run_until_complete(servers_answer(config)):
+        log.info("worker stopped")
+        return
     worker = Worker(config)
     faust_worker = faust.Worker(
         worker.app,
@@ -303,7 +331,6 @@ def run_worker(config: Config) -> None:
         override_logging=False,
         loop=loop,
     )
-    log.info("worker starting", feed=config.feed.name, relation=config.relation)
     try:
         faust_worker.execute_from_commandline()
     except SystemExit as ended:

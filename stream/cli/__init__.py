@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import platform
-import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
-import structlog
 import typer
 from typer.core import TyperGroup
 
 from dpcore import __version__
 from stream.cli.options import FAILED, USAGE, stop
+from stream.logs import configure_logs, tell_of_clients
 
 SUBJECTS = (
     "init",
@@ -102,13 +101,6 @@ def _refuse_mixed_mathematics() -> None:
 
 def main() -> None:
     """Entry point of the ``hexveil`` command."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.JSONRenderer() if not sys.stderr.isatty() else structlog.dev.ConsoleRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
-        cache_logger_on_first_use=True,
-    )
+    configure_logs()
+    tell_of_clients(False)
     app()

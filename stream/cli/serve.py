@@ -6,9 +6,10 @@ import logging
 from pathlib import Path
 from typing import Annotated
 
+import structlog
 import typer
 
-from stream.cli.options import USAGE, ConfigFile, choose_config, read_config, stop
+from stream.cli.options import USAGE, ConfigFile, read_service_config, stop_service
 from stream.config import Config, ConfigError
 
 
@@ -38,7 +39,7 @@ def register(app: typer.Typer) -> None:
         from stream.serve.reading.topics import TopicSource
         from stream.serve.static_files import BasemapError, check_basemap
 
-        settings = read_config(choose_config(config))
+        settings = read_service_config(config)
         public = settings.public
         try:
             tiles = None if basemap is None else check_basemap(basemap)
@@ -47,22 +48,21 @@ def register(app: typer.Typer) -> None:
             else:
                 settings = _of_feed(settings, feed_in(releases))
         except (BasemapError, ConfigError, ReleaseSourceError) as error:
-            stop(str(error), USAGE)
+            stop_service(str(error), USAGE)
         logging.getLogger("aiohttp.server").addFilter(worth_a_log)
-        typer.echo(f"http://{public.host}:{public.port}/", err=True)
+        structlog.get_logger().info("serving", url=f"http://{public.host}:{public.port}/")
         served = make_app(settings, tiles, TopicSource(settings.kafka) if releases is None else FileSource(releases))
         try:
             web.run_app(served, host=public.host, port=public.port, backlog=1024, print=None, access_log=None)
         except OSError as error:
             where = f"{public.host}:{public.port} (public.host, public.port)"
-            stop(f"{where} cannot be listened on: {error.strerror}; choose another address", USAGE)
+            remedy = "choose another address, or stop what listens there"
+            stop_service(f"{where} cannot be listened on: {error.strerror}; {remedy}", USAGE)
 
 
 def _of_feed(settings: Config, feed: str | None) -> Config:
     """The configuration with the feed that the releases are of."""
     if feed in (None, settings.feed.name):
         return settings
-    typer.echo(
-        f"these are releases of feed {feed!r}, not of {settings.feed.name!r} as configured: it is shown", err=True
-    )
+    structlog.get_logger().warning("the releases are of another feed than configured; it is shown", feed=feed)
     return settings.model_copy(update={"feed": settings.feed.model_copy(update={"name": feed})})

@@ -12,6 +12,8 @@ from redis.exceptions import RedisError
 
 from dpcore.noise import Noise
 from stream.config import Config
+from stream.local import die_with_parent
+from stream.logs import configure_logs
 from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
 from stream.protocol.release_protocol import ReleaseProtocol
@@ -44,6 +46,12 @@ FAILURES: dict[type[Exception], str] = {
 
 _known: dict[tuple[str, str], Known] = {}
 """What this process knows of each broker and feed, from one call to the next."""
+
+
+def begin_closing(parent: int) -> None:
+    """First in the closing process: it ends with ``parent``, and logs as that does."""
+    die_with_parent(parent)
+    configure_logs()
 
 
 def close_in_process(config: Config, slots: list[int]) -> list[CloseReport]:

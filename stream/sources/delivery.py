@@ -24,6 +24,8 @@ _AHEAD = 16
 """Batches under way before the source is made to wait."""
 _SLICE = 10_000
 _NAP_S = 0.05
+_TOPIC_SECONDS = 5.0
+"""A topic that was just created may take a moment to show."""
 
 
 class DeliveryError(RuntimeError):
@@ -67,13 +69,28 @@ class KafkaSender:
     async def __aenter__(self) -> Self:
         try:
             await self._producer.start()
+            await self._see_topic()
             self._partitions = sorted(await self._producer.partitions_for(self.topic))
         except (KafkaError, OSError, ValueError) as error:
             await self._producer.stop()
             raise DeliveryError(
-                f"Kafka at {self.bootstrap}, topic {self.topic!r}: {error!r}; is the broker up and the topic created?"
+                f"Kafka at {self.bootstrap} does not answer: {error}; start the broker, or correct kafka.bootstrap, "
+                "security_protocol or the credentials"
             ) from None
+        except DeliveryError:
+            await self._producer.stop()
+            raise
         return self
+
+    async def _see_topic(self) -> None:
+        deadline = time.monotonic() + _TOPIC_SECONDS
+        while self.topic not in (await self._producer.client.fetch_all_metadata()).topics():
+            if time.monotonic() > deadline:
+                raise DeliveryError(
+                    f"Kafka at {self.bootstrap} shows no topic {self.topic!r}; run 'hexveil topics create', correct feed.topic, "
+                    "or let this user describe and write it"
+                )
+            await asyncio.sleep(_NAP_S)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None

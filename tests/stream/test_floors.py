@@ -8,10 +8,10 @@ from pathlib import Path
 from stream.local import REPO_ROOT
 
 FLOORS = (
-    {"config", "windows", "messages", "connection", "metrics", "local", "server_version"},
+    {"config", "windows", "messages", "connection", "metrics", "local", "logs", "server_version"},
     {"storage", "ingestion", "statistics"},
     {"protocol", "sources", "serve"},
-    {"app", "embedded", "offline", "evaluation", "doctor"},
+    {"app", "awaiting", "embedded", "offline", "evaluation", "doctor"},
     {"cli"},
 )
 """Rooms (folders and single files of ``stream``) from the ground up; ``dpcore`` is below all of them."""

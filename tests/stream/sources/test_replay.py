@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from stream.cli import replay as replay_cli
 from stream.cli import simulate as simulate_cli
 from stream.config.servers import KafkaConfig
+from stream.local import REPO_ROOT
 from stream.sources.delivery import DeliveryError, KafkaSender, Pacer, Progress, deliver
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
@@ -156,7 +157,7 @@ async def test_a_stop_keeps_what_was_sent(kafka: str, topic: str) -> None:
 
 
 async def test_a_missing_broker_is_a_delivery_error_in_words() -> None:
-    with pytest.raises(DeliveryError, match="is the broker up"):
+    with pytest.raises(DeliveryError, match="start the broker"):
         await send("127.0.0.1:1", "nothing", [], Pacer(None))
 
 
@@ -226,3 +227,22 @@ def _launch(command: list[str]) -> list[str]:
 
 def _in_process(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(_launch(command), capture_output=True, text=True, timeout=60, env=os.environ, check=False)
+
+
+@pytest.mark.parametrize("command", ["simulate --once", "replay day.ndjson"])
+def test_a_topic_that_is_missing_is_told_in_one_line_with_the_remedy(
+    kafka: str, topic_name: str, tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "day.ndjson").write_text('{"user":"a","time":1490097600000,"lat":30.25,"lng":-97.7,"speed":20}\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "stream", *command.split(), "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")],
+        cwd=tmp_path,
+        env=os.environ
+        | {"PYTHONPATH": str(REPO_ROOT), "HEXVEIL_KAFKA__BOOTSTRAP": kafka, "HEXVEIL_FEED__TOPIC": topic_name},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert topic_name in line
+    assert "hexveil topics create" in line

@@ -1,0 +1,113 @@
+"""Logs on stderr: JSON objects, one a line, whoever writes them; on a terminal text. What repeats is told now and then."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+QUIET_SECONDS, REPEAT_SECONDS = 10.0, 600.0
+"""A warning or error is told again after it did not come for the first, or went on for the second."""
+_MOST_KEYS = 1_000
+_KAFKA = "aiokafka"
+
+
+@dataclass
+class _Told:
+    """When something was told, when it last came, and how often since it was told."""
+
+    told: float
+    came: float
+    untold: int = 0
+
+
+class Repeats:
+    """Decides which warnings and errors are told: each when it begins, and once in a while with a count if it goes on."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: dict[Hashable, _Told] = {}
+
+    def untold(self, key: Hashable) -> int | None:
+        """How often ``key`` was kept back since it was last told; None where it is kept back now, too."""
+        now, told = self._clock(), self._told.get(key)
+        if told is not None and now - told.came < QUIET_SECONDS and now - told.told < REPEAT_SECONDS:
+            told.came, told.untold = now, told.untold + 1
+            return None
+        if len(self._told) >= _MOST_KEYS:
+            self._told.clear()
+        self._told[key] = _Told(now, now)
+        return 0 if told is None else told.untold
+
+
+class _LibraryRepeats(logging.Filter):
+    """Repeats of what libraries log. Of a broker that is away aiokafka tells in many words: all of them are one."""
+
+    def __init__(self, repeats: Repeats) -> None:
+        super().__init__()
+        self._repeats = repeats
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        key = _KAFKA if record.name.partition(".")[0] == _KAFKA else (record.name, record.msg)
+        count = self._repeats.untold(key)
+        record.repeated = count
+        return count is not None
+
+
+def _add_repeated(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    count = getattr(event.get("_record"), "repeated", 0)
+    return {**event, "repeated": count} if count else event
+
+
+def _fold(repeats: Repeats) -> Processor:
+    def fold(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        if method not in ("warning", "error"):
+            return event
+        # Two windows, partitions or topics with the same fault are two faults.
+        count = repeats.untold((event["event"], *(event.get(name) for name in ("window", "partition", "topic"))))
+        if count is None:
+            raise structlog.DropEvent
+        return {**event, "repeated": count} if count else event
+
+    return fold
+
+
+def configure_logs() -> None:
+    """Set up logging of this process: our own and that of libraries, warnings of Python included."""
+    repeats = Repeats()
+    shared: list[Any] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderers: list[Any] = (
+        [structlog.dev.ConsoleRenderer()]
+        if sys.stderr.isatty()
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[_fold(repeats), *shared, *renderers],
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_LibraryRepeats(repeats))
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[_add_repeated, structlog.stdlib.add_logger_name, *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+        )
+    )
+    logging.root.handlers[:] = [handler]
+    logging.root.setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+
+
+def tell_of_clients(told: bool) -> None:
+    """Whether what Kafka's client logs is told: by services. Commands say themselves what did not answer."""
+    logging.getLogger(_KAFKA).setLevel(logging.NOTSET if told else logging.CRITICAL)

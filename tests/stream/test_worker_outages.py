@@ -1,0 +1,169 @@
+"""A worker whose servers are away: it waits and says so once, its log is JSON alone, and SIGTERM ends it in time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, RedisServer, free_port
+from stream.logs import QUIET_SECONDS
+from stream.messages.topics import create_topics
+from tests.support.builders import bus_config
+
+STOP_SECONDS = 10.0
+BUS = str(REPO_ROOT / "config" / "bus-fleet.toml")
+
+
+class RunningWorker:
+    """A worker process and its log."""
+
+    def __init__(self, folder: Path, bootstrap: str, redis_url: str, port: int, **variables: str) -> None:
+        self.log, self.port = folder / "worker.log", port
+        env = os.environ | {
+            "PYTHONPATH": str(REPO_ROOT),
+            "HEXVEIL_KAFKA__BOOTSTRAP": bootstrap,
+            "HEXVEIL_REDIS__URL": redis_url,
+            "HEXVEIL_OPERATOR__PORT": str(port),
+            "HEXVEIL_PRIVACY__USER_KEY_FILE": str(folder / "user.key"),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "stream", "worker", "--config", BUS],
+            env=env | variables,
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=self.log.open("w"),
+        )
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Its log; every line must be JSON."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def told(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if line["event"] == event]
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}/readyz", timeout=5) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+    def wait_for(self, condition: Callable[[], object], seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
+            time.sleep(0.2)
+
+    def stop(self) -> float:
+        """Seconds that it took to end well after SIGTERM."""
+        asked = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(60) == 0, self.log.read_text()[-3000:]
+        return time.monotonic() - asked
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., RunningWorker]]:
+    running: list[RunningWorker] = []
+
+    def begin(*arguments: Any, **variables: str) -> RunningWorker:
+        running.append(RunningWorker(tmp_path, *arguments, **variables))
+        return running[-1]
+
+    yield begin
+    for worker in running:
+        worker.process.kill()
+        worker.process.wait()
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[KafkaServer]:
+    """A broker with the topics, for this test to stop and start."""
+    with KafkaServer(tmp_path / "kafka") as server:
+        asyncio.run(create_topics(bus_config(tmp_path, **{"kafka.bootstrap": server.bootstrap})))
+        yield server
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path / "redis") as server:
+        yield server
+
+
+def test_a_worker_waits_for_its_servers_outlasts_outages_with_a_line_each_and_ends_in_time_without_them(
+    own_kafka: KafkaServer, own_redis: RedisServer, start: Callable[..., RunningWorker]
+) -> None:
+    own_kafka.kill()
+    own_redis.kill()
+    worker = start(own_kafka.bootstrap, own_redis.url, free_port())
+    worker.wait_for(lambda: worker.told("redis does not answer, waiting for it"))
+    own_redis.start()
+    worker.wait_for(lambda: worker.told("redis answers") and worker.told("kafka does not answer, waiting for it"))
+    time.sleep(3)
+    assert len(worker.told("redis does not answer, waiting for it")) == 1
+    assert len(worker.told("kafka does not answer, waiting for it")) == 1
+    own_kafka.start()
+    worker.wait_for(worker.is_ready)
+
+    time.sleep(QUIET_SECONDS + 1)  # a new outage, not the same one
+
+    before = len(worker.lines())
+    own_kafka.kill()
+    time.sleep(20)
+    assert worker.process.poll() is None
+    during = worker.lines()[before:]
+    assert 1 <= len(during) <= 5, during
+    assert sum(line.get("logger", "").startswith("aiokafka") for line in during) <= 1
+
+    own_kafka.start()
+    worker.wait_for(worker.is_ready)
+    own_kafka.kill()
+    own_redis.kill()
+    time.sleep(3)
+    assert worker.stop() < STOP_SECONDS
+    assert all({"event", "level", "timestamp"} <= line.keys() for line in worker.lines())
+
+
+def test_a_worker_that_still_waits_ends_at_once(start: Callable[..., RunningWorker]) -> None:
+    worker = start("127.0.0.1:9", "redis://:secret@127.0.0.1:10/0", free_port())
+    worker.wait_for(lambda: worker.told("redis does not answer, waiting for it"))
+    assert worker.stop() < STOP_SECONDS
+    assert "secret" not in worker.log.read_text()
+
+
+def test_a_worker_without_its_topic_ends_with_the_name_and_the_command_and_claims_nothing(
+    kafka: str, own_redis: RedisServer, start: Callable[..., RunningWorker], topic_name: str
+) -> None:
+    worker = start(kafka, own_redis.url, free_port(), HEXVEIL_FEED__TOPIC=topic_name)
+    assert worker.process.wait(90) == 1
+    (last,) = worker.told("cannot go on")
+    assert topic_name in last["reason"]
+    assert "hexveil topics create" in last["reason"]
+    with closing(redis.Redis.from_url(own_redis.url)) as client:
+        assert client.keys() == []
+
+
+def test_a_taken_operator_port_is_named_with_its_keys(start: Callable[..., RunningWorker]) -> None:
+    with closing(socket.socket()) as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        worker = start("127.0.0.1:9", "redis://127.0.0.1:10/0", taken.getsockname()[1])
+        assert worker.process.wait(60) == 2
+    (last,) = worker.told("cannot go on")
+    assert "operator.host, operator.port" in last["reason"]
+    assert "Address already in use" in last["reason"]
