@@ -71,10 +71,17 @@ def _expressions(dashboard: dict[str, object]) -> list[str]:
     return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
 
 
-def test_the_prometheus_configuration_and_rules_are_valid(promtool: str, repo_root: Path, tmp_path: Path) -> None:
-    # Laid out as the deployment mounts it.
-    shutil.copy(repo_root / "config/prometheus.yml", tmp_path)
-    shutil.copytree(repo_root / "config/prometheus", tmp_path / "rules")
+def test_the_prometheus_configuration_and_rules_are_valid_where_they_lie_and_as_they_are_mounted(
+    promtool: str, repo_root: Path, tmp_path: Path
+) -> None:
+    _run(promtool, "check", "config", "config/prometheus.yml", cwd=repo_root)
+    volumes = yaml.safe_load((repo_root / "docker-compose.yml").read_text())["services"]["prometheus"]["volumes"]
+    for volume in volumes:
+        source, target, *_ = volume.split(":")
+        if source.startswith("./"):
+            there = tmp_path / target.removeprefix("/etc/prometheus/")
+            copy = shutil.copytree if (repo_root / source).is_dir() else shutil.copy
+            copy(repo_root / source, there)
     _run(promtool, "check", "config", "prometheus.yml", cwd=tmp_path)
 
 
@@ -101,9 +108,41 @@ def test_every_alert_links_a_section_of_the_runbooks_and_is_tested(repo_root: Pa
     assert names == sections
     for rule in _alerts(repo_root):
         name = str(rule["alert"])
-        assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
+        assert rule["annotations"]["runbook_url"] == f"{{{{ $externalLabels.docs }}}}/runbooks.html#{name.lower()}"
         assert f'alertname="{name}"' in tested
         assert f"alertname: {name}}}" in tested
+
+
+def test_a_firing_alert_links_its_runbook_by_an_address(promtool: str, repo_root: Path, tmp_path: Path) -> None:
+    docs = yaml.safe_load((repo_root / "config/prometheus.yml").read_text())["global"]["external_labels"]["docs"]
+    assert re.fullmatch(r"https?://[^/]+", docs)
+    fires = {
+        "rule_files": [str(repo_root / "config/prometheus/alerts.yml")],
+        "tests": [
+            {
+                "interval": "1m",
+                "external_labels": {"docs": docs},
+                "input_series": [{"series": 'up{job="hexveil-worker"}', "values": "0x20"}],
+                "alert_rule_test": [
+                    {
+                        "eval_time": "10m",
+                        "alertname": "TargetDown",
+                        "exp_alerts": [
+                            {
+                                "exp_labels": {"severity": "critical", "job": "hexveil-worker"},
+                                "exp_annotations": {
+                                    "summary": "A Hexveil process does not answer its scrape.",
+                                    "runbook_url": f"{docs}/runbooks.html#targetdown",
+                                },
+                            }
+                        ],
+                    }
+                ],
+            }
+        ],
+    }
+    (tmp_path / "address.yml").write_text(yaml.safe_dump(fires))
+    _run(promtool, "test", "rules", "address.yml", cwd=tmp_path)
 
 
 def test_every_metric_of_the_alerts_exists_in_the_code(repo_root: Path, operator_series: set[str]) -> None:
