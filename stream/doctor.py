@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from stream.config import Config
+from stream.config.servers import redacted
 from stream.connection import kafka_options
 from stream.ingestion.pseudonyms import UserKeyError, key_fingerprint, load_user_key
 from stream.messages.message import OUTPUT_TOPICS, WINDOW
@@ -72,14 +73,14 @@ async def _redis(config: Config, redis: Redis) -> list[Finding]:
         seconds, micros = await redis.time()
         skew = abs(seconds + micros / 1e6 - (before + time.time()) / 2)
         version = ServerVersion.from_info(await redis.info("server"))
-        answers = Finding("redis", True, f"{config.redis.url} answers")
+        answers = Finding("redis", True, f"{redacted(config.redis.url)} answers")
         known = Finding("redis version", version.supported, f"{version}; needed: {NEEDED}", REMEDY)
         if not version.supported:
             return [answers, known]
         settings = await redis.config_get("append*", "maxmemory-policy")
     except (RedisError, OSError) as error:
         remedy = f"start {NEEDED}, or correct redis.url"
-        return [Finding("redis", False, f"{config.redis.url}: {error}", remedy, True)]
+        return [Finding("redis", False, f"{redacted(config.redis.url)}: {error}", remedy, True)]
     policy = settings.get("maxmemory-policy", "?")
     appendonly, fsync = settings.get("appendonly", "?"), settings.get("appendfsync", "?")
     return [

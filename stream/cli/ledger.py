@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from stream.cli.options import FAILED, UNREACHABLE, USAGE, AsJson, ConfigFile, choose_config, read_config, stop
 from stream.config import Config
+from stream.config.servers import redacted
 
 
 async def _totals(config: Config) -> dict[str, dict[str, float]]:
@@ -78,7 +79,7 @@ def register(app: typer.Typer) -> None:
         except LedgerError as error:
             stop(str(error), FAILED)
         except (RedisError, OSError) as error:
-            stop(f"Redis at {settings.redis.url} does not answer: {error}", UNREACHABLE)
+            stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
         if as_json:
             typer.echo(json.dumps(totals))
             return

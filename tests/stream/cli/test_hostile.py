@@ -182,3 +182,12 @@ def test_a_file_of_credentials_that_cannot_be_read_is_refused_with_its_key(
     code, said = run(*command.split(), "--config", BUS)
     assert code == 2
     assert "kafka.password_file" in said
+
+
+@pytest.mark.parametrize("command", ["doctor", "doctor --json", "ledger show"])
+def test_a_password_of_redis_is_not_shown(desk: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("HEXVEIL_REDIS__URL", "redis://worker:geheim@127.0.0.1:9/0")
+    code, said = run(*command.split(), "--config", BUS)
+    assert code == 3
+    assert "redis://***@127.0.0.1:9/0" in said
+    assert "geheim" not in said
