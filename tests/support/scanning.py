@@ -252,7 +252,7 @@ async def _look(config: Config, found: Transcript) -> None:
     with structlog.testing.capture_logs() as logs:
         public = make_app(config)
         async with TestClient(TestServer(public)) as client:
-            await public[SERVICE].reader.caught_up.wait()
+            await public[SERVICE].intake.caught_up.wait()
             windows = (await (await client.get("/api/v1/windows")).json())["windows"]
             starts = [window["window"]["start"] for window in windows]
             for operation in public[SERVICE].operations:
