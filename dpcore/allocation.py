@@ -98,7 +98,7 @@ class Allocation:
     """Scales b_r = ``numerator``/``denominator`` (quanta of row r) and what they cost every user.
 
     ``numerator`` 0: nobody can move the row; it is released without noise. ``charges``: shape (L,), µε, exact upper
-    bound of each user's loss, never above his allowance. ``objective`` = Σ w·b of the handed-out scales, ``bound`` a
+    bound of each user's loss, never above their allowance. ``objective`` = Σ w·b of the handed-out scales, ``bound`` a
     lower bound of the optimum, ``gap`` = objective/bound − 1. ``prices``: dual price of each user's allowance.
     """
 

@@ -1,6 +1,6 @@
 """Joint choice of retained counts and noise scales: give up samples whose noise costs more than their bias.
 
-Every sample a user keeps in a cell raises his sensitivity there, and his allowance has a price (the dual of
+Every sample a user keeps in a cell raises their sensitivity there, and their allowance has a price (the dual of
 :func:`dpcore.allocation.allocate`). Alternate: at the present prices choose what each cell retains, then solve for
 scales and prices again; keep a round only if the predicted total error falls. Counts only, so relation "values" only.
 """

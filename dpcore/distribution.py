@@ -1,9 +1,9 @@
 """Distribution of the values of every cell under relation "values": a noisy tree of counts over public bins.
 
 To be proved: if all values of one user change, the counts of one level of a cell's tree move by at most
-:meth:`Distribution.sensitivities` of his pair there, Δ = 2Γ, in L1. With independent discrete Laplace noise of scale b_gi on
-the nodes of level i of cell g he loses at most Σ_g Σ_i Δ/b_gi, and :meth:`Distribution.charges` is never below that.
-Proof: the public total of the cell stays; each of his Γ retained values leaves one node of a level and enters another, which
+:meth:`Distribution.sensitivities` of their pair there, Δ = 2Γ, in L1. With independent discrete Laplace noise of scale b_gi on
+the nodes of level i of cell g they lose at most Σ_g Σ_i Δ/b_gi, and :meth:`Distribution.charges` is never below that.
+Proof: the public total of the cell stays; each of their Γ retained values leaves one node of a level and enters another, which
 moves the level by 2. Nodes of a level have one scale, so an L1 change d costs d/b; levels and cells add up.
 Tested: by brute force in ``tests/dpcore/test_distribution.py``, on the shipped path in ``tests/audit/test_values_audit.py``.
 

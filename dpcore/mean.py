@@ -1,9 +1,9 @@
 """Mean of every cell under relation "values": Σx of the cell plus noise of an allocated scale, over the public count n.
 
-To be proved: if all values of one user change, Σx of cell g moves by at most :meth:`Mean.sensitivities` of his pair there,
-Δ = min(U·Γ, cap). With independent discrete Laplace noise of scale b_g in each cell he therefore loses at most Σ_g Δ/b_g,
+To be proved: if all values of one user change, Σx of cell g moves by at most :meth:`Mean.sensitivities` of their pair there,
+Δ = min(U·Γ, cap). With independent discrete Laplace noise of scale b_g in each cell they therefore lose at most Σ_g Δ/b_g,
 and :meth:`Mean.charges` is never below that.
-Proof: each of his Γ retained values was clipped to [0, U], so their sum lies in [0, U·Γ]; capped, in [0, cap]. An integer
+Proof: each of their Γ retained values was clipped to [0, U], so their sum lies in [0, U·Γ]; capped, in [0, cap]. An integer
 that moves by d under noise of scale b costs d/b, and the cells' noises are independent, so their costs add up.
 Tested: by brute force in ``tests/dpcore/test_mean.py``, on the shipped path in ``tests/audit/test_values_audit.py``.
 
@@ -46,7 +46,7 @@ class Mean:
         return Sensitivities.of_pairs(counts, self.sensitivities(counts, retained), weight)
 
     def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
-        """µε of each user for noise of ``scales`` (C,), shape (L,): Σ over his cells of Δ/b, each term rounded up."""
+        """µε of each user for noise of ``scales`` (C,), shape (L,): Σ over their cells of Δ/b, each term rounded up."""
         return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
 
     def integers(self, kept: Contributions) -> IntArray:

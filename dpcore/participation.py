@@ -1,8 +1,8 @@
 """What every public cell releases under relation "participation": numbers that a user moves by their weight, plus noise.
 
 To be proved: if all events of one user are removed, the numbers of part p (count and moments of a cell, its users, a level of
-its tree) move in L1 by at most his weight there times :meth:`Participation.sensitivities` of p, over all cells together; so
-he loses at most :meth:`Participation.charges`, which depend on his own data only, as do the cells and samples he gives.
+its tree) move in L1 by at most their weight there times :meth:`Participation.sensitivities` of p, over all cells together; so
+they lose at most :meth:`Participation.charges`, which depend on their own data only, as do the cells and samples they give.
 Proof: a sample of weight w adds w to one node of each level, and non-negative numbers of sum w to the polynomials of its cell
 (:mod:`dpcore.bernstein`): L1 norm w, hence L2 norm at most w. Weights of a user's contribution add up to at most the
 sensitivity, in at most k cells ("share": in all cells together). Discrete Laplace noise of scale b costs L1/b; discrete

@@ -1,9 +1,9 @@
 """1/n variance of every cell under relation "values": the exact variance on a public grid plus noise of an allocated scale.
 
 To be proved: if all values of one user change, the integer V = ⌊(n·Σx² − (Σx)²)/(n²·grid)⌋ of a cell moves by at most
-:meth:`Variance.sensitivities` of his pair there, Δ = ⌈U²·j·(n−j)/(n²·grid)⌉ with j = min(Γ, ⌊n/2⌋). With discrete Laplace
-noise of scale b_g in each cell he loses at most Σ_g Δ/b_g, and :meth:`Variance.charges` is never below that.
-Proof: the variance is convex in every value, so it is extreme where his values are 0 or U; with i of them at U and the others'
+:meth:`Variance.sensitivities` of their pair there, Δ = ⌈U²·j·(n−j)/(n²·grid)⌉ with j = min(Γ, ⌊n/2⌋). With discrete Laplace
+noise of scale b_g in each cell they lose at most Σ_g Δ/b_g, and :meth:`Variance.charges` is never below that.
+Proof: the variance is convex in every value, so it is extreme where their values are 0 or U; with i of them at U and the others'
 best placed it moves by at most U²·j(n−j)/n². Rounding down: |⌊a⌋ − ⌊b⌋| <= ⌈|a − b|⌉. Costs of cells add up as in
 :mod:`dpcore.mean`. Tested: by brute force in ``tests/dpcore/test_variance.py``, on the shipped path in
 ``tests/audit/test_values_audit.py``.
@@ -54,7 +54,7 @@ class Variance:
         return Sensitivities.of_pairs(counts, self.sensitivities(counts, retained), weight)
 
     def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
-        """µε of each user for noise of ``scales`` (C,), shape (L,): Σ over his cells of Δ/b, each term rounded up."""
+        """µε of each user for noise of ``scales`` (C,), shape (L,): Σ over their cells of Δ/b, each term rounded up."""
         return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
 
     def integers(self, kept: Contributions) -> IntArray:

@@ -37,7 +37,7 @@ class Grouping:
         return len(self.fill)
 
     def sensitivities(self, upper: int) -> IntArray:
-        """⌈upper·Γ/fill⌉ per user, shape (L,): most that his values move ⌊array average⌋ (of values in 0..upper).
+        """⌈upper·Γ/fill⌉ per user, shape (L,): most that their values move ⌊array average⌋ (of values in 0..upper).
 
         |⌊a⌋ − ⌊b⌋| <= ⌈|a − b|⌉, so rounding each average down costs nothing beyond the ceiling.
         """

@@ -33,7 +33,7 @@ class MeanPlan:
     """Public part of a pooled mean: (Σ first Γ values of each user + noise) / ``divisor``.
 
     ``sensitivities``: shape (L,), most that each user moves the integer sum, in quanta. ``numerator``/``denominator``:
-    noise scale t/s in the same unit. ``charges``: µε of each user, his own Δ/scale rounded up. ``bias_bound``: quanta,
+    noise scale t/s in the same unit. ``charges``: µε of each user, their own Δ/scale rounded up. ``bias_bound``: quanta,
     for the worst values; ``usual_bias``: quanta, for values as :func:`usual_bias` takes them.
     """
 

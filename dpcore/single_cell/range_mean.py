@@ -43,7 +43,7 @@ GAMMA = 0.05
 class RangePlan:
     """Public part of a mean over a private range; integers in 1/GRID quantum.
 
-    ``sensitivities``: shape (L,), most that each user moves his array's average, before the range narrows it. The range
+    ``sensitivities``: shape (L,), most that each user moves their array's average, before the range narrows it. The range
     costs ``range_micro`` in all, the mean ``mean_micro``. ``narrowest``: smallest range that can be drawn. ``charges``:
     µε (L,), an upper bound over every range that can be drawn. ``bias_bound``: quanta, over every range as well.
     ``half_bin``: τ. ``rank``: lower quantile in tenths of an array. ``predicted_error``: quanta, see :class:`AutoMean`.
@@ -95,7 +95,7 @@ def _range_plan(
     range_micro, mean_micro = micro
     sensitivities = grouping.sensitivities(GRID * upper)
     largest = int(sensitivities.max())
-    # His share min(w, c)/min(w, max c) of the mean's ε falls as the range w widens: the narrowest range bounds it.
+    # Their share min(w, c)/min(w, max c) of the mean's ε falls as the range w widens: the narrowest range bounds it.
     share = np.minimum(sensitivities, narrowest) * mean_micro
     own = -(-share // max(min(largest, narrowest), 1)) if narrowest else np.full(len(samples), mean_micro)
     charges = np.where(sensitivities > 0, own + range_micro, 0).astype(np.int64)

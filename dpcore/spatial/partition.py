@@ -55,8 +55,8 @@ def draw_counts(
 ) -> tuple[IntArray, FloatArray]:
     """Counts of disjoint boxes + discrete Laplace of scale ``sensitivity``/ε, ε in µε per box; (draws, variances).
 
-    Disjoint boxes: a user's points change these counts by at most ``sensitivity`` in L1 together, so a box at ε costs him
-    at most ε in the share of his points that lie in it. A share of 0 µε draws nothing: value 0, variance infinite.
+    Disjoint boxes: a user's points change these counts by at most ``sensitivity`` in L1 together, so a box at ε costs them
+    at most ε in the share of their points that lie in it. A share of 0 µε draws nothing: value 0, variance infinite.
     """
     shares = np.broadcast_to(np.asarray(epsilons, dtype=np.int64), counts.shape)
     drawn, variance = np.zeros(len(counts), dtype=np.int64), np.full(len(counts), np.inf)

@@ -118,7 +118,7 @@ class Regions:
 
 
 def extract_regions(user: IntArray, x: FloatArray, y: FloatArray, *, nearest: int, bandwidth: float) -> Regions:
-    """One region per user: the ``nearest`` fixes to the mode of his fixes' density, as corners of a hull.
+    """One region per user: the ``nearest`` fixes to the mode of their fixes' density, as corners of a hull.
 
     The mode is the fix with the highest Gaussian kernel density (``bandwidth`` in the unit of length). Columns of shape
     (N,); regions come in ascending order of user. Raises :class:`RegionError`. Source: [B], section 3.

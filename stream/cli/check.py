@@ -19,8 +19,8 @@ def _span(span: timedelta) -> str:
 
 
 _COUNTED = {
-    "share": "users, each once in the window, divided over his cells",
-    "user": "users, each once in each of his cells",
+    "share": "users, each once in the window, divided over their cells",
+    "user": "users, each once in each of their cells",
     "sample": "samples",
 }
 """What a cell's count is of, by ``participation.weight``."""
@@ -77,7 +77,7 @@ def _histogram_text(settings: Config, costs: dict[str, Any]) -> str:
     names = ", ".join(f"{name} (epsilon {epsilon:g})" for name, epsilon in costs["epsilon"].items())
     text = (
         f"Spatial histograms in every released window: {names}. Each protects participation. A user with a fix in their box pays "
-        f"{costs['unit']} {costs['cost_per_window']:g} a window for all of them, {costs['cost_per_period']:g} if he is there in every "
+        f"{costs['unit']} {costs['cost_per_window']:g} a window for all of them, {costs['cost_per_period']:g} if they are there in every "
         f"window of a period; with speed {costs['window_cost_with_speed']:g} and {costs['period_cost_with_speed']:g}."
     )
     if settings.relation == "values":

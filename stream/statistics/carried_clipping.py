@@ -1,7 +1,7 @@
 """Clipping carried over: the range of users' means in each cell, from what earlier windows released.
 
 The range is post-processing of past outputs, so it costs no budget, and no sensitivity depends on it: a user's numbers in a
-cell sum to his weight there wherever in the range his mean lies. Narrow ranges mean little noise; a mean outside is clipped.
+cell sum to their weight there wherever in the range their mean lies. Narrow ranges mean little noise; a mean outside is clipped.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def contributions_of(rows: npt.NDArray[np.void], config: Config) -> Contribution
     """De-duplicate (user, time), clip to [0, U] and sort by (cell, user, time); the order of ``rows`` is immaterial.
 
     Of rows with equal (user, time) the one of lowest (cell, value) counts: still one sample of that user, whatever
-    his values, so sensitivities are unchanged.
+    their values, so sensitivities are unchanged.
     """
     order = np.lexsort((rows["value"], rows["cell"], rows["time"], rows["user"]))
     ordered = rows[order]

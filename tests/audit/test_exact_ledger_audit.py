@@ -56,7 +56,7 @@ async def worst_loss(redis: Redis, bug: str | None = None) -> int:
     return worst
 
 
-async def test_no_history_of_charges_lets_a_user_lose_more_than_his_budget(redis: Redis) -> None:
+async def test_no_history_of_charges_lets_a_user_lose_more_than_their_budget(redis: Redis) -> None:
     assert await worst_loss(redis) == BUDGET
 
 

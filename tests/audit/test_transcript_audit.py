@@ -80,7 +80,7 @@ def half_the_scale(counts: Counts, left: np.ndarray, config: Config) -> Plan:
 
 
 def loss_of_the_mean_cell(counts: Counts, left: np.ndarray, config: Config) -> Plan:
-    """Planted bug: ρ is charged once for a user's two cells, as if he were in one of them."""
+    """Planted bug: ρ is charged once for a user's two cells, as if they were in one of them."""
     plan = honest(counts, left, config)
     charges = plan.charges
     cells = np.maximum(counts.by_user((plan.retained > 0).astype(np.int64)), 1)
@@ -88,7 +88,7 @@ def loss_of_the_mean_cell(counts: Counts, left: np.ndarray, config: Config) -> P
 
 
 def others_charges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
-    """Planted bug: one user who cannot pay silences his whole window."""
+    """Planted bug: one user who cannot pay silences their whole window."""
     plan = honest(counts, left, config)
     charges = plan.charges
     if (charges > 0).all():
@@ -226,7 +226,7 @@ def small_zcdp_world(tmp_path: Path, weight: str, statistics: list[str]) -> Conf
 def test_the_worst_rho_over_all_worlds_is_the_budget_and_never_above(
     tmp_path: Path, weight: str, statistics: list[str]
 ) -> None:
-    """The individual filter under zCDP: Σ Δ²/(2σ²) of a user over his windows, in fractions, for every world."""
+    """The individual filter under zCDP: Σ Δ²/(2σ²) of a user over their windows, in fractions, for every world."""
     config = small_zcdp_world(tmp_path, weight, statistics)
     budget = Fraction(config.privacy.ledger_budget, NANO)
     worst = worst_loss(config, honest)

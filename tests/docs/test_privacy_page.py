@@ -66,7 +66,7 @@ def test_the_worked_example_is_what_the_configuration_does(tmp_path: Path) -> No
     assert row("Noise scale of the three numbers of a cell, in users") == [f"{t[0] / s[0] / UNIT:.1f}"]
     assert row("95 % interval of the number of users in a cell") == [f"± {half_width(config, 'users'):.1f}"]
     user = riders_config(tmp_path, **{"participation.weight": "user"})
-    assert row('The same with `weight = "user"` (each of 8 cells counts him fully)') == [
+    assert row('The same with `weight = "user"` (each of 8 cells counts them fully)') == [
         f"± {half_width(user, 'users'):.1f}"
     ]
     sample = riders_config(tmp_path, **{"participation.weight": "sample"})

@@ -60,7 +60,7 @@ matrices = (
 
 @settings(max_examples=300, deadline=None)
 @given(matrices, st.integers(0, 2**32), st.sampled_from([20, 1000, 10**6, 10**7]))
-def test_no_user_ever_loses_more_than_his_charge_nor_is_charged_more_than_his_allowance(matrix, seed, most):
+def test_no_user_ever_loses_more_than_their_charge_nor_is_charged_more_than_their_allowance(matrix, seed, most):
     rng = np.random.default_rng(seed)
     allowances = rng.integers(10, most, matrix.shape[1])
     sensitivities = from_dense(matrix, rng.uniform(0.01, 100, len(matrix)))

@@ -1,4 +1,4 @@
-"""Everything that leaves the boundary under "participation", with a user and without him: nothing but noisy numbers differs.
+"""Everything that leaves the boundary under "participation", with a user and without them: nothing but noisy numbers differs.
 
 Two runs of the worker's own parts on a real broker and a real Redis, by one clock. With noise that swallows what it is
 added to, every byte outside must be the same whoever took part, was refused, spoke rubbish or came late.
@@ -61,12 +61,12 @@ def crowd(hour: int) -> Sequence[bytes]:
 
 
 def takes_part(hour: int) -> Sequence[bytes]:
-    """Four cells an hour: his budget bears two windows and not the third."""
+    """Four cells an hour: their budget bears two windows and not the third."""
     return [event("subject", hour, 100.0 + 10 * i, *PLACES[i % 4], 60.0) for i in range(16)]
 
 
 def speaks_rubbish(hour: int) -> Sequence[bytes]:
-    """Everything a feed can get wrong, his name in it where it fits."""
+    """Everything a feed can get wrong, their name in it where it fits."""
     return [
         b"subject",
         b'{"user": "subject"}',
@@ -194,12 +194,12 @@ async def test_the_user_of_the_scan_is_indeed_charged_refused_rejected_and_late(
     assert all((value("hexveil_events_rejected_total", {"reason": reason}) or 0) >= HOURS for reason in reasons)
 
 
-async def test_under_one_noise_tape_only_noisy_numbers_of_his_cells_differ(
+async def test_under_one_noise_tape_only_noisy_numbers_of_their_cells_differ(
     config: Config, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real noise, recorded: what he never visited is the same to the byte, what he visited differs in noisy numbers alone."""
+    """Real noise, recorded: what they never visited is the same to the byte, what they visited differs in noisy numbers alone."""
     runs: list[Transcript] = []
-    # Neither what adapts to noisy numbers nor what is smoothed over cells stays within his cells.
+    # Neither what adapts to noisy numbers nor what is smoothed over cells stays within their cells.
     config = with_speed(config.model_copy(update={"histogram": None}), post_processing=(), clipping="none")
     for history in (crowd, together(crowd, takes_part, speaks_rubbish, comes_late)):
         with worker_parts(monkeypatch, recorded) as clock:
@@ -338,7 +338,7 @@ def window_number_that_counts_charges(patch: pytest.MonkeyPatch) -> None:
 async def test_the_scan_catches_a_planted_leak(
     leak: Leak, broker: str, redis: Redis, redis_url: str, tmp_path: Path, clock: Clock
 ) -> None:
-    """One hour with the user and without him is enough."""
+    """One hour with the user and without them is enough."""
     overrides = {"kafka.bootstrap": broker, "redis.url": redis_url, "feed.domain": BOX, "privacy.budget": 5.0}
     config = riders_config(tmp_path, **overrides)
     with pytest.MonkeyPatch.context() as patch:

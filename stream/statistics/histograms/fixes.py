@@ -1,6 +1,6 @@
 """Fixes of a window inside the public box of its histograms, and which of them represent a user.
 
-What is kept of a user is a function of his own rows and the configuration: nobody's presence changes another's part.
+What is kept of a user is a function of their own rows and the configuration: nobody's presence changes another's part.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Fixes:
         return Fixes(self.user[chosen], self.lat[chosen], self.lng[chosen])
 
     def representatives(self, per_user: int) -> Fixes:
-        """Of each user the last fix, or ``per_user`` spread evenly over his own fixes and ending with the last."""
+        """Of each user the last fix, or ``per_user`` spread evenly over their own fixes and ending with the last."""
         held = np.diff(np.append(self._starts, len(self.user)))
         kept = np.minimum(held, per_user)
         user = np.repeat(np.arange(len(kept)), kept)

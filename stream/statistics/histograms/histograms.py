@@ -1,7 +1,7 @@
 """Spatial histograms of a window: plan, draw, message body. Each protects participation, under either relation.
 
-A user who pays contributes at most ``fixes_per_user`` fixes to every histogram, and one region to "euler", chosen from his
-own rows; histograms run on the same people, so their shares of ε add up. He pays all of it or takes no part.
+A user who pays contributes at most ``fixes_per_user`` fixes to every histogram, and one region to "euler", chosen from their
+own rows; histograms run on the same people, so their shares of ε add up. They pay all of it or take no part.
 """
 
 from __future__ import annotations

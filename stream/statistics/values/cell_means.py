@@ -1,6 +1,6 @@
 """Single-cell mean mechanisms over every cell of a window (relation "values"): one epsilon per cell, exact charges.
 
-A user in few cells, or with few samples in them, is charged what he really loses there. The allocated mean
+A user in few cells, or with few samples in them, is charged what they really lose there. The allocated mean
 (:mod:`stream.statistics.values.plan`) shares epsilon over cells by need instead, and is nearly always better over a whole city.
 """
 

@@ -34,7 +34,7 @@ def whole_quanta(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def worst_shares(make: Any, m: tuple[int, ...], upper: int, micro: int = 2 * MICRO, **planted: Any) -> np.ndarray:
-    """Per user: his largest loss over all neighbouring cells, as a share of what he is charged."""
+    """Per user: their largest loss over all neighbouring cells, as a share of what they are charged."""
     mechanism = make(upper)
     plan = mechanism.plan(np.array(m), micro)
     unit = 1 / _divisor(plan)
@@ -57,7 +57,7 @@ def _divisor(plan: Any) -> int:
 
 
 @pytest.mark.parametrize(("make", "m", "upper"), RANGES + SIMPLE)
-def test_no_output_of_any_small_cell_costs_a_user_more_than_his_charge(
+def test_no_output_of_any_small_cell_costs_a_user_more_than_their_charge(
     make: Any, m: tuple[int, ...], upper: int
 ) -> None:
     shares = worst_shares(make, m, upper)

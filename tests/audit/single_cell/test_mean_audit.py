@@ -57,8 +57,8 @@ def test_single_cell_mechanisms_are_private_and_half_the_scale_is_not(make: Any)
 
 
 @pytest.mark.parametrize("make", [Baseline])
-def test_a_user_with_few_samples_loses_only_his_smaller_charge(make: Any) -> None:
-    """ε = 2 for the largest user; the other is charged his own share and the audit finds no more."""
+def test_a_user_with_few_samples_loses_only_their_smaller_charge(make: Any) -> None:
+    """ε = 2 for the largest user; the other is charged their own share and the audit finds no more."""
     mechanism, m = make(UPPER), np.array([4, 2, 1])
     plan = mechanism.plan(m, 2 * MICRO)
     assert plan.charges[1] < 0.9 * plan.charges[0]
@@ -118,7 +118,7 @@ MANY = np.full(9, 400)
 
 
 def split(last: int, upper: int) -> np.ndarray:
-    """Four users at 0, four at the bound, the ninth at ``last``: he decides where the median lies."""
+    """Four users at 0, four at the bound, the ninth at ``last``: they decide where the median lies."""
     return np.repeat(np.array([0] * 4 + [upper] * 4 + [last]), 400)
 
 

@@ -27,7 +27,7 @@ ALPHA = 1e-6
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("samples", [(1,), (2, 1), (2, 2, 2), (1, 2, 3), (4, 1, 1)])
-def test_no_user_moves_the_integer_more_than_his_sensitivity(mechanism: Any, samples: tuple[int, ...]) -> None:
+def test_no_user_moves_the_integer_more_than_their_sensitivity(mechanism: Any, samples: tuple[int, ...]) -> None:
     """Exhaustive over corner values: the statistic is monotone in each of them."""
     upper, m = 3, np.array(samples)
     held = mechanism(upper)

@@ -113,7 +113,7 @@ def test_ranges_have_exactly_the_stated_distribution() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.lists(st.integers(1, 30), min_size=2, max_size=9), st.integers(4, 4_000_000))
 def test_the_charge_covers_the_loss_at_every_range(seed: int, samples: list[int], micro: int) -> None:
-    """Changing one user: integer change of the clipped sum / scale + selection <= his charge <= ε."""
+    """Changing one user: integer change of the clipped sum / scale + selection <= their charge <= ε."""
     rng, upper = np.random.default_rng(seed), 20
     m = np.array(samples)
     for mechanism in (Levy(upper), FixedQuantile(upper), EpsilonQuantile(upper)):

@@ -142,7 +142,7 @@ def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path: Path) -> 
     }
     text = check(bus, as_json=False)
     assert "euler (epsilon 0.75), sparse (epsilon 0.25)" in text
-    assert "pays epsilon 1 a window for all of them, 24 if he is there in every window" in text
+    assert "pays epsilon 1 a window for all of them, 24 if they are there in every window" in text
     assert "budget 48.0 pays 16 of 24 windows" in text
     assert "the whole epsilon for speed" in text
     riders = uncommented(RIDERS)

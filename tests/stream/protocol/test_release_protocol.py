@@ -290,7 +290,7 @@ async def test_rows_that_change_after_the_plan_are_never_drawn(redis: Redis, tmp
 async def test_a_speed_bound_raised_between_plan_and_draw_is_refused(
     redis: Redis, tmp_path: Path, relation: str
 ) -> None:
-    """The planned noise hides speeds up to the old bound; clipped to a higher one, a user moves more than he was charged."""
+    """The planned noise hides speeds up to the old bound; clipped to a higher one, a user moves more than they were charged."""
     made = {"values": bus_config, "participation": riders_config}[relation]
     before, after = made(tmp_path), made(tmp_path, **{"speed.upper_bound": 1000.0})
     await store(redis, before, random_rows(5, 80))

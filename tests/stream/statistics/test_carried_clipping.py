@@ -50,7 +50,7 @@ def remembered(config: Config) -> Memory:
 
 @pytest.mark.parametrize("weight", ["share", "user", "sample"])
 @pytest.mark.parametrize("seed", range(3))
-def test_removing_one_user_moves_the_integers_by_no_more_than_his_charge(
+def test_removing_one_user_moves_the_integers_by_no_more_than_their_charge(
     tmp_path: Path, weight: str, seed: int
 ) -> None:
     config = riders(tmp_path, **CARRIED, **{"participation.weight": weight, "participation.samples_per_cell": 3})

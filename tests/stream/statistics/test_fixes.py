@@ -1,4 +1,4 @@
-"""Which fixes represent a user: his own alone, the last or spread evenly, whatever the order of rows."""
+"""Which fixes represent a user: their own alone, the last or spread evenly, whatever the order of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spatial histograms in the service: who counts, what it costs him, and that nobody else's presence matters."""
+"""Spatial histograms in the service: who counts, what it costs them, and that nobody else's presence matters."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contrib
 
 
 def windows_paid(config: Config, windows: list[np.ndarray], user: int) -> int:
-    """How many windows the user, alone in the world, pays histograms for: a function of his own data."""
+    """How many windows the user, alone in the world, pays histograms for: a function of their own data."""
     spent = paid = 0
     for number, rows in enumerate(windows):
         own = rows[rows["user"] == user]
@@ -110,7 +110,7 @@ def day(seed: int, windows: int = 5) -> list[np.ndarray]:
 
 
 def moves_too_much(config: Config, windows: list[np.ndarray], who: Chooser = contributing) -> bool:
-    """Whether some user who leaves moves the histograms of a day by more than the windows he pays for allow."""
+    """Whether some user who leaves moves the histograms of a day by more than the windows they pay for allow."""
     everyone = transcript(config, windows, who)
     points, region = config.histogram.fixes_per_user, region_sensitivity(planned(config, windows[0])[0])
     for user in np.unique(np.concatenate([rows["user"] for rows in windows])).tolist():
@@ -131,7 +131,7 @@ def tight(relation: str, tmp_path: Path, **overrides: object) -> Config:
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("fixes_per_user", [1, 3])
-def test_a_user_who_leaves_moves_the_histograms_of_a_day_by_no_more_than_his_own_windows_paid_for(
+def test_a_user_who_leaves_moves_the_histograms_of_a_day_by_no_more_than_their_own_windows_paid_for(
     tmp_path: Path, relation: str, seed: int, fixes_per_user: int
 ) -> None:
     config = tight(relation, tmp_path, **{"histogram.fixes_per_user": fixes_per_user})

@@ -53,7 +53,9 @@ def planned_merged(config: Config, rows: np.ndarray) -> tuple[Plan, Contribution
 
 @pytest.mark.parametrize("target", [4.0, 15.0, 40.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_loss_of_a_user_over_all_levels_never_exceeds_his_charge(tmp_path: Path, seed: int, target: float) -> None:
+def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(
+    tmp_path: Path, seed: int, target: float
+) -> None:
     """Pre-noise integers of neighbouring windows over the scales, in exact fractions: all resolutions count together."""
     config = bus_config(tmp_path, **MERGING | {"hexagons.merge_until_km_h": target})
     rows = uneven_rows(seed)

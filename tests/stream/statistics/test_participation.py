@@ -49,7 +49,7 @@ def planned(config: Config, rows: np.ndarray, left: np.ndarray | None = None) ->
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("statistics", STATISTICS)
-def test_removing_one_user_moves_the_integers_by_no_more_than_his_charge(
+def test_removing_one_user_moves_the_integers_by_no_more_than_their_charge(
     tmp_path: Path, seed: int, weight: str, statistics: list[str]
 ) -> None:
     caps = {"participation.cells_per_user": 2, "participation.samples_per_cell": 3}
@@ -69,7 +69,7 @@ def test_removing_one_user_moves_the_integers_by_no_more_than_his_charge(
 
 
 def test_a_weight_of_two_for_one_user_is_caught_by_the_same_comparison(tmp_path: Path) -> None:
-    """Planted bug: under "share" every cell gets the user's whole weight, as if he were in no other."""
+    """Planted bug: under "share" every cell gets the user's whole weight, as if they were in no other."""
     config = riders(tmp_path)
     rows = random_rows(1, 200)
     plan, held = planned(config, rows)
@@ -150,7 +150,7 @@ def test_every_message_validates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_a_user_contributes_depends_on_his_own_events_only(tmp_path: Path, seed: int) -> None:
+def test_what_a_user_contributes_depends_on_their_own_events_only(tmp_path: Path, seed: int) -> None:
     config = riders(tmp_path, **{"participation.cells_per_user": 2})
     rows = random_rows(seed, 200)
 

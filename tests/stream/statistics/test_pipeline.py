@@ -57,7 +57,7 @@ def planned(config: Config, rows: np.ndarray) -> tuple[Plan, Contributions]:
     ],
 )
 @pytest.mark.parametrize("seed", range(4))
-def test_the_loss_of_changing_one_users_values_never_exceeds_his_charge(
+def test_the_loss_of_changing_one_users_values_never_exceeds_their_charge(
     tmp_path: Path, seed: int, settings: dict[str, object]
 ) -> None:
     """Pre-noise integers of neighbouring windows, divided by the scales in exact fractions, against the µε charged."""

@@ -97,7 +97,7 @@ def test_a_full_contribution_pays_its_whole_grant_and_is_never_charged_above_it(
 
 
 def test_laplace_shares_of_rho_would_be_caught_by_the_same_comparison(tmp_path: Path) -> None:
-    """Planted bug: the charge of a user in several cells as if his weights added up in L2 to what one cell has."""
+    """Planted bug: the charge of a user in several cells as if their weights added up in L2 to what one cell has."""
     caps = {"participation.cells_per_user": 3, "participation.weight": "user"}
     config = zcdp_config(tmp_path, **SMALL, **caps)
     plan, held = planned(config, random_rows(1, 200))
