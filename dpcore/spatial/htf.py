@@ -35,6 +35,45 @@ def split_sensitivity(points_per_user: int) -> int:
 
 
 @dataclass(frozen=True)
+class PathBudget:
+    """µε that a path from the root spends: ``stops`` and ``splits`` level by level, and what it has left where it ends.
+
+    A path that ends at any level has spent ``count_micro`` and all of the others: :meth:`left` is drawn there at once.
+    """
+
+    splits: tuple[int, ...]
+    stops: tuple[int, ...]
+    count_micro: int
+
+    @property
+    def height(self) -> int:
+        """Levels below the root."""
+        return len(self.stops)
+
+    def stop(self, depth: int) -> int:
+        """µε of the stop test of a node at ``depth``; 0 at the last level."""
+        return self.stops[depth] if depth < self.height else 0
+
+    def split(self, depth: int) -> int:
+        """µε of the cut of a node at ``depth``; 0 at the last level."""
+        return self.splits[depth] if depth < self.height else 0
+
+    def left(self, depth: int) -> int:
+        """µε that a path has not spent before ``depth``."""
+        return self.count_micro + sum(self.stops[depth:]) + sum(self.splits[depth:])
+
+
+@dataclass(frozen=True)
+class _Level:
+    """Noisy counts of one level's nodes, what each spent, and which of them are cut; shape (nodes,) each."""
+
+    value: npt.NDArray[np.float64]
+    variance: npt.NDArray[np.float64]
+    spent: IntArray
+    going: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
 class HTF(SpatialMechanism):
     """Homogeneous tree. ``height_share``, ``split_share``: parts of the budget for |D| and for the cuts; of the rest,
     ``stop_share`` (β) pays for the stop tests, geometrically over the heights.
@@ -115,37 +154,26 @@ class HTF(SpatialMechanism):
         ).shares
         total = noisy_total(counts, height_micro, points_per_user, noise)
         height = height_of(total, epsilon_micro, points_per_user, self.max_height) + self.extra_levels
-        height = min(height, self.max_height)
-        splits, stop_micro, count_micro = self._shares(rest_micro, height)
-        stops = BudgetSplit.by_weights(stop_micro, [2 ** (depth / 3) for depth in range(height)]).shares
+        budget = self.path_budget(rest_micro, min(height, self.max_height))
         image, ranked = image_of(counts), RankedCells.of(counts)
         boxes, parent, levels = whole(domain), np.array([-1], dtype=np.int64), []
-        for depth in range(height + 1):
-            area = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
-            test = np.full(len(boxes), stops[depth] if depth < height else 0, dtype=np.int64)
-            test[area <= self.stop_cells] = 0
-            truth = box_sums(image, boxes)
-            drawn, variance = draw_counts(truth, test, points_per_user, noise)
-            going = (test > 0) & (drawn > self.stop_count)
-            final = np.where(going, 0, count_micro + sum(stops[depth:]) + sum(splits[depth:]) - test)
-            value, variance = combine((drawn, variance), draw_counts(truth, final, points_per_user, noise))
-            spent = test + final + np.where(going, splits[depth] if depth < height else 0, 0)
-            spent[0] += height_micro if depth == 0 else 0
-            levels.append((boxes, parent, value, variance, spent))
-            growing = np.flatnonzero(going)
+        for depth in range(budget.height + 1):
+            level = self._draw_level(box_sums(image, boxes), boxes, depth, budget, points_per_user, noise)
+            if depth == 0:
+                level.spent[0] += height_micro
+            levels.append((boxes, parent, level.value, level.variance, level.spent))
+            growing = np.flatnonzero(level.going)
             if not len(growing):
                 break
-            inner = boxes[growing]
-            candidates = Candidates.of(inner, depth % 2, self.margin)
-            costs = split_costs(ranked, image, inner, candidates)
-            boxes, parent = candidates.cut(
-                inner, self._choose(costs, candidates, splits[depth], points_per_user, noise)
-            )
+            candidates = Candidates.of(boxes[growing], depth % 2, self.margin)
+            costs = split_costs(ranked, image, boxes[growing], candidates)
+            chosen = self._choose(costs, candidates, budget.splits[depth], points_per_user, noise)
+            boxes, parent = candidates.cut(boxes[growing], chosen)
             parent = growing[parent]
         return Tree.of_levels(levels)
 
-    def _shares(self, rest_micro: int, height: int) -> tuple[tuple[int, ...], int, int]:
-        """µε of the cuts of each level, of all stop tests and of the published counts; together ``rest_micro``."""
+    def path_budget(self, rest_micro: int, height: int) -> PathBudget:
+        """How ``rest_micro`` is spent along every path of a tree of ``height``: a function of public parameters."""
         rest = 1 - self.height_share
         split_micro, data_micro = BudgetSplit.by_weights(
             rest_micro, [self.split_share / rest, 1 - self.split_share / rest]
@@ -160,7 +188,21 @@ class HTF(SpatialMechanism):
                     "lower level_epsilon_micro or raise the budget"
                 )
         stop_micro, count_micro = BudgetSplit.by_weights(data_micro, [self.stop_share, 1 - self.stop_share]).shares
-        return splits, stop_micro, count_micro
+        stops = BudgetSplit.by_weights(stop_micro, [2 ** (depth / 3) for depth in range(height)]).shares
+        return PathBudget(splits, stops, count_micro)
+
+    def _draw_level(
+        self, truth: IntArray, boxes: IntArray, depth: int, budget: PathBudget, points_per_user: int, noise: Noise
+    ) -> _Level:
+        """Noisy counts ``truth`` of one level's disjoint ``boxes``: a stop test of each, and a final draw where it ends."""
+        area = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
+        test = np.full(len(boxes), budget.stop(depth), dtype=np.int64)
+        test[area <= self.stop_cells] = 0
+        drawn = draw_counts(truth, test, points_per_user, noise)
+        going = (test > 0) & (drawn[0] > self.stop_count)
+        final = np.where(going, 0, budget.left(depth) - test)
+        value, variance = combine(drawn, draw_counts(truth, final, points_per_user, noise))
+        return _Level(value, variance, test + final + np.where(going, budget.split(depth), 0), going)
 
     def _choose(
         self, costs: IntArray, candidates: Candidates, epsilon_micro: int, points_per_user: int, noise: Noise

@@ -123,7 +123,7 @@ class Pooled(Noise):
     """Real noise, drawn in batches and handed out one by one: an audit repeats the same scale thousands of times."""
 
     def __init__(self, shrink: int = 1) -> None:
-        super().__init__(np.random.default_rng().bytes)
+        super().__init__()
         self._shrink = shrink
         self._pools: dict[tuple[int, int], list[int]] = {}
 
@@ -149,11 +149,11 @@ class Replayed:
     """Planted bug: entropy that starts over for every release, as from a fixed seed."""
 
     def __init__(self) -> None:
-        self._generator = np.random.default_rng()
+        self._seed = Noise()
 
     def fresh(self) -> tuple[Noise, Noise]:
         """Two sources that yield the same noise."""
-        seed = int(self._generator.integers(2**62))
+        seed = int(self._seed.below(2**62)[0])
         return Noise(np.random.default_rng(seed).bytes), Noise(np.random.default_rng(seed).bytes)
 
 
