@@ -30,6 +30,7 @@ __all__ = [
     "mean",
     "noise",
     "participation",
+    "relation",
     "resolution",
     "scales",
     "shrinkage",

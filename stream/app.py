@@ -23,6 +23,7 @@ from mode import Service
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from dpcore.relation import NeighbouringRelation
 from stream.awaiting import servers_answer
 from stream.config import Config
 from stream.config.servers import KafkaConfig
@@ -76,7 +77,7 @@ class Ingesting(Service):
 
     async def _report(self, message: Message) -> None:
         assert self._producer is not None
-        if self._worker.config.relation == "participation":
+        if self._worker.config.relation == NeighbouringRelation.PARTICIPATION:
             return  # how much arrived, and when, is nobody's business outside
         await self._producer.send(message.topic, message.value, key=message.key, headers=list(message.headers))
 
@@ -213,7 +214,7 @@ class Worker:
         open_slots = await self._releasable(sorted(await self.rows.open_slots()))
         birth = await self._birth()
         self.metrics.open_windows.set(len(open_slots))
-        if self.config.relation == "participation":
+        if self.config.relation == NeighbouringRelation.PARTICIPATION:
             return await self._ticked_slots(open_slots, birth)
         window = self.config.window
         mark = watermark(partitions, time.time_ns() // 1000, window.allowed_delay, window.idle_timeout)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.formats import user_identity
@@ -126,7 +127,7 @@ def read_recording(
 def _within(rows: npt.NDArray[np.void], span: Window, path: Path, relation: str) -> npt.NDArray[np.void]:
     """Rows in ``span``. Under "values" raises :class:`SpanError` where there are none."""
     inside = rows[(rows["time"] >= span.start * 1_000_000) & (rows["time"] < span.end * 1_000_000)]
-    if relation == "values" and not len(inside):
+    if relation == NeighbouringRelation.VALUES and not len(inside):
         first, last = (utc_text(int(edge) // 1_000_000) for edge in (rows["time"].min(), rows["time"].max()))
         raise SpanError(
             f"{path}: none of its {len(rows)} events lies between --from and --until; they are from {first} to {last}, so "
@@ -161,18 +162,22 @@ def replay_offline(
     released again; without, every run spends budgets anew, and two published runs over one recording add up.
     """
     started = time.monotonic()
-    if config.relation == "participation" and span is None:
+    if config.relation == NeighbouringRelation.PARTICIPATION and span is None:
         raise SpanError(
             "under relation 'participation' which windows are released must not depend on the recording; name the time "
             "that it is known to cover, like --from 2017-03-21 --until 2017-03-22"
         )
     rows, refusals = read_recording(config, path, file_format, on_progress)
-    if config.relation == "values":
+    if config.relation == NeighbouringRelation.VALUES:
         require_events(path, len(rows), refusals)
     if span is not None:
         rows = _within(rows, span, path, config.relation)
     by_slot = split_by_slot(rows, config)
-    slots = sorted(by_slot) if config.relation == "values" or span is None else config.slotting.slots_in(span)
+    slots = (
+        sorted(by_slot)
+        if config.relation == NeighbouringRelation.VALUES or span is None
+        else config.slotting.slots_in(span)
+    )
     with tempfile.TemporaryDirectory(prefix="hexveil-") as scratch:
         folder = state or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ import typer
 
 from dpcore.budget import from_micro
 from dpcore.errors import DPError
+from dpcore.relation import NeighbouringRelation
 from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
 from stream.config import Config, ConfigError
 
@@ -80,7 +81,7 @@ def _histogram_text(settings: Config, costs: dict[str, Any]) -> str:
         f"{costs['unit']} {costs['cost_per_window']:g} a window for all of them, {costs['cost_per_period']:g} if they are there in every "
         f"window of a period; with speed {costs['window_cost_with_speed']:g} and {costs['period_cost_with_speed']:g}."
     )
-    if settings.relation == "values":
+    if settings.relation == NeighbouringRelation.VALUES:
         text += (
             "\nBeside them a window charges everybody the whole epsilon for speed: what it really loses follows from who else was "
             "there, and later histograms would show it. The hexagons still tell who was where: under 'values' that is public."

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
 from stream.cli.options import FAILED, UNREACHABLE, AsJson, ConfigFile, choose_config
 from stream.config import Config, ConfigError, load_config
@@ -66,7 +67,7 @@ def gtfs_rt_command(
         headers = dict(_secret_header(text) for text in header or [])
     except (ConfigError, ValueError) as error:
         raise refuse(error) from None
-    if settings.relation == "values" and speeds != "reported":
+    if settings.relation == NeighbouringRelation.VALUES and speeds != "reported":
         typer.echo(
             "Note: positions and times are public under relation 'values', so a derived speed is public as well: "
             "nothing protects it. Where that matters, use relation 'participation'.",

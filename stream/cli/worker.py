@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from dpcore.relation import NeighbouringRelation
 from stream.cli.options import FAILED, UNREACHABLE, USAGE, ConfigFile, port_is_free, read_service_config, stop_service
 
 
@@ -28,7 +29,7 @@ def register(app: typer.Typer) -> None:
         from stream.storage.row_store import StateError
 
         try:
-            if settings.relation == "participation":
+            if settings.relation == NeighbouringRelation.PARTICIPATION:
                 public_cells(settings)  # known to be sound before the first window closes
             kafka_options(settings.kafka)
         except ConfigError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from dpcore.relation import NeighbouringRelation
 from stream.config.addresses import Address, check_apart
 from stream.config.feed import FeedConfig, WindowConfig
 from stream.config.histogram import HistogramConfig
@@ -27,7 +28,7 @@ class Config(BaseSettings):
         env_prefix="HEXVEIL_", env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True
     )
 
-    relation: Literal["values", "participation"]
+    relation: NeighbouringRelation
     feed: FeedConfig
     window: WindowConfig = WindowConfig()
     privacy: PrivacyConfig
@@ -54,9 +55,9 @@ class Config(BaseSettings):
 
     @model_validator(mode="after")
     def _participation_reads_no_counts(self) -> Self:
-        if (self.relation == "participation") != (self.participation is not None):
+        if (self.relation == NeighbouringRelation.PARTICIPATION) != (self.participation is not None):
             raise ValueError("[participation] and relation = 'participation' go together; give both or neither")
-        if self.relation == "values":
+        if self.relation == NeighbouringRelation.VALUES:
             if self.speed.clipping == "carried":
                 raise ValueError(
                     "speed.clipping 'carried' is for relation 'participation' only; under 'values' set it to 'joint' or 'none'"
@@ -110,7 +111,7 @@ class Config(BaseSettings):
 
     @model_validator(mode="after")
     def _zcdp_has_noise_for_it(self) -> Self:
-        if self.privacy.accounting == "zcdp" and self.relation == "values":
+        if self.privacy.accounting == "zcdp" and self.relation == NeighbouringRelation.VALUES:
             raise ValueError(
                 "privacy.accounting 'zcdp' is for relation 'participation' only: under 'values' noise scales, clipping and "
                 "suppression are chosen for Laplace noise and pure ε; set privacy.accounting to 'pure'"

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, Field, model_validator
 
 from stream.config.durations import Duration, PositiveDuration
-from stream.config.section import Domain, Section
+from stream.config.section import BoundingBox, Section
 
 SPEED_TO_KMH = {"km/h": 1.0, "m/s": 3.6, "mph": 1.609344, "kn": 1.852}
 
@@ -75,7 +75,7 @@ class FeedConfig(Section):
     format: Literal["canonical", "capmetro", "capmetro-2015", "itms", "declared"] = "canonical"
     timezone: TimezoneName
     speed_unit: SpeedUnit = "km/h"
-    domain: Domain
+    domain: BoundingBox
     fields: FeedFields | None = None
 
     @model_validator(mode="after")

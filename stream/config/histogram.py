@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from dpcore.accounting import rho_of_pure
 from dpcore.budget import MICRO, BudgetSplit, from_micro, to_micro
 from dpcore.errors import BudgetError
-from stream.config.section import Domain, Section
+from stream.config.section import BoundingBox, Section
 
 Mechanism = Literal[
     "auto",
@@ -59,7 +59,7 @@ class HistogramConfig(Section):
     shares: dict[Mechanism, float] = Field(default_factory=dict)
     goal: Literal["absolute", "relative"] = "absolute"
     fixes_per_user: int = Field(default=1, ge=1, le=100)
-    domain: Domain | None = None
+    domain: BoundingBox | None = None
     rows: int = Field(default=64, ge=1, le=1024)
     columns: int = Field(default=64, ge=1, le=1024)
     sizes: tuple[int, ...] = ()

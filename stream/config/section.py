@@ -22,7 +22,7 @@ class Section(BaseModel):
         return given
 
 
-class Domain(Section):
+class BoundingBox(Section):
     """Public box in degrees."""
 
     south: float = Field(ge=-90, le=90)
@@ -36,7 +36,7 @@ class Domain(Section):
             raise ValueError("the box has no area; make south smaller than north and west smaller than east")
         return self
 
-    def holds(self, other: Domain) -> bool:
+    def holds(self, other: BoundingBox) -> bool:
         """Whether ``other`` lies in this box, edges included."""
         return (
             self.south <= other.south

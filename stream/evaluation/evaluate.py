@@ -18,6 +18,7 @@ from dpcore.accounting import NANO, rho_of
 from dpcore.contributions import Contributions
 from dpcore.distribution import Distribution
 from dpcore.noise import Noise
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.evaluation.scores import Charges, Errors, Run, Score
 from stream.statistics.carried_clipping import carry
@@ -149,7 +150,7 @@ def evaluate(
         charges.append(plan.charges)
         gap = (
             duality_gap(plan, by_planned_cells(plan, contributions).counts, config)
-            if plan.relation == "values"
+            if plan.relation == NeighbouringRelation.VALUES
             else None
         )
         gaps += [] if gap is None else [gap]
@@ -184,7 +185,7 @@ def _score_draw(
 
     Errors are each hexagon's against its own truth, however coarse the region that answers for it; intervals are the region's.
     """
-    if plan.relation == "participation":
+    if plan.relation == NeighbouringRelation.PARTICIPATION:
         return _score_participation(plan, contributions, config, tables, memory)
     pooled = by_planned_cells(plan, contributions)
     counts, hexagons = pooled.counts, contributions.counts
@@ -260,7 +261,7 @@ def _score_participation(
 
 def variant_names(config: Config) -> list[str]:
     """Variants that the relation allows: mechanisms under "values", accountings under "participation"."""
-    return list(VARIANTS) if config.relation == "values" else list(ACCOUNTINGS)
+    return list(VARIANTS) if config.relation == NeighbouringRelation.VALUES else list(ACCOUNTINGS)
 
 
 def variants(config: Config, names: list[str]) -> Iterator[tuple[str, Config]]:

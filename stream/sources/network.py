@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stream.config.section import Domain
+from stream.config.section import BoundingBox
 
 STREET, ARTERIAL, RING = 0, 1, 2
 """Road classes: inner grid, radial main roads, orbital roads."""
@@ -107,7 +107,7 @@ def _lines(rng: np.random.Generator, radius: float, routes: int) -> list[tuple[n
     return lines
 
 
-def build_network(domain: Domain, routes: int, rng: np.random.Generator) -> Network:
+def build_network(domain: BoundingBox, routes: int, rng: np.random.Generator) -> Network:
     """``routes`` routes, each driven both ways, within ``domain`` with a margin; at most 15 km from its middle."""
     lat0, lng0 = (domain.south + domain.north) / 2, (domain.west + domain.east) / 2
     per_lat, per_lng = _KM_PER_DEGREE_LAT, _KM_PER_DEGREE_LNG * float(np.cos(np.radians(lat0)))

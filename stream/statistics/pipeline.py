@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dpcore.budget import from_micro
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
@@ -85,7 +86,7 @@ def plan_window(
     ``left``: (L,) µε each user of ``counts`` has left in ``period``. ``fixes``: of the same rows, where the
     configuration has histograms; raises :class:`stream.statistics.plan.PlanError` without.
     """
-    decide = plan_values if config.relation == "values" else plan_participation
+    decide = plan_values if config.relation == NeighbouringRelation.VALUES else plan_participation
     histogram = plan_histograms(fixes, config)
     asked = 0 if histogram is None else asked_of(histogram, fixes, counts.users)
     plan = decide(counts, left, config, window, period, generation, asked)
@@ -94,7 +95,7 @@ def plan_window(
 
 def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
     """All noise of the window in one batch: every statistic over the plan's cells. Raises :class:`stream.statistics.plan.PlanError`."""
-    sample = draw_values if plan.relation == "values" else draw_participation
+    sample = draw_values if plan.relation == NeighbouringRelation.VALUES else draw_participation
     return sample(plan, contributions, noise)
 
 
@@ -110,7 +111,7 @@ def post_process(
 
     What crosses from window to window is made of ``bodies``, as published, and of ``memory``: see :mod:`stream.statistics.smoothing_state`.
     """
-    derived = shrink_values(plan, counts, columns, config) if plan.relation == "values" else {}
+    derived = shrink_values(plan, counts, columns, config) if plan.relation == NeighbouringRelation.VALUES else {}
     if "kalman" not in config.speed.post_processing or "mean" not in columns:
         return derived, memory
     upper = plan.upper_quanta * SPEED_QUANTUM_KMH
@@ -168,7 +169,7 @@ def _derived_estimate(name: str, column: Derived, g: int) -> dict[str, Any]:
 
 def _how_many(plan: Plan, counts: Counts, columns: dict[str, Columns]) -> dict[str, list[Any]]:
     """Events and users per cell: exact where counts are public, noisy estimates of what is counted where they are not."""
-    if plan.relation == "values":
+    if plan.relation == NeighbouringRelation.VALUES:
         return {"events": counts.by_cell(counts.samples).tolist(), "users": np.diff(counts.cell_start).tolist()}
     names = [name for name in ("events", "users") if name in columns]
     return {name: [_estimate(name, columns[name], g) for g in range(len(columns[name].raw))] for name in names}
@@ -198,7 +199,7 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
             "resolution": h3.get_resolution(cell) if coarser else plan.resolution,
             **({"excludes": inside[cell]} if cell in inside else {}),
             "relation": plan.relation,
-            **({"weight": plan.weight} if plan.relation == "participation" else {}),
+            **({"weight": plan.weight} if plan.relation == NeighbouringRelation.PARTICIPATION else {}),
             "epsilon": plan.epsilon,
             **_zcdp_fields(plan),
             "status": "published" if published[g] else "suppressed",

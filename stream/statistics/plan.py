@@ -14,8 +14,9 @@ from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.budget import ChargeBasis, from_micro
 from dpcore.contributions import Contributions, Counts
 from dpcore.participation import Weight
+from dpcore.relation import NeighbouringRelation
 from dpcore.scales import LaplaceScales
-from stream.config.section import Domain
+from stream.config.section import BoundingBox
 from stream.windows import Period, Window, utc_text
 
 IntArray = npt.NDArray[np.int64]
@@ -78,9 +79,9 @@ class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):
     fixes_digest: str
 
     @property
-    def box(self) -> Domain:
+    def box(self) -> BoundingBox:
         """The public box."""
-        return Domain(south=self.south, west=self.west, north=self.north, east=self.east)
+        return BoundingBox(south=self.south, west=self.west, north=self.north, east=self.east)
 
 
 _COLUMNS = (
@@ -119,7 +120,7 @@ class Plan(
     cdf_bins: int
     upper_quanta: int
     resolution: int
-    relation: str
+    relation: NeighbouringRelation
     weight: Weight = "sample"
     mean_mechanism: str
     mean_epsilon_micro: int
@@ -197,7 +198,7 @@ class Plan(
     @property
     def charge_basis(self) -> ChargeBasis:
         """What its charges may depend on."""
-        if self.relation == "participation":
+        if self.relation == NeighbouringRelation.PARTICIPATION:
             return "own"
         return "counts" if self.histogram is None else "histograms"
 

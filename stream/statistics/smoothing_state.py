@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.errors import ParameterError
+from dpcore.relation import NeighbouringRelation
 from dpcore.smoothing import Releases, SmoothingState, smooth
 from stream.statistics.plan import Derived
 from stream.windows import Window
@@ -123,7 +124,7 @@ def _releases(bodies: Sequence[dict[str, Any]]) -> tuple[Releases, npt.NDArray[n
     bodies = [bodies[g] for g in order]
     means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
     scales = np.array([body["mean"]["scale"] * _laplace_share(body) for body in bodies], dtype=np.float64)
-    if bodies and bodies[0]["relation"] == "participation":
+    if bodies and bodies[0]["relation"] == NeighbouringRelation.PARTICIPATION:
         counted = [body.get("events", body["users"]) for body in bodies]
         events = np.array([count["raw"] for count in counted], dtype=np.float64)
         # The scale of such a mean holds the noise of its divisor; where that may be 0 nothing is known.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dpcore.spatial import Domain
 from stream.config import Config
-from stream.config.section import Domain as Box
+from stream.config.section import BoundingBox
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
@@ -74,12 +74,12 @@ class Fixes:
         return Fixes(self.user[chosen], self.lat[chosen], self.lng[chosen])
 
 
-def histogram_box(config: Config) -> Box | None:
+def histogram_box(config: Config) -> BoundingBox | None:
     """The configured box of histograms, by default the feed's; None where there are no histograms."""
     return None if config.histogram is None else config.histogram.domain or config.feed.domain
 
 
-def fixes_of(rows: npt.NDArray[np.void], box: Box | None) -> Fixes | None:
+def fixes_of(rows: npt.NDArray[np.void], box: BoundingBox | None) -> Fixes | None:
     """Fixes inside ``box``; the order of ``rows`` is immaterial. None without a box.
 
     Of rows with equal (user, time) the one of lowest (cell, lat, lng) counts: measured values decide nothing here.

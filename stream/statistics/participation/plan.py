@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from dpcore.contributions import Counts
 from dpcore.participation import Layout, Participation, Weight
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.statistics.participation.public_cells import public_cells
 from stream.statistics.plan import PERCENTS, Plan, ZcdpTerms, counts_digest, pack_flags, pack_ids, pack_integers
@@ -83,7 +84,7 @@ def plan_participation(
         cdf_bins=config.speed.cdf_bins,
         upper_quanta=config.speed.upper_quanta,
         resolution=config.hexagons.resolution,
-        relation="participation",
+        relation=NeighbouringRelation.PARTICIPATION,
         weight=terms.layout.weight,
         mean_mechanism="allocated",
         mean_epsilon_micro=0,

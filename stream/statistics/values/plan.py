@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dpcore.clipping import choose_clipping
 from dpcore.contributions import Counts
 from dpcore.mean import sum_cap
+from dpcore.relation import NeighbouringRelation
 from dpcore.resolution import regroup
 from dpcore.scales import LaplaceScales
 from dpcore.suppression import STATISTICS, sweep_chop_user
@@ -74,7 +75,7 @@ def plan_values(
         cdf_bins=speed.cdf_bins,
         upper_quanta=speed.upper_quanta,
         resolution=config.hexagons.resolution,
-        relation="values",
+        relation=NeighbouringRelation.VALUES,
         mean_mechanism=speed.mean_mechanism,
         mean_epsilon_micro=decision.mean_epsilon_micro,
         counts_digest=counts_digest(counts),
