@@ -77,7 +77,10 @@ def register(app: typer.Typer) -> None:
         chosen = choose_config(config, relation)
         settings = read_config(chosen, **overrides)
         if relation is not None and settings.relation != relation.value:
-            stop(f"{chosen.file} has relation {settings.relation.value!r}, not {relation.value!r}; name another file", USAGE)
+            stop(
+                f"{chosen.file} has relation {settings.relation.value!r}, not {relation.value!r}; name another file",
+                USAGE,
+            )
         names = (
             ["configured"]
             if mechanisms == "configured"
