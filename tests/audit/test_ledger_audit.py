@@ -23,6 +23,7 @@ from stream.statistics.plan import Plan, decode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import CHUNK, AlreadyReleasedError, Ledger, LedgerError, SetBackError
 from stream.storage.release_store import ChargesGoneError, Outcome, ReleaseStore
+from stream.windows import Period
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.closing import Collected, Stopped
 from tests.support.participating import riders
@@ -60,7 +61,7 @@ def blocking(redis: Redis) -> sync_redis.Redis:
 async def protocol_for(config: Config, redis: Redis, publisher: Collected) -> tuple[ReleaseProtocol, Paid]:
     noise = Paid(blocking(redis), FeedKeys(config.feed.name))
     ledger = Ledger(redis, config.feed.name)
-    await ledger.start_generation()
+    await ledger.start_generation(birth=0)
     rows = MemoryRows(split_by_slot(random_rows(1, 80), config))
     return ReleaseProtocol.connect(config, redis, rows, ledger, publisher, noise), noise
 
@@ -140,32 +141,33 @@ async def test_a_user_without_a_whole_grant_left_is_refused_and_the_plan_is_made
 
 USERS = np.array([7, 8], dtype=np.uint64)
 SMALL = np.array([1, 1])
+PERIOD = Period(0, 2 * SLOT, "p")
 
 
 async def ledger_of(redis: Redis) -> tuple[Ledger, str]:
     """A ledger, and its generation."""
     ledger = Ledger(redis, "bus")
-    return ledger, await ledger.start_generation()
+    return ledger, await ledger.start_generation(birth=0)
 
 
 async def test_a_ledger_that_was_lost_or_set_back_and_a_released_window_charge_nobody(redis: Redis) -> None:
     ledger, generation = await ledger_of(redis)
     with pytest.raises(LedgerError, match="generation"):
-        await ledger.charge(SLOT, "p", "another generation", USERS, SMALL, 3)
+        await ledger.charge(SLOT, PERIOD, "another generation", USERS, SMALL, 3)
     ledger.committed = 2
     with pytest.raises(SetBackError):
-        await ledger.charge(SLOT, "p", generation, USERS, SMALL, 3)
+        await ledger.charge(SLOT, PERIOD, generation, USERS, SMALL, 3)
     ledger.committed = 0
     await redis.hset(FeedKeys("bus").closed, str(SLOT), "{}")
     with pytest.raises(AlreadyReleasedError):
-        await ledger.charge(SLOT, "p", generation, USERS, SMALL, 3)
-    assert (await ledger.spent("p", USERS, besides=0)).tolist() == [0, 0]
+        await ledger.charge(SLOT, PERIOD, generation, USERS, SMALL, 3)
+    assert (await ledger.spent(PERIOD.key, USERS, besides=0)).tolist() == [0, 0]
 
 
 async def test_the_lowest_budget_of_a_period_is_its_budget(redis: Redis) -> None:
     ledger, generation = await ledger_of(redis)
-    assert not len(await ledger.charge(SLOT, "p", generation, USERS, SMALL, 2))
-    refused = await ledger.charge(SLOT + 3600, "p", generation, USERS, 2 * SMALL, 9)
+    assert not len(await ledger.charge(SLOT, PERIOD, generation, USERS, SMALL, 2))
+    refused = await ledger.charge(SLOT + 3600, PERIOD, generation, USERS, 2 * SMALL, 9)
     assert sorted(refused.tolist()) == USERS.tolist(), (
         "a raised budget held in a period that was charged under a lower one"
     )
@@ -174,16 +176,16 @@ async def test_the_lowest_budget_of_a_period_is_its_budget(redis: Redis) -> None
 async def test_a_plan_is_marked_as_paid_only_once_everybody_paid_however_many_calls_that_takes(redis: Redis) -> None:
     ledger, generation = await ledger_of(redis)
     keys = FeedKeys("bus")
-    assert len(await ledger.charge(SLOT, "p", generation, USERS, np.array([1, 4]), 3, "digest")) == 1
+    assert len(await ledger.charge(SLOT, PERIOD, generation, USERS, np.array([1, 4]), 3, "digest")) == 1
     assert await redis.hget(keys.charged(SLOT), "plan") is None, (
         "a plan that one user could not pay for is marked as paid"
     )
     many = np.arange(1, CHUNK + 2, dtype=np.uint64)
     charges = np.ones(len(many), dtype=np.int64)
     charges[0] = 4
-    assert len(await ledger.charge(SLOT + 3600, "p", generation, many, charges, 3, "digest")) == 1
+    assert len(await ledger.charge(SLOT + 3600, PERIOD, generation, many, charges, 3, "digest")) == 1
     assert await redis.hget(keys.charged(SLOT + 3600), "plan") is None, "the refusal of the first call was forgotten"
-    assert not len(await ledger.charge(SLOT + 3600, "p", generation, many[1:], charges[1:], 3, "digest"))
+    assert not len(await ledger.charge(SLOT + 3600, PERIOD, generation, many[1:], charges[1:], 3, "digest"))
     assert await redis.hget(keys.charged(SLOT + 3600), "plan") == b"digest"
 
 

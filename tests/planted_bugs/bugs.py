@@ -353,15 +353,15 @@ LEDGER = (
     Bug(
         "charge: admit while anything is left",
         "stream/storage/lua/charge.lua",
-        "or '0') + due > budget then",
-        "or '0') >= budget then",
+        "if spent > budget then",
+        "if spent - due >= budget then",
         _HISTORIES,
         "no_history",
     ),
     Bug(
         "charge: nothing is written",
         "stream/storage/lua/charge.lua",
-        "redis.call('HINCRBY', KEYS[1], user, due)",
+        "redis.call('HSET', KEYS[1], user, string.format('%.0f', spent))",
         "",
         _HISTORIES,
         "no_history",
