@@ -27,7 +27,7 @@ from dpcore.spatial.euler import Euler, EulerHistogram
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
 from dpcore.spatial.regions import Footprints, Regions
-from stream.config.section import Domain as Box
+from stream.config.section import BoundingBox
 from stream.sources.fleet import Fleet
 from stream.sources.network import build_network
 
@@ -91,7 +91,7 @@ def hours_of(day: str, number: int, cells: int = 64) -> list[Counts]:
 def city_of(vehicles: int, cells: int = 64) -> Counts:
     """The last fix of every bus of a generated city in half an hour of a morning, counted."""
     rng = np.random.default_rng(vehicles)
-    box = Box(south=AUSTIN[0], west=AUSTIN[1], north=AUSTIN[2], east=AUSTIN[3])
+    box = BoundingBox(south=AUSTIN[0], west=AUSTIN[1], north=AUSTIN[2], east=AUSTIN[3])
     start = int(datetime(2026, 3, 2, 7, tzinfo=ZoneInfo("America/Chicago")).timestamp()) * 1_000_000
     network = build_network(box, max(4, vehicles // 12), rng)
     fleet = Fleet(network, vehicles, start, ZoneInfo("America/Chicago"), rng, interval=60.0, tick=10.0)

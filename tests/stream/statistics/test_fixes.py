@@ -7,11 +7,11 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from stream.config.section import Domain
+from stream.config.section import BoundingBox
 from stream.statistics.histograms.fixes import fixes_of
 from tests.support.builders import located_rows
 
-BOX = Domain(south=30.1, west=-97.9, north=30.6, east=-97.5)
+BOX = BoundingBox(south=30.1, west=-97.9, north=30.6, east=-97.5)
 
 
 def by_hand(rows: np.ndarray, per_user: int) -> list[tuple[int, int, int]]:
