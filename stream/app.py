@@ -37,6 +37,8 @@ from stream.protocol.close_process import CloseReport, begin_closing, close_in_p
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import make_producer
 from stream.server_version import require_supported
+from stream.storage.keys import FeedKeys
+from stream.storage.lease import Lease
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore
 from stream.windows import utc_text, watermark
@@ -117,12 +119,17 @@ class Watching(Service):
             try:
                 due = await self._worker.due_slots()
                 if due:
-                    pause = await self._close(due)
+                    pause = await self._close_alone(due)
             except RedisError as error:
                 self._worker.metrics.redis_errors.inc()
                 log.warning("redis unreachable", reason=str(error))
                 pause = _RETRY_SECONDS
             await self.sleep(pause)
+
+    async def _close_alone(self, due: list[int]) -> float:
+        """Close what is due unless another worker is at it: it would do the same work, and one of both in vain."""
+        async with self._worker.lease.hold() as mine:
+            return await self._close(due) if mine else _LOOK_SECONDS
 
     async def _close(self, due: list[int]) -> float:
         if self._pool is None:
@@ -163,6 +170,7 @@ class Worker:
         self.redis = Redis.from_url(config.redis.url)
         self.rows = RowStore(self.redis, config.feed.name)
         self.ledger = Ledger(self.redis, config.feed.name)
+        self.lease = Lease(self.redis, FeedKeys(config.feed.name).lease)
         self.slotting = config.slotting
         self._told_birth: int | None = None
         self.ready = asyncio.Event()

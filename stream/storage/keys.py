@@ -62,6 +62,11 @@ class FeedKeys:
         """Hash, timeslot -> what is remembered of its release."""
         return self._named("closed")
 
+    @property
+    def lease(self) -> str:
+        """Who is closing windows now; gone some seconds after they are."""
+        return self._named("lease")
+
     # A window in progress.
 
     def plan(self, slot: int) -> str:
