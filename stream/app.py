@@ -40,6 +40,7 @@ from stream.server_version import require_supported
 from stream.storage.keys import FeedKeys
 from stream.storage.lease import Lease
 from stream.storage.ledger import Ledger, LedgerError
+from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
 from stream.windows import utc_text, watermark
 
@@ -49,6 +50,7 @@ _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
 _STEP_SECONDS, _STOP_SECONDS = 4.0, 8.0
 """How long a stopping worker waits for the closing process to finish its step, and for all of itself."""
+_MOST_DEATHS = 3
 
 
 class Ingesting(Service):
@@ -110,6 +112,7 @@ class Watching(Service):
         super().__init__()
         self._worker = worker
         self._pool: ProcessPoolExecutor | None = None
+        self._deaths = 0
 
     @Service.task
     async def _watch(self) -> None:
@@ -137,15 +140,26 @@ class Watching(Service):
             parent = multiprocessing.current_process().pid or 0
             self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=begin_closing, initargs=(parent,))
         loop = asyncio.get_running_loop()
+        if self._deaths:
+            due = due[:1]  # so that it is known which window the process dies of
         try:
             reports = await loop.run_in_executor(self._pool, close_in_process, self._worker.config, due)
         except BrokenProcessPool:
-            log.error("closing process died", windows=len(due))
             self._pool = None
+            await self._count_death(due[0])
             return _RETRY_SECONDS
+        self._deaths = 0
         for report in reports:
             self._worker.record(report)
         return _RETRY_SECONDS if any(report.failure for report in reports) else 0.0
+
+    async def _count_death(self, slot: int) -> None:
+        """A process that dies again and again over one window, for want of memory say, must not keep the others open."""
+        self._deaths += 1
+        log.error("closing process died", window=utc_text(slot), deaths=self._deaths)
+        if self._deaths >= _MOST_DEATHS:
+            await self._worker.store.set_aside(slot, f"the closing process died {self._deaths} times over this window")
+            self._deaths = 0
 
     async def on_stop(self) -> None:
         """Let the closing process finish its step, for a while; whatever it leaves is taken up at the next start."""
@@ -170,6 +184,7 @@ class Worker:
         self.redis = Redis.from_url(config.redis.url)
         self.rows = RowStore(self.redis, config.feed.name)
         self.ledger = Ledger(self.redis, config.feed.name)
+        self.store = ReleaseStore(self.redis, config.feed.name)
         self.lease = Lease(self.redis, FeedKeys(config.feed.name).lease)
         self.slotting = config.slotting
         self._told_birth: int | None = None
@@ -219,11 +234,13 @@ class Worker:
     async def due_slots(self) -> list[int]:
         """Open slots whose window ends at or before the watermark, oldest first; updates the gauges."""
         partitions = await self.rows.partition_times()
-        open_slots = await self._releasable(sorted(await self.rows.open_slots()))
+        aside = await self.store.slots_set_aside()
+        self.metrics.windows_set_aside.set(len(aside))
+        open_slots = await self._releasable(sorted(set(await self.rows.open_slots()) - aside))
         birth = await self._birth()
         self.metrics.open_windows.set(len(open_slots))
         if self.config.relation == NeighbouringRelation.PARTICIPATION:
-            return await self._ticked_slots(open_slots, birth)
+            return await self._ticked_slots(open_slots, birth, aside)
         window = self.config.window
         mark = watermark(partitions, time.time_ns() // 1000, window.allowed_delay, window.idle_timeout)
         if mark is None:
@@ -260,7 +277,7 @@ class Worker:
     async def _begins_a_window(self, slot: int) -> bool:
         return self.slotting.window(slot).start == slot or await self.rows.in_progress(slot)
 
-    async def _ticked_slots(self, open_slots: list[int], birth: float) -> list[int]:
+    async def _ticked_slots(self, open_slots: list[int], birth: float, aside: set[int]) -> list[int]:
         """Every slot that ended ``allowed_delay`` ago by the wall clock, visited or not, since this feed first ran."""
         now = time.time()
         slot = await self.rows.first_slot(self.slotting.window(int(now)).start)
@@ -270,8 +287,8 @@ class Worker:
                 await self.rows.drop_rows(before)
         due = []
         while (end := self.slotting.window(slot).end) + self.config.window.allowed_delay.total_seconds() <= now:
-            born = self.slotting.period_of(slot).start >= birth
-            if not born or await self.rows.is_closed(slot) or not await self._begins_a_window(slot):
+            released = slot not in aside and self.slotting.period_of(slot).start >= birth
+            if not released or await self.rows.is_closed(slot) or not await self._begins_a_window(slot):
                 await self.rows.advance_first_slot(slot, end)
             else:
                 due.append(slot)
@@ -298,17 +315,19 @@ class Worker:
         metrics.noise_redraw.inc(report.redraws)
         if report.failure is None:
             metrics.windows_closed.inc()
+            metrics.windows_withheld.inc(report.withheld)
             metrics.window_close_seconds.observe(report.seconds)
             metrics.messages_published.inc(report.messages)
             metrics.cells_suppressed.inc(report.suppressed)
             metrics.cells_published.inc(report.messages - 1 - report.suppressed)  # the close marker is no cell
             log.info("window closed", window=utc_text(report.slot), messages=report.messages)
             return
-        {
-            "ledger": metrics.ledger_errors,
-            "redis": metrics.redis_errors,
-            "publish": metrics.publish_failures,
-        }[report.failure].inc()
+        if report.failure != "content":
+            {
+                "ledger": metrics.ledger_errors,
+                "redis": metrics.redis_errors,
+                "publish": metrics.publish_failures,
+            }[report.failure].inc()
         log.error("window not closed", window=utc_text(report.slot), failure=report.failure, reason=report.reason)
 
 

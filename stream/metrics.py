@@ -16,6 +16,12 @@ class OperatorMetrics:
         self.events_duplicate = Counter("hexveil_events_duplicate", "Redelivered events already in state.", registry=r)
         self.events_lost = Counter("hexveil_events_lost", "Offsets that retention removed before reading.", registry=r)
         self.windows_closed = Counter("hexveil_windows_closed", "Windows released.", registry=r)
+        self.windows_withheld = Counter(
+            "hexveil_windows_withheld", "Windows released as withheld: they could not be planned.", registry=r
+        )
+        self.windows_set_aside = Gauge(
+            "hexveil_windows_set_aside", "Windows that cannot be closed for their content, not released.", registry=r
+        )
         self.window_close_seconds = Histogram(
             "hexveil_window_close_seconds",
             "Time to close a window; draw is part of the whole, never apart.",

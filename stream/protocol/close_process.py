@@ -14,6 +14,7 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.local import die_with_parent
 from stream.logs import configure_logs
+from stream.protocol.content import ContentError
 from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
 from stream.protocol.release_protocol import ReleaseProtocol
@@ -24,13 +25,14 @@ from stream.storage.row_store import RowStore
 
 @dataclass(frozen=True)
 class CloseReport:
-    """How one attempt to close a window went; ``failure`` is ledger, publish or redis, None where it was released."""
+    """How one attempt to close a window went; ``failure`` is ledger, publish, redis or content, None where it was released."""
 
     slot: int
     seconds: float
     messages: int = 0
     suppressed: int = 0
     redraws: int = 0
+    withheld: bool = False
     failure: str | None = None
     reason: str = ""
 
@@ -38,6 +40,7 @@ class CloseReport:
 FAILURES: dict[type[Exception], str] = {
     LedgerError: "ledger",
     PlanError: "ledger",
+    ContentError: "content",
     RedisError: "redis",
     PublishError: "publish",
     KafkaError: "publish",
@@ -55,7 +58,7 @@ def begin_closing(parent: int) -> None:
 
 
 def close_in_process(config: Config, slots: list[int]) -> list[CloseReport]:
-    """Close ``slots`` in order; stops at the first failure. Runs in a process of its own."""
+    """Close ``slots`` in order; stops at the first failure that others would share. Runs in a process of its own."""
     return asyncio.run(close_windows(config, slots))
 
 
@@ -78,7 +81,7 @@ async def close_windows(config: Config, slots: list[int]) -> list[CloseReport]:
         publisher = KafkaPublisher(producer, config.kafka)
         for slot in slots:
             reports.append(await _attempt(config, redis, check, publisher, slot))
-            if reports[-1].failure is not None:
+            if reports[-1].failure not in (None, "content"):
                 break
     except KafkaError as error:
         reports.append(CloseReport(slots[0], 0.0, failure="publish", reason=str(error)))
@@ -107,4 +110,4 @@ async def _attempt(
         failure = next(name for kind, name in FAILURES.items() if isinstance(error, kind))
         return CloseReport(slot, time.monotonic() - started, failure=failure, reason=str(error))
     seconds = time.monotonic() - started
-    return CloseReport(slot, seconds, released.messages, released.suppressed, redraws[0])
+    return CloseReport(slot, seconds, released.messages, released.suppressed, redraws[0], released.withheld)

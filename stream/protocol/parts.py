@@ -47,8 +47,11 @@ class Statistics(Protocol):
     def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
         """Who takes part, the noise scales and every user's charge, before any noise."""
 
-    def draw(self, plan: Plan, rows: WindowRows, noise: Noise) -> Drawn:
-        """All noise of the window."""
+    def withhold(self, window: Window, generation: str) -> Plan | None:
+        """The plan of a window that cannot be planned; None where even that must not be told."""
 
-    def compose(self, plan: Plan, drawn: Drawn, memory: bytes, number: int) -> tuple[list[Message], bytes]:
+    def draw(self, plan: Plan, rows: WindowRows | None, noise: Noise) -> Drawn | None:
+        """All noise of the window; None of one that is withheld."""
+
+    def compose(self, plan: Plan, drawn: Drawn | None, memory: bytes, number: int) -> tuple[list[Message], bytes]:
         """Every message, close marker last, and the memory after the window (empty: as it was)."""

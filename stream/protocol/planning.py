@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream.config import Config
+from stream.protocol.content import ContentError, content_of
 from stream.protocol.parts import Statistics
 from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan
 from stream.statistics.window_release import Allowance, WindowRows
@@ -51,23 +52,26 @@ class Planning:
             )
         return window
 
-    async def stored(self, window: Window, rows: WindowRows) -> StoredPlan:
+    async def stored(self, window: Window, rows: WindowRows | None) -> StoredPlan:
         """The plan that is stored for ``window``, made and stored first where there is none."""
         stored = await self.store.plan(window.start)
         if stored is None:
             stored = await self.store.store_plan(window.start, encode_plan(await self.make(window, rows, NOBODY)))
         return self._read(stored)
 
-    async def replaced(self, window: Window, rows: WindowRows, planned: StoredPlan, refused: IdArray) -> StoredPlan:
+    async def replaced(
+        self, window: Window, rows: WindowRows | None, planned: StoredPlan, refused: IdArray
+    ) -> StoredPlan:
         """``planned`` exchanged for a plan without the users of ``refused``, or the one that another worker stored."""
         plan = encode_plan(await self.make(window, rows, refused))
         stored = await self.store.replace_plan(window.start, planned.stored, plan)
         return await self.stored(window, rows) if stored is None else self._read(stored)
 
-    async def make(self, window: Window, rows: WindowRows, refused: IdArray) -> Plan:
+    async def make(self, window: Window, rows: WindowRows | None, refused: IdArray) -> Plan:
         """A plan from what the ledger says, without the users of ``refused``, on the terms of the period.
 
-        A budget that was raised holds from the next period on.
+        A budget that was raised holds from the next period on. Where no plan can be made the window is withheld, if that
+        may be told; else this raises :class:`ContentError`. ``rows``: None where they could not be read.
         """
         generation = await self.ledger.generation()
         if generation is None:
@@ -75,13 +79,27 @@ class Planning:
                 f"feed {self.config.feed.name!r} has rows to release but Redis holds no ledger generation; what was spent "
                 "is unknown. Restore Redis from its append-only file"
             )
+        if rows is None:
+            return self._withhold(window, generation, None)
         period, users = self.config.slotting.period_of(window.start), rows.counts.users
         terms, budget = await self.ledger.terms(period.key), self.config.privacy.ledger_budget
         allowed = budget if terms.budget is None else min(budget, terms.budget)
         left = allowed - await self.ledger.spent(period.key, users, besides=window.start)
         left[np.isin(users, refused)] = 0
         allowance = Allowance(left, terms.budget, terms.counts)
-        return self.statistics.plan(rows, window, allowance, await self.store.memory(), generation)
+        memory = await self.store.memory()
+        try:
+            with content_of(window.start, "plan"):
+                return self.statistics.plan(rows, window, allowance, memory, generation)
+        except ContentError as error:
+            return self._withhold(window, generation, error)
+
+    def _withhold(self, window: Window, generation: str, error: ContentError | None) -> Plan:
+        plan = self.statistics.withhold(window, generation)
+        if plan is None:
+            assert error is not None, "rows that cannot be read are told only where a window may be withheld"
+            raise error
+        return plan
 
     async def charge(self, plan: Plan) -> IdArray | None:
         """Charge everybody in ``plan``; None once all have paid, else those whose budget does not bear it.

@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import Message, decode_outbox, encode_outbox
+from stream.protocol.content import ContentError, content_of
 from stream.protocol.parts import Publisher, SlotRows, Statistics
 from stream.protocol.planning import Planning, StoredPlan
 from stream.statistics.plan import Plan
@@ -75,7 +76,7 @@ class ReleaseProtocol:
         """Release one window, from whatever step an earlier attempt reached.
 
         Raises :class:`LedgerError` where budgets cannot be vouched for; errors of Redis and Kafka pass through, and
-        the next attempt goes on where this one stopped.
+        the next attempt goes on where this one stopped. Raises :class:`ContentError` for a window that was set aside.
         """
         released = await self.store.released(slot)
         if released is None:
@@ -96,6 +97,9 @@ class ReleaseProtocol:
                     outbox = await self._commit(planned.plan, drawn)
                 except AlreadyReleasedError:
                     return await self.close(slot)  # by another worker meanwhile: only cleaning is left
+                except ContentError as error:
+                    await self.store.set_aside(slot, str(error))
+                    raise
             messages = decode_outbox(outbox)
             await self._publish(messages)
             await self._confirm(messages)
@@ -115,12 +119,19 @@ class ReleaseProtocol:
         await self._done("seal")
         return window
 
-    async def _read(self, window: Window) -> WindowRows:
-        rows = self.statistics.arrange(await self.rows.read_rows(window.start), window)
+    async def _read(self, window: Window) -> WindowRows | None:
+        """The rows in order; None where that fails for their content and the window may be withheld."""
+        try:
+            with content_of(window.start, "reading"):
+                rows = self.statistics.arrange(await self.rows.read_rows(window.start), window)
+        except ContentError:
+            if self.statistics.withhold(window, "") is None:
+                raise
+            rows = None
         await self._done("read")
         return rows
 
-    async def _plan(self, window: Window, rows: WindowRows) -> StoredPlan:
+    async def _plan(self, window: Window, rows: WindowRows | None) -> StoredPlan:
         """The stored plan; a worker that finds one takes it."""
         planned = await self.planning.stored(window, rows)
         await self._done("plan")
@@ -134,19 +145,20 @@ class ReleaseProtocol:
         return refused
 
     async def _plan_again(
-        self, window: Window, rows: WindowRows, planned: StoredPlan, refused: npt.NDArray[np.uint64]
+        self, window: Window, rows: WindowRows | None, planned: StoredPlan, refused: npt.NDArray[np.uint64]
     ) -> StoredPlan:
         """Replace a plan that met an exhausted budget by one without ``refused``; what was paid stays paid."""
         planned = await self.planning.replaced(window, rows, planned, refused)
         await self._done("plan")
         return planned
 
-    async def _draw(self, plan: Plan, rows: WindowRows) -> Drawn:
-        drawn = self.statistics.draw(plan, rows, self.noise)
+    async def _draw(self, plan: Plan, rows: WindowRows | None) -> Drawn | None:
+        with content_of(plan.window.start, "the draw"):
+            drawn = self.statistics.draw(plan, rows, self.noise)
         await self._done("draw")
         return drawn
 
-    async def _commit(self, plan: Plan, drawn: Drawn) -> bytes:
+    async def _commit(self, plan: Plan, drawn: Drawn | None) -> bytes:
         """Commit the drawn window with its number and the memory it leaves; returns the bytes that stand.
 
         Where another window was committed meanwhile, the messages are composed anew from the noise already drawn. That
@@ -157,7 +169,8 @@ class ReleaseProtocol:
         while True:
             number = await self.ledger.sequence() + 1
             memory = await self.store.memory()
-            messages, after = self.statistics.compose(plan, drawn, memory, number)
+            with content_of(slot, "writing its messages"):
+                messages, after = self.statistics.compose(plan, drawn, memory, number)
             try:
                 answer = await self.store.commit(slot, encode_outbox(messages), memory, after, plan.digest, number)
             except ChargesGoneError:
@@ -188,7 +201,7 @@ class ReleaseProtocol:
         """Record that the window is released: from here on nobody charges or commits for it."""
         marker = msgspec.json.decode(messages[-1].value)
         statuses = [msgspec.json.decode(message.value, type=_Status).status for message in messages]
-        released = Released(len(messages), marker["digest"], statuses.count("suppressed"))
+        released = Released(len(messages), marker["digest"], statuses.count("suppressed"), "withheld" in marker)
         await self.store.remember(slot, released)
         return released
 

@@ -144,6 +144,11 @@ def compose(
     return _messages(plan, bodies, histograms, config, {"sequence": sequence, **remembered}), memory
 
 
+def compose_withheld(plan: Plan, config: Config, sequence: int) -> list[Message]:
+    """The close marker of a window that is withheld: it holds no other message."""
+    return _messages(plan, [], (), config, {"sequence": sequence})
+
+
 def _estimate(name: str, column: Columns, g: int) -> dict[str, Any]:
     decimals = DECIMALS[name]
     raw, value = float(column.raw[g]), float(column.value[g])
@@ -246,6 +251,7 @@ def _messages(
         "messages": len(messages),
         "digest": digest(message.value for message in messages),
         "generation": plan.generation,
+        **({"withheld": True} if plan.withheld else {}),
         **carried,
     }
     if plan.histogram is not None:

@@ -106,7 +106,8 @@ class Plan(
     ``zcdp``: None where pure ε is counted; with it charges are nρ, ``budget_micro`` is 0 (nothing may be charged in µε) and
     noise scales are of discrete Gaussians. ``mean_epsilon_micro``: µε of one cell's mean, 0 where the mean is allocated.
     ``weight``: what counts alike under "participation": a sample, a user in a cell, or a user in the window.
-    ``sum_cap``: most that one user adds to a cell's Σx, in quanta; 0 for no cap.
+    ``sum_cap``: most that one user adds to a cell's Σx, in quanta; 0 for no cap. ``withheld``: nothing is drawn and nobody
+    charged, because the window could not be planned; its close marker says so.
     Columns are stored as little-endian bytes (``…_bytes``) and read through the property of the same name.
     """
 
@@ -138,6 +139,7 @@ class Plan(
     upper_bytes: bytes = b""
     histogram: HistogramPlan | None = None
     merged_bytes: bytes = b""
+    withheld: bool = False
 
     @property
     def cells(self) -> IdArray:

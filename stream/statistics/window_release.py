@@ -14,16 +14,17 @@ import numpy.typing as npt
 
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.messages.message import Message
 from stream.statistics.carried_clipping import carry
 from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
 from stream.statistics.histograms.histograms import DrawnHistogram, draw_histograms
 from stream.statistics.merging import by_planned_cells
-from stream.statistics.pipeline import compose, contributions_of, draw, plan_window
-from stream.statistics.plan import Columns, Plan, within
+from stream.statistics.pipeline import compose, compose_withheld, contributions_of, draw, plan_window
+from stream.statistics.plan import Columns, Plan, PlanError, within
 from stream.statistics.smoothing_state import decode_memory, encode_memory
-from stream.windows import Window
+from stream.windows import Window, utc_text
 
 IntArray = npt.NDArray[np.int64]
 
@@ -85,8 +86,51 @@ class WindowStatistics:
         plan = plan_window(rows.counts, allowance.left, config, window, period, generation, rows.fixes)
         return carry(within(plan, allowance.lowest_budget), decode_memory(memory), config)
 
-    def draw(self, plan: Plan, rows: WindowRows, noise: Noise) -> Drawn:
-        """All noise of the window. Raises :class:`stream.statistics.plan.PlanError` where rows and plan do not match."""
+    def withhold(self, window: Window, generation: str) -> Plan | None:
+        """The plan of a window that cannot be planned: no cell, no user, no charge. None where it must not be told.
+
+        Under "values" a plan follows from public counts alone, and so does that there is none. Under "participation" it
+        would tell of somebody's events that they were there.
+        """
+        config = self.config
+        if config.relation != NeighbouringRelation.VALUES:
+            return None
+        return Plan(
+            window=window,
+            period=config.slotting.period_of(window.start),
+            generation=generation,
+            epsilon=config.privacy.epsilon,
+            budget=config.privacy.budget,
+            budget_micro=config.privacy.budget_micro,
+            statistics=config.speed.statistics,
+            cdf_bins=config.speed.cdf_bins,
+            upper_quanta=config.speed.upper_quanta,
+            resolution=config.hexagons.resolution,
+            relation=config.relation,
+            mean_mechanism=config.speed.mean_mechanism,
+            mean_epsilon_micro=0,
+            counts_digest="",
+            cells_bytes=b"",
+            users_bytes=b"",
+            charges_bytes=b"",
+            retained_bytes=b"",
+            published_bytes=b"",
+            numerators_bytes=b"",
+            denominators_bytes=b"",
+            withheld=True,
+        )
+
+    def draw(self, plan: Plan, rows: WindowRows | None, noise: Noise) -> Drawn | None:
+        """All noise of the window; None of one that is withheld.
+
+        Raises :class:`stream.statistics.plan.PlanError` where rows and plan do not match.
+        """
+        if plan.withheld:
+            return None
+        if rows is None:
+            raise PlanError(
+                f"window {utc_text(plan.window.start)} was planned, but its rows cannot be read now; nothing was drawn"
+            )
         contributions, fixes = by_planned_cells(plan, rows.contributions), rows.fixes
         planned_box = None if plan.histogram is None else plan.histogram.box
         if planned_box != histogram_box(self.config):
@@ -94,11 +138,13 @@ class WindowStatistics:
         columns = draw(plan, contributions, noise)
         return Drawn(contributions.counts, columns, draw_histograms(plan, fixes, noise))
 
-    def compose(self, plan: Plan, drawn: Drawn, memory: bytes, number: int) -> tuple[list[Message], bytes]:
+    def compose(self, plan: Plan, drawn: Drawn | None, memory: bytes, number: int) -> tuple[list[Message], bytes]:
         """Every message, close marker last, of the window that is committed as ``number``; and the memory it leaves.
 
         The memory is empty where the window leaves it as it was. Pure: it may be called again with another number.
         """
+        if drawn is None:
+            return compose_withheld(plan, self.config, number), b""
         before = decode_memory(memory)
         counts, columns = drawn.counts, drawn.columns
         messages, after = compose(plan, counts, columns, self.config, before, drawn.histograms, sequence=number)

@@ -63,6 +63,11 @@ class FeedKeys:
         return self._named("closed")
 
     @property
+    def set_aside(self) -> str:
+        """Hash, timeslot -> why its window cannot be closed."""
+        return self._named("set-aside")
+
+    @property
     def lease(self) -> str:
         """Who is closing windows now; gone some seconds after they are."""
         return self._named("lease")

@@ -45,6 +45,7 @@ class Released(msgspec.Struct, frozen=True):
     messages: int
     digest: str
     suppressed: int = 0
+    withheld: bool = False
 
 
 class ReleaseStore:
@@ -64,6 +65,18 @@ class ReleaseStore:
     async def remember(self, slot: int, released: Released) -> None:
         """From now on the window is released."""
         await self._redis.hset(self._keys.closed, str(slot), msgspec.json.encode(released))
+
+    async def set_aside(self, slot: int, reason: str) -> None:
+        """Close the window no more: its content fails. Its rows stay until nothing of their period can be released."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(self._keys.set_aside, str(slot), reason)
+            pipe.sadd(self._keys.sealed, slot)
+            pipe.zrem(self._keys.slots, slot)
+            await pipe.execute()
+
+    async def slots_set_aside(self) -> set[int]:
+        """Timeslots whose windows were set aside."""
+        return {int(slot) for slot in await self._redis.hkeys(self._keys.set_aside)}
 
     async def released_or_committed(self, slot: int) -> tuple[Released | None, bytes | None]:
         """The release record and the committed bytes, as of one moment."""

@@ -112,8 +112,8 @@ async def test_a_worker_that_would_know_users_by_another_name_releases_nothing(
     settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url}
     before, after = bus_config(tmp_path, **settings), bus_config(tmp_path, **(settings | change))
     await create_topics(before)
-    await verify_ledger(before, redis)
     await store(redis, before, random_rows(4, 60))
+    await verify_ledger(before, redis)
     with pytest.raises(LedgerError, match="second budget in the same period"):
         await verify_ledger(after, redis)
     (report,) = await close_windows(after, [SLOT])
