@@ -27,7 +27,7 @@ def test_the_sensitivity_is_the_worst_change_over_all_values_of_one_user(samples
 
 def test_the_printed_item_level_variance_sensitivity_is_wrong() -> None:
     """U²(L−1)/L would be L times too large: the true item-level value is U²(L−1)/L²."""
-    upper, users = 100, 5
+    upper, users = 100, 3
     counts = group([(1, user, 0, 0) for user in range(users)], upper).counts
     expected = Fraction(upper**2 * (users - 1), users**2)
     assert set(Variance(upper, 1).sensitivities(counts, counts.samples).tolist()) == {int(-(-expected // 1))}

@@ -102,7 +102,7 @@ PLAN = (
         "(-(-moved // unit)).astype(np.int64)",
         "(moved // unit).astype(np.int64)",
         "tests/dpcore/test_variance.py",
-        "sensitivity_is_the_worst",
+        "item_level",
     ),
     Bug(
         "distribution: a moved value leaves one node and enters none",
