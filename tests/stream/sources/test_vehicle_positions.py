@@ -91,20 +91,13 @@ def test_no_bytes_make_the_decoder_raise_anything_else(noise: bytes, seed: int) 
         assert len(snapshot.vehicles) == len(snapshot.time) == len(snapshot.speed)
 
 
-@pytest.mark.parametrize(
-    ("name", "vehicles", "with_speed", "refused"),
-    [
-        ("delhi-2025-09-11", 1707, 1707, {"no-place": 7, "time-in-future": 1}),
-        ("edmonton-2018-03-18", 132, 0, {}),
-        ("aomori-2022-10-22", 37, 0, {}),
-    ],
-)
-def test_what_agencies_publish_is_read(
-    shared_data: Path, name: str, vehicles: int, with_speed: int, refused: dict[str, int]
-) -> None:
-    snapshot = decode_snapshot((shared_data / "gtfs-rt" / f"{name}.pb").read_bytes())
-    assert (len(snapshot.vehicles), int((snapshot.speed >= 0).sum()), dict(snapshot.refused)) == (
-        vehicles,
-        with_speed,
-        refused,
-    )
+def test_what_agencies_publish_is_read(shared_data: Path) -> None:
+    published = {
+        "delhi-2025-09-11": (1707, 1707, {"no-place": 7, "time-in-future": 1}),
+        "edmonton-2018-03-18": (132, 0, {}),
+        "aomori-2022-10-22": (37, 0, {}),
+    }
+    for name, expected in published.items():
+        snapshot = decode_snapshot((shared_data / "gtfs-rt" / f"{name}.pb").read_bytes())
+        found = len(snapshot.vehicles), int((snapshot.speed >= 0).sum()), dict(snapshot.refused)
+        assert found == expected, name
