@@ -62,6 +62,7 @@ def bench_config(bootstrap: str, redis_url: str) -> Config:
                 "timezone": "Asia/Kolkata",
                 "domain": {"south": 20.9, "west": 72.6, "north": 21.4, "east": 73.1},
             },
+            "window": {"lateness": "event-time"},
             "privacy": {"epsilon": 2.0, "budget": 48.0},
             "hexagons": {"resolution": 7},
             "speed": {"upper_bound": 65.0},

@@ -8,9 +8,10 @@ import multiprocessing
 import os
 import tempfile
 import threading
-import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 
 import faust
@@ -42,7 +43,7 @@ from stream.storage.lease import Lease
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
-from stream.windows import utc_text, watermark
+from stream.windows import read_through, utc_text, watermark
 
 log = structlog.get_logger()
 
@@ -105,14 +106,39 @@ class Ingesting(Service):
             await self._producer.stop()
 
 
+class ClosingOrder:
+    """Which due window of a live feed is closed next: one that is newer than all before it, else the oldest.
+
+    So the newest waits for one other at most, however many are due. One whose closing failed has its next turn after
+    all others.
+    """
+
+    def __init__(self) -> None:
+        self._newest = -1
+        self._tried: set[int] = set()
+
+    def following(self, due: Sequence[int]) -> int:
+        """The next of ``due`` (ascending, not empty)."""
+        self._tried &= set(due)
+        waiting = [slot for slot in due if slot not in self._tried]
+        if not waiting:
+            self._tried.clear()
+            waiting = list(due)
+        slot = waiting[-1] if waiting[-1] > self._newest else waiting[0]
+        self._newest = max(self._newest, slot)
+        self._tried.add(slot)
+        return slot
+
+
 class Watching(Service):
-    """Watches the watermark and has due windows closed in a process of their own, oldest first."""
+    """Watches how far the feed was read and has due windows closed in a process of their own."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()
         self._worker = worker
         self._pool: ProcessPoolExecutor | None = None
         self._deaths = 0
+        self._order = ClosingOrder()
 
     @Service.task
     async def _watch(self) -> None:
@@ -132,7 +158,11 @@ class Watching(Service):
     async def _close_alone(self, due: list[int]) -> float:
         """Close what is due unless another worker is at it: it would do the same work, and one of both in vain."""
         async with self._worker.lease.hold() as mine:
-            return await self._close(due) if mine else _LOOK_SECONDS
+            if not mine:
+                return _LOOK_SECONDS
+            # A recording is released in its order: smoothing goes forward, and early windows spend budgets first.
+            recorded = self._worker.config.window.lateness == "event-time"
+            return await self._close(due if recorded else [self._order.following(due)])
 
     async def _close(self, due: list[int]) -> float:
         if self._pool is None:
@@ -232,27 +262,35 @@ class Worker:
         return found
 
     async def due_slots(self) -> list[int]:
-        """Open slots whose window ends at or before the watermark, oldest first; updates the gauges."""
-        partitions = await self.rows.partition_times()
+        """Slots whose window takes no more events and is to be released, oldest first; updates the gauges."""
         aside = await self.store.slots_set_aside()
         self.metrics.windows_set_aside.set(len(aside))
         open_slots = await self._releasable(sorted(set(await self.rows.open_slots()) - aside))
         birth = await self._birth()
         self.metrics.open_windows.set(len(open_slots))
+        mark = await self._mark()
+        if mark is not None:
+            self.metrics.watermark_seconds.set(mark / 1e6)
         if self.config.relation == NeighbouringRelation.PARTICIPATION:
-            return await self._ticked_slots(open_slots, birth, aside)
-        window = self.config.window
-        mark = watermark(partitions, time.time_ns() // 1000, window.allowed_delay, window.idle_timeout)
-        if mark is None:
-            return []
-        self.metrics.watermark_seconds.set(mark / 1e6)
-        due = [
-            slot
-            for slot in open_slots
-            if self.slotting.window(slot).end * 1_000_000 <= mark and self.slotting.period_of(slot).start >= birth
-        ]
+            due = await self._ticked_slots(open_slots, birth, mark or 0, aside)
+        else:
+            due = [
+                slot
+                for slot in open_slots
+                if self.slotting.window(slot).end * 1_000_000 <= (mark or 0)
+                and self.slotting.period_of(slot).start >= birth
+            ]
         self.metrics.outbox_windows.set(len(due))
         return due
+
+    async def _mark(self) -> int | None:
+        """Instant (µs UTC) up to which windows that end take no more events; None while that is unknown."""
+        window, partitions = self.config.window, await self.rows.partition_times()
+        if window.lateness == "event-time":
+            return watermark(partitions, await self.rows.now_us(), window.allowed_delay, window.idle_timeout)
+        read = read_through(partitions)
+        # What was appended at the deadline is in time, so reading has to be past it.
+        return None if read is None else read - 1 - window.allowed_delay // timedelta(microseconds=1)
 
     async def _birth(self) -> float:
         """When the ledger was born: windows of periods that began before stay as they are. Says so once."""
@@ -277,23 +315,22 @@ class Worker:
     async def _begins_a_window(self, slot: int) -> bool:
         return self.slotting.window(slot).start == slot or await self.rows.in_progress(slot)
 
-    async def _ticked_slots(self, open_slots: list[int], birth: float, aside: set[int]) -> list[int]:
-        """Every slot that ended ``allowed_delay`` ago by the wall clock, visited or not, since this feed first ran."""
-        now = time.time()
-        slot = await self.rows.first_slot(self.slotting.window(int(now)).start)
+    async def _ticked_slots(self, open_slots: list[int], birth: float, mark: int, aside: set[int]) -> list[int]:
+        """Every slot that ended by ``mark`` (µs UTC), visited or not, since this feed first ran."""
+        now = await self.rows.now_us()
+        slot = await self.rows.first_slot(self.slotting.window(now // 1_000_000).start)
         for before in open_slots:
             if before < slot:  # older than the feed: it will never be released, so it is not kept
                 await self.rows.seal(before)
                 await self.rows.drop_rows(before)
         due = []
-        while (end := self.slotting.window(slot).end) + self.config.window.allowed_delay.total_seconds() <= now:
+        while (end := self.slotting.window(slot).end) * 1_000_000 <= mark:
             released = slot not in aside and self.slotting.period_of(slot).start >= birth
             if not released or await self.rows.is_closed(slot) or not await self._begins_a_window(slot):
                 await self.rows.advance_first_slot(slot, end)
             else:
                 due.append(slot)
             slot = end
-        self.metrics.outbox_windows.set(len(due))
         return due
 
     def end_soon(self) -> None:

@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
@@ -15,6 +16,7 @@ from redis.exceptions import RedisError
 from stream.config import Config
 from stream.config.servers import redacted
 from stream.connection import kafka_options
+from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.ingestion.pseudonyms import UserKeyError, key_fingerprint, load_user_key
 from stream.messages.message import OUTPUT_TOPICS, WINDOW
 from stream.messages.topics import topic_plans
@@ -22,9 +24,10 @@ from stream.protocol.ledger_check import verify_ledger
 from stream.server_version import NEEDED, REMEDY, ServerVersion
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore, StateError
-from stream.windows import utc_text
+from stream.windows import CLOCK_MARGIN_US, utc_text
 
-_MAX_SKEW_SECONDS = 2.0
+_MAX_SKEW_SECONDS = CLOCK_MARGIN_US / 1e6
+_MARGIN = f"{_MAX_SKEW_SECONDS:.0f} s"
 _MIN_OUTPUT_RETENTION = timedelta(days=1)
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -127,6 +130,8 @@ async def _kafka(config: Config) -> list[Finding]:
             there = plan.name in existing
             found = "exists" if there else "missing"
             findings.append(Finding(f"topic {plan.name}", there, found, "hexveil topics create"))
+            if there and plan.name == config.feed.topic:
+                findings += [*await _input_settings(admin, config), await _broker_clock(config)]
             if there and plan.name in OUTPUT_TOPICS:
                 # Markers tell a Redis that was set back; charges that it forgot matter until their period is over.
                 kept = config.privacy.period if plan.name == WINDOW else timedelta(0)
@@ -138,9 +143,69 @@ async def _kafka(config: Config) -> list[Finding]:
         await admin.close()
 
 
-async def _retention(admin: AIOKafkaAdminClient, topic: str, least: timedelta) -> Finding:
+async def _settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
     answers = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
-    settings = {entry[0]: entry[1] for answer in answers for resource in answer.resources for entry in resource[4]}
+    return {entry[0]: entry[1] for answer in answers for resource in answer.resources for entry in resource[4]}
+
+
+async def _input_settings(admin: AIOKafkaAdminClient, config: Config) -> list[Finding]:
+    """What the broker must do for the feed: stamp what it appends, keep all of it, and bound a batch."""
+    topic = config.feed.topic
+    settings = await _settings(admin, topic)
+    alter = (
+        f"kafka-configs --bootstrap-server {config.kafka.bootstrap} --alter --entity-type topics --entity-name {topic}"
+    )
+    stamped, policy = settings.get("message.timestamp.type", "?"), settings.get("cleanup.policy", "?")
+    largest = int(settings.get("max.message.bytes", "0"))
+    findings = [
+        Finding(
+            f"batches of {topic}",
+            0 < largest <= MAX_FETCH_BYTES and policy == "delete",
+            f"max.message.bytes {largest}, cleanup.policy {policy}",
+            f"{alter} --add-config max.message.bytes=1048588,cleanup.policy=delete: a larger batch holds up the others, "
+            "and a compacted topic forgets events",
+        )
+    ]
+    if config.window.lateness == "append-time":
+        findings.insert(
+            0,
+            Finding(
+                f"append time of {topic}",
+                stamped == "LogAppendTime",
+                f"message.timestamp.type {stamped}",
+                f"{alter} --add-config message.timestamp.type=LogAppendTime: the broker's clock says which events are in "
+                "time, and messages without its stamp are refused",
+            ),
+        )
+    return findings
+
+
+async def _broker_clock(config: Config) -> Finding:
+    """Whether any event was appended at a time that the store's clock has not reached."""
+    check, remedy = "broker clock", "synchronise the clocks of brokers and Redis (NTP)"
+    if config.window.lateness != "append-time":
+        return Finding(check, True, "not asked: window.lateness is 'event-time'")
+    async with Redis.from_url(config.redis.url) as redis:
+        ahead_ms = await RowStore(redis, config.feed.name).now_us() // 1000 + CLOCK_MARGIN_US // 1000
+    consumer = AIOKafkaConsumer(**kafka_options(config.kafka), enable_auto_commit=False)
+    await consumer.start()
+    try:
+        await consumer._client.set_topics([config.feed.topic])
+        numbers = consumer.partitions_for_topic(config.feed.topic) or ()
+        found = await consumer.offsets_for_times(
+            {TopicPartition(config.feed.topic, number): ahead_ms for number in numbers}
+        )
+    finally:
+        await consumer.stop()
+    ahead = [where for where in found.values() if where is not None]
+    if not ahead:
+        return Finding(check, True, f"nothing was appended later than Redis's clock says it is, by {_MARGIN} or more")
+    newest = max(where.timestamp for where in ahead) - ahead_ms + CLOCK_MARGIN_US // 1000
+    return Finding(check, False, f"events were appended {newest / 1000:.1f} s ahead of Redis's clock", remedy)
+
+
+async def _retention(admin: AIOKafkaAdminClient, topic: str, least: timedelta) -> Finding:
+    settings = await _settings(admin, topic)
     policy, retention = settings.get("cleanup.policy", "?"), int(settings.get("retention.ms", "-1"))
     kept = "for ever" if retention < 0 else f"{retention / 86_400_000:.1f} days"
     return Finding(

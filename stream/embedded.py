@@ -75,7 +75,7 @@ class EmbeddedFeed:
         self.late += int(np.count_nonzero(~in_time))
         first, self._offset = self._offset, self._offset + len(messages.values)
         await self._rows.append(
-            PARTITION, first, self._offset, batch.rows[in_time], offsets[batch.index[in_time]], slots[in_time], now_us
+            PARTITION, first, self._offset, batch.rows[in_time], offsets[batch.index[in_time]], slots[in_time]
         )
         self._reached_us = int(arrived[-1])
         self._report_rejected(batch, offsets)

@@ -13,6 +13,9 @@ class OperatorMetrics:
         self.events_ingested = Counter("hexveil_events_ingested", "Events appended to state.", registry=r)
         self.events_rejected = Counter("hexveil_events_rejected", "Events refused, by reason.", ["reason"], registry=r)
         self.events_late = Counter("hexveil_events_late", "Events whose window was sealed already.", registry=r)
+        self.events_skewed = Counter(
+            "hexveil_events_skewed", "Late events whose own stamp was in time: clocks differ too much.", registry=r
+        )
         self.events_duplicate = Counter("hexveil_events_duplicate", "Redelivered events already in state.", registry=r)
         self.events_lost = Counter("hexveil_events_lost", "Offsets that retention removed before reading.", registry=r)
         self.windows_closed = Counter("hexveil_windows_closed", "Windows released.", registry=r)

@@ -104,7 +104,7 @@ class LinePublisher:
 
 def ageless(config: Config) -> Config:
     """The configuration with no event too old: that bound is for live feeds."""
-    return config.model_copy(update={"window": config.window.model_copy(update={"max_age": _ANY_AGE})})
+    return config.model_copy(update={"window": config.window.model_copy(update={"given_max_age": _ANY_AGE})})
 
 
 def read_recording(

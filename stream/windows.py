@@ -28,6 +28,10 @@ _KEPT_DAYS = 1024
 MAX_SPAN_DAYS = 3660
 EARLIEST_US = 946_684_800_000_000
 """2000-01-01 in UTC: no feed is older, and clocks that lost their battery often say 1970 or 1980."""
+CLOCK_MARGIN_US = 2_000_000
+"""How far the clocks of brokers and of the store may differ; "hexveil doctor" checks it."""
+JUST_NOW_US = 15_000_000
+"""A partition last found read to its end longer ago than this may hold more by now."""
 
 
 class SpanError(ValueError):
@@ -50,10 +54,15 @@ class Period(NamedTuple):
 
 
 class PartitionTime(NamedTuple):
-    """One partition, µs UTC: the largest event time seen (None: no event yet) and when it was last heard of."""
+    """How far one partition was read, µs UTC.
+
+    ``max_event_us``: largest event time (None: no event yet). ``moved_us``: when that last grew, by the store's clock, or the
+    partition was first seen. ``read_us``: whatever the broker appended before this instant was read.
+    """
 
     max_event_us: int | None
-    last_seen_us: int
+    moved_us: int
+    read_us: int
 
 
 @dataclass(frozen=True)
@@ -171,19 +180,31 @@ class Slotting:
         return np.concatenate(parts)
 
 
+def read_through(partitions: Mapping[str, PartitionTime]) -> int | None:
+    """Instant (µs UTC) before which whatever any partition was appended has been read; None while that is unknown.
+
+    A window takes no more events once this has passed its end plus the allowed delay.
+    """
+    return min((times.read_us for times in partitions.values()), default=None)
+
+
 def watermark(
     partitions: Mapping[str, PartitionTime], now_us: int, allowed_delay: timedelta, idle_timeout: timedelta
 ) -> int | None:
-    """Time (µs UTC) before which no more events are awaited; None while that is unknown.
+    """Time (µs UTC) before which no more events of a recording are awaited; None while that is unknown.
 
-    The minimum over partitions heard of within ``idle_timeout`` of their largest event time less ``allowed_delay``. A
-    time ahead of ``now_us`` counts as ``now_us``, so a fast clock cannot close windows of a live feed, and the
-    slowest partition decides. A partition in use that has shown no event yet holds everything open until it is idle.
-    When all are idle, only the wall clock moves on, and ``now_us - allowed_delay`` closes the tail of a feed that has
-    paused or ended.
+    The minimum over partitions of their largest event time less ``allowed_delay``, so the slowest partition decides. Idle
+    ones are left out: those read to their end just now that brought no larger event time for ``idle_timeout``, which a
+    vehicle whose clock stands still cannot prevent. A time ahead of ``now_us`` (the store's clock) counts as ``now_us``. A
+    partition that has shown no event yet holds everything open until it is idle. When all are idle, only the clock moves
+    on, and ``now_us - allowed_delay`` closes the tail of a recording that has ended.
     """
     delay, timeout = allowed_delay // _MICROSECOND, idle_timeout // _MICROSECOND
-    active = [times.max_event_us for times in partitions.values() if now_us - times.last_seen_us < timeout]
+    active = [
+        times.max_event_us
+        for times in partitions.values()
+        if times.read_us - times.moved_us < timeout or now_us - times.read_us > JUST_NOW_US
+    ]
     if not active:
         seen_any = any(times.max_event_us is not None for times in partitions.values())
         return now_us - delay if seen_any else None

@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
@@ -45,6 +45,26 @@ def iso(micros: int) -> str:
     return f"{datetime.fromtimestamp(micros // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
+class TooLateError(ValueError):
+    """What would be sent is over already by the broker's clock; the message says what to do."""
+
+
+def _in_time(config: Config, blocks: Iterable[Messages]) -> Iterator[Messages]:
+    """``blocks`` as they come. Raises :class:`TooLateError` where not even the first message could be in time."""
+    unchecked = config.window.lateness == "append-time"
+    for block in blocks:
+        if unchecked and len(block.due):
+            unchecked, first = False, int(block.due.min()) // 1_000_000
+            if config.slotting.window(first).end + config.window.allowed_delay.total_seconds() < time.time():
+                raise TooLateError(
+                    f"the first event is of {iso(first * 1_000_000)}, and with window.lateness 'append-time' every event that "
+                    f"the broker gets later than {config.window.allowed_delay} after its window is late. For a recording set "
+                    "window.lateness = 'event-time' here and for the worker, or release it without Kafka: hexveil replay "
+                    "--offline"
+                )
+        yield block
+
+
 def feed_kafka(
     config: Config,
     blocks: Iterable[Messages],
@@ -54,11 +74,16 @@ def feed_kafka(
     share_read: Callable[[], float] | None,
     as_json: bool,
 ) -> None:
-    """Deliver ``blocks`` to the feed's topic and print a summary; exits 1 on a damaged recording, 3 without Kafka."""
+    """Deliver ``blocks`` to the feed's topic and print a summary.
+
+    Exits 1 on a damaged recording, 2 where all of it would be late, 3 without Kafka.
+    """
     progress, failure, interrupted = Progress(), None, False
     began = time.monotonic()
     try:
-        interrupted = asyncio.run(_deliver(config, blocks, pacer, progress, limit, share_read))
+        interrupted = asyncio.run(_deliver(config, _in_time(config, blocks), pacer, progress, limit, share_read))
+    except TooLateError as error:
+        raise refuse(error) from None
     except DeliveryError as error:
         raise refuse(error, UNREACHABLE) from None
     except RecordingError as error:

@@ -64,6 +64,12 @@ class Config(BaseSettings):
                 )
             return self
         refused = {
+            "window.lateness": (
+                self.window.lateness != "append-time",
+                "the largest event time is somebody's, so others would decide who is in time; a recording is released by "
+                "'hexveil replay --offline'",
+                "'append-time'",
+            ),
             "speed.mean_mechanism": (self.speed.mean_mechanism != "allocated", "it reads counts", "'allocated'"),
             "speed.suppression": (self.speed.suppression != "none", "chop-user drops users by raw counts", "'none'"),
             "speed.allocation": (

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from stream.config.durations import Duration, PositiveDuration
 from stream.config.section import BoundingBox, Section
 
+_LIVE_MAX_AGE, _ANY_AGE = timedelta(days=1), timedelta(days=36500)
 SPEED_TO_KMH = {"km/h": 1.0, "m/s": 3.6, "mph": 1.609344, "kn": 1.852}
 
 
@@ -86,10 +87,21 @@ class FeedConfig(Section):
 
 
 class WindowConfig(Section):
-    """Timeslots and how long to wait for them."""
+    """Timeslots, and until when an event is in time.
+
+    ``lateness`` "append-time": an event is in time if the broker appended it by the end of its window plus
+    ``allowed_delay``. "event-time", for recordings: the largest event time of each partition decides; one that was read to
+    its end and brought nothing newer for ``idle_timeout`` is not waited for.
+    """
 
     slot: Annotated[PositiveDuration, AfterValidator(_whole_seconds)] = timedelta(hours=1)
+    lateness: Literal["append-time", "event-time"] = "append-time"
     allowed_delay: Duration = timedelta(minutes=5)
     idle_timeout: PositiveDuration = timedelta(minutes=5)
     max_future: Duration = timedelta(minutes=5)
-    max_age: PositiveDuration = timedelta(days=36500)
+    given_max_age: PositiveDuration | None = Field(default=None, alias="max_age")
+
+    @property
+    def max_age(self) -> timedelta:
+        """Age on arrival beyond which an event is refused: a day for live feeds, anything since 2000 for recordings."""
+        return self.given_max_age or (_LIVE_MAX_AGE if self.lateness == "append-time" else _ANY_AGE)

@@ -28,10 +28,14 @@ from stream.windows import EARLIEST_US
 
 log = structlog.get_logger()
 
-MAX_MESSAGE_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 16
+"""Of one message; an event has some hundred."""
 _MAX_VALUE = 2**31 - 1
 _FAR_US = 2**62
 """Stands for any time beyond what int64 microseconds hold, on its side of the epoch; always refused."""
+
+
+Arrived = int | NDArray[np.int64]
 
 
 class Reason(StrEnum):
@@ -50,6 +54,8 @@ class Reason(StrEnum):
     TOO_OLD = "too-old"
     IN_FUTURE = "in-future"
     UNDECODABLE = "undecodable"
+    NOT_STAMPED = "not-stamped"
+    UNREADABLE_BATCH = "unreadable-batch"
 
 
 REASONS = tuple(Reason)
@@ -85,21 +91,25 @@ class Decoder:
         self._max_age_us = config.window.max_age // timedelta(microseconds=1)
         self._max_future_us = config.window.max_future // timedelta(microseconds=1)
 
-    def decode(self, values: Sequence[bytes | None], now_us: int) -> Batch:
-        """Decode a batch against the wall clock ``now_us``; never raises, whatever the bytes.
+    def decode(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
+        """Decode messages that arrived at ``arrived_us`` (µs UTC, of all or of each, shape (n,); below 0: not known). Never
+        raises, whatever the bytes.
 
         Should a message make the columns of its batch fail, the batch is halved until that message is alone and refused.
         """
         try:
-            return self._decoded(values, now_us)
+            return self._decoded(values, arrived_us)
         except Exception as error:
+            if not values:
+                raise
             if len(values) == 1:
                 log.error("a message is refused that no check foresaw", error=type(error).__name__)
                 return _refused(Reason.UNDECODABLE)
         middle = len(values) // 2
-        return _joined(self.decode(values[:middle], now_us), self.decode(values[middle:], now_us), middle)
+        first, second = (arrived_us, arrived_us) if isinstance(arrived_us, int) else np.split(arrived_us, [middle])
+        return _joined(self.decode(values[:middle], first), self.decode(values[middle:], second), middle)
 
-    def _decoded(self, values: Sequence[bytes | None], now_us: int) -> Batch:
+    def _decoded(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
         reason = np.full(len(values), 255, dtype=np.uint8)
         fixes: list[Any] = []
         index: list[int] = []
@@ -114,21 +124,24 @@ class Decoder:
                 reason[position] = _CODE[self._why_undecodable(value)]
             else:
                 place(position)
-        rows, sound = self._columns(fixes, np.array(index, dtype=np.int64), reason, now_us)
+        rows, sound = self._columns(fixes, np.array(index, dtype=np.int64), reason, arrived_us)
         rejected = np.flatnonzero(reason != 255)
         return Batch(rows, sound, self._slotting.slot_starts(rows["time"].astype(np.int64)), rejected, reason[rejected])
 
     def _columns(
-        self, fixes: list[Any], index: NDArray[np.int64], reason: NDArray[np.uint8], now_us: int
+        self, fixes: list[Any], index: NDArray[np.int64], reason: NDArray[np.uint8], arrived_us: Arrived
     ) -> tuple[NDArray[np.void], NDArray[np.int64]]:
         users, times, lats, lngs, speeds = (list(map(getter, fixes)) for getter in self._format.getters)
         time, lat, lng, speed = _times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
         pseudonym, verdict = self._pseudonymise(users)
+        arrived = arrived_us if isinstance(arrived_us, int) else arrived_us[index]
+        oldest = np.maximum(arrived - self._max_age_us, EARLIEST_US)
         domain = self._domain
         inside = (lat >= domain.south) & (lat <= domain.north) & (lng >= domain.west) & (lng <= domain.east)
         for failed, why in (
-            (time < max(now_us - self._max_age_us, EARLIEST_US), Reason.TOO_OLD),
-            (time > now_us + self._max_future_us, Reason.IN_FUTURE),
+            (np.less(arrived, 0), Reason.NOT_STAMPED),
+            (time < oldest, Reason.TOO_OLD),
+            (time > arrived + self._max_future_us, Reason.IN_FUTURE),
             (speed < 0, Reason.NEGATIVE_SPEED),
             (~inside, Reason.OUT_OF_DOMAIN),
         ):

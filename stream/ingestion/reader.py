@@ -7,11 +7,12 @@ import contextlib
 import functools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Protocol, TypeVar
 
 import numpy as np
 import structlog
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from numpy.typing import NDArray
 from prometheus_client import Counter, Gauge
@@ -20,10 +21,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from stream.config import Config
-from stream.connection import kafka_options
-from stream.ingestion.decoding import REASONS, Batch, Decoder
+from stream.ingestion.bounded import BoundedConsumer, FeedRecord
+from stream.ingestion.decoding import REASONS, Arrived, Batch, Decoder, Reason
 from stream.messages.message import Message, rejected_message
-from stream.storage.row_store import Appended, Behind, RowStore
+from stream.storage.row_store import Appended, Arrivals, Behind, ReadThrough, RowStore
+from stream.windows import CLOCK_MARGIN_US
 
 log = structlog.get_logger()
 
@@ -31,6 +33,7 @@ BATCH_MESSAGES = 10_000
 """Messages per poll: some 30 ms of decoding, so heartbeats never wait long."""
 _COMMIT_SECONDS = 5.0
 _LAG_SECONDS = 5.0
+_LOOK_SECONDS = 1.0
 _BACKOFF_SECONDS = (0.1, 5.0)
 _REPORTS_WAITING = 1_000
 _REPORT_SECONDS = 5.0
@@ -45,6 +48,7 @@ class IngestMetrics(Protocol):
     events_ingested: Counter
     events_rejected: Counter
     events_late: Counter
+    events_skewed: Counter
     events_duplicate: Counter
     events_lost: Counter
     redis_errors: Counter
@@ -64,43 +68,44 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._decoder = decoder
         self._metrics = metrics
         self._report = report
-        self._consumer: AIOKafkaConsumer | None = None
+        self._bounded: BoundedConsumer | None = None
         self._stopping = asyncio.Event()
         self._done = asyncio.Event()
         self._done.set()
         self._reports: asyncio.Queue[Message] = asyncio.Queue(_REPORTS_WAITING)
         self._position: dict[TopicPartition, int] = {}
         self._stored: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, tuple[int, int]] = {}
+        """Of partitions not yet read so far: an offset at which each ended, and when (µs UTC)."""
+        window = config.window
+        self._by_append_time = window.lateness == "append-time"
+        self._delay_us = window.allowed_delay // timedelta(microseconds=1)
+        self._deadline = functools.lru_cache(maxsize=4096)(self._deadline_of)
         self.assigned = asyncio.Event()
-        """Set once this worker has its partitions and state awaits what they hold; no window may be closed before."""
+        """Set once this worker has its partitions."""
 
     async def run(self) -> None:
         """Read until :meth:`stop`; survives Redis being away by waiting and trying the same batch again.
 
         Raises :class:`stream.storage.row_store.StateError` where the feed belongs to another user key.
         """
-        self._consumer = consumer = AIOKafkaConsumer(
-            **kafka_options(self._config.kafka),
-            group_id=self._config.kafka.group,
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            fetch_max_bytes=64 << 20,
-            max_partition_fetch_bytes=8 << 20,
-            metadata_max_age_ms=30_000,
-        )
+        self._bounded = bounded = BoundedConsumer(self._config.kafka)
+        consumer = bounded.kafka
         self._done.clear()
-        reporter = asyncio.create_task(self._send_reports())
+        beside = [asyncio.create_task(self._send_reports())]
         try:
             await self._retry(lambda: self._rows.claim_key(self._decoder.key_fingerprint))
             await consumer.start()
             consumer.subscribe([self._config.feed.topic], listener=self)
-            await self._read(consumer)
+            beside.append(asyncio.create_task(self._look_for_ends(consumer)))
+            await self._read(bounded)
         except RedisError:
             if not self._stopping.is_set():
                 raise
             log.warning("stopped while redis was unreachable; what was not stored is read again")
         finally:
-            reporter.cancel()
+            for task in beside:
+                task.cancel()
             await consumer.stop()
             self._done.set()
 
@@ -109,12 +114,14 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._stopping.set()
         await self._done.wait()
 
-    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+    async def _read(self, bounded: BoundedConsumer) -> None:
+        consumer = bounded.kafka
         committed = measured = time.monotonic()
         pause, longest = _BACKOFF_SECONDS
         while not self._stopping.is_set():
             try:
-                batches = await consumer.getmany(timeout_ms=250, max_records=BATCH_MESSAGES)
+                # Positions are noted before any await: a rebalance meanwhile may seek.
+                batches = await bounded.gather(BATCH_MESSAGES, 250, self._advance)
             except OffsetOutOfRangeError as error:
                 await self._find_again(consumer, error.args[0])
                 continue
@@ -122,14 +129,17 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
                 continue  # asked before on_partitions_assigned could say where to begin
             except KafkaError as error:
                 log.warning("kafka refuses to be read, trying again", reason=str(error), seconds=pause)
+                # What was read before the error is lost to us, though the consumer is past it.
+                for partition in consumer.assignment() & self._position.keys():
+                    self._go_to(partition, self._position[partition])
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, longest)
                 continue
             pause = _BACKOFF_SECONDS[0]
-            # Before any await: a rebalance meanwhile may seek, and these records were read from the position of now.
-            begins = {partition: self._advance(partition, records) for partition, records in batches.items()}
-            for partition, records in batches.items():
-                await self._take(partition, records, begins[partition])
+            for partition, begin, records in batches:
+                await self._take(partition, records, begin)
+            self._report_skipped(bounded)
+            await self._note_ends(consumer)
             now = time.monotonic()
             if now - committed >= _COMMIT_SECONDS:
                 committed = now
@@ -142,13 +152,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             await asyncio.wait_for(self._reports.join(), _REPORT_SECONDS)
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Go on where state ends, and have it await every partition of the topic before windows close."""
-        consumer, topic = self._consumer, self._config.feed.topic
-        assert consumer is not None
-        everyone = {TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()}
+        """Go on where state ends."""
         try:
-            now_us = time.time_ns() // 1000
-            await self._retry(lambda: self._rows.awaken(map(_name, everyone | set(assigned)), now_us))
             offsets = await self._retry(self._rows.next_offsets)
         except RedisError:
             return  # only while stopping
@@ -165,16 +170,64 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         for partition in revoked:
             self._position.pop(partition, None)
             self._stored.pop(partition, None)
+            self._ends.pop(partition, None)
+
+    async def _look_for_ends(self, consumer: AIOKafkaConsumer) -> None:
+        """Ask where partitions end, over and over; what does not answer is asked again, and windows wait for it."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                await self._look(consumer)
+            except (KafkaError, RedisError, OSError) as error:
+                log.info("ends of partitions not known, asking again", reason=str(error))
+
+    async def _look(self, consumer: AIOKafkaConsumer) -> None:
+        # The time is taken first: what is appended after it may or may not lie before the ends.
+        now_us = await self._rows.now_us() - CLOCK_MARGIN_US
+        mine = [partition for partition in consumer.assignment() if partition not in self._ends]
+        if await consumer._client.force_metadata_update():
+            numbers = consumer.partitions_for_topic(self._config.feed.topic) or ()
+            names = [_name(TopicPartition(self._config.feed.topic, number)) for number in sorted(numbers)]
+            if names:
+                await self._rows.list_partitions(names, now_us)
+        for partition, end in (await consumer.end_offsets(mine)).items() if mine else ():
+            self._ends[partition] = (end, now_us)
+
+    async def _note_ends(self, consumer: AIOKafkaConsumer) -> None:
+        """Tell state of partitions that were read to where they ended; what reading returned is stored by now."""
+        found, mine = [], consumer.assignment()
+        for partition, (end, time_us) in list(self._ends.items()):
+            if partition not in mine:
+                del self._ends[partition]
+                continue
+            try:
+                position = await consumer.position(partition)
+            except IllegalStateError:
+                continue  # revoked meanwhile
+            if position >= end:
+                found.append(ReadThrough(_name(partition), self._stored.get(partition), position, time_us))
+        if not found:
+            return
+        behind = await self._retry(lambda: self._rows.read_through(found))
+        for entry in found:
+            topic, _, number = entry.partition.rpartition("/")
+            partition = TopicPartition(topic, int(number))
+            self._ends.pop(partition, None)
+            if entry.partition not in behind:
+                self._stored[partition] = self._position[partition] = entry.position
+
+    def _deadline_of(self, slot: int) -> int:
+        return self._config.slotting.window(slot).end * 1_000_000 + self._delay_us
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
-        assert self._consumer is not None
+        assert self._bounded is not None
         try:
-            self._consumer.seek(partition, offset)
+            self._bounded.kafka.seek(partition, offset)
         except IllegalStateError:
             return  # revoked meanwhile; its next owner asks state as well
         self._position[partition] = offset
 
-    def _advance(self, partition: TopicPartition, records: Sequence[ConsumerRecord]) -> int:
+    def _advance(self, partition: TopicPartition, records: Sequence[FeedRecord]) -> int:
         """Offset from which ``records`` were read without a gap; the position moves past them."""
         begin: int = min(self._position.get(partition, records[0].offset), records[0].offset)
         self._position[partition] = records[-1].offset + 1
@@ -199,15 +252,20 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
                 self._stored[partition] = begin
             self._go_to(partition, begin)
 
-    async def _take(self, partition: TopicPartition, records: Sequence[ConsumerRecord], begin: int) -> None:
-        now_us = time.time_ns() // 1000
-        batch = self._decoder.decode([record.value for record in records], now_us)
+    async def _take(self, partition: TopicPartition, records: Sequence[FeedRecord], begin: int) -> None:
+        appended = await self._arrivals(records)
+        batch = self._decoder.decode([record.value for record in records], appended)
         offsets = np.fromiter((record.offset for record in records), np.int64, len(records))
         following = int(offsets[-1]) + 1
+        arrivals = None
+        if isinstance(appended, np.ndarray):
+            # A clock that goes back, or a leader whose clock is behind the last one's, makes nothing arrive earlier.
+            rising = np.maximum.accumulate(appended)
+            arrivals = Arrivals(rising[batch.index], int(rising[-1]), self._deadline)
 
         async def append() -> Appended:
             return await self._rows.append(
-                _name(partition), begin, following, batch.rows, offsets[batch.index], batch.slots, now_us
+                _name(partition), begin, following, batch.rows, offsets[batch.index], batch.slots, arrivals
             )
 
         try:
@@ -221,27 +279,34 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._metrics.events_ingested.inc(result.appended)
         self._metrics.events_duplicate.inc(result.duplicates)
         self._metrics.events_late.inc(result.late)
+        self._metrics.events_skewed.inc(result.skewed)
         if len(batch.rejected):
             self._report_rejected(partition, batch, offsets)
+
+    async def _arrivals(self, records: Sequence[FeedRecord]) -> Arrived:
+        """When the broker appended each record, µs UTC; of a recording, now."""
+        if not self._by_append_time:
+            return await self._retry(self._rows.now_us)
+        return np.fromiter((record.appended_us for record in records), np.int64, len(records))
 
     def _report_rejected(self, partition: TopicPartition, batch: Batch, offsets: NDArray[np.int64]) -> None:
         for code in np.unique(batch.reason).tolist():
             where = offsets[batch.rejected[batch.reason == code]]
-            reason = REASONS[code].value
-            self._metrics.events_rejected.labels(reason).inc(len(where))
-            message = rejected_message(
-                self._config.feed.name,
-                reason,
-                partition.topic,
-                partition.partition,
-                int(where[0]),
-                int(where[-1]),
-                len(where),
-            )
-            try:
-                self._reports.put_nowait(message)
-            except asyncio.QueueFull:
-                log.warning("rejections not reported: the topic for them is too slow", reason=reason, count=len(where))
+            self._reject(REASONS[code], partition, int(where[0]), int(where[-1]), len(where))
+
+    def _report_skipped(self, bounded: BoundedConsumer) -> None:
+        for partition, first, last in bounded.skipped:
+            self._reject(Reason.UNREADABLE_BATCH, partition, first, last, last - first + 1)
+        bounded.skipped.clear()
+
+    def _reject(self, reason: Reason, partition: TopicPartition, first: int, last: int, count: int) -> None:
+        self._metrics.events_rejected.labels(reason.value).inc(count)
+        feed = self._config.feed.name
+        message = rejected_message(feed, reason.value, partition.topic, partition.partition, first, last, count)
+        try:
+            self._reports.put_nowait(message)
+        except asyncio.QueueFull:
+            log.warning("rejections not reported: the topic for them is too slow", reason=reason.value, count=count)
 
     async def _send_reports(self) -> None:
         """Reports have a queue of their own, so that a topic which does not answer never holds up the feed."""

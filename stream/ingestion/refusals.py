@@ -32,8 +32,8 @@ _AT_FAULT = {
 }
 """Fields that an example of a reason shows."""
 _OF_ANOTHER_TIME = {
-    Reason.TOO_OLD: "Likely a recording, which a live feed refuses: raise window.max_age here and for the worker, or release "
-    "it by 'hexveil replay --offline'. Times before 2000 are those of clocks that were never set.",
+    Reason.TOO_OLD: "Likely a recording, which a live feed refuses: set window.lateness to 'event-time' here and for the "
+    "worker, or release it by 'hexveil replay --offline'. Times before 2000 are those of clocks that were never set.",
     Reason.IN_FUTURE: "Likely clocks that run ahead: correct them; window.max_future says by how much they may.",
 }
 _UNITS = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import TopicAlreadyExistsError, for_code
@@ -19,11 +20,21 @@ _LISTED_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class TopicPlan:
-    """A topic as it should be: partitions and retention in ms (cleanup policy ``delete``)."""
+    """A topic as it should be: partitions, retention in ms (cleanup policy ``delete``) and further settings."""
 
     name: str
     partitions: int
     retention_ms: int
+    further: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Settings of the topic, by the broker's names."""
+        return {"cleanup.policy": "delete", "retention.ms": str(self.retention_ms)} | dict(self.further)
+
+
+INPUT_SETTINGS = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": "1048588"}
+"""The broker's clock says what is in time; a batch has at most 1 MiB on disk (Kafka's default, whatever the broker's)."""
 
 
 OUTPUT_PLANS = (
@@ -36,7 +47,7 @@ OUTPUT_PLANS = (
 
 def topic_plans(config: Config) -> list[TopicPlan]:
     """Input and output topics of a deployment."""
-    return [TopicPlan(config.feed.topic, 4, 7 * _DAY_MS), *OUTPUT_PLANS]
+    return [TopicPlan(config.feed.topic, 4, 7 * _DAY_MS, INPUT_SETTINGS), *OUTPUT_PLANS]
 
 
 async def create_topics(config: Config) -> dict[str, str]:
@@ -50,8 +61,7 @@ async def create_topics(config: Config) -> dict[str, str]:
     result: dict[str, str] = {}
     try:
         for plan in topic_plans(config):
-            settings = {"cleanup.policy": "delete", "retention.ms": str(plan.retention_ms)}
-            topic = NewTopic(plan.name, plan.partitions, config.kafka.replication_factor, topic_configs=settings)
+            topic = NewTopic(plan.name, plan.partitions, config.kafka.replication_factor, topic_configs=plan.settings)
             response = await client.create_topics([topic])
             for error in response.topic_errors:
                 code = error[1]

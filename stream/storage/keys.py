@@ -28,8 +28,18 @@ class FeedKeys:
 
     @property
     def seen(self) -> str:
-        """Hash, partition -> when it was last heard of, µs."""
+        """Hash, partition -> when its largest event time last grew, µs."""
         return self._named("seen")
+
+    @property
+    def read(self) -> str:
+        """Hash, partition -> instant before which whatever it was appended has been read, µs."""
+        return self._named("read")
+
+    @property
+    def partitions(self) -> str:
+        """Hash, every partition of the topic -> when the topic was last listed, µs."""
+        return self._named("partitions")
 
     @property
     def user_key(self) -> str:

@@ -3,12 +3,13 @@
 A batch of one partition becomes one blob per timeslot, appended by one Lua call that also moves the partition's offset;
 rows below the stored offset are trimmed, so a second delivery, also with other batch boundaries or by a former owner
 of the partition, changes nothing. A batch beyond the stored offset is refused, so nothing is skipped where Redis was set
-back. A sealed slot takes no more rows.
+back. A sealed slot takes no more rows, and no slot takes rows that the broker appended after its deadline: both are
+decided in the call that stores them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -44,17 +45,70 @@ class Behind(Exception):  # noqa: N818 - an answer of the state, not a fault
         self.stored = stored
 
 
+_READ_THROUGH = """
+-- KEYS: offsets, read; ARGV per partition: name, offset that the reader stored up to ('' = none), its position, time (µs)
+-- A position may lie beyond what was stored: marks of transactions take offsets. Returns the partitions of which the store
+-- knows less than the reader stored, with nothing written for them.
+local behind = {}
+for i = 1, #ARGV, 4 do
+  local known = redis.call('HGET', KEYS[1], ARGV[i])
+  if ARGV[i + 1] ~= '' and (not known or tonumber(known) < tonumber(ARGV[i + 1])) then
+    behind[#behind + 1] = ARGV[i]
+  else
+    if not known or tonumber(known) < tonumber(ARGV[i + 2]) then redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 2]) end
+    local read = redis.call('HGET', KEYS[2], ARGV[i])
+    if not read or tonumber(read) < tonumber(ARGV[i + 3]) then redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 3]) end
+  end
+end
+return behind
+"""
+
+_LIST = """
+-- KEYS: partitions, seen; ARGV: time (µs), then every partition of the topic
+redis.call('DEL', KEYS[1])
+for i = 2, #ARGV do
+  redis.call('HSET', KEYS[1], ARGV[i], ARGV[1])
+  redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[1])
+end
+"""
+
 _ADVANCE = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
 """
 
 
 class Appended(NamedTuple):
-    """Rows of one call: taken, known already, too late."""
+    """Rows of one call: taken, known already, late; ``skewed`` of the late ones were appended in time by their own stamp,
+    but the partition had been read past it: the clocks of brokers and store differ by more than they may.
+    """
 
     appended: int
     duplicates: int
     late: int
+    skewed: int = 0
+
+
+class Arrivals(NamedTuple):
+    """When the broker appended the messages of a batch, µs UTC, each no earlier than the one before it.
+
+    ``rows``: of each row, shape (n,); ``last``: of the last message, whether it gave a row or not; ``deadline``: until when
+    rows of the slot that begins at its argument (epoch seconds) are in time.
+    """
+
+    rows: NDArray[np.int64]
+    last: int
+    deadline: Callable[[int], int]
+
+
+class ReadThrough(NamedTuple):
+    """A partition that was read to its end: its offsets ``stored`` so far (None: none yet), where reading stands, and the
+    time (µs UTC) before which everything it was appended lies before that ``position``.
+    """
+
+    partition: str
+    stored: int | None
+    position: int
+    time_us: int
 
 
 class RowStore:
@@ -66,6 +120,11 @@ class RowStore:
         script = resources.files("stream.storage").joinpath("lua", "append.lua").read_text(encoding="utf-8")
         self._append = redis.register_script(script)
 
+    async def now_us(self) -> int:
+        """The store's clock, µs UTC: one for all workers."""
+        seconds, micros = await self._redis.time()
+        return int(seconds) * 1_000_000 + int(micros)
+
     async def append(
         self,
         partition: str,
@@ -74,24 +133,42 @@ class RowStore:
         rows: NDArray[np.void],
         offsets: NDArray[np.int64],
         slots: NDArray[np.int64],
-        now_us: int,
+        arrivals: Arrivals | None = None,
     ) -> Appended:
         """Append ``rows`` with their ascending message ``offsets`` and timeslot starts ``slots``, all of shape (n,).
 
         The batch covers offsets first_offset..next_offset-1 of ``partition`` ("topic/number"), rejected ones and those
-        the log has no message for included. Raises :class:`Behind` where offsets before it are not in state.
+        the log has no message for included. Rows that were appended after the deadline of their slot are late; without
+        ``arrivals`` only those of sealed slots are. Raises :class:`Behind` where offsets before it are not in state.
         """
         named = self._keys
         largest = str(int(rows["time"].max())) if len(rows) else ""
-        keys = [named.offsets, named.watermarks, named.seen, named.slots, named.sealed]
-        args: list[str | int | bytes] = [partition, first_offset, next_offset, now_us, largest]
+        keys = [named.offsets, named.watermarks, named.seen, named.read, named.slots, named.sealed]
+        args: list[str | int | bytes] = [partition, first_offset, next_offset, largest]
+        args.append("" if arrivals is None else arrivals.last)
         for slot, part in _by_slot(slots):
             keys.append(named.rows(slot))
-            args += [slot, rows[part].tobytes(), offsets[part].astype("<i8").tobytes()]
+            in_time, deadline = rows[part], ""
+            if arrivals is not None:
+                deadline = str(arrivals.deadline(slot))
+                in_time = in_time[: np.searchsorted(arrivals.rows[part], int(deadline), side="right")]
+            args += [slot, deadline, in_time.tobytes(), offsets[part].astype("<i8").tobytes()]
         answer = await self._append(keys=keys, args=args)
         if len(answer) == 1:
             raise Behind(partition, answer[0])
         return Appended(*answer)
+
+    async def read_through(self, found: Sequence[ReadThrough]) -> list[str]:
+        """Remember partitions that were read to their end; returns those of which the store knows less than was stored."""
+        if not found:
+            return []
+        arguments = [("" if part is None else part) for entry in found for part in entry]
+        behind = await self._redis.eval(_READ_THROUGH, 2, self._keys.offsets, self._keys.read, *arguments)
+        return [name.decode() for name in behind]
+
+    async def list_partitions(self, partitions: Iterable[str], time_us: int) -> None:
+        """Remember which partitions the topic had at ``time_us`` (µs UTC); windows wait for each of them."""
+        await self._redis.eval(_LIST, 2, self._keys.partitions, self._keys.seen, time_us, *partitions)
 
     async def claim_key(self, fingerprint: str) -> None:
         """Bind the feed to one user key: with two, a user would have two pseudonyms and two budgets.
@@ -110,12 +187,6 @@ class RowStore:
         """Whether the feed is bound to a user key yet."""
         return bool(await self._redis.exists(self._keys.user_key))
 
-    async def awaken(self, partitions: Iterable[str], now_us: int) -> None:
-        """Count ``partitions`` as heard of now: until idle again, what they hold unread keeps windows open."""
-        moments = dict.fromkeys(partitions, now_us)
-        if moments:
-            await self._redis.hset(self._keys.seen, mapping=moments)
-
     async def move(self, partition: str, stored: int, offset: int) -> None:
         """Let ``partition`` go on at ``offset``, because its log no longer has ``stored``; no change if another did."""
         await self._redis.eval(_MOVE, 1, self._keys.offsets, partition, stored, offset)
@@ -126,12 +197,19 @@ class RowStore:
         return {partition.decode(): int(offset) for partition, offset in found.items()}
 
     async def partition_times(self) -> dict[str, PartitionTime]:
-        """Largest event time and last arrival of every partition in use."""
-        largest = await self._redis.hgetall(self._keys.watermarks)
-        seen = await self._redis.hgetall(self._keys.seen)
+        """How far each partition of the topic was read; of what it was appended after the topic was last listed, nothing."""
+        named = self._keys
+        async with self._redis.pipeline(transaction=True) as pipe:
+            for key in (named.partitions, named.watermarks, named.seen, named.read):
+                pipe.hgetall(key)
+            listed, largest, moved, read = await pipe.execute()
         return {
-            partition.decode(): PartitionTime(int(largest[partition]) if partition in largest else None, int(moment))
-            for partition, moment in seen.items()
+            partition.decode(): PartitionTime(
+                int(largest[partition]) if partition in largest else None,
+                int(moved.get(partition, time_us)),
+                min(int(read.get(partition, 0)), int(time_us)),
+            )
+            for partition, time_us in listed.items()
         }
 
     async def open_slots(self) -> list[int]:

@@ -136,6 +136,7 @@ async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_
             HEXVEIL_REDIS__URL=redis_url,
             HEXVEIL_OPERATOR__PORT=str(free_port()),
             HEXVEIL_PRIVACY__USER_KEY_FILE=str(tmp_path / "user.key"),
+            HEXVEIL_WINDOW__LATENESS="event-time",
             HEXVEIL_WINDOW__IDLE_TIMEOUT="2s",
         ),
         cwd=tmp_path,
@@ -145,7 +146,7 @@ async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_
         sent = await asyncio.to_thread(
             subprocess.run,
             [*command, "replay", str(recording), *at, "--format", "canonical"],
-            env=secured.environment("source"),
+            env=secured.environment("source", HEXVEIL_WINDOW__LATENESS="event-time"),
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -54,6 +54,7 @@ def test_every_command_of_the_page_does_what_the_page_says(
         "HEXVEIL_REDIS__URL": redis_url,
         "HEXVEIL_PUBLIC__PORT": str(public),
         "HEXVEIL_OPERATOR__PORT": str(operator),
+        "HEXVEIL_WINDOW__LATENESS": "event-time",
         "HEXVEIL_WINDOW__IDLE_TIMEOUT": "2s",
     }
     desk = Desk(tmp_path, environment, addresses)

@@ -19,7 +19,7 @@ from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.messages.lines import read_line
 from stream.messages.message import HEXAGON_SPEED, REJECTED, WINDOW, Message
-from stream.offline import replay_offline
+from stream.offline import ageless, replay_offline
 from stream.sources.delivery import Pacer, Progress
 from stream.sources.messages import Messages
 from stream.sources.replay import Replay
@@ -86,7 +86,11 @@ async def test_an_event_is_in_time_until_its_window_and_the_delay_are_over_by_th
     deadline = NOON_US + HOUR_US + 300_000_000
     early, last, late = (NOON_US, NOON_US), (deadline, NOON_US + 1), (deadline + 1, NOON_US + 2)
     feed = EmbeddedFeed(
-        config, RowStore(redis, "bus"), Decoder(config, load_user_key(tmp_path / "k")), lambda message: None, None
+        config,
+        RowStore(redis, "bus"),
+        Decoder(ageless(config), load_user_key(tmp_path / "k")),
+        lambda message: None,
+        None,
     )
     await feed.send(arriving(early, last))
     assert (feed.late, await feed.due_slots()) == (0, [])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream.windows import PartitionTime, Slotting, SpanError, Window, utc_text, watermark
+from stream.windows import PartitionTime, Slotting, SpanError, Window, read_through, utc_text, watermark
 
 ZONES = [
     "America/Chicago",
@@ -138,38 +138,53 @@ DELAY, IDLE = timedelta(seconds=300), timedelta(seconds=600)
 NOW = 1_490_000_000 * SECOND
 
 
-def test_the_slowest_live_partition_decides():
-    partitions = {"t/0": PartitionTime(NOW - 10 * SECOND, NOW), "t/1": PartitionTime(NOW - 900 * SECOND, NOW)}
+def at(event: int | None, moved: int = NOW, read: int = NOW) -> PartitionTime:
+    return PartitionTime(event, moved, read)
+
+
+def test_the_slowest_partition_decides():
+    partitions = {"t/0": at(NOW - 10 * SECOND), "t/1": at(NOW - 900 * SECOND)}
     assert watermark(partitions, NOW, DELAY, IDLE) == NOW - 1200 * SECOND
 
 
-def test_an_idle_partition_no_longer_holds_windows_open():
-    partitions = {
-        "t/0": PartitionTime(NOW - 10 * SECOND, NOW),
-        "t/1": PartitionTime(NOW - 900 * SECOND, NOW - 600 * SECOND),
-    }
+def test_a_partition_read_to_its_end_that_brings_nothing_newer_no_longer_holds_windows_open():
+    partitions = {"t/0": at(NOW - 10 * SECOND), "t/1": at(NOW - 900 * SECOND, moved=NOW - 600 * SECOND)}
     assert watermark(partitions, NOW, DELAY, IDLE) == NOW - 310 * SECOND
 
 
+def test_a_partition_that_was_not_read_to_its_end_is_never_idle():
+    for moved, read in ((NOW - 7000 * SECOND, NOW - 6500 * SECOND), (NOW - 7000 * SECOND, NOW - 5000 * SECOND)):
+        partitions = {"t/0": at(NOW - 10 * SECOND), "t/1": at(NOW - 900 * SECOND, moved, read)}
+        assert watermark(partitions, NOW, DELAY, IDLE) == NOW - 1200 * SECOND, (
+            "nothing could be stored, or no one reads it"
+        )
+
+
 def test_a_partition_without_events_holds_windows_open_until_it_is_idle():
-    partitions = {"t/0": PartitionTime(NOW, NOW), "t/1": PartitionTime(None, NOW - 599 * SECOND)}
+    partitions = {"t/0": at(NOW), "t/1": at(None, moved=NOW - 599 * SECOND)}
     assert watermark(partitions, NOW, DELAY, IDLE) is None
-    assert watermark(partitions, NOW + SECOND, DELAY, IDLE) == NOW - 300 * SECOND
+    partitions["t/1"] = at(None, moved=NOW - 600 * SECOND)
+    assert watermark(partitions, NOW, DELAY, IDLE) == NOW - 300 * SECOND
 
 
-def test_when_all_are_idle_the_wall_clock_closes_the_tail():
-    recorded = {"t/0": PartitionTime(NOW - 10**15, NOW - 600 * SECOND)}
+def test_when_all_are_idle_the_clock_closes_the_tail():
+    recorded = {"t/0": at(NOW - 10**15, moved=NOW - 600 * SECOND)}
     assert watermark(recorded, NOW, DELAY, IDLE) == NOW - 300 * SECOND
-    assert watermark({"t/0": PartitionTime(None, NOW - 600 * SECOND)}, NOW, DELAY, IDLE) is None
+    assert watermark({"t/0": at(None, moved=NOW - 600 * SECOND)}, NOW, DELAY, IDLE) is None
     assert watermark({}, NOW, DELAY, IDLE) is None
+
+
+def test_windows_wait_for_the_partition_that_is_read_least_far():
+    assert read_through({}) is None
+    assert read_through({"t/0": at(None, read=5), "t/1": at(NOW, read=3)}) == 3
 
 
 @given(st.integers(0, 10**15), st.dictionaries(st.sampled_from("abcd"), st.integers(NOW - 10**9, NOW), min_size=1))
 @settings(max_examples=200)
-def test_one_fast_clock_never_moves_the_watermark_past_the_wall_clock_less_the_delay(ahead, events):
-    partitions = {name: PartitionTime(event, NOW) for name, event in events.items()}
+def test_one_fast_clock_never_moves_the_watermark_past_the_clock_less_the_delay(ahead, events):
+    partitions = {name: at(event) for name, event in events.items()}
     honest = watermark(partitions, NOW, DELAY, IDLE)
-    partitions["a"] = PartitionTime(NOW + ahead, NOW)
+    partitions["a"] = at(NOW + ahead)
     moved = watermark(partitions, NOW, DELAY, IDLE)
     assert honest is not None
     assert moved is not None

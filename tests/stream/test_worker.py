@@ -97,6 +97,7 @@ def test_a_recorded_day_survives_a_killed_worker_with_every_window_released_once
         "HEXVEIL_REDIS__URL": redis_url,
         "HEXVEIL_OPERATOR__PORT": str(port),
         "HEXVEIL_PRIVACY__USER_KEY_FILE": str(tmp_path / "user.key"),
+        "HEXVEIL_WINDOW__LATENESS": "event-time",
         "HEXVEIL_WINDOW__IDLE_TIMEOUT": "4s",
     }
     config = bus_config(tmp_path, **{"feed.name": topic_name, "feed.topic": topic_name, "kafka.bootstrap": kafka})

@@ -61,6 +61,7 @@ async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the
         "HEXVEIL_REDIS__URL": redis_url,
         "HEXVEIL_OPERATOR__PORT": str(free_port()),
         "HEXVEIL_PRIVACY__USER_KEY_FILE": str(tmp_path / "user.key"),
+        "HEXVEIL_WINDOW__LATENESS": "event-time",
         "HEXVEIL_WINDOW__IDLE_TIMEOUT": "4s",
         "HEXVEIL_HISTOGRAM": json.dumps(SETTINGS),
     }

@@ -19,8 +19,13 @@ NOW_US = START_MS * 1000 + 10**12
 
 
 def make_config(
-    topic: str = "t", bootstrap: str = "127.0.0.1:1", redis_url: str = "redis://127.0.0.1:1/0", group: str = "group"
+    topic: str = "t",
+    bootstrap: str = "127.0.0.1:1",
+    redis_url: str = "redis://127.0.0.1:1/0",
+    group: str = "group",
+    **window: object,
 ) -> Config:
+    """A small bus feed of recordings; ``window`` are further keys of its section."""
     return Config(
         relation="values",
         feed={
@@ -29,6 +34,7 @@ def make_config(
             "timezone": "America/Chicago",
             "domain": {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2},
         },
+        window={"lateness": "event-time"} | window,
         privacy={"epsilon": 2.0, "budget": 48.0},
         hexagons={"resolution": 7},
         speed={"upper_bound": 65.0},
@@ -63,11 +69,11 @@ def expected_rows(config: Config, values: Sequence[bytes]) -> list[bytes]:
     return sorted(row.tobytes() for row in Decoder(config, KEY).decode(values, NOW_US).rows)
 
 
-async def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
+async def create_topic(bootstrap: str, topic: str, partitions: int, settings: dict[str, str] | None = None) -> None:
     client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await client.start()
     try:
-        await client.create_topics([NewTopic(topic, partitions, 1)])
+        await client.create_topics([NewTopic(topic, partitions, 1, topic_configs=settings or {})])
     finally:
         await client.close()
 

@@ -17,8 +17,8 @@ from tests.support.feeding import KEY, make_config
 class Ingesting:
     """An ingestor that runs while its block does; collects its reports."""
 
-    def __init__(self, topic: str, bootstrap: str, redis_url: str, group: str = "group") -> None:
-        self.config = make_config(topic, bootstrap, redis_url, group)
+    def __init__(self, topic: str, bootstrap: str, redis_url: str, group: str = "group", **window: object) -> None:
+        self.config = make_config(topic, bootstrap, redis_url, group, **window)
         self.metrics = OperatorMetrics()
         self.reports: list[Message] = []
         self._redis = Redis.from_url(redis_url)

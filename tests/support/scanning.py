@@ -23,7 +23,6 @@ from dpcore.gaussian import discrete_gaussian
 from dpcore.noise import Noise
 from dpcore.spatial.mechanism import noisy_counts
 from dpcore.spatial.partition import draw_counts
-from stream import app
 from stream.app import Ingesting, Worker
 from stream.config import Config
 from stream.ingestion import reader
@@ -35,6 +34,7 @@ from stream.serve.api import SERVICE, make_app
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
+from stream.windows import CLOCK_MARGIN_US, read_through
 from tests.support.feeding import produce, until
 
 HOUR = 3600
@@ -47,7 +47,7 @@ Hourly = Callable[[int], Sequence[bytes]]
 
 
 class Clock:
-    """Wall clock of the worker's parts; what measures spans stays real."""
+    """Clock of the store and the broker, and of the worker's parts; what measures spans stays real."""
 
     monotonic = staticmethod(time.monotonic)
 
@@ -59,6 +59,12 @@ class Clock:
 
     def time_ns(self) -> int:
         return int(self.now * 1e9)
+
+    async def now_us(self) -> int:
+        return int(self.now * 1e6)
+
+    async def arrivals(self, records: Sequence[object]) -> np.ndarray:
+        return np.full(len(records), await self.now_us())
 
 
 class _Overwhelming(np.ndarray):
@@ -135,8 +141,9 @@ def worker_parts(monkeypatch: pytest.MonkeyPatch, noise: Callable[[], Noise]) ->
     """Clock and noise of the worker's parts, replaced while the block runs."""
     clock = Clock()
     with monkeypatch.context() as patch:
-        patch.setattr(app, "time", clock)
         patch.setattr(reader, "time", clock)
+        patch.setattr(RowStore, "now_us", lambda _: clock.now_us())
+        patch.setattr(reader.Ingestor, "_arrivals", lambda _, records: clock.arrivals(records))
         patch.setattr(close_process, "Noise", noise)
         for name, module in sys.modules.items():
             if noise is Swallowing and name.startswith(("stream.", "dpcore.spatial.")):
@@ -183,9 +190,9 @@ async def _run(config: Config, arrivals: Hourly, clock: Clock, hours: int) -> No
                 return sum((await state.next_offsets()).values()) == all_of
 
             await until(taken)
-            clock.now = START + (hour + 1) * HOUR + config.window.allowed_delay.total_seconds() + 1
+            clock.now = START + (hour + 1) * HOUR + config.window.allowed_delay.total_seconds() + 4
             reports: list[CloseReport] = []
-            if due := await worker.due_slots():
+            if due := await _due(worker, clock.now):
                 reports = await close_windows(config, due)
             for report in reports:
                 assert report.failure is None, report
@@ -194,6 +201,16 @@ async def _run(config: Config, arrivals: Hourly, clock: Clock, hours: int) -> No
     finally:
         await reading.stop()
         await worker.redis.aclose()
+
+
+async def _due(worker: Worker, now: float) -> list[int]:
+    """What is due once every partition was found read to its end at ``now``."""
+
+    async def read() -> bool:
+        return (read_through(await worker.rows.partition_times()) or 0) >= int(now * 1e6) - CLOCK_MARGIN_US
+
+    await until(read)
+    return await worker.due_slots()
 
 
 @asynccontextmanager

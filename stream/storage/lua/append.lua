@@ -1,14 +1,17 @@
 -- One consumed batch of one partition into state, exactly once.
--- KEYS: offsets, watermarks, seen, slots, sealed, then one rows key per slot
--- ARGV: partition field, first offset, next offset, now (µs), largest event time (µs, '' = none),
---       then per slot: slot, blob of rows, blob of their offsets (int64 LE, ascending)
--- Returns {appended, duplicate rows, late rows}, or {stored offset} with nothing written where the batch begins beyond
--- it: Redis was set back, and what lies between must be read again. A partition never seen begins where its batch does.
+-- KEYS: offsets, watermarks, seen, read, slots, sealed, then one rows key per slot
+-- ARGV: partition field, first offset, next offset, largest event time (µs, '' = none), append time of its last message (µs,
+--       '' = lateness is not decided by it), then per slot: slot, deadline (µs, '' = none), blob of the rows appended by then,
+--       blob of the offsets of all rows (int64 LE, ascending; the late ones come last)
+-- Returns {appended, duplicate rows, late rows, those of them appended in time by a clock that went back}, or {stored offset} with nothing
+-- written where the batch begins beyond it: Redis was set back, and what lies between must be read again. A partition never
+-- seen begins where its batch does.
 local ROW, OFFSET = 36, 8
 local first, next_offset = tonumber(ARGV[2]), tonumber(ARGV[3])
 local stored = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or first)
 if first > stored then return {stored} end
-local appended, duplicates, late = 0, 0, 0
+local read = tonumber(redis.call('HGET', KEYS[4], ARGV[1]) or '0')
+local appended, duplicates, late, skewed = 0, 0, 0, 0
 
 local function below(offsets, limit)
   local low, high = 0, #offsets / OFFSET
@@ -19,31 +22,38 @@ local function below(offsets, limit)
   return low
 end
 
-local n = (#ARGV - 5) / 3
+local n = (#ARGV - 5) / 4
 for i = 1, n do
-  local slot, blob, offsets = ARGV[3 * i + 3], ARGV[3 * i + 4], ARGV[3 * i + 5]
+  local slot, deadline, blob, offsets = ARGV[4 * i + 2], ARGV[4 * i + 3], ARGV[4 * i + 4], ARGV[4 * i + 5]
   local known = 0
   if first < stored then known = below(offsets, stored) end
   local fresh = #offsets / OFFSET - known
+  local in_time = math.max(0, #blob / ROW - known)
   duplicates = duplicates + known
-  if fresh > 0 then
-    if redis.call('SISMEMBER', KEYS[5], slot) == 1 then
-      late = late + fresh
-    else
-      if known > 0 then blob = string.sub(blob, known * ROW + 1) end
-      redis.call('RPUSH', KEYS[5 + i], blob)
-      redis.call('ZADD', KEYS[4], slot, slot)
-      appended = appended + fresh
-    end
+  if in_time > 0 and deadline ~= '' and read > tonumber(deadline) then
+    skewed = skewed + in_time
+    in_time = 0
+  elseif in_time > 0 and redis.call('SISMEMBER', KEYS[6], slot) == 1 then
+    in_time = 0
+  end
+  late = late + fresh - in_time
+  if in_time > 0 then
+    if known > 0 then blob = string.sub(blob, known * ROW + 1) end
+    redis.call('RPUSH', KEYS[6 + i], blob)
+    redis.call('ZADD', KEYS[5], slot, slot)
+    appended = appended + in_time
   end
 end
 if next_offset > stored then
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-  -- Refused messages alone do not keep a partition alive: a source of rubbish must not hold windows open for ever.
-  if ARGV[5] ~= '' then
-    redis.call('HSET', KEYS[3], ARGV[1], ARGV[4])
+  if ARGV[5] ~= '' and tonumber(ARGV[5]) > read then redis.call('HSET', KEYS[4], ARGV[1], ARGV[5]) end
+  if ARGV[4] ~= '' then
     local known = redis.call('HGET', KEYS[2], ARGV[1])
-    if not known or tonumber(known) < tonumber(ARGV[5]) then redis.call('HSET', KEYS[2], ARGV[1], ARGV[5]) end
+    if not known or tonumber(known) < tonumber(ARGV[4]) then
+      local now = redis.call('TIME')
+      redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
+      redis.call('HSET', KEYS[3], ARGV[1], string.format('%d%06d', now[1], now[2]))
+    end
   end
 end
-return {appended, duplicates, late}
+return {appended, duplicates, late, skewed}

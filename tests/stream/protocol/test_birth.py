@@ -10,14 +10,13 @@ import pytest
 from redis.asyncio import Redis
 from typer.testing import CliRunner
 
-from stream import app
 from stream.app import Worker
 from stream.cli import app as command
 from stream.config import Config
 from stream.local import REPO_ROOT
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import BeforeBirthError, Ledger
-from stream.storage.row_store import RowStore
+from stream.storage.row_store import ReadThrough, RowStore
 from stream.windows import Period
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.closing import Collected, protocol_of
@@ -81,11 +80,16 @@ async def test_a_ledger_is_born_when_redis_makes_it_and_adopting_only_moves_it_b
 class Clock:
     now = float(SLOT + 3 * DAY)
 
-    def time(self) -> float:
-        return self.now
+    async def now_us(self) -> int:
+        return int(self.now * 1e6)
 
-    def time_ns(self) -> int:
-        return int(self.now * 1e9)
+
+async def due(worker: Worker) -> list[int]:
+    """What is due once the feed was read up to now."""
+    now = await worker.rows.now_us()
+    await worker.rows.list_partitions(["t/0"], now)
+    assert await worker.rows.read_through([ReadThrough("t/0", 60, 60, now)]) == []
+    return await worker.due_slots()
 
 
 async def filled(redis: Redis, config: Config) -> None:
@@ -93,20 +97,21 @@ async def filled(redis: Redis, config: Config) -> None:
     store, rows = RowStore(redis, config.feed.name), random_rows(3, 60)
     slots = np.repeat([SLOT, SLOT + 2 * DAY], 30)
     await Ledger(redis, config.feed.name).start_generation(birth=SLOT)
-    await store.append("t/0", 0, 60, rows, np.arange(60), slots, 1)
+    await store.append("t/0", 0, 60, rows, np.arange(60), slots)
 
 
 async def test_under_values_windows_of_earlier_periods_wait_until_they_are_adopted(
     redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "time", Clock())
+    clock = Clock()
+    monkeypatch.setattr(RowStore, "now_us", lambda _: clock.now_us())
     config = bus_config(tmp_path, **{"redis.url": redis_url})
     await filled(redis, config)
     worker = Worker(config)
     try:
-        assert await worker.due_slots() == [SLOT + 2 * DAY]
+        assert await due(worker) == [SLOT + 2 * DAY]
         await Ledger(redis, "bus").adopt(0)
-        assert await worker.due_slots() == [SLOT, SLOT + 2 * DAY]
+        assert await due(worker) == [SLOT, SLOT + 2 * DAY]
     finally:
         await worker.redis.aclose()
 
@@ -115,20 +120,20 @@ async def test_under_participation_no_tick_of_an_earlier_period_is_published(
     redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(app, "time", clock)
+    monkeypatch.setattr(RowStore, "now_us", lambda _: clock.now_us())
     config = riders_config(tmp_path, **{"redis.url": redis_url})
     clock.now = SLOT + 60.0
     await filled(redis, config)
     worker = Worker(config)
     try:
-        assert await worker.due_slots() == []
+        assert await due(worker) == []
         clock.now = float(SLOT + 2 * DAY)
-        due = await worker.due_slots()
+        found = await due(worker)
     finally:
         await worker.redis.aclose()
     begins = config.slotting.period_of(SLOT).end
-    assert due[0] == begins
-    assert all(config.slotting.period_of(slot).start >= SLOT for slot in due)
+    assert found[0] == begins
+    assert all(config.slotting.period_of(slot).start >= SLOT for slot in found)
 
 
 async def test_a_close_of_an_earlier_period_draws_and_publishes_nothing(redis: Redis, tmp_path: Path) -> None:

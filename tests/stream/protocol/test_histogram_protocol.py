@@ -110,7 +110,7 @@ async def release(redis: Redis, config: Config, batches: list[tuple[str, int, np
     await redis.set(FeedKeys(feed).generation, "11111111-1111-4111-8111-111111111111")
     for partition, first, rows in batches:
         n = len(rows)
-        await state.append(partition, first, first + n, rows, np.arange(first, first + n), np.full(n, SLOT), 0)
+        await state.append(partition, first, first + n, rows, np.arange(first, first + n), np.full(n, SLOT))
     publisher = Collected()
     recorded = Noise(np.random.default_rng(5).bytes)
     await ReleaseProtocol.connect(config, redis, state, ledger, publisher, recorded).close(SLOT)

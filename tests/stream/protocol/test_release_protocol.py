@@ -41,7 +41,7 @@ async def store(redis: Redis, config: Config, rows: np.ndarray, slot: int = SLOT
     state = RowStore(redis, config.feed.name)
     await Ledger(redis, config.feed.name).start_generation(birth=0)
     n = len(rows)
-    await state.append("bus/0", 0, n, rows, np.arange(n), np.full(n, slot), 0)
+    await state.append("bus/0", 0, n, rows, np.arange(n), np.full(n, slot))
     return state
 
 

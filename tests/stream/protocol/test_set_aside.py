@@ -24,7 +24,7 @@ from stream.statistics import window_release
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import RowStore
+from stream.storage.row_store import ReadThrough, RowStore
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.closing import Collected, protocol_of
 from tests.support.topics_reader import read_all
@@ -38,7 +38,12 @@ async def fill(redis: Redis, config: Config, hours: int) -> None:
     for hour in range(hours):
         rows, first = random_rows(hour, 60, slot=SLOT + hour * HOUR), hour * 60
         slots = np.full(60, SLOT + hour * HOUR)
-        await store.append("t/0", first, first + 60, rows, np.arange(first, first + 60), slots, 1)
+        await store.append("t/0", first, first + 60, rows, np.arange(first, first + 60), slots)
+
+
+async def read_clock(_: RowStore) -> int:
+    """Two hours after the start of the first window, µs UTC."""
+    return (SLOT + 2 * HOUR) * 1_000_000
 
 
 def fails(step: str, error: BaseException) -> Callable[[pytest.MonkeyPatch], None]:
@@ -110,7 +115,10 @@ async def test_only_what_follows_from_public_counts_is_told_and_the_next_windows
     monkeypatch.undo()
     worker = Worker(config)
     try:
-        monkeypatch.setattr(app.time, "time", lambda: SLOT + 2.0 * HOUR)
+        monkeypatch.setattr(RowStore, "now_us", read_clock)
+        now = await worker.rows.now_us()
+        await worker.rows.list_partitions(["t/0"], now)
+        assert await worker.rows.read_through([ReadThrough("t/0", 120, 120, now)]) == []
         assert SLOT not in await worker.due_slots(), "a restart meets it again"
     finally:
         await worker.redis.aclose()

@@ -64,7 +64,7 @@ class Deployment:
         for hour in range(hours):
             rows, n = random_rows(hour, 60, slot=SLOT + hour * HOUR), 60
             slots = np.full(n, SLOT + hour * HOUR)
-            await state.append("bus/0", sent, sent + n, rows, np.arange(sent, sent + n), slots, 0)
+            await state.append("bus/0", sent, sent + n, rows, np.arange(sent, sent + n), slots)
             sent += n
         await client.aclose()
 
@@ -281,7 +281,7 @@ async def test_two_windows_that_are_committed_at_once_get_two_numbers_and_one_dr
     config = bus_config(tmp_path, **{"speed.post_processing": []})
     await store(redis, config, random_rows(1, 80))
     rows, n = random_rows(2, 50, slot=SLOT + HOUR), 50
-    await RowStore(redis, "bus").append("bus/0", 80, 130, rows, np.arange(80, 130), np.full(n, SLOT + HOUR), 0)
+    await RowStore(redis, "bus").append("bus/0", 80, 130, rows, np.arange(80, 130), np.full(n, SLOT + HOUR))
     first, second, draws = Collected(), Collected(), []
     other = protocol_of(redis, config, second)
     drawing = window_release.draw

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream import app
 from stream.app import Worker
 from stream.config import Config
 from stream.statistics.plan import PlanError
 from stream.storage.ledger import Ledger
-from stream.storage.row_store import RowStore
+from stream.storage.row_store import ReadThrough, RowStore
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.closing import Collected, protocol_of
 
@@ -23,13 +22,12 @@ HALF = 1800
 
 
 class Clock:
+    """Clock of the store."""
+
     now = float(SLOT + 86_400)
 
-    def time(self) -> float:
-        return self.now
-
-    def time_ns(self) -> int:
-        return int(self.now * 1e9)
+    async def now_us(self) -> int:
+        return int(self.now * 1e6)
 
 
 async def collect(redis: Redis, config: Config) -> None:
@@ -37,12 +35,15 @@ async def collect(redis: Redis, config: Config) -> None:
     rows, n = random_rows(3, 300), 300
     slots = config.slotting.slot_starts(rows["time"].astype(np.int64))
     await Ledger(redis, config.feed.name).start_generation(birth=0)
-    await RowStore(redis, config.feed.name).append("bus/0", 0, n, rows, np.arange(n), slots, 1)
+    await RowStore(redis, config.feed.name).append("bus/0", 0, n, rows, np.arange(n), slots)
 
 
 async def released(redis: Redis, config: Config) -> list[tuple[str, dict[str, Any], int]]:
     """(Identifier, window, events) of every window that is due, oldest first."""
     worker, found = Worker(config), []
+    now = await worker.rows.now_us()
+    await worker.rows.list_partitions(["bus/0"], now)
+    assert await worker.rows.read_through([ReadThrough("bus/0", 300, 300, now)]) == []
     try:
         for slot in await worker.due_slots():
             out = Collected()
@@ -62,7 +63,7 @@ def events(start: int, end: int) -> int:
 @pytest.fixture(autouse=True)
 def later(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(app, "time", clock)
+    monkeypatch.setattr(RowStore, "now_us", lambda _: clock.now_us())
     return clock
 
 

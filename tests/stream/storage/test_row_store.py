@@ -1,6 +1,7 @@
-"""State holds every row once, whatever is delivered again, by whom, and wherever batches begin."""
+"""RowStore holds every row once, whatever is delivered again, by whom, and wherever batches begin."""
 
 import asyncio
+import itertools
 
 import numpy as np
 import pytest
@@ -9,8 +10,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from stream.storage.keys import FeedKeys
-from stream.storage.row_store import ROW, Behind, RowStore, StateError
-from stream.windows import PartitionTime
+from stream.storage.row_store import ROW, Arrivals, Behind, ReadThrough, RowStore, StateError
 
 SLOTS = np.array([0, 3600, 7200])
 
@@ -23,9 +23,10 @@ def rows_of(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows, sound
 
 
-async def deliver(state: RowStore, first: int, following: int, partition: str = "t/0", now_us: int = 1):
+async def deliver(state: RowStore, first: int, following: int, partition: str = "t/0", arrivals=None):
     rows, offsets = rows_of(np.arange(first, following))
-    return await state.append(partition, first, following, rows, offsets, rows["time"] // 3_600_000_000 * 3600, now_us)
+    slots = rows["time"] // 3_600_000_000 * 3600
+    return await state.append(partition, first, following, rows, offsets, slots, arrivals and arrivals(offsets))
 
 
 async def stored_users(state: RowStore) -> list[int]:
@@ -105,28 +106,98 @@ async def test_a_sealed_slot_never_grows_and_its_rows_count_as_late(redis):
     assert len(await state.read_rows(3600)) == 0
 
 
+def stamped(appended_us: int, deadline_us: int = 10**18):
+    """Arrivals of a batch whose messages were appended a second apart, the first of all at ``appended_us``."""
+
+    def of(offsets: np.ndarray) -> Arrivals:
+        moments = appended_us + offsets * 1_000_000
+        return Arrivals(moments, int(moments[-1]), lambda slot: deadline_us + slot)
+
+    return of
+
+
 async def test_partitions_have_offsets_and_times_of_their_own(redis):
     state = RowStore(redis, "bus")
-    await state.awaken(["t/0", "t/1", "t/2"], 5)
-    await deliver(state, 0, 10, "t/0", now_us=7)
-    await deliver(state, 50, 60, "t/1", now_us=8)
-    await state.append("t/2", 0, 4, np.zeros(0, ROW), np.zeros(0, np.int64), np.zeros(0, np.int64), 9)
+    await state.list_partitions(["t/0", "t/1", "t/2"], 50_000_000)
+    await deliver(state, 0, 10, "t/0", stamped(7_000_000))
+    await deliver(state, 50, 60, "t/1", stamped(8_000_000))
+    nothing = np.zeros(0, np.int64)
+    await state.append("t/2", 0, 4, np.zeros(0, ROW), nothing, nothing, Arrivals(nothing, 9_000_000, lambda _: 0))
     assert await state.next_offsets() == {"t/0": 10, "t/1": 60, "t/2": 4}
-    assert await state.partition_times() == {
-        "t/0": PartitionTime(7_200_000_008, 7),
-        "t/1": PartitionTime(7_200_000_059, 8),
-        # Refused messages alone leave a partition as silent as it was.
-        "t/2": PartitionTime(None, 5),
+    times = await state.partition_times()
+    assert {name: (found.max_event_us, found.read_us) for name, found in times.items()} == {
+        "t/0": (7_200_000_008, 16_000_000),
+        "t/1": (
+            7_200_000_059,
+            50_000_000,
+        ),  # whatever was read, the topic may have a partition more since it was listed
+        "t/2": (None, 9_000_000),  # refused messages have an append time, too
     }
-    await deliver(state, 10, 12, "t/0", now_us=9)
-    assert (await state.partition_times())["t/0"] == PartitionTime(7_200_000_011, 9)
+    assert times["t/2"].moved_us == 50_000_000
+    assert abs(times["t/0"].moved_us - await state.now_us()) < 60_000_000
+    await state.list_partitions(["t/0"], 60_000_000)
+    assert list(await state.partition_times()) == ["t/0"], "a topic made anew may have fewer"
 
 
-async def test_a_redelivery_does_not_wake_an_idle_partition(redis):
+async def test_only_an_event_time_beyond_the_largest_moves_a_partition(redis):
     state = RowStore(redis, "bus")
-    await deliver(state, 0, 10, now_us=7)
-    await deliver(state, 0, 10, now_us=99)
-    assert (await state.partition_times())["t/0"].last_seen_us == 7
+    await state.list_partitions(["t/0"], 1)
+    await deliver(state, 0, 10)
+    moved = (await state.partition_times())["t/0"].moved_us
+    await deliver(state, 0, 10)
+    rows, offsets = rows_of(np.arange(10, 14))
+    rows["time"] = 7_200_000_008  # clocks that stand still
+    await state.append("t/0", 10, 14, rows, offsets, rows["time"] // 3_600_000_000 * 3600)
+    assert (await state.partition_times())["t/0"].moved_us == moved
+    await deliver(state, 14, 20)
+    assert (await state.partition_times())["t/0"].moved_us > moved
+
+
+async def test_rows_are_late_by_their_append_time_whoever_delivers_them_and_however_batches_are_cut(redis_url):
+    """Slot s is open until (12 + s / 3600) s; message i was appended at i s. What is stored is the same for every cut."""
+
+    def arrivals(offsets: np.ndarray) -> Arrivals:
+        moments = offsets * 1_000_000
+        return Arrivals(moments, int(moments[-1]), lambda slot: 12_000_000 + slot // 3600 * 1_000_000)
+
+    expected = [offset for offset in expected_users(40) if offset <= 12 + offset % 3]
+    async with Redis.from_url(redis_url) as redis:
+        for cuts in ([0, 40], [0, 13, 40], [0, 12, 13, 14, 15, 16, 40], list(range(41))):
+            await redis.flushall()
+            state, late = RowStore(redis, "bus"), 0
+            for first, following in itertools.pairwise(cuts):
+                if not len(rows_of(np.arange(first, following))[0]):
+                    continue  # a batch of nothing sound moves the time by what it says; here it would say nothing
+                back = max(0, first - 5)
+                result = await deliver(state, back, following, arrivals=arrivals)
+                late += result.late
+                assert result.skewed == 0
+            assert sorted(await stored_users(state)) == expected
+            assert late == len(expected_users(40)) - len(expected)
+
+
+async def test_a_partition_that_was_read_past_a_deadline_takes_no_row_of_it_and_says_so(redis):
+    state = RowStore(redis, "bus")
+    await state.list_partitions(["t/0"], 10**15)
+    assert await state.read_through([ReadThrough("t/0", None, 0, 20_000_000)]) == []
+    assert (await state.partition_times())["t/0"].read_us == 20_000_000
+    result = await deliver(state, 0, 10, arrivals=stamped(0, deadline_us=15_000_000))
+    assert (result.appended, result.late, result.skewed) == (0, 8, 8), (
+        "a broker whose clock is behind by more than it may"
+    )
+    assert (await deliver(state, 10, 20, arrivals=stamped(0, deadline_us=25_000_000))).appended == 8
+
+
+async def test_reading_to_the_end_counts_only_where_the_store_has_all_that_was_read(redis):
+    state = RowStore(redis, "bus")
+    await state.list_partitions(["t/0", "t/1"], 10**15)
+    await deliver(state, 0, 10)
+    assert await state.read_through([ReadThrough("t/0", 20, 20, 77)]) == ["t/0"], "Redis was set back"
+    assert (await state.partition_times())["t/0"].read_us == 0
+    assert await state.read_through([ReadThrough("t/0", 10, 12, 77), ReadThrough("t/1", None, 5, 78)]) == []
+    assert await state.next_offsets() == {"t/0": 12, "t/1": 5}, "marks of transactions take offsets as well"
+    assert await state.read_through([ReadThrough("t/0", 12, 12, 70)]) == []
+    assert [found.read_us for found in (await state.partition_times()).values()] == [77, 78], "time never goes back"
 
 
 async def test_offsets_move_only_from_where_the_mover_saw_them(redis):
@@ -153,7 +224,7 @@ async def test_three_million_rows_read_back_as_written(redis):
     for batch in range(360):
         rows["user"] = np.arange(batch * 10_000, (batch + 1) * 10_000)
         offsets = rows["user"].astype(np.int64)
-        await state.append("t/0", int(offsets[0]), int(offsets[-1]) + 1, rows, offsets, np.zeros(10_000, np.int64), 1)
+        await state.append("t/0", int(offsets[0]), int(offsets[-1]) + 1, rows, offsets, np.zeros(10_000, np.int64))
     found = await state.read_rows(0)
     assert (found["user"] == np.arange(3_600_000)).all()
 
@@ -163,7 +234,7 @@ async def test_a_batch_over_thousands_of_slots_keeps_every_row_in_its_slot(redis
     rows = np.zeros(10_000, dtype=ROW)
     slots = np.random.default_rng(1).integers(0, 5_000, 10_000) * 3600
     rows["time"] = slots
-    assert (await state.append("t/0", 0, 10_000, rows, np.arange(10_000), slots, 1)).appended == 10_000
+    assert (await state.append("t/0", 0, 10_000, rows, np.arange(10_000), slots)).appended == 10_000
     open_slots = await state.open_slots()
     assert open_slots == sorted(set(slots.tolist()))
     for slot in open_slots[:50]:

@@ -1,0 +1,242 @@
+"""A consumer of the feed that nobody can make read more than it can hold.
+
+Kafka bounds a batch as stored, but 36 kB on disk may become gigabytes. Here a batch is unpacked into at most
+``MAX_BATCH_BYTES``; one that would be more, or cannot be read, is left out, noted, and reading goes on behind it. Of a message
+only what the service needs is kept, and of a message above ``MAX_MESSAGE_BYTES`` only that it was too large.
+
+aiokafka offers no place for such limits, so this module puts its own classes in the place of two of aiokafka's; its tests
+fail where another version of aiokafka has no such places.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import aiokafka.consumer.fetcher as fetcher
+import aiokafka.record.default_records as plain_records
+import cramjam
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from stream.config.servers import KafkaConfig
+from stream.connection import kafka_options
+from stream.ingestion.decoding import MAX_MESSAGE_BYTES
+
+log = structlog.get_logger()
+
+MAX_FETCH_BYTES = 8 << 20
+"""Of one partition in one answer of the broker, as stored; a single batch may be as large."""
+MAX_BATCH_BYTES = 16 << 20
+"""Of one batch, unpacked."""
+MAX_GATHERED_BYTES = 32 << 20
+"""Of messages read at a time, above which no further ones are asked for."""
+_CHUNK = 1_000
+_LOG_APPEND_TIME = 1
+_TOO_LARGE = bytes(MAX_MESSAGE_BYTES + 1)
+"""Stands for every message above the limit."""
+
+
+class BatchTooLargeError(ValueError):
+    """A batch that would be more than :data:`MAX_BATCH_BYTES` unpacked."""
+
+
+class FeedRecord(NamedTuple):
+    """One message; ``appended_us``: when the broker appended it, µs UTC, below 0 where it does not say."""
+
+    offset: int
+    appended_us: int
+    value: bytes | None
+
+
+class Skipped(NamedTuple):
+    """Offsets ``first`` to ``last`` of a partition that hold a batch which was not unpacked."""
+
+    partition: TopicPartition
+    first: int
+    last: int
+
+
+class BoundedConsumer:
+    """An :class:`AIOKafkaConsumer` (``kafka``) of the feed, and what it left out (``skipped``) since that was last emptied."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self.skipped: list[Skipped] = []
+        self.bytes_read = 0
+        self._failure: KafkaError | None = None
+        self.kafka = AIOKafkaConsumer(
+            **kafka_options(config),
+            group_id=config.group,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            fetch_max_bytes=64 << 20,
+            max_partition_fetch_bytes=MAX_FETCH_BYTES,
+            metadata_max_age_ms=30_000,
+            value_deserializer=_Limits(self),
+        )
+
+    async def gather(
+        self, messages: int, timeout_ms: int, begun: Callable[[TopicPartition, list[FeedRecord]], int]
+    ) -> list[tuple[TopicPartition, int, list[FeedRecord]]]:
+        """At most ``messages`` of what the broker sent: partition, the offset that ``begun`` gives for them, and records.
+
+        ``begun`` is called before anything else may happen to the partition. Records that do not follow the ones before, for
+        the partition was assigned anew meanwhile, come apart. An error of the broker is raised once what was gathered before
+        it has been returned.
+        """
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        found: dict[TopicPartition, list[tuple[int, list[FeedRecord]]]] = {}
+        count = self.bytes_read = 0
+        while count < messages and self.bytes_read < MAX_GATHERED_BYTES:
+            try:
+                batches = await self.kafka.getmany(timeout_ms=0 if count else timeout_ms, max_records=_CHUNK)
+            except KafkaError as error:
+                if not found:
+                    raise
+                self._failure = error  # what was gathered before it is stored first
+                break
+            if not batches:
+                break
+            for partition, records in batches.items():
+                count += len(records)
+                begin = begun(partition, records)
+                parts = found.setdefault(partition, [])
+                if parts and begin == parts[-1][1][-1].offset + 1:
+                    parts[-1][1].extend(records)
+                else:
+                    parts.append((begin, records))
+        return [(partition, begin, records) for partition, parts in found.items() for begin, records in parts]
+
+
+class _Limits:
+    """Marks the consumers whose records are bounded; aiokafka hands it to the records of every answer."""
+
+    def __init__(self, consumer: BoundedConsumer) -> None:
+        self.consumer = consumer
+
+    def __call__(self, value: bytes) -> bytes:
+        return value
+
+
+class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokafka has no types
+    """Records of one partition in one answer of the broker."""
+
+    def __init__(self, tp: TopicPartition, records: Any, *rest: Any) -> None:
+        super().__init__(tp, records, *rest)
+        if isinstance(self._value_deserializer, _Limits):
+            self._consumer = self._value_deserializer.consumer
+            self._records = _Batches(records, tp, self._consumer.skipped)
+            self._consumer_record = self._feed_record
+
+    def _feed_record(self, tp: TopicPartition, record: Any) -> FeedRecord:
+        value = record.value
+        if value is not None:
+            if len(value) > MAX_MESSAGE_BYTES:
+                value = _TOO_LARGE
+            else:
+                self._consumer.bytes_read += len(value)
+        return FeedRecord(
+            record.offset, record.timestamp * 1000 if record.timestamp_type == _LOG_APPEND_TIME else -1, value
+        )
+
+
+class _Batches:
+    """Batches of an answer, each of which may be left out."""
+
+    def __init__(self, records: Any, partition: TopicPartition, skipped: list[Skipped]) -> None:
+        self._records, self._partition, self._skipped = records, partition, skipped
+        self.has_next = records.has_next
+
+    def next_batch(self) -> _Batch:
+        return _Batch(self._records.next_batch(), self._partition, self._skipped)
+
+
+class _Batch:
+    def __init__(self, batch: Any, partition: TopicPartition, skipped: list[Skipped]) -> None:
+        self._batch, self._partition, self._skipped = batch, partition, skipped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        batch = self._batch
+        try:
+            yield from batch
+        except Exception as error:  # whatever its bytes raise, the batch is left out and the feed goes on
+            skipped = Skipped(self._partition, batch.base_offset, batch.next_offset - 1)
+            log.error(
+                "a batch of messages is left out",
+                partition=self._partition.partition,
+                first_offset=skipped.first,
+                last_offset=skipped.last,
+                reason=str(error),
+            )
+            self._skipped.append(skipped)
+
+
+_scratch = bytearray(MAX_BATCH_BYTES)
+
+
+def _bounded(decompress_into: Callable[[bytes, bytearray], int]) -> Callable[[bytes], bytes]:
+    def decode(payload: bytes) -> bytes:
+        try:
+            size = decompress_into(payload, _scratch)
+        except cramjam.DecompressionError as error:
+            raise BatchTooLargeError(f"more than {MAX_BATCH_BYTES >> 20} MiB unpacked, or damaged: {error}") from None
+        return bytes(memoryview(_scratch)[:size])
+
+    return decode
+
+
+def _gzip_decode(payload: bytes) -> bytes:
+    stream, parts, left = zlib.decompressobj(31), [], MAX_BATCH_BYTES
+    while payload:
+        part = stream.decompress(payload, left + 1)
+        left -= len(part)
+        if left < 0:
+            raise BatchTooLargeError(f"more than {MAX_BATCH_BYTES >> 20} MiB unpacked")
+        parts.append(part)
+        payload = stream.unused_data.lstrip(b"\0") if stream.eof else stream.unconsumed_tail
+        if stream.eof:
+            stream = zlib.decompressobj(31)
+    return b"".join(parts)
+
+
+_XERIAL = b"\x82SNAPPY\x00"
+
+
+def _snappy_into(payload: bytes, scratch: bytearray) -> int:
+    if bytes(payload[:8]) != _XERIAL:
+        return int(cramjam.snappy.decompress_raw_into(payload, scratch))
+    view, space, at, size = memoryview(payload), memoryview(scratch), 16, 0
+    while at < len(view):
+        end = at + 4 + int.from_bytes(view[at : at + 4], "big")
+        block = bytearray(min(cramjam.snappy.decompress_raw_len(view[at + 4 : end]), len(space) - size))
+        length = int(cramjam.snappy.decompress_raw_into(view[at + 4 : end], block))
+        space[size : size + length] = block[:length]
+        size, at = size + length, end
+    return size
+
+
+def _install() -> None:
+    """Put the bounded classes and functions where aiokafka's readers look for theirs."""
+    fetcher.PartitionRecords = _BoundedRecords
+    modules = [plain_records]
+    try:
+        import aiokafka.record._crecords.default_records as compiled_records
+    except ImportError:  # built without its compiled readers
+        pass
+    else:
+        modules.append(compiled_records)
+    for module in modules:
+        module.gzip_decode = _gzip_decode
+        module.snappy_decode = _bounded(_snappy_into)
+        module.lz4_decode = _bounded(cramjam.lz4.decompress_into)
+        module.zstd_decode = _bounded(cramjam.zstd.decompress_into)
+
+
+_install()

@@ -1,0 +1,112 @@
+"""A batch that would not fit is left out and reported, and what was sent before and after it arrives: on real Kafka."""
+
+import gzip
+import json
+import resource
+import time
+
+import cramjam
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream.ingestion import bounded
+from stream.ingestion.bounded import MAX_BATCH_BYTES, BatchTooLargeError
+from stream.ingestion.decoding import MAX_MESSAGE_BYTES
+from stream.messages.topics import INPUT_SETTINGS
+from stream.storage.row_store import RowStore
+from tests.stream.ingestion.test_lateness import event, every_speed
+from tests.support.feeding import create_topic, until
+from tests.support.ingesting import Ingesting
+
+CODECS = {
+    "gzip": (gzip_encode, bounded._gzip_decode),
+    "snappy": (snappy_encode, bounded._bounded(bounded._snappy_into)),
+    "lz4": (lz4_encode, bounded._bounded(cramjam.lz4.decompress_into)),
+    "zstd": (zstd_encode, bounded._bounded(cramjam.zstd.decompress_into)),
+}
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(st.binary(max_size=3_000), st.integers(1, 60))
+@settings(max_examples=30, deadline=None)
+def test_what_fits_is_unpacked_as_aiokafka_packed_it(codec, payload, repeats):
+    encode, decode = CODECS[codec]
+    assert decode(encode(payload * repeats)) == payload * repeats
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_bound_is_exact_and_damaged_bytes_are_refused(codec):
+    encode, decode = CODECS[codec]
+    assert len(decode(encode(bytes(MAX_BATCH_BYTES)))) == MAX_BATCH_BYTES
+    with pytest.raises(BatchTooLargeError):
+        decode(encode(bytes(MAX_BATCH_BYTES + 1)))
+    with pytest.raises((BatchTooLargeError, ValueError, OSError, EOFError, Exception)):
+        decode(b"\x00rubbish" * 50)
+
+
+def test_snappy_without_frames_and_gzip_of_several_members_are_read():
+    assert CODECS["snappy"][1](bytes(snappy_encode(b"abc" * 999, xerial_compatible=False))) == b"abc" * 999
+    assert CODECS["gzip"][1](gzip.compress(b"a" * 999) + gzip.compress(b"b" * 99)) == b"a" * 999 + b"b" * 99
+
+
+async def send_batch(kafka: str, topic: str, codec: str | None, values: list[bytes], partition: int = 0) -> None:
+    producer = AIOKafkaProducer(bootstrap_servers=kafka, compression_type=codec, max_batch_size=1 << 30)
+    await producer.start()
+    try:
+        batch = producer.create_batch()
+        for value in values:
+            assert batch.append(key=b"k", value=value, timestamp=None) is not None
+        await (await producer.send_batch(batch, topic, partition=partition))
+    finally:
+        await producer.stop()
+
+
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
+async def test_a_bomb_between_good_messages_is_left_out_with_its_position_and_memory_stays(
+    kafka, redis, redis_url, topic_name, codec
+):
+    await create_topic(kafka, topic_name, 2, INPUT_SETTINGS)
+    now = time.time()
+    await send_batch(kafka, topic_name, codec, [event("a", now, 1)])
+    await send_batch(
+        kafka, topic_name, codec, [bytes(30 << 20)] * 6
+    )  # 180 MiB unpacked, a few hundred kB at most as stored
+    await send_batch(kafka, topic_name, codec, [event("b", now, 2)])
+    await send_batch(kafka, topic_name, codec, [event("c", now, 3), bytes(MAX_MESSAGE_BYTES + 1), b"[]"], partition=1)
+    await send_batch(kafka, topic_name, None, [bytes(800_000)], partition=1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with Ingesting(topic_name, kafka, redis_url, lateness="append-time") as ingesting:
+
+        async def all_read() -> bool:
+            return sum((await RowStore(redis, "bus").next_offsets()).values()) == 8 + 4
+
+        await until(all_read)
+        assert await every_speed(redis) == [100, 200, 300]
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 64 << 10, f"{grown} kB more than before"
+    reports = [json.loads(report.value) for report in ingesting.reports]
+    found = {
+        (body["reason"], body["partition"], body["first_offset"], body["last_offset"], body["count"])
+        for body in reports
+    }
+    assert found == {
+        ("unreadable-batch", 0, 1, 6, 6),
+        ("too-large", 1, 1, 3, 2),
+        ("missing-field", 1, 2, 2, 1),
+    }
+
+
+async def test_a_bomb_at_the_end_of_a_partition_holds_nothing_up(kafka, redis, redis_url, topic_name):
+    await create_topic(kafka, topic_name, 1, INPUT_SETTINGS)
+    await send_batch(kafka, topic_name, "zstd", [bytes(30 << 20)])
+    async with Ingesting(topic_name, kafka, redis_url, lateness="append-time"):
+
+        async def passed() -> bool:
+            times = await RowStore(redis, "bus").partition_times()
+            return any(found.read_us for found in times.values())
+
+        await until(passed)
+    assert await RowStore(redis, "bus").next_offsets() == {f"{topic_name}/0": 1}

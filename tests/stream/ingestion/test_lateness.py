@@ -1,0 +1,231 @@
+"""What is in time is decided by the broker's clock: whoever reads, whenever, and whatever else is sent, on real Kafka and Redis."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import time
+
+import numpy as np
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from stream.app import ClosingOrder
+from stream.local import RedisServer
+from stream.messages.topics import INPUT_SETTINGS
+from stream.storage.row_store import RowStore
+from stream.windows import PartitionTime, read_through, watermark
+from tests.support.feeding import START_MS, create_topic, produce, until
+from tests.support.ingesting import Ingesting
+
+LIVE = {"lateness": "append-time", "slot": "2s", "allowed_delay": "1s"}
+SLOT, DELAY = 2, 1
+
+
+def event(user: str, moment: float, speed: float = 20.0) -> bytes:
+    body = {"user": user, "time": round(moment * 1000), "lat": 30.2, "lng": -97.7, "speed": speed}
+    return json.dumps(body).encode()
+
+
+async def speeds(redis: Redis) -> dict[int, list[int]]:
+    """Values of the rows of every open slot: they tell the events apart."""
+    state = RowStore(redis, "bus")
+    return {slot: sorted((await state.read_rows(slot))["value"].tolist()) for slot in await state.open_slots()}
+
+
+async def every_speed(redis: Redis) -> list[int]:
+    return sorted(value for values in (await speeds(redis)).values() for value in values)
+
+
+def read_to(redis: Redis, moment: float):
+    async def check() -> bool:
+        return (read_through(await RowStore(redis, "bus").partition_times()) or 0) > moment * 1e6
+
+    return check
+
+
+@pytest.fixture
+async def live(kafka: str, topic_name: str) -> str:
+    await create_topic(kafka, topic_name, 2, INPUT_SETTINGS)
+    return topic_name
+
+
+async def test_a_worker_that_comes_back_late_takes_what_was_appended_in_time_and_nothing_else(
+    kafka, redis, redis_url, live, monkeypatch
+):
+    """Half a minute of downtime in small: appended in time, then too late, then a flood; read by a worker whose clock is fast."""
+    start = int(time.time()) // SLOT * SLOT + SLOT
+    await asyncio.sleep(start - time.time())
+    await produce(kafka, live, [event("early", start + 0.1, 1), event("other", start + 0.2, 2)], 2)
+    await asyncio.sleep(start + SLOT + 0.5 - time.time())
+    await produce(kafka, live, [event("delayed", start + 1.9, 3)], 2)
+    await asyncio.sleep(start + SLOT + DELAY + 0.5 - time.time())
+    flood = [event("flood", start + SLOT + 0.5 + i / 10_000, 5) for i in range(5_000)]
+    await produce(kafka, live, [*flood, event("late", start + 1.9, 4)], 2)
+    real = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: real[0]() + 3600)
+    monkeypatch.setattr(time, "time_ns", lambda: real[1]() + 3600 * 10**9)
+    async with Ingesting(live, kafka, redis_url, **LIVE) as ingesting:
+        await until(read_to(redis, start + SLOT + DELAY))
+        found = await speeds(redis)
+        assert found[start] == [100, 200, 300], "in time by the broker's clock, read or not"
+        await until(read_to(redis, start + 2 * SLOT + DELAY))
+        assert len((await speeds(redis))[start + SLOT]) == 5_000
+        assert (ingesting.count("events_late_total"), ingesting.count("events_skewed_total")) == (1, 0)
+        monkeypatch.undo()
+        assert await RowStore(redis, "bus").partition_times()
+        assert (read_through(await RowStore(redis, "bus").partition_times()) or 0) < time.time() * 1e6, (
+            "no window early"
+        )
+
+
+async def test_times_ahead_are_judged_by_when_a_message_was_appended_not_by_when_it_is_read(
+    kafka, redis, redis_url, live
+):
+    now = time.time()
+    await produce(kafka, live, [event("fast", now + 3, 1), event("good", now, 2)], 2)
+    await asyncio.sleep(4)  # a reader's clock would have caught up with the fast one by now
+    async with Ingesting(live, kafka, redis_url, **LIVE, max_future="1s") as ingesting:
+        await until(read_to(redis, now + 3))
+    assert ingesting.metrics.registry.get_sample_value("hexveil_events_rejected_total", {"reason": "in-future"}) == 1
+    assert await every_speed(redis) == [200]
+
+
+async def test_old_hours_open_no_windows_in_a_live_feed(kafka, redis, redis_url, live):
+    now = time.time()
+    old = [event("flood", now - 3600 * hours, 1) for hours in range(1, 300_000, 37)]
+    await produce(kafka, live, [*old, event("good", now, 2)], 2)
+    async with Ingesting(live, kafka, redis_url, **LIVE):
+        await until(read_to(redis, now))
+    assert list((await speeds(redis)).values()) == [[200]]
+
+
+async def test_a_topic_whose_messages_bear_no_stamp_of_the_broker_is_refused_message_by_message(
+    kafka, redis, redis_url, topic_name
+):
+    await create_topic(kafka, topic_name, 2)
+    now = time.time()
+    await produce(kafka, topic_name, [event("a", now), b"rubbish"], 2)
+    async with Ingesting(topic_name, kafka, redis_url, **LIVE) as ingesting:
+
+        async def refused() -> bool:
+            found = ingesting.metrics.registry.get_sample_value
+            return found("hexveil_events_rejected_total", {"reason": "not-stamped"}) == 1
+
+        await until(refused)
+    assert await speeds(redis) == {}
+
+
+async def test_windows_wait_for_a_partition_that_was_added_and_take_what_it_holds(kafka, redis, redis_url, live):
+    async with Ingesting(live, kafka, redis_url, **LIVE):
+        await until(read_to(redis, time.time() - 5))
+        admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+        await admin.start()
+        await admin.create_partitions({live: NewPartitions(3)})
+        await admin.close()
+
+        async def listed() -> bool:
+            return len(await RowStore(redis, "bus").partition_times()) == 3
+
+        await until(listed)
+        now = time.time()
+        await produce(kafka, live, [event(str(i), now, i) for i in range(6)], 3)
+        await until(read_to(redis, now + SLOT + DELAY))
+        assert await every_speed(redis) == [0, 100, 200, 300, 400, 500]
+
+
+RECORDED = {"idle_timeout": "2s", "allowed_delay": "1s", "slot": "1h"}
+HOUR_MS = 3_600_000
+
+
+def hour(number: int, user: str, count: int = 20) -> list[bytes]:
+    moments = np.linspace(0, HOUR_MS - 1000, count) + START_MS + number * HOUR_MS
+    return [event(user, moment / 1000) for moment in moments.tolist()]
+
+
+async def close_as_a_worker_would(url: str, window, sealed: set[int]) -> None:
+    """Seal every window that is due, over and over; Redis may be away meanwhile."""
+    async with Redis.from_url(url) as redis:
+        state = RowStore(redis, "bus")
+        while True:
+            with contextlib.suppress(RedisError, OSError):
+                times, now = await state.partition_times(), await state.now_us()
+                mark = watermark(times, now, window.allowed_delay, window.idle_timeout)
+                for slot in await state.open_slots():
+                    if mark is not None and (slot + 3600) * 1_000_000 <= mark and slot not in sealed:
+                        await state.seal(slot)
+                        sealed.add(slot)
+            await asyncio.sleep(0.02)
+
+
+async def test_an_outage_of_redis_longer_than_the_idle_timeout_makes_nothing_late(kafka, topic_name, tmp_path):
+    """Each partition goes on where it was; the first one to be stored again must not close windows on the others."""
+    await create_topic(kafka, topic_name, 3)
+    with RedisServer(tmp_path / "redis") as server:
+        sealed: set[int] = set()
+        async with Ingesting(topic_name, kafka, server.url, **RECORDED) as ingesting:
+            closer = asyncio.create_task(close_as_a_worker_would(server.url, ingesting.config.window, sealed))
+            async with Redis.from_url(server.url) as before:
+                for partition in range(3):
+                    await produce(kafka, topic_name, hour(0, f"bus-{partition}"), 1, first=0)
+                await until(lambda: _stored(before, 60))
+            server.kill()
+            for number in range(1, 5):
+                for user in range(30):
+                    await produce(kafka, topic_name, hour(number, f"bus-{user}", 40), 3, first=user)
+            await asyncio.sleep(4)
+            server.start()
+            async with Redis.from_url(server.url) as after:
+                await until(lambda: _stored(after, 60 + 4 * 30 * 40))
+            closer.cancel()
+            assert ingesting.count("events_late_total") == 0
+            assert ingesting.count("events_ingested_total") == 60 + 4 * 30 * 40
+
+
+async def _stored(redis: Redis, count: int) -> bool:
+    return sum((await RowStore(redis, "bus").next_offsets()).values()) >= count
+
+
+async def test_one_vehicle_with_a_stuck_clock_alone_in_its_partition_holds_a_recording_up_for_the_idle_timeout_only(
+    kafka, redis, redis_url, topic_name
+):
+    await create_topic(kafka, topic_name, 2)
+    sealed: set[int] = set()
+    async with Ingesting(topic_name, kafka, redis_url, **RECORDED) as ingesting:
+        closer = asyncio.create_task(close_as_a_worker_would(redis_url, ingesting.config.window, sealed))
+        begin, sent = time.monotonic(), 0
+        while START_MS // 1000 not in sealed:
+            await produce(kafka, topic_name, [event("stuck", START_MS / 1000)], 1)
+            # The others go on through the second hour, so that their partition is never idle.
+            await produce(kafka, topic_name, [event("good", (START_MS + HOUR_MS + 1000 * sent) / 1000)], 2, first=1)
+            sent += 1
+            await asyncio.sleep(0.2)
+            assert time.monotonic() - begin < 60, "held open"
+        closer.cancel()
+
+
+def test_the_newest_due_window_waits_for_one_other_at_most_and_each_has_its_turn():
+    order, due, closed, waited = ClosingOrder(), list(range(500)), [], 0
+    for step in itertools.count():
+        if not due:
+            break
+        if step % 3 == 0:
+            due.append(1_000 + step)
+            newest, since = due[-1], step
+        slot = order.following(due)
+        closed.append(slot)
+        if slot % 7 or slot in closed[:-1]:
+            due.remove(slot)  # one in seven fails at first
+        if newest == slot:
+            waited = max(waited, step - since)
+    assert waited <= 1
+    assert set(range(500)) <= set(closed), "the backlog is worked off, oldest first"
+    backlog = [slot for slot in closed if slot < 500 and slot % 7]
+    assert backlog == sorted(backlog)
+    assert {closed.count(slot) for slot in set(closed)} == {1, 2}
+
+
+def test_a_partition_that_is_not_listed_closes_nothing():
+    assert read_through({"t/0": PartitionTime(None, 0, 0)}) == 0
