@@ -51,7 +51,7 @@ class SetBackError(LedgerError):
     def __init__(self, remembered: int, committed: int) -> None:
         super().__init__(
             f"{committed} windows of this feed were committed, Redis remembers {remembered}: it was set back to an older state and "
-            "its budgets with it, so nothing is released. Restore the newest append-only file. {AFRESH}"
+            f"its budgets with it, so nothing is released. Restore the newest append-only file. {AFRESH}"
         )
         self.remembered, self.committed = remembered, committed
 

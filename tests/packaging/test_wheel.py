@@ -125,9 +125,11 @@ def test_a_worker_and_a_dashboard_run_from_the_wheel(desk: Desk, kafka: str, red
         "HEXVEIL_PUBLIC__PORT": str(public),
         "HEXVEIL_OPERATOR__PORT": str(operator),
         "HEXVEIL_WINDOW__IDLE_TIMEOUT": "2s",
+        "HEXVEIL_WINDOW__LATENESS": "event-time",  # a simulated hour that is over
     }
     desk.run("topics", "create")
     desk.run("doctor")
+    desk.run("ledger", "adopt", "--since", "2026-03-02", "--no-other-ledger")
     with desk.running("worker") as worker_log, desk.running("serve") as serve_log:
         start = ("--start", "2026-03-02T12:00:00Z", "--duration", "1h", "--pace", "max")
         desk.run("simulate", "--vehicles", "20", *start)

@@ -75,7 +75,8 @@ def test_repeats_and_messages_that_fail_their_schema_are_counted_and_not_shown()
 
 def _histogram(**changes: object) -> bytes:
     domain = {"south": 30.0, "west": -98.0, "north": 31.0, "east": -97.0, "rows": 2, "columns": 2}
-    grid = {"kind": "grid", "x_edges": [0, 2], "y_edges": [0, 1, 2], "counts": [[30, 12]], "variances": 2.0} | changes
+    grid = {"kind": "grid", "x_edges": [0, 2], "y_edges": [0, 1, 2], "counts": [[30, 12]], "variances": 2.0}
+    grid |= {"noise": "independent"} | changes
     body = {"feed": "bus", "window": _WINDOW, "relation": "participation", "epsilon": 1.0, "mechanism": "ug"}
     return json.dumps(body | {"fixes_per_user": 1, "domain": domain, "structure": grid}).encode()
 
@@ -90,10 +91,10 @@ def test_a_window_with_a_histogram_waits_for_it_and_shows_how_many_are_on_the_ma
     assert "failing their JSON Schema: 1 (hexveil.spatial-histogram.v1: y edges must rise" in releases.summary()
     releases.add(SPATIAL_HISTOGRAM, {"ce_id": b"i"}, _histogram())
     (line,) = releases.lines()
-    assert "on the map ug 42 ± 5" in line
+    assert "on the map ug 42 (38–46)" in line
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(releases.table())
-    assert "ug 42 ± 5" in console.export_text()
+    assert "ug 42 (38–46)" in console.export_text()
 
 
 @pytest.mark.parametrize(("kafka", "processes"), [("--kafka", 5), ("--no-kafka", 3)])

@@ -88,6 +88,7 @@ async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_
     assert {key.decode() for key in await redis.keys()} == {
         f"hv:{{bus}}:{name}"
         for name in (
+            "birth",
             "closed",
             "generation",
             "ledger:2017-03-21",

@@ -460,7 +460,9 @@ async def test_the_worker_command_ends_with_1_on_a_set_back_redis_says_both_numb
     before = await deployment.spent()
     worker = await worker_command(deployment)
     assert worker.returncode == 1
-    assert worker.stderr.splitlines()[-1].startswith("2 windows of this feed were committed, Redis remembers 1")
+    last = json.loads(worker.stderr.splitlines()[-1])
+    assert last["reason"].startswith("2 windows of this feed were committed, Redis remembers 1")
+    assert "{" not in last["reason"]
     assert await deployment.spent() == before
     assert len(await deployment.published()) == 2
 
