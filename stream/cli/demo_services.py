@@ -108,11 +108,14 @@ class Setup:
             HEXVEIL_OPERATOR__PORT=str(free_port()),
             HEXVEIL_PUBLIC__PORT=str(free_port()),
             HEXVEIL_FEED__FORMAT=self.feeding.file_format,
-            HEXVEIL_WINDOW__LATENESS="event-time",  # of a recording, or of a simulated day that is over
             HEXVEIL_WINDOW__IDLE_TIMEOUT=_IDLE_TIMEOUT,
             HEXVEIL_PRIVACY__USER_KEY_FILE=str(self.scratch / "user.key"),
             **further,
         )
+        config = read_config(self.chosen)
+        if config.relation == "participation":
+            return config
+        os.environ["HEXVEIL_WINDOW__LATENESS"] = "event-time"  # of a recording, or of a simulated day that is over
         return read_config(self.chosen)
 
     def child(self, name: str, arguments: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:

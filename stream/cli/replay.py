@@ -103,10 +103,14 @@ def _replay_offline(
     """Releases to ``out`` or stdout, progress and the outcome to stderr."""
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.offline import replay_offline
+    from stream.protocol.content import ContentError
+    from stream.statistics.participation.public_cells import public_cells
     from stream.statistics.plan import PlanError
     from stream.storage.ledger import LedgerError  # the whole service; a replay to Kafka starts without it
     from stream.storage.row_store import StateError
 
+    if settings.participation is not None:
+        public_cells(settings)  # raises before anything is written
     try:
         with (
             nullcontext(sys.stdout) if out is None else release_file(out, force=force) as releases,
@@ -126,7 +130,7 @@ def _replay_offline(
         raise refuse(f"{out}: Parquet needs pyarrow; pip install 'hexveil[parquet]', or write .csv") from None
     except (ReleaseFileError, UserKeyError) as error:
         raise refuse(error) from None
-    except (LedgerError, PlanError, StateError, LocalServerError) as error:
+    except (ContentError, LedgerError, PlanError, StateError, LocalServerError) as error:
         raise refuse(error, FAILED) from None
     except OSError as error:
         raise refuse(

@@ -71,7 +71,7 @@ def test_a_table_holds_a_row_per_cell_of_every_window_and_nothing_else_is_left(
     assert len({(str(row["window_start"]), row["cell"]) for row in rows}) == 4
     assert {row["relation"] for row in rows} == {"values"}
     assert "post_processed_mean_smoothed" in rows[0]
-    assert {path.name for path in tmp_path.iterdir()} == {"day.ndjson", f"releases.{suffix}", "var"}
+    assert {path.name for path in tmp_path.iterdir()} == {"day.ndjson", f"releases.{suffix}"}
 
 
 def test_lines_in_a_file_are_those_of_stdout_and_no_run_overwrites_another_unasked(day: Path, tmp_path: Path) -> None:
