@@ -18,9 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from aiohttp.test_utils import TestClient
-from typer.testing import CliRunner
 
-from stream.cli import app
 from stream.local import REPO_ROOT, free_port
 from stream.messages.lines import line_of
 from stream.messages.message import Message, rejected_message
@@ -245,8 +243,10 @@ def test_what_holds_no_releases_is_refused_with_the_command_that_makes_some(tmp_
         file.write_text('{"user":"a","time":1490097600000,"lat":30.2,"lng":-97.7,"speed":12.0}\n')
     elif what == "pipe":
         os.mkfifo(file)
-    done = CliRunner().invoke(app, ["serve", str(file), "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")])
-    assert done.exit_code == 2
+    command = [sys.executable, "-m", "stream", "serve", str(file)]
+    command += ["--config", str(REPO_ROOT / "config" / "bus-fleet.toml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPO_ROOT, check=False)
+    assert done.returncode == 2
     remedy = {"absent": "no such file", "recording": "no releases", "pipe": "neither a file nor a folder"}[what]
     assert remedy in done.stderr
     assert "--out" in done.stderr
