@@ -8,6 +8,8 @@ import json
 import logging
 import socket
 import string
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import quote
@@ -15,9 +17,7 @@ from urllib.parse import quote
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from aiokafka.admin import AIOKafkaAdminClient
-from typer.testing import CliRunner
 
-from stream.cli import app
 from stream.config import ConfigError
 from stream.local import REPO_ROOT
 from stream.serve.api import SERVICE, make_app
@@ -262,6 +262,7 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path, broken: str, monke
             monkeypatch.setenv("HEXVEIL_KAFKA__SECURITY_PROTOCOL", "SASL_SSL")
             monkeypatch.setenv("HEXVEIL_KAFKA__USERNAME", "serve")
             monkeypatch.setenv("HEXVEIL_KAFKA__PASSWORD_FILE", str(tmp_path / "none"))
-        done = CliRunner().invoke(app, ["serve", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")])
-    assert done.exit_code == 2
+        command = [sys.executable, "-m", "stream", "serve", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPO_ROOT, check=False)
+    assert done.returncode == 2
     assert {"port": "cannot be listened on", "password": "kafka.password_file"}[broken] in done.stderr

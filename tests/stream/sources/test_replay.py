@@ -192,6 +192,7 @@ async def test_the_replay_command_sends_and_tells(
 ) -> None:
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic)
+    monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")  # the recording is over
     path = tmp_path / "x.ndjson"
     row = {"user": "a", "time": "2024-03-18T12:00:00Z", "lat": 30.3, "lng": -97.7, "speed": 12.5}
     path.write_text(json.dumps(row) + "\n{}\n")
