@@ -73,6 +73,19 @@ def test_an_old_server_on_path_is_not_used(old_binary: str) -> None:
         pass
 
 
+async def listening(port: int) -> None:
+    """Wait until a server listens on the loopback port."""
+    for _ in range(600):
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.1)
+        else:
+            writer.close()
+            return
+    raise AssertionError(f"nothing listens on port {port} after a minute")
+
+
 async def test_doctor_and_worker_name_an_old_server_and_what_to_do(
     kafka: str, old_binary: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,8 +93,9 @@ async def test_doctor_and_worker_name_an_old_server_and_what_to_do(
     server = spawn([old_binary, "--port", str(port)], tmp_path / "old.log")
     try:
         config = bus_config(tmp_path, **{"redis.url": f"redis://127.0.0.1:{port}/0", "kafka.bootstrap": kafka})
-        while not (version := [found for found in await examine(config) if found.check == "redis version"]):
-            await asyncio.sleep(0.1)
+        await listening(port)
+        version = [found for found in await examine(config) if found.check == "redis version"]
+        await create_topics(config)
         monkeypatch.setenv("HEXVEIL_REDIS__URL", config.redis.url)
         monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
         monkeypatch.setenv("HEXVEIL_KAFKA__GROUP", topic_name)

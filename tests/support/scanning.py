@@ -146,7 +146,7 @@ def worker_parts(monkeypatch: pytest.MonkeyPatch, noise: Callable[[], Noise]) ->
         patch.setattr(reader.Ingestor, "_arrivals", lambda _, records: clock.arrivals(records))
         patch.setattr(close_process, "Noise", noise)
         for name, module in sys.modules.items():
-            if noise is Swallowing and name.startswith(("stream.", "dpcore.spatial.")):
+            if noise is Swallowing and name.startswith(("stream.", "dpcore.spatial.", "dpcore.participation")):
                 if hasattr(module, "discrete_gaussian"):
                     patch.setattr(module, "discrete_gaussian", _swallowing_gaussian)
                 for draw in (noisy_counts, draw_counts):

@@ -32,6 +32,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder; nothing answers on the network, so what is sent would be exit 3."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:9")
+    monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")  # the recordings are of 2017
     return tmp_path
 
 

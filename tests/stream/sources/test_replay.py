@@ -214,6 +214,7 @@ async def test_ctrl_c_ends_the_simulator_cleanly_with_a_summary(
 ) -> None:
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic)
+    monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")  # the simulated day is over
     command = ["simulate", "--config", str(repo_root / "config" / "bus-fleet.toml"), "--vehicles", "50", "--json"]
     command += ["--start", "2024-03-18T12:00:00Z", "--pace", "600"]
     process = subprocess.Popen(_launch(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -250,7 +251,8 @@ def test_a_topic_that_is_missing_is_told_in_one_line_with_the_remedy(
         [sys.executable, "-m", "stream", *command.split(), "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")],
         cwd=tmp_path,
         env=os.environ
-        | {"PYTHONPATH": str(REPO_ROOT), "HEXVEIL_KAFKA__BOOTSTRAP": kafka, "HEXVEIL_FEED__TOPIC": topic_name},
+        | {"PYTHONPATH": str(REPO_ROOT), "HEXVEIL_KAFKA__BOOTSTRAP": kafka, "HEXVEIL_FEED__TOPIC": topic_name}
+        | {"HEXVEIL_WINDOW__LATENESS": "event-time"},  # the recording is of 2017
         capture_output=True,
         text=True,
     )
