@@ -123,8 +123,9 @@ def test_a_span_without_events_names_the_span_that_has_some(desk: Path) -> None:
 
 @pytest.mark.parametrize("content", [events(lat=0.0), events(time=(SLOT - 86_400) * 1000)])
 def test_under_participation_windows_are_released_all_the_same_and_the_command_says_that_they_are_empty(
-    desk: Path, content: bytes
+    desk: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
+    monkeypatch.delenv("HEXVEIL_WINDOW__LATENESS")
     (desk / "day.ndjson").write_bytes(content)
     span = ("--from", "2017-03-21T06:00", "--until", "2017-03-21T07:00")
     code, out, told = run("replay", "day.ndjson", "--offline", "--config", RIDERS, *span)
