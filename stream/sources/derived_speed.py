@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stream.windows import EARLIEST_US
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 EARTH_M = 6_371_008.8
 _US = 1_000_000
-_KEY_ZERO_MS, _KEY_SPAN = 946_684_800_000, 1 << 42
+_KEY_ZERO_MS, _KEY_SPAN = EARLIEST_US // 1000, 1 << 42
 """Sort keys hold milliseconds since 2000, enough for 139 years, above them up to 2^21 vehicles."""
 _MOST_VEHICLES = 1 << 21
 

@@ -16,13 +16,15 @@ from google.protobuf.message import DecodeError
 from google.transit import gtfs_realtime_pb2
 from numpy.typing import NDArray
 
+from stream.windows import EARLIEST_US
+
 LARGEST_SNAPSHOT = 32 << 20
 """Bytes of one snapshot after decompression; a city of 10 000 vehicles publishes about 1 MB."""
 LONGEST_ID = 256
 """Characters of a vehicle's identifier; the service refuses longer ones as well."""
 FUTURE_S = 3_600
 """A timestamp this far after the snapshot's own time is a wrong clock."""
-OLDEST_S, NEWEST_S = 946_684_800, 4_102_444_800
+OLDEST_S, NEWEST_S = EARLIEST_US // 1_000_000, 4_102_444_800
 """Timestamps outside 2000 to 2100 are no epoch seconds: often they are milliseconds, or fields that were never set."""
 LEAST_SPEED_MS = 0.01
 """A speed above 0 and below this is no measurement but the rest of a computation, and is treated as missing."""
