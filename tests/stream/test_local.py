@@ -17,6 +17,7 @@ from aiokafka.structs import TopicPartition
 from redis.asyncio import Redis
 
 from stream import local
+from stream.local import kafka as local_kafka
 from tests.support.broker import shared_bootstrap
 
 
@@ -153,15 +154,15 @@ def test_a_java_too_old_for_kafka_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_missing_jars_without_maven_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(local.JARS_ENV, raising=False)
-    monkeypatch.setattr(local, "JARS", tmp_path / "jars")
+    monkeypatch.delenv(local_kafka.JARS_ENV, raising=False)
+    monkeypatch.setattr(local_kafka, "JARS", tmp_path / "jars")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(local.MavenMissingError, match=r"apt-get install maven.*--offline"):
         local.kafka_jars()
 
 
 def test_a_named_jar_folder_without_kafka_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(local.JARS_ENV, str(tmp_path))
+    monkeypatch.setenv(local_kafka.JARS_ENV, str(tmp_path))
     with pytest.raises(local.MavenMissingError, match=r"holds no kafka_2\.13"):
         local.kafka_jars()
 

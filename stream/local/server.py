@@ -1,0 +1,170 @@
+"""A server of this machine as a child process: loopback only, one for each folder, gone with its parent."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import IO
+
+LOOPBACK = "127.0.0.1"
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+# Below Linux's ephemeral range (32768-60999), so that no outgoing connection takes a port between choice and bind.
+_PORTS = range(20_000, 32_000)
+_POLL_SECONDS = 0.05
+_LOG_TAIL_LINES = 15
+
+
+class LocalServerError(RuntimeError):
+    """A local server that cannot run; the message says why and what to do."""
+
+
+class StartError(LocalServerError):
+    """The server ended, or did not answer in time; the message carries the end of its log."""
+
+
+def free_port() -> int:
+    """A loopback TCP port that nobody listens on now; raises :class:`LocalServerError` if none is found."""
+    for port in random.sample(_PORTS, 200):
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
+    raise LocalServerError(f"no free loopback port between {_PORTS.start} and {_PORTS.stop}; stop some servers")
+
+
+def die_with_parent(parent: int) -> None:
+    """In a child before exec: be killed by the kernel with the thread of ``parent`` that started it (Linux)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def spawn(
+    command: list[str],
+    log: Path,
+    *,
+    stdout: int | None = None,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """A child in a session of its own, output appended to ``log``: Ctrl-C reaches the parent alone, which stops it in
+    order. The kernel kills it with the *thread* that started it; start it from one that outlives its use.
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output if stdout is None else stdout,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),
+        )
+
+
+def last_lines(text: str) -> str:
+    """The end of what a program wrote, short enough for an error message."""
+    return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
+
+
+def tail(log: Path) -> str:
+    """The last lines of a log."""
+    return last_lines(log.read_text(errors="replace"))
+
+
+def end_process(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """SIGTERM, then SIGKILL after ``seconds``; returns when the process is gone."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+class Server:
+    """One child process with a folder and a log; see :func:`spawn` for how it ends."""
+
+    name: str
+    stop_seconds = 10.0
+
+    def __init__(self, folder: Path | None) -> None:
+        self._own_folder = folder is None
+        self.folder = Path(tempfile.mkdtemp(prefix=f"hexveil-{self.name}-")) if folder is None else folder.absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log = self.folder / "server.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock: IO[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id while it runs; raises :class:`LocalServerError` otherwise."""
+        if self._process is None or self._process.poll() is not None:
+            raise LocalServerError(f"{self.name} is not running")
+        return self._process.pid
+
+    def stop(self) -> None:
+        """End the process and free its ports; a folder made by us goes too. Safe to repeat."""
+        if self._process is not None:
+            end_process(self._process, self.stop_seconds)
+            self._process = None
+        self._release_folder()
+        if self._own_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """SIGKILL, as a power cut would; the folder stays for the next start."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self._release_folder()
+
+    def _claim_folder(self) -> None:
+        """One server per folder: two would each forget what the other wrote. Raises :class:`StartError`."""
+        lock = (self.folder / "lock").open("wb")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise StartError(
+                f"{self.folder} is in use by another {self.name}; wait until it ends, or give another folder"
+            ) from None
+        self._lock = lock
+
+    def _release_folder(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _run(self, command: list[str], ready: Callable[[], bool], seconds: float) -> None:
+        self._claim_folder()
+        self._process = spawn(command, self.log, cwd=self.folder)
+        deadline = time.monotonic() + seconds
+        while not ready():
+            code = self._process.poll()
+            if code is not None or time.monotonic() > deadline:
+                why = f"ended with code {code}" if code is not None else f"did not answer within {seconds:g} s"
+                self.kill()
+                raise StartError(f"{self.name} {why}; the end of {self.log}:\n{tail(self.log)}")
+            time.sleep(_POLL_SECONDS)
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
