@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import multiprocessing
 import os
 import tempfile
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 
 import faust
@@ -35,6 +32,7 @@ from stream.ingestion.reader import Ingestor
 from stream.messages.message import Message
 from stream.metrics import OperatorMetrics
 from stream.protocol.close_process import CloseReport, begin_closing, close_in_process
+from stream.protocol.due_windows import ClosingOrder, DueWindows
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import make_producer
 from stream.server_version import require_supported
@@ -43,7 +41,7 @@ from stream.storage.lease import Lease
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
-from stream.windows import read_through, utc_text, watermark
+from stream.windows import utc_text
 
 log = structlog.get_logger()
 
@@ -104,30 +102,6 @@ class Ingesting(Service):
             await self._ingestor.stop()
         if self._producer is not None:
             await self._producer.stop()
-
-
-class ClosingOrder:
-    """Which due window of a live feed is closed next: one that is newer than all before it, else the oldest.
-
-    So the newest waits for one other at most, however many are due. One whose closing failed has its next turn after
-    all others.
-    """
-
-    def __init__(self) -> None:
-        self._newest = -1
-        self._tried: set[int] = set()
-
-    def following(self, due: Sequence[int]) -> int:
-        """The next of ``due`` (ascending, not empty)."""
-        self._tried &= set(due)
-        waiting = [slot for slot in due if slot not in self._tried]
-        if not waiting:
-            self._tried.clear()
-            waiting = list(due)
-        slot = waiting[-1] if waiting[-1] > self._newest else waiting[0]
-        self._newest = max(self._newest, slot)
-        self._tried.add(slot)
-        return slot
 
 
 class Watching(Service):
@@ -216,8 +190,7 @@ class Worker:
         self.ledger = Ledger(self.redis, config.feed.name)
         self.store = ReleaseStore(self.redis, config.feed.name)
         self.lease = Lease(self.redis, FeedKeys(config.feed.name).lease)
-        self.slotting = config.slotting
-        self._told_birth: int | None = None
+        self._due_windows = DueWindows(config, self.rows, self.ledger, self.store, self.metrics)
         self.ready = asyncio.Event()
         self._scratch = tempfile.TemporaryDirectory(prefix="hexveil-worker-")
         self.app = self._make_app()
@@ -262,76 +235,8 @@ class Worker:
         return found
 
     async def due_slots(self) -> list[int]:
-        """Slots whose window takes no more events and is to be released, oldest first; updates the gauges."""
-        aside = await self.store.slots_set_aside()
-        self.metrics.windows_set_aside.set(len(aside))
-        open_slots = await self._releasable(sorted(set(await self.rows.open_slots()) - aside))
-        birth = await self._birth()
-        self.metrics.open_windows.set(len(open_slots))
-        mark = await self._mark()
-        if mark is not None:
-            self.metrics.watermark_seconds.set(mark / 1e6)
-        if self.config.relation == NeighbouringRelation.PARTICIPATION:
-            due = await self._ticked_slots(open_slots, birth, mark or 0, aside)
-        else:
-            due = [
-                slot
-                for slot in open_slots
-                if self.slotting.window(slot).end * 1_000_000 <= (mark or 0)
-                and self.slotting.period_of(slot).start >= birth
-            ]
-        self.metrics.outbox_windows.set(len(due))
-        return due
-
-    async def _mark(self) -> int | None:
-        """Instant (µs UTC) up to which windows that end take no more events; None while that is unknown."""
-        window, partitions = self.config.window, await self.rows.partition_times()
-        if window.lateness == "event-time":
-            return watermark(partitions, await self.rows.now_us(), window.allowed_delay, window.idle_timeout)
-        read = read_through(partitions)
-        # What was appended at the deadline is in time, so reading has to be past it.
-        return None if read is None else read - 1 - window.allowed_delay // timedelta(microseconds=1)
-
-    async def _birth(self) -> float:
-        """When the ledger was born: windows of periods that began before stay as they are. Says so once."""
-        birth = await self.ledger.birth()
-        if birth != self._told_birth:
-            self._told_birth = birth
-            log.info("windows are released of periods that begin from the birth of the ledger on", birth=birth)
-        return math.inf if birth is None else birth
-
-    async def _releasable(self, open_slots: list[int]) -> list[int]:
-        """Those that begin a window or are in progress; others began one before ``window.slot`` was changed: rows are dropped."""
-        kept = []
-        for slot in open_slots:
-            if await self._begins_a_window(slot):
-                kept.append(slot)
-                continue
-            log.warning("window.slot was changed, rows of an open window are dropped", window=utc_text(slot))
-            await self.rows.seal(slot)
-            await self.rows.drop_rows(slot)
-        return kept
-
-    async def _begins_a_window(self, slot: int) -> bool:
-        return self.slotting.window(slot).start == slot or await self.rows.in_progress(slot)
-
-    async def _ticked_slots(self, open_slots: list[int], birth: float, mark: int, aside: set[int]) -> list[int]:
-        """Every slot that ended by ``mark`` (µs UTC), visited or not, since this feed first ran."""
-        now = await self.rows.now_us()
-        slot = await self.rows.first_slot(self.slotting.window(now // 1_000_000).start)
-        for before in open_slots:
-            if before < slot:  # older than the feed: it will never be released, so it is not kept
-                await self.rows.seal(before)
-                await self.rows.drop_rows(before)
-        due = []
-        while (end := self.slotting.window(slot).end) * 1_000_000 <= mark:
-            released = slot not in aside and self.slotting.period_of(slot).start >= birth
-            if not released or await self.rows.is_closed(slot) or not await self._begins_a_window(slot):
-                await self.rows.advance_first_slot(slot, end)
-            else:
-                due.append(slot)
-            slot = end
-        return due
+        """Starts of the windows that are to be released now; see :class:`stream.protocol.due_windows.DueWindows`."""
+        return await self._due_windows.starts()
 
     def end_soon(self) -> None:
         """Have the process gone in a few seconds, whatever a server that is away keeps waiting: any step may be repeated."""

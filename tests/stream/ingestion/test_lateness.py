@@ -12,9 +12,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from stream.app import ClosingOrder
 from stream.local import RedisServer
 from stream.messages.topics import INPUT_SETTINGS
+from stream.protocol.due_windows import ClosingOrder
 from stream.storage.row_store import RowStore
 from stream.windows import PartitionTime, read_through, watermark
 from tests.support.feeding import START_MS, create_topic, produce, until
