@@ -15,10 +15,10 @@ import numpy.typing as npt
 from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, IntGrid, block_sums, cuts
+from dpcore.spatial.domain import Domain, FloatArray, IntGrid, block_sums, cuts
 from dpcore.spatial.histogram import GridHistogram, PartitionHistogram
 from dpcore.spatial.mechanism import SpatialMechanism, laplace_variance, noisy_counts
-from dpcore.spatial.partition import Tree, box_sums, draw_counts, image_of, split_boxes, whole
+from dpcore.spatial.partition import IntArray, LevelDraws, Tree, draw_counts, grow, image_of, split_boxes
 
 
 def require_share(name: str, share: float) -> None:
@@ -87,26 +87,24 @@ class AdaptiveGrid(SpatialMechanism):
         return self.tree(counts, domain, epsilon_micro, noise, points_per_user).least_squares().histogram(domain)
 
     def tree(self, counts: npt.NDArray[Any], domain: Domain, epsilon_micro: int, noise: Noise, s: int) -> Tree:
-        """Both levels before consistency, under a root that carries the noisy total."""
+        """Both levels before consistency, under a root that carries the noisy total; ``s`` points per user."""
         data = 1 - self.total_share
         weights = [self.total_share, data * self.alpha, data * (1 - self.alpha)]
-        total, first, second = BudgetSplit.by_weights(epsilon_micro, weights).shares
-        image = image_of(counts)
-        root = whole(domain)
-        n, n_variance = draw_counts(box_sums(image, root), total, s, noise)
-        m = grid_size(int(n[0]), first + second, s)
-        boxes, parent = split_boxes(root, max(10, math.ceil(m / 4)))
-        v, v_variance = draw_counts(box_sums(image, boxes), first, s, noise)
-        parts = np.sqrt(np.maximum(v, 0) * (second / (5 * MICRO * s)))
-        inner, inner_parent = split_boxes(boxes, np.maximum(1, np.ceil(parts)).astype(np.int64))
-        u, u_variance = draw_counts(box_sums(image, inner), second, s, noise)
-        return Tree.of_levels(
-            [
-                (root, np.array([-1]), n.astype(np.float64), n_variance, np.array([total])),
-                (boxes, parent, v.astype(np.float64), v_variance, np.full(len(boxes), first)),
-                (inner, inner_parent, u.astype(np.float64), u_variance, np.full(len(inner), second)),
-            ]
-        )
+        shares = BudgetSplit.by_weights(epsilon_micro, weights).shares
+
+        def draw(truth: IntArray, boxes: IntArray, depth: int) -> LevelDraws:
+            drawn, variances = draw_counts(truth, shares[depth], s, noise)
+            spent, divided = np.full(len(boxes), shares[depth]), np.full(len(boxes), depth < 2)
+            return LevelDraws(drawn.astype(np.float64), variances, spent, divided)
+
+        def divide(boxes: IntArray, noisy: FloatArray, depth: int) -> tuple[IntArray, IntArray]:
+            if depth == 0:
+                m = grid_size(int(noisy[0]), shares[1] + shares[2], s)
+                return split_boxes(boxes, max(10, math.ceil(m / 4)))
+            parts = np.sqrt(np.maximum(noisy, 0) * (shares[2] / (5 * MICRO * s)))
+            return split_boxes(boxes, np.maximum(1, np.ceil(parts)).astype(np.int64))
+
+        return grow(image_of(counts), domain, draw, divide)
 
 
 def noisy_total(counts: npt.NDArray[Any], epsilon_micro: int, points_per_user: int, noise: Noise) -> int:

@@ -20,7 +20,17 @@ from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.grids import require_share
 from dpcore.spatial.histogram import PartitionHistogram
 from dpcore.spatial.mechanism import SpatialMechanism
-from dpcore.spatial.partition import Tree, box_sums, combine, draw_counts, image_of, split_boxes, whole
+from dpcore.spatial.partition import (
+    IntArray,
+    LevelDraws,
+    Tree,
+    areas,
+    combine,
+    draw_counts,
+    grow,
+    image_of,
+    split_boxes,
+)
 from dpcore.spatial.posterior import Goal, histogram_for, require_goal
 
 
@@ -60,29 +70,28 @@ class SparseHierarchy(SpatialMechanism):
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
         """All draws before post-processing; every path costs exactly ``epsilon_micro``."""
-        levels_below = 0
-        while self.parts**levels_below < max(domain.shape):
-            levels_below += 1
-        weights = [self.growth**depth for depth in range(levels_below)]
-        scale = self.stop_share / sum(weights) if weights else 0.0
-        shares = BudgetSplit.by_weights(
-            epsilon_micro, [*(weight * scale for weight in weights), 1 - self.stop_share if weights else 1.0]
-        ).shares
-        image, levels = image_of(counts), []
-        boxes, parent = whole(domain), np.array([-1], dtype=np.int64)
-        for depth, share in enumerate(shares):
-            single = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2]) == 1
-            truth = box_sums(image, boxes)
-            test = np.where(single, 0, share) if depth < levels_below else np.zeros(len(boxes), dtype=np.int64)
+        shares = self.level_shares(domain, epsilon_micro)
+
+        def draw(truth: IntArray, boxes: IntArray, depth: int) -> LevelDraws:
+            last = depth == len(shares) - 1
+            test = np.where(last | (areas(boxes) == 1), 0, shares[depth])
             drawn, variance = draw_counts(truth, test, points_per_user, noise)
-            # The root always descends: its draw fixes the total, and its stop would save little.
-            going = (test > 0) & ((drawn > self.stop_sigmas * np.sqrt(variance)) | (depth == 0))
-            final = np.where(going, 0, sum(shares[depth:]) - test)
-            value, variance = combine((drawn, variance), draw_counts(truth, final, points_per_user, noise))
-            levels.append((boxes, parent, value, variance, test + final))
-            growing = np.flatnonzero(going)
-            if not len(growing):
-                break
-            boxes, parent = split_boxes(boxes[growing], self.parts)
-            parent = growing[parent]
-        return Tree.of_levels(levels)
+            # The root is always divided: its draw fixes the total, and stopping there would save little.
+            divided = (test > 0) & ((drawn > self.stop_sigmas * np.sqrt(variance)) | (depth == 0))
+            final = np.where(divided, 0, sum(shares[depth:]) - test)
+            draws = combine((drawn, variance), draw_counts(truth, final, points_per_user, noise))
+            return LevelDraws(*draws, test + final, divided)
+
+        return grow(image_of(counts), domain, draw, lambda boxes, noisy, depth: split_boxes(boxes, self.parts))
+
+    def level_shares(self, domain: Domain, epsilon_micro: int) -> tuple[int, ...]:
+        """µε of the stop tests of each level, and last what is left for the counts where a path ends: public parameters."""
+        levels = 0
+        while self.parts**levels < max(domain.shape):
+            levels += 1
+        if not levels:
+            return BudgetSplit.by_weights(epsilon_micro, [1.0]).shares
+        weights = [self.growth**depth for depth in range(levels)]
+        scale = self.stop_share / sum(weights)
+        tests = [weight * scale for weight in weights]
+        return BudgetSplit.by_weights(epsilon_micro, [*tests, 1 - self.stop_share]).shares

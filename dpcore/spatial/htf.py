@@ -8,7 +8,7 @@ Source: [H], corrected as in the errata.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -17,11 +17,21 @@ import numpy.typing as npt
 from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, IntGrid
+from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 from dpcore.spatial.grids import noisy_total, require_share
 from dpcore.spatial.histogram import PartitionHistogram
 from dpcore.spatial.mechanism import SpatialMechanism
-from dpcore.spatial.partition import IntArray, Tree, box_sums, combine, draw_counts, image_of, whole
+from dpcore.spatial.partition import (
+    IntArray,
+    LevelDraws,
+    Tree,
+    areas,
+    box_sums,
+    combine,
+    draw_counts,
+    grow,
+    image_of,
+)
 from dpcore.spatial.posterior import Goal, histogram_for, require_goal
 from dpcore.spatial.trees import MAX_HEIGHT, Candidates, height_of
 
@@ -61,16 +71,6 @@ class PathBudget:
     def left(self, depth: int) -> int:
         """µε that a path has not spent before ``depth``."""
         return self.count_micro + sum(self.stops[depth:]) + sum(self.splits[depth:])
-
-
-@dataclass(frozen=True)
-class _Level:
-    """Noisy counts of one level's nodes, what each spent, and which of them are cut; shape (nodes,) each."""
-
-    value: npt.NDArray[np.float64]
-    variance: npt.NDArray[np.float64]
-    spent: IntArray
-    going: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -156,21 +156,17 @@ class HTF(SpatialMechanism):
         height = height_of(total, epsilon_micro, points_per_user, self.max_height) + self.extra_levels
         budget = self.path_budget(rest_micro, min(height, self.max_height))
         image, ranked = image_of(counts), RankedCells.of(counts)
-        boxes, parent, levels = whole(domain), np.array([-1], dtype=np.int64), []
-        for depth in range(budget.height + 1):
-            level = self._draw_level(box_sums(image, boxes), boxes, depth, budget, points_per_user, noise)
-            if depth == 0:
-                level.spent[0] += height_micro
-            levels.append((boxes, parent, level.value, level.variance, level.spent))
-            growing = np.flatnonzero(level.going)
-            if not len(growing):
-                break
-            candidates = Candidates.of(boxes[growing], depth % 2, self.margin)
-            costs = split_costs(ranked, image, boxes[growing], candidates)
-            chosen = self._choose(costs, candidates, budget.splits[depth], points_per_user, noise)
-            boxes, parent = candidates.cut(boxes[growing], chosen)
-            parent = growing[parent]
-        return Tree.of_levels(levels)
+
+        def draw(truth: IntArray, boxes: IntArray, depth: int) -> LevelDraws:
+            draws = self._draw_level(truth, boxes, depth, budget, points_per_user, noise)
+            return draws if depth else replace(draws, spent=draws.spent + height_micro)
+
+        def divide(boxes: IntArray, noisy: FloatArray, depth: int) -> tuple[IntArray, IntArray]:
+            candidates = Candidates.of(boxes, depth % 2, self.margin)
+            costs = split_costs(ranked, image, boxes, candidates)
+            return candidates.cut(boxes, self._choose(costs, candidates, budget.splits[depth], points_per_user, noise))
+
+        return grow(image, domain, draw, divide)
 
     def path_budget(self, rest_micro: int, height: int) -> PathBudget:
         """How ``rest_micro`` is spent along every path of a tree of ``height``: a function of public parameters."""
@@ -193,16 +189,16 @@ class HTF(SpatialMechanism):
 
     def _draw_level(
         self, truth: IntArray, boxes: IntArray, depth: int, budget: PathBudget, points_per_user: int, noise: Noise
-    ) -> _Level:
-        """Noisy counts ``truth`` of one level's disjoint ``boxes``: a stop test of each, and a final draw where it ends."""
-        area = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
-        test = np.full(len(boxes), budget.stop(depth), dtype=np.int64)
-        test[area <= self.stop_cells] = 0
+    ) -> LevelDraws:
+        """Draws of the true counts ``truth`` of one level's disjoint ``boxes``: a stop test of each, and a final draw of
+        those that end here with all that their path has left.
+        """
+        test = np.where(areas(boxes) <= self.stop_cells, 0, budget.stop(depth))
         drawn = draw_counts(truth, test, points_per_user, noise)
-        going = (test > 0) & (drawn[0] > self.stop_count)
-        final = np.where(going, 0, budget.left(depth) - test)
-        value, variance = combine(drawn, draw_counts(truth, final, points_per_user, noise))
-        return _Level(value, variance, test + final + np.where(going, budget.split(depth), 0), going)
+        divided = (test > 0) & (drawn[0] > self.stop_count)
+        final = np.where(divided, 0, budget.left(depth) - test)
+        draws = combine(drawn, draw_counts(truth, final, points_per_user, noise))
+        return LevelDraws(*draws, test + final + np.where(divided, budget.split(depth), 0), divided)
 
     def _choose(
         self, costs: IntArray, candidates: Candidates, epsilon_micro: int, points_per_user: int, noise: Noise
@@ -269,32 +265,46 @@ def split_costs(ranked: RankedCells, image: IntGrid, boxes: IntArray, candidates
     Σ|c − μ| = 2(S − μN), S and N the sum and number of cells above μ. Both come from one table per box: cells by line and
     by rank, summed along both; ranks beyond the largest mean are left out.
     """
-    every, k = candidates.box, candidates.k
-    lower = candidates.lower(boxes, every, k)
-    area_of = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
-    lower_area = (lower[:, 1] - lower[:, 0]) * (lower[:, 3] - lower[:, 2])
-    lower_sum, total = box_sums(image, lower), box_sums(image, boxes)
-    areas = lower_area, area_of[every] - lower_area
-    sums = lower_sum, total[every] - lower_sum
-    # Ranks of counts <= floor(mean): the entries up to there are not above the mean.
-    upto = [np.searchsorted(ranked.distinct, s // a, side="right") for s, a in zip(sums, areas, strict=True)]
-    ranks = np.maximum.reduceat(np.maximum(*upto), candidates.offsets[:-1])
+    box, lower = candidates.box, candidates.lower(boxes, candidates.box, candidates.k)
+    first = _Side.of(ranked, areas(lower), box_sums(image, lower))
+    second = _Side.of(ranked, areas(boxes)[box] - first.area, box_sums(image, boxes)[box] - first.points)
+    ranks = np.maximum.reduceat(np.maximum(first.ranks, second.ranks), candidates.offsets[:-1])
     tables = RankTables.of(ranked, boxes, candidates, ranks)
-    cost = np.zeros(len(k), dtype=np.int64)
-    for side, (s, a, u) in enumerate(zip(sums, areas, upto, strict=True)):
-        below, held = tables.upto(every, k - candidates.first[every], u)
-        if side:
-            whole_below, whole_held = tables.upto(every, tables.lines[every] - 1, u)
-            below, held = whole_below - below, whole_held - held
-        above, above_sum = a - below, s - held
-        quotient, rest = np.divmod(s, a)
-        cost += 2 * QUANTUM * (above_sum - quotient * above) - (-(-2 * QUANTUM * rest * above // a))
-    return cost
+    line = candidates.k - candidates.first[box]
+    cost = first.cost(*tables.upto(box, line, first.ranks))
+    # What lies behind the cut is what lies in the whole box less what lies before the cut.
+    before = tables.upto(box, line, second.ranks)
+    anywhere = tables.upto(box, tables.lines[box] - 1, second.ranks)
+    return cost + second.cost(anywhere[0] - before[0], anywhere[1] - before[1])
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One side of every candidate cut, shape (C,) each: its ``area`` in cells, its ``points``, and the number of distinct
+    counts, in ``ranks``, that are not above its mean.
+    """
+
+    area: IntArray
+    points: IntArray
+    ranks: IntArray
+
+    @classmethod
+    def of(cls, ranked: RankedCells, area: IntArray, points: IntArray) -> _Side:
+        """A count is an integer, so it is not above the mean iff it is not above the mean rounded down."""
+        return cls(area, points, np.searchsorted(ranked.distinct, points // area, side="right").astype(np.int64))
+
+    def cost(self, cells_below: IntArray, points_below: IntArray) -> IntArray:
+        """⌊QUANTUM·Σ|c − μ|⌋ (C,) from the cells that are not above the mean and from the points in them, (C,) each."""
+        cells_above, points_above = self.area - cells_below, self.points - points_below
+        quotient, rest = np.divmod(self.points, self.area)
+        fraction = -(-2 * QUANTUM * rest * cells_above // self.area)
+        return np.asarray(2 * QUANTUM * (points_above - quotient * cells_above) - fraction, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class RankTables:
-    """Cells (``number``) and their counts (``held``) of rank <= j before the i-th candidate of each box, flat: box, i, rank.
+    """Number of ``cells`` of rank <= j before the i-th candidate of each box, and the ``points`` in them; both flat: box, i,
+    rank.
 
     ``lines`` (P,) rows per box, one per candidate and one for the whole box; ``start`` (P,) and ``width`` (P,): where the
     table of a box begins and how many ranks a row of it holds.
@@ -303,8 +313,8 @@ class RankTables:
     start: IntArray
     width: IntArray
     lines: IntArray
-    number: IntArray
-    held: IntArray
+    cells: IntArray
+    points: IntArray
 
     @classmethod
     def of(cls, ranked: RankedCells, boxes: IntArray, candidates: Candidates, ranks: IntArray) -> RankTables:
@@ -318,34 +328,43 @@ class RankTables:
         size = lines * width
         start = np.empty(len(boxes), dtype=np.int64)
         start[order] = np.cumsum(size[order]) - size[order]
-        # Cells outside every box belong to an owner of width 0, before all others.
-        owner = _owners(ranked.rank.shape, boxes)
-        counted = np.flatnonzero(ranked.rank.ravel() < np.append(0, width)[owner])
-        owner, rank = owner[counted] - 1, ranked.rank.ravel()[counted]
-        row, column = np.divmod(counted.astype(np.int32), np.int32(ranked.rank.shape[1]))
-        along_rows = candidates.axis == 0
-        line = row if along_rows.all() else np.where(along_rows[owner], row, column) if along_rows.any() else column
-        # Lines before the first candidate share its row, lines behind the last candidate the last row.
-        before = (np.where(along_rows, boxes[:, 0], boxes[:, 2]) + candidates.first - 1).astype(np.int32)
-        line = np.clip(line - before[owner], 0, (lines - 1).astype(np.int32)[owner])
-        entry = start[owner] + line * width[owner] + rank
-        number = np.bincount(entry, minlength=int(size.sum()))
-        held = np.empty_like(number)
+        cells = np.bincount(_entries(ranked, boxes, candidates, start, width), minlength=int(size.sum()))
+        points = np.empty_like(cells)
         for each in np.unique(width):
             same = order[width[order] == each]
             here = slice(start[same[0]], start[same[0]] + size[same].sum())
-            matrix = number[here].reshape(-1, each)
+            matrix = cells[here].reshape(-1, each)
             values = np.zeros(each, dtype=np.int64)
             values[: min(each, len(ranked.distinct))] = ranked.distinct[:each]
             top = (start[same] - start[same[0]]) // each
-            held[here] = _summed(matrix * values, top, lines[same]).ravel()
-            number[here] = _summed(matrix, top, lines[same]).ravel()
-        return cls(start, width, lines, number, held)
+            points[here] = _summed(matrix * values, top, lines[same]).ravel()
+            cells[here] = _summed(matrix, top, lines[same]).ravel()
+        return cls(start, width, lines, cells, points)
 
     def upto(self, box: IntArray, line: IntArray, ranks: IntArray) -> tuple[IntArray, IntArray]:
         """(Cells, their counts) among the ``ranks`` lowest in lines 0 … ``line`` of each ``box``; (0, 0) for no ranks."""
         entry = self.start[box] + line * self.width[box] + np.maximum(ranks, 1) - 1
-        return np.where(ranks > 0, self.number[entry], 0), np.where(ranks > 0, self.held[entry], 0)
+        return np.where(ranks > 0, self.cells[entry], 0), np.where(ranks > 0, self.points[entry], 0)
+
+
+def _entries(
+    ranked: RankedCells, boxes: IntArray, candidates: Candidates, start: IntArray, width: IntArray
+) -> IntArray:
+    """Entry of the flat table in which each cell is counted; cells outside every box, or of a rank beyond the ``width`` of
+    their box's table, are left out.
+    """
+    # Cells outside every box belong to an owner of width 0, before all others.
+    owner = _owners(ranked.rank.shape, boxes)
+    counted = np.flatnonzero(ranked.rank.ravel() < np.append(0, width)[owner])
+    owner, rank = owner[counted] - 1, ranked.rank.ravel()[counted]
+    row, column = np.divmod(counted.astype(np.int32), np.int32(ranked.rank.shape[1]))
+    along_rows = candidates.axis == 0
+    line = row if along_rows.all() else np.where(along_rows[owner], row, column) if along_rows.any() else column
+    # Lines before the first candidate share its row, lines behind the last candidate the last row.
+    before = (np.where(along_rows, boxes[:, 0], boxes[:, 2]) + candidates.first - 1).astype(np.int32)
+    last = np.diff(candidates.offsets).astype(np.int32)
+    line = np.clip(line - before[owner], 0, last[owner])
+    return np.asarray(start[owner] + line * width[owner] + rank, dtype=np.int64)
 
 
 def _owners(shape: tuple[int, ...], boxes: IntArray) -> IntArray:

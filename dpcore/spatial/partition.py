@@ -1,11 +1,13 @@
-"""Boxes of cells and trees over them: splitting, sums, least-squares consistency, non-negativity. Post-processing
-except for :func:`draw_counts`.
+"""Boxes of cells and trees over them: splitting, sums, least-squares consistency, non-negativity.
 
-Boxes are int64 (P, 4) rows x0, x1, y0, y1 in cells, half-open. A tree lists its nodes level by level.
+Boxes are int64 (P, 4) rows x0, x1, y0, y1 in cells, half-open. A tree lists its nodes level by level. Neighbours differ by
+all points of one user (relation "participation"). Only :func:`draw_counts` and :func:`grow`, which calls the draws of a
+mechanism, see the true counts; everything else is post-processing of the draws and costs nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +36,12 @@ def box_sums(image: npt.NDArray[Any], boxes: IntArray) -> IntArray:
     """Sums inside boxes from an integral image, shape (P,)."""
     x0, x1, y0, y1 = boxes.T
     return np.asarray(image[x1, y1] - image[x0, y1] - image[x1, y0] + image[x0, y0], dtype=np.int64)
+
+
+def areas(boxes: IntArray) -> IntArray:
+    """Cells inside each box, shape (P,)."""
+    x0, x1, y0, y1 = boxes.T
+    return np.asarray((x1 - x0) * (y1 - y0), dtype=np.int64)
 
 
 def split_boxes(boxes: IntArray, parts: int | IntArray) -> tuple[IntArray, IntArray]:
@@ -81,10 +89,22 @@ def combine(first: tuple[Any, FloatArray], second: tuple[Any, FloatArray]) -> tu
 
 
 @dataclass(frozen=True)
+class LevelDraws:
+    """What a mechanism drew for the P disjoint boxes of one level, shape (P,) each: noisy ``counts`` and their
+    ``variances``, the µε ``spent`` on each box, and which boxes are ``divided`` further.
+    """
+
+    counts: FloatArray
+    variances: FloatArray
+    spent: IntArray
+    divided: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
 class Tree:
     """M nodes by level. ``boxes`` (M, 4); ``parent`` (M,), -1 for the root; ``starts`` (levels + 1,); noisy ``counts`` and
-    their ``variances`` (M,), infinite where a node was not measured; ``spent`` µε drawn at each node, splits included; how the
-    ``noise`` of the leaves' counts hangs together.
+    their ``variances`` (M,), infinite where a node was not measured; ``spent`` µε drawn at each node, splits included;
+    ``noise``: how the noise of the leaves' counts is correlated.
     """
 
     boxes: IntArray
@@ -96,21 +116,18 @@ class Tree:
     noise: PartNoise = "independent"
 
     @classmethod
-    def of_levels(
-        cls,
-        levels: list[tuple[IntArray, IntArray, FloatArray, FloatArray, IntArray]],
-    ) -> Tree:
-        """From (boxes, parent within the level above, counts, variances, spent) of every level; the root's parent is -1."""
-        sizes = [len(level[0]) for level in levels]
+    def of_levels(cls, levels: list[tuple[IntArray, IntArray, LevelDraws]]) -> Tree:
+        """From (boxes, parent of each within the level above, draws) of every level; the root's parent is -1."""
+        sizes = [len(boxes) for boxes, _, _ in levels]
         starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        parents = [level[1] + (starts[d - 1] if d else 0) for d, level in enumerate(levels)]
+        parents = [parent + (starts[depth - 1] if depth else 0) for depth, (_, parent, _) in enumerate(levels)]
         return cls(
-            np.concatenate([level[0] for level in levels]),
+            np.concatenate([boxes for boxes, _, _ in levels]),
             np.concatenate(parents),
             starts,
-            np.concatenate([level[2] for level in levels]).astype(np.float64),
-            np.concatenate([level[3] for level in levels]),
-            np.concatenate([level[4] for level in levels]),
+            np.concatenate([draws.counts for _, _, draws in levels]),
+            np.concatenate([draws.variances for _, _, draws in levels]),
+            np.concatenate([draws.spent for _, _, draws in levels]),
         )
 
     @property
@@ -140,8 +157,7 @@ class Tree:
 
     def areas_of(self, nodes: IntArray) -> IntArray:
         """Cells of each of ``nodes``, of their shape."""
-        x0, x1, y0, y1 = self.boxes[nodes].T
-        return np.asarray((x1 - x0) * (y1 - y0), dtype=np.int64)
+        return areas(self.boxes[nodes])
 
     def upward(self) -> tuple[FloatArray, FloatArray]:
         """Best unbiased estimate of each node from its own subtree, with its variance, each of shape (M,)."""
@@ -188,6 +204,31 @@ class Tree:
         return PartitionHistogram(
             domain, self.boxes[leaves], self.counts[leaves], self.variances[leaves], noise=self.noise
         )
+
+
+def grow(
+    image: IntGrid,
+    domain: Domain,
+    draw: Callable[[IntArray, IntArray, int], LevelDraws],
+    divide: Callable[[IntArray, FloatArray, int], tuple[IntArray, IntArray]],
+) -> Tree:
+    """The tree of a mechanism, from the whole box down to the level that divides none of its boxes.
+
+    ``image``: integral image of the true counts. ``draw``: (true counts (P,), boxes (P, 4), depth) -> the level's draws.
+    ``divide``: (boxes that are divided (D, 4), their noisy counts (D,), depth) -> (children, index of the parent of each).
+    The mechanism answers for privacy: the boxes of one level are disjoint, so a user pays for the paths of their points only.
+    """
+    boxes, parent = whole(domain), np.array([-1], dtype=np.int64)
+    levels: list[tuple[IntArray, IntArray, LevelDraws]] = []
+    while True:
+        depth = len(levels)
+        draws = draw(box_sums(image, boxes), boxes, depth)
+        levels.append((boxes, parent, draws))
+        divided = np.flatnonzero(draws.divided)
+        if not len(divided):
+            return Tree.of_levels(levels)
+        boxes, within = divide(boxes[divided], draws.counts[divided], depth)
+        parent = divided[within]
 
 
 def simplex(values: FloatArray, group: IntArray, totals: FloatArray) -> FloatArray:

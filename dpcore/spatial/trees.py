@@ -19,11 +19,20 @@ from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 from dpcore.spatial.grids import noisy_total, require_share
 from dpcore.spatial.histogram import PartitionHistogram
 from dpcore.spatial.mechanism import SpatialMechanism
-from dpcore.spatial.partition import IntArray, Tree, box_sums, draw_counts, image_of, split_boxes, whole
+from dpcore.spatial.partition import (
+    IntArray,
+    LevelDraws,
+    Tree,
+    areas,
+    box_sums,
+    draw_counts,
+    grow,
+    image_of,
+    split_boxes,
+)
 
 MAX_HEIGHT = 26
 """Levels below the root; the largest grid has 2^26 cells."""
-Level = tuple[IntArray, IntArray, FloatArray, FloatArray, IntArray]
 
 
 def level_weights(budget: Literal["uniform", "geometric"], height: int) -> list[float]:
@@ -61,27 +70,23 @@ class QuadTree(SpatialMechanism):
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
         """All levels with their draws, before consistency."""
+        shares = self.level_shares(domain, epsilon_micro)
+
+        def draw(truth: IntArray, boxes: IntArray, depth: int) -> LevelDraws:
+            single = areas(boxes) == 1
+            spent = np.where(single, sum(shares[depth:]), shares[depth])
+            drawn, variances = draw_counts(truth, spent, points_per_user, noise)
+            return LevelDraws(drawn.astype(np.float64), variances, spent, ~single & (depth < len(shares) - 1))
+
+        return grow(image_of(counts), domain, draw, lambda boxes, noisy, depth: split_boxes(boxes, 2))
+
+    def level_shares(self, domain: Domain, epsilon_micro: int) -> tuple[int, ...]:
+        """µε of each level from the root: a function of public parameters."""
         deepest = (max(domain.shape) - 1).bit_length()
-        height = deepest if self.height is None else min(self.height, deepest)
-        weights = level_weights(self.budget, height)
+        weights = level_weights(self.budget, deepest if self.height is None else min(self.height, deepest))
         if self.budget == "geometric":  # a level of a quadtree is two of a binary tree
             weights = [weight**2 for weight in weights]
-        shares = BudgetSplit.by_weights(epsilon_micro, weights).shares
-        image, levels = image_of(counts), []
-        boxes, parent = whole(domain), np.array([-1], dtype=np.int64)
-        for depth, share in enumerate(shares):
-            x0, x1, y0, y1 = boxes.T
-            final = np.flatnonzero((x1 - x0 == 1) & (y1 - y0 == 1))
-            spent = np.full(len(boxes), share, dtype=np.int64)
-            spent[final] = sum(shares[depth:])
-            drawn, variance = draw_counts(box_sums(image, boxes), spent, points_per_user, noise)
-            levels.append((boxes, parent, drawn.astype(np.float64), variance, spent))
-            growing = np.flatnonzero((x1 - x0 > 1) | (y1 - y0 > 1))
-            if not len(growing) or depth == height:
-                break
-            boxes, parent = split_boxes(boxes[growing], 2)
-            parent = growing[parent]
-        return Tree.of_levels(levels)
+        return BudgetSplit.by_weights(epsilon_micro, weights).shares
 
 
 @dataclass(frozen=True)
@@ -165,24 +170,25 @@ class KdTree(SpatialMechanism):
         height = height_of(total, epsilon_micro, points_per_user, self.max_height)
         splits = (*BudgetSplit.by_weights(split_micro, [1.0] * height).shares, 0)
         shares = BudgetSplit.by_weights(data_micro, level_weights(self.budget, height)).shares
-        image, levels = image_of(counts), []
-        boxes, parent = whole(domain), np.array([-1], dtype=np.int64)
-        for depth, share in enumerate(shares):
-            growing = np.flatnonzero((boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2]) > 1)
-            counting = np.full(len(boxes), sum(shares[depth:]) + sum(splits[depth:]), dtype=np.int64)
-            counting[growing] = share
-            drawn, variance = draw_counts(box_sums(image, boxes), counting, points_per_user, noise)
-            spent = counting.copy()
-            spent[growing] += splits[depth]
-            spent[0] += total_micro if depth == 0 else 0
-            levels.append((boxes, parent, drawn.astype(np.float64), variance, spent))
-            if not len(growing) or depth == height:
-                break
-            inner = boxes[growing]
-            candidates = Candidates.of(inner, depth % 2)
-            left = box_sums(image, candidates.lower(inner, candidates.box, candidates.k))
-            costs = np.abs(2 * left - box_sums(image, inner)[candidates.box])
+        image = image_of(counts)
+
+        def draw(truth: IntArray, boxes: IntArray, depth: int) -> LevelDraws:
+            single = areas(boxes) == 1
+            counting = np.where(single, sum(shares[depth:]) + sum(splits[depth:]), shares[depth])
+            drawn, variances = draw_counts(truth, counting, points_per_user, noise)
+            spent = counting + np.where(single, 0, splits[depth]) + (0 if depth else total_micro)
+            return LevelDraws(drawn.astype(np.float64), variances, spent, ~single & (depth < height))
+
+        def divide(boxes: IntArray, noisy: FloatArray, depth: int) -> tuple[IntArray, IntArray]:
+            candidates = Candidates.of(boxes, depth % 2)
             ratio = splits[depth], 2 * points_per_user * MICRO
-            boxes, parent = candidates.cut(inner, noise.exponential(costs, *ratio, offsets=candidates.offsets))
-            parent = growing[parent]
-        return Tree.of_levels(levels)
+            chosen = noise.exponential(median_costs(image, boxes, candidates), *ratio, offsets=candidates.offsets)
+            return candidates.cut(boxes, chosen)
+
+        return grow(image, domain, draw, divide)
+
+
+def median_costs(image: IntGrid, boxes: IntArray, candidates: Candidates) -> IntArray:
+    """|2·left − all| for every candidate: how far its cut is from halving the points of its box. A point changes it by 1."""
+    left = box_sums(image, candidates.lower(boxes, candidates.box, candidates.k))
+    return np.asarray(np.abs(2 * left - box_sums(image, boxes)[candidates.box]), dtype=np.int64)

@@ -12,10 +12,10 @@ from dpcore.spatial.e2epriv import E2EPriv
 from dpcore.spatial.grids import AdaptiveGrid, Singular, Uniform, UniformGrid
 from dpcore.spatial.hierarchy import SparseHierarchy
 from dpcore.spatial.htf import HTF, QUANTUM, RankedCells, split_costs, split_sensitivity
-from dpcore.spatial.partition import image_of, whole
+from dpcore.spatial.partition import LevelDraws, grow, image_of, split_boxes, whole
 from dpcore.spatial.queries import Rectangles, answer, integral_image
 from dpcore.spatial.release import histogram_from_release
-from dpcore.spatial.trees import Candidates, KdTree, QuadTree
+from dpcore.spatial.trees import Candidates, KdTree, QuadTree, median_costs
 from dpcore.spatial.wavelet import Privlet, haar, inverse_haar
 
 DOMAIN = Domain.unit_cells(16, 16)
@@ -79,6 +79,39 @@ def test_no_path_from_root_to_leaf_spends_more_than_the_budget(mechanism, epsilo
     assert costs.max() <= epsilon_micro
     assert costs.min() > 0
     assert costs.max() - costs.min() <= 1, "a path left budget unspent that another one used"
+
+
+def test_a_tree_grows_below_the_divided_boxes_alone_and_hands_every_level_its_true_counts() -> None:
+    """Without noise, every box of more than 100 points divided: each node holds its count, only crowded ones have children."""
+    counts, seen = city(), []
+
+    def draw(truth: np.ndarray, boxes: np.ndarray, depth: int) -> LevelDraws:
+        seen.append(depth)
+        crowded = (truth > 100) & (depth < 3)
+        return LevelDraws(truth.astype(float), np.ones(len(boxes)), np.full(len(boxes), 10**depth), crowded)
+
+    tree = grow(image_of(counts), DOMAIN, draw, lambda boxes, noisy, depth: split_boxes(boxes, 2))
+    assert seen == [0, 1, 2, 3]
+    for (x0, x1, y0, y1), noisy in zip(tree.boxes, tree.counts, strict=True):
+        assert counts[x0:x1, y0:y1].sum() == noisy
+    assert np.array_equal(tree.parents[: tree.starts[3]], tree.counts[: tree.starts[3]] > 100)
+    assert tree.counts[tree.leaves].sum() == counts.sum()
+    assert tree.path_costs().max() == 1111
+
+
+def test_the_cost_of_a_median_is_its_definition_and_a_point_moves_it_by_one() -> None:
+    counts = np.random.default_rng(2).integers(0, 5, (6, 4))
+    boxes = np.array([[0, 6, 0, 2], [0, 6, 2, 4]])
+    candidates = Candidates.of(boxes, 0)
+    base = median_costs(image_of(counts), boxes, candidates)
+    direct = [abs(2 * int(half[:k].sum()) - int(half.sum())) for half in np.hsplit(counts, 2) for k in range(1, 6)]
+    assert base.tolist() == direct
+    for x, y in np.ndindex(6, 4):
+        more = counts.copy()
+        more[x, y] += 1
+        moved = np.abs(median_costs(image_of(more), boxes, candidates) - base)
+        assert moved.max() == 1
+        assert np.all(moved[5:] == 0) if y < 2 else np.all(moved[:5] == 0)
 
 
 def test_every_split_cost_equals_its_definition_and_moves_within_the_sensitivity_claimed() -> None:

@@ -13,7 +13,7 @@ from scipy import integrate, stats
 from dpcore.noise import Noise
 from dpcore.spatial import HTF, Domain, Rectangles, SparseHierarchy, histogram_from_release
 from dpcore.spatial.histogram import HistogramError, PartitionHistogram, SparseReading
-from dpcore.spatial.partition import Tree, image_of, split_boxes
+from dpcore.spatial.partition import FloatArray, LevelDraws, Tree, image_of, split_boxes
 from dpcore.spatial.posterior import TRUSTED, _gaussian_parts, _laplace_parts, expected_counts, sparse_counts
 from dpcore.spatial.queries import answer
 from dpcore.spatial.release import rounded
@@ -73,6 +73,11 @@ def test_both_readings_are_not_negative_and_children_add_up_to_their_parent_or_l
         assert np.allclose(sums[something], counts[something], rtol=1e-3, atol=1e-6)
 
 
+def unpaid(counts: FloatArray, variances: FloatArray) -> LevelDraws:
+    """Draws of one level that cost nothing."""
+    return LevelDraws(counts, variances, np.zeros(len(counts), dtype=np.int64), np.ones(len(counts), dtype=bool))
+
+
 def test_one_child_does_not_take_all_the_noise_of_a_parent_in_empty_space(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a full quarter, one whose own draw is 49 ± 10 over children that hold nothing, one of them drawn as 11 ± 2.
     The twin without the limit gives that child more.
@@ -85,9 +90,9 @@ def test_one_child_does_not_take_all_the_noise_of_a_parent_in_empty_space(monkey
     noise = {1: np.full(64, 4.0), 4: np.full(4, 100.0)}
     tree = Tree.of_levels(
         [
-            (root, np.array([-1]), np.array([16_049.0]), np.array([400.0]), np.zeros(1, dtype=np.int64)),
-            (quarters, above, np.array([16_000.0, 0.0, 0.0, 49.0]), noise[4], np.zeros(4, dtype=np.int64)),
-            (cells, parent, drawn, noise[1], np.zeros(64, dtype=np.int64)),
+            (root, np.array([-1]), unpaid(np.array([16_049.0]), np.array([400.0]))),
+            (quarters, above, unpaid(np.array([16_000.0, 0.0, 0.0, 49.0]), noise[4])),
+            (cells, parent, unpaid(drawn, noise[1])),
         ]
     )
     leaves = sparse_counts(tree)[tree.leaves]
