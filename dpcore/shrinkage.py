@@ -16,6 +16,7 @@ from scipy import linalg
 
 from dpcore.errors import ParameterError
 from dpcore.laplace_posterior import laplace_posterior
+from dpcore.model_averaging import ModelAverage
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -106,19 +107,9 @@ def shrink(
         estimates.append(guess + gain.T @ linalg.solve_triangular(factor, found.site_shift / root, lower=True))
         spreads.append(np.diag(kernel) - np.einsum("ij,ij->j", gain, gain))
         widest.append(event == max(EVENT_SHARES))
-    table = np.array(estimates)
-    value = _weights(logs) @ table
-    # Busy cells say more of e than quiet ones, and less of the quiet: intervals rest on the widest candidate.
-    cautious = _weights(np.where(widest, logs, -np.inf))
-    error = np.sqrt(np.maximum(cautious @ (np.array(spreads) + np.square(table - value)), 0))
-    bounded = np.clip([value, value - 1.96 * error, value + 1.96 * error], 0.0, upper)
-    return Shrunken(bounded[0], bounded[1], bounded[2], error)
-
-
-def _weights(logs: npt.ArrayLike) -> FloatArray:
-    """Shares of the candidates by the logarithms of their evidence."""
-    share = np.exp(np.asarray(logs) - np.max(logs))
-    return np.asarray(share / share.sum())
+    averaged = ModelAverage.of(logs, estimates, spreads, widest)
+    value, low, high = averaged.interval(upper)
+    return Shrunken(value, low, high, averaged.standard_error)
 
 
 def _effect_kernel(covariates: FloatArray | None, events: npt.NDArray[np.int64], cells: int) -> FloatArray:

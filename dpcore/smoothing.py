@@ -18,6 +18,7 @@ from scipy import linalg
 
 from dpcore.errors import ParameterError
 from dpcore.laplace_posterior import laplace_posterior
+from dpcore.model_averaging import ModelAverage, average
 from dpcore.shrinkage import local_kilometres
 
 FloatArray = npt.NDArray[np.float64]
@@ -130,10 +131,62 @@ class Releases:
 
 
 @dataclass(frozen=True)
-class _Fit:
-    """One member of the grid: posterior of cells and trend, and what each release says alone."""
+class _Window:
+    """The releases of one window beside the past: what all members of the grid share.
 
-    log_evidence: float
+    T remembered cells and S released ones inform the others. ``past_mean``, ``past_variance``: (T,), the lasting deviation of
+    each as far as its own history tells; ``seen``: (S,), positions of the released ones among the window's C cells;
+    ``distance``: (T + C, T + S) in km, and whether two of them are the ``same`` cell. ``design``: (C, 1 + k), how level and
+    effects enter each mean; ``trend`` (1 + k,) and its covariance: level and effects before the window.
+    """
+
+    releases: Releases
+    past_mean: FloatArray
+    past_variance: FloatArray
+    seen: IntArray
+    distance: FloatArray
+    same: npt.NDArray[np.bool_]
+    design: FloatArray
+    trend: FloatArray
+    trend_covariance: FloatArray
+    upper: float
+
+    @classmethod
+    def of(cls, past: SmoothingState, releases: Releases, slot: int, upper: float, d: Dynamics) -> _Window:
+        """Choose the cells that inform the others, and read the level's profile at ``slot``."""
+        remembered = np.sort(np.argsort(-past.precision, kind="stable")[:MOST_INFORMATIVE])
+        seen = np.sort(np.argsort(releases.scales, kind="stable")[:MOST_INFORMATIVE])
+        seen = seen[releases.known[seen]]
+        weight = releases.events / releases.events.sum()
+        return cls(
+            releases,
+            past.shift[remembered] / past.precision[remembered],
+            1 / past.precision[remembered],
+            seen,
+            *_relations(past, remembered, releases, seen),
+            np.column_stack([np.ones(len(weight)), releases.covariates - weight @ releases.covariates]),
+            *_returned_to_profile(past, slot, upper, d),
+            upper,
+        )
+
+
+@dataclass(frozen=True)
+class _Prior:
+    """A member of the grid before the window's releases, sampling left out: mean and variance of each cell, (C,), and the
+    covariance of each with those that inform the others, (C, S).
+    """
+
+    mean: FloatArray
+    variance: FloatArray
+    covariance: FloatArray
+
+
+@dataclass(frozen=True)
+class _Posterior:
+    """Mean ``value`` and variance of each cell, (C,); trend and its covariance; what each release says alone, as a Gaussian
+    of ``site_precision`` and mean ``site_shift``/``site_precision``, (C,); variance that ``sampling`` its events leaves, (C,).
+    """
+
     value: FloatArray
     variance: FloatArray
     trend: FloatArray
@@ -141,7 +194,15 @@ class _Fit:
     site_precision: FloatArray
     site_shift: FloatArray
     sampling: FloatArray
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """One member of the grid, its standard deviation of one ``event`` as a share of U, and how well it explains the window."""
+
     event: float
+    log_evidence: float
+    posterior: _Posterior
 
 
 def smooth(
@@ -160,36 +221,25 @@ def smooth(
     """
     d = dynamics or Dynamics()
     _validate(state, releases, hours, slot, upper)
-    effects = releases.covariates.shape[1]
+    past = _aged(state, releases.covariates.shape[1], hours, upper, d)
     if not len(releases.cells):
         empty = np.zeros(0)
-        return _aged(state, effects, hours, upper, d), Smoothed(empty, empty, empty)
-    past = _aged(state, effects, hours, upper, d)
-    trend, covariance = _returned_to_profile(past, slot, upper, d)
-    weight = releases.events / releases.events.sum()
-    design = np.column_stack([np.ones(len(weight)), releases.covariates - weight @ releases.covariates])
-    fits = _fits(past, releases, trend, covariance, design, upper, d)
-    evidence = np.array([fit.log_evidence for fit in fits])
-    share = _shares(evidence)
-    value = _average(share, [fit.value for fit in fits])
-    # Busy cells say more of an event's spread than quiet ones, and less of the quiet: intervals rest on the widest.
-    cautious = _shares(np.where([fit.event == max(d.event) for fit in fits], evidence, -np.inf))
-    variance = _average(cautious, [fit.variance + np.square(fit.value - value) for fit in fits])
-    trend = _average(share, [fit.trend for fit in fits])
-    covariance = _average(
-        share, [fit.trend_covariance + np.outer(fit.trend - trend, fit.trend - trend) for fit in fits]
+        return past, Smoothed(empty, empty, empty)
+    window = _Window.of(past, releases, slot, upper, d)
+    fits = _fits(window, d)
+    averaged = ModelAverage.of(
+        [fit.log_evidence for fit in fits],
+        [fit.posterior.value for fit in fits],
+        [fit.posterior.variance for fit in fits],
+        [fit.event == max(d.event) for fit in fits],
     )
-    precision = _average(share, [fit.site_precision for fit in fits])
-    shift = _average(share, [fit.site_shift for fit in fits])
-    own = _average(share, [fit.sampling for fit in fits]) + (d.passing * upper) ** 2
-    own = own + np.einsum("ij,jk,ik->i", design, covariance, design)
-    new = _remembered(past, releases, precision, shift, design @ trend, own, upper, d)
+    posterior = _averaged(averaged, [fit.posterior for fit in fits])
     profile, profile_variance = past.profile.copy(), past.profile_variance.copy()
-    profile[slot], profile_variance[slot] = trend[0], covariance[0, 0]
-    error = np.sqrt(np.maximum(variance, 0.0))
-    bounded = np.clip([value, value - 1.96 * error, value + 1.96 * error], 0.0, upper)
-    smoothed = Smoothed(bounded[0], bounded[1], bounded[2])
-    return SmoothingState(*new, trend, covariance, profile, profile_variance, hours), smoothed
+    profile[slot], profile_variance[slot] = posterior.trend[0], posterior.trend_covariance[0, 0]
+    cells = _remembered(past, window, posterior, d)
+    new = SmoothingState(*cells, posterior.trend, posterior.trend_covariance, profile, profile_variance, hours)
+    value, low, high = averaged.interval(upper)
+    return new, Smoothed(value, low, high)
 
 
 def _validate(state: SmoothingState | None, releases: Releases, hours: float, slot: int, upper: float) -> None:
@@ -203,15 +253,6 @@ def _validate(state: SmoothingState | None, releases: Releases, hours: float, sl
         raise ParameterError(
             f"the state knows {len(state.trend) - 1} covariates, the window {releases.covariates.shape[1]}; start anew"
         )
-
-
-def _shares(log_evidence: FloatArray) -> FloatArray:
-    share = np.exp(log_evidence - log_evidence.max())
-    return np.asarray(share / share.sum())
-
-
-def _average(share: FloatArray, columns: list[FloatArray]) -> FloatArray:
-    return np.asarray(np.tensordot(share, np.array(columns), axes=1))
 
 
 def _aged(state: SmoothingState | None, effects: int, hours: float, upper: float, d: Dynamics) -> SmoothingState:
@@ -255,68 +296,77 @@ def _returned_to_profile(past: SmoothingState, slot: int, upper: float, d: Dynam
     return trend, past.trend_covariance - np.outer(gain, past.trend_covariance[0])
 
 
-def _fits(
-    past: SmoothingState,
-    releases: Releases,
-    trend: FloatArray,
-    trend_covariance: FloatArray,
-    design: FloatArray,
-    upper: float,
-    d: Dynamics,
-) -> list[_Fit]:
+def _fits(window: _Window, d: Dynamics) -> list[_Fit]:
     """The window's posterior under every member of the grid."""
-    told = np.sort(np.argsort(-past.precision, kind="stable")[:MOST_INFORMATIVE])
-    seen = np.sort(np.argsort(releases.scales, kind="stable")[:MOST_INFORMATIVE])
-    seen = seen[releases.known[seen]]
-    T = len(told)
-    distance, same = _relations(past, told, releases, seen)
-    said = past.shift[told] / past.precision[told]
-    tried = trend_covariance @ design.T
-    unseen = _unseen_sites(releases, upper)
-    fits = []
-    for field, length in itertools.product(d.field, d.length_km):
-        near = np.exp(-distance / length)
-        lasting = (field * upper) ** 2 * near + (d.own * upper) ** 2 * same
-        factor = linalg.cho_factor(lasting[:T, :T] + np.diag(1 / past.precision[told]), lower=True)
-        gain = linalg.cho_solve(factor, lasting[T:, :T].T)
-        expected = design @ trend + gain.T @ said
-        common = lasting[T:, T:] - gain.T @ lasting[T:, :T].T[:, seen] + design @ tried[:, seen]
-        common = common + (d.passing * upper) ** 2 * near[T:, T:]
-        alone = (field**2 + d.own**2 + d.passing**2) * upper**2 - np.einsum("ji,ij->i", gain, lasting[T:, :T])
-        alone = alone + np.einsum("ij,ji->i", design, tried)
-        for event in d.event:
-            sampling = (event * upper) ** 2 / (releases.events + (event / d.quiet) ** 2)
-            prior = common.copy()
-            prior[seen, np.arange(len(seen))] += sampling[seen]
-            sites = laplace_posterior(prior[seen], (releases.means - expected)[seen], releases.scales[seen])
-            factor = linalg.cho_factor(prior[seen] + np.diag(1 / sites.site_precision), lower=True)
-            weights = linalg.cho_solve(factor, sites.site_shift / sites.site_precision)
-            precision, shift = unseen[0].copy(), unseen[1].copy()
-            precision[seen] = sites.site_precision
-            shift[seen] = sites.site_shift + sites.site_precision * expected[seen]
-            fits.append(
-                _Fit(
-                    sites.log_evidence,
-                    expected + prior @ weights,
-                    alone + sampling - np.einsum("ij,ji->i", prior, linalg.cho_solve(factor, prior.T)),
-                    trend + tried[:, seen] @ weights,
-                    trend_covariance - tried[:, seen] @ linalg.cho_solve(factor, tried[:, seen].T),
-                    precision,
-                    shift,
-                    sampling,
-                    event,
-                )
-            )
-    return fits
+    return [
+        _fit(window, prior, event, d)
+        for prior in (_prior(window, field, length, d) for field, length in itertools.product(d.field, d.length_km))
+        for event in d.event
+    ]
+
+
+def _prior(window: _Window, field: float, length: float, d: Dynamics) -> _Prior:
+    """What the past and the trend say, for one standard deviation ``field`` (a share of U) and correlation ``length`` (km):
+    kriging of the lasting deviations, to which trend and passing deviations add their uncertainty.
+    """
+    T, upper = len(window.past_mean), window.upper
+    near = np.exp(-window.distance / length)
+    lasting = (field * upper) ** 2 * near + (d.own * upper) ** 2 * window.same
+    factor = linalg.cho_factor(lasting[:T, :T] + np.diag(window.past_variance), lower=True)
+    gain = linalg.cho_solve(factor, lasting[T:, :T].T)
+    from_trend = window.trend_covariance @ window.design.T
+    covariance = lasting[T:, T:] - gain.T @ lasting[T:, :T].T[:, window.seen]
+    covariance = covariance + window.design @ from_trend[:, window.seen] + (d.passing * upper) ** 2 * near[T:, T:]
+    variance = (field**2 + d.own**2 + d.passing**2) * upper**2 - np.einsum("ji,ij->i", gain, lasting[T:, :T])
+    variance = variance + np.einsum("ij,ji->i", window.design, from_trend)
+    return _Prior(window.design @ window.trend + gain.T @ window.past_mean, variance, covariance)
+
+
+def _fit(window: _Window, prior: _Prior, event: float, d: Dynamics) -> _Fit:
+    """The posterior of one member of the grid, whose single events have the standard deviation ``event`` (a share of U)."""
+    releases, seen = window.releases, window.seen
+    sampling = (event * window.upper) ** 2 / (releases.events + (event / d.quiet) ** 2)
+    covariance = prior.covariance.copy()
+    covariance[seen, np.arange(len(seen))] += sampling[seen]
+    sites = laplace_posterior(covariance[seen], (releases.means - prior.mean)[seen], releases.scales[seen])
+    factor = linalg.cho_factor(covariance[seen] + np.diag(1 / sites.site_precision), lower=True)
+    weights = linalg.cho_solve(factor, sites.site_shift / sites.site_precision)
+    precision, shift = _unseen_sites(releases, window.upper)
+    precision[seen] = sites.site_precision
+    shift[seen] = sites.site_shift + sites.site_precision * prior.mean[seen]
+    from_trend = (window.trend_covariance @ window.design.T)[:, seen]
+    posterior = _Posterior(
+        prior.mean + covariance @ weights,
+        prior.variance + sampling - np.einsum("ij,ji->i", covariance, linalg.cho_solve(factor, covariance.T)),
+        window.trend + from_trend @ weights,
+        window.trend_covariance - from_trend @ linalg.cho_solve(factor, from_trend.T),
+        precision,
+        shift,
+        sampling,
+    )
+    return _Fit(event, sites.log_evidence, posterior)
+
+
+def _averaged(averaged: ModelAverage, posteriors: list[_Posterior]) -> _Posterior:
+    """The posteriors of all members of the grid as one, each weighing as much as its evidence."""
+    shares = averaged.shares
+    trend = average(shares, [each.trend for each in posteriors])
+    covariance = average(
+        shares, [each.trend_covariance + np.outer(each.trend - trend, each.trend - trend) for each in posteriors]
+    )
+    precision = average(shares, [each.site_precision for each in posteriors])
+    shift = average(shares, [each.site_shift for each in posteriors])
+    sampling = average(shares, [each.sampling for each in posteriors])
+    return _Posterior(averaged.value, averaged.variance, trend, covariance, precision, shift, sampling)
 
 
 def _relations(
-    past: SmoothingState, told: IntArray, releases: Releases, seen: IntArray
+    past: SmoothingState, remembered: IntArray, releases: Releases, seen: IntArray
 ) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
     """(Distance in km, same cell): cells of the past and of the window, (T + C), against those that inform, (T + S)."""
-    places = np.concatenate([past.places[told], releases.places])
-    cells = np.concatenate([past.cells[told], releases.cells])
-    inform = np.concatenate([np.arange(len(told)), len(told) + seen])
+    places = np.concatenate([past.places[remembered], releases.places])
+    cells = np.concatenate([past.cells[remembered], releases.cells])
+    inform = np.concatenate([np.arange(len(remembered)), len(remembered) + seen])
     at = local_kilometres(places[:, 0], places[:, 1])
     distance = np.sqrt(np.square(at[:, None, :] - at[None, inform, :]).sum(axis=2))
     return distance, cells[:, None] == cells[None, inform]
@@ -333,31 +383,27 @@ def _unseen_sites(releases: Releases, upper: float) -> tuple[FloatArray, FloatAr
 
 
 def _remembered(
-    past: SmoothingState,
-    releases: Releases,
-    precision: FloatArray,
-    shift: FloatArray,
-    trend: FloatArray,
-    own: FloatArray,
-    upper: float,
-    d: Dynamics,
+    past: SmoothingState, window: _Window, posterior: _Posterior, d: Dynamics
 ) -> tuple[IdArray, FloatArray, FloatArray, FloatArray]:
-    """(Cells, places, precision, shift): what the past and this window say of each cell's lasting deviation.
-
-    ``own``: (C,) variance of a cell's mean around trend and lasting deviation.
-    """
+    """(Cells, places, precision, shift): what the past and this window say about each cell's lasting deviation."""
+    releases, design = window.releases, window.design
+    # What a cell's mean scatters around its trend and its lasting deviation.
+    own = posterior.sampling + (d.passing * window.upper) ** 2
+    own = own + np.einsum("ij,jk,ik->i", design, posterior.trend_covariance, design)
+    precision, trend = posterior.site_precision, design @ posterior.trend
     cells = np.union1d(past.cells, releases.cells)
     places = np.zeros((len(cells), 2))
     total, moved = np.zeros(len(cells)), np.zeros(len(cells))
     before, now = np.searchsorted(cells, past.cells), np.searchsorted(cells, releases.cells)
     places[before], places[now] = past.places, releases.places
     total[before], moved[before] = past.precision, past.shift
-    told = precision > 0
+    released = precision > 0
     fresh = np.zeros(len(precision))
-    fresh[told] = 1 / (1 / precision[told] + own[told])
+    fresh[released] = 1 / (1 / precision[released] + own[released])
     total[now] += fresh
-    moved[now[told]] += fresh[told] * (shift[told] / precision[told] - trend[told])
-    kept = _informative(total, upper, d)
+    deviation = posterior.site_shift[released] / precision[released] - trend[released]
+    moved[now[released]] += fresh[released] * deviation
+    kept = _informative(total, window.upper, d)
     return cells[kept], places[kept], total[kept], moved[kept]
 
 

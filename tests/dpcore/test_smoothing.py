@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from dpcore.errors import ParameterError
-from dpcore.smoothing import MOST_CELLS, OLDEST_HOURS, Releases, SmoothingState, _unseen_sites, smooth
+from dpcore.smoothing import (
+    MOST_CELLS,
+    OLDEST_HOURS,
+    Dynamics,
+    Releases,
+    SmoothingState,
+    _fit,
+    _prior,
+    _unseen_sites,
+    _Window,
+    smooth,
+)
 
 UPPER = 80.0
 CELLS = np.arange(40, dtype=np.uint64)
@@ -127,3 +138,64 @@ def test_unseen_sites_have_the_variance_of_their_laplace_noise_and_the_unrelease
     assert 1 / precision[:2] == pytest.approx([8.0, 0.5])
     assert shift[:2] / precision[:2] == pytest.approx([5.0, 7.0])
     assert (precision[2], shift[2]) == (0.0, 0.0)
+
+
+def window_beside_a_past() -> tuple[SmoothingState, _Window]:
+    """Six cells with a release (one of them without a value) beside five remembered ones, three of them the same cells."""
+    rng = np.random.default_rng(11)
+    past = SmoothingState(
+        CELLS[:5],
+        PLACES[:5],
+        rng.uniform(0.05, 2.0, 5),
+        rng.normal(size=5),
+        np.array([35.0, 2.0]),
+        np.diag([30.0, 9.0]),
+        np.zeros(24),
+        np.full(24, np.inf),
+        0.0,
+    )
+    scales = np.array([3.0, 1.0, np.inf, 8.0, 0.5, 2.0])
+    events = np.array([5.0, 40.0, 7.0, 90.0, 1.0, 300.0])
+    releases = Releases(CELLS[2:8], PLACES[2:8], rng.uniform(20, 50, 6), scales, events, rng.normal(size=(6, 1)))
+    return past, _Window.of(past, releases, 3, UPPER, Dynamics())
+
+
+def joint(window: _Window, past: SmoothingState, field: float, length: float) -> tuple[np.ndarray, np.ndarray]:
+    """(Mean, covariance) of the window's six cells given the past, by conditioning the joint normal distribution of all."""
+    d, cells, places = Dynamics(), np.append(CELLS[:5], CELLS[2:8]), np.concatenate([PLACES[:5], PLACES[2:8]])
+    middle = np.cos(np.radians(places[:, 0].mean()))
+    at = 6371.0 * np.radians(np.column_stack([places[:, 1] * middle, places[:, 0]]))
+    near = np.exp(-np.linalg.norm(at[:, None] - at[None], axis=2) / length)
+    lasting = UPPER**2 * (field**2 * near + d.own**2 * (cells[:, None] == cells[None]))
+    gain = lasting[5:, :5] @ np.linalg.inv(lasting[:5, :5] + np.diag(1 / past.precision))
+    mean = window.design @ past.trend + gain @ (past.shift / past.precision)
+    covariance = lasting[5:, 5:] - gain @ lasting[:5, 5:] + window.design @ past.trend_covariance @ window.design.T
+    return mean, covariance + (d.passing * UPPER) ** 2 * near[5:, 5:]
+
+
+def test_what_the_past_says_of_a_window_is_the_conditional_normal_distribution():
+    past, window = window_beside_a_past()
+    prior, (mean, covariance) = _prior(window, 0.06, 4.0, Dynamics()), joint(window, past, 0.06, 4.0)
+    assert window.seen.tolist() == [0, 1, 3, 4, 5], "an unreleased cell informs no other"
+    assert prior.mean == pytest.approx(mean)
+    assert prior.variance == pytest.approx(np.diag(covariance))
+    assert prior.covariance == pytest.approx(covariance[:, window.seen])
+
+
+def test_a_fit_is_the_normal_posterior_given_what_each_release_says_alone():
+    """The released cells' sites, as Gaussian observations of the joint distribution, give cells and trend."""
+    past, window = window_beside_a_past()
+    mean, covariance = joint(window, past, 0.06, 4.0)
+    fit = _fit(window, _prior(window, 0.06, 4.0, Dynamics()), 0.3, Dynamics())
+    found, seen = fit.posterior, window.seen
+    covariance = covariance + np.diag((0.3 * UPPER) ** 2 / (window.releases.events + (0.3 / 0.5) ** 2))
+    gain = covariance[:, seen] @ np.linalg.inv(covariance[np.ix_(seen, seen)] + np.diag(1 / found.site_precision[seen]))
+    observed = found.site_shift[seen] / found.site_precision[seen]
+    assert found.value == pytest.approx(mean + gain @ (observed - mean[seen]))
+    assert found.variance == pytest.approx(np.diag(covariance - gain @ covariance[seen]))
+    assert found.site_precision[2] == 0.0, "an unreleased cell says nothing"
+    with_trend = past.trend_covariance @ window.design[seen].T
+    residual = np.linalg.solve(
+        covariance[np.ix_(seen, seen)] + np.diag(1 / found.site_precision[seen]), observed - mean[seen]
+    )
+    assert found.trend == pytest.approx(past.trend + with_trend @ residual)

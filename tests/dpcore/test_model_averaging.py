@@ -1,0 +1,35 @@
+"""Averages of candidate models: weights are shares of the evidence, and the variance is that of the mixture."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpcore.model_averaging import ModelAverage, average, evidence_shares
+
+LOGS = [-1000.0, -1000.0 + np.log(3.0)]
+VALUES = [np.array([10.0, 40.0]), np.array([30.0, 40.0])]
+VARIANCES = [np.array([4.0, 1.0]), np.array([8.0, 9.0])]
+
+
+def test_shares_are_those_of_the_evidence_however_small_it_is() -> None:
+    assert evidence_shares(np.array(LOGS)) == pytest.approx([0.25, 0.75])
+    assert evidence_shares(np.array([-np.inf, -5000.0])) == pytest.approx([0.0, 1.0])
+    assert average(np.array([0.25, 0.75]), VALUES) == pytest.approx([25.0, 40.0])
+
+
+def test_mean_and_variance_are_those_of_the_mixture_of_all_candidates() -> None:
+    """Law of total variance: the mean of the variances plus the variance of the means."""
+    mixture = ModelAverage.of(LOGS, VALUES, VARIANCES, [True, True])
+    assert mixture.value == pytest.approx([25.0, 40.0])
+    assert mixture.variance == pytest.approx([0.25 * 4 + 0.75 * 8 + 0.25 * 15**2 + 0.75 * 5**2, 0.25 * 1 + 0.75 * 9])
+
+
+def test_only_cautious_candidates_enter_the_variance() -> None:
+    cautious = ModelAverage.of(LOGS, VALUES, VARIANCES, [True, False])
+    assert cautious.value == pytest.approx([25.0, 40.0])
+    assert cautious.variance == pytest.approx([4 + 15**2, 1.0])
+    value, low, high = cautious.interval(upper=41.0)
+    assert value == pytest.approx([25.0, 40.0])
+    assert low == pytest.approx([0.0, 38.04]), "clipped to 0"
+    assert high == pytest.approx([41.0, 41.0]), "clipped to the upper bound"
