@@ -22,6 +22,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from dpcore.noise import Noise
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.ingestion.decoding import REASONS, Batch, Decoder
 from stream.ingestion.formats import user_identity
@@ -92,7 +93,7 @@ class EmbeddedFeed:
         return self._slotting.window(slot).end * 1_000_000 + delay
 
     def _report_rejected(self, batch: Batch, offsets: NDArray[np.int64]) -> None:
-        if self._config.relation == "participation":
+        if self._config.relation == NeighbouringRelation.PARTICIPATION:
             return  # as the worker: how much arrived is nobody's business outside
         for code in np.unique(batch.reason).tolist():
             where = offsets[batch.rejected[batch.reason == code]]
@@ -103,7 +104,7 @@ class EmbeddedFeed:
 
     async def due_slots(self) -> list[int]:
         """Slots that take no more events and were not released yet, oldest first."""
-        if self._config.relation == "values":
+        if self._config.relation == NeighbouringRelation.VALUES:
             found = sorted(await self._rows.open_slots())
         else:
             found = [slot for slot in self._every_slot() if not await self._rows.is_closed(slot)]

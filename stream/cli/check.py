@@ -12,7 +12,7 @@ from dpcore.budget import from_micro
 from dpcore.errors import DPError
 from dpcore.relation import NeighbouringRelation
 from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
-from stream.config import Config, ConfigError
+from stream.config import Config
 
 
 def _span(span: timedelta) -> str:
@@ -37,7 +37,7 @@ def _participation(settings: Config) -> dict[str, Any] | None:
     try:
         half = round(count_half_width(settings), 2)
         return {"cells": len(public_cells(settings)), "weight": settings.participation.weight, "count_half_width": half}
-    except (ConfigError, DPError) as error:
+    except DPError as error:
         stop(str(error), USAGE)
 
 

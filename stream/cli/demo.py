@@ -61,7 +61,7 @@ def register(app: typer.Typer) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             with tempfile.TemporaryDirectory(prefix="hexveil-demo-") as scratch:
-                code = _run(Setup(chosen, named, feeding, Path(scratch)), seconds, kafka)
+                code = _run(Setup(chosen, settings.relation, named, feeding, Path(scratch)), seconds, kafka)
         except (FeedingError, RecordingError) as error:
             stop(str(error), USAGE)
         except LocalServerError as error:

@@ -19,6 +19,7 @@ import typer
 from aiokafka import AIOKafkaConsumer
 from redis.asyncio import Redis
 
+from dpcore.relation import NeighbouringRelation
 from stream.cli.demo_view import Releases
 from stream.cli.options import read_config
 from stream.config import Chosen, Config
@@ -79,7 +80,7 @@ class Feeding:
         if self.file is None:
             start_us = int(_morning(config.feed.timezone).timestamp()) * 1_000_000
             return simulate(Simulation(config.feed, _VEHICLES, start_us)), Pacer(_PACE, live=True), start_us
-        if config.relation == "participation":
+        if config.relation == NeighbouringRelation.PARTICIPATION:
             raise FeedingError(
                 "under relation 'participation' which windows are released must not depend on the recording; name its time: "
                 f"hexveil replay {self.file} --offline --from 2017-03-21 --until 2017-03-22 --out releases.ndjson"
@@ -97,6 +98,7 @@ class Setup:
     """A demo to be: ``named`` are options that make a child in this folder choose the same configuration."""
 
     chosen: Chosen
+    relation: NeighbouringRelation
     named: list[str]
     feeding: Feeding
     scratch: Path
@@ -112,10 +114,8 @@ class Setup:
             HEXVEIL_PRIVACY__USER_KEY_FILE=str(self.scratch / "user.key"),
             **further,
         )
-        config = read_config(self.chosen)
-        if config.relation == "participation":
-            return config
-        os.environ["HEXVEIL_WINDOW__LATENESS"] = "event-time"  # of a recording, or of a simulated day that is over
+        if self.relation == NeighbouringRelation.VALUES:
+            os.environ["HEXVEIL_WINDOW__LATENESS"] = "event-time"  # of a recording, or of a simulated day that is over
         return read_config(self.chosen)
 
     def child(self, name: str, arguments: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from stream.cli.evaluate_tables import print_histogram_scores, print_scores
 from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
 
 if TYPE_CHECKING:
@@ -20,8 +19,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from stream.config import Config
-    from stream.evaluation.histograms import HistogramScore
-    from stream.evaluation.scores import Score
+    from stream.evaluation.scores import HistogramScore, Score
+
+    Windows = dict[int, npt.NDArray[np.void]]
 
 
 class Relation(StrEnum):
@@ -33,115 +33,132 @@ class Relation(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
+    app.command("evaluate")(evaluate_recording)
 
-    @app.command("evaluate")
-    def evaluate_recording(
-        file: Annotated[Path, typer.Argument(help="CSV or NDJSON, plain or .gz.")],
-        config: ConfigFile = None,
-        relation: Annotated[
-            Relation | None, typer.Option(help="Which guarantee: refused if the configuration has the other one.")
-        ] = None,
-        file_format: Annotated[
-            str | None, typer.Option("--format", help="Format of the file; default: the feed's.")
-        ] = None,
-        trials: Annotated[int, typer.Option(min=1, help="Draws of noise per window.")] = 5,
-        mechanisms: Annotated[
-            str,
-            typer.Option(help="'configured', 'all', or names separated by commas; under 'participation' pure,zcdp."),
-        ] = "configured",
-        statistics: Annotated[
-            str | None, typer.Option(help="mean,variance,p15,p50,p85: those instead of the configuration's.")
-        ] = None,
-        sweep: Annotated[str | None, typer.Option(help="epsilon=0.5,1,2,4: repeat for each value.")] = None,
-        window: Annotated[
-            str | None, typer.Option(help="Only the window that starts then (2017-03-21T12:00:00Z).")
-        ] = None,
-        figure: Annotated[
-            Path | None, typer.Option("--plot", help="Write error against epsilon and a map of error (PNG or SVG).")
-        ] = None,
-        histograms: Annotated[
-            bool, typer.Option("--histograms", help="Judge the spatial histograms; --sweep then means theirs.")
-        ] = False,
-        as_json: AsJson = False,
-    ) -> None:
-        """Judge mechanisms on a recording before going live. Its output is NOT private and must not be published."""
-        from stream.evaluation.evaluate import NOT_PRIVATE, evaluate, report, variant_names, variants, with_epsilon
-        from stream.ingestion.pseudonyms import UserKeyError
-        from stream.offline import read_recording, split_by_slot
-        from stream.sources.lines import RecordingError
-        from stream.sources.recognition import require_events
-        from stream.statistics.participation.public_cells import public_cells
-        from stream.windows import utc_text
 
-        overrides = {"speed.statistics": statistics.split(",")} if statistics else {}
-        chosen = choose_config(config, relation)
-        settings = read_config(chosen, **overrides)
-        if relation is not None and settings.relation != relation.value:
-            stop(
-                f"{chosen.file} has relation {settings.relation.value!r}, not {relation.value!r}; name another file",
-                USAGE,
-            )
-        names = (
-            ["configured"]
-            if mechanisms == "configured"
-            else variant_names(settings)
-            if mechanisms == "all"
-            else mechanisms.split(",")
+def evaluate_recording(
+    file: Annotated[Path, typer.Argument(help="CSV or NDJSON, plain or .gz.")],
+    config: ConfigFile = None,
+    relation: Annotated[
+        Relation | None, typer.Option(help="Which guarantee: refused if the configuration has the other one.")
+    ] = None,
+    file_format: Annotated[
+        str | None, typer.Option("--format", help="Format of the file; default: the feed's.")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Draws of noise per window.")] = 5,
+    mechanisms: Annotated[
+        str,
+        typer.Option(help="'configured', 'all', or names separated by commas; under 'participation' pure,zcdp."),
+    ] = "configured",
+    statistics: Annotated[
+        str | None, typer.Option(help="mean,variance,p15,p50,p85: those instead of the configuration's.")
+    ] = None,
+    sweep: Annotated[str | None, typer.Option(help="epsilon=0.5,1,2,4: repeat for each value.")] = None,
+    window: Annotated[str | None, typer.Option(help="Only the window that starts then (2017-03-21T12:00:00Z).")] = None,
+    figure: Annotated[
+        Path | None, typer.Option("--plot", help="Write error against epsilon and a map of error (PNG or SVG).")
+    ] = None,
+    histograms: Annotated[
+        bool, typer.Option("--histograms", help="Judge the spatial histograms; --sweep then means theirs.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Judge mechanisms on a recording before going live. Its output is NOT private and must not be published."""
+    settings = _settings(config, relation, statistics)
+    names = _mechanisms(settings, mechanisms)
+    windows = _windows(settings, file, file_format or settings.feed.format, window)
+    try:
+        if histograms:
+            _judge_histograms(settings, windows, trials, sweep, str(file), as_json)
+        else:
+            _judge(_runs(settings, names, sweep), windows, trials, str(file), figure, as_json)
+    except ValueError as error:  # an epsilon out of bounds
+        stop(str(error), USAGE)
+
+
+def _settings(config: Path | None, relation: Relation | None, statistics: str | None) -> Config:
+    """The chosen configuration with the named statistics; exit 2 where it has another relation than was asked for."""
+    chosen = choose_config(config, relation)
+    settings = read_config(chosen, **({"speed.statistics": statistics.split(",")} if statistics else {}))
+    if relation is not None and settings.relation != relation.value:
+        stop(
+            f"{chosen.file} has relation {settings.relation.value!r}, not {relation.value!r}; name another file",
+            USAGE,
         )
-        known = variant_names(settings)
-        unknown = sorted(set(names) - set(known) - {"configured"})
-        if unknown:
-            stop(
-                f"no mechanism {', '.join(unknown)} under relation '{settings.relation}'; choose among configured, "
-                f"{', '.join(known)}",
-                USAGE,
-            )
-        try:
-            rows, refusals = read_recording(settings, file, file_format or settings.feed.format)
-            require_events(file, len(rows), refusals)
-        except (RecordingError, UserKeyError) as error:
-            stop(str(error), USAGE)
-        windows = split_by_slot(rows, settings)
-        if window is not None:
-            windows = {slot: part for slot, part in windows.items() if utc_text(slot) == window}
-        if not windows:
-            stop(f"no window starts at {window}; name the start of one that has events", USAGE)
-        try:
-            if settings.participation is not None:
-                public_cells(settings)
-            if histograms:
-                _judge_histograms(settings, windows, trials, sweep, str(file), as_json)
-                return
-            runs = [
-                (name, variant)
-                for epsilon in _values(sweep, settings.privacy.epsilon)
-                for name, variant in variants(settings if sweep is None else with_epsilon(settings, epsilon), names)
-            ]
-        except ValueError as error:  # an epsilon out of bounds, an area that gives no cells
-            stop(str(error), USAGE)
-        scores = []
-        with _progress() as bars:
-            task = bars.add_task("evaluating", total=len(runs) * len(windows))
-            for name, variant in runs:
-                scores += evaluate(variant, windows, trials, name, lambda: bars.advance(task))
-        if figure is not None:
-            _write_plot(scores, figure)
-        if as_json:
-            typer.echo(json.dumps(report(str(file), trials, scores)))
-            return
-        typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
-        _print(scores)
+    return settings
+
+
+def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
+    """The named variants of the configuration; exit 2 for one that its relation does not have."""
+    from stream.evaluation.variants import variant_names
+
+    known = variant_names(settings)
+    names = known if mechanisms == "all" else mechanisms.split(",")
+    unknown = sorted(set(names) - set(known) - {"configured"})
+    if unknown:
+        stop(
+            f"no mechanism {', '.join(unknown)} under relation '{settings.relation}'; choose among configured, "
+            f"{', '.join(known)}",
+            USAGE,
+        )
+    return names
+
+
+def _windows(settings: Config, file: Path, file_format: str, start: str | None) -> Windows:
+    """Rows of the recording by start of their window, of the one that begins at ``start`` alone if given; else exit 2."""
+    from stream.ingestion.pseudonyms import UserKeyError
+    from stream.offline import read_recording, split_by_slot
+    from stream.sources.lines import RecordingError
+    from stream.sources.recognition import require_events
+    from stream.windows import utc_text
+
+    try:
+        rows, refusals = read_recording(settings, file, file_format)
+        require_events(file, len(rows), refusals)
+    except (RecordingError, UserKeyError) as error:
+        stop(str(error), USAGE)
+    windows = split_by_slot(rows, settings)
+    if start is not None:
+        windows = {slot: part for slot, part in windows.items() if utc_text(slot) == start}
+    if not windows:
+        stop(f"no window starts at {start}; name the start of one that has events", USAGE)
+    return windows
+
+
+def _runs(settings: Config, names: list[str], sweep: str | None) -> list[tuple[str, Config]]:
+    """Every named variant at every epsilon of ``sweep``; raises ValueError for one that no configuration may have."""
+    from stream.evaluation.variants import variants, with_epsilon
+
+    return [
+        run
+        for epsilon in _values(sweep, settings.privacy.epsilon)
+        for run in variants(settings if sweep is None else with_epsilon(settings, epsilon), names)
+    ]
+
+
+def _judge(
+    runs: list[tuple[str, Config]], windows: Windows, trials: int, source: str, figure: Path | None, as_json: bool
+) -> None:
+    from stream.evaluation.evaluate import NOT_PRIVATE, evaluate, report
+
+    scores: list[Score] = []
+    with _progress() as bars:
+        task = bars.add_task("evaluating", total=len(runs) * len(windows))
+        for name, variant in runs:
+            scores += evaluate(variant, windows, trials, name, lambda: bars.advance(task))
+    if figure is not None:
+        _write_plot(scores, figure)
+    if as_json:
+        typer.echo(json.dumps(report(source, trials, scores)))
+        return
+    typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
+    print_scores(scores)
 
 
 def _judge_histograms(
-    settings: Config,
-    windows: dict[int, npt.NDArray[np.void]],
-    trials: int,
-    sweep: str | None,
-    source: str,
-    as_json: bool,
+    settings: Config, windows: Windows, trials: int, sweep: str | None, source: str, as_json: bool
 ) -> None:
-    from stream.evaluation.evaluate import NOT_PRIVATE
+    from stream.evaluation.evaluate import NOT_PRIVATE, report
     from stream.evaluation.histograms import evaluate_histograms, with_histogram_epsilon
 
     if settings.histogram is None:
@@ -154,30 +171,10 @@ def _judge_histograms(
             chosen = with_histogram_epsilon(settings, epsilon)
             scores += evaluate_histograms(chosen, windows, trials, lambda: bars.advance(task))
     if as_json:
-        said = {"private": False, "warning": NOT_PRIVATE, "recording": source, "trials": trials}
-        typer.echo(json.dumps(said | {"histograms": [asdict(score) for score in scores]}))
+        typer.echo(json.dumps(report(source, trials, scores, "histograms")))
         return
     typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
-    table = Table(title="Error of range counts against the truth (NOT PRIVATE)")
-    for name in ("mechanism", "ranges"):
-        table.add_column(name)
-    for name in ("ε", "counted", "MAE", "relative", "its median", "95 % width", "covers", "least class", "seconds"):
-        table.add_column(name, justify="right")
-    for score in scores:
-        table.add_row(
-            score.mechanism,
-            score.ranges,
-            f"{score.epsilon:g}",
-            f"{score.counted:.0f}",
-            f"{score.mae:.1f}",
-            f"{score.relative:.1%}",
-            f"{score.relative_median:.1%}",
-            "-" if score.width is None else f"{score.width:.0f}",
-            _percent(score.coverage, 1),
-            _percent(min(score.covered.values(), default=None), 1),
-            f"{score.seconds:.1f}",
-        )
-    Console(width=None if Console().is_terminal else 140).print(table)
+    print_histogram_scores(scores)
 
 
 def _progress() -> Progress:
@@ -196,58 +193,6 @@ def _values(sweep: str | None, present: float) -> list[float]:
     if name != "epsilon" or not values or min(values) <= 0:
         stop(f"cannot sweep {sweep!r}; write epsilon=0.5,1,2,4 with positive numbers", USAGE)
     return values
-
-
-def _print(scores: list[Score]) -> None:
-    width = None if Console().is_terminal else 160
-    errors = Table(title="Error against the truth, weighted by events (NOT PRIVATE)")
-    for name in ("mechanism", "statistic", "estimator"):
-        errors.add_column(name)
-    for name in ("ε", "MAE", "RMSE", "bias", "noise", "unit", "95 % covers", "useful events", "useful cells"):
-        errors.add_column(name, justify="right")
-    runs = Table(title="Runs: charges of users in a window (NOT PRIVATE), duality gap of the noise scales, wall time")
-    runs.add_column("mechanism")
-    for name in ("ε", "unit", "min", "p5", "median", "p95", "max", "duality gap", "windows", "cells", "seconds"):
-        runs.add_column(name, justify="right")
-    seen = set()
-    for score in scores:
-        digits = 3 if score.statistic == "distribution" else 2
-        errors.add_row(
-            score.mechanism,
-            score.statistic,
-            score.estimator,
-            f"{score.epsilon:g}",
-            f"{score.mae:.{digits}f}",
-            f"{score.rmse:.{digits}f}",
-            f"{score.bias:+.{digits}f}",
-            "" if score.noise is None else f"{score.noise:.2f}",
-            score.unit,
-            _percent(score.coverage, 1),
-            _percent(score.useful_coverage),
-            _percent(score.useful_cells),
-        )
-        if (score.mechanism, score.epsilon) not in seen:
-            seen.add((score.mechanism, score.epsilon))
-            charges = score.charges
-            spread = (charges.least, charges.p5, charges.median, charges.p95, charges.most)
-            gap = "" if score.duality_gap is None else f"{score.duality_gap:.1e}"
-            runs.add_row(
-                score.mechanism,
-                f"{score.epsilon:g}",
-                charges.unit,
-                *(f"{charge:.0f}" for charge in spread),
-                gap,
-                str(score.windows),
-                str(score.cells),
-                f"{score.seconds:.1f}",
-            )
-    console = Console(width=width)
-    console.print(errors)
-    console.print(runs)
-
-
-def _percent(share: float | None, digits: int = 0) -> str:
-    return "" if share is None else f"{share:.{digits}%}"
 
 
 def _write_plot(scores: list[Score], path: Path) -> None:

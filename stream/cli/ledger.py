@@ -63,60 +63,63 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     ledger = typer.Typer(help="The budget ledger. Never publish what these commands print.", no_args_is_help=True)
     app.add_typer(ledger, name="ledger")
+    ledger.callback()(group)
+    ledger.command("show")(show)
+    ledger.command("adopt")(adopt)
 
-    @ledger.callback()
-    def group() -> None:
-        """The budget ledger."""
 
-    @ledger.command("show")
-    def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
-        """Users charged and the sum of charges, per ledger period."""
-        settings = read_config(choose_config(config))
-        from stream.storage.ledger import LedgerError
+def group() -> None:
+    """The budget ledger."""
 
-        try:
-            totals = asyncio.run(_totals(settings))
-        except LedgerError as error:
-            stop(str(error), FAILED)
-        except (RedisError, OSError) as error:
-            stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
-        if as_json:
-            typer.echo(json.dumps(totals))
-            return
-        typer.secho("Inside the trust boundary: do not publish.", err=True, fg=typer.colors.YELLOW)
-        unit, per_one = settings.privacy.ledger_unit
-        symbol = {"micro_epsilon": "ε", "nano_rho": "ρ"}[unit]
-        for period, row in totals.items():
-            typer.echo(f"{period}  {row['users']:>8} users  sum of charges {row[unit] / per_one:.6f} {symbol}")
 
-    @ledger.command("adopt")
-    def adopt(
-        config: ConfigFile = None,
-        since: Annotated[
-            str | None, typer.Option(help="First period to release: a local date or RFC 3339 time in it. Default: now.")
-        ] = None,
-        no_other_ledger: Annotated[
-            bool,
-            typer.Option("--no-other-ledger", help="I know that no other ledger released anything of these periods."),
-        ] = False,
-    ) -> None:
-        """Release windows of periods that began before this ledger was born. Read what it says first."""
-        settings = read_config(choose_config(config))
-        from aiokafka.errors import KafkaError
+def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
+    """Users charged and the sum of charges, per ledger period."""
+    settings = read_config(choose_config(config))
+    from stream.storage.ledger import LedgerError
 
-        from stream.storage.ledger import LedgerError
-        from stream.windows import utc_text
+    try:
+        totals = asyncio.run(_totals(settings))
+    except LedgerError as error:
+        stop(str(error), FAILED)
+    except (RedisError, OSError) as error:
+        stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
+    if as_json:
+        typer.echo(json.dumps(totals))
+        return
+    typer.secho("Inside the trust boundary: do not publish.", err=True, fg=typer.colors.YELLOW)
+    unit, per_one = settings.privacy.ledger_unit
+    symbol = {"micro_epsilon": "ε", "nano_rho": "ρ"}[unit]
+    for period, row in totals.items():
+        typer.echo(f"{period}  {row['users']:>8} users  sum of charges {row[unit] / per_one:.6f} {symbol}")
 
-        try:
-            start = _period_start(settings, since)
-        except (ValueError, OverflowError, OSError):
-            stop(f"--since {since!r} is no time; write a date like 2017-03-21 or 2017-03-21T07:00", USAGE)
-        if not no_other_ledger:
-            stop(f"Feed '{settings.feed.name}', periods from {utc_text(start)} on.\n{_ADOPTING}", USAGE)
-        try:
-            birth = asyncio.run(_adopt(settings, start))
-        except LedgerError as error:
-            stop(str(error), FAILED)
-        except (RedisError, KafkaError, OSError) as error:
-            stop(f"a server does not answer: {error}", UNREACHABLE)
-        typer.echo(f"The ledger of feed '{settings.feed.name}' releases windows of periods from {utc_text(birth)} on.")
+
+def adopt(
+    config: ConfigFile = None,
+    since: Annotated[
+        str | None, typer.Option(help="First period to release: a local date or RFC 3339 time in it. Default: now.")
+    ] = None,
+    no_other_ledger: Annotated[
+        bool,
+        typer.Option("--no-other-ledger", help="I know that no other ledger released anything of these periods."),
+    ] = False,
+) -> None:
+    """Release windows of periods that began before this ledger was born. Read what it says first."""
+    settings = read_config(choose_config(config))
+    from aiokafka.errors import KafkaError
+
+    from stream.storage.ledger import LedgerError
+    from stream.windows import utc_text
+
+    try:
+        start = _period_start(settings, since)
+    except (ValueError, OverflowError, OSError):
+        stop(f"--since {since!r} is no time; write a date like 2017-03-21 or 2017-03-21T07:00", USAGE)
+    if not no_other_ledger:
+        stop(f"Feed '{settings.feed.name}', periods from {utc_text(start)} on.\n{_ADOPTING}", USAGE)
+    try:
+        birth = asyncio.run(_adopt(settings, start))
+    except LedgerError as error:
+        stop(str(error), FAILED)
+    except (RedisError, KafkaError, OSError) as error:
+        stop(f"a server does not answer: {error}", UNREACHABLE)
+    typer.echo(f"The ledger of feed '{settings.feed.name}' releases windows of periods from {utc_text(birth)} on.")

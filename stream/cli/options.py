@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -75,24 +76,39 @@ def _wanted_relation(relation: str | None) -> Literal["values", "participation"]
     return "participation" if wanted == "participation" else "values"
 
 
-def read_service_config(named: Path | None) -> Config:
+def load_to_release(chosen: Chosen, **overrides: Any) -> Config:
+    """The configuration of a command that releases windows: its public cells are known to be sound before anything starts.
+
+    Raises :class:`stream.config.ConfigError`.
+    """
+    from stream.config import load_config
+
+    config = load_config(chosen, **overrides)
+    if config.participation is not None:
+        from stream.statistics.participation.public_cells import public_cells
+
+        public_cells(config)
+    return config
+
+
+def read_service_config(named: Path | None, load: Callable[[Chosen], Config]) -> Config:
     """As :func:`read_config` for a service, whose log begins here: what clients of servers have to say is in it."""
-    from stream.config import ConfigError, find_config, load_config
+    from stream.config import ConfigError, find_config
 
     tell_of_clients(True)
     try:
         chosen = find_config(named, _wanted_relation(None))
         structlog.get_logger().info("configuration", file=str(chosen.file), why=chosen.why)
-        return load_config(chosen)
+        return load(chosen)
     except ConfigError as error:
         stop_service(str(error), USAGE)
 
 
 def read_config(chosen: Chosen, **overrides: Any) -> Config:
-    """The configuration, or exit 2 with what is wrong in it."""
-    from stream.config import ConfigError, load_config
+    """The configuration as :func:`load_to_release` gives it, or exit 2 with what is wrong in it."""
+    from stream.config import ConfigError
 
     try:
-        return load_config(chosen, **overrides)
+        return load_to_release(chosen, **overrides)
     except ConfigError as error:
         stop(str(error), USAGE)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
-from stream.cli.options import FAILED, ConfigFile, choose_config
+from stream.cli.options import FAILED, ConfigFile, choose_config, load_to_release
 from stream.config import Config, ConfigError, load_config
 from stream.local import LocalServerError
 from stream.messages.release_files import ReleaseFileError, release_file
@@ -23,7 +23,7 @@ from stream.sources.delivery import Pacer
 from stream.sources.lines import RecordingError
 from stream.sources.recognition import recognised
 from stream.sources.replay import Order, Replay
-from stream.windows import Slotting, SpanError, Window
+from stream.windows import SpanError, Window
 
 if TYPE_CHECKING:
     from stream.offline import OfflineSummary
@@ -66,6 +66,25 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Summary as JSON.")] = False,
 ) -> None:
     """Send a recording to the feed's Kafka topic, or release it here with --offline."""
+    _check_options(file, order, offline, out, start, end, state)
+    pace = parse_pace(speed)
+    try:
+        settings = (load_to_release if offline else load_config)(choose_config(config))
+        chosen = file_format or settings.feed.format
+        if offline:
+            _replay_offline(settings, file, chosen, _span(settings, start, end), state, out, force, as_json)
+            return
+        source = Replay(file, chosen, settings.feed, order=cast("Order", order), loop=loop)
+        messages = recognised(source, settings, file, chosen)
+    except (ConfigError, RecordingError, SpanError) as error:
+        raise refuse(error) from None
+    feed_kafka(settings, messages, Pacer(pace), limit=limit, share_read=lambda: source.share_read, as_json=as_json)
+
+
+def _check_options(
+    file: Path, order: str, offline: bool, out: Path | None, start: str | None, end: str | None, state: Path | None
+) -> None:
+    """Raises :class:`typer.BadParameter` for options that contradict each other."""
     if order not in ("time", "file"):
         raise typer.BadParameter(f"{order!r} is neither 'time' nor 'file'", param_hint="--order")
     if (start is None) != (end is None):
@@ -74,20 +93,11 @@ def replay(
         raise typer.BadParameter("--from, --until, --state and --out belong to --offline", param_hint="--offline")
     if out is not None and out.exists() and out.samefile(file):
         raise typer.BadParameter(f"{out} is the recording itself", param_hint="--out")
-    pace = parse_pace(speed)
-    try:
-        settings = load_config(choose_config(config))
-        chosen = file_format or settings.feed.format
-        if offline:
-            slotting = Slotting(settings.window.slot, settings.privacy.period, settings.feed.timezone)
-            span = slotting.span(start, end) if start and end else None
-            _replay_offline(settings, file, chosen, span, state, out, force, as_json)
-            return
-        source = Replay(file, chosen, settings.feed, order=cast("Order", order), loop=loop)
-        messages = recognised(source, settings, file, chosen)
-    except (ConfigError, RecordingError, SpanError) as error:
-        raise refuse(error) from None
-    feed_kafka(settings, messages, Pacer(pace), limit=limit, share_read=lambda: source.share_read, as_json=as_json)
+
+
+def _span(settings: Config, start: str | None, end: str | None) -> Window | None:
+    """The time to release, where it is named. Raises :class:`SpanError`."""
+    return settings.slotting.span(start, end) if start and end else None
 
 
 def _replay_offline(
@@ -104,13 +114,10 @@ def _replay_offline(
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.offline import replay_offline
     from stream.protocol.content import ContentError
-    from stream.statistics.participation.public_cells import public_cells
     from stream.statistics.plan import PlanError
     from stream.storage.ledger import LedgerError  # the whole service; a replay to Kafka starts without it
     from stream.storage.row_store import StateError
 
-    if settings.participation is not None:
-        public_cells(settings)  # raises before anything is written
     try:
         with (
             nullcontext(sys.stdout) if out is None else release_file(out, force=force) as releases,

@@ -10,7 +10,7 @@ import structlog
 import typer
 
 from stream.cli.options import USAGE, ConfigFile, read_service_config, stop_service
-from stream.config import Config, ConfigError
+from stream.config import Config, ConfigError, load_config
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
         from stream.serve.reading.topics import TopicSource
         from stream.serve.static_files import BasemapError, check_basemap
 
-        settings = read_service_config(config)
+        settings = read_service_config(config, load_config)  # a public host need not hold the file of the public area
         public = settings.public
         try:
             tiles = None if basemap is None else check_basemap(basemap)

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from dpcore.relation import NeighbouringRelation
-from stream.cli.options import FAILED, UNREACHABLE, USAGE, ConfigFile, port_is_free, read_service_config, stop_service
+from stream.cli.options import (
+    FAILED,
+    UNREACHABLE,
+    USAGE,
+    ConfigFile,
+    load_to_release,
+    port_is_free,
+    read_service_config,
+    stop_service,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -14,7 +22,7 @@ def register(app: typer.Typer) -> None:
     @app.command("worker")
     def worker(config: ConfigFile = None) -> None:
         """Run one worker until SIGTERM; start more of them with the same configuration to share the load."""
-        settings = read_service_config(config)
+        settings = read_service_config(config, load_to_release)
         from aiokafka.errors import KafkaError
         from redis.exceptions import RedisError
 
@@ -24,13 +32,10 @@ def register(app: typer.Typer) -> None:
         from stream.connection import kafka_options
         from stream.ingestion.pseudonyms import UserKeyError
         from stream.server_version import ServerVersionError
-        from stream.statistics.participation.public_cells import public_cells
         from stream.storage.ledger import LedgerError
         from stream.storage.row_store import StateError
 
         try:
-            if settings.relation == NeighbouringRelation.PARTICIPATION:
-                public_cells(settings)  # known to be sound before the first window closes
             kafka_options(settings.kafka)
         except ConfigError as error:
             stop_service(str(error), USAGE)

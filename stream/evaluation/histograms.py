@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +17,16 @@ from dpcore.spatial import Domain, Rectangles
 from dpcore.spatial.euler import EulerHistogram
 from dpcore.spatial.intervals import Intervals
 from dpcore.spatial.regions import Footprints
+from dpcore.spatial.release import Released
 from stream.config import Config
 from stream.config.histogram import HistogramConfig
 from stream.evaluation.evaluate import planned_windows
+from stream.evaluation.scores import Family, HistogramScore
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.histograms.histograms import domain_of, draw_histograms, region_domain, regions_of
 from stream.statistics.plan import HistogramPlan
 
 FloatArray = npt.NDArray[np.float64]
-Family = Literal["random", "square"]
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 RANGES = 300
@@ -39,35 +40,41 @@ CLASSES = (0, 1, 6, 21, 101)
 _SEED = 11
 
 
-@dataclass(frozen=True)
-class HistogramScore:
-    """Error of one mechanism's answers over all windows and draws. ``width``: median of 95 % intervals. ``coverage``: share of
-    them that hold the truth; ``covered``: the same by class of true counts, where there are any. None without intervals.
-    """
-
-    mechanism: str
-    ranges: Family
-    epsilon: float
-    mae: float
-    relative: float
-    relative_median: float
-    width: float | None
-    coverage: float | None
-    covered: dict[str, float]
-    counted: float
-    windows: int
-    seconds: float
-
-
 @dataclass
 class _Answers:
-    """Columns of one mechanism and family."""
+    """Columns of one mechanism and family: one row a range and draw, shape (Q,) each."""
 
     epsilon: int
     truth: list[FloatArray] = field(default_factory=list)
     error: list[FloatArray] = field(default_factory=list)
     low: list[FloatArray] = field(default_factory=list)
     high: list[FloatArray] = field(default_factory=list)
+
+    def add(self, histogram: Released, ranges: Rectangles, truth: FloatArray) -> None:
+        """What ``histogram`` answers to ``ranges``, beside their true counts."""
+        self.truth.append(truth)
+        self.error.append(histogram.answers(ranges) - truth)
+        intervals = histogram.intervals(ranges)
+        if intervals is not None:
+            self.low.append(intervals.low)
+            self.high.append(intervals.high)
+
+
+class _Questions:
+    """The ranges that are asked of every histogram of one window, and their true counts."""
+
+    def __init__(self, plan: HistogramPlan, fixes: Fixes) -> None:
+        self._plan, self._fixes = plan, fixes
+        self._ranges = {family: _ranges(family, domain_of(plan)) for family in FAMILIES}
+        self._truth = {family: _inside(plan, fixes, ranges) for family, ranges in self._ranges.items()}
+
+    def to(self, histogram: Released, family: Family) -> tuple[Rectangles, FloatArray]:
+        """Ranges in the cells that ``histogram`` counts in, and what it is to answer: regions for euler, else fixes."""
+        ranges = self._ranges[family]
+        if not isinstance(histogram, EulerHistogram):
+            return ranges, self._truth[family]
+        met = _cells_met(ranges, domain_of(self._plan), histogram.domain)
+        return met, _met(self._plan, self._fixes, met)
 
 
 def with_histogram_epsilon(config: Config, epsilon: float) -> Config:
@@ -94,34 +101,23 @@ def evaluate_histograms(
     meets its cells. Ranges are random corners, and squares of 2, 6 and 10 % of the box.
     """
     started = time.monotonic()
-    found: dict[tuple[str, Family], _Answers] = {}
+    answers: dict[tuple[str, Family], _Answers] = {}
     totals: list[int] = []
     for planned in planned_windows(config, windows):
         plan, fixes = planned.plan.histogram, planned.fixes
         if plan is None or fixes is None:
             break
         totals.append(len(fixes.users))
-        asked = {family: _ranges(family, domain_of(plan)) for family in FAMILIES}
-        exact = {family: _inside(plan, fixes, ranges) for family, ranges in asked.items()}
-        for _ in range(trials):
-            for drawn in draw_histograms(planned.plan, fixes, Noise()):
-                for family, ranges in asked.items():
-                    truth, put = exact[family], ranges
-                    if isinstance(drawn.histogram, EulerHistogram):
-                        put = _cells_met(ranges, domain_of(plan), drawn.histogram.domain)
-                        truth = _met(plan, fixes, put)
-                    table = found.setdefault((drawn.mechanism, family), _Answers(drawn.epsilon_micro))
-                    table.truth.append(truth)
-                    table.error.append(drawn.histogram.answers(put) - truth)
-                    intervals = drawn.histogram.intervals(put)
-                    if intervals is not None:
-                        table.low.append(intervals.low)
-                        table.high.append(intervals.high)
+        questions = _Questions(plan, fixes)
+        for drawn in (drawn for _ in range(trials) for drawn in draw_histograms(planned.plan, fixes, Noise())):
+            for family in FAMILIES:
+                table = answers.setdefault((drawn.mechanism, family), _Answers(drawn.epsilon_micro))
+                table.add(drawn.histogram, *questions.to(drawn.histogram, family))
         on_window()
     seconds = time.monotonic() - started
     return [
         _score(mechanism, family, table, float(np.mean(totals)), len(totals), seconds)
-        for (mechanism, family), table in sorted(found.items())
+        for (mechanism, family), table in sorted(answers.items())
     ]
 
 
@@ -130,9 +126,8 @@ def _score(
 ) -> HistogramScore:
     truth, error = np.concatenate(table.truth), np.concatenate(table.error)
     hold, width = None, None
-    if len(table.low) == len(
-        table.truth
-    ):  # else some draws gave none: Euler's inference may fail and release its draws
+    # Some draws may have no intervals: Euler's inference may fail, and its draws are released as they are.
+    if len(table.low) == len(table.truth):
         intervals = Intervals(np.concatenate(table.low), np.concatenate(table.high))
         hold, width = intervals.hold(truth), float(np.median(intervals.high - intervals.low))
     relative = np.abs(error) / np.maximum(truth, SANITY)
@@ -154,13 +149,13 @@ def _score(
 
 def by_class(truth: FloatArray, hold: npt.NDArray[np.bool_]) -> dict[str, float]:
     """Share of the ranges of each of :data:`CLASSES` whose interval holds their number."""
-    found = {}
+    shares = {}
     for least, following in pairwise((*CLASSES, np.inf)):
         at = (truth >= least) & (truth < following)
         name = f"{least:g}" if following == least + 1 else f"{least:g} and more" if following == np.inf else ""
         if at.any():
-            found[name or f"{least:g} to {following - 1:g}"] = float(hold[at].mean())
-    return found
+            shares[name or f"{least:g} to {following - 1:g}"] = float(hold[at].mean())
+    return shares
 
 
 def _ranges(family: Family, domain: Domain) -> Rectangles:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,9 @@ from stream.messages.message import cell_text
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
+
+Family = Literal["random", "square"]
+"""Of ranges: random corners, or squares of stated shares of the box."""
 
 USEFUL_KMH = 5.0
 """A value within this many km/h of the truth is useful."""
@@ -77,6 +81,26 @@ class Score:
     duality_gap: float | None
     seconds: float
     map: tuple[CellError, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class HistogramScore:
+    """Error of one mechanism's answers over all windows and draws. ``width``: median of 95 % intervals. ``coverage``: share of
+    them that hold the truth; ``covered``: the same by class of true counts, where there are any. None without intervals.
+    """
+
+    mechanism: str
+    ranges: Family
+    epsilon: float
+    mae: float
+    relative: float
+    relative_median: float
+    width: float | None
+    coverage: float | None
+    covered: dict[str, float]
+    counted: float
+    windows: int
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from stream.cli import app
-from stream.evaluation.evaluate import VARIANTS, evaluate, report, variants, with_epsilon, with_speed
+from stream.evaluation.evaluate import evaluate, report
+from stream.evaluation.variants import VARIANTS, variants, with_epsilon, with_speed
 from tests.support import shipped
 from tests.support.builders import SLOT, bus_config, random_rows
 

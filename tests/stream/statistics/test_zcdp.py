@@ -24,7 +24,8 @@ from dpcore.errors import BudgetError
 from dpcore.noise import Noise
 from stream.cli import app
 from stream.config import Config, ConfigError, load_config
-from stream.evaluation.evaluate import COMPARED_DELTA, evaluate, with_accounting, with_epsilon
+from stream.evaluation.evaluate import evaluate
+from stream.evaluation.variants import COMPARED_DELTA, with_accounting, with_epsilon
 from stream.local import REPO_ROOT, RedisServer
 from stream.messages.message import WINDOW, schema
 from stream.offline import LinePublisher, MemoryRows, split_by_slot

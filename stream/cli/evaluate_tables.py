@@ -1,0 +1,96 @@
+"""Tables of an evaluation at the terminal. Not private."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from stream.evaluation.scores import HistogramScore, Score
+
+
+def print_histogram_scores(scores: list[HistogramScore]) -> None:
+    """One row a mechanism, family of ranges and epsilon."""
+    table = Table(title="Error of range counts against the truth (NOT PRIVATE)")
+    for name in ("mechanism", "ranges"):
+        table.add_column(name)
+    for name in ("ε", "counted", "MAE", "relative", "its median", "95 % width", "covers", "least class", "seconds"):
+        table.add_column(name, justify="right")
+    for score in scores:
+        table.add_row(
+            score.mechanism,
+            score.ranges,
+            f"{score.epsilon:g}",
+            f"{score.counted:.0f}",
+            f"{score.mae:.1f}",
+            f"{score.relative:.1%}",
+            f"{score.relative_median:.1%}",
+            "-" if score.width is None else f"{score.width:.0f}",
+            _percent(score.coverage, 1),
+            _percent(min(score.covered.values(), default=None), 1),
+            f"{score.seconds:.1f}",
+        )
+    Console(width=None if Console().is_terminal else 140).print(table)
+
+
+def print_scores(scores: list[Score]) -> None:
+    """Errors of every estimator, then charges and wall time of every run."""
+    errors = Table(title="Error against the truth, weighted by events (NOT PRIVATE)")
+    for name in ("mechanism", "statistic", "estimator"):
+        errors.add_column(name)
+    for name in ("ε", "MAE", "RMSE", "bias", "noise", "unit", "95 % covers", "useful events", "useful cells"):
+        errors.add_column(name, justify="right")
+    runs = Table(title="Runs: charges of users in a window (NOT PRIVATE), duality gap of the noise scales, wall time")
+    runs.add_column("mechanism")
+    for name in ("ε", "unit", "min", "p5", "median", "p95", "max", "duality gap", "windows", "cells", "seconds"):
+        runs.add_column(name, justify="right")
+    for score in scores:
+        errors.add_row(*_errors(score))
+    of_runs: dict[tuple[str, float], Score] = {}
+    for score in scores:
+        of_runs.setdefault((score.mechanism, score.epsilon), score)
+    for score in of_runs.values():
+        runs.add_row(*_run(score))
+    console = Console(width=None if Console().is_terminal else 160)
+    console.print(errors)
+    console.print(runs)
+
+
+def _errors(score: Score) -> list[str]:
+    digits = 3 if score.statistic == "distribution" else 2
+    return [
+        score.mechanism,
+        score.statistic,
+        score.estimator,
+        f"{score.epsilon:g}",
+        f"{score.mae:.{digits}f}",
+        f"{score.rmse:.{digits}f}",
+        f"{score.bias:+.{digits}f}",
+        "" if score.noise is None else f"{score.noise:.2f}",
+        score.unit,
+        _percent(score.coverage, 1),
+        _percent(score.useful_coverage),
+        _percent(score.useful_cells),
+    ]
+
+
+def _run(score: Score) -> list[str]:
+    """What all scores of one run share."""
+    charges = score.charges
+    spread = (charges.least, charges.p5, charges.median, charges.p95, charges.most)
+    return [
+        score.mechanism,
+        f"{score.epsilon:g}",
+        charges.unit,
+        *(f"{charge:.0f}" for charge in spread),
+        "" if score.duality_gap is None else f"{score.duality_gap:.1e}",
+        str(score.windows),
+        str(score.cells),
+        f"{score.seconds:.1f}",
+    ]
+
+
+def _percent(share: float | None, digits: int = 0) -> str:
+    return "" if share is None else f"{share:.{digits}%}"

@@ -1,0 +1,178 @@
+"""Scores of one draw of one window, under either relation. NOT PRIVATE: they are made of true values."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.contributions import Contributions
+from dpcore.distribution import Distribution
+from dpcore.noise import Noise
+from dpcore.relation import NeighbouringRelation
+from stream.config import Config
+from stream.evaluation.scores import Errors
+from stream.statistics.merging import by_planned_cells
+from stream.statistics.pipeline import draw, post_process, release_bodies
+from stream.statistics.plan import PERCENTS, Columns, Derived, Plan
+from stream.statistics.smoothing_state import Memory
+from stream.statistics.values.draw import draw_distributions, exact_values
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.uint64]
+Tables = defaultdict[tuple[str, str], Errors]
+"""Errors by (statistic, estimator)."""
+
+_ROUNDING = 1e-9
+"""Intervals and what noise was added to are floats: a number this close to an end is inside."""
+
+
+class _Witness(Noise):
+    """Noise that remembers what it added one number at a time, as single-cell means do: what makes a score not private."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added: list[float] = []
+
+    def discrete_laplace(
+        self, numerator: int | IntArray, denominator: int | IntArray = 1, size: int | None = None
+    ) -> IntArray:
+        drawn = super().discrete_laplace(numerator, denominator, size)
+        if size == 1:
+            self.added.append(float(drawn[0] * np.float64(denominator) / np.float64(numerator)))
+        return drawn
+
+
+@dataclass(frozen=True)
+class Places:
+    """The two coordinate systems of a window under "values", and the one place that converts between them.
+
+    ``hexagons``: samples by H3 hexagon, where events lie; truth and weight of an error are each hexagon's own, however coarse
+    the cell that answers for it. ``cells``: the same samples by the cells of the plan, each a hexagon or the parent that
+    several were merged into; noise, intervals and released numbers are a cell's.
+    """
+
+    hexagons: Contributions
+    cells: Contributions
+    published: IntArray
+    """Indices of the cells that are published, shape (P,)."""
+    shown: IntArray
+    """Indices of the hexagons that a published cell answers for, shape (S,)."""
+    answering: IntArray
+    """Index of the cell that answers for each of them, shape (S,)."""
+
+    @classmethod
+    def of(cls, plan: Plan, contributions: Contributions) -> Places:
+        """Places of a planned window; raises as :func:`stream.statistics.merging.by_planned_cells`."""
+        cells = by_planned_cells(plan, contributions)
+        ids = contributions.counts.cells if plan.merged is None else plan.merged
+        answering, published = np.searchsorted(cells.counts.cells, ids), np.flatnonzero(plan.published)
+        shown = np.flatnonzero(np.isin(answering, published))
+        return cls(contributions, cells, published, shown, answering[shown])
+
+    @property
+    def ids(self) -> IdArray:
+        """H3 indices of the shown hexagons, shape (S,)."""
+        return self.hexagons.counts.cells[self.shown]
+
+    @property
+    def weight(self) -> FloatArray:
+        """Events of each shown hexagon, shape (S,)."""
+        return _events(self.hexagons)[self.shown]
+
+    def errors(self, estimate: FloatArray, truth: FloatArray) -> FloatArray:
+        """``estimate``, shape (C,) by cell, less ``truth``, shape (H,) by hexagon, of each shown hexagon: shape (S,)."""
+        return estimate[self.answering] - truth[self.shown]
+
+
+def score_draw(
+    plan: Plan, contributions: Contributions, config: Config, tables: Tables, memory: Memory | None
+) -> Memory | None:
+    """Add the errors of one draw of one window to ``tables``; returns the memory after it."""
+    score = _score_values if plan.relation == NeighbouringRelation.VALUES else _score_participation
+    return score(plan, contributions, config, tables, memory)
+
+
+def _score_values(
+    plan: Plan, contributions: Contributions, config: Config, tables: Tables, memory: Memory | None
+) -> Memory | None:
+    """Errors are each hexagon's against its own truth; intervals are judged cell by cell."""
+    places, noise = Places.of(plan, contributions), _Witness()
+    kept = places.cells.retain(plan.retained)
+    truth, target = exact_values(plan, contributions), exact_values(plan, kept, plan.sum_cap or None)
+    columns = draw(plan, places.cells, noise)
+    if plan.mean_epsilon_micro and "mean" in columns:
+        target["mean"] = _witnessed(columns["mean"], places.published, noise)
+    for name, column in columns.items():
+        tables[name, "released"].add(places.ids, places.errors(column.value, truth[name]), places.weight)
+        _score_noise(tables[name, "released"], name, column, target[name], places)
+    _score_distributions(plan, places.cells, kept, tables)
+    bodies = release_bodies(plan, places.cells.counts, columns, config)
+    derived, memory = post_process(plan, places.cells.counts, columns, bodies, config, memory)
+    pooled = exact_values(plan, places.cells)
+    for estimate in derived.values():
+        table = tables["mean", estimate.method]
+        table.add(places.ids, places.errors(estimate.value, truth["mean"]), places.weight)
+        table.covered.append(_covers(estimate, pooled["mean"])[places.published])
+    return memory
+
+
+def _witnessed(column: Columns, published: IntArray, noise: _Witness) -> FloatArray:
+    """What noise was added to in a single-cell mean, shape (C,): a number of the mechanism's own, not the samples' mean."""
+    noisy = published[column.scale[published] > 0]
+    target = np.zeros_like(column.raw)
+    target[noisy] = column.raw[noisy] - column.scale[noisy] * np.array(noise.added)
+    return target
+
+
+def _score_noise(table: Errors, name: str, column: Columns, target: FloatArray, places: Places) -> None:
+    """Noise and coverage of the published cells that noise was added to; ``target``, shape (C,): what it was added to."""
+    noisy = places.published[column.scale[places.published] > 0]
+    if name not in PERCENTS:
+        table.add_noise((column.raw - target)[noisy], _events(places.cells)[noisy])
+    table.covered.append(_covers(column, target, _ROUNDING)[noisy])
+
+
+def _covers(estimate: Columns | Derived, target: FloatArray, rounding: float = 0.0) -> npt.NDArray[np.bool_]:
+    """Whether each interval holds its number."""
+    return (estimate.low <= target + rounding) & (target <= estimate.high + rounding)
+
+
+def _events(contributions: Contributions) -> FloatArray:
+    """Events of each cell, before any are left out."""
+    counts = contributions.counts
+    return counts.by_cell(counts.samples).astype(np.float64)
+
+
+def _score_distributions(plan: Plan, contributions: Contributions, kept: Contributions, tables: Tables) -> None:
+    """Kolmogorov distance of a distribution drawn by the plan of the percentiles; a draw of its own."""
+    cells, drawn = draw_distributions(plan, kept, Noise())
+    if drawn is None:
+        return
+    true = np.cumsum(Distribution(plan.upper_quanta, plan.cdf_bins).integers(contributions)[cells], axis=1)
+    distance = np.abs(drawn.prefix[:, 1:] / drawn.total[:, None] - true / true[:, -1:]).max(axis=1)
+    tables["distribution", "released"].add(contributions.counts.cells[cells], distance, true[:, -1].astype(np.float64))
+
+
+def _score_participation(
+    plan: Plan, contributions: Contributions, config: Config, tables: Tables, memory: Memory | None
+) -> Memory | None:
+    """Errors in the visited cells of the public list; coverage of the truth before any cap."""
+    counts = contributions.counts
+    listed = np.isin(counts.cells, plan.cells)
+    at = np.searchsorted(plan.cells, counts.cells[listed])
+    truth, weight = exact_values(plan, contributions), _events(contributions)[listed]
+    columns = draw(plan, contributions, Noise())
+    bodies = release_bodies(plan, counts, columns, config)
+    derived, memory = post_process(plan, counts, columns, bodies, config, memory)
+    released: list[tuple[str, str, Columns | Derived]] = [(name, "released", columns[name]) for name in columns]
+    for name, estimator, column in released + [("mean", estimate.method, estimate) for estimate in derived.values()]:
+        if name not in truth:
+            continue  # of the counts of events and users: they have no value of their own to be judged by
+        table, true = tables[name, estimator], truth[name][listed]
+        table.add(plan.cells[at], column.value[at] - true, weight)
+        table.covered.append((column.low[at] <= true) & (true <= column.high[at]))
+    return memory

@@ -1,0 +1,77 @@
+"""The configurations that an evaluation compares: other epsilons, mechanisms and accountings at an equal promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dpcore.accounting import NANO, rho_of
+from dpcore.relation import NeighbouringRelation
+from stream.config import Config
+from stream.statistics.values.cell_means import MECHANISMS
+
+_PLAIN = {"allocation": "uniform", "suppression": "none", "clipping": "none", "sum_cap": 0.0}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "uniform": _PLAIN,
+    "chop-user": _PLAIN | {"suppression": "chop-user"},
+    "exact-loss": _PLAIN | {"allocation": "exact-loss"},
+    "exact-loss+chop-user": _PLAIN | {"allocation": "exact-loss", "suppression": "chop-user"},
+    "exact-loss+clipping": _PLAIN | {"allocation": "exact-loss", "clipping": "joint"},
+    "exact-loss+clipping+cap": _PLAIN | {"allocation": "exact-loss", "clipping": "joint", "sum_cap": 0.7},
+} | {name: _PLAIN | {"mean_mechanism": name} for name in MECHANISMS}
+"""Ways to share each user's epsilon, all at equal loss per user and window."""
+ACCOUNTINGS = ("pure", "zcdp")
+"""Ways to count losses, at an equal promise for a period."""
+COMPARED_DELTA = 1e-6
+"""δ of the promise under "zcdp" where the configuration counts pure ε."""
+
+
+def with_speed(config: Config, **changes: Any) -> Config:
+    """``config`` with other speed settings."""
+    return config.model_copy(update={"speed": config.speed.model_copy(update=changes)})
+
+
+def with_epsilon(config: Config, epsilon: float) -> Config:
+    """``config`` with another epsilon, its budget in proportion; under zCDP with the rho that converts to it."""
+    privacy = config.privacy
+    if privacy.rho is None or privacy.rho_budget is None or privacy.delta is None:
+        changes = {"epsilon": epsilon, "budget": privacy.budget * epsilon / privacy.epsilon}
+    else:
+        rho = rho_of(epsilon, privacy.delta) / NANO
+        changes = {"rho": rho, "rho_budget": privacy.rho_budget * rho / privacy.rho}
+    given = privacy.model_dump(by_alias=True) | changes
+    return config.model_copy(update={"privacy": type(privacy)(**given)})
+
+
+def with_accounting(config: Config, accounting: str) -> Config:
+    """``config`` under "pure" or "zcdp" with the same (ε, δ) promised for a period and as many windows paid in full.
+
+    δ is the configured one, else :data:`COMPARED_DELTA`; "pure" promises the same ε with δ = 0.
+    """
+    privacy = config.privacy
+    if accounting == privacy.accounting:
+        return config
+    given = privacy.model_dump(by_alias=True) | {"accounting": accounting}
+    grants, budgets = privacy.ledger_grant, privacy.ledger_budget
+    if accounting == "zcdp":
+        budget = rho_of(privacy.budget, COMPARED_DELTA)
+        given |= {"epsilon": None, "budget": None, "delta": COMPARED_DELTA}
+        given |= {"rho_budget": budget / NANO, "rho": budget * grants // budgets / NANO}
+    else:
+        given |= {"rho": None, "rho_budget": None, "delta": None}
+        given |= {"budget": privacy.budget, "epsilon": privacy.budget * grants / budgets}
+    return config.model_copy(update={"privacy": type(privacy)(**given)})
+
+
+def variant_names(config: Config) -> list[str]:
+    """Variants that the relation allows: mechanisms under "values", accountings under "participation"."""
+    return list(VARIANTS) if config.relation == NeighbouringRelation.VALUES else list(ACCOUNTINGS)
+
+
+def variants(config: Config, names: list[str]) -> Iterator[tuple[str, Config]]:
+    """The named variants of a configuration."""
+    for name in names:
+        if name in ACCOUNTINGS:
+            yield name, with_accounting(config, name)
+        else:
+            yield name, config if name == "configured" else with_speed(config, **VARIANTS[name])
