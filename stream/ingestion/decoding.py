@@ -60,6 +60,8 @@ class Reason(StrEnum):
 
 REASONS = tuple(Reason)
 _CODE = {reason: code for code, reason in enumerate(REASONS)}
+_SOUND = 255
+"""Verdict on a message that no reason speaks against."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,20 @@ class Batch:
     slots: NDArray[np.int64]
     rejected: NDArray[np.int64]
     reason: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class _Fixes:
+    """Columns of decoded messages, shape (n,): pseudonym, µs UTC, degrees, speed in the feed's unit."""
+
+    user: NDArray[np.uint64]
+    time_us: NDArray[np.int64]
+    lat: NDArray[np.float64]
+    lng: NDArray[np.float64]
+    speed: NDArray[np.float64]
+
+    def where(self, kept: NDArray[np.bool_]) -> _Fixes:
+        return _Fixes(self.user[kept], self.time_us[kept], self.lat[kept], self.lng[kept], self.speed[kept])
 
 
 class Decoder:
@@ -110,10 +126,10 @@ class Decoder:
         return _joined(self.decode(values[:middle], first), self.decode(values[middle:], second), middle)
 
     def _decoded(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
-        reason = np.full(len(values), 255, dtype=np.uint8)
-        fixes: list[Any] = []
+        reason = np.full(len(values), _SOUND, dtype=np.uint8)
+        decoded: list[Any] = []
         index: list[int] = []
-        decode, keep, place = self._format.decode, fixes.append, index.append
+        decode, keep, place = self._format.decode, decoded.append, index.append
         for position, value in enumerate(values):
             if value is None or len(value) > MAX_MESSAGE_BYTES:
                 reason[position] = _CODE[Reason.TOMBSTONE if value is None else Reason.TOO_LARGE]
@@ -124,49 +140,57 @@ class Decoder:
                 reason[position] = _CODE[self._why_undecodable(value)]
             else:
                 place(position)
-        rows, sound = self._columns(fixes, np.array(index, dtype=np.int64), reason, arrived_us)
-        rejected = np.flatnonzero(reason != 255)
+        rows, sound = self._columns(decoded, np.array(index, dtype=np.int64), reason, arrived_us)
+        rejected = np.flatnonzero(reason != _SOUND)
         return Batch(rows, sound, self._slotting.slot_starts(rows["time"].astype(np.int64)), rejected, reason[rejected])
 
     def _columns(
-        self, fixes: list[Any], index: NDArray[np.int64], reason: NDArray[np.uint8], arrived_us: Arrived
+        self, decoded: list[Any], index: NDArray[np.int64], reason: NDArray[np.uint8], arrived_us: Arrived
     ) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-        users, times, lats, lngs, speeds = (list(map(getter, fixes)) for getter in self._format.getters)
-        time, lat, lng, speed = _times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
-        pseudonym, verdict = self._pseudonymise(users)
-        arrived = arrived_us if isinstance(arrived_us, int) else arrived_us[index]
-        oldest = np.maximum(arrived - self._max_age_us, EARLIEST_US)
+        """Rows of what was ``decoded`` from the messages at ``index``, and the index of each; writes the others' ``reason``."""
+        users, times, lats, lngs, speeds = (list(map(getter, decoded)) for getter in self._format.getters)
+        pseudonyms, verdict = self._pseudonymise(users)
+        fixes = _Fixes(
+            pseudonyms, _times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
+        )
+        self._judge(fixes, arrived_us if isinstance(arrived_us, int) else arrived_us[index], verdict)
+        reason[index] = verdict
+        sound = verdict == _SOUND
+        if not sound.all():
+            index, fixes = index[sound], fixes.where(sound)
+        return self._rows(fixes), index
+
+    def _judge(self, fixes: _Fixes, arrived_us: Arrived, verdict: NDArray[np.uint8]) -> None:
+        """Write the first reason to refuse each fix into ``verdict``, unless it has one."""
         domain = self._domain
-        inside = (lat >= domain.south) & (lat <= domain.north) & (lng >= domain.west) & (lng <= domain.east)
+        oldest = np.maximum(arrived_us - self._max_age_us, EARLIEST_US)
+        inside = (fixes.lat >= domain.south) & (fixes.lat <= domain.north)
+        inside &= (fixes.lng >= domain.west) & (fixes.lng <= domain.east)
         for failed, why in (
-            (np.less(arrived, 0), Reason.NOT_STAMPED),
-            (time < oldest, Reason.TOO_OLD),
-            (time > arrived + self._max_future_us, Reason.IN_FUTURE),
-            (speed < 0, Reason.NEGATIVE_SPEED),
+            (np.less(arrived_us, 0), Reason.NOT_STAMPED),
+            (fixes.time_us < oldest, Reason.TOO_OLD),
+            (fixes.time_us > arrived_us + self._max_future_us, Reason.IN_FUTURE),
+            (fixes.speed < 0, Reason.NEGATIVE_SPEED),
             (~inside, Reason.OUT_OF_DOMAIN),
         ):
-            verdict[failed & (verdict == 255)] = _CODE[why]
-        sound = verdict == 255
-        reason[index] = verdict
-        if not sound.all():
-            index, pseudonym, time, lat, lng, speed = (
-                column[sound] for column in (index, pseudonym, time, lat, lng, speed)
-            )
-        rows = np.empty(len(index), dtype=ROW)
+            verdict[failed & (verdict == _SOUND)] = _CODE[why]
+
+    def _rows(self, fixes: _Fixes) -> NDArray[np.void]:
+        rows = np.empty(len(fixes.user), dtype=ROW)
         resolution, cell = self._resolution, h3.latlng_to_cell
-        rows["cell"] = np.fromiter(
-            (cell(y, x, resolution) for y, x in zip(lat.tolist(), lng.tolist(), strict=True)), np.uint64, len(index)
-        )
-        rows["user"] = pseudonym
-        rows["time"] = time
-        rows["lat"] = np.rint(lat * 1e7)
-        rows["lng"] = np.rint(lng * 1e7)
+        positions = zip(fixes.lat.tolist(), fixes.lng.tolist(), strict=True)
+        rows["cell"] = np.fromiter((cell(lat, lng, resolution) for lat, lng in positions), np.uint64, len(rows))
+        rows["user"] = fixes.user
+        rows["time"] = fixes.time_us
+        rows["lat"] = np.rint(fixes.lat * 1e7)
+        rows["lng"] = np.rint(fixes.lng * 1e7)
         with np.errstate(over="ignore"):  # infinite in quanta is above the bound, too
-            rows["value"] = np.minimum(np.rint(speed * self._quanta), _MAX_VALUE)
-        return rows, index
+            rows["value"] = np.minimum(np.rint(fixes.speed * self._quanta), _MAX_VALUE)
+        return rows
 
     def _pseudonymise(self, users: list[str | int]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
-        verdict = np.full(len(users), 255, dtype=np.uint8)
+        """Pseudonym and verdict of each user; 0 where it is refused."""
+        verdict = np.full(len(users), _SOUND, dtype=np.uint8)
         lookup: Callable[[Any], int] = self._pseudonyms.__getitem__
         try:
             return np.fromiter(map(lookup, users), np.uint64, len(users)), verdict
@@ -182,12 +206,12 @@ class Decoder:
         return pseudonyms, verdict
 
     def _why_undecodable(self, message: bytes) -> Reason:
-        readable, found = looks_like(message, self._format.fields)
+        readable, fields = looks_like(message, self._format.fields)
         if not readable:
             return Reason.NOT_JSON
-        if len(found) < 5:
+        if len(fields) < 5:
             return Reason.MISSING_FIELD
-        if any(is_not_finite(value) for name, value in found if name != "user"):
+        if any(is_not_finite(value) for name, value in fields if name != "user"):
             return Reason.NOT_FINITE
         return Reason.WRONG_TYPE
 

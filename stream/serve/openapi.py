@@ -97,7 +97,48 @@ def _parameter(parameter: Parameter) -> Schema:
 
 
 def _schemas() -> Schema:
-    window_fields: Schema = {
+    """Every named component: values of the topics as they are, then what the API makes of them."""
+    messages = {name: _message(topic) for name, topic in _MESSAGES.items()}
+    return messages | {
+        "Bounds": _object(
+            {
+                "start": {"type": "string", "format": "date-time"},
+                "end": {"type": "string", "format": "date-time"},
+            }
+        ),
+        "ReleasedNumber": _released(),
+        **_window_schemas(),
+        **_histogram_schemas(messages["SpatialHistogram"]["properties"]),
+        **_file_schemas(),
+        "EventStream": {
+            "type": "string",
+            "description": "Events named window: id is the place of the close marker, data is a Window as JSON.",
+        },
+        "Problem": _object(
+            {
+                "type": {"type": "string"},
+                "title": {"type": "string", "description": "What is wrong, with value and bound."},
+                "status": {"type": "integer"},
+                "detail": {"type": "string", "description": "The remedy."},
+            }
+        ),
+    }
+
+
+def _window_schemas() -> Schema:
+    """Windows, and the cells in them."""
+    window = _window_fields()
+    return {
+        "Window": _object(window),
+        "WindowList": _object({"windows": _list(_ref("Window"), "Newest first.")}),
+        "HexagonList": _object(window | {"hexagons": _list(_ref("HexagonSpeed"), "In ascending order.")}),
+        "HexagonFeatures": _features(_ref("HexagonSpeed")),
+        "CellHistory": _object({"cell": {"type": "string"}, "releases": _list(_ref("HexagonSpeed"), "Oldest first.")}),
+    }
+
+
+def _window_fields() -> Schema:
+    return {
         "feed": {"type": "string"},
         "window": _ref("Bounds"),
         "complete": {"type": "boolean", "description": "Marker, number of messages and digest agree."},
@@ -109,29 +150,20 @@ def _schemas() -> Schema:
         "histograms": _list({"type": "string"}, "Mechanisms of its spatial histograms."),
         "marker": {"anyOf": [_ref("CloseMarker"), {"type": "null"}]},
     }
-    message = {name: _message(topic) for name, topic in _MESSAGES.items()}
-    known = message["SpatialHistogram"]["properties"]
-    return message | {
-        "Bounds": _object(
-            {
-                "start": {"type": "string", "format": "date-time"},
-                "end": {"type": "string", "format": "date-time"},
-            }
-        ),
-        "ReleasedNumber": _released(),
-        "Window": _object(window_fields),
-        "WindowList": _object({"windows": _list(_ref("Window"), "Newest first.")}),
-        "HexagonList": _object(window_fields | {"hexagons": _list(_ref("HexagonSpeed"), "In ascending order.")}),
-        "HexagonFeatures": _features(_ref("HexagonSpeed")),
-        "CellHistory": _object({"cell": {"type": "string"}, "releases": _list(_ref("HexagonSpeed"), "Oldest first.")}),
+
+
+def _histogram_schemas(released: Schema) -> Schema:
+    """Spatial histograms, whose messages have the properties ``released``, and answers to ranges."""
+    window = _window_fields()
+    return {
         "HistogramSummary": {
             "type": "object",
             "description": "A spatial histogram without its structure.",
-            "properties": {name: known[name] for name in known if name not in ("feed", "window", "structure")},
+            "properties": {name: released[name] for name in released if name not in ("feed", "window", "structure")},
             "required": ["mechanism", "relation", "epsilon", "domain"],
         },
         "WindowHistograms": _object(
-            {name: window_fields[name] for name in ("feed", "window", "complete")}
+            {name: window[name] for name in ("feed", "window", "complete")}
             | {"histograms": _list(_ref("HistogramSummary"), "In order of mechanism.")}
         ),
         "HistogramList": _object({"windows": _list(_ref("WindowHistograms"), "Newest first.")}),
@@ -154,6 +186,12 @@ def _schemas() -> Schema:
                 "bbox": _numbers(4, "The range that is answered, west, south, east, north; euler's is of whole cells."),
             }
         ),
+    }
+
+
+def _file_schemas() -> Schema:
+    """Complete windows as files."""
+    return {
         "DownloadFeatures": _features(_ref("Row")),
         "Row": {
             "type": "object",
@@ -164,18 +202,6 @@ def _schemas() -> Schema:
             "required": [*FIRST, "status"],
             "additionalProperties": True,
         },
-        "EventStream": {
-            "type": "string",
-            "description": "Events named window: id is the place of the close marker, data is a Window as JSON.",
-        },
-        "Problem": _object(
-            {
-                "type": {"type": "string"},
-                "title": {"type": "string", "description": "What is wrong, with value and bound."},
-                "status": {"type": "integer"},
-                "detail": {"type": "string", "description": "The remedy."},
-            }
-        ),
     }
 
 
@@ -187,10 +213,10 @@ def _message(topic: str) -> Schema:
 
     Which fields demand or exclude each other is left to the topic's own schema: generators of clients do not follow it.
     """
-    found = schema(topic)
-    named = {name: found[name] for name in ("type", "properties", "required")}
-    eased: Schema = _eased(named, found["properties"].get("mean"))
-    return {"description": found["title"]} | eased
+    value = schema(topic)
+    named = {name: value[name] for name in ("type", "properties", "required")}
+    eased: Schema = _eased(named, value["properties"].get("mean"))
+    return {"description": value["title"]} | eased
 
 
 def _eased(node: Any, released: Any) -> Any:
@@ -211,9 +237,9 @@ def _eased(node: Any, released: Any) -> Any:
 
 def _released() -> Schema:
     """A number with its noise, in whatever unit."""
-    found = schema(HEXAGON_SPEED)["properties"]["mean"]
-    properties = found["properties"] | {"unit": {"type": "string", "description": "km/h, (km/h)^2 or 1 (a count)."}}
-    return {"type": "object", "properties": properties, "required": found["required"]}
+    mean = schema(HEXAGON_SPEED)["properties"]["mean"]
+    properties = mean["properties"] | {"unit": {"type": "string", "description": "km/h, (km/h)^2 or 1 (a count)."}}
+    return {"type": "object", "properties": properties, "required": mean["required"]}
 
 
 def _features(properties: Schema) -> Schema:

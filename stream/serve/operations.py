@@ -38,72 +38,10 @@ class Operation:
 def operations(feed: str, hexagons: Hexagons, histograms: Histograms, broadcast: Broadcast) -> list[Operation]:
     """Every path under :data:`BASE` but the document itself."""
     named = p.feed(feed)
-    found = [
-        Operation(
-            f"{BASE}/windows",
-            "listWindows",
-            "Windows, newest first",
-            hexagons.windows,
-            (named, p.limit(100, 1000)),
-            {JSON: "WindowList"},
-        ),
-        Operation(
-            f"{BASE}/windows/{{window}}",
-            "getWindow",
-            "One window and its close marker",
-            hexagons.window,
-            (p.WINDOW_PATH, named),
-            {JSON: "Window"},
-            (404,),
-        ),
-        Operation(
-            f"{BASE}/hexagons",
-            "listHexagons",
-            "Releases of the cells of one window",
-            hexagons.hexagons,
-            (named, p.WINDOW_QUERY, p.BBOX, p.RESOLUTION, p.FORMAT),
-            {JSON: "HexagonList", GEOJSON: "HexagonFeatures"},
-            (404,),
-            tag="Hexagons",
-        ),
-        Operation(
-            f"{BASE}/cells/{{cell}}",
-            "getCell",
-            "Past releases of one cell, oldest first",
-            hexagons.cell,
-            (p.CELL_PATH, named, p.limit(1000, 10_000)),
-            {JSON: "CellHistory"},
-            tag="Hexagons",
-        ),
-        Operation(
-            f"{BASE}/histograms",
-            "listHistograms",
-            "Windows with spatial histograms, newest first",
-            histograms.listed,
-            (named, p.limit(100, 1000)),
-            {JSON: "HistogramList"},
-            tag="Histograms",
-        ),
-        Operation(
-            f"{BASE}/histograms/{{window}}/count",
-            "countRange",
-            "Estimated number in a range, with a 95 % interval of the exact number",
-            histograms.count,
-            (p.WINDOW_PATH, named, p.RANGE, p.MECHANISM_QUERY),
-            {JSON: "RangeCount"},
-            (404,),
-            tag="Histograms",
-        ),
-        Operation(
-            f"{BASE}/histograms/{{window}}/{{mechanism}}",
-            "getHistogram",
-            "A spatial histogram as released",
-            histograms.release,
-            (p.WINDOW_PATH, p.MECHANISM_PATH, named),
-            {JSON: "SpatialHistogram"},
-            (404,),
-            tag="Histograms",
-        ),
+    return [
+        *_of_windows(hexagons, named),
+        *_of_cells(hexagons, named),
+        *_of_histograms(histograms, named),
         Operation(
             f"{BASE}/stream",
             "streamWindows",
@@ -115,21 +53,104 @@ def operations(feed: str, hexagons: Hexagons, histograms: Histograms, broadcast:
             conditional=False,
             tag="Stream",
         ),
+        *_of_downloads(hexagons, named),
     ]
-    for suffix, kind in FILES.items():
-        found.append(
-            Operation(
-                f"{BASE}/windows/{{window}}/download.{suffix}",
-                f"download{suffix.capitalize()}",
-                f"A complete window as {suffix}",
-                partial(hexagons.download, suffix=suffix),
-                (p.WINDOW_PATH, named),
-                {kind: "DownloadFeatures" if suffix == "geojson" else None},
-                (404, 409, 501) if suffix == "parquet" else (404, 409),
-                tag="Downloads",
-            )
+
+
+def _of_windows(hexagons: Hexagons, feed: p.Parameter) -> list[Operation]:
+    return [
+        Operation(
+            f"{BASE}/windows",
+            "listWindows",
+            "Windows, newest first",
+            hexagons.windows,
+            (feed, p.limit(100, 1000)),
+            {JSON: "WindowList"},
+        ),
+        Operation(
+            f"{BASE}/windows/{{window}}",
+            "getWindow",
+            "One window and its close marker",
+            hexagons.window,
+            (p.WINDOW_PATH, feed),
+            {JSON: "Window"},
+            (404,),
+        ),
+    ]
+
+
+def _of_cells(hexagons: Hexagons, feed: p.Parameter) -> list[Operation]:
+    return [
+        Operation(
+            f"{BASE}/hexagons",
+            "listHexagons",
+            "Releases of the cells of one window",
+            hexagons.hexagons,
+            (feed, p.WINDOW_QUERY, p.BBOX, p.RESOLUTION, p.FORMAT),
+            {JSON: "HexagonList", GEOJSON: "HexagonFeatures"},
+            (404,),
+            tag="Hexagons",
+        ),
+        Operation(
+            f"{BASE}/cells/{{cell}}",
+            "getCell",
+            "Past releases of one cell, oldest first",
+            hexagons.cell,
+            (p.CELL_PATH, feed, p.limit(1000, 10_000)),
+            {JSON: "CellHistory"},
+            tag="Hexagons",
+        ),
+    ]
+
+
+def _of_histograms(histograms: Histograms, feed: p.Parameter) -> list[Operation]:
+    return [
+        Operation(
+            f"{BASE}/histograms",
+            "listHistograms",
+            "Windows with spatial histograms, newest first",
+            histograms.listed,
+            (feed, p.limit(100, 1000)),
+            {JSON: "HistogramList"},
+            tag="Histograms",
+        ),
+        Operation(
+            f"{BASE}/histograms/{{window}}/count",
+            "countRange",
+            "Estimated number in a range, with a 95 % interval of the exact number",
+            histograms.count,
+            (p.WINDOW_PATH, feed, p.RANGE, p.MECHANISM_QUERY),
+            {JSON: "RangeCount"},
+            (404,),
+            tag="Histograms",
+        ),
+        Operation(
+            f"{BASE}/histograms/{{window}}/{{mechanism}}",
+            "getHistogram",
+            "A spatial histogram as released",
+            histograms.release,
+            (p.WINDOW_PATH, p.MECHANISM_PATH, feed),
+            {JSON: "SpatialHistogram"},
+            (404,),
+            tag="Histograms",
+        ),
+    ]
+
+
+def _of_downloads(hexagons: Hexagons, feed: p.Parameter) -> list[Operation]:
+    return [
+        Operation(
+            f"{BASE}/windows/{{window}}/download.{suffix}",
+            f"download{suffix.capitalize()}",
+            f"A complete window as {suffix}",
+            partial(hexagons.download, suffix=suffix),
+            (p.WINDOW_PATH, feed),
+            {kind: "DownloadFeatures" if suffix == "geojson" else None},
+            (404, 409, 501) if suffix == "parquet" else (404, 409),
+            tag="Downloads",
         )
-    return found
+        for suffix, kind in FILES.items()
+    ]
 
 
 def bound(operation: Operation) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

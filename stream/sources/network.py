@@ -18,6 +18,8 @@ RED_LIGHTS_PER_S = np.array([1 / 70, 1 / 110, 1 / 400])
 
 LARGEST_RADIUS_KM = 15.0
 STOP_SPACING_M = (300.0, 550.0)
+_GAP_M = 1000.0
+"""Between two paths on the axis, so that no position lies on both."""
 _KM_PER_DEGREE_LAT = 110.574
 _KM_PER_DEGREE_LNG = 111.320
 
@@ -107,58 +109,99 @@ def _lines(rng: np.random.Generator, radius: float, routes: int) -> list[tuple[n
     return lines
 
 
+@dataclass(frozen=True)
+class _Path:
+    """One way along a route: its corners (P, 2) in km, its stops in metres from its start, the last one its terminal.
+
+    ``segment_m``, ``road_class`` and ``congestion`` are of the roads between corners, shape (P - 1,).
+    """
+
+    corners: np.ndarray
+    segment_m: np.ndarray
+    road_class: np.ndarray
+    congestion: np.ndarray
+    stops: np.ndarray
+
+    @property
+    def length(self) -> float:
+        """Metres from end to end."""
+        return float(self.segment_m.sum())
+
+    @property
+    def along(self) -> np.ndarray:
+        """Metres from the start to each corner, shape (P,)."""
+        return np.append(0, self.segment_m.cumsum())
+
+    @property
+    def running_time(self) -> float:
+        """Seconds from end to end on an empty day, red lights and stops included."""
+        driving = (self.segment_m / (FREE_SPEED_MS[self.road_class] * self.congestion)).sum()
+        return float(driving) * 1.3 + 20 * len(self.stops)
+
+
+class _Roads:
+    """Makes paths; the congestion of a place is drawn when the first road comes through, and lasts."""
+
+    def __init__(self, radius: float, rng: np.random.Generator) -> None:
+        self._centre = 0.2 * radius
+        self._rng = rng
+        self._congestion: dict[tuple[float, float], float] = {}
+
+    def path(self, corners: np.ndarray, road: int) -> _Path:
+        """The path over ``corners`` (P, 2) in km; an arterial road is a street near the centre."""
+        segment_m = 1000 * np.hypot(*np.diff(corners, axis=0).T)
+        middle = (corners[:-1] + corners[1:]) / 2
+        road_class = np.where((road == ARTERIAL) & (np.hypot(*middle.T) < self._centre), STREET, road)
+        congestion = self._congestion_at(middle)
+        return _Path(corners, segment_m, road_class, congestion, self._stops(float(segment_m.sum())))
+
+    def _congestion_at(self, middle: np.ndarray) -> np.ndarray:
+        places = [tuple(np.round(xy, 2)) for xy in middle]
+        for place in places:
+            self._congestion.setdefault(place, float(np.exp(self._rng.normal(0, 0.15))))
+        return np.array([self._congestion[place] for place in places])
+
+    def _stops(self, length: float) -> np.ndarray:
+        """Metres of the stops of a path; the last is its terminal."""
+        gaps = self._rng.uniform(*STOP_SPACING_M, size=int(length / STOP_SPACING_M[0]) + 1).cumsum()
+        return np.append(gaps[gaps < length - 150], length)
+
+
 def build_network(domain: BoundingBox, routes: int, rng: np.random.Generator) -> Network:
     """``routes`` routes, each driven both ways, within ``domain`` with a margin; at most 15 km from its middle."""
     lat0, lng0 = (domain.south + domain.north) / 2, (domain.west + domain.east) / 2
-    per_lat, per_lng = _KM_PER_DEGREE_LAT, _KM_PER_DEGREE_LNG * float(np.cos(np.radians(lat0)))
+    km = _KM_PER_DEGREE_LAT, _KM_PER_DEGREE_LNG * float(np.cos(np.radians(lat0)))
     radius = min(
-        LARGEST_RADIUS_KM, 0.45 * min((domain.north - domain.south) * per_lat, (domain.east - domain.west) * per_lng)
+        LARGEST_RADIUS_KM, 0.45 * min((domain.north - domain.south) * km[0], (domain.east - domain.west) * km[1])
     )
-    congestion: dict[tuple[float, float], float] = {}
-    starts, ends, nexts, owners, first_stops, minutes = [], [], [], [], [], []
-    vertex_at, vertex_xy, classes, factors, stops, terminals = [], [], [], [], [], []
-    axis, n_stops = 0.0, 0
+    roads, paths, following = _Roads(radius, rng), [], []
     for route, (line, road, loop) in enumerate(_lines(rng, radius, routes)):
         corners = _split(line)
-        for points, way in ((corners, 0), (corners[::-1], 1)):
-            lengths = 1000 * np.hypot(*np.diff(points, axis=0).T)
-            middle = (points[:-1] + points[1:]) / 2
-            road_class = np.where((road == ARTERIAL) & (np.hypot(*middle.T) < 0.2 * radius), STREET, road)
-            places = [tuple(np.round(xy, 2)) for xy in middle]
-            for place in places:
-                congestion.setdefault(place, float(np.exp(rng.normal(0, 0.15))))
-            factor = np.array([congestion[place] for place in places])
-            length = float(lengths.sum())
-            gaps = rng.uniform(*STOP_SPACING_M, size=int(length / STOP_SPACING_M[0]) + 1).cumsum()
-            path_stops = np.append(gaps[gaps < length - 150], length)
-            starts.append(axis)
-            ends.append(axis + length)
-            nexts.append(2 * route + (way if loop else 1 - way))
-            owners.append(route)
-            first_stops.append(n_stops)
-            minutes.append(float((lengths / (FREE_SPEED_MS[road_class] * factor)).sum()) * 1.3 + 20 * len(path_stops))
-            vertex_at.append(axis + np.append(0, lengths.cumsum()))
-            vertex_xy.append(points)
-            classes.append(np.append(road_class, road_class[-1]))
-            factors.append(np.append(factor, factor[-1]))
-            stops.append(axis + path_stops)
-            terminals.append(np.arange(len(path_stops)) == len(path_stops) - 1)
-            n_stops += len(path_stops)
-            axis += length + 1000.0
-    xy = np.concatenate(vertex_xy)
+        paths += [roads.path(corners, road), roads.path(corners[::-1], road)]
+        following += [2 * route, 2 * route + 1] if loop else [2 * route + 1, 2 * route]
+    return _laid_end_to_end(paths, np.array(following), (lat0, lng0), km)
+
+
+def _laid_end_to_end(
+    paths: list[_Path], following: np.ndarray, centre: tuple[float, float], km_per_degree: tuple[float, float]
+) -> Network:
+    """The network of ``paths``, two a route, a kilometre apart on the axis; ``following[p]`` is driven after p."""
+    start = np.cumsum([0.0] + [path.length + _GAP_M for path in paths[:-1]])
+    xy = np.concatenate([path.corners for path in paths])
+    counts = [len(path.stops) for path in paths]
     return Network(
-        path_start=np.array(starts),
-        path_end=np.array(ends),
-        path_next=np.array(nexts),
-        path_route=np.array(owners),
-        vertex_at=np.concatenate(vertex_at),
-        vertex_lat=lat0 + xy[:, 1] / per_lat,
-        vertex_lng=lng0 + xy[:, 0] / per_lng,
-        segment_class=np.concatenate(classes),
-        segment_factor=np.concatenate(factors),
-        stop_at=np.concatenate(stops),
-        stop_is_terminal=np.concatenate(terminals),
-        first_stop=np.array(first_stops),
-        running_time=np.array(minutes),
-        metres_per_degree=(1000 * per_lat, 1000 * per_lng),
+        path_start=start,
+        path_end=np.array([at + path.length for at, path in zip(start, paths, strict=True)]),
+        path_next=following,
+        path_route=np.arange(len(paths)) // 2,
+        vertex_at=np.concatenate([at + path.along for at, path in zip(start, paths, strict=True)]),
+        vertex_lat=centre[0] + xy[:, 1] / km_per_degree[0],
+        vertex_lng=centre[1] + xy[:, 0] / km_per_degree[1],
+        segment_class=np.concatenate([np.append(path.road_class, path.road_class[-1]) for path in paths]),
+        segment_factor=np.concatenate([np.append(path.congestion, path.congestion[-1]) for path in paths]),
+        stop_at=np.concatenate([at + path.stops for at, path in zip(start, paths, strict=True)]),
+        stop_is_terminal=np.concatenate([np.arange(n) == n - 1 for n in counts]),
+        first_stop=np.cumsum([0, *counts[:-1]]),
+        running_time=np.array([path.running_time for path in paths]),
+        metres_per_degree=(1000 * km_per_degree[0], 1000 * km_per_degree[1]),
     )

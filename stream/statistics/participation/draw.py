@@ -129,16 +129,11 @@ def _percentiles(
     plan: Plan, tree: LevelTree, nodes: FloatArray, sums: NoisyPolynomials, law: _Law
 ) -> dict[str, Columns]:
     """p15, p50, p85 of one noisy tree per cell; its root is the noisy count, which is paid for already."""
-    levels, start, listed = [], 0, nodes.shape[1]
-    for real, span in zip(tree.real_nodes(), tree.leaves_below(), strict=True):
-        full = np.zeros((listed, math.prod(tree.factors) // span))
-        full[:, :real] = nodes[start : start + real].T
-        levels.append(full)
-        start += real
+    listed = nodes.shape[1]
     # Laplace scales of equal deviation: what is weighed, and how wide intervals are, follows from deviations alone.
     equal = np.tile(law.deviations[-tree.height :] / np.sqrt(2), (listed, 1))
     root = sums.count, np.full(listed, sums.count_deviation / np.sqrt(2))
-    drawn = consistent_cells(tree, bin_edges(plan.upper_quanta, plan.cdf_bins), root, levels, equal)
+    drawn = consistent_cells(tree, bin_edges(plan.upper_quanta, plan.cdf_bins), root, _levels(tree, nodes), equal)
     upper, columns = plan.upper_quanta * SPEED_QUANTUM_KMH, {}
     for name, percent in PERCENTS.items():
         if name in plan.statistics:
@@ -146,3 +141,14 @@ def _percentiles(
             scale = (high - low) / 2 / law.two_sided[0] / law.per_scale
             columns[name] = Columns.rounded(name, value, scale, (low, high), upper)
     return columns
+
+
+def _levels(tree: LevelTree, nodes: FloatArray) -> list[FloatArray]:
+    """Shape (C, nodes of a level) each, from the released ``nodes`` (R, C); 0 where a node holds no bin and none was drawn."""
+    levels, start = [], 0
+    for real, span in zip(tree.real_nodes(), tree.leaves_below(), strict=True):
+        full = np.zeros((nodes.shape[1], math.prod(tree.factors) // span))
+        full[:, :real] = nodes[start : start + real].T
+        levels.append(full)
+        start += real
+    return levels
