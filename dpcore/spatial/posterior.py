@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -90,6 +91,11 @@ class _Estimates:
     variance: FloatArray
     empty: BoolArray
 
+    def put(self, nodes: IntArray, estimates: _Estimates) -> None:
+        """Set those of ``nodes``."""
+        self.mean[nodes], self.variance[nodes] = estimates.mean, estimates.variance
+        self.empty[nodes] = estimates.empty
+
 
 def expected_counts(tree: Tree) -> FloatArray:
     """Posterior means ≥ 0 of all nodes, shape (M,), that add up along the tree (the root keeps its count even if nothing
@@ -108,8 +114,8 @@ def sparse_counts(tree: Tree, sanity: float = 20.0) -> FloatArray:
     parents = tree.parents
     for level in tree.levels[:0:-1]:
         inner = level[parents[level]]
-        some = np.bincount(tree.parent[1:], weights=~estimates.empty[1:], minlength=len(counts))[inner] > 0
-        estimates.empty[inner] |= ~some
+        kept_children = np.bincount(tree.parent[1:], weights=~estimates.empty[1:], minlength=len(counts))[inner]
+        estimates.empty[inner] |= kept_children == 0
     counts[1:] = 0.0
     for level in tree.levels[1:]:
         kept = level[~estimates.empty[level]]
@@ -131,33 +137,54 @@ def _descend(tree: Tree, sanity: float | None) -> tuple[FloatArray, _Estimates]:
         around = _suggested(tree, z, counts, stopped, level)
         alive = level[counts[tree.parent[level]] > 0]
         if len(alive):
-            place = parents[alive], counts, around[alive - level[0]], uneven[tree.parent[alive]]
-            found = _estimate(tree, alive, z, variance, *place, sanity)
-            for name in ("mean", "variance", "empty"):
-                getattr(estimates, name)[alive] = getattr(found, name)
+            above, area, deviation = tree.parent[alive], tree.areas_of(alive), np.sqrt(variance[alive])
+            nodes = _Nodes(
+                drawn=z[alive] / deviation,
+                expected=counts[above] * area / tree.areas_of(above) / deviation,
+                around=around[alive - level[0]] / deviation,
+                variance=variance[alive],
+                area=area,
+                inner=parents[alive],
+                uneven=uneven[above],
+            )
+            estimates.put(alive, _estimate(nodes, sanity))
             _conform(tree, alive, estimates, counts)
         stopped = np.concatenate([stopped, level[~parents[level]]])
     return counts, estimates
 
 
 def _suggested(tree: Tree, z: FloatArray, counts: FloatArray, stopped: IntArray, level: IntArray) -> FloatArray:
-    """Count of each node of ``level`` at the density of the ring of its own size around it, from draws of this level."""
+    """Count of each node of ``level`` at the density of the ring of its own size around it, from draws of this level; where
+    the tree stopped above this level, from the estimates of the ``stopped`` nodes.
+    """
     shape = int(tree.boxes[0, 1]), int(tree.boxes[0, 3])
     drawn = np.where(counts[tree.parent[level]] > 0, z[level], 0.0)
-    x0, x1, y0, y1 = tree.boxes[np.concatenate([stopped, level])].T
-    density = np.concatenate([counts[stopped], drawn]) / ((x1 - x0) * (y1 - y0))
+    known = np.concatenate([stopped, level])
+    density = np.concatenate([counts[stopped], drawn]) / tree.areas_of(known)
+    return _at_ring_density(_density_image(shape, tree.boxes[known], density), tree.boxes[level], drawn)
+
+
+def _density_image(shape: tuple[int, int], boxes: IntArray, density: FloatArray) -> FloatArray:
+    """Integral image of the grid whose cells hold the ``density`` (P,) of the one of the disjoint ``boxes`` they lie in."""
+    x0, x1, y0, y1 = boxes.T
     change = np.zeros((shape[0] + 1, shape[1] + 1))
     for x, y, sign in ((x0, y0, 1), (x1, y1, 1), (x0, y1, -1), (x1, y0, -1)):
         np.add.at(change, (x, y), sign * density)
-    image = integral_image(change.cumsum(axis=0).cumsum(axis=1)[:-1, :-1])
-    x0, x1, y0, y1 = tree.boxes[level].T
+    return np.asarray(integral_image(change.cumsum(axis=0).cumsum(axis=1)[:-1, :-1]), dtype=np.float64)
+
+
+def _at_ring_density(image: FloatArray, boxes: IntArray, own: FloatArray) -> FloatArray:
+    """Count of each box at the density of the ring around it, (P,): one box height and width on every side, within the grid.
+    ``own``: (P,), what the box itself adds to the integral ``image``.
+    """
+    x0, x1, y0, y1 = boxes.T
     height, width = x1 - x0, y1 - y0
     area = height * width
-    x0, x1 = np.maximum(x0 - height, 0), np.minimum(x1 + height, shape[0])
-    y0, y1 = np.maximum(y0 - width, 0), np.minimum(y1 + width, shape[1])
-    held = image[x1, y1] - image[x0, y1] - image[x1, y0] + image[x0, y0] - drawn
+    x0, x1 = np.maximum(x0 - height, 0), np.minimum(x1 + height, image.shape[0] - 1)
+    y0, y1 = np.maximum(y0 - width, 0), np.minimum(y1 + width, image.shape[1] - 1)
+    points = image[x1, y1] - image[x0, y1] - image[x1, y0] + image[x0, y0] - own
     ring = np.maximum((x1 - x0) * (y1 - y0) - area, 1)
-    return np.asarray(np.maximum(held, 0.0) / ring * area, dtype=np.float64)
+    return np.asarray(np.maximum(points, 0.0) / ring * area, dtype=np.float64)
 
 
 def _uneven(tree: Tree, z: FloatArray, variance: FloatArray) -> BoolArray:
@@ -178,56 +205,91 @@ def _uneven(tree: Tree, z: FloatArray, variance: FloatArray) -> BoolArray:
     return uneven
 
 
-def _estimate(
-    tree: Tree,
-    nodes: IntArray,
-    z: FloatArray,
-    variance: FloatArray,
-    inner: BoolArray,
-    counts: FloatArray,
-    around: FloatArray,
-    uneven: BoolArray,
-    sanity: float | None,
-) -> _Estimates:
-    """Posterior of ``nodes`` whose parents' ``counts`` are known, in ``uneven`` space or not; without a ``sanity`` none is
-    taken for empty.
+@dataclass(frozen=True)
+class _Nodes:
+    """n nodes of one level before their own draws are read, (n,) each; counts in standard deviations of the node's noise.
+
+    ``expected``, ``around``: the count at the density of the parent, and of the surroundings. ``variance``: of the node's
+    noise, in points². ``inner``: it has children, so that its draw adds up many; ``uneven``: its parent's space is.
     """
-    above = tree.parent[nodes]
-    area, deviation = tree.areas_of(nodes), np.sqrt(variance[nodes])
-    expected = counts[above] * area / tree.areas_of(above) / deviation
-    drawn = z[nodes] / deviation
-    place = np.digitize(np.log(np.maximum(expected, 1e-3)), PARENT_BINS) * (len(SURROUNDINGS_BINS) + 1)
-    place += np.digitize(np.log(np.maximum(around / deviation, 1e-4)), SURROUNDINGS_BINS)
-    place = 2 * place + inner
-    order = np.argsort(place, kind="stable")
-    result = _Estimates(np.zeros(len(nodes)), np.zeros(len(nodes)), np.zeros(len(nodes), dtype=bool))
-    for group in np.split(order, np.flatnonzero(np.diff(place[order])) + 1):
-        parts = _gaussian_parts if inner[group[0]] else _laplace_parts
+
+    drawn: FloatArray
+    expected: FloatArray
+    around: FloatArray
+    variance: FloatArray
+    area: IntArray
+    inner: BoolArray
+    uneven: BoolArray
+
+    @property
+    def deviation(self) -> FloatArray:
+        """Standard deviation of the noise, in points."""
+        return np.asarray(np.sqrt(self.variance), dtype=np.float64)
+
+    def groups(self) -> list[IntArray]:
+        """Positions of the nodes in like places: these learn one prior together."""
+        place = np.digitize(np.log(np.maximum(self.expected, 1e-3)), PARENT_BINS) * (len(SURROUNDINGS_BINS) + 1)
+        place += np.digitize(np.log(np.maximum(self.around, 1e-4)), SURROUNDINGS_BINS)
+        place = 2 * place + self.inner
+        order = np.argsort(place, kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(place[order])) + 1)
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    """Posterior of n counts: 0 or one of S exponential parts. ``weight``: (n, 1 + S), rows add up to 1; ``first`` and
+    ``second`` moments of the parts, (n, S), in standard deviations of the noise.
+    """
+
+    weight: FloatArray
+    first: FloatArray
+    second: FloatArray
+
+    @cached_property
+    def mean(self) -> FloatArray:
+        """Mean over all parts, (n,)."""
+        return np.asarray((self.weight[:, 1:] * self.first).sum(axis=1))
+
+    @property
+    def variance(self) -> FloatArray:
+        """Variance over all parts, (n,), above 0."""
+        return np.asarray(
+            np.maximum((self.weight[:, 1:] * self.second).sum(axis=1) - self.mean**2, 1e-9), dtype=np.float64
+        )
+
+    def better_empty(self, deviation: FloatArray, sanity: float) -> BoolArray:
+        """Which counts are better taken for 0, (n,): the error relative to max(count, ``sanity``) that 0 promises is not much
+        above that of the estimate given that there is something. ``deviation``: (n,), of the noise in points.
+        """
+        unit, rest = deviation[:, None], self.weight[:, 1:]
+        zero = self.weight[:, 0]
+        kept = unit[:, 0] * self.mean / np.maximum(1 - zero, 1e-9)
+        centre, width = self.first * unit, np.sqrt(np.maximum(self.second - self.first**2, 0.0)) * unit
+        error = np.hypot(centre - kept[:, None], 0.8 * width) / np.maximum(centre, sanity)
+        keeping = zero * kept / sanity + (rest * error).sum(axis=1)
+        dropping = (rest * np.minimum(centre / sanity, 1.0)).sum(axis=1)
+        return np.asarray(keeping > ZERO_ADVANTAGE * dropping)
+
+
+def _estimate(nodes: _Nodes, sanity: float | None) -> _Estimates:
+    """Posterior of ``nodes``; without a ``sanity`` none is taken for empty."""
+    size, deviation = len(nodes.drawn), nodes.deviation
+    mean, variance, empty = np.zeros(size), np.zeros(size), np.zeros(size, dtype=bool)
+    for group in nodes.groups():
+        parts = _gaussian_parts if nodes.inner[group[0]] else _laplace_parts
         sample = group[:: max(1, len(group) // LEARNT_FROM)]
-        share = _shares(parts(drawn[sample, None], _scales(expected[sample]))[0])
+        share = _shares(parts(nodes.drawn[sample, None], _scales(nodes.expected[sample]))[0])
         for start in range(0, len(group), CHUNK):
             at = group[start : start + CHUNK]
-            evidence, first, second = parts(drawn[at, None], _scales(expected[at]))
-            weight = _normalised(evidence * share)
-            zero, rest = weight[:, 0], weight[:, 1:]
-            mean = (rest * first).sum(axis=1)
-            result.mean[at] = mean * deviation[at]
-            result.variance[at] = np.maximum((rest * second).sum(axis=1) - mean**2, 1e-9) * variance[nodes[at]]
-            if sanity is None:
-                continue
-            # Errors promised: of the estimate given that there is something, and of 0.
-            unit = deviation[at, None]
-            kept = unit[:, 0] * mean / np.maximum(1 - zero, 1e-9)
-            centre, width = first * unit, np.sqrt(np.maximum(second - first**2, 0.0)) * unit
-            error = np.hypot(centre - kept[:, None], 0.8 * width) / np.maximum(centre, sanity)
-            keeping = zero * kept / sanity + (rest * error).sum(axis=1)
-            dropping = (rest * np.minimum(centre / sanity, 1.0)).sum(axis=1)
-            result.empty[at] = keeping > ZERO_ADVANTAGE * dropping
-    if sanity is None:
-        return result
-    thin = (result.mean < THIN * area) & (result.mean > 2 * sanity) & ~inner & uneven
-    empty = result.empty | thin
-    return _Estimates(np.where(empty, 0.0, result.mean), np.where(empty, 0.0, result.variance), empty)
+            evidence, first, second = parts(nodes.drawn[at, None], _scales(nodes.expected[at]))
+            posterior = _Mixture(_normalised(evidence * share), first, second)
+            mean[at] = posterior.mean * deviation[at]
+            variance[at] = posterior.variance * nodes.variance[at]
+            if sanity is not None:
+                empty[at] = posterior.better_empty(deviation[at], sanity)
+    if sanity is not None:
+        empty |= (mean < THIN * nodes.area) & (mean > 2 * sanity) & ~nodes.inner & nodes.uneven
+    return _Estimates(np.where(empty, 0.0, mean), np.where(empty, 0.0, variance), empty)
 
 
 def _scales(expected: FloatArray) -> FloatArray:
