@@ -34,6 +34,8 @@ START, END = "2026-03-02T12:00:00Z", "2026-03-02T07:00"
 """An hour: its start in UTC, its end in the feed's zone."""
 QUANTUM = 0.01
 """Unit of the integers that OpenDP adds noise to, in km/h."""
+WHOLE_USER = 10**6
+"""What one user adds to all counts together, in the integers that OpenDP adds noise to."""
 
 Fixes = list[tuple[str, str, float]]
 """(user, cell, speed in km/h)."""
@@ -100,7 +102,8 @@ def _truth(fixes: Fixes) -> tuple[dict[str, float], dict[str, int]]:
     for user, cell, speed in fixes:
         speeds[cell].append(speed)
         users[cell].add(user)
-    return {cell: sum(some) / len(some) for cell, some in speeds.items()}, {c: len(who) for c, who in users.items()}
+    means = {cell: sum(measured) / len(measured) for cell, measured in speeds.items()}
+    return means, {cell: len(visitors) for cell, visitors in users.items()}
 
 
 def _hexveil(folder: str, *arguments: str) -> str:
@@ -129,25 +132,35 @@ def opendp_means(fixes: Fixes) -> dict[str, float]:
 
     dp.enable_features("contrib")
     cells = sorted({cell for _, cell, _ in fixes})
-    place = {cell: index for index, cell in enumerate(cells)}
+    sums, counts = _divided_over_cells(fixes)
     top = round(UPPER_BOUND / QUANTUM)
-    one = 10**6
+    space = dp.vector_domain(dp.atom_domain(T=int)), dp.l1_distance(T=int)
+    of_sums = dp.m.make_laplace(*space, scale=2 * top / EPSILON)
+    of_counts = dp.m.make_laplace(*space, scale=2 * WHOLE_USER / EPSILON)
+    noisy = zip(
+        cells, of_sums([sums[cell] for cell in cells]), of_counts([counts[cell] for cell in cells]), strict=True
+    )
+    return {cell: min(max(total * WHOLE_USER / max(count, 1), 0), top) * QUANTUM for cell, total, count in noisy}
+
+
+def _divided_over_cells(fixes: Fixes) -> tuple[Counter[str], Counter[str]]:
+    """By cell: Σ share × mean of its users in quanta, and Σ share in 1/WHOLE_USER, both rounded down user by user.
+
+    A user's share of a cell is that of their fixes there, over the :data:`CELLS_PER_USER` cells where they have most.
+    """
     by_user: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for user, cell, speed in fixes:
         by_user[user][cell].append(min(max(speed, 0.0), UPPER_BOUND))
-    sums, counts = [0] * len(cells), [0] * len(cells)
+    sums: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for visited in by_user.values():
         kept = sorted(visited, key=lambda cell: -len(visited[cell]))[:CELLS_PER_USER]
         fixes_kept = sum(len(visited[cell]) for cell in kept)
         for cell in kept:
             share = len(visited[cell]) / fixes_kept
-            sums[place[cell]] += math.floor(share * sum(visited[cell]) / len(visited[cell]) / QUANTUM)
-            counts[place[cell]] += math.floor(share * one)
-    space = dp.vector_domain(dp.atom_domain(T=int)), dp.l1_distance(T=int)
-    of_sums = dp.m.make_laplace(*space, scale=2 * top / EPSILON)
-    of_counts = dp.m.make_laplace(*space, scale=2 * one / EPSILON)
-    noisy = zip(cells, of_sums(sums), of_counts(counts), strict=True)
-    return {cell: min(max(total * one / max(count, 1), 0), top) * QUANTUM for cell, total, count in noisy}
+            sums[cell] += math.floor(share * sum(visited[cell]) / len(visited[cell]) / QUANTUM)
+            counts[cell] += math.floor(share * WHOLE_USER)
+    return sums, counts
 
 
 def pipeline_dp_means(fixes: Fixes) -> dict[str, float]:

@@ -7,7 +7,7 @@ verdicts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from bench.paper_sets import Grid, gaussian, population, thinned
 from bench.progress import shown
 from bench.recordings import absent
-from bench.spatial import path_of, recorded, tuning_queries
+from bench.spatial import Fit, path_of, private, recorded, tuning_queries
 from dpcore.budget import to_micro
 from dpcore.noise import Noise
 from dpcore.spatial import (
@@ -31,7 +31,6 @@ from dpcore.spatial import (
     QuadTree,
     Rectangles,
     SparseHierarchy,
-    SpatialMechanism,
     UniformGrid,
 )
 from dpcore.spatial.not_private import best_non_private, leaky
@@ -39,8 +38,6 @@ from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
 
 FloatArray = npt.NDArray[np.float64]
-Answers = Callable[[Rectangles], FloatArray]
-Fit = Callable[[Grid, Domain, int], Answers]
 
 STROKE = path_of("Stroke")
 AREAS = (0.01, 0.04, 0.09, 0.16, 0.25, 0.64)
@@ -98,11 +95,6 @@ def squares(side: int, share: float, number: int, seed: int) -> Rectangles:
     return Rectangles(x, x + length, y, y + length)
 
 
-def private(mechanism: SpatialMechanism) -> Fit:
-    """(counts, domain, µε) -> answers of one release."""
-    return lambda counts, domain, micro: mechanism.fit(counts, domain, micro, Noise()).answers
-
-
 def end_to_end(sizes: Sequence[int], side: int, shares: Sequence[float]) -> dict[str, Fit]:
     """[E]'s mechanism by the share of ε that chooses the size, its baselines, and ours."""
     queries = tuning_queries(side)
@@ -116,6 +108,39 @@ def end_to_end(sizes: Sequence[int], side: int, shares: Sequence[float]) -> dict
         "auto": private(Auto()),
         "sparse": private(SparseHierarchy(goal="relative")),
     }
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Families of ranges of one count grid, and their true answers."""
+
+    counts: Grid
+    queries: list[Rectangles]
+    truths: list[FloatArray]
+
+    @classmethod
+    def of(cls, counts: Grid, queries: list[Rectangles]) -> Questions:
+        return cls(counts, queries, [answer(image_of(counts), query) for query in queries])
+
+    def _answers(self, fit: Fit, epsilon: str) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """(Answers, truth) of each family, by one release."""
+        release = fit(self.counts, Domain.unit_cells(*self.counts.shape), to_micro(epsilon, round_up=False))
+        for query, truth in zip(self.queries, self.truths, strict=True):
+            yield release(query), truth
+
+    def relative_errors(self, fit: Fit, epsilon: str) -> list[FloatArray]:
+        """[E]: |error| / truth of each family's ranges that hold points, by one release."""
+        return [
+            np.abs(estimate - truth)[truth > 0] / truth[truth > 0] for estimate, truth in self._answers(fit, epsilon)
+        ]
+
+    def mean_errors(self, fit: Fit, epsilon: str) -> list[float]:
+        """[H]: mean of |error| / max(truth, 20) of each family in %, and the mean of those, by one release."""
+        means = [
+            100 * float(np.mean(np.abs(estimate - truth) / np.maximum(truth, SMOOTHING)))
+            for estimate, truth in self._answers(fit, epsilon)
+        ]
+        return [*means, float(np.mean(means))]
 
 
 def e2epriv_figures(sizes: Sizes) -> dict[str, Any]:
@@ -133,20 +158,13 @@ def e2epriv_figures(sizes: Sizes) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for name, (counts, candidates) in sets.items():
         side = len(counts)
-        domain = Domain.unit_cells(side, side)
-        queries = [squares(side, share, sizes.places, 10 + k) for k, share in enumerate(AREAS)]
-        truths = [answer(image_of(counts), query) for query in queries]
+        questions = Questions.of(counts, [squares(side, share, sizes.places, 10 + k) for k, share in enumerate(AREAS)])
         figures[name] = {epsilon: {} for epsilon in sizes.epsilons}
         for epsilon in sizes.epsilons:
-            micro = to_micro(epsilon, round_up=False)
             for label, fit in shown(end_to_end(candidates, side, sizes.shares).items(), f"{name}, ε = {epsilon}"):
-                errors: list[list[FloatArray]] = [[] for _ in AREAS]
-                for _ in range(sizes.repeats):
-                    answers = fit(counts, domain, micro)
-                    for k, (query, truth) in enumerate(zip(queries, truths, strict=True)):
-                        seen = truth > 0
-                        errors[k].append(np.abs(answers(query)[seen] - truth[seen]) / truth[seen])
-                figures[name][epsilon][label] = [round(100 * float(np.median(np.concatenate(e))), 2) for e in errors]
+                draws = [questions.relative_errors(fit, epsilon) for _ in range(sizes.repeats)]
+                of_areas = [np.concatenate(errors) for errors in zip(*draws, strict=True)]
+                figures[name][epsilon][label] = [round(100 * float(np.median(errors)), 2) for errors in of_areas]
     return figures
 
 
@@ -175,26 +193,16 @@ def htf_figures(sizes: Sizes) -> dict[str, Any]:
         "kdtree": private(KdTree()),
         "auto": private(Auto()),
     }
-    figures: dict[str, Any] = {}
-    domain = Domain.unit_cells(sizes.side, sizes.side)
-    parts = [squares(sizes.side, share, sizes.htf_queries, 20 + k) for k, share in enumerate((0.02, 0.06, 0.10))]
+    ranges = [squares(sizes.side, share, sizes.htf_queries, 20 + k) for k, share in enumerate((0.02, 0.06, 0.10))]
+    figures: dict[str, Any] = {name: {} for name in sets}
     for name, counts in sets.items():
-        truths = [answer(image_of(counts), query) for query in parts]
-        figures[name] = {}
+        questions = Questions.of(counts, ranges)
         for epsilon in ("0.1", "0.3", "0.5"):
-            micro = to_micro(epsilon, round_up=False)
-            found: dict[str, list[float]] = {}
+            by_mechanism: dict[str, list[float]] = {}
             for label, fit in shown(fits.items(), f"{name}, ε = {epsilon}"):
-                rows = []
-                for _ in range(sizes.htf_repeats):
-                    answers = fit(counts, domain, micro)
-                    row = [
-                        100 * float(np.mean(np.abs(answers(query) - truth) / np.maximum(truth, SMOOTHING)))
-                        for query, truth in zip(parts, truths, strict=True)
-                    ]
-                    rows.append([*row, float(np.mean(row))])
-                found[label] = np.mean(rows, axis=0).round(2).tolist()
-            figures[name][epsilon] = found
+                draws = [questions.mean_errors(fit, epsilon) for _ in range(sizes.htf_repeats)]
+                by_mechanism[label] = np.mean(draws, axis=0).round(2).tolist()
+            figures[name][epsilon] = by_mechanism
     return figures
 
 

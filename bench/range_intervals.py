@@ -22,7 +22,7 @@ from bench.recordings import absent, recordings
 from bench.spatial import GRIDS, mechanisms, path_of, tuning_queries
 from bench.spatial_tuning import path_of as path_of_day
 from dpcore.noise import Noise
-from dpcore.spatial import Domain, E2EPriv, Histogram, Rectangles, SparseHierarchy
+from dpcore.spatial import Domain, E2EPriv, Histogram, Rectangles, SparseHierarchy, SpatialMechanism
 from dpcore.spatial.euler import Euler, EulerHistogram
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
@@ -137,23 +137,27 @@ def chosen(ranges: Rectangles, truth: FloatArray, most: int) -> Rectangles:
 
 def tally(histogram: Histogram, ranges: Rectangles, truth: FloatArray) -> dict[str, list[tuple[int, int, float]]]:
     """Class -> (ranges, held, median width); nothing for a histogram without intervals."""
-    found = histogram.intervals(ranges)
-    if found is None:
+    intervals = histogram.intervals(ranges)
+    if intervals is None:
         return {}
-    held, width, result = found.hold(truth), found.high - found.low, {}
+    holds, width, tallies = intervals.hold(truth), intervals.high - intervals.low, {}
     for name, least, greatest in CLASSES:
         at = (truth >= least) & (truth <= greatest)
         if at.any():
-            result[name] = [(int(at.sum()), int(held[at].sum()), float(np.median(width[at])))]
-    return result
+            tallies[name] = [(int(at.sum()), int(holds[at].sum()), float(np.median(width[at])))]
+    return tallies
+
+
+def measured(cells: int) -> dict[str, SpatialMechanism]:
+    """The mechanisms that the service offers, on ``cells`` × ``cells``."""
+    offered = {name: mechanism for name, mechanism in mechanisms().items() if name in OFFERED}
+    sizes = tuple(cells >> k for k in range(cells.bit_length()))
+    return offered | {"sparse": SparseHierarchy(), "e2epriv": E2EPriv(sizes, tuning_queries(cells))}
 
 
 def measure(grids: list[Counts], epsilon: float, sizes: Sizes) -> dict[str, dict[str, list[tuple[int, int, float]]]]:
     """Mechanism -> class -> tallies over draws."""
-    cells = grids[0].shape[0]
-    all_of = {name: mechanism for name, mechanism in mechanisms().items() if name in OFFERED}
-    all_of["sparse"] = SparseHierarchy()
-    all_of["e2epriv"] = E2EPriv(tuple(cells >> k for k in range(cells.bit_length())), tuning_queries(cells))
+    all_of = measured(grids[0].shape[0])
     result: dict[str, dict[str, list[tuple[int, int, float]]]] = {}
     micro = round(epsilon * 1e6)
     for draw in range(sizes.draws):
@@ -199,9 +203,9 @@ def run(quick: bool) -> dict[str, Any]:
     table: dict[str, dict[str, Any]] = {}
     pooled: dict[str, dict[str, list[int]]] = {}
     for name, grids, epsilon in shown(cases, "intervals"):
-        found = measure(grids, epsilon, sizes)
+        by_mechanism = measure(grids, epsilon, sizes)
         rows: dict[str, dict[str, dict[str, float]]] = {}
-        for mechanism, classes in found.items():
+        for mechanism, classes in by_mechanism.items():
             for label, tallies in classes.items():
                 ranges, held = sum(row[0] for row in tallies), sum(row[1] for row in tallies)
                 width = float(np.median([row[2] for row in tallies]))

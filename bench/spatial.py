@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,11 @@ QUICK = Sizes(
 )
 
 
+Work = Callable[[], Any]
+Answers = Callable[[Rectangles], npt.NDArray[np.float64]]
+Fit = Callable[[npt.NDArray[np.int64], Domain, int], Answers]
+
+
 def tuning_queries(cells: int = 256, queries: int = 600, seed: int = 7) -> Rectangles:
     """Random rectangles for E2EPriv's choice: public, and none of the queries that are measured."""
     corners = np.random.default_rng(seed).integers(0, cells, (queries, 2, 2))
@@ -132,11 +138,11 @@ def path_of(grid: str) -> str:
 
 def recorded(grids: Sequence[str]) -> dict[str, npt.NDArray[np.int64]]:
     """The recorded count grids by name."""
-    found = {}
+    counts = {}
     for grid in grids:
         with np.load(recordings() / path_of(grid)) as archive:
-            found[grid] = archive["counts"].astype(np.int64)
-    return found
+            counts[grid] = archive["counts"].astype(np.int64)
+    return counts
 
 
 def errors(answers: npt.NDArray[np.float64], truth: npt.NDArray[np.float64], total: int) -> dict[str, float]:
@@ -164,20 +170,34 @@ def measure(sizes: Sizes) -> dict[str, Any]:
         for epsilon in sizes.epsilons:
             micro = to_micro(epsilon, round_up=True)
             for name, fit in shown(fits().items(), f"{grid}, ε = {epsilon}"):
-                figures: list[dict[str, float]] = []
-                for _ in range(sizes.trials_beside_peers if name in METRICS.values() else sizes.trials):
-                    start = time.process_time()
-                    answers = fit(counts, domain, micro)
-                    row = {"cpu_seconds": time.process_time() - start}
-                    for workload, queries in workloads.items():
-                        found = errors(answers(queries), truth[workload], int(counts.sum()))
-                        row |= {f"{workload}_{metric}": value for metric, value in found.items()}
-                    figures.append(row)
-                summary = {key: float(np.mean([row[key] for row in figures])) for key in figures[0]}
-                if len(figures) > 1:
-                    summary |= {f"{key}_error": standard_error([row[key] for row in figures]) for key in figures[0]}
-                result.setdefault(grid, {}).setdefault(epsilon, {})[name] = {"trials": len(figures), **summary}
+                trials = sizes.trials_beside_peers if name in METRICS.values() else sizes.trials
+                rows = [trial(partial(fit, counts, domain, micro), workloads, truth, counts) for _ in range(trials)]
+                result.setdefault(grid, {}).setdefault(epsilon, {})[name] = summary(rows)
     return result
+
+
+def trial(
+    release: Callable[[], Answers],
+    workloads: dict[str, Rectangles],
+    truth: dict[str, npt.NDArray[np.float64]],
+    counts: npt.NDArray[np.int64],
+) -> dict[str, float]:
+    """Time and errors of one release."""
+    start = time.process_time()
+    answers = release()
+    row = {"cpu_seconds": time.process_time() - start}
+    for workload, queries in workloads.items():
+        metrics = errors(answers(queries), truth[workload], int(counts.sum()))
+        row |= {f"{workload}_{metric}": value for metric, value in metrics.items()}
+    return row
+
+
+def summary(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Means over trials and, of two or more, their standard errors."""
+    means = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+    if len(rows) > 1:
+        means |= {f"{key}_error": standard_error([row[key] for row in rows]) for key in rows[0]}
+    return {"trials": len(rows), **means}
 
 
 def standard_error(values: list[float]) -> float:
@@ -185,16 +205,13 @@ def standard_error(values: list[float]) -> float:
     return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
-Work = Callable[[], Any]
-Answers = Callable[[Rectangles], npt.NDArray[np.float64]]
-Fit = Callable[[npt.NDArray[np.int64], Domain, int], Answers]
+def private(mechanism: SpatialMechanism) -> Fit:
+    """(counts, domain, µε) -> answers of one release."""
+    return lambda counts, domain, micro: mechanism.fit(counts, domain, micro, Noise()).answers
 
 
 def fits() -> dict[str, Fit]:
     """(counts, domain, µε) -> answers, by name; those that look at the data say so in theirs."""
-
-    def private(mechanism: SpatialMechanism) -> Fit:
-        return lambda counts, domain, micro: mechanism.fit(counts, domain, micro, Noise()).answers
 
     e2epriv = mechanisms()["e2epriv"]
     assert isinstance(e2epriv, E2EPriv)
@@ -208,16 +225,16 @@ def comparison(ours: dict[str, Any], peers: dict[str, Any]) -> list[dict[str, An
     """Our choice of each metric beside the best peer, one row per grid, ε, workload and metric."""
     rows = []
     for grid, by_epsilon in ours.items():
-        for epsilon, found in by_epsilon.items():
+        for epsilon, figures in by_epsilon.items():
             for workload in WORKLOADS:
                 for metric, name in METRICS.items():
                     key = f"{workload}_{metric}"
-                    held = {n: f[key] for n, f in peers[grid][epsilon].items() if key in f}
-                    peer = min(held, key=lambda n: held[n])
+                    of_peers = {n: f[key] for n, f in peers[grid][epsilon].items() if key in f}
+                    peer = min(of_peers, key=lambda n: of_peers[n])
                     row = {"grid": grid, "epsilon": epsilon, "workload": workload, "metric": metric, "ours": name}
-                    row |= {"value": found[name][key], "standard_error": found[name].get(f"{key}_error")}
-                    row |= {"peer": peer, "peer_value": held[peer]}
-                    rows.append(row | {"matches": found[name][key] <= held[peer]})
+                    row |= {"value": figures[name][key], "standard_error": figures[name].get(f"{key}_error")}
+                    row |= {"peer": peer, "peer_value": of_peers[peer]}
+                    rows.append(row | {"matches": figures[name][key] <= of_peers[peer]})
     return rows
 
 
@@ -225,18 +242,18 @@ def htf_claim(ours: dict[str, Any]) -> list[dict[str, Any]]:
     """Mean relative error of HTF beside the best of UG, AG, QuadTree and kd-tree, one row per grid, ε and workload."""
     rows = []
     for grid, by_epsilon in ours.items():
-        for epsilon, found in by_epsilon.items():
+        for epsilon, figures in by_epsilon.items():
             for workload in WORKLOADS:
                 key = f"{workload}_mre_percent"
-                best = min(SMALL_PEERS, key=lambda name: found[name][key])
+                best = min(SMALL_PEERS, key=lambda name: figures[name][key])
                 row = {
                     "grid": grid,
                     "epsilon": epsilon,
                     "workload": workload,
                     "best": best,
-                    "best_value": found[best][key],
+                    "best_value": figures[best][key],
                 }
-                rows.append(row | {name: found[name][key] for name in ("htf", "htf-relative", "htf-as-printed")})
+                rows.append(row | {name: figures[name][key] for name in ("htf", "htf-relative", "htf-as-printed")})
     return rows
 
 

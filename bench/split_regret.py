@@ -48,7 +48,6 @@ def chosen_regret(costs: IntArray, offsets: IntArray, choice: IntArray) -> float
 def table(counts: npt.NDArray[np.int64], margin: float, depths: int) -> list[dict[str, Any]]:
     """One row per depth: nodes, what the best cut saves, and the regret of each way to choose, along the best cuts."""
     image, ranked, noise = image_of(counts), RankedCells.of(counts), Noise()
-    sensitivity = split_sensitivity(1)
     boxes, rows = np.array([[0, counts.shape[0], 0, counts.shape[1]]]), []
     for depth in range(depths):
         area = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
@@ -58,25 +57,33 @@ def table(counts: npt.NDArray[np.int64], margin: float, depths: int) -> list[dic
         candidates = Candidates.of(boxes, depth % 2, margin)
         costs, offsets = split_costs(ranked, image, boxes, candidates), candidates.offsets
         best = np.array([int(np.argmin(costs[a:b])) for a, b in pairwise(offsets)])
-        least, greatest = (f.reduceat(costs, offsets[:-1]) for f in (np.minimum, np.maximum))
-        lines = candidates.k[offsets[:-1] + best]
-        number = np.diff(offsets) + 2 * candidates.first - 1
-        choices = {
-            "exponential": noise.exponential(costs, EPSILON_MICRO, 2 * sensitivity * MICRO, offsets=offsets),
-            "search": search(costs, offsets, EPSILON_MICRO, sensitivity, noise),
-            "random": noise.below(np.diff(offsets)),
-        }
-        rows.append(
-            {
-                "depth": depth,
-                "nodes": len(boxes),
-                "best_saves_percent": float(100 * ((greatest - least) / np.maximum(greatest, 1)).mean()),
-                "best_cut_off_rim_percent": float(100 * (np.minimum(lines, number - lines) / number).mean()),
-                **{name: chosen_regret(costs, offsets, choice) for name, choice in choices.items()},
-            }
-        )
+        saves = best_cut(costs, candidates, best)
+        rows.append({"depth": depth, "nodes": len(boxes), **saves, **regrets(costs, offsets, noise)})
         boxes, _ = candidates.cut(boxes, best)
     return rows
+
+
+def regrets(costs: IntArray, offsets: IntArray, noise: Noise) -> dict[str, float]:
+    """Regret of each way to choose."""
+    sensitivity = split_sensitivity(1)
+    choices = {
+        "exponential": noise.exponential(costs, EPSILON_MICRO, 2 * sensitivity * MICRO, offsets=offsets),
+        "search": search(costs, offsets, EPSILON_MICRO, sensitivity, noise),
+        "random": noise.below(np.diff(offsets)),
+    }
+    return {name: chosen_regret(costs, offsets, choice) for name, choice in choices.items()}
+
+
+def best_cut(costs: IntArray, candidates: Candidates, best: IntArray) -> dict[str, float]:
+    """What the best cut saves, in % of the worst one's cost, and how far it lies off the rim, in % of the side; means over nodes."""
+    offsets = candidates.offsets
+    least, greatest = (f.reduceat(costs, offsets[:-1]) for f in (np.minimum, np.maximum))
+    lines = candidates.k[offsets[:-1] + best]
+    number = np.diff(offsets) + 2 * candidates.first - 1
+    return {
+        "best_saves_percent": float(100 * ((greatest - least) / np.maximum(greatest, 1)).mean()),
+        "best_cut_off_rim_percent": float(100 * (np.minimum(lines, number - lines) / number).mean()),
+    }
 
 
 def run(quick: bool) -> dict[str, Any]:
