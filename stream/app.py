@@ -18,14 +18,13 @@ from faust.auth import SASLCredentials, SSLCredentials
 from faust.sensors.prometheus import setup_prometheus_sensors
 from faust.web import Request, Response, View
 from mode import Service
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from dpcore.relation import NeighbouringRelation
 from stream.awaiting import servers_answer
 from stream.config import Config
-from stream.config.servers import KafkaConfig
-from stream.connection import password, tls_context
+from stream.config.servers import KafkaConfig, redacted
+from stream.connection import kafka_password, tls_context
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.ingestion.reader import Ingestor
@@ -36,6 +35,7 @@ from stream.protocol.due_windows import ClosingOrder, DueWindows
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import make_producer
 from stream.server_version import require_supported
+from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys
 from stream.storage.lease import Lease
 from stream.storage.ledger import Ledger, LedgerError
@@ -64,7 +64,7 @@ class Ingesting(Service):
     async def on_start(self) -> None:
         """Connect, refuse to work with a lost ledger or a server that is too old, start reading."""
         worker = self._worker
-        server = require_supported(await worker.redis.info("server"), worker.config.redis.url)
+        server = require_supported(await worker.redis.info("server"), redacted(worker.config.redis.url))
         log.info("state and ledger", server=str(server))
         try:
             generation = await verify_ledger(worker.config, worker.redis)
@@ -185,7 +185,7 @@ class Worker:
         self.config = config
         self.metrics = OperatorMetrics()
         self.metrics.build_info.labels(_version()).set(1)
-        self.redis = Redis.from_url(config.redis.url)
+        self.redis = redis_client(config.redis)
         self.rows = RowStore(self.redis, config.feed.name)
         self.ledger = Ledger(self.redis, config.feed.name)
         self.store = ReleaseStore(self.redis, config.feed.name)
@@ -277,7 +277,7 @@ def _faust_credentials(kafka: KafkaConfig) -> SASLCredentials | SSLCredentials |
     context = tls_context(kafka) if kafka.encrypted else None
     if kafka.authenticated:
         return SASLCredentials(
-            username=kafka.username, password=password(kafka), mechanism=kafka.sasl_mechanism, ssl_context=context
+            username=kafka.username, password=kafka_password(kafka), mechanism=kafka.sasl_mechanism, ssl_context=context
         )
     return None if context is None else SSLCredentials(context)
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Coroutine
 import structlog
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
-from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from stream.config import Config
 from stream.config.servers import redacted
 from stream.connection import kafka_options
 from stream.messages.message import WINDOW
+from stream.storage.client import redis_client
 
 log = structlog.get_logger()
 
@@ -80,7 +80,7 @@ async def _until_it_answers(
 
 
 async def _ask_redis(config: Config) -> None:
-    redis = Redis.from_url(config.redis.url)
+    redis = redis_client(config.redis)
     try:
         await redis.ping()
     finally:

@@ -1,4 +1,4 @@
-"""How clients reach Kafka: address, encryption and credentials as configured, in the form that aiokafka wants."""
+"""How clients reach Kafka: address, encryption and credentials as configured; and how files of secrets are read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from aiokafka.helpers import create_ssl_context
 
 from stream.config import ConfigError
-from stream.config.servers import KafkaConfig
+from stream.config.servers import KafkaConfig, RedisConfig
 
 
 def kafka_options(kafka: KafkaConfig) -> dict[str, Any]:
@@ -21,37 +21,51 @@ def kafka_options(kafka: KafkaConfig) -> dict[str, Any]:
         options |= {
             "sasl_mechanism": kafka.sasl_mechanism,
             "sasl_plain_username": kafka.username,
-            "sasl_plain_password": password(kafka),
+            "sasl_plain_password": kafka_password(kafka),
         }
     return options
 
 
-def password(kafka: KafkaConfig) -> str:
-    """The first line of the password file; never kept in the configuration, so never shown with it."""
+def kafka_password(kafka: KafkaConfig) -> str:
+    """The password of ``kafka.username``; never kept in the configuration, so never shown with it."""
     assert kafka.password_file is not None
-    text = _read(kafka.password_file, "kafka.password_file").splitlines()
-    if not text or not text[0]:
-        raise ConfigError(f"kafka.password_file {kafka.password_file} is empty; write the password into its first line")
-    return text[0]
+    return first_line(kafka.password_file, "kafka.password_file")
 
 
 def tls_context(kafka: KafkaConfig) -> ssl.SSLContext:
     """Verifies the broker by ``ca_file`` (default: the system's authorities); shows a client certificate if there is one."""
-    for name in ("ca_file", "certificate_file", "key_file"):
-        path = getattr(kafka, name)
-        if path is not None:
-            _read(path, f"kafka.{name}")
+    files = tls_files(kafka, "kafka")
     try:
         context: ssl.SSLContext = create_ssl_context(
-            cafile=None if kafka.ca_file is None else str(kafka.ca_file),
-            certfile=None if kafka.certificate_file is None else str(kafka.certificate_file),
-            keyfile=None if kafka.key_file is None else str(kafka.key_file),
+            cafile=files["ca_file"], certfile=files["certificate_file"], keyfile=files["key_file"]
         )
     except ssl.SSLError as error:
-        raise ConfigError(
-            f"kafka: the TLS files cannot be used: {error}; give PEM files that belong together"
-        ) from None
+        raise unusable("kafka", error) from None
     return context
+
+
+def tls_files(section: KafkaConfig | RedisConfig, name: str) -> dict[str, str | None]:
+    """Paths of the TLS files of a section, by their keys. Raises :class:`ConfigError` where one cannot be read."""
+    files: dict[str, str | None] = {}
+    for key in ("ca_file", "certificate_file", "key_file"):
+        path: Path | None = getattr(section, key)
+        if path is not None:
+            _read(path, f"{name}.{key}")
+        files[key] = None if path is None else str(path)
+    return files
+
+
+def unusable(name: str, error: ssl.SSLError) -> ConfigError:
+    """The error to raise where the TLS files of section ``name`` do not fit together."""
+    return ConfigError(f"{name}: the TLS files cannot be used: {error}; give PEM files that belong together")
+
+
+def first_line(path: Path, key: str) -> str:
+    """What a file of a secret holds; ``key`` names it in messages. Raises :class:`ConfigError`."""
+    lines = _read(path, key).splitlines()
+    if not lines or not lines[0]:
+        raise ConfigError(f"{key} {path} is empty; write the password into its first line")
+    return lines[0]
 
 
 def _read(path: Path, key: str) -> str:

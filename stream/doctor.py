@@ -22,6 +22,7 @@ from stream.messages.message import OUTPUT_TOPICS, WINDOW
 from stream.messages.topics import topic_plans
 from stream.protocol.ledger_check import verify_ledger
 from stream.server_version import NEEDED, REMEDY, ServerVersion
+from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore, StateError
 from stream.windows import CLOCK_MARGIN_US, utc_text
@@ -49,7 +50,7 @@ class Finding:
 
 async def examine(config: Config) -> list[Finding]:
     """Every check, in order; a server that does not answer fails its checks and skips those that need it."""
-    redis = Redis.from_url(config.redis.url)
+    redis = redis_client(config.redis)
     try:
         findings = [_user_key(config), *await _redis(config, redis), *await _kafka(config)]
         if all(finding.ok for finding in findings):
@@ -185,7 +186,7 @@ async def _broker_clock(config: Config) -> Finding:
     check, remedy = "broker clock", "synchronise the clocks of brokers and Redis (NTP)"
     if config.window.lateness != "append-time":
         return Finding(check, True, "not asked: window.lateness is 'event-time'")
-    async with Redis.from_url(config.redis.url) as redis:
+    async with redis_client(config.redis) as redis:
         ahead_ms = await RowStore(redis, config.feed.name).now_us() // 1000 + CLOCK_MARGIN_US // 1000
     consumer = AIOKafkaConsumer(**kafka_options(config.kafka), enable_auto_commit=False)
     await consumer.start()

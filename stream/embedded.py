@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from dpcore.noise import Noise
@@ -34,6 +33,7 @@ from stream.protocol.release_protocol import ReleaseProtocol
 from stream.sources.delivery import Pacer, Progress, deliver
 from stream.sources.messages import Messages
 from stream.statistics.plan import PlanError
+from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore
 
@@ -137,7 +137,7 @@ async def run_embedded(
     """
     decoder = Decoder(ageless(config), load_user_key(config.privacy.user_key_file))
     context, parent = multiprocessing.get_context("spawn"), multiprocessing.current_process().pid or 0
-    async with Redis.from_url(config.redis.url) as redis:
+    async with redis_client(config.redis) as redis:
         await claim_feed(config, redis, decoder.key_fingerprint, user_identity(config.feed))
         feed = EmbeddedFeed(config, RowStore(redis, config.feed.name), decoder, report, start_us)
         # Closing is arithmetic of seconds: apart from the event loop, as in the worker.
@@ -176,7 +176,7 @@ def close_to_file(config: Config, slot: int, out: Path) -> str | None:
 
 
 async def _close(config: Config, slot: int, out: Path) -> None:
-    async with Redis.from_url(config.redis.url) as redis:
+    async with redis_client(config.redis) as redis:
         name = config.feed.name
         with out.open("a", encoding="utf-8") as lines:
             rows, ledger, publisher = RowStore(redis, name), Ledger(redis, name), LinePublisher(lines)

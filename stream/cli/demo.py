@@ -12,7 +12,6 @@ from zoneinfo import ZoneInfo
 
 import typer
 from aiokafka.errors import KafkaError
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from rich.console import Console
 from rich.live import Live
@@ -33,6 +32,7 @@ from stream.config import Config
 from stream.embedded import EmbeddedError
 from stream.local import LocalServerError, tail
 from stream.sources.lines import RecordingError
+from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
 
 _REFRESH_SECONDS = 0.25
@@ -138,7 +138,7 @@ async def _watch(running: Demo, releases: Releases, seconds: float | None) -> st
 
 
 async def _ledger_text(config: Config) -> str:
-    async with Redis.from_url(config.redis.url) as redis:
+    async with redis_client(config.redis) as redis:
         ledger = Ledger(redis, config.feed.name)
         totals = [(period, *await ledger.total(period)) for period in await ledger.periods()]
     lines = [f"  {period}: ε {from_micro(micro):.6f} charged in all, {users} users" for period, users, micro in totals]

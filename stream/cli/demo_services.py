@@ -17,7 +17,6 @@ from zoneinfo import ZoneInfo
 
 import typer
 from aiokafka import AIOKafkaConsumer
-from redis.asyncio import Redis
 
 from dpcore.relation import NeighbouringRelation
 from stream.cli.demo_view import Releases
@@ -42,6 +41,7 @@ from stream.sources.delivery import Pacer, Progress
 from stream.sources.messages import Messages
 from stream.sources.replay import Replay
 from stream.sources.simulate import Simulation, simulate
+from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger
 
 _IDLE_TIMEOUT = "8s"
@@ -202,7 +202,7 @@ def start_embedded(stack: ExitStack, setup: Setup) -> Demo:
 
 async def _start_ledger(config: Config) -> None:
     """A ledger for whatever time the demo shows: its servers are new and end with it, so there is no other."""
-    async with Redis.from_url(config.redis.url) as redis:
+    async with redis_client(config.redis) as redis:
         await Ledger(redis, config.feed.name).start_generation(birth=0)
 
 

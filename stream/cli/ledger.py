@@ -10,18 +10,18 @@ from typing import Annotated
 from zoneinfo import ZoneInfo
 
 import typer
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from stream.cli.options import FAILED, UNREACHABLE, USAGE, AsJson, ConfigFile, choose_config, read_config, stop
 from stream.config import Config
 from stream.config.servers import redacted
+from stream.storage.client import redis_client
 
 
 async def _totals(config: Config) -> dict[str, dict[str, float]]:
     from stream.storage.ledger import Ledger
 
-    redis = Redis.from_url(config.redis.url)
+    redis = redis_client(config.redis)
     try:
         ledger = Ledger(redis, config.feed.name)
         await ledger.kept_under(config.ledger_policy)
@@ -51,7 +51,7 @@ async def _adopt(config: Config, since: int) -> int:
     from stream.protocol.ledger_check import verify_ledger
     from stream.storage.ledger import Ledger
 
-    redis = Redis.from_url(config.redis.url)
+    redis = redis_client(config.redis)
     try:
         await verify_ledger(config, redis)
         return await Ledger(redis, config.feed.name).adopt(since)

@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
         """Run one worker until SIGTERM; start more of them with the same configuration to share the load."""
         settings = read_service_config(config, load_to_release)
         from aiokafka.errors import KafkaError
-        from redis.exceptions import RedisError
+        from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
         from stream.app import run_worker
         from stream.awaiting import TopicMissingError
@@ -32,11 +32,13 @@ def register(app: typer.Typer) -> None:
         from stream.connection import kafka_options
         from stream.ingestion.pseudonyms import UserKeyError
         from stream.server_version import ServerVersionError
+        from stream.storage.client import redis_client
         from stream.storage.ledger import LedgerError
         from stream.storage.row_store import StateError
 
         try:
             kafka_options(settings.kafka)
+            redis_client(settings.redis)
         except ConfigError as error:
             stop_service(str(error), USAGE)
         port_is_free("operator", settings.operator)
@@ -46,5 +48,11 @@ def register(app: typer.Typer) -> None:
             stop_service(str(error), USAGE)
         except (LedgerError, ServerVersionError, StateError, TopicMissingError) as error:
             stop_service(str(error), FAILED)
+        except (AuthenticationError, NoPermissionError) as error:
+            stop_service(
+                f"Redis refuses this user: {error}; correct redis.username and redis.password_file, or grant the rights that "
+                "docs/security.md lists",
+                FAILED,
+            )
         except (OSError, RedisError, KafkaError) as error:
             stop_service(f"a server does not answer: {error}; run 'hexveil doctor'", UNREACHABLE)

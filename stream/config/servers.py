@@ -40,6 +40,11 @@ def _redis_address(url: str) -> str:
     return url
 
 
+def _both_or_neither(certificate_file: Path | None, key_file: Path | None) -> None:
+    if (certificate_file is None) != (key_file is None):
+        raise ValueError("certificate_file and key_file go together; give both or neither")
+
+
 class KafkaConfig(Section):
     """Brokers, consumer group, and how to prove who we are to them."""
 
@@ -80,19 +85,44 @@ class KafkaConfig(Section):
             )
         if not self.encrypted and (self.ca_file or self.certificate_file or self.key_file):
             raise ValueError(f"security_protocol {self.security_protocol} uses no TLS files; set it to SSL or SASL_SSL")
-        if (self.certificate_file is None) != (self.key_file is None):
-            raise ValueError("certificate_file and key_file go together; give both or neither")
+        _both_or_neither(self.certificate_file, self.key_file)
         return self
 
 
 class RedisConfig(Section):
-    """State and ledger store."""
+    """State and ledger store, and how to prove who we are to it."""
 
     url: Annotated[str, AfterValidator(_redis_address)] = Field(
         default="redis://127.0.0.1:6379/0",
         pattern=r"^(redis|rediss|unix)://",
         description="an address like 'redis://127.0.0.1:6379/0', 'rediss://redis.example:6380/0' or 'unix:///run/redis.sock'",
     )
+    username: str | None = Field(default=None, min_length=1)
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether connections use TLS."""
+        return self.url.startswith("rediss://")
+
+    @model_validator(mode="after")
+    def _credentials_fit_the_address(self) -> Self:
+        parts = urlsplit(self.url)
+        in_url = parts.username is not None or parts.password is not None or "password=" in parts.query
+        if in_url and (self.username is not None or self.password_file is not None):
+            raise ValueError(
+                "url holds credentials, and so do username and password_file; take them out of the url, which "
+                "whoever lists the processes' environment can read"
+            )
+        if self.username is not None and self.password_file is None:
+            raise ValueError(f"username {self.username} has no password_file; name the file that holds its password")
+        if not self.encrypted and (self.ca_file or self.certificate_file or self.key_file):
+            raise ValueError(f"{redacted(self.url)!r} uses no TLS files; begin it with rediss://")
+        _both_or_neither(self.certificate_file, self.key_file)
+        return self
 
     @property
     def addresses(self) -> list[Address]:

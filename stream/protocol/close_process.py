@@ -19,6 +19,7 @@ from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.statistics.plan import PlanError
+from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore
 
@@ -70,7 +71,7 @@ def forget_everything() -> None:
 async def close_windows(config: Config, slots: list[int]) -> list[CloseReport]:
     """:func:`close_in_process` on a running event loop."""
     known = _known.setdefault((config.kafka.bootstrap, config.feed.name), Known())
-    redis = Redis.from_url(config.redis.url)
+    redis = redis_client(config.redis)
     ledger = Ledger(redis, config.feed.name)
     ledger.committed = known.committed
     check = LedgerCheck(config, redis, ledger, known)

@@ -1,0 +1,45 @@
+"""How processes inside the trust boundary reach Redis: address, encryption and credentials as configured."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from redis.asyncio import Redis
+
+from stream.config.servers import RedisConfig
+from stream.connection import first_line, tls_files, unusable
+
+
+def redis_client(redis: RedisConfig) -> Redis:
+    """A client that connects when it is first used. Raises :class:`ConfigError` for a file that cannot be used.
+
+    Over ``rediss://`` it verifies the server's certificate and name by ``ca_file`` (default: the system's authorities), and
+    shows its own certificate if it has one.
+    """
+    # Naming the client library needs a right of its own, and that exists since Redis 7.2 only.
+    options: dict[str, Any] = {"driver_info": None}
+    if redis.encrypted:
+        files = tls_files(redis, "redis")
+        try:
+            # The client would meet a useless file only when it connects, and take that for a server that is away.
+            context = ssl.create_default_context(cafile=files["ca_file"])
+            if files["certificate_file"] is not None:
+                context.load_cert_chain(files["certificate_file"], files["key_file"])
+        except ssl.SSLError as error:
+            raise unusable("redis", error) from None
+        options |= {
+            "ssl_cert_reqs": "required",
+            "ssl_check_hostname": True,
+            "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+            "ssl_ca_certs": files["ca_file"],
+            "ssl_certfile": files["certificate_file"],
+            "ssl_keyfile": files["key_file"],
+        }
+    if redis.password_file is not None:
+        options |= {
+            "username": redis.username,
+            "password": first_line(redis.password_file, "redis.password_file"),
+        }
+    client: Redis = Redis.from_url(redis.url, **options)
+    return client

@@ -1,0 +1,316 @@
+"""Redis with users, rights and TLS: each process has what the documents grant, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+import trustme
+
+from stream.config import ConfigError
+from stream.local import LOOPBACK, REPO_ROOT, end_process, find_redis, free_port, spawn
+from stream.messages.message import WINDOW
+from stream.messages.topics import create_topics
+from stream.storage.client import redis_client
+from stream.storage.keys import FeedKeys
+from tests.support import shipped
+from tests.support.builders import bus_config
+from tests.support.redis_servers import pytest_generate_tests  # noqa: F401 - each test on both servers
+from tests.support.topics_reader import read_all
+
+PASSWORDS = {"worker": "w-secret", "operator": "o-secret"}
+LUA = REPO_ROOT / "stream" / "storage"
+
+
+def granted() -> dict[str, set[str]]:
+    """The commands that docs/security.md grants to each user."""
+    return {
+        name: {word[1:] for word in words.split() if word.startswith("+")}
+        for name, words in re.findall(r"^user (worker|operator) (.*)$", documented(), re.MULTILINE)
+    }
+
+
+def documented() -> str:
+    """The block of docs/security.md that goes into Redis's ACL file."""
+    page = (REPO_ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    return re.search(r"```text\n(user default off\n.*?)```", page, re.DOTALL)[1]
+
+
+def acl_file(feed: str) -> str:
+    """The documented rights, for ``feed`` and with passwords; the last user is the test's own."""
+    lines = []
+    for line in documented().replace("{bus}", f"{{{feed}}}").splitlines():
+        name = line.split()[1]
+        digest = hashlib.sha256(PASSWORDS.get(name, "").encode()).hexdigest()
+        lines.append(line.replace("#SHA256", f"#{digest}"))
+    return "\n".join([*lines, "user tester on >t-secret ~* &* +@all", ""])
+
+
+class Guarded:
+    """A Redis that asks everybody who they are."""
+
+    def __init__(self, folder: Path, binary: str, feed: str, *settings: str, scheme: str = "redis") -> None:
+        self.folder, self.feed, self.scheme, self.port = folder, feed, scheme, free_port()
+        folder.mkdir(exist_ok=True)
+        (folder / "users.acl").write_text(acl_file(feed))
+        port = ["--port", "0", "--tls-port", str(self.port)] if scheme == "rediss" else ["--port", str(self.port)]
+        kept = ["--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction", "--save", ""]
+        command = [binary, "--bind", LOOPBACK, *port, "--dir", str(folder), "--aclfile", str(folder / "users.acl")]
+        self.process = spawn([*command, *kept, *settings], folder / "log")
+
+    def url(self) -> str:
+        return f"{self.scheme}://{LOOPBACK}:{self.port}/0"
+
+    def password_file(self, name: str) -> Path:
+        file = self.folder / f"{name}.password"
+        file.write_text(PASSWORDS[name] + "\n")
+        return file
+
+    def environment(self, name: str, **more: str) -> dict[str, str]:
+        """Of a process that is ``name`` to this server."""
+        ours = {
+            "HEXVEIL_REDIS__URL": self.url(),
+            "HEXVEIL_REDIS__USERNAME": name,
+            "HEXVEIL_REDIS__PASSWORD_FILE": str(self.password_file(name)),
+        }
+        return os.environ | {"PYTHONPATH": str(REPO_ROOT)} | ours | more
+
+    def tester(self, **options: object) -> redis.Redis:
+        return redis.Redis.from_url(self.url(), username="tester", password="t-secret", **options)
+
+    def wait(self, **options: object) -> None:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                self.tester(**options).ping()
+                return
+            except redis.ConnectionError:
+                assert time.monotonic() < deadline, (self.folder / "log").read_text()[-2000:]
+                time.sleep(0.05)
+
+
+@pytest.fixture
+def guarded(redis_binary: str | None, tmp_path: Path, topic_name: str) -> Iterator[Guarded]:
+    server = Guarded(tmp_path / "redis", redis_binary or find_redis(), topic_name)
+    try:
+        server.wait()
+        yield server
+    finally:
+        end_process(server.process, 10)
+
+
+async def test_worker_and_operator_do_their_work_with_the_documented_rights_and_nothing_else_is_open(
+    guarded: Guarded, kafka: str, topic_name: str, tmp_path: Path
+) -> None:
+    feed = {
+        "HEXVEIL_FEED__NAME": topic_name,
+        "HEXVEIL_FEED__TOPIC": topic_name,
+        "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
+        "HEXVEIL_KAFKA__GROUP": topic_name,
+        "HEXVEIL_PRIVACY__USER_KEY_FILE": str(tmp_path / "user.key"),
+        "HEXVEIL_OPERATOR__PORT": str(free_port()),
+        "HEXVEIL_WINDOW__LATENESS": "event-time",
+        "HEXVEIL_WINDOW__IDLE_TIMEOUT": "2s",
+        "HEXVEIL_CONFIG": str(shipped.BUS),
+    }
+    await create_topics(bus_config(tmp_path, **{"feed.topic": topic_name, "kafka.bootstrap": kafka}))
+    recording = tmp_path / "hour.ndjson"
+    events = [
+        {"user": f"bus{k}", "time": 1_490_097_600_000 + 60_000 * k, "lat": 30.2, "lng": -97.7, "speed": 20.0 + k}
+        for k in range(20)
+    ]
+    recording.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+    async def hexveil(name: str, *arguments: str, code: int = 0) -> str:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "stream", *arguments],
+            env=guarded.environment(name, **feed),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        assert PASSWORDS[name] not in done.stdout + done.stderr
+        return done.stdout
+
+    adopted = await hexveil("operator", "ledger", "adopt", "--since", "2017-03-21", "--no-other-ledger")
+    assert adopted is not None
+    await hexveil("worker", "replay", str(recording), "--format", "canonical")
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "stream", "worker"],
+        env=guarded.environment("worker", **feed),
+        cwd=tmp_path,
+        stderr=(tmp_path / "worker.log").open("w"),
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while not await read_all(kafka, topic_name, [WINDOW]):
+            assert time.monotonic() < deadline, (tmp_path / "worker.log").read_text()[-3000:]
+            await asyncio.sleep(0.3)
+        with redis.Redis.from_url(guarded.url(), username="worker", password=PASSWORDS["worker"]) as client:
+            for refused in (
+                ["GET", FeedKeys("other").generation],
+                ["SET", FeedKeys("other").generation, "forged"],
+                ["FLUSHALL"],
+                ["KEYS", "*"],
+                ["SCAN", "0"],
+                ["CONFIG", "SET", "appendonly", "no"],
+                ["ACL", "SETUSER", "worker", "+@all"],
+                ["SHUTDOWN"],
+                ["REPLICAOF", LOOPBACK, "1"],
+                ["EVAL", "return redis.call('FLUSHALL')", "0"],
+            ):
+                with pytest.raises((redis.exceptions.NoPermissionError, redis.exceptions.ResponseError)):
+                    client.execute_command(*refused)
+    finally:
+        worker.terminate()
+        worker.wait(30)
+    shown = json.loads(await hexveil("operator", "ledger", "show", "--json"))
+    assert next(iter(shown.values()))["users"] == 20
+    findings = json.loads(await hexveil("operator", "doctor", "--json"))
+    assert all(finding["ok"] for finding in findings), findings
+    tester = guarded.tester()
+    denied = [entry for entry in tester.acl_log() if entry["username"] != "worker"]
+    assert not denied, denied
+    with pytest.raises(redis.exceptions.AuthenticationError):
+        redis.Redis.from_url(guarded.url()).ping()
+
+
+def test_every_command_that_the_sources_send_is_granted_and_no_other() -> None:
+    text = "\n".join(file.read_text() for file in [*LUA.rglob("*.lua"), *LUA.rglob("*.py")])
+    sent = {name.lower() for name in re.findall(r"redis\.p?call\('(\w+)'", text)}
+    python = re.findall(r"(?:_?redis|pipe|both|client)\.(\w+)\(", text)
+    words = {
+        "register_script": "evalsha",
+        "delete": "del",
+        "hscan_iter": "hscan",
+        "scan_iter": "scan",
+        "pipeline": "multi",
+    }
+    not_commands = {"aclose", "call", "error_reply", "pcall", "execute", "from_url", "sha1hex"}
+    sent |= {words.get(name, name) for name in python if name not in not_commands}
+    beyond = {"ping", "info", "script|load", "exec", "evalsha", "eval", "multi", "time"}
+    rights = granted()
+    assert sent - {"scan", "hscan"} <= rights["worker"], sent - rights["worker"]
+    assert rights["worker"] <= sent | beyond, rights["worker"] - sent - beyond
+    assert rights["operator"] == rights["worker"] | {"scan", "hscan", "config|get"}
+
+
+def test_over_tls_the_server_is_verified_and_the_client_shows_its_certificate(tmp_path: Path, topic_name: str) -> None:
+    binary = shutil.which("redis-server")  # the embedded server is built without TLS
+    if binary is None:
+        pytest.skip("no redis-server on PATH; Debian: apt-get install redis-server")
+    authority, foreign = trustme.CA(), trustme.CA()
+    issued, ours = authority.issue_cert(LOOPBACK), authority.issue_cert("worker.example")
+    for name, blobs in (
+        ("ca.pem", [authority.cert_pem]),
+        ("foreign.pem", [foreign.cert_pem]),
+        ("server.pem", issued.cert_chain_pems),
+        ("server.key", [issued.private_key_pem]),
+        ("worker.pem", ours.cert_chain_pems),
+        ("worker.key", [ours.private_key_pem]),
+    ):
+        (tmp_path / name).write_bytes(b"".join(blob.bytes() for blob in blobs))
+
+    def at(name: str) -> str:
+        return str(tmp_path / name)
+
+    tls = ["--tls-cert-file", at("server.pem"), "--tls-key-file", at("server.key"), "--tls-ca-cert-file", at("ca.pem")]
+    server = Guarded(tmp_path / "redis", binary, topic_name, *tls, scheme="rediss")
+    files = {"ca_file": at("ca.pem"), "certificate_file": at("worker.pem"), "key_file": at("worker.key")}
+
+    async def ping(url: str = server.url(), **changed: str | None) -> bool:
+        given = {**files, "username": "worker", "password_file": str(server.password_file("worker")), **changed}
+        overrides = {f"redis.{key}": value for key, value in given.items() if value is not None}
+        async with redis_client(bus_config(tmp_path, **{"redis.url": url, **overrides}).redis) as client:
+            return bool(await client.ping())
+
+    try:
+        server.wait(ssl_ca_certs=at("ca.pem"), ssl_certfile=at("worker.pem"), ssl_keyfile=at("worker.key"))
+        assert asyncio.run(ping())
+        for changed, why in (
+            ({"ca_file": at("foreign.pem")}, "CERTIFICATE_VERIFY_FAILED"),
+            ({"ca_file": None}, "CERTIFICATE_VERIFY_FAILED"),
+            ({"url": server.url().replace(LOOPBACK, "localhost")}, "Hostname mismatch"),
+        ):
+            with pytest.raises(redis.exceptions.ConnectionError, match=why):
+                asyncio.run(ping(**changed))
+        with pytest.raises(redis.exceptions.ConnectionError):
+            asyncio.run(ping(certificate_file=None, key_file=None))
+        with pytest.raises(redis.exceptions.ConnectionError):
+            asyncio.run(
+                ping(server.url().replace("rediss", "redis"), ca_file=None, certificate_file=None, key_file=None)
+            )
+        wrong = tmp_path / "wrong"
+        wrong.write_text("guess\n")
+        with pytest.raises(redis.exceptions.AuthenticationError):
+            asyncio.run(ping(password_file=str(wrong)))
+    finally:
+        end_process(server.process, 10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"redis.username": "worker"}, "has no password_file"),
+        ({"redis.url": "redis://:secret@h:1/0", "redis.password_file": "x"}, "url holds credentials"),
+        ({"redis.url": "redis://h:1/0?password=secret", "redis.password_file": "x"}, "url holds credentials"),
+        ({"redis.ca_file": "ca.pem"}, "begin it with rediss://"),
+        ({"redis.url": "rediss://h:1/0", "redis.key_file": "k.pem"}, "go together"),
+    ],
+)
+def test_credentials_that_do_not_fit_the_address_are_refused_without_being_shown(
+    tmp_path: Path, settings: dict[str, str], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why) as refused:
+        bus_config(tmp_path, **settings)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["password_file", "ca_file", "certificate_file"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"])
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, key: str, content: bytes | None) -> None:
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+    given = {"redis.url": "rediss://127.0.0.1:1/0", f"redis.{key}": str(file)}
+    if key == "certificate_file":
+        given["redis.key_file"] = str(file)
+    with pytest.raises(ConfigError, match="redis"):
+        redis_client(bus_config(tmp_path, **given).redis)
+
+
+def test_a_worker_that_redis_refuses_says_so_and_ends(guarded: Guarded, kafka: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong").write_text("guess\n")
+    environment = guarded.environment(
+        "worker",
+        HEXVEIL_CONFIG=str(shipped.BUS),
+        HEXVEIL_KAFKA__BOOTSTRAP=kafka,
+        HEXVEIL_OPERATOR__PORT=str(free_port()),
+        HEXVEIL_REDIS__PASSWORD_FILE=str(tmp_path / "wrong"),
+        HEXVEIL_PRIVACY__USER_KEY_FILE=str(tmp_path / "user.key"),
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "stream", "worker"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "Redis refuses" in done.stderr
+    assert "password_file" in done.stderr
+    assert "guess" not in done.stderr
