@@ -114,13 +114,13 @@ class RedisConfig(Section):
         in_url = parts.username is not None or parts.password is not None or "password=" in parts.query
         if in_url and (self.username is not None or self.password_file is not None):
             raise ValueError(
-                "url holds credentials, and so do username and password_file; take them out of the url, which "
+                "url holds credentials, and so do username and password_file; remove them from the url, which "
                 "whoever lists the processes' environment can read"
             )
         if self.username is not None and self.password_file is None:
             raise ValueError(f"username {self.username} has no password_file; name the file that holds its password")
         if not self.encrypted and (self.ca_file or self.certificate_file or self.key_file):
-            raise ValueError(f"{redacted(self.url)!r} uses no TLS files; begin it with rediss://")
+            raise ValueError(f"{redacted(self.url)!r} uses no TLS files; write an address that begins with rediss://")
         _both_or_neither(self.certificate_file, self.key_file)
         return self
 

@@ -44,7 +44,7 @@ def granted() -> dict[str, set[str]]:
 def documented() -> str:
     """The block of docs/security.md that goes into Redis's ACL file."""
     page = (REPO_ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-    return re.search(r"```text\n(user default off\n.*?)```", page, re.DOTALL)[1]
+    return re.search(r"```\n(user default off\n.*?)```", page, re.DOTALL)[1]
 
 
 def acl_file(feed: str) -> str:
@@ -267,7 +267,7 @@ def test_over_tls_the_server_is_verified_and_the_client_shows_its_certificate(tm
         ({"redis.username": "worker"}, "has no password_file"),
         ({"redis.url": "redis://:secret@h:1/0", "redis.password_file": "x"}, "url holds credentials"),
         ({"redis.url": "redis://h:1/0?password=secret", "redis.password_file": "x"}, "url holds credentials"),
-        ({"redis.ca_file": "ca.pem"}, "begin it with rediss://"),
+        ({"redis.ca_file": "ca.pem"}, "begins with rediss://"),
         ({"redis.url": "rediss://h:1/0", "redis.key_file": "k.pem"}, "go together"),
     ],
 )
