@@ -265,15 +265,6 @@ def _fill_slack(
     return numerator
 
 
-def _ascend(
-    matrix: sparse.csr_matrix, transposed: sparse.csr_matrix, weight: FloatArray, price: FloatArray, steps: int
-) -> tuple[FloatArray, int]:
-    """``steps`` multiplicative dual steps: price ← price·loss²."""
-    for _ in range(steps):
-        price = price * (transposed @ np.sqrt(weight / (matrix @ price))) ** _EXPONENT
-    return price, steps
-
-
 @dataclass(frozen=True)
 class _Solution:
     """Float scales that obey every constraint up to rounding, the dual bound, and the prices that prove it."""
@@ -294,48 +285,90 @@ _NEGLIGIBLE = 1e-9
 """Share of the total price below which a slack user is left out of the restricted program."""
 
 
-def _solve(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max_iterations: int) -> _Solution:
-    """Multiplicative dual ascent on x = 1/b, first over all users, then over the few that bind.
+@dataclass(frozen=True)
+class _Program:
+    """Minimise Σ w_r/x_r subject to Σ_r (Δ[r,l]/β_l)·x_r ≤ 1: ``matrix`` rows × users of Δ/β, its transpose, ``weight`` w.
 
-    With prices y, x_r = √(w_r / Σ_l y_l Δ[r,l]) minimises the Lagrangian; the best multiple of y gives the lower bound
-    (Σ √(w·Δy))² / Σ βy. Dividing x_r by the largest loss/β among the users of row r makes any x feasible.
+    At prices y the Lagrangian is least at x_r = √(w_r / Σ_l y_l Δ[r,l]/β_l).
     """
-    rows = np.flatnonzero(np.diff(sensitivities.row_start))
-    if not len(rows):
-        return _Solution(np.zeros(sensitivities.n_rows), 0.0, 0, np.zeros(sensitivities.n_users))
-    shape = (sensitivities.n_rows, sensitivities.n_users)
-    entries = (sensitivities.delta.astype(np.float64), (sensitivities.row, sensitivities.user))
-    # Allowances scaled to 1: every user's constraint reads Σ (Δ/β)·x ≤ 1.
-    matrix = sparse.csr_matrix(entries, shape=shape)[rows] @ sparse.diags(1 / beta)
-    weight = sensitivities.weight[rows]
-    transposed = matrix.T.tocsr()
-    price = np.asarray(matrix.sum(axis=0)).ravel()
-    price *= weight.sum() / max(price.sum(), np.finfo(float).tiny)
-    price, _ = _ascend(matrix, transposed, weight, price, _WARM_UP)
-    iterations = _WARM_UP
-    best, bound = np.full(len(rows), np.inf), 0.0
-    best_price = price
-    objective = np.inf
-    while True:
-        pressed = matrix @ price
-        x = np.sqrt(weight / pressed)
-        loss = transposed @ x
-        lower = float(np.sqrt(weight * pressed).sum() ** 2 / price.sum())
-        if lower > bound:
-            bound, best_price = lower, price * (np.sqrt(weight * pressed).sum() / price.sum()) ** 2
-        scales = np.maximum.reduceat(loss[matrix.indices], matrix.indptr[:-1]) / x
-        if float(weight @ scales) < objective:
-            objective, best = float(weight @ scales), scales
-        if objective <= bound * (1 + tolerance) or iterations >= max_iterations:
-            break
+
+    matrix: sparse.csr_matrix
+    transposed: sparse.csr_matrix
+    weight: FloatArray
+
+    @classmethod
+    def of(cls, sensitivities: Sensitivities, rows: IntArray, beta: FloatArray) -> _Program:
+        """The program of those ``rows`` that somebody can move; ``beta``: allowances as epsilon, (L,)."""
+        shape = (sensitivities.n_rows, sensitivities.n_users)
+        entries = (sensitivities.delta.astype(np.float64), (sensitivities.row, sensitivities.user))
+        matrix = sparse.csr_matrix(entries, shape=shape)[rows] @ sparse.diags(1 / beta)
+        return cls(matrix, matrix.T.tocsr(), sensitivities.weight[rows])
+
+    def first_prices(self) -> FloatArray:
+        """Prices (L,) in proportion to what each user moves, of the magnitude of the optimal ones."""
+        price = np.asarray(self.matrix.sum(axis=0)).ravel()
+        price *= self.weight.sum() / max(price.sum(), np.finfo(float).tiny)
+        return price
+
+    def ascend(self, price: FloatArray, steps: int) -> FloatArray:
+        """``steps`` multiplicative dual steps: price ← price·loss²."""
+        for _ in range(steps):
+            price = price * (self.transposed @ np.sqrt(self.weight / (self.matrix @ price))) ** _EXPONENT
+        return price
+
+    def ascend_binding(self, price: FloatArray, loss: FloatArray, steps: int) -> FloatArray:
+        """The same steps over those users alone whose constraint can bind: a price that counts, or too large a loss."""
         kept = np.flatnonzero((price > _NEGLIGIBLE * price.sum()) | (loss > 1))
+        part = self.transposed[kept]
         # A newly binding user starts at a price that can grow; one without any price could not.
         seed = np.maximum(price[kept], _NEGLIGIBLE * price.sum())
-        part = transposed[kept]
-        seed, done = _ascend(part.T.tocsr(), part, weight, seed, min(_INNER, max_iterations - iterations))
-        iterations += done
-        price = np.zeros(len(price))
-        price[kept] = seed
-    full = np.zeros(sensitivities.n_rows)
-    full[rows] = best
-    return _Solution(full, bound, iterations, best_price / beta)
+        raised = np.zeros(len(price))
+        raised[kept] = _Program(part.T.tocsr(), part, self.weight).ascend(seed, steps)
+        return raised
+
+    def at(self, price: FloatArray) -> _Point:
+        """What these prices prove and yield."""
+        pressed = self.matrix @ price
+        x = np.sqrt(self.weight / pressed)
+        loss = self.transposed @ x
+        root = np.sqrt(self.weight * pressed).sum()
+        # x divided by the largest loss among the users of its row is feasible.
+        scales = np.maximum.reduceat(loss[self.matrix.indices], self.matrix.indptr[:-1]) / x
+        bound = float(root**2 / price.sum())
+        return _Point(loss, scales, float(self.weight @ scales), bound, price * (root / price.sum()) ** 2)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """At some prices: the ``loss``/β of every user (L,); feasible ``scales`` 1/x and their ``objective``; the lower ``bound``
+    of the optimum (Σ √(w·Δy))² / Σ βy, which the best multiple of the prices gives, and that multiple, ``prices`` (L,).
+    """
+
+    loss: FloatArray
+    scales: FloatArray
+    objective: float
+    bound: float
+    prices: FloatArray
+
+
+def _solve(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max_iterations: int) -> _Solution:
+    """Multiplicative dual ascent on x = 1/b, first over all users, then over the few whose constraint can bind, until the
+    best scales are within ``tolerance`` of the best bound. Boyd and Vandenberghe, *Convex Optimization*, chapter 5.
+    """
+    rows = np.flatnonzero(np.diff(sensitivities.row_start))
+    scales = np.zeros(sensitivities.n_rows)
+    if not len(rows):
+        return _Solution(scales, 0.0, 0, np.zeros(sensitivities.n_users))
+    program = _Program.of(sensitivities, rows, beta)
+    price = program.ascend(program.first_prices(), _WARM_UP)
+    iterations = _WARM_UP
+    cheapest = tightest = point = program.at(price)
+    while cheapest.objective > tightest.bound * (1 + tolerance) and iterations < max_iterations:
+        steps = min(_INNER, max_iterations - iterations)
+        price = program.ascend_binding(price, point.loss, steps)
+        iterations += steps
+        point = program.at(price)
+        cheapest = point if point.objective < cheapest.objective else cheapest
+        tightest = point if point.bound > tightest.bound else tightest
+    scales[rows] = cheapest.scales
+    return _Solution(scales, tightest.bound, iterations, tightest.prices / beta)

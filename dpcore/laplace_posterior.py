@@ -46,6 +46,19 @@ def laplace_posterior(covariance: FloatArray, observed: FloatArray, scales: Floa
 
     Scales >= 0 and finite. Post-processing: reads released values only. Raises :class:`ParameterError`.
     """
+    _check(covariance, observed, scales)
+    scale = np.maximum(scales, FINEST_SCALE * np.sqrt(np.diag(covariance)))
+    precision = 1 / (2 * np.square(scale))
+    current = _Approximation.of(covariance, precision, observed * precision)
+    for sweep in range(MOST_SWEEPS):
+        before, current = current, _refined(covariance, current, observed, scale, _DAMPING if sweep else 1.0)
+        if np.all(np.abs(current.mean - before.mean) <= TOLERANCE * np.sqrt(current.variance)):
+            break
+    log_evidence = _log_evidence(current, observed, scale)
+    return LaplacePosterior(current.mean, current.variance, log_evidence, current.precision, current.shift)
+
+
+def _check(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> None:
     n = len(observed)
     if covariance.shape != (n, n) or scales.shape != (n,):
         raise ParameterError(f"{n} observations need {n} scales and a covariance of shape ({n}, {n})")
@@ -54,34 +67,62 @@ def laplace_posterior(covariance: FloatArray, observed: FloatArray, scales: Floa
             f"observations {observed[~np.isfinite(observed)][:3]} or scales {scales[~(scales >= 0) | ~np.isfinite(scales)][:3]} "
             "are not finite or below 0; leave such cells out"
         )
-    prior = np.diag(covariance)
-    if np.any(prior <= 0):
+    if np.any(np.diag(covariance) <= 0):
         raise ParameterError("every quantity needs a prior variance above 0")
-    scale = np.maximum(scales, FINEST_SCALE * np.sqrt(prior))
-    precision = 1 / (2 * np.square(scale))
-    shift = observed * precision
-    mean, variance, log_volume = _gaussian_posterior(covariance, precision, shift)
-    for sweep in range(MOST_SWEEPS):
-        cavity_mean, cavity_precision = _cavity(mean, variance, precision, shift, prior)
-        log_mass, tilted_mean, tilted_variance = _tilted(cavity_mean, 1 / cavity_precision, observed, scale)
-        # Laplace noise is log-concave, so no observation widens what is known; rounding must not either.
-        floor = 1e-9 / np.square(scale)
-        damping = _DAMPING if sweep else 1.0
-        wanted = np.maximum(1 / tilted_variance - cavity_precision, floor)
-        wanted_shift = tilted_mean * (wanted + cavity_precision) - cavity_mean * cavity_precision
-        precision = (1 - damping) * precision + damping * wanted
-        shift = (1 - damping) * shift + damping * wanted_shift
-        before = mean
-        mean, variance, log_volume = _gaussian_posterior(covariance, precision, shift)
-        if np.all(np.abs(mean - before) <= TOLERANCE * np.sqrt(variance)):
-            break
-    cavity_mean, cavity_precision = _cavity(mean, variance, precision, shift, prior)
-    log_mass, _, _ = _tilted(cavity_mean, 1 / cavity_precision, observed, scale)
-    both = cavity_precision + precision
-    quadratic = cavity_mean**2 * cavity_precision * precision - 2 * cavity_mean * cavity_precision * shift - shift**2
-    log_evidence = log_mass + 0.5 * np.log(both / cavity_precision) + 0.5 * quadratic / both
-    total = float(log_evidence.sum()) + 0.5 * float(shift @ mean) - log_volume
-    return LaplacePosterior(mean, variance, total, precision, shift)
+
+
+@dataclass(frozen=True)
+class _Approximation:
+    """The posterior while each observation counts as a Gaussian site of ``precision`` and mean ``shift``/``precision``, (n,):
+    its ``mean`` and ``variance`` (n,), the ``prior`` variance (n,), and ½ log |I + covariance·precision|.
+    """
+
+    prior: FloatArray
+    precision: FloatArray
+    shift: FloatArray
+    mean: FloatArray
+    variance: FloatArray
+    log_volume: float
+
+    @classmethod
+    def of(cls, covariance: FloatArray, precision: FloatArray, shift: FloatArray) -> _Approximation:
+        """The posterior of these sites."""
+        posterior = _gaussian_posterior(covariance, precision, shift)
+        return cls(np.diag(covariance), precision, shift, *posterior)
+
+    def cavity(self) -> tuple[FloatArray, FloatArray]:
+        """(Mean, precision) without each quantity's own site; the others never make it less certain than its prior."""
+        rest = np.maximum(1 / self.variance - self.precision, 1 / self.prior)
+        return (self.mean / self.variance - self.shift) / rest, rest
+
+
+def _refined(
+    covariance: FloatArray, current: _Approximation, observed: FloatArray, scale: FloatArray, damping: float
+) -> _Approximation:
+    """One sweep: every site moves by the share ``damping`` to the Gaussian with the mean and variance that its Laplace
+    likelihood gives beside all the others.
+    """
+    mean, precision = current.cavity()
+    _, tilted_mean, tilted_variance = _tilted(mean, 1 / precision, observed, scale)
+    # Laplace noise is log-concave, so no observation widens what is known; rounding must not either.
+    wanted = np.maximum(1 / tilted_variance - precision, 1e-9 / np.square(scale))
+    wanted_shift = tilted_mean * (wanted + precision) - mean * precision
+    return _Approximation.of(
+        covariance,
+        (1 - damping) * current.precision + damping * wanted,
+        (1 - damping) * current.shift + damping * wanted_shift,
+    )
+
+
+def _log_evidence(current: _Approximation, observed: FloatArray, scale: FloatArray) -> float:
+    """Natural logarithm of EP's approximation of the density of the observations. Source: Rasmussen and Williams, (3.65)."""
+    mean, rest = current.cavity()
+    precision, shift = current.precision, current.shift
+    log_mass, _, _ = _tilted(mean, 1 / rest, observed, scale)
+    both = rest + precision
+    quadratic = mean**2 * rest * precision - 2 * mean * rest * shift - shift**2
+    log_evidence = log_mass + 0.5 * np.log(both / rest) + 0.5 * quadratic / both
+    return float(log_evidence.sum()) + 0.5 * float(shift @ current.mean) - current.log_volume
 
 
 def _gaussian_posterior(
@@ -96,30 +137,27 @@ def _gaussian_posterior(
     return mean, np.maximum(variance, 1e-12 * np.diag(covariance)), float(np.log(np.diag(factor)).sum())
 
 
-def _cavity(
-    mean: FloatArray, variance: FloatArray, precision: FloatArray, shift: FloatArray, prior: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """(Mean, precision) without each one's own site; others never make a quantity less certain than its prior."""
-    rest = np.maximum(1 / variance - precision, 1 / prior)
-    return (mean / variance - shift) / rest, rest
-
-
 def _tilted(
     mean: FloatArray, variance: FloatArray, observed: FloatArray, scale: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(Log mass, mean, variance) of N(mean, variance) times the Laplace density, a mixture of two truncated normals."""
+    """(Log mass, mean, variance) of N(mean, variance) times the Laplace density: a mixture of two normals, one for
+    quantities above what was ``observed`` and one for those below.
+    """
     sd, offset = np.sqrt(variance), mean - observed
-    right, left = (offset - variance / scale) / sd, (offset + variance / scale) / sd
-    log_right = special.log_ndtr(right) - offset / scale
-    log_left = special.log_ndtr(-left) + offset / scale
-    top = np.logaddexp(log_right, log_left)
-    share = np.exp(log_right - top)
-    slope_right = np.sqrt(2 / np.pi) / special.erfcx(-right / np.sqrt(2))
-    slope_left = np.sqrt(2 / np.pi) / special.erfcx(left / np.sqrt(2))
-    mean_right, mean_left = sd * (right + slope_right), sd * (left - slope_left)
-    variance_right = variance * (1 - slope_right * (slope_right + right))
-    variance_left = variance * (1 - slope_left * (slope_left - left))
-    tilted = share * mean_right + (1 - share) * mean_left
-    spread = share * variance_right + (1 - share) * variance_left + share * (1 - share) * (mean_right - mean_left) ** 2
+    log_above, above, above_variance = _truncated((offset - variance / scale) / sd)
+    log_below, below, below_variance = _truncated(-(offset + variance / scale) / sd)
+    log_above, log_below = log_above - offset / scale, log_below + offset / scale
+    top = np.logaddexp(log_above, log_below)
+    share = np.exp(log_above - top)
+    mean_above, mean_below = sd * above, -(sd * below)
+    tilted = share * mean_above + (1 - share) * mean_below
+    spread = share * (variance * above_variance) + (1 - share) * (variance * below_variance)
+    spread = spread + share * (1 - share) * (mean_above - mean_below) ** 2
     log_mass = top + variance / (2 * np.square(scale)) - np.log(2 * scale)
     return log_mass, observed + tilted, np.maximum(spread, 1e-12 * variance)
+
+
+def _truncated(mean: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(Log mass, mean, variance) of a normal variable of this mean and variance 1 where it is above 0, (n,) each."""
+    hazard = np.sqrt(2 / np.pi) / special.erfcx(-mean / np.sqrt(2))
+    return special.log_ndtr(mean), mean + hazard, 1 - hazard * (hazard + mean)

@@ -147,27 +147,38 @@ def consistent_leaves(
     ``root`` (C,) and ``root_variance`` (C,): 0 where the total is known. Two passes: up, each node is weighed against
     the sum of its children by precision; down, the residual is distributed over the children by their variances.
     """
-    cells, real = len(root), tree.real_nodes()
-    estimate = [np.asarray(level, dtype=np.float64) for level in levels]
-    spread = []
-    for i, level in enumerate(estimate):
-        known = np.zeros(level.shape)
-        known[:, : real[i]] = variances[:, i : i + 1]
-        spread.append(known)
-    for i in range(tree.height - 2, -1, -1):
-        below = tree.factors[i + 1]
-        total = estimate[i + 1].reshape(cells, -1, below).sum(axis=2)
-        slack = spread[i + 1].reshape(cells, -1, below).sum(axis=2)
-        estimate[i], spread[i] = _weighed(estimate[i], spread[i], total, slack)
+    estimate, spread = _from_below(tree, levels, variances)
     top, _ = _weighed(root, root_variance, estimate[0].sum(axis=1), spread[0].sum(axis=1))
     above = top[:, None]
-    for i, n in enumerate(tree.factors):
-        children, slack = estimate[i].reshape(cells, -1, n), spread[i].reshape(cells, -1, n)
-        total = slack.sum(axis=2, keepdims=True)
-        share = np.divide(slack, total, out=np.zeros_like(slack), where=total > 0)
-        residual = above[:, :, None] - children.sum(axis=2, keepdims=True)
-        above = (children + residual * share).reshape(cells, -1)
+    for children, slack in zip(estimate, spread, strict=True):
+        above = _distributed(above, children, slack)
     return above[:, : tree.bins]
+
+
+def _from_below(
+    tree: LevelTree, levels: Sequence[FloatArray], variances: FloatArray
+) -> tuple[list[FloatArray], list[FloatArray]]:
+    """Best estimate of every node from its own count and those below it, and its variance: one array (C, nodes) a level."""
+    estimate, spread = [], []
+    for i, (level, real) in enumerate(zip(levels, tree.real_nodes(), strict=True)):
+        estimate.append(np.asarray(level, dtype=np.float64))
+        spread.append(np.zeros(level.shape))
+        spread[i][:, :real] = variances[:, i : i + 1]
+    for i in range(tree.height - 2, -1, -1):
+        shape = len(variances), -1, tree.factors[i + 1]
+        total, slack = estimate[i + 1].reshape(shape).sum(axis=2), spread[i + 1].reshape(shape).sum(axis=2)
+        estimate[i], spread[i] = _weighed(estimate[i], spread[i], total, slack)
+    return estimate, spread
+
+
+def _distributed(above: FloatArray, children: FloatArray, slack: FloatArray) -> FloatArray:
+    """``children`` (C, nodes) moved in proportion to their variances ``slack`` so that they add up to the level ``above``."""
+    shape = *above.shape, -1
+    children, slack = children.reshape(shape), slack.reshape(shape)
+    total = slack.sum(axis=2, keepdims=True)
+    share = np.divide(slack, total, out=np.zeros_like(slack), where=total > 0)
+    residual = above[:, :, None] - children.sum(axis=2, keepdims=True)
+    return np.asarray((children + residual * share).reshape(len(above), -1))
 
 
 def _weighed(y: FloatArray, v: FloatArray, z: FloatArray, w: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -14,6 +14,7 @@ from scipy import optimize
 from dpcore import allocation as module
 from dpcore.allocation import (
     Sensitivities,
+    _Program,
     allocate,
     exact_charges,
     stack,
@@ -122,6 +123,25 @@ def reference(matrix: np.ndarray, weight: np.ndarray, beta: np.ndarray) -> float
         if found.success:
             best = min(best, float(found.fun) * unit)
     return best
+
+
+def test_any_prices_bound_the_optimum_from_below_and_their_scales_reach_it_from_above():
+    """Twelve random programs at ten random prices each; a restricted step keeps the bound and the scales on their sides."""
+    rng = np.random.default_rng(9)
+    for _ in range(12):
+        matrix = rng.integers(0, 30, (3, 6))
+        matrix[:, 0] = 1 + matrix[:, 0]
+        beta, weight = rng.uniform(0.5, 3, 6), rng.uniform(1, 5, 3)
+        program = _Program.of(from_dense(matrix, weight), np.arange(3), beta)
+        optimum = reference(matrix, weight, beta)
+        price = rng.random(6)
+        for _ in range(10):
+            point = program.at(price)
+            assert point.bound <= optimum * (1 + 1e-6)
+            assert point.objective >= optimum * (1 - 1e-6)
+            assert np.all((matrix / point.scales[:, None]).sum(axis=0) <= beta * (1 + 1e-9)), "the scales are feasible"
+            assert program.at(point.prices).bound == pytest.approx(point.bound), "the bound knows the best multiple"
+            price = program.ascend_binding(price, point.loss, 3)
 
 
 def test_reaches_the_optimum_of_an_independent_solver():

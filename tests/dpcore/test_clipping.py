@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dpcore.clipping import _scan, choose_clipping
+from dpcore.clipping import _capped, _cheapest, choose_clipping
 from dpcore.contributions import Counts
 from dpcore.errors import ParameterError
 from dpcore.mean import Mean
@@ -45,7 +45,8 @@ def test_each_family_is_searched_exactly(by_price):
         counts = random_counts(rng, users=5, cells=3)
         price = rng.random(len(counts.samples))
         total = counts.by_cell(counts.samples)
-        kept, cost = _scan(counts, total, counts.samples, price, 0.3, 1, by_price=by_price)
+        arguments = counts, total, price, 0.3
+        kept, cost = _cheapest(*arguments, 1) if by_price else _capped(*arguments)
         for g in range(counts.n_cells):
             part = slice(counts.cell_start[g], counts.cell_start[g + 1])
             m, y = counts.samples[part], price[part]
