@@ -29,8 +29,6 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 _MANY_PAIRS = 200_000
-_FEW_LIMITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Cells per user that the suppression sweep tries in a very large window."""
 
 
 def plan_values(
@@ -155,7 +153,6 @@ def _suppressed(part: Counts, config: Config) -> IntArray:
         config.privacy.epsilon_micro,
         statistics=[name for name in STATISTICS if name in config.speed.statistics] or ["mean"],
         min_users=config.speed.min_users,
-        limits=_FEW_LIMITS if len(part.samples) > _MANY_PAIRS else None,
     ).samples
 
 
