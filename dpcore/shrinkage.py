@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from dpcore.laplace_posterior import laplace_posterior
 from dpcore.model_averaging import ModelAverage
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 EARTH_KM = 6371.0
 """Mean radius of the Earth in km."""
@@ -38,6 +40,8 @@ EFFECT_SHARES = (0.04, 0.1)
 """Candidate standard deviations of the effect of one standard deviation of a covariate, as shares of U."""
 MOST_INFORMATIVE = 600
 """Cells that inform the field; in a larger area the noisiest ones are only predicted."""
+_BLOCK = 1024
+"""Cells predicted at a time, so that memory grows with the cells and not with their square."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def local_kilometres(latitude: FloatArray, longitude: FloatArray) -> FloatArray:
 def shrink(
     means: FloatArray,
     scales: FloatArray,
-    events: npt.NDArray[np.int64],
+    events: IntArray,
     *,
     upper: float,
     positions_km: FloatArray | None = None,
@@ -73,16 +77,11 @@ def shrink(
 
     ``events``: public counts n (C,). ``positions_km``: (C, 2), without it the field has no neighbours. ``covariates``:
     (C, k) public columns, each standardised here. ``baseline``: (C,) public first guess, in the unit of U. Infinite
-    scales are allowed: nothing was released there, predict. Raises :class:`ParameterError`.
+    scales are allowed: nothing was released there, predict. Time and memory grow in step with C: at most
+    :data:`MOST_INFORMATIVE` cells inform the others. Raises :class:`ParameterError`.
     """
     C = len(means)
-    if not len(scales) == len(events) == C or np.any(scales < 0) or np.any(events < 1) or not upper > 0:
-        raise ParameterError("need one mean, one scale >= 0 and one count >= 1 per cell, and upper > 0")
-    if np.any(np.isfinite(scales) & ~np.isfinite(means)):
-        first = int(np.flatnonzero(np.isfinite(scales) & ~np.isfinite(means))[0])
-        raise ParameterError(
-            f"the released mean of cell {first} is {means[first]}; give unreleased cells an infinite scale"
-        )
+    _validate(means, scales, events, upper)
     if not C:
         empty = np.zeros(0)
         return Shrunken(empty, empty, empty, empty)
@@ -90,40 +89,141 @@ def shrink(
     informative = informative[np.isfinite(scales[informative])]
     level = LEVEL_SHARE if baseline is None else BASELINE_SHARE
     guess = np.full(C, upper / 2) if baseline is None else baseline
-    effect = _effect_kernel(covariates, events, C)
-    near = np.eye(C) if positions_km is None else np.exp(-_distances(positions_km) / LENGTH_KM)
-    residual, scale = (means - guess)[informative], scales[informative]
-    logs, estimates, spreads, widest = [], [], [], []
-    for slope, field, event in itertools.product(
-        EFFECT_SHARES if covariates is not None else (0.0,), FIELD_SHARES, EVENT_SHARES
-    ):
-        kernel = upper**2 * (level**2 + slope**2 * effect + field**2 * near)
-        kernel[np.diag_indices(C)] += upper**2 * (event**2 / (events + (event / QUIET_SHARE) ** 2) + 1e-9)
-        found = laplace_posterior(kernel[np.ix_(informative, informative)], residual, scale)
-        known, root = kernel[informative], np.sqrt(found.site_precision)
-        factor = linalg.cholesky(np.eye(len(root)) + root[:, None] * known[:, informative] * root, lower=True)
-        gain = linalg.solve_triangular(factor, root[:, None] * known, lower=True)
-        logs.append(found.log_evidence)
-        estimates.append(guess + gain.T @ linalg.solve_triangular(factor, found.site_shift / root, lower=True))
-        spreads.append(np.diag(kernel) - np.einsum("ij,ij->j", gain, gain))
-        widest.append(event == max(EVENT_SHARES))
-    averaged = ModelAverage.of(logs, estimates, spreads, widest)
+    prior = _Prior(upper, level, events, _standardised(covariates, events), positions_km)
+    candidates = [
+        _Candidate(*shares)
+        for shares in itertools.product(EFFECT_SHARES if covariates is not None else (0.0,), FIELD_SHARES, EVENT_SHARES)
+    ]
+    posteriors = _posteriors(prior, candidates, informative, (means - guess)[informative], scales[informative])
+    values, variances = _predictions(prior, candidates, informative, posteriors)
+    averaged = ModelAverage.of(
+        [posterior.log_evidence for posterior in posteriors],
+        list(guess + values),
+        list(variances),
+        [candidate.event == max(EVENT_SHARES) for candidate in candidates],
+    )
     value, low, high = averaged.interval(upper)
     return Shrunken(value, low, high, averaged.standard_error)
 
 
-def _effect_kernel(covariates: FloatArray | None, events: npt.NDArray[np.int64], cells: int) -> FloatArray:
-    """Covariance (C, C) of linear effects of sd 1 on the columns, standardised with the events as weights."""
+class _Candidate(NamedTuple):
+    """One member of the grid: standard deviations of an effect, of the field and of one event, as shares of U."""
+
+    slope: float
+    field: float
+    event: float
+
+
+@dataclass(frozen=True)
+class _Prior:
+    """What the covariance of the C cells is made of. ``effects``: (C, k) standardised covariates; ``positions``: (C, 2) in
+    km, or None for a field without neighbours.
+    """
+
+    upper: float
+    level: float
+    events: IntArray
+    effects: FloatArray
+    positions: FloatArray | None
+
+    def relations(self, rows: IntArray, columns: IntArray) -> _Relations:
+        """What two cells share under every candidate, shape (rows, columns) each."""
+        same = rows[:, None] == columns[None, :]
+        near = same.astype(np.float64)
+        if self.positions is not None:
+            near = np.exp(-_distances(self.positions[rows], self.positions[columns]) / LENGTH_KM)
+        return _Relations(self.effects[rows] @ self.effects[columns].T, near, same)
+
+    def covariance(self, relations: _Relations, columns: IntArray, candidate: _Candidate) -> FloatArray:
+        """Prior covariance of the cells of ``relations`` under one candidate, in U²; its columns are ``columns``."""
+        slope, field, _ = candidate
+        shared = self.level**2 + slope**2 * relations.effect + field**2 * relations.near
+        return np.asarray(self.upper**2 * (shared + relations.same * self._alone(columns, candidate)))
+
+    def variance(self, cells: IntArray, candidate: _Candidate) -> FloatArray:
+        """The diagonal of :meth:`covariance`, shape (cells,)."""
+        slope, field, _ = candidate
+        effect = np.square(self.effects[cells]).sum(axis=1)
+        shared = self.level**2 + slope**2 * effect + field**2 + self._alone(cells, candidate)
+        return np.asarray(self.upper**2 * shared)
+
+    def _alone(self, cells: IntArray, candidate: _Candidate) -> FloatArray:
+        """Variance of a cell that no other shares: what sampling n events leaves."""
+        event = candidate.event
+        return np.asarray(event**2 / (self.events[cells] + (event / QUIET_SHARE) ** 2) + 1e-9)
+
+
+class _Relations(NamedTuple):
+    """Of pairs of cells: product of their covariates, correlation of the field, whether they are one cell."""
+
+    effect: FloatArray
+    near: FloatArray
+    same: npt.NDArray[np.bool_]
+
+
+class _Posterior(NamedTuple):
+    """Of one candidate, what predicts any cell: √ of the sites' precisions, a Cholesky factor, the weighed shifts."""
+
+    log_evidence: float
+    root: FloatArray
+    factor: FloatArray
+    weighed: FloatArray
+
+
+def _posteriors(
+    prior: _Prior, candidates: list[_Candidate], informative: IntArray, residual: FloatArray, scale: FloatArray
+) -> list[_Posterior]:
+    """The posterior of the informative cells under every candidate."""
+    relations, posteriors = prior.relations(informative, informative), []
+    for candidate in candidates:
+        kernel = prior.covariance(relations, informative, candidate)
+        sites = laplace_posterior(kernel, residual, scale)
+        root = np.sqrt(sites.site_precision)
+        factor = linalg.cholesky(np.eye(len(root)) + root[:, None] * kernel * root, lower=True)
+        weighed = linalg.solve_triangular(factor, sites.site_shift / root, lower=True)
+        posteriors.append(_Posterior(sites.log_evidence, root, factor, weighed))
+    return posteriors
+
+
+def _predictions(
+    prior: _Prior, candidates: list[_Candidate], informative: IntArray, posteriors: list[_Posterior]
+) -> tuple[FloatArray, FloatArray]:
+    """(Mean beside the first guess, variance) of every cell under every candidate, shape (candidates, C) each."""
+    shape = len(candidates), len(prior.events)
+    values, variances = np.zeros(shape), np.zeros(shape)
+    for start in range(0, shape[1], _BLOCK):
+        cells = np.arange(start, min(start + _BLOCK, shape[1]))
+        relations = prior.relations(informative, cells)
+        for i, (candidate, posterior) in enumerate(zip(candidates, posteriors, strict=True)):
+            known = prior.covariance(relations, cells, candidate)
+            gain = linalg.solve_triangular(posterior.factor, posterior.root[:, None] * known, lower=True)
+            values[i, cells] = gain.T @ posterior.weighed
+            variances[i, cells] = prior.variance(cells, candidate) - np.einsum("ij,ij->j", gain, gain)
+    return values, variances
+
+
+def _validate(means: FloatArray, scales: FloatArray, events: IntArray, upper: float) -> None:
+    if not len(scales) == len(events) == len(means) or np.any(scales < 0) or np.any(events < 1) or not upper > 0:
+        raise ParameterError("need one mean, one scale >= 0 and one count >= 1 per cell, and upper > 0")
+    unusable = np.flatnonzero(np.isfinite(scales) & ~np.isfinite(means))
+    if len(unusable):
+        raise ParameterError(
+            f"the released mean of cell {unusable[0]} is {means[unusable[0]]}; give unreleased cells an infinite scale"
+        )
+
+
+def _standardised(covariates: FloatArray | None, events: IntArray) -> FloatArray:
+    """Columns of mean 0 and standard deviation 1 with the events as weights; constant ones are left out."""
+    cells = len(events)
     if covariates is None:
-        return np.zeros((cells, cells))
+        return np.zeros((cells, 0))
     if covariates.ndim != 2 or len(covariates) != cells or not np.all(np.isfinite(covariates)):
         raise ParameterError(f"covariates must be finite columns of {cells} cells")
     centred = covariates - np.average(covariates, axis=0, weights=events)
     spread = np.sqrt(np.average(np.square(centred), axis=0, weights=events))
-    unit = centred[:, spread > 0] / spread[spread > 0]
-    return np.asarray(unit @ unit.T)
+    return np.asarray(centred[:, spread > 0] / spread[spread > 0])
 
 
-def _distances(positions: FloatArray) -> FloatArray:
-    """Euclidean distances in km (the exponential correlation needs no square), shape (C, C)."""
-    return np.asarray(np.sqrt(np.square(positions[:, None, :] - positions[None, :, :]).sum(axis=2)))
+def _distances(here: FloatArray, there: FloatArray) -> FloatArray:
+    """Euclidean distances in km (the exponential correlation needs no square), shape (here, there)."""
+    return np.asarray(np.sqrt(np.square(here[:, None, :] - there[None, :, :]).sum(axis=2)))

@@ -20,8 +20,10 @@ IntArray = npt.NDArray[np.int64]
 
 MAX_CORNERS = 64
 """Corners of one region: footprints look at every pair."""
-MAX_DENSITY_FIXES = 1024
-"""Fixes of one user whose density is compared; of more, this many evenly spaced ones."""
+MAX_DENSITY_FIXES = 256
+"""Fixes of one user whose density is compared, each with each; of more, this many evenly spaced ones."""
+_PAIRS_AT_ONCE = 2**20
+"""Pairs of fixes whose densities are computed together."""
 _SHRINK_MARGIN = 1 - 1e-9
 _FLAT = 1e-9
 """Regions thinner than this many cells are degenerate: one face."""
@@ -133,16 +135,33 @@ def extract_regions(user: IntArray, x: FloatArray, y: FloatArray, *, nearest: in
     points = np.column_stack([x, y]).astype(np.float64)[order]
     if not np.isfinite(points).all():
         raise RegionError("fixes hold NaN or infinite coordinates; reject them before")
-    users, first = np.unique(user[order], return_index=True)
-    corners: list[npt.ArrayLike] = []
-    for own in np.split(points, first[1:]) if len(users) else []:
-        step = -(-len(own) // MAX_DENSITY_FIXES)
-        sample = own[::step]
-        squared = ((sample[:, None, :] - sample[None, :, :]) ** 2).sum(axis=2)
-        mode = sample[np.argmax(np.exp(-squared / (2 * bandwidth**2)).sum(axis=1))]
-        distance = ((own - mode) ** 2).sum(axis=1)
-        corners.append(own[np.argsort(distance, kind="stable")[:nearest]])
-    return Regions.of_polygons(corners, users)
+    users, first, fixes = np.unique(user[order], return_index=True, return_counts=True)
+    owner = np.repeat(np.arange(len(users)), fixes)
+    away = points - points[_modes(points, first, fixes, bandwidth)][owner]
+    nearest_first = np.lexsort((np.square(away).sum(axis=1), owner))
+    kept = nearest_first[np.arange(len(points)) - first[owner] < nearest]
+    start = np.append(0, np.cumsum(np.minimum(fixes, nearest))).astype(np.int64)
+    return Regions(start, points[kept, 0], points[kept, 1], users.astype(np.int64))
+
+
+def _modes(points: FloatArray, first: IntArray, fixes: IntArray, bandwidth: float) -> IntArray:
+    """For each user the fix of highest density, as an index into ``points``, which are by user; the first of equal ones.
+
+    ``first``, ``fixes``: where each user's begin and how many they are, shape (L,). Users with equally many are compared
+    together, each within their own: at most :data:`MAX_DENSITY_FIXES` of them, so the cost per fix is bounded.
+    """
+    step = -(-fixes // MAX_DENSITY_FIXES)
+    sampled = -(-fixes // step)
+    modes = first.copy()
+    for size in np.unique(sampled[sampled > 1]).tolist():
+        group = np.flatnonzero(sampled == size)
+        for part in np.array_split(group, -(-len(group) * size * size // _PAIRS_AT_ONCE)):
+            sample = first[part, None] + step[part, None] * np.arange(size)
+            own = points[sample]
+            squared = ((own[:, :, None, :] - own[:, None, :, :]) ** 2).sum(axis=3)
+            density = np.exp(-squared / (2 * bandwidth**2)).sum(axis=2)
+            modes[part] = sample[np.arange(len(part)), np.argmax(density, axis=1)]
+    return modes
 
 
 @dataclass(frozen=True)
@@ -187,29 +206,23 @@ class Footprints:
         # Far outside the box nothing is counted, but the integers below must not overflow.
         x, y = x.clip(-1e6, 1e6 + domain.rows), y.clip(-1e6, 1e6 + domain.columns)
         rows, columns = cls.reach(domain, diameter)
-        top, bottom = (f.reduceat(x, regions.start[:-1]) for f in (np.minimum, np.maximum))
-        first = np.floor(top).astype(np.int64)
-        bands = np.minimum(np.maximum(np.ceil(bottom).astype(np.int64) - first, 1), rows + 1)
         flat = _flat(regions, x, y)
-        bands[flat] = 1
-        n = 2 * bands - 1
-        offset = np.cumsum(n) - n
-        low, high = _extents(regions, x, y, first, n, offset)
-        left = np.floor(low).astype(np.int64)
-        right = np.maximum(np.ceil(high).astype(np.int64) - 1, left)
-        left, right = 2 * left, 2 * right
-        region = np.repeat(np.arange(len(regions)), n)
-        row = np.arange(len(region)) - offset[region]
-        _contain_lines(row, left, right)
+        bands = _Bands.of(regions, x, flat, rows)
+        left, right = _columns_met(regions, x, y, bands)
         middle_x, middle_y = (np.add.reduceat(c, regions.start[:-1]) / np.diff(regions.start) for c in (x, y))
-        left[offset[flat]] = right[offset[flat]] = 2 * np.floor(middle_y[flat]).astype(np.int64)
-        first[flat] = np.floor(middle_x[flat]).astype(np.int64)
-        last = np.minimum.reduceat(left, offset)[region] + 2 * columns
-        left, right = np.minimum(left, last), np.minimum(right, last)
-        row += 2 * first[region]
-        inside = (row >= 0) & (row <= 2 * domain.rows - 2) & (right >= 0) & (left <= 2 * domain.columns - 2)
-        left, right = np.maximum(left, 0), np.minimum(right, 2 * domain.columns - 2)
-        return cls(domain, region[inside], row[inside], left[inside], right[inside])
+        at = bands.offset[flat]
+        left[at] = right[at] = 2 * np.floor(middle_y[flat]).astype(np.int64)
+        first = np.where(flat, np.floor(middle_x), bands.first).astype(np.int64)
+        region = bands.region
+        last = np.minimum.reduceat(left, bands.offset)[region] + 2 * columns
+        return cls(domain, region, bands.row + 2 * first[region], left, np.minimum(right, last))._inside()
+
+    def _inside(self) -> Footprints:
+        """What is left of the runs inside the box."""
+        rows, columns = 2 * self.domain.rows - 1, 2 * self.domain.columns - 1
+        inside = (self.row >= 0) & (self.row < rows) & (self.high >= 0) & (self.low < columns)
+        low, high = np.maximum(self.low, 0), np.minimum(self.high, columns - 1)
+        return Footprints(self.domain, self.region[inside], self.row[inside], low[inside], high[inside])
 
     def total(self) -> IntGrid:
         """How many regions meet each component, shape (2·rows−1, 2·columns−1)."""
@@ -237,24 +250,82 @@ def _flat(regions: Regions, x: FloatArray, y: FloatArray) -> npt.NDArray[np.bool
     return np.asarray(widest < _FLAT)
 
 
-def _extents(
-    regions: Regions, x: FloatArray, y: FloatArray, first: IntArray, n: IntArray, offset: IntArray
-) -> tuple[FloatArray, FloatArray]:
-    """Infimum and supremum of y over the part of each region in each of its bands and on each grid line between them.
+@dataclass(frozen=True)
+class _Bands:
+    """Component rows of R regions: bands of cells and the grid lines between them, alternating, a band at either end.
+
+    ``first``: grid row of each region's first band; ``count``: its component rows; both (R,), with ``offset`` where they
+    begin among the rows of all regions, region after region.
+    """
+
+    first: IntArray
+    count: IntArray
+    offset: IntArray
+
+    @classmethod
+    def of(cls, regions: Regions, x: FloatArray, flat: npt.NDArray[np.bool_], reach: int) -> _Bands:
+        """Those between the least and the largest ``x`` of each region: one band of a ``flat`` one, at most ``reach`` + 1."""
+        top, bottom = (f.reduceat(x, regions.start[:-1]) for f in (np.minimum, np.maximum))
+        first = np.floor(top).astype(np.int64)
+        bands = np.minimum(np.maximum(np.ceil(bottom).astype(np.int64) - first, 1), reach + 1)
+        bands[flat] = 1
+        count = 2 * bands - 1
+        return cls(first, count, np.cumsum(count) - count)
+
+    @property
+    def region(self) -> IntArray:
+        """The region of each row, shape (rows,)."""
+        return np.repeat(np.arange(len(self.count)), self.count)
+
+    @property
+    def row(self) -> IntArray:
+        """Each row's place within its region: even for a band, odd for a line."""
+        return np.arange(int(self.count.sum())) - np.repeat(self.offset, self.count)
+
+
+class _Extremes:
+    """Least and largest y met in every row of ``bands``; infinite where nothing was."""
+
+    def __init__(self, bands: _Bands) -> None:
+        self.bands = bands
+        self.low, self.high = (np.full(int(bands.count.sum()), end) for end in (np.inf, -np.inf))
+
+    def meet(self, region: IntArray, row: IntArray, y: FloatArray) -> None:
+        """``y`` is met in the ``row`` of ``region``; rows that the region does not have are left out."""
+        valid = (row >= 0) & (row < self.bands.count[region])
+        at, met = self.bands.offset[region[valid]] + row[valid], y[valid]
+        np.minimum.at(self.low, at, met)
+        np.maximum.at(self.high, at, met)
+
+
+def _columns_met(regions: Regions, x: FloatArray, y: FloatArray, bands: _Bands) -> tuple[IntArray, IntArray]:
+    """First and last component column, both even, that each region meets in each of its rows."""
+    extremes = _Extremes(bands)
+    _meet_corners(extremes, regions, x, y)
+    _meet_crossings(extremes, regions, x, y)
+    low, high = extremes.low, extremes.high
+    # The top or bottom corner of the region may round past its own band; it has no other.
+    missing = np.flatnonzero(~np.isfinite(low))
+    low[missing] = high[missing] = y[regions.start[np.searchsorted(bands.offset, missing, side="right") - 1]]
+    left = np.floor(low).astype(np.int64)
+    right = np.maximum(np.ceil(high).astype(np.int64) - 1, left)
+    left, right = 2 * left, 2 * right
+    _contain_lines(bands.row, left, right)
+    return left, right
+
+
+def _meet_corners(extremes: _Extremes, regions: Regions, x: FloatArray, y: FloatArray) -> None:
+    """Corners in their bands; one on a grid line belongs to the bands on both sides."""
+    region = np.repeat(np.arange(len(regions)), np.diff(regions.start))
+    for side in (np.floor(x), np.ceil(x) - 1):
+        extremes.meet(region, 2 * (side.astype(np.int64) - extremes.bands.first[region]), y)
+
+
+def _meet_crossings(extremes: _Extremes, regions: Regions, x: FloatArray, y: FloatArray) -> None:
+    """Where segments between two corners cross grid lines, on the line and in the bands beside it.
 
     A hull's section by a line ends where some segment between two corners crosses it, so all pairs are looked at.
     """
-    low, high = np.full(int(n.sum()), np.inf), np.full(int(n.sum()), -np.inf)
-
-    def meet(region: IntArray, row: IntArray, value: FloatArray) -> None:
-        valid = (row >= 0) & (row < n[region])
-        at, met = offset[region[valid]] + row[valid], value[valid]
-        np.minimum.at(low, at, met)
-        np.maximum.at(high, at, met)
-
-    region = np.repeat(np.arange(len(regions)), np.diff(regions.start))
-    for side in (np.floor(x), np.ceil(x) - 1):  # a corner on a grid line belongs to the bands on both sides
-        meet(region, 2 * (side.astype(np.int64) - first[region]), y)
     region, a, b = regions.pairs()
     a, b = np.where(x[a] <= x[b], a, b), np.where(x[a] <= x[b], b, a)
     from_line = np.ceil(x[a]).astype(np.int64)
@@ -265,13 +336,9 @@ def _extents(
     width = x[b] - x[a]
     share = np.divide(line - x[a], width, out=np.zeros(len(segment)), where=width > 0)
     crossing = y[a] + share * (y[b] - y[a])
-    row = 2 * (line - first[region]) - 1
+    row = 2 * (line - extremes.bands.first[region]) - 1
     for near in (row - 1, row, row + 1):
-        meet(region, near, crossing)
-    # The top or bottom corner of the region may round past its own band; it has no other.
-    missing = np.flatnonzero(~np.isfinite(low))
-    low[missing] = high[missing] = y[regions.start[np.searchsorted(offset, missing, side="right") - 1]]
-    return low, high
+        extremes.meet(region, near, crossing)
 
 
 def _contain_lines(row: IntArray, left: IntArray, right: IntArray) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import tracemalloc
+
 import numpy as np
 import pytest
 
+from dpcore import shrinkage
 from dpcore.errors import ParameterError
+from dpcore.laplace_posterior import laplace_posterior
 from dpcore.shrinkage import local_kilometres, shrink
 
 UPPER = 80.0
@@ -87,6 +92,54 @@ def test_the_order_of_cells_does_not_matter():
     straight = shrink(means, scales, events, upper=UPPER, positions_km=where)
     shuffled = shrink(means[order], scales[order], events[order], upper=UPPER, positions_km=where[order])
     assert shuffled.value == pytest.approx(straight.value[order], abs=1e-6)
+
+
+def dense(means, scales, events, where, covariate) -> np.ndarray:
+    """The posterior mean by the model's covariance of all cells at once: what :func:`shrink` computes block by block."""
+    C = len(means)
+    informative = np.sort(np.argsort(scales, kind="stable")[: shrinkage.MOST_INFORMATIVE])
+    centred = covariate - np.average(covariate, weights=events)
+    unit = centred / np.sqrt(np.average(np.square(centred), weights=events))
+    near = np.exp(-np.linalg.norm(where[:, None] - where[None], axis=2) / shrinkage.LENGTH_KM)
+    logs, estimates = [], []
+    for slope, field, event in itertools.product(
+        shrinkage.EFFECT_SHARES, shrinkage.FIELD_SHARES, shrinkage.EVENT_SHARES
+    ):
+        alone = event**2 / (events + (event / shrinkage.QUIET_SHARE) ** 2) + 1e-9
+        kernel = shrinkage.LEVEL_SHARE**2 + slope**2 * np.outer(unit, unit) + field**2 * near + np.diag(alone)
+        known = UPPER**2 * kernel[:, informative]
+        sites = laplace_posterior(known[informative], means[informative] - UPPER / 2, scales[informative])
+        noise = np.diag(1 / sites.site_precision)
+        said = np.linalg.solve(known[informative] + noise, sites.site_shift / sites.site_precision)
+        logs.append(sites.log_evidence)
+        estimates.append(UPPER / 2 + known @ said)
+    share = np.exp(np.array(logs) - max(logs))
+    assert len(estimates[0]) == C
+    return np.clip(share / share.sum() @ np.array(estimates), 0, UPPER)
+
+
+def test_block_by_block_is_the_posterior_of_all_cells_at_once(monkeypatch):
+    """More cells than inform each other, in blocks that do not divide their number."""
+    monkeypatch.setattr(shrinkage, "MOST_INFORMATIVE", 60)
+    monkeypatch.setattr(shrinkage, "_BLOCK", 37)
+    where, events, _, scales, means = city(np.random.default_rng(8), 150)
+    covariate = np.log(events)
+    found = shrink(means, scales, events, upper=UPPER, positions_km=where, covariates=covariate[:, None])
+    assert found.value == pytest.approx(dense(means, scales, events, where, covariate), abs=1e-6)
+
+
+def test_memory_does_not_grow_with_the_square_of_the_cells(monkeypatch):
+    """Peak of what numpy allocates for 1 000 and 4 000 cells, which one matrix over all cells would make 8 and 128 MB."""
+    monkeypatch.setattr(shrinkage, "MOST_INFORMATIVE", 40)
+    rng, peak = np.random.default_rng(9), []
+    for cells in (1_000, 4_000):
+        where, events = rng.uniform(0, 20, (cells, 2)), rng.geometric(0.02, cells)
+        tracemalloc.start()
+        shrink(rng.uniform(0, UPPER, cells), 400.0 / events, events, upper=UPPER, positions_km=where)
+        peak.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peak[1] < 2.5 * peak[0]
+    assert peak[1] < 10e6
 
 
 def test_values_stay_in_range_and_no_cell_is_an_empty_result():

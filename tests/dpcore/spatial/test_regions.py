@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcore.spatial.domain import Domain
-from dpcore.spatial.regions import MAX_CORNERS, Footprints, RegionError, Regions, extract_regions
+from dpcore.spatial.regions import MAX_CORNERS, MAX_DENSITY_FIXES, Footprints, RegionError, Regions, extract_regions
 
 Point = tuple[Fraction, Fraction]
 
@@ -185,6 +185,25 @@ def test_extraction_takes_the_nearest_fixes_to_the_densest_place_of_each_user() 
     assert np.hypot(regions.x[8:] - 10, regions.y[8:] - 10).max() < 1
     alone = extract_regions(user[user == 7], *points[user == 7].T, nearest=12, bandwidth=0.5)
     assert sorted(alone.x) == sorted(regions.x[8:]), "nobody else's fixes matter"
+
+
+def test_all_users_at_once_are_as_each_user_by_the_definition() -> None:
+    """300 users of 1 to 700 fixes, many of them at equal places: mode of the density of the evenly spaced, then the nearest."""
+    rng = np.random.default_rng(6)
+    fixes = np.minimum(rng.geometric(0.03, 300), 700)
+    fixes[:3] = 1, MAX_DENSITY_FIXES + 1, 700
+    points = rng.normal(10, 2, (fixes.sum(), 2)).round(1)
+    user = np.repeat(rng.permutation(300), fixes)
+    regions = extract_regions(user, *points.T, nearest=9, bandwidth=0.7)
+    for index, one in enumerate(np.unique(user).tolist()):
+        own = points[user == one]
+        sample = own[:: -(-len(own) // MAX_DENSITY_FIXES)]
+        squared = ((sample[:, None] - sample[None]) ** 2).sum(axis=2)
+        mode = sample[np.argmax(np.exp(-squared / (2 * 0.7**2)).sum(axis=1))]
+        expected = own[np.argsort(((own - mode) ** 2).sum(axis=1), kind="stable")[:9]]
+        part = slice(regions.start[index], regions.start[index + 1])
+        assert regions.user[index] == one
+        assert np.array_equal(np.column_stack([regions.x[part], regions.y[part]]), expected)
 
 
 def test_a_user_with_very_many_fixes_is_sampled() -> None:
