@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import tempfile
 import threading
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import PackageNotFoundError, version
@@ -76,7 +77,8 @@ class Ingesting(Service):
         self._producer = make_producer(worker.config.kafka)
         await self._producer.start()
         decoder = Decoder(worker.config, load_user_key(worker.config.privacy.user_key_file))
-        self._ingestor = Ingestor(worker.config, worker.redis, decoder, worker.metrics, self._report)
+        self._ingestor = ingestor = Ingestor(worker.config, worker.redis, decoder, worker.metrics, self._report)
+        worker.topic_exists = lambda: ingestor.topic_exists
 
     async def _report(self, message: Message) -> None:
         assert self._producer is not None
@@ -192,6 +194,7 @@ class Worker:
         self.lease = Lease(self.redis, FeedKeys(config.feed.name).lease)
         self._due_windows = DueWindows(config, self.rows, self.ledger, self.store, self.metrics)
         self.ready = asyncio.Event()
+        self.topic_exists: Callable[[], bool] = lambda: True
         self._scratch = tempfile.TemporaryDirectory(prefix="hexveil-worker-")
         self.app = self._make_app()
 
@@ -232,6 +235,10 @@ class Worker:
             await self.redis.ping()
         except RedisError:
             found.append("Redis does not answer")
+        if not self.topic_exists():
+            found.append(
+                f"Kafka shows no topic {self.config.feed.topic}: it was deleted, or this user may not describe it"
+            )
         return found
 
     async def due_slots(self) -> list[int]:

@@ -83,6 +83,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._deadline = functools.lru_cache(maxsize=4096)(self._deadline_of)
         self.assigned = asyncio.Event()
         """Set once this worker has its partitions."""
+        self.topic_exists = True
+        """Whether the brokers, when they were last asked, knew the input topic."""
 
     async def run(self) -> None:
         """Read until :meth:`stop`; survives Redis being away by waiting and trying the same batch again.
@@ -188,6 +190,9 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         if await consumer._client.force_metadata_update():
             numbers = consumer.partitions_for_topic(self._config.feed.topic) or ()
             names = [_name(TopicPartition(self._config.feed.topic, number)) for number in sorted(numbers)]
+            if self.topic_exists and not names:
+                log.error("the input topic was deleted: nothing can be read", topic=self._config.feed.topic)
+            self.topic_exists = bool(names)
             if names:
                 await self._rows.list_partitions(names, now_us)
         for partition, end in (await consumer.end_offsets(mine)).items() if mine else ():

@@ -57,6 +57,8 @@ class Simulation:
             raise ValueError(
                 f"feed.format is {self.feed.format!r}, but the simulator sends canonical events; set it to 'canonical'"
             )
+        if self.duration is not None and self.duration <= timedelta(0):
+            raise ValueError(f"duration {self.duration} has no fixes; give one longer than 0 s, like 3h")
         if not 1 <= self.vehicles <= 10_000_000:
             raise ValueError(f"{self.vehicles} vehicles is not between 1 and 10 000 000")
         if not timedelta(seconds=1) <= self.interval <= timedelta(hours=1):

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 import redis
+from aiokafka.admin import AIOKafkaAdminClient
 
 from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, RedisServer, free_port
 from stream.logs import QUIET_SECONDS
@@ -68,6 +70,15 @@ class RunningWorker:
             assert self.process.poll() is None, self.log.read_text()[-3000:]
             assert time.monotonic() < deadline, self.log.read_text()[-3000:]
             time.sleep(0.2)
+
+    def problems(self) -> list[str]:
+        """What it says of itself while it is not ready."""
+        try:
+            with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}/readyz", timeout=5) as answer:
+                body = answer.read()
+        except urllib.error.HTTPError as refused:
+            body = refused.read()
+        return list(json.loads(body)["problems"])
 
     def stop(self) -> float:
         """Seconds that it took to end well after SIGTERM."""
@@ -156,6 +167,26 @@ def test_a_worker_without_its_topic_ends_with_the_name_and_the_command_and_claim
     assert "hexveil topics create" in last["reason"]
     with closing(redis.Redis.from_url(own_redis.url)) as client:
         assert client.keys() == []
+
+
+async def test_a_topic_that_is_deleted_makes_the_worker_unready_until_it_is_there_again(
+    kafka: str, own_redis: RedisServer, start: Callable[..., RunningWorker], topic_name: str, tmp_path: Path
+) -> None:
+    config = bus_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic_name})
+    await create_topics(config)
+    worker = start(kafka, own_redis.url, free_port(), HEXVEIL_FEED__TOPIC=topic_name, HEXVEIL_FEED__NAME=topic_name)
+    await asyncio.to_thread(worker.wait_for, worker.is_ready)
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    try:
+        await admin.delete_topics([topic_name])
+        await asyncio.to_thread(worker.wait_for, lambda: topic_name in " ".join(worker.problems()))
+        assert worker.process.poll() is None
+        await create_topics(config)
+        await asyncio.to_thread(worker.wait_for, worker.is_ready)
+    finally:
+        await admin.close()
+    assert worker.stop() < STOP_SECONDS
 
 
 def test_a_taken_operator_port_is_named_with_its_keys(start: Callable[..., RunningWorker]) -> None:

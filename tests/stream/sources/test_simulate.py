@@ -174,6 +174,7 @@ def test_the_network_fits_any_box_and_has_every_kind_of_road() -> None:
     [
         ({"vehicles": 0}, "vehicles"),
         ({"interval": timedelta(0)}, "interval"),
+        ({"duration": timedelta(0)}, "duration"),
         ({"feed": FEED.model_copy(update={"format": "itms"})}, "canonical"),
     ],
 )
