@@ -111,13 +111,13 @@ class Contributions:
 
     def retain(self, samples: IntArray) -> Contributions:
         """The first ``samples[p]`` values of every pair p, in time order; pairs with 0 stay, empty."""
-        held = self.counts.samples
-        if len(samples) != len(held) or np.any((samples < 0) | (samples > held)):
+        available = self.counts.samples
+        if len(samples) != len(available) or np.any((samples < 0) | (samples > available)):
             raise ParameterError(
                 "retained counts must lie between 0 and the samples of each pair; plan from these counts"
             )
-        position = np.arange(len(self.values)) - np.repeat(self.pair_start[:-1], held)
-        keep = position < np.repeat(samples, held)
+        position = np.arange(len(self.values)) - np.repeat(self.pair_start[:-1], available)
+        keep = position < np.repeat(samples, available)
         counts = Counts(
             self.counts.cells, self.counts.users, self.counts.pair_cell, self.counts.pair_user, samples.astype(np.int64)
         )

@@ -72,18 +72,18 @@ def bestfit(samples: IntArray, capacity: int) -> Grouping:
     fill: list[int] = []
     for amount in retained.tolist():
         # Bit f of ``occupied`` says that some array holds exactly f samples; the highest usable bit is the fullest.
-        held = (occupied & ((1 << (capacity - amount + 1)) - 1)).bit_length() - 1
-        if held < 0:
-            chosen, held = len(fill), 0
+        fullest = (occupied & ((1 << (capacity - amount + 1)) - 1)).bit_length() - 1
+        if fullest < 0:
+            chosen, fullest = len(fill), 0
             fill.append(0)
         else:
-            chosen = heapq.heappop(buckets[held])
-            if not buckets[held]:
-                occupied &= ~(1 << held)
+            chosen = heapq.heappop(buckets[fullest])
+            if not buckets[fullest]:
+                occupied &= ~(1 << fullest)
         array.append(chosen)
-        fill[chosen] = held + amount
-        heapq.heappush(buckets[held + amount], chosen)
-        occupied |= 1 << (held + amount)
+        fill[chosen] = fullest + amount
+        heapq.heappush(buckets[fullest + amount], chosen)
+        occupied |= 1 << (fullest + amount)
     return Grouping(retained, np.array(array, dtype=np.int64), np.array(fill, dtype=np.int64), capacity)
 
 

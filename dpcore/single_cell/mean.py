@@ -75,8 +75,8 @@ def _pooled(upper: int, samples: IntArray, retained: IntArray, epsilon_micro: in
 
 
 def _release_pooled(upper: int, values: IntArray, plan: MeanPlan, noise: Noise) -> Estimate:
-    held = checked_values(values, plan.samples, upper)
-    kept, _ = retained_values(held, plan.samples, plan.retained)
+    checked = checked_values(values, plan.samples, upper)
+    kept, _ = retained_values(checked, plan.samples, plan.retained)
     statistic = int(kept.sum())
     return noisy_estimate(statistic, plan.numerator, plan.denominator, plan.divisor, upper, plan.bias_bound, noise)
 
@@ -173,8 +173,8 @@ class ArrayAveraging:
 
 def array_averages(values: IntArray, samples: IntArray, grouping: Grouping, upper: int) -> IntArray:
     """⌊GRID·average⌋ of the values that each array holds, shape (K̄,), in 0..GRID·U."""
-    held = checked_values(values, samples, upper)
-    kept, user = retained_values(held, samples, grouping.retained)
+    checked = checked_values(values, samples, upper)
+    kept, user = retained_values(checked, samples, grouping.retained)
     sums = np.zeros(grouping.n_arrays, dtype=np.int64)
     np.add.at(sums, grouping.array[user], kept)
     averages: IntArray = GRID * sums // grouping.fill

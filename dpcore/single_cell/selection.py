@@ -32,11 +32,11 @@ def select_quantiles(
     micro, top = checked_micro(epsilon_micro), checked_upper(upper)
     if len(column) and (int(column.min()) < 0 or int(column.max()) > top):
         raise ParameterError(f"values outside [0, {top}] would break the sensitivity; clip them first")
-    distinct, held = np.unique(np.asarray(column, dtype=np.int64), return_counts=True)
+    distinct, multiplicity = np.unique(np.asarray(column, dtype=np.int64), return_counts=True)
     # In turn: the gap below the first value, that value, the gap above it, the next value, …
     start = np.append(0, np.column_stack([distinct, distinct + 1]).ravel())
     size = np.diff(np.append(start, top + 1))
-    up_to = np.repeat(RANK_UNIT * np.append(0, np.cumsum(held)), 2)
+    up_to = np.repeat(RANK_UNIT * np.append(0, np.cumsum(multiplicity)), 2)
     below, above = up_to[:-1], up_to[1:]
     target = np.asarray(ranks, dtype=np.int64)[:, None]
     costs = np.maximum(np.maximum(below - target, target - above), 0)

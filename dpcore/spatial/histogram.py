@@ -100,18 +100,18 @@ class GridHistogram:
         blocks = self._in_blocks(rectangles)
         if self.noise is None or isinstance(self.variances, np.ndarray):
             return None
-        sides, some = ((blocks.x0, blocks.x1), (blocks.y0, blocks.y1)), rectangles.areas() > 0
+        sides, covers = ((blocks.x0, blocks.x1), (blocks.y0, blocks.y1)), rectangles.areas() > 0
         inside = [(np.ceil(low - _HAIR), np.floor(high + _HAIR)) for low, high in sides]
         touched = [(np.floor(low + _HAIR), np.ceil(high - _HAIR)) for low, high in sides]
-        return between(self._sums(self.variances, inside, some), self._sums(self.variances, touched, some))
+        return between(self._sums(self.variances, inside, covers), self._sums(self.variances, touched, covers))
 
-    def _sums(self, variance: float, edges: list[tuple[FloatArray, FloatArray]], some: BoolArray) -> NoisySums:
+    def _sums(self, variance: float, edges: list[tuple[FloatArray, FloatArray]], covers: BoolArray) -> NoisySums:
         """Sums of the whole blocks between edges along x and y; of none where an end does not lie behind its start, or where
-        there are not ``some``.
+        there are not ``covers``.
         """
         (x0, x1), (y0, y1) = edges
-        some = some & (x1 > x0) & (y1 > y0)
-        x0, x1, y0, y1 = (np.where(some, edge, 0.0) for edge in (x0, x1, y0, y1))
+        covers = covers & (x1 > x0) & (y1 > y0)
+        x0, x1, y0, y1 = (np.where(covers, edge, 0.0) for edge in (x0, x1, y0, y1))
         counts = answer(self._image, Rectangles(x0, x1, y0, y1))
         low_x, high_x, low_y, high_y = (edge.astype(np.int64) for edge in (x0, x1, y0, y1))
         if self.noise == "independent":
@@ -119,7 +119,7 @@ class GridHistogram:
         (rows, columns), one = self.counts.shape, (np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))
         share = haar_share(rows, low_x, high_x) * haar_share(columns, low_y, high_y)
         of_one = haar_share(rows, *one) * haar_share(columns, *one)
-        return NoisySums(counts, spread_tails(np.where(some, share / of_one, 0.0) * variance))
+        return NoisySums(counts, spread_tails(np.where(covers, share / of_one, 0.0) * variance))
 
     def to_release(self) -> dict[str, Any]:
         """``kind`` "grid": edges, rows of counts, their variance and kind of noise."""

@@ -45,8 +45,8 @@ class Tails:
 def independent_tails(number: IntArray, variance: float) -> Tails:
     """Of sums of ``number`` (Q,) independent discrete Laplace draws of ``variance`` each; exact below :data:`_LATTICE`."""
     distinct, index = np.unique(np.maximum(number, 0), return_inverse=True)
-    found = np.array([_sum_quantiles(int(n), float(variance)) for n in distinct]).reshape(-1, 3)[index]
-    return Tails(found[:, 0], found[:, 1], found[:, 2])
+    quantiles = np.array([_sum_quantiles(int(n), float(variance)) for n in distinct]).reshape(-1, 3)[index]
+    return Tails(quantiles[:, 0], quantiles[:, 1], quantiles[:, 2])
 
 
 def spread_tails(variance: FloatArray) -> Tails:
@@ -176,10 +176,10 @@ class TreeNoise:
             if below.shape[1]:
                 own = self._own[self._starts[level + 1] : self._starts[level + 2]]
                 _, first = self._inner(level)
-                held = np.add.reduceat(own, first)
+                spread = np.add.reduceat(own, first)
                 mean = np.add.reduceat(own * below, first, axis=1)
-                total += (np.add.reduceat(own * below**2, first, axis=1) - mean**2 / held).sum(axis=1)
-                at[:, ~leaf] = mean / held
+                total += (np.add.reduceat(own * below**2, first, axis=1) - mean**2 / spread).sum(axis=1)
+                at[:, ~leaf] = mean / spread
             below = at
         return np.asarray(np.maximum(total + below[:, 0] ** 2 * self._own[0], 0.0), dtype=np.float64)
 
