@@ -18,8 +18,8 @@ MICRO = 1_000_000
 """µε in one unit of epsilon."""
 
 ChargeBasis = Literal["counts", "own", "histograms"]
-"""What charges may depend on: everybody's public counts; a user's own data; a user's own data, because histograms rest
-on them."""
+"""What a user's charge may depend on. "counts": the public counts of everybody. "own": the user's own data alone. "histograms":
+the same, because histograms are released, which promise participation under either relation."""
 
 
 def to_micro(epsilon: float | str | Decimal | Fraction, *, round_up: bool) -> int:

@@ -1,4 +1,4 @@
-"""Spatial histograms under relation A (participation): fit on points or counts, query rectangles, release as JSON."""
+"""Spatial histograms under relation "participation": fit on points or counts, query rectangles, release as JSON."""
 
 from dpcore.spatial.auto import Auto
 from dpcore.spatial.domain import Domain

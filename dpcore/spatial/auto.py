@@ -1,8 +1,11 @@
-"""Auto: the mechanism that public facts favour, and where they do not suffice a DP count of the points. Relation A.
+"""Auto: choose a mechanism by public facts, and by a DP count of the points where these do not suffice.
 
-Measured (see docs/experiments.md): on grids of more than :data:`SMALL_CELLS` cells the sparse hierarchy is best or near it
-whatever the data. On smaller ones its levels cost more than they save once cells hold a point or more per 1/ε on average:
-noise on every cell is then best in squared error.
+To be proved: the draw is ε-DP (relation "participation"). Proof: the count, where it is needed, and the chosen mechanism share ε
+(:meth:`Auto.split`); the choice depends on public facts and on that count alone. Tested: tests/dpcore/spatial/test_auto.py.
+
+Measured (docs/experiments.md): on grids of more than :data:`SMALL_CELLS` cells the sparse hierarchy is best or near it whatever
+the data. On smaller grids, where cells hold a point or more per 1/ε on average, its levels cost more than they save: noise
+on every cell is then best in squared error.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ class Auto(SpatialMechanism):
     def draw(
         self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> Histogram:
-        """Histogram at ``epsilon_micro`` (A)."""
+        """Histogram at ``epsilon_micro`` µε."""
         *first, rest = self.split(domain, epsilon_micro).shares
         total = noisy_total(counts, first[0], points_per_user, noise) if first else (self.expected_points or 0)
         return self.choose(domain, total, rest, points_per_user).draw(counts, domain, rest, noise, points_per_user)

@@ -1,11 +1,12 @@
-"""E2EPriv: choose the grid size privately, then release that grid. Relation A, s points per user.
+"""E2EPriv: choose the grid size privately, then release that grid. Relation "participation", s points per user.
+
+To be proved: the draw is ε-DP. Proof: N̂, the choice and the grid share ε (:meth:`E2EPriv.split`). The cost of a size is its mean
+error over what one point can change in it, in integers of 1/:data:`QUANTUM`; a user changes it by at most
+:meth:`E2EPriv.cost_sensitivity`, rounding included. Weights are functions of public numbers and of N̂, never of the counts.
+Tested: tests/dpcore/spatial/test_mechanisms.py (sensitivities by brute force), tests/audit/test_spatial_audit.py (choices).
 
 Its private baseline Heuristic is :class:`~dpcore.spatial.grids.UniformGrid`; the others are in
-:mod:`dpcore.spatial.not_private`.
-
-Both costs are fixed functions of public weights; only the counts depend on data. They are rounded to integers of
-1/:data:`QUANTUM` of one point's sensitivity, and the rounding is part of the sensitivity. Source: [E], with the
-sensitivities of the errata.
+:mod:`dpcore.spatial.not_private`. Source: [E], with the sensitivities of docs/errata.md.
 """
 
 from __future__ import annotations
@@ -73,6 +74,11 @@ class E2EPriv(SpatialMechanism):
         require_share("size_share", self.size_share)
         require_share("total_share", self.total_share)
 
+    @staticmethod
+    def cost_sensitivity(points_per_user: int) -> int:
+        """Most by which a user changes any of :meth:`costs`."""
+        return points_per_user * QUANTUM + _ROUNDING
+
     def split(self, epsilon_micro: int) -> BudgetSplit:
         """Shares for the total (absent where it is public), the size and the histogram."""
         rest = [self.size_share, 1 - self.size_share]
@@ -83,7 +89,7 @@ class E2EPriv(SpatialMechanism):
     def draw(
         self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> GridHistogram:
-        """Histogram at ``epsilon_micro`` (A); raises ``QueryError``. Source: [E]."""
+        """Histogram at ``epsilon_micro`` µε; raises ``QueryError``. Source: [E]."""
         self.queries.require_inside(domain)
         split = self.split(epsilon_micro)
         *first, size_micro, data_micro = split.shares
@@ -92,11 +98,6 @@ class E2EPriv(SpatialMechanism):
         costs = self.costs(counts, domain, points_per_user * MICRO / data_micro, total, objective)
         size = self.sizes[choose(costs, size_micro, self.cost_sensitivity(points_per_user), noise)]
         return noisy_grid(counts, domain, data_micro, noise, points_per_user, size)
-
-    @staticmethod
-    def cost_sensitivity(points_per_user: int) -> int:
-        """Most by which a user changes any of :meth:`costs`."""
-        return points_per_user * QUANTUM + _ROUNDING
 
     def floor(self, total: int) -> float:
         """ρ for ``total`` points."""

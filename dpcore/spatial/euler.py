@@ -2,7 +2,14 @@
 
 A (2·rows−1) × (2·columns−1) array counts the regions whose interior meets each face (even–even), vertex (odd–odd) and edge
 of the grid. Over a block of cells the alternating sum Σ(−1)^(i+j) H of the components strictly inside it counts every convex
-region once, however many cells it covers. Relation A. Source: [B], with the sensitivity and constraints corrected.
+region once, however many cells it covers.
+
+Neighbours differ by all regions of one user, at most r (relation "participation").
+To be proved: :meth:`Euler.fit` at ε is ε-DP. Proof: a region of diameter at most B meets at most k + 1 rows and columns of cells,
+k = ⌈B/d⌉, hence at most (2k+1)² components, and adds 1 to each. So a user changes the array by at most
+:meth:`Euler.sensitivity` = r·(2k+1)² in L1, and noise of that scale over ε costs ε. Inference is post-processing.
+Tested: by brute force and by sampling in tests/dpcore/spatial/test_euler.py.
+Source: [B], with the sensitivity and the constraints corrected as in docs/errata.md.
 """
 
 from __future__ import annotations
@@ -10,12 +17,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
+from dpcore.relation import NeighbouringRelation
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid
 from dpcore.spatial.euler_inference import Grade, infer
 from dpcore.spatial.histogram import HistogramError
@@ -131,14 +139,14 @@ class Euler:
     diameter: float
     regions_per_user: int = 1
     inference: bool = True
-    relation: Literal["participation"] = "participation"
+    relation: NeighbouringRelation = NeighbouringRelation.PARTICIPATION
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.diameter) and self.diameter > 0):
             raise ParameterError(f"diameter {self.diameter} is not a positive length; give the public bound B")
         if self.regions_per_user < 1:
             raise ParameterError(f"{self.regions_per_user} regions per user; give at least 1")
-        if self.relation != "participation":
+        if self.relation != NeighbouringRelation.PARTICIPATION:
             raise ParameterError(
                 f"relation {self.relation!r}: where a user is must be private here; use 'participation'"
             )
@@ -148,7 +156,7 @@ class Euler:
         return self.regions_per_user * Footprints.sensitivity(domain, self.diameter)
 
     def fit(self, regions: Regions, domain: Domain, epsilon_micro: int, noise: Noise) -> EulerHistogram:
-        """Spend exactly ``epsilon_micro`` under relation A on ``regions``, in the unit of length of ``domain``.
+        """Spend exactly ``epsilon_micro`` µε on ``regions``, in the unit of length of ``domain``. Relation "participation".
 
         Regions are shrunk to the diameter, never refused. Nothing is truncated before inference: that would bias it.
         """

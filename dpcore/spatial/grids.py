@@ -1,5 +1,9 @@
-"""Flat baselines and uniform and adaptive grids. Relation A; sensitivities are multiplied by s points per user.
+"""Flat baselines, and uniform and adaptive grids. Relation "participation", s points per user.
 
+To be proved: each draw is ε-DP. Proof: the blocks of a grid are disjoint, so their counts change by at most s in L1, and a grid
+at ε′ costs ε′ (:mod:`dpcore.spatial.mechanism`). UG and AG spend a share on the total N̂ first; AG spends the rest on two
+grids, the second of which depends on the first one's draws alone. The shares add up to ε.
+Tested: tests/audit/test_spatial_audit.py and, for the paths of AG, tests/dpcore/spatial/test_partitions.py.
 Source: [G], with N̂ paid for from the budget.
 """
 
@@ -34,7 +38,7 @@ class Uniform(SpatialMechanism):
     def draw(
         self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> GridHistogram:
-        """Histogram of one block at ``epsilon_micro`` (A)."""
+        """Histogram of one block at ``epsilon_micro`` µε."""
         return noisy_grid(counts, domain, epsilon_micro, noise, points_per_user, 1)
 
 
@@ -45,7 +49,7 @@ class Singular(SpatialMechanism):
     def draw(
         self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> GridHistogram:
-        """Histogram of all cells at ``epsilon_micro`` (A)."""
+        """Histogram of all cells at ``epsilon_micro`` µε."""
         return noisy_grid(counts, domain, epsilon_micro, noise, points_per_user, max(domain.shape))
 
 
@@ -62,7 +66,7 @@ class UniformGrid(SpatialMechanism):
     def draw(
         self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> GridHistogram:
-        """Histogram at ``epsilon_micro`` (A). Source: [G]."""
+        """Histogram at ``epsilon_micro`` µε. Source: [G]."""
         split = BudgetSplit.by_weights(epsilon_micro, [self.total_share, 1 - self.total_share])
         total = noisy_total(counts, split.shares[0], points_per_user, noise)
         m = grid_size(total, split.shares[1], points_per_user, self.constant)
@@ -83,7 +87,7 @@ class AdaptiveGrid(SpatialMechanism):
     def draw(
         self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` (A). Source: [G]."""
+        """Histogram at ``epsilon_micro`` µε. Source: [G]."""
         return self.tree(counts, domain, epsilon_micro, noise, points_per_user).least_squares().histogram(domain)
 
     def tree(self, counts: npt.NDArray[Any], domain: Domain, epsilon_micro: int, noise: Noise, s: int) -> Tree:

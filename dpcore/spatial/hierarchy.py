@@ -1,9 +1,11 @@
-"""Sparse hierarchy: quadtree-like levels that descend only where points are, made consistent. Relation A.
+"""Sparse hierarchy: levels of wide nodes that go on only where points are, made consistent. Relation "participation".
 
-It joins three ideas: HTF's stops with everything unspent drawn at the stop, the hierarchical mechanism's least-squares
-consistency with few, wide levels (Qardaji et al. 2013), and a sparse reading of empty space where relative error matters
-more than squared error.
-The cuts are public, so nothing is spent on them; whether to descend is decided by DP draws alone.
+It joins three ideas: HTF's stops, where a node that ends draws its count with everything its path has left; least-squares
+consistency with few, wide levels (Qardaji et al. 2013); and a sparse reading of empty space, for relative error.
+
+To be proved: it is ε-DP for s points per user. Proof: the divisions are public. Whether a node is divided is decided by its
+draw. The boxes of one level are disjoint, so a box at ε′ costs a user ε′·(their points in it)/s, and every path from the root
+costs exactly ε. Tested: tests/dpcore/spatial/test_partitions.py (paths), tests/audit/test_spatial_audit.py.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class SparseHierarchy(SpatialMechanism):
     def draw(
         self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` (A)."""
+        """Histogram at ``epsilon_micro`` µε."""
         tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
         return histogram_for(self.goal, tree, tree.least_squares(), domain, epsilon_micro, points_per_user)
 

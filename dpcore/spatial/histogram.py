@@ -60,7 +60,8 @@ class GridHistogram:
     """Counts of the blocks between ``x_edges`` and ``y_edges`` (cell units, from 0 to rows and columns).
 
     ``counts`` have shape (len(x_edges)-1, len(y_edges)-1), ``variances`` of the noise that shape or one number for
-    all. ``noise``: independent draws, or the cells of inverted Haar coefficients with independent draws; None if unknown.
+    all. ``noise``: "independent" draws, or "haar" for cells computed from Haar coefficients with independent draws; None if
+    unknown.
     """
 
     domain: Domain
@@ -106,8 +107,8 @@ class GridHistogram:
         return between(self._sums(self.variances, inside, covers), self._sums(self.variances, touched, covers))
 
     def _sums(self, variance: float, edges: list[tuple[FloatArray, FloatArray]], covers: BoolArray) -> NoisySums:
-        """Sums of the whole blocks between edges along x and y; of none where an end does not lie behind its start, or where
-        there are not ``covers``.
+        """Sums of the whole blocks between edges along x and y, (Q,) each; of no block where the start is not before the end
+        or the rectangle ``covers`` nothing.
         """
         (x0, x1), (y0, y1) = edges
         covers = covers & (x1 > x0) & (y1 > y0)
@@ -141,8 +142,8 @@ class SparseReading:
     """Two more readings of the same draws, for relative error: ``counts`` (P,) ≥ 0, exactly 0 where space looks empty, and
     ``expected`` (P,) ≥ 0, posterior means.
 
-    Expected counts answer where they and the sparse ones both reach ``below``, else the sparse ones. Answers are whole
-    numbers. Raises :class:`HistogramError` for counts that are negative or not finite, or not of one shape.
+    An answer comes from the expected counts where both readings give at least ``below``, else from the sparse counts. Answers
+    are whole numbers. Raises :class:`HistogramError` for counts that are negative or not finite, or not of one shape.
     """
 
     counts: FloatArray
@@ -176,7 +177,8 @@ class PartitionHistogram:
     """P disjoint rectangles [x0, x1) × [y0, y1) of whole cells that tile the grid, with counts and noise variances.
 
     ``boxes``: int64 (P, 4) of x0, x1, y0, y1; ``counts`` and ``variances``: (P,). With a ``sparse`` reading answers aim at
-    relative error and need not add up; intervals are of ``counts`` and their ``noise`` all the same. Raises :class:`HistogramError` for parts that overlap, leave a gap or reach outside.
+    relative error and need not add up; intervals always follow from ``counts`` and their ``noise``. Raises
+    :class:`HistogramError` for parts that overlap, leave a gap or reach outside the grid.
     """
 
     domain: Domain

@@ -1,7 +1,14 @@
 """What spatial mechanisms share: their interface, exact noise for counts, exact private choice.
 
-Neighbours (relation A) differ by all points of one user, at most s of them; a count vector that partitions the points
-changes by at most s in L1, so its sensitivity is s.
+Neighbours differ by all points of one user (relation "participation"), at most s of them.
+To be proved, of every mechanism: :meth:`SpatialMechanism.fit` at ε is ε-DP. A window charges every user with a point in the
+box the whole ε, wherever the points lie.
+Proof, for each step of a mechanism, whose shares of ε add up to ε:
+- Counts of disjoint boxes change by at most s in L1. With discrete Laplace noise of scale s/ε they cost ε
+  (:func:`noisy_counts`; :func:`dpcore.spatial.partition.draw_counts`).
+- A choice with P ∝ exp(−ε·cost/(2Δ)) costs ε where no cost changes by more than Δ (:func:`choose`; McSherry and Talwar 2007).
+- What follows from draws and public parameters alone costs nothing.
+The modules of the mechanisms state their own Δ and shares. Tested: tests/audit/test_spatial_audit.py for all of them.
 """
 
 from __future__ import annotations
@@ -31,9 +38,9 @@ class SpatialMechanism(ABC):
         noise: Noise,
         points_per_user: int = 1,
     ) -> Histogram:
-        """Spend exactly ``epsilon_micro`` under relation A with at most ``points_per_user`` points per user.
+        """Spend exactly ``epsilon_micro`` µε on points (N, 2) or counts (rows, columns), ``points_per_user`` (s) of a user.
 
-        Raises ``DomainError`` for points or counts that do not fit ``domain``, :class:`BudgetError` for less than 1 µε, or
+        The caller makes sure that no user has more than s points. Relation "participation". Raises ``DomainError`` for points or counts that do not fit ``domain``, :class:`BudgetError` for less than 1 µε, or
         where a share of it would be, :class:`ParameterError` for less than 1 point per user.
         """
         if epsilon_micro < 1:

@@ -1,9 +1,12 @@
-"""Empirical-Bayes counts of a tree: expected ones, and sparse ones that are exactly 0 where a node does more harm than
-good to relative error. Post-processing of the draws alone: no privacy depends on it.
+"""Empirical-Bayes counts of a tree, from its draws alone: this is post-processing, and no privacy depends on it.
 
-Every node's count is 0 or exponential around what its place suggests; how often which, is learnt by expectation
-maximisation from the nodes in like places: the same ratio of the parent's estimate, and of the surroundings' draws, to
-the noise. The sparse reading sets a node to 0 where that promises the smaller error relative to max(count, ``sanity``).
+Two readings: expected counts, which are posterior means, and sparse counts, which are exactly 0 where keeping a node would do
+more harm than good to relative error.
+
+The prior of a node's count is 0 or exponential around what its place suggests. How often it is which is learnt by expectation
+maximisation from the nodes in like places: those for which the parent's estimate, and the draws around, stand in the same
+ratio to the noise. The sparse reading sets a node to 0 where that promises the smaller error relative to
+max(count, ``sanity``).
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ Goal = Literal["absolute", "relative"]
 GOALS: tuple[Goal, ...] = ("absolute", "relative")
 
 TRUSTED = 100.0
-"""From this many s/ε on, about 70 standard deviations of one draw, expected counts answer for relative error."""
+"""In s/ε: answers from this size on, about 70 standard deviations of one draw, are those of the expected counts."""
 
 SCALES = 2.0 ** np.arange(-3, 6)
 """Means of the exponential parts of the prior, in units of the count that the parent's density suggests."""
@@ -39,28 +42,29 @@ SURROUNDINGS_BINS = np.array([-4, -3, -2, -1, 0, 1, 2])
 """Edges of the groups of like places: logarithms of counts suggested, in standard deviations of the node's noise."""
 ZERO_PSEUDO_COUNT = 5.0
 PART_PSEUDO_COUNT = 0.05
-"""What expectation maximisation starts from: a group of few nodes is taken for empty unless its draws say otherwise."""
+"""Nodes that each part of the prior is assumed to have had before: a group of few nodes is taken for empty unless its draws
+say otherwise."""
 ITERATIONS = 30
 LEARNT_FROM = 2000
-"""Nodes of one group that expectation maximisation looks at."""
+"""Most nodes of one group from which expectation maximisation learns."""
 CHUNK = 1024
-"""Nodes whose parts of the prior are held at once: what a processor's cache holds."""
+"""Nodes computed at once, so that their arrays fit into a processor's cache."""
 ZERO_ADVANTAGE = 0.75
 """A node is dropped unless keeping it promises less than this share of the error of dropping it."""
 THIN = 1.0
 """Points per cell below which a large leaf is dropped: it would spread fractions of points over many cells."""
 UNEVEN = 3.0
-"""Mean square over squared mean of the counts of siblings from which on space is uneven: they look like points on a third of
-it, so that most ranges inside a thin leaf hold next to nothing. In even space they hold their share, and no thin leaf is
-dropped; where the box as a whole is even, nothing is.
+"""Space is uneven where siblings' counts have a mean square above this multiple of their squared mean, as if all points lay on a
+third of it. Most ranges inside a thin leaf then hold next to nothing. In even space they hold their share, so no thin leaf is
+dropped there, and nothing at all is dropped where the box as a whole is even.
 """
 MEASURED = 11.0
-"""Squared count of siblings together, in variances of their noise, from which on they tell their unevenness to about 0.5 in
-1 for 16 of them; below it they are taken for as uneven as their parent and its siblings."""
+"""Squared count of all siblings together, in variances of its noise, that is needed to measure how uneven they are (to about
+±0.5 for 16 of them). Below it they are taken to be as uneven as their parent and its siblings."""
 CONFORMING_ROUNDS = 3
 MOST = 3.0
-"""Standard deviations above its own posterior mean to which a kept node may rise for what its siblings dropped: else one
-child of a parent that only noise filled would take all of that noise."""
+"""A kept node takes over what its dropped siblings leave, but rises at most this many standard deviations above its own
+posterior mean. Without the limit one child would take all the noise of a parent whose space is empty."""
 
 
 def require_goal(goal: str) -> None:
@@ -98,8 +102,8 @@ class _Estimates:
 
 
 def expected_counts(tree: Tree) -> FloatArray:
-    """Posterior means ≥ 0 of all nodes, shape (M,), that add up along the tree (the root keeps its count even if nothing
-    below does). ``tree``: unbiased draws with their variances, before least squares.
+    """Posterior means ≥ 0 of all nodes, shape (M,); children add up to their parent, except that the root keeps its count
+    where everything below it is 0. ``tree``: unbiased draws with their variances, before least squares.
     """
     counts, _ = _descend(tree, None)
     return counts
@@ -110,7 +114,7 @@ def sparse_counts(tree: Tree, sanity: float = 20.0) -> FloatArray:
     less. ``sanity``: the count below which errors are measured in points, not relatively.
     """
     counts, estimates = _descend(tree, sanity)
-    # A parent all of whose children are empty is empty itself: what it held belongs to its siblings.
+    # A parent whose children are all empty is empty itself: its count goes to its siblings.
     parents = tree.parents
     for level in tree.levels[:0:-1]:
         inner = level[parents[level]]

@@ -1,7 +1,7 @@
-"""The noise of range counts: how far it may carry the sum of some released counts, exactly where the noise is independent.
+"""Quantiles of the noise of range counts: how far the sum of several released counts may lie from the true sum.
 
-A count is the truth plus noise X. Intervals need three bounds of X, in counts: :class:`Tails`. Everything here follows from
-what a release says about its own noise: no privacy depends on it.
+A released count is the truth plus noise X. Intervals need three quantiles of X, in counts: :class:`Tails`. They are exact for
+independent draws. Everything here is computed from what a release says about its own noise: no privacy depends on it.
 """
 
 from __future__ import annotations
@@ -201,4 +201,4 @@ class TreeNoise:
 
 
 PartNoise = Literal["independent"] | TreeNoise | None
-"""How the noise of parts hangs together; None where the counts were changed in a way that leaves no known noise."""
+"""How the noise of the parts is correlated; None where the counts were changed so that the law of their noise is unknown."""

@@ -1,7 +1,11 @@
-"""Quadtree and kd-tree with uniform or geometric budgets and least-squares consistency. Relation A.
+"""Quadtree and kd-tree with uniform or geometric budgets and least-squares consistency. Relation "participation".
 
-Nodes of one level are disjoint, so a level costs one share; a node that cannot be split draws its count with all shares
-of the levels it never reaches, so every path costs exactly the total. Source: Cormode et al. 2012, as [H]'s baselines.
+To be proved: a tree at ε is ε-DP for s points per user. Proof: the boxes of one level are disjoint, so each of a user's points
+lies on one path from the root. A box at ε′ costs a user ε′·(their points in it)/s, for its count as for the median of a
+kd-tree, whose cost |2·left − all| each point changes by 1. A box that cannot be divided draws its count with the shares of
+all levels that it never reaches, so every path costs exactly ε, and so does their average over the s points.
+Tested: tests/dpcore/spatial/test_partitions.py (paths, costs of medians), tests/audit/test_spatial_audit.py.
+Source: Cormode et al., "Differentially Private Spatial Decompositions" (2012), as [H]'s baselines.
 """
 
 from __future__ import annotations
@@ -64,7 +68,7 @@ class QuadTree(SpatialMechanism):
     def draw(
         self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` (A)."""
+        """Histogram at ``epsilon_micro`` µε."""
         tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
         return (tree.least_squares() if self.consistency else tree).histogram(domain)
 
@@ -134,6 +138,12 @@ class Candidates:
         return np.stack([first, second], axis=1).reshape(-1, 4), np.repeat(every, 2)
 
 
+def median_costs(image: IntGrid, boxes: IntArray, candidates: Candidates) -> IntArray:
+    """|2·left − all| for every candidate: how far its cut is from halving the points of its box. A point changes it by 1."""
+    left = box_sums(image, candidates.lower(boxes, candidates.box, candidates.k))
+    return np.asarray(np.abs(2 * left - box_sums(image, boxes)[candidates.box]), dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class KdTree(SpatialMechanism):
     """Halves the points of a node at a private median, axes in turn; height from a DP count as for HTF.
@@ -158,7 +168,7 @@ class KdTree(SpatialMechanism):
     def draw(
         self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` (A)."""
+        """Histogram at ``epsilon_micro`` µε."""
         tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
         return (tree.least_squares() if self.consistency else tree).histogram(domain)
 
@@ -186,9 +196,3 @@ class KdTree(SpatialMechanism):
             return candidates.cut(boxes, chosen)
 
         return grow(image, domain, draw, divide)
-
-
-def median_costs(image: IntGrid, boxes: IntArray, candidates: Candidates) -> IntArray:
-    """|2·left − all| for every candidate: how far its cut is from halving the points of its box. A point changes it by 1."""
-    left = box_sums(image, candidates.lower(boxes, candidates.box, candidates.k))
-    return np.asarray(np.abs(2 * left - box_sums(image, boxes)[candidates.box]), dtype=np.int64)

@@ -1,4 +1,10 @@
-"""Privlet: noise on the 2-D Haar coefficients. Relation A. Source: Xiao, Wang and Gehrke 2011, as [H]'s baseline."""
+"""Privlet: noise on the 2-D Haar coefficients. Relation "participation", s points per user.
+
+To be proved: the draw is ε-DP. Proof: one point changes :meth:`Privlet.sensitivity` coefficients, each by exactly 1, so the
+coefficients change by s times that in L1, and have noise of that scale over ε.
+Tested: tests/dpcore/spatial/test_mechanisms.py (by brute force), tests/audit/test_spatial_audit.py.
+Source: Xiao, Wang and Gehrke, "Differential Privacy via Wavelet Transforms" (2011), as [H]'s baseline.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +35,7 @@ class Privlet(SpatialMechanism):
     def draw(
         self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
     ) -> GridHistogram:
-        """Histogram of all cells at ``epsilon_micro`` (A)."""
+        """Histogram of all cells at ``epsilon_micro`` µε."""
         coefficients = haar(counts)
         scale = self.sensitivity(domain) * points_per_user
         cells = inverse_haar(noisy_counts(coefficients, epsilon_micro, scale, noise).astype(np.float64))

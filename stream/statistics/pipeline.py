@@ -94,7 +94,10 @@ def plan_window(
 
 
 def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
-    """All noise of the window in one batch: every statistic over the plan's cells. Raises :class:`stream.statistics.plan.PlanError`."""
+    """Draw every statistic over the plan's cells. Histograms are drawn apart, by ``draw_histograms``.
+
+    Raises :class:`stream.statistics.plan.PlanError` if the rows are not those that were planned and charged.
+    """
     sample = draw_values if plan.relation == NeighbouringRelation.VALUES else draw_participation
     return sample(plan, contributions, noise)
 

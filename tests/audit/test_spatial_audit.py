@@ -24,7 +24,7 @@ from dpcore.spatial import (
 )
 from dpcore.spatial.htf import RankedCells, split_costs, split_sensitivity
 from dpcore.spatial.partition import box_sums, image_of, whole
-from dpcore.spatial.trees import Candidates
+from dpcore.spatial.trees import Candidates, median_costs
 from tests.audit.blackbox import Bound, assert_caught, assert_private, epsilon_lower_bound
 from tests.dpcore.spatial.mechanisms import every_mechanism
 
@@ -116,8 +116,7 @@ def htf_costs(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def kd_costs(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     boxes, image = whole(DOMAIN), image_of(counts)
     candidates = Candidates.of(boxes, 0)
-    left = box_sums(image, candidates.lower(boxes, candidates.box, candidates.k))
-    return np.abs(2 * left - box_sums(image, boxes)[candidates.box])
+    return median_costs(image, boxes, candidates)
 
 
 def e2epriv_costs(objective: Any) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:

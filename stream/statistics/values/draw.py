@@ -26,8 +26,8 @@ FloatArray = npt.NDArray[np.float64]
 def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
     """Draw all noise of the window; every statistic over all cells, also those not published.
 
-    The noise of mean and variance is one batch, that of the distributions another. Raises :class:`PlanError` if the rows
-    are not those that were planned and charged.
+    The noise of mean and variance is one batch, that of the distributions another; means of a single-cell mechanism are
+    drawn cell by cell. Raises :class:`PlanError` if the rows are not those that were planned and charged.
     """
     check_rows(plan, contributions)
     kept = contributions.retain(plan.retained)

@@ -1,0 +1,59 @@
+"""Docstrings name the tests that prove them: every test that is named exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMED = re.compile(r"tests/[\w/]+\.py(?:::(\w+))?")
+MODULES = sorted(path for room in ("dpcore", "stream") for path in (ROOT / room).rglob("*.py"))
+RELEASED = (
+    "dpcore/mean.py",
+    "dpcore/variance.py",
+    "dpcore/distribution.py",
+    "dpcore/participation.py",
+    "dpcore/single_cell/mean.py",
+    "dpcore/single_cell/range_mean.py",
+    "dpcore/spatial/auto.py",
+    "dpcore/spatial/e2epriv.py",
+    "dpcore/spatial/euler.py",
+    "dpcore/spatial/grids.py",
+    "dpcore/spatial/hierarchy.py",
+    "dpcore/spatial/htf.py",
+    "dpcore/spatial/trees.py",
+    "dpcore/spatial/wavelet.py",
+)
+"""The modules of every number that leaves: each states what is to be proved, and names its tests."""
+
+
+def missing(text: str, root: Path = ROOT) -> list[str]:
+    """Paths of tests, and ``path::name`` of test functions, that ``text`` names and ``root`` lacks."""
+    absent = []
+    for found in NAMED.finditer(text):
+        file, function = root / found[0].split("::")[0], found[1]
+        if not file.is_file() or (function and f"def {function}(" not in file.read_text()):
+            absent.append(found[0])
+    return absent
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_test_that_a_module_names_exists(module: Path) -> None:
+    assert not missing(module.read_text())
+
+
+@pytest.mark.parametrize("module", RELEASED)
+def test_every_released_number_says_what_is_to_be_proved_and_which_test_tries_it(module: str) -> None:
+    docstring = (ROOT / module).read_text().split('"""')[1]
+    assert "To be proved" in docstring
+    assert "Proof" in docstring
+    assert NAMED.search(docstring), "no test is named"
+
+
+def test_a_name_without_a_test_is_noticed() -> None:
+    assert missing("proved in tests/dpcore/test_nothing.py") == ["tests/dpcore/test_nothing.py"]
+    this = "tests/dpcore/test_named_tests.py"
+    assert missing(f"{this}::test_of_nothing") == [f"{this}::test_of_nothing"]
+    assert not missing(f"{this}::test_a_name_without_a_test_is_noticed")
