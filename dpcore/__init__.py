@@ -28,6 +28,7 @@ __all__ = [
     "laplace_posterior",
     "level_tree",
     "mean",
+    "model_averaging",
     "noise",
     "participation",
     "relation",

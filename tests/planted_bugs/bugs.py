@@ -303,8 +303,8 @@ DRAW = (
     Bug(
         "one sample more than planned is retained",
         "dpcore/contributions.py",
-        "keep = position < np.repeat(samples, held)",
-        "keep = position <= np.repeat(samples, held)",
+        "keep = position < np.repeat(samples, available)",
+        "keep = position <= np.repeat(samples, available)",
         "tests/dpcore/test_mean.py",
         "clipped_before",
     ),
