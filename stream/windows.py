@@ -24,18 +24,18 @@ _DAY = 86_400
 _MICROSECOND = timedelta(microseconds=1)
 _MONDAY = date(1970, 1, 5).toordinal()
 _KEPT_DAYS = 1024
-"""UTC days whose slot tables are kept; a live feed needs two or three."""
+"""Number of UTC days whose slot tables are cached; a live feed needs two or three."""
 MAX_SPAN_DAYS = 3660
 EARLIEST_US = 946_684_800_000_000
-"""2000-01-01 in UTC: no feed is older, and clocks that lost their battery often say 1970 or 1980."""
+"""2000-01-01 in UTC. No feed is older, and clocks whose battery failed often show 1970 or 1980."""
 CLOCK_MARGIN_US = 2_000_000
-"""How far the clocks of brokers and of the store may differ; "hexveil doctor" checks it."""
+"""How far the clocks of brokers and Redis may differ; "hexveil doctor" checks it."""
 JUST_NOW_US = 15_000_000
-"""A partition last found read to its end longer ago than this may hold more by now."""
+"""After this time, a partition that had been read to its end may contain new messages."""
 
 
 class SpanError(ValueError):
-    """A span of time that cannot be released; the message says why and what to give."""
+    """A span of time that cannot be released; the message says why and what to write instead."""
 
 
 class Window(NamedTuple):
@@ -46,7 +46,7 @@ class Window(NamedTuple):
 
 
 class Period(NamedTuple):
-    """One ledger period ``[start, end)``, epoch seconds; ``key`` is its first local date (and part of the day)."""
+    """One ledger period ``[start, end)`` in epoch seconds. ``key``: its first local date, with the part of the day if shorter."""
 
     start: int
     end: int
@@ -56,8 +56,8 @@ class Period(NamedTuple):
 class PartitionTime(NamedTuple):
     """How far one partition was read, µs UTC.
 
-    ``max_event_us``: largest event time (None: no event yet). ``moved_us``: when that last grew, by the store's clock, or the
-    partition was first seen. ``read_us``: whatever the broker appended before this instant was read.
+    ``max_event_us``: largest event time (None: no event yet). ``moved_us``: when that last grew, or else when the partition
+    was first listed, by Redis's clock. ``read_us``: everything that the broker appended before this time was read.
     """
 
     max_event_us: int | None
@@ -130,7 +130,7 @@ class Slotting:
         """Two local dates or RFC 3339 times as a span of whole timeslots. Raises :class:`SpanError`."""
         first, last = self._slot_start(start), self._slot_start(end)
         if first >= last:
-            raise SpanError(f"the span from {start} until {end} is empty; its end must lie after its beginning")
+            raise SpanError(f"the span from {start} until {end} is empty; its end must be after its start")
         if last - first > MAX_SPAN_DAYS * _DAY:
             raise SpanError(f"the span from {start} until {end} is longer than {MAX_SPAN_DAYS} days; split it")
         return Window(first, last)
@@ -141,10 +141,10 @@ class Slotting:
         except ValueError:
             moment = datetime.min
         if not 1970 < moment.year < 9999:
-            raise SpanError(f"{text!r} is no time after 1970; write one like 2017-03-21 or 2017-03-21T07:00")
+            raise SpanError(f"{text!r} is not a time after 1970; write one like 2017-03-21 or 2017-03-21T07:00")
         seconds = (moment if moment.tzinfo else moment.replace(tzinfo=self._zone)).timestamp()
         if self.window(int(seconds)).start != seconds:
-            raise SpanError(f"{text} is not the beginning of a timeslot of {self.slot}; begin and end on one")
+            raise SpanError(f"{text} is not the start of a timeslot of {self.slot}; begin and end at one")
         return int(seconds)
 
     def slots_in(self, span: Window) -> list[int]:
@@ -160,7 +160,7 @@ class Slotting:
         return int(datetime(day.year, day.month, day.day, tzinfo=self._zone).timestamp())
 
     def _table(self, day: int) -> IntArray:
-        """Starts of all timeslots that touch one UTC day (days since 1970), in order."""
+        """Starts of all timeslots that overlap one UTC day (given in days since 1970), in order."""
         table = self._tables.get(day)
         if table is None:
             table = self._slots_between(day * _DAY, (day + 1) * _DAY)
@@ -181,9 +181,9 @@ class Slotting:
 
 
 def read_through(partitions: Mapping[str, PartitionTime]) -> int | None:
-    """Instant (µs UTC) before which whatever any partition was appended has been read; None while that is unknown.
+    """The time (µs UTC) before which everything appended to any partition has been read; None while that is unknown.
 
-    A window takes no more events once this has passed its end plus the allowed delay.
+    A window takes no more events once this time is after its end plus the allowed delay.
     """
     return min((times.read_us for times in partitions.values()), default=None)
 
@@ -191,13 +191,13 @@ def read_through(partitions: Mapping[str, PartitionTime]) -> int | None:
 def watermark(
     partitions: Mapping[str, PartitionTime], now_us: int, allowed_delay: timedelta, idle_timeout: timedelta
 ) -> int | None:
-    """Time (µs UTC) before which no more events of a recording are awaited; None while that is unknown.
+    """The watermark of a recording: windows that end before this time (µs UTC) can close. None while it is unknown.
 
-    The minimum over partitions of their largest event time less ``allowed_delay``, so the slowest partition decides. Idle
-    ones are left out: those read to their end just now that brought no larger event time for ``idle_timeout``, which a
-    vehicle whose clock stands still cannot prevent. A time ahead of ``now_us`` (the store's clock) counts as ``now_us``. A
-    partition that has shown no event yet holds everything open until it is idle. When all are idle, only the clock moves
-    on, and ``now_us - allowed_delay`` closes the tail of a recording that has ended.
+    It is the smallest, over partitions, of the largest event time less ``allowed_delay``. Idle partitions are ignored: those
+    that were just read to their end and brought no larger event time for ``idle_timeout``. So a vehicle whose clock stands
+    still cannot keep windows open for longer. An event time after ``now_us`` (Redis's clock) counts as ``now_us``. A
+    partition without any event keeps all windows open until it is idle. If all partitions are idle, the watermark is
+    ``now_us - allowed_delay``, which closes the last windows of a recording that has ended.
     """
     delay, timeout = allowed_delay // _MICROSECOND, idle_timeout // _MICROSECOND
     active = [
@@ -215,5 +215,5 @@ def watermark(
 
 
 def utc_text(epoch_seconds: int) -> str:
-    """``2017-03-21T12:00:00Z``: how messages write the bounds of windows and periods."""
+    """The time as messages write it: ``2017-03-21T12:00:00Z``."""
     return datetime.fromtimestamp(epoch_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,7 @@
-"""``hexveil …``: data on stdout, progress and logs on stderr; exit 0 ok, 1 failed check, 2 usage, 3 unreachable."""
+"""The command ``hexveil``. Data goes to stdout, progress and logs to stderr.
+
+Exit codes: 0 success, 1 a check failed, 2 wrong usage or configuration, 3 a server does not answer.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,14 @@ SUBJECTS = (
 
 
 class Commands(TyperGroup):
-    """Imports a subject when one of its commands is asked for: the others' dependencies take a second to load."""
+    """Imports the module of a subject only if one of its commands is used, because all of them take a second to import."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Every subject, in the order of use."""
         return list(SUBJECTS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command or group of that name; an unknown one imports all, among which the likeliest are suggested."""
+        """The command or group of that name. For an unknown name it imports all, so that similar names can be suggested."""
         for subject in (cmd_name,) if cmd_name in SUBJECTS else SUBJECTS:
             if subject not in self.commands:
                 alone = typer.Typer()
@@ -50,11 +53,11 @@ class Commands(TyperGroup):
         return self.commands.get(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; a configuration that turns out not to be usable, as late as it may, is wrong usage."""
+        """Run the command; exit 2 if the configuration turns out to be unusable while the command runs."""
         try:
             return super().invoke(ctx)
         except ValueError as error:
-            from stream.config import ConfigError  # not for the commands that read none
+            from stream.config import ConfigError  # slow to import; some commands read no configuration
 
             if not isinstance(error, ConfigError):
                 raise
@@ -86,7 +89,7 @@ def hexveil(
 
 
 def _refuse_mixed_mathematics() -> None:
-    """Stop beside a ``hexveil-dpcore`` of another version: it owns the same files, and one has overwritten the other's."""
+    """Stop if a ``hexveil-dpcore`` of another version is installed: both own the same files, so one overwrote the other's."""
     try:
         service, alone = version("hexveil"), version("hexveil-dpcore")
     except PackageNotFoundError:

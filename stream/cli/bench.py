@@ -1,4 +1,4 @@
-"""``hexveil bench``: measure this machine. The benchmarks live in the source tree, not in the installed package."""
+"""``hexveil bench``: runs one benchmark. The benchmarks are in the source tree, not in the installed package."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import typer
 from stream.cli.options import UNREACHABLE, USAGE, AsJson, stop
 
 BENCHMARKS = {
-    "dashboard": "how soon a new window of 10 000 hexagons is painted, in Chromium",
-    "ingest": "events a second from Kafka to durable Redis state, beside a plain Faust agent",
-    "libraries": "an hour's means per hexagon and noise, beside OpenDP and, where it is installed, PipelineDP",
+    "dashboard": "time until Chromium has painted a new window of 10 000 hexagons",
+    "ingest": "events per second from Kafka into durable Redis state, compared with a plain Faust agent",
+    "libraries": "means per hexagon of one hour, and noise, compared with OpenDP and, if installed, PipelineDP",
     "mechanisms": "speed of noise, CHOP-USER and exact-loss allocation on 10⁶ pairs",
-    "papers": "what the papers on E2EPriv and HTF report, measured here (--plot)",
-    "range_intervals": "how often intervals of range counts hold the truth, by class of counts, and their widths",
+    "papers": "claims of the papers on E2EPriv and HTF, measured with this implementation (--plot)",
+    "range_intervals": "how often intervals of range counts contain the true number, by class of counts, and their widths",
     "resolution": "accuracy of merged sparse hexagons, on a recorded day",
     "scaling": "accuracy of means as samples and users grow, and what CHOP-USER saves (--plot)",
-    "spatial": "accuracy of spatial histograms beside published peers, and their speed",
-    "spatial_tuning": "where parameters of spatial histograms come from, and how they do on grids held out",
+    "spatial": "accuracy of spatial histograms compared with published mechanisms, and their speed",
+    "spatial_tuning": "choice of the parameters of spatial histograms, and their accuracy on grids that were held out",
     "split_regret": "how far HTF's cuts are from the best ones",
     "sse": "a thousand event streams on one core",
 }
-"""Name, which is its module in ``bench``, and what it measures."""
+"""Name of each benchmark, which is its module in ``bench``, and what it measures."""
 
 
 def register(app: typer.Typer) -> None:
@@ -39,28 +39,32 @@ def register(app: typer.Typer) -> None:
             typer.Option(
                 "--quick",
                 envvar="HEXVEIL_BENCH_QUICK",
-                help="A look in seconds, at small sizes; its figures are not to be quoted.",
+                help="Use small sizes, which take seconds. Do not quote these figures.",
             ),
         ] = False,
         folder: Annotated[
             Path | None,
             typer.Option(
-                "--plot", exists=True, file_okay=False, writable=True, help="Folder to draw the figures into (scaling)."
+                "--plot",
+                exists=True,
+                file_okay=False,
+                writable=True,
+                help="Folder for plots of the figures (scaling, papers).",
             ),
         ] = None,
         as_json: AsJson = False,
     ) -> None:
         """Run one benchmark and print its figures as JSON.
 
-        Those that need recordings look for them in the folder that HEXVEIL_DATA names, and leave out what they do not find.
+        Benchmarks that need recordings look for them in the folder named by HEXVEIL_DATA. They skip what they do not find.
         """
         if name not in BENCHMARKS:
-            stop(f"no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}", USAGE)
+            stop(f"there is no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}", USAGE)
         try:
             module = import_module(f"bench.{name}")
         except ModuleNotFoundError as error:
             if error.name in ("bench", f"bench.{name}"):
-                stop("the benchmarks come with the source tree: run this from a clone with 'pip install -e .'", USAGE)
+                stop("the benchmarks are in the source tree only: run this from a clone with 'pip install -e .'", USAGE)
             stop(f"benchmark {name!r} needs {error.name}: pip install -e '.[dev]'", USAGE)
         if folder is not None and not hasattr(module, "plot"):
             stop(f"benchmark {name!r} draws nothing; leave out --plot", USAGE)

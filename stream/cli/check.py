@@ -1,4 +1,4 @@
-"""``hexveil check``: is this configuration sound? Needs no server."""
+"""``hexveil check``: checks a configuration and says what it promises. Needs no server."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _COUNTED = {
     "user": "users, each once in each of their cells",
     "sample": "samples",
 }
-"""What a cell's count is of, by ``participation.weight``."""
+"""What the count of a cell counts, by ``participation.weight``."""
 
 
 def _participation(settings: Config) -> dict[str, Any] | None:
-    """Size of the public cell list and noise of a count, once both are known to be sound; None under "values"."""
+    """Size of the public list of cells and noise of a count, after both were checked; None under "values"."""
     if settings.participation is None:
         return None
     from stream.statistics.participation.draw import count_half_width
@@ -42,7 +42,7 @@ def _participation(settings: Config) -> dict[str, Any] | None:
 
 
 def _names(settings: Config) -> tuple[str, str]:
-    """The allowances of a window and of a period, as configured."""
+    """The configured allowances of a window and of a period, as text."""
     privacy = settings.privacy
     if privacy.accounting == "zcdp":
         return f"rho {privacy.rho}", f"rho_budget {privacy.rho_budget}"
@@ -57,7 +57,7 @@ def _promise(settings: Config) -> str:
 
 
 def _histogram(settings: Config, windows: int) -> dict[str, Any] | None:
-    """What the spatial histograms are and cost; None without."""
+    """What spatial histograms are released and what they cost; None if none are configured."""
     if settings.histogram is None:
         return None
     chosen, (_, per_one) = settings.histogram, settings.privacy.ledger_unit
@@ -77,14 +77,15 @@ def _histogram(settings: Config, windows: int) -> dict[str, Any] | None:
 def _histogram_text(settings: Config, costs: dict[str, Any]) -> str:
     names = ", ".join(f"{name} (epsilon {epsilon:g})" for name, epsilon in costs["epsilon"].items())
     text = (
-        f"Spatial histograms in every released window: {names}. Each protects participation. A user with a fix in their box pays "
-        f"{costs['unit']} {costs['cost_per_window']:g} a window for all of them, {costs['cost_per_period']:g} if they are there in every "
-        f"window of a period; with speed {costs['window_cost_with_speed']:g} and {costs['period_cost_with_speed']:g}."
+        f"Every released window has spatial histograms: {names}. Each protects participation. For all of them, a user with a fix "
+        f"in the box pays {costs['unit']} {costs['cost_per_window']:g} per window, and {costs['cost_per_period']:g} if they have one in "
+        f"every window of a period. Together with speed this is {costs['window_cost_with_speed']:g} and "
+        f"{costs['period_cost_with_speed']:g}."
     )
     if settings.relation == NeighbouringRelation.VALUES:
         text += (
-            "\nBeside them a window charges everybody the whole epsilon for speed: what it really loses follows from who else was "
-            "there, and later histograms would show it. The hexagons still tell who was where: under 'values' that is public."
+            "\nWith histograms, every window charges each user the whole epsilon for speed, because their exact loss depends on who "
+            "else was there, and later histograms would reveal it. Under 'values' it is public who was where: the hexagons show it."
         )
     return text
 
@@ -94,7 +95,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("check")
     def check(config: ConfigFile = None, as_json: AsJson = False) -> None:
-        """Validate the configuration offline and say what it promises."""
+        """Check the configuration without any server, and say what it promises."""
         chosen = choose_config(config)
         settings = read_config(chosen)
         released = _participation(settings)
@@ -126,14 +127,14 @@ def register(app: typer.Typer) -> None:
         )
         if released is not None:
             typer.echo(
-                f"Every window publishes {released['cells']} cells and one close marker, visited or not. Counted are "
-                f"{_COUNTED[released['weight']]}: ± {released['count_half_width']:g} with 95 %, everywhere and always."
+                f"Every window publishes {released['cells']} cells, visited or not, and one close marker. The count of a cell counts "
+                f"{_COUNTED[released['weight']]}. Its 95 % interval is ± {released['count_half_width']:g} in every cell."
             )
         if histogram is not None:
             typer.echo(_histogram_text(settings, histogram))
         if full < windows:
             besides = f" and {histogram['cost_per_window']:g} for histograms" if histogram is not None else ""
             typer.echo(
-                f"Note: {_names(settings)[1]} pays {full} of {windows} windows at "
-                f"{_names(settings)[0]}{besides}; users who lose it all in each fall silent after that."
+                f"Note: {_names(settings)[1]} pays for {full} of {windows} windows at "
+                f"{_names(settings)[0]}{besides}; a user who spends all of it in each contributes nothing after that."
             )

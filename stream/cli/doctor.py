@@ -1,4 +1,4 @@
-"""``hexveil doctor``: is this deployment healthy? Needs its servers."""
+"""``hexveil doctor``: checks a running deployment. Needs its servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("doctor")
     def doctor(config: ConfigFile = None, as_json: AsJson = False) -> None:
-        """Check broker, topics, retention, Redis durability, clocks and the ledger; a remedy for each failure."""
+        """Check broker, topics, retention, Redis durability, clocks and the ledger, and name a remedy for each failure."""
         from stream.doctor import examine
 
         findings = asyncio.run(examine(read_config(choose_config(config))))

@@ -1,4 +1,4 @@
-"""``hexveil evaluate``: error of the releases against the truth, over a recording. Not private."""
+"""``hexveil evaluate``: compares releases of a recording with its true values. Its output is not private."""
 
 from __future__ import annotations
 
@@ -40,30 +40,36 @@ def evaluate_recording(
     file: Annotated[Path, typer.Argument(help="CSV or NDJSON, plain or .gz.")],
     config: ConfigFile = None,
     relation: Annotated[
-        Relation | None, typer.Option(help="Which guarantee: refused if the configuration has the other one.")
+        Relation | None,
+        typer.Option(help="The relation that you expect; refused if the configuration has the other one."),
     ] = None,
     file_format: Annotated[
-        str | None, typer.Option("--format", help="Format of the file; default: the feed's.")
+        str | None, typer.Option("--format", help="Format of the file; default: feed.format.")
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Draws of noise per window.")] = 5,
+    trials: Annotated[int, typer.Option(min=1, help="Number of draws of noise per window.")] = 5,
     mechanisms: Annotated[
         str,
         typer.Option(help="'configured', 'all', or names separated by commas; under 'participation' pure,zcdp."),
     ] = "configured",
     statistics: Annotated[
-        str | None, typer.Option(help="mean,variance,p15,p50,p85: those instead of the configuration's.")
+        str | None, typer.Option(help="Statistics to use instead of the configured ones: mean,variance,p15,p50,p85.")
     ] = None,
-    sweep: Annotated[str | None, typer.Option(help="epsilon=0.5,1,2,4: repeat for each value.")] = None,
-    window: Annotated[str | None, typer.Option(help="Only the window that starts then (2017-03-21T12:00:00Z).")] = None,
+    sweep: Annotated[str | None, typer.Option(help="Repeat for each value, like epsilon=0.5,1,2,4.")] = None,
+    window: Annotated[
+        str | None, typer.Option(help="Only the window that starts at this time, like 2017-03-21T12:00:00Z.")
+    ] = None,
     figure: Annotated[
-        Path | None, typer.Option("--plot", help="Write error against epsilon and a map of error (PNG or SVG).")
+        Path | None,
+        typer.Option(
+            "--plot", help="Draw the error against epsilon and a map of errors into this file (PNG, SVG or PDF)."
+        ),
     ] = None,
     histograms: Annotated[
-        bool, typer.Option("--histograms", help="Judge the spatial histograms; --sweep then means theirs.")
+        bool, typer.Option("--histograms", help="Evaluate the spatial histograms; --sweep then changes their epsilon.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Judge mechanisms on a recording before going live. Its output is NOT private and must not be published."""
+    """Measure the error of mechanisms on a recording, before going live. The output is NOT private: do not publish it."""
     settings = _settings(config, relation, statistics)
     names = _mechanisms(settings, mechanisms)
     windows = _windows(settings, file, file_format or settings.feed.format, window)
@@ -77,7 +83,7 @@ def evaluate_recording(
 
 
 def _settings(config: Path | None, relation: Relation | None, statistics: str | None) -> Config:
-    """The chosen configuration with the named statistics; exit 2 where it has another relation than was asked for."""
+    """The chosen configuration with the named statistics; exit 2 if its relation is not the one asked for."""
     chosen = choose_config(config, relation)
     settings = read_config(chosen, **({"speed.statistics": statistics.split(",")} if statistics else {}))
     if relation is not None and settings.relation != relation.value:
@@ -89,7 +95,7 @@ def _settings(config: Path | None, relation: Relation | None, statistics: str | 
 
 
 def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
-    """The named variants of the configuration; exit 2 for one that its relation does not have."""
+    """The named variants of the configuration; exit 2 for one that its relation does not offer."""
     from stream.evaluation.variants import variant_names
 
     known = variant_names(settings)
@@ -97,7 +103,7 @@ def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
     unknown = sorted(set(names) - set(known) - {"configured"})
     if unknown:
         stop(
-            f"no mechanism {', '.join(unknown)} under relation '{settings.relation}'; choose among configured, "
+            f"no mechanism {', '.join(unknown)} under relation '{settings.relation}'; choose from configured, "
             f"{', '.join(known)}",
             USAGE,
         )
@@ -105,7 +111,7 @@ def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
 
 
 def _windows(settings: Config, file: Path, file_format: str, start: str | None) -> Windows:
-    """Rows of the recording by start of their window, of the one that begins at ``start`` alone if given; else exit 2."""
+    """Rows of the recording by start of their window; only the window that begins at ``start`` if given. Exit 2 if none."""
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.offline import read_recording, split_by_slot
     from stream.sources.lines import RecordingError
@@ -121,12 +127,12 @@ def _windows(settings: Config, file: Path, file_format: str, start: str | None) 
     if start is not None:
         windows = {slot: part for slot, part in windows.items() if utc_text(slot) == start}
     if not windows:
-        stop(f"no window starts at {start}; name the start of one that has events", USAGE)
+        stop(f"no window with events starts at {start}; name the start of one that has events", USAGE)
     return windows
 
 
 def _runs(settings: Config, names: list[str], sweep: str | None) -> list[tuple[str, Config]]:
-    """Every named variant at every epsilon of ``sweep``; raises ValueError for one that no configuration may have."""
+    """Every named variant at every epsilon of ``sweep``. Raises ValueError for an epsilon that the configuration refuses."""
     from stream.evaluation.variants import variants, with_epsilon
 
     return [
@@ -162,7 +168,7 @@ def _judge_histograms(
     from stream.evaluation.histograms import evaluate_histograms, with_histogram_epsilon
 
     if settings.histogram is None:
-        stop("the configuration has no [histogram]; add the section, as the comments of the shipped files show", USAGE)
+        stop("the configuration has no section [histogram]; add one, as the comments in the shipped files show", USAGE)
     epsilons = _values(sweep, settings.histogram.epsilon)
     scores: list[HistogramScore] = []
     with _progress() as bars:

@@ -1,4 +1,4 @@
-"""What replay and simulate share at the terminal: run until done or Ctrl-C, show progress, tell the outcome."""
+"""What the commands that feed Kafka share: run until done or Ctrl-C, show progress, print a summary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stream.sources.messages import Messages
 
 
 def refuse(message: object, code: int = USAGE) -> typer.Exit:
-    """Say why on stderr; raise what this returns."""
+    """Print ``message`` to stderr; the caller raises the exit that this returns."""
     typer.echo(f"hexveil: {message}", err=True)
     return typer.Exit(code)
 
@@ -46,19 +46,19 @@ def iso(micros: int) -> str:
 
 
 class TooLateError(ValueError):
-    """What would be sent is over already by the broker's clock; the message says what to do."""
+    """By the clock, every event would be late; the message says what to do."""
 
 
 def _in_time(config: Config, blocks: Iterable[Messages]) -> Iterator[Messages]:
-    """``blocks`` as they come. Raises :class:`TooLateError` where not even the first message could be in time."""
+    """Yields ``blocks``. Raises :class:`TooLateError` if even the first message would be late."""
     unchecked = config.window.lateness == "append-time"
     for block in blocks:
         if unchecked and len(block.due):
             unchecked, first = False, int(block.due.min()) // 1_000_000
             if config.slotting.window(first).end + config.window.allowed_delay.total_seconds() < time.time():
                 raise TooLateError(
-                    f"the first event is of {iso(first * 1_000_000)}, and with window.lateness 'append-time' every event that "
-                    f"the broker gets later than {config.window.allowed_delay} after its window is late. For a recording set "
+                    f"the first event happened at {iso(first * 1_000_000)}. With window.lateness 'append-time', an event is late if the "
+                    f"broker gets it more than {config.window.allowed_delay} after the end of its window. For a recording, set "
                     "window.lateness = 'event-time' here and for the worker, or release it without Kafka: hexveil replay "
                     "--offline"
                 )
@@ -76,7 +76,7 @@ def feed_kafka(
 ) -> None:
     """Deliver ``blocks`` to the feed's topic and print a summary.
 
-    Exits 1 on a damaged recording, 2 where all of it would be late, 3 without Kafka.
+    Exits 1 if the recording is damaged, 2 if all of it would be late, 3 if Kafka does not answer.
     """
     progress, failure, interrupted = Progress(), None, False
     began = time.monotonic()
@@ -104,7 +104,7 @@ def feed_kafka(
         typer.echo(json.dumps(summary))
     else:
         span = f", recorded {summary['first']} to {summary['last']}" if progress.sent else ""
-        unread = f", {progress.unread} of them unreadable and left to the service to reject" if progress.unread else ""
+        unread = f", {progress.unread} of them unreadable, which the service will reject" if progress.unread else ""
         rate = summary["events_per_second"]
         typer.echo(
             f"{'Stopped: ' if interrupted else ''}{progress.sent} events to {config.feed.topic} "

@@ -1,4 +1,4 @@
-"""``hexveil gtfs-rt``: VehiclePositions of an agency, live from its address or from stored snapshots, to Kafka or a file."""
+"""``hexveil gtfs-rt``: sends an agency's VehiclePositions, from its address or from stored snapshots, to Kafka or a file."""
 
 from __future__ import annotations
 
@@ -34,30 +34,38 @@ def register(app: typer.Typer) -> None:
 
 def gtfs_rt_command(
     sources: Annotated[
-        list[str], typer.Argument(metavar="URL|FILE|FOLDER...", help="One address, or stored snapshots.")
+        list[str],
+        typer.Argument(metavar="URL|FILE|FOLDER...", help="One address, or files and folders of stored snapshots."),
     ],
     speeds: Annotated[
-        str, typer.Option(help="'missing': derive the speeds that are missing; 'derived': all; 'reported': none.")
+        str,
+        typer.Option(
+            help="'missing': derive missing speeds from positions; 'derived': derive all; 'reported': derive none."
+        ),
     ] = "missing",
-    interval: Annotated[str, typer.Option(help="Between two requests, 1s to 1h.")] = "15s",
+    interval: Annotated[str, typer.Option(help="Time between two requests, 1s to 1h.")] = "15s",
     header: Annotated[
         list[str] | None,
-        typer.Option(help="Request header NAME=FILE; the file holds its value, like a key, and nothing else."),
+        typer.Option(
+            help="Request header NAME=FILE. The file contains the value of the header, such as an API key, and nothing else."
+        ),
     ] = None,
-    pace: Annotated[str, typer.Option(help="Stored snapshots: multiple of their pace, or 'max'.")] = "max",
+    pace: Annotated[str, typer.Option(help="For stored snapshots: multiple of their original pace, or 'max'.")] = "max",
     out: Annotated[
-        Path | None, typer.Option(help="Canonical events as NDJSON into this file ('-': stdout) instead of Kafka.")
+        Path | None, typer.Option(help="Write canonical events as NDJSON to this file instead of Kafka ('-': stdout).")
     ] = None,
-    once: Annotated[bool, typer.Option(help="An address: one snapshot, then stop.")] = False,
+    once: Annotated[bool, typer.Option(help="For an address: stop after one snapshot.")] = False,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Feed VehiclePositions (GTFS-realtime) to the service; speeds that are missing are derived from positions."""
+    """Send VehiclePositions (GTFS-realtime) to the service. Missing speeds are derived from positions."""
     speed_of_stored = parse_pace(pace)
     try:
         from stream.sources.gtfs_rt import SPEED_SOURCES, GtfsRealtime
     except ModuleNotFoundError as error:
-        raise refuse(f"{error.name} is not installed, which reads GTFS-realtime: pip install 'hexveil[gtfs]'") from None
+        raise refuse(
+            f"{error.name}, which reads GTFS-realtime, is not installed: pip install 'hexveil[gtfs]'"
+        ) from None
     if speeds not in SPEED_SOURCES:
         raise typer.BadParameter(f"{speeds!r} is none of {', '.join(SPEED_SOURCES)}", param_hint="--speeds")
     try:
@@ -69,8 +77,8 @@ def gtfs_rt_command(
         raise refuse(error) from None
     if settings.relation == NeighbouringRelation.VALUES and speeds != "reported":
         typer.echo(
-            "Note: positions and times are public under relation 'values', so a derived speed is public as well: "
-            "nothing protects it. Where that matters, use relation 'participation'.",
+            "Note: positions and times are public under relation 'values', so a derived speed is public as well and is "
+            "not protected. To protect derived speeds, use relation 'participation'.",
             err=True,
         )
     if any(_is_address(source) for source in sources):
@@ -88,7 +96,9 @@ def _is_address(source: str) -> bool:
 def _secret_header(text: str) -> tuple[str, str]:
     name, found, path = text.partition("=")
     if not found or not name or not path:
-        raise ValueError(f"--header {name!r}: write NAME=FILE; a secret belongs into a file, not on a command line")
+        raise ValueError(
+            f"--header {name!r}: write NAME=FILE; store the secret in a file, because others can see the command line"
+        )
     try:
         value = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -107,14 +117,14 @@ def _files(paths: list[Path]) -> list[Path]:
         elif path.is_file():
             found.append(path)
         else:
-            raise refuse(f"{path}: no such file or folder, and no http or https address")
+            raise refuse(f"{path} is neither a file, nor a folder, nor an http or https address")
     if not found:
-        raise refuse(f"{paths[0]}: a folder without files; name one that holds snapshots")
+        raise refuse(f"{paths[0]} is a folder without files; name one that contains snapshots")
     return found
 
 
 def _snapshots(files: list[Path], reader: GtfsRealtime, problems: list[str]) -> Iterator[Messages]:
-    """The new events of each file; a file that is no snapshot is skipped and told in the end."""
+    """The new events of each file. A file that is not a snapshot is skipped and added to ``problems``."""
     from stream.sources.vehicle_positions import LARGEST_SNAPSHOT, SnapshotError
 
     for path in files:
@@ -144,11 +154,9 @@ def _stored(
     for problem in problems[:5]:
         typer.echo(f"hexveil: {problem}", err=True)
     if not reader.tally.events:
-        raise refuse(
-            f"no event came out of {len(files)} file(s), {len(problems)} of them unreadable: {_why_none(reader)}"
-        )
+        raise refuse(f"{len(files)} file(s), {len(problems)} of them unreadable, gave no event: {_why_none(reader)}")
     if problems:
-        raise refuse(f"{len(problems)} of {len(files)} files are no snapshots", FAILED)
+        raise refuse(f"{len(problems)} of {len(files)} files are not snapshots", FAILED)
 
 
 def _why_none(reader: GtfsRealtime) -> str:
@@ -186,7 +194,7 @@ def _tell(reader: GtfsRealtime, as_json: bool) -> None:
         )
     if tally.reported_speeds_are_wrong:
         typer.echo(
-            f"Of {tally.driving} vehicles that moved, {tally.driving_but_reported_still} report that they stand: the feed's "
+            f"Of {tally.driving} vehicles that moved, {tally.driving_but_reported_still} reported a speed of 0, so the feed's "
             "speeds cannot be right. Use --speeds derived.",
             err=True,
         )

@@ -1,4 +1,4 @@
-"""``hexveil init``: a commented configuration to start from."""
+"""``hexveil init``: writes a complete configuration with comments."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def register(app: typer.Typer) -> None:
 
     @app.command("init")
     def init(
-        path: Annotated[Path, typer.Argument(help="Where to write it.")] = LOCAL,
+        path: Annotated[Path, typer.Argument(help="File to write.")] = LOCAL,
         relation: Annotated[
             Literal["values", "participation"],
             typer.Option(help="values: scheduled public transport. participation: private cars, taxis, riders."),
         ] = "values",
         force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     ) -> None:
-        """Write a complete, commented configuration to start from."""
+        """Write a complete configuration with comments."""
         if path.exists() and not force:
             stop(f"{path} exists; choose another name or pass --force", USAGE)
         try:
             path.write_bytes(template(relation).read_bytes())
         except OSError as error:
-            stop(f"{path}: {error.strerror}; name a file in a folder that can be written", USAGE)
+            stop(f"{path}: {error.strerror}; name a file in a folder that you may write to", USAGE)
         named = "" if path == LOCAL else f" --config {path}"
-        typer.echo(f"{path} written. Set feed, epsilon and budget in it, then: hexveil check{named}")
+        typer.echo(f"{path} written. Set feed, epsilon and budget in it, then run: hexveil check{named}")

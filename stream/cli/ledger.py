@@ -1,4 +1,4 @@
-"""``hexveil ledger``: what was spent, for the operator (inside the trust boundary)."""
+"""``hexveil ledger``: shows the spent budgets to the operator (inside the trust boundary), and adopts periods."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ async def _totals(config: Config) -> dict[str, dict[str, float]]:
 
 
 _ADOPTING = """\
-A ledger releases windows of periods that begin after it was born. It does not know whether another ledger (an older name of
-this feed, another Redis, a ledger that was lost) granted the budgets of earlier periods. Adopting periods grants every user
-their whole budget in each of them. Do it only if no other ledger ever released anything about these users in these periods:
-a new feed, or a recording that was never released. Then repeat the command with --no-other-ledger."""
+A ledger releases windows of periods that begin after it was born. It cannot know whether another ledger (an older name of
+this feed, another Redis, a ledger that was lost) granted the budgets of earlier periods. If you adopt periods, every user gets
+their whole budget in each of them. Do it only if no other ledger ever released anything about these users in these periods,
+because the feed is new or the recording was never released. Then repeat the command with --no-other-ledger."""
 
 
 def _period_start(config: Config, since: str | None) -> int:
@@ -61,7 +61,9 @@ async def _adopt(config: Config, since: int) -> int:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    ledger = typer.Typer(help="The budget ledger. Never publish what these commands print.", no_args_is_help=True)
+    ledger = typer.Typer(
+        help="Show and adopt the ledger of budgets. Never publish what these commands print.", no_args_is_help=True
+    )
     app.add_typer(ledger, name="ledger")
     ledger.callback()(group)
     ledger.command("show")(show)
@@ -69,11 +71,11 @@ def register(app: typer.Typer) -> None:
 
 
 def group() -> None:
-    """The budget ledger."""
+    """Show and adopt the ledger of budgets. Never publish what these commands print."""
 
 
 def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Users charged and the sum of charges, per ledger period."""
+    """Show the number of users charged and the sum of charges in each ledger period."""
     settings = read_config(choose_config(config))
     from stream.storage.ledger import LedgerError
 
@@ -96,14 +98,15 @@ def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
 def adopt(
     config: ConfigFile = None,
     since: Annotated[
-        str | None, typer.Option(help="First period to release: a local date or RFC 3339 time in it. Default: now.")
+        str | None,
+        typer.Option(help="First period to release, named by a local date or RFC 3339 time in it. Default: now."),
     ] = None,
     no_other_ledger: Annotated[
         bool,
-        typer.Option("--no-other-ledger", help="I know that no other ledger released anything of these periods."),
+        typer.Option("--no-other-ledger", help="I know that no other ledger released anything about these periods."),
     ] = False,
 ) -> None:
-    """Release windows of periods that began before this ledger was born. Read what it says first."""
+    """Release windows of periods that began before this ledger was born. First run it without options and read its text."""
     settings = read_config(choose_config(config))
     from aiokafka.errors import KafkaError
 
@@ -113,7 +116,7 @@ def adopt(
     try:
         start = _period_start(settings, since)
     except (ValueError, OverflowError, OSError):
-        stop(f"--since {since!r} is no time; write a date like 2017-03-21 or 2017-03-21T07:00", USAGE)
+        stop(f"--since {since!r} is not a time; write a date like 2017-03-21 or 2017-03-21T07:00", USAGE)
     if not no_other_ledger:
         stop(f"Feed '{settings.feed.name}', periods from {utc_text(start)} on.\n{_ADOPTING}", USAGE)
     try:
@@ -121,5 +124,5 @@ def adopt(
     except LedgerError as error:
         stop(str(error), FAILED)
     except (RedisError, KafkaError, OSError) as error:
-        stop(f"a server does not answer: {error}", UNREACHABLE)
+        stop(f"a server does not answer: {error}; run 'hexveil doctor'", UNREACHABLE)
     typer.echo(f"The ledger of feed '{settings.feed.name}' releases windows of periods from {utc_text(birth)} on.")

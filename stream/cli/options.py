@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from stream.config.servers import SurfaceConfig
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 3
-"""Exit codes besides 0: a check failed, wrong usage or configuration, a server that does not answer."""
+"""Exit codes besides 0: a check failed; the usage or the configuration is wrong; a server does not answer."""
 
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--config",
         "-c",
-        help="Configuration (TOML); HEXVEIL_SECTION__KEY overrides. Default: HEXVEIL_CONFIG, ./hexveil.toml, ./config/, "
-        "the shipped template.",
+        help="Configuration file (TOML). Environment variables HEXVEIL_SECTION__KEY override its keys. Default: the first that "
+        "exists of HEXVEIL_CONFIG, ./hexveil.toml, ./config/, and the shipped template.",
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 
 
 def stop(message: str, code: int) -> NoReturn:
@@ -40,13 +40,13 @@ def stop(message: str, code: int) -> NoReturn:
 
 
 def stop_service(message: str, code: int) -> NoReturn:
-    """End a command whose stderr is a log: its last sentence is a line of it, like all others."""
+    """End a command whose stderr is a log, with ``message`` as its last line."""
     structlog.get_logger().error("cannot go on", reason=message, exit_code=code)
     raise typer.Exit(code)
 
 
 def port_is_free(section: str, surface: SurfaceConfig) -> None:
-    """Exit 2 where another process listens on a service's address already, or it is none of this machine."""
+    """Exit 2 if another process listens on the address of ``surface``, or if this machine does not have that address."""
     family = socket.AF_INET6 if ":" in surface.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,16 +54,17 @@ def port_is_free(section: str, surface: SurfaceConfig) -> None:
             probe.bind((surface.host, surface.port))
         except OSError as error:
             where = f"{surface.host}:{surface.port} ({section}.host, {section}.port)"
-            remedy = "choose another address, or stop what listens there"
-            stop_service(f"{where} cannot be listened on: {error.strerror}; {remedy}", USAGE)
+            remedy = "choose another address, or stop the process that listens there"
+            stop_service(f"cannot listen on {where}: {error.strerror}; {remedy}", USAGE)
 
 
 def choose_config(named: Path | None, relation: str | None = None) -> Chosen:
-    """The configuration to read, said on stderr where the command line does not name it.
+    """The configuration to read. Prints its path to stderr unless the command line names it.
 
-    ``relation``: whose file is looked for in config/ and among the templates; default: that of HEXVEIL_RELATION, "values".
+    ``relation``: the relation of the file to look for in config/ and among the templates; default: HEXVEIL_RELATION, else
+    "values".
     """
-    from stream.config import find_config  # not for the commands that read none
+    from stream.config import find_config  # slow to import; some commands read no configuration
 
     chosen = find_config(named, _wanted_relation(relation))
     if named is None:
@@ -77,7 +78,7 @@ def _wanted_relation(relation: str | None) -> Literal["values", "participation"]
 
 
 def load_to_release(chosen: Chosen, **overrides: Any) -> Config:
-    """The configuration of a command that releases windows: its public cells are known to be sound before anything starts.
+    """The configuration of a command that releases windows; its public cells are checked before anything starts.
 
     Raises :class:`stream.config.ConfigError`.
     """
@@ -92,7 +93,7 @@ def load_to_release(chosen: Chosen, **overrides: Any) -> Config:
 
 
 def read_service_config(named: Path | None, load: Callable[[Chosen], Config]) -> Config:
-    """As :func:`read_config` for a service, whose log begins here: what clients of servers have to say is in it."""
+    """Like :func:`read_config`, for a service: errors go to its log, and so do messages of the Kafka and Redis clients."""
     from stream.config import ConfigError, find_config
 
     tell_of_clients(True)
@@ -105,7 +106,7 @@ def read_service_config(named: Path | None, load: Callable[[Chosen], Config]) ->
 
 
 def read_config(chosen: Chosen, **overrides: Any) -> Config:
-    """The configuration as :func:`load_to_release` gives it, or exit 2 with what is wrong in it."""
+    """The configuration as :func:`load_to_release` returns it; exit 2 with the reason if it is wrong."""
     from stream.config import ConfigError
 
     try:

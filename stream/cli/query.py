@@ -1,4 +1,4 @@
-"""``hexveil query``: how many were in a range, from a file of releases. Needs no server and costs no budget."""
+"""``hexveil query``: counts users in ranges of the map, from a file of releases. Needs no server and costs no budget."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ def register(app: typer.Typer) -> None:
         file: Annotated[
             Path,
             typer.Argument(
-                help="Releases, one JSON object per line (replay --offline writes them), or .gz; - is stdin."
+                help="File of releases from replay --offline, one JSON object per line, plain or .gz; '-': stdin."
             ),
         ],
         bbox: Annotated[
-            list[str], typer.Option(help="west,south,east,north in degrees; repeat it for several ranges.")
+            list[str],
+            typer.Option(help="Range as west,south,east,north in degrees; repeat the option for several ranges."),
         ],
         window: Annotated[
             str | None,
-            typer.Option(help="Only the window that starts then (2017-03-21T12:00:00Z); default: every one."),
+            typer.Option(help="Only the window that starts at this time, like 2017-03-21T12:00:00Z; default: all."),
         ] = None,
         mechanism: Annotated[str | None, typer.Option(help="Only histograms of this mechanism; default: all.")] = None,
         as_json: AsJson = False,
     ) -> None:
-        """How many were in a range: counts with 95 % intervals of the exact numbers, from released spatial histograms."""
+        """Count users in ranges, with 95 % intervals of the exact numbers, from released spatial histograms."""
         from dpcore.errors import ParameterError
         from stream.messages.range_query import count_in, parse_box
 
@@ -74,7 +75,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 def _histograms(file: Path) -> Iterable[dict[str, Any]]:
-    """Histograms of the file, each once, by (window, feed, mechanism): release lines, or message values alone."""
+    """Histograms of the file, each once, sorted by (window, feed, mechanism). Lines are releases or values of messages."""
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     for number, line in enumerate(_lines(file), start=1):
         if _TOPIC not in line and not (_STRUCTURE in line and b'"topic"' not in line):
@@ -84,11 +85,11 @@ def _histograms(file: Path) -> Iterable[dict[str, Any]]:
             body = record.get("value", record)
             key = (body["window"]["start"], body["feed"], body["mechanism"])
         except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-            stop(f"line {number} of {file} is no release; give a file that 'hexveil replay --offline' wrote", USAGE)
+            stop(f"line {number} of {file} is not a release; give a file that 'hexveil replay --offline' wrote", USAGE)
         if found.setdefault(key, body) != body:
             stop(
-                f"line {number} of {file} releases {key[2]} of window {key[0]} with other numbers than before; "
-                "give the releases of one run",
+                f"line {number} of {file} releases histogram {key[2]} of window {key[0]} again, with other numbers; "
+                "give a file with the releases of one run",
                 USAGE,
             )
     return [found[key] for key in sorted(found)]
@@ -96,7 +97,7 @@ def _histograms(file: Path) -> Iterable[dict[str, Any]]:
 
 def _chosen(releases: list[dict[str, Any]], window: str | None, mechanism: str | None) -> list[dict[str, Any]]:
     if not releases:
-        stop("no spatial histogram among these releases; configure [histogram] and release again", USAGE)
+        stop("these releases contain no spatial histogram; configure [histogram] and release again", USAGE)
     if window is not None:
         releases = _only(releases, "window", _utc(window), lambda release: release["window"]["start"])
     if mechanism is not None:
@@ -111,12 +112,12 @@ def _only(
     if not chosen:
         known = sorted({value_of(release) for release in releases})
         shown = ", ".join(known[:6]) + (f", … {known[-1]}" if len(known) > 6 else "")
-        stop(f"no histogram of {what} {asked!r}; there are: {shown}", USAGE)
+        stop(f"no histogram has {what} {asked!r}; there are: {shown}", USAGE)
     return chosen
 
 
 def _utc(text: str) -> str:
-    """A time with any offset as releases write it; other text as it is, for it names no window."""
+    """A time with any offset, as releases write it. Other text is returned unchanged; it will match no window."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

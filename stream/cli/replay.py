@@ -1,4 +1,4 @@
-"""``hexveil replay``: a recording to Kafka, or through the whole service without Kafka."""
+"""``hexveil replay``: sends a recording to Kafka, or releases it without Kafka."""
 
 from __future__ import annotations
 
@@ -38,34 +38,41 @@ def replay(
     file: Annotated[Path, typer.Argument(help="CSV or NDJSON, plain or .gz.")],
     file_format: Annotated[
         str | None,
-        typer.Option("--format", help="canonical, capmetro, capmetro-2015, itms or declared; default: the feed's."),
+        typer.Option("--format", help="canonical, capmetro, capmetro-2015, itms or declared; default: feed.format."),
     ] = None,
     speed: Annotated[str, typer.Option(help="Multiple of the recorded pace, or 'max'.")] = "max",
     order: Annotated[
-        str, typer.Option(help="'time': by event time, as a live feed; 'file': rows as they lie in the file.")
+        str, typer.Option(help="'time': sorted by event time, like a live feed; 'file': as in the file.")
     ] = "time",
-    loop: Annotated[bool, typer.Option(help="Begin again at the end, each pass whole days later.")] = False,
+    loop: Annotated[bool, typer.Option(help="At the end, begin again, with all times moved by whole days.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")] = None,
     offline: Annotated[
-        bool, typer.Option(help="Run the service's windows and mechanisms here; releases to stdout, or to --out.")
+        bool, typer.Option(help="Release the recording here, without Kafka; releases go to stdout, or to --out.")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Offline: file for the releases; .ndjson all of them, .csv .geojson .parquet the hexagons."),
+        typer.Option(
+            help="Offline: file for the releases. .ndjson holds all messages; .csv, .geojson and .parquet the hexagons."
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --out.")] = False,
     start: Annotated[
-        str | None, typer.Option("--from", help="Offline: first timeslot, a local date or time like 2017-03-21T07:00.")
+        str | None,
+        typer.Option(
+            "--from", help="Offline: start of the first timeslot, a local date or time like 2017-03-21T07:00."
+        ),
     ] = None,
     end: Annotated[str | None, typer.Option("--until", help="Offline: end of the last timeslot.")] = None,
     state: Annotated[
         Path | None,
-        typer.Option(help="Offline: folder of a ledger that outlives the run; without, budgets are fresh every time."),
+        typer.Option(
+            help="Offline: folder of a ledger that is kept after the run. Without it, every run starts with full budgets."
+        ),
     ] = None,
     config: ConfigFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Summary as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Send a recording to the feed's Kafka topic, or release it here with --offline."""
+    """Send a recording to the feed's Kafka topic, or release it without Kafka (--offline)."""
     _check_options(file, order, offline, out, start, end, state)
     pace = parse_pace(speed)
     try:
@@ -88,7 +95,7 @@ def _check_options(
     if order not in ("time", "file"):
         raise typer.BadParameter(f"{order!r} is neither 'time' nor 'file'", param_hint="--order")
     if (start is None) != (end is None):
-        raise typer.BadParameter("--from and --until go together", param_hint="--from")
+        raise typer.BadParameter("give both --from and --until, or neither", param_hint="--from")
     if not offline and (start or state or out):
         raise typer.BadParameter("--from, --until, --state and --out belong to --offline", param_hint="--offline")
     if out is not None and out.exists() and out.samefile(file):
@@ -110,12 +117,12 @@ def _replay_offline(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Releases to ``out`` or stdout, progress and the outcome to stderr."""
+    """Write releases to ``out`` or stdout, and progress and the summary to stderr."""
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.offline import replay_offline
     from stream.protocol.content import ContentError
     from stream.statistics.plan import PlanError
-    from stream.storage.ledger import LedgerError  # the whole service; a replay to Kafka starts without it
+    from stream.storage.ledger import LedgerError  # slow to import; a replay to Kafka does not need it
     from stream.storage.row_store import StateError
 
     try:
@@ -141,16 +148,16 @@ def _replay_offline(
         raise refuse(error, FAILED) from None
     except OSError as error:
         raise refuse(
-            f"{error.filename or out or state or 'stdout'}: {error.strerror}; --out and --state need a folder to write to"
+            f"{error.filename or out or state or 'stdout'}: {error.strerror}; --out and --state need a folder that you may write to"
         ) from None
     _tell(summary, out, as_json)
     if not summary.events and (summary.rejected or summary.outside):
         # Under "participation" alone: which windows are released must not depend on the recording.
-        raise refuse(f"{file}: none of its events was used, the releases hold noise alone")
+        raise refuse(f"{file}: none of its events was used, so the releases contain only noise")
 
 
 def _tell(summary: OfflineSummary, out: Path | None, as_json: bool) -> None:
-    """What was read and released, to stderr."""
+    """Print to stderr what was read and released."""
     if as_json:
         typer.echo(json.dumps(asdict(summary)), err=True)
         return

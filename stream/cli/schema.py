@@ -1,4 +1,4 @@
-"""``hexveil schema``: what the messages look like, for those who read them."""
+"""``hexveil schema``: lists and exports the schemas of the published messages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ASYNCAPI = "asyncapi.json"
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    schemas = typer.Typer(help="Schemas of the published messages.", no_args_is_help=True)
+    schemas = typer.Typer(help="List and export the schemas of the published messages.", no_args_is_help=True)
     app.add_typer(schemas, name="schema")
 
     @schemas.command("list")
     def list_schemas(as_json: AsJson = False) -> None:
-        """Name every output topic and what its messages are."""
+        """List every output topic with the title of its messages."""
         from stream.messages.message import OUTPUT_TOPICS, schema
 
         titles = {topic: schema(topic)["title"] for topic in OUTPUT_TOPICS}
@@ -33,9 +33,9 @@ def register(app: typer.Typer) -> None:
 
     @schemas.command("export")
     def export(
-        folder: Annotated[Path, typer.Argument(help="Where to write them; made if absent.")], as_json: AsJson = False
+        folder: Annotated[Path, typer.Argument(help="Folder to write to; created if absent.")], as_json: AsJson = False
     ) -> None:
-        """Write the JSON Schema (2020-12) of every output topic and the AsyncAPI 3.1 document of all of them."""
+        """Write the JSON Schema (2020-12) of every output topic, and an AsyncAPI 3.1 document of all topics."""
         from stream.messages.asyncapi import document
         from stream.messages.message import OUTPUT_TOPICS, schema
 
@@ -45,6 +45,6 @@ def register(app: typer.Typer) -> None:
             for name, content in contents.items():
                 (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         except OSError as error:
-            stop(f"{folder} cannot be written to ({error.strerror}); name a folder of yours", USAGE)
+            stop(f"{folder} cannot be written to ({error.strerror}); name a folder that you may write to", USAGE)
         written = [str(folder / name) for name in contents]
         typer.echo(json.dumps(written) if as_json else "\n".join(written))

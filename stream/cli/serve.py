@@ -1,4 +1,4 @@
-"""``hexveil serve``: dashboard and read API over the output topics, or over files of releases."""
+"""``hexveil serve``: dashboard and read API for the releases in Kafka or in files."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ def register(app: typer.Typer) -> None:
         releases: Annotated[
             Path | None,
             typer.Argument(
-                help="File of releases (replay --offline --out), or a folder of such *.ndjson, followed as it grows; default: Kafka."
+                help="File of releases (from replay --offline --out), or a folder of such *.ndjson files; serve follows them as they "
+                "grow. Default: Kafka."
             ),
         ] = None,
         config: ConfigFile = None,
         basemap: Annotated[
-            Path | None, typer.Option(help="PMTiles archive (vector or raster) to draw under the hexagons.")
+            Path | None, typer.Option(help="PMTiles archive (vector or raster) to show under the hexagons.")
         ] = None,
     ) -> None:
-        """Serve releases over HTTP, outside the trust boundary: a dashboard, JSON, GeoJSON, an event stream, metrics."""
+        """Serve releases over HTTP, outside the trust boundary: dashboard, JSON, GeoJSON, event stream and metrics."""
         from aiohttp import web
 
         from stream.connection import kafka_options
@@ -39,7 +40,9 @@ def register(app: typer.Typer) -> None:
         from stream.serve.reading.topics import TopicSource
         from stream.serve.static_files import BasemapError, check_basemap
 
-        settings = read_service_config(config, load_config)  # a public host need not hold the file of the public area
+        settings = read_service_config(
+            config, load_config
+        )  # the file of the public area may be absent on a public host
         public = settings.public
         try:
             tiles = None if basemap is None else check_basemap(basemap)
@@ -56,13 +59,15 @@ def register(app: typer.Typer) -> None:
             web.run_app(served, host=public.host, port=public.port, backlog=1024, print=None, access_log=None)
         except OSError as error:
             where = f"{public.host}:{public.port} (public.host, public.port)"
-            remedy = "choose another address, or stop what listens there"
-            stop_service(f"{where} cannot be listened on: {error.strerror}; {remedy}", USAGE)
+            remedy = "choose another address, or stop the process that listens there"
+            stop_service(f"cannot listen on {where}: {error.strerror}; {remedy}", USAGE)
 
 
 def _of_feed(settings: Config, feed: str | None) -> Config:
-    """The configuration with the feed that the releases are of."""
+    """``settings`` with the feed of the releases instead of the configured one."""
     if feed in (None, settings.feed.name):
         return settings
-    structlog.get_logger().warning("the releases are of another feed than configured; it is shown", feed=feed)
+    structlog.get_logger().warning(
+        "the releases belong to another feed than the configured one; that feed is shown", feed=feed
+    )
     return settings.model_copy(update={"feed": settings.feed.model_copy(update={"name": feed})})

@@ -1,4 +1,4 @@
-"""``hexveil simulate``: a synthetic bus fleet to Kafka, a file or standard output."""
+"""``hexveil simulate``: sends a synthetic bus fleet to Kafka, a file or standard output."""
 
 from __future__ import annotations
 
@@ -28,26 +28,33 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate_command(
-    vehicles: Annotated[int, typer.Option(min=1, help="Size of the fleet.")] = 300,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same feed.")] = 1,
+    vehicles: Annotated[int, typer.Option(min=1, help="Number of vehicles.")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same feed.")] = 1,
     pace: Annotated[
-        str, typer.Option(help="Multiple of real time, or 'max'. A feed that catches up goes on live.")
+        str,
+        typer.Option(
+            help="Multiple of real time, or 'max'. Once it reaches the present, the feed continues in real time."
+        ),
     ] = "1",
-    start: Annotated[str | None, typer.Option(help="RFC 3339 start of simulated time; default: now.")] = None,
-    duration: Annotated[str | None, typer.Option(help="Simulated time, like 3h; default: until Ctrl-C.")] = None,
+    start: Annotated[str | None, typer.Option(help="Start of simulated time (RFC 3339); default: now.")] = None,
+    duration: Annotated[
+        str | None, typer.Option(help="Length of simulated time, like 3h; default: until Ctrl-C.")
+    ] = None,
     interval: Annotated[str, typer.Option(help="Time between two fixes of a vehicle.")] = "30s",
     late: Annotated[float, typer.Option(min=0, max=1, help="Share of fixes that arrive late.")] = Faults.late,
     duplicate: Annotated[float, typer.Option(min=0, max=1, help="Share of fixes sent twice.")] = Faults.duplicate,
-    garbage: Annotated[float, typer.Option(min=0, max=1, help="Share of nonsense messages.")] = Faults.garbage,
-    gps_metres: Annotated[float, typer.Option(min=0, max=1000, help="GPS error per axis.")] = Faults.gps_metres,
+    garbage: Annotated[float, typer.Option(min=0, max=1, help="Share of invalid messages.")] = Faults.garbage,
+    gps_metres: Annotated[
+        float, typer.Option(min=0, max=1000, help="GPS error per axis, in metres.")
+    ] = Faults.gps_metres,
     out: Annotated[
-        Path | None, typer.Option(help="NDJSON file (.gz: compressed), '-' for stdout, instead of Kafka.")
+        Path | None, typer.Option(help="Write NDJSON to this file instead of Kafka (.gz: compressed; '-': stdout).")
     ] = None,
-    once: Annotated[bool, typer.Option(help="One reporting interval, then stop.")] = False,
+    once: Annotated[bool, typer.Option(help="Stop after one interval.")] = False,
     config: ConfigFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Summary as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Feed a made-up bus fleet: synthetic streets, timetables and speeds, with the faults of real feeds."""
+    """Send a simulated bus fleet with synthetic streets, timetables and speeds, and with the faults of real feeds."""
     speed = parse_pace(pace)
     try:
         settings = load_config(choose_config(config))
@@ -70,7 +77,7 @@ def simulate_command(
         )
         return
     if length is None:
-        raise refuse("a file needs an end: give --duration (or --once)")
+        raise refuse("--out needs an end: give --duration or --once")
     _write(simulation, out, as_json)
 
 

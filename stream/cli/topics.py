@@ -1,4 +1,4 @@
-"""``hexveil topics``: create the topics of a deployment."""
+"""``hexveil topics``: creates the topics of a deployment."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from stream.cli.options import UNREACHABLE, AsJson, ConfigFile, choose_config, r
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    topics = typer.Typer(help="Topics of this deployment.", no_args_is_help=True)
+    topics = typer.Typer(help="Create the topics of this deployment.", no_args_is_help=True)
     app.add_typer(topics, name="topics")
 
     @topics.callback()
     def group() -> None:
-        """Topics of this deployment."""
+        """Create the topics of this deployment."""
 
     @topics.command("create")
     def create(config: ConfigFile = None, as_json: AsJson = False) -> None:
-        """Create the input and output topics that are missing; leave the others as they are."""
+        """Create the input and output topics that are missing. Existing topics are not changed."""
         from stream.messages.topics import create_topics
 
         settings = read_config(choose_config(config))

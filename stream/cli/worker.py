@@ -1,4 +1,4 @@
-"""``hexveil worker``: ingest, close windows, publish."""
+"""``hexveil worker``: reads events, closes windows and publishes releases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("worker")
     def worker(config: ConfigFile = None) -> None:
-        """Run one worker until SIGTERM; start more of them with the same configuration to share the load."""
+        """Run one worker until SIGTERM. To share the load, start more workers with the same configuration."""
         settings = read_service_config(config, load_to_release)
         from aiokafka.errors import KafkaError
         from redis.exceptions import AuthenticationError, NoPermissionError, RedisError

@@ -1,4 +1,4 @@
-"""TOML and environment become one validated, immutable configuration."""
+"""Reads TOML and environment into one validated, immutable configuration."""
 
 from stream.config.deployment import Config, ConfigError
 from stream.config.loading import load_config

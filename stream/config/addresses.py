@@ -1,4 +1,4 @@
-"""Addresses of servers: names of hosts, ports, and that no two of them are the same."""
+"""Addresses of servers: checks host names and ports, and that no two servers share an address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EVERY_ADDRESS = {"0.0.0.0", "::"}
 
 
 class Address(NamedTuple):
-    """Where a server listens, and the key that says so."""
+    """Where a server listens, and the key of the configuration that sets it."""
 
     key: str
     host: str
@@ -23,7 +23,10 @@ class Address(NamedTuple):
 
 
 def known_host(host: str) -> str:
-    """``host`` if it may name a machine: an IP address or a name of DNS, underscores allowed as containers have them."""
+    """``host`` if it is an IP address or a DNS name. Underscores are allowed because names of containers have them.
+
+    Raises :class:`ValueError` for other text.
+    """
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -39,7 +42,7 @@ def host_and_port(text: str) -> tuple[str, int]:
     if not separator or (":" in host and not host.startswith("[")):
         raise ValueError(f"{text!r} has no port; write host:port, like '127.0.0.1:9092' or '[::1]:9092'")
     if not port.isdecimal() or not 0 < int(port[:9]) < 65_536:
-        raise ValueError(f"port {port!r} of {text!r} is no number from 1 to 65535; write one like '127.0.0.1:9092'")
+        raise ValueError(f"port {port!r} of {text!r} is not a number from 1 to 65535; write one like '127.0.0.1:9092'")
     return known_host(host.removeprefix("[").removesuffix("]")), int(port)
 
 
@@ -48,7 +51,7 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
 def check_apart(ours: Sequence[Address], servers: Sequence[Address]) -> None:
-    """Raise :class:`ValueError` where we would listen twice on a port of one machine, or where a server listens."""
+    """Raise :class:`ValueError` if two of ``ours`` share a port of one machine, or if one is the port of a server."""
     for one, other in (*combinations(ours, 2), *product(ours, servers)):
         if one.port == other.port != 0 and _one_machine(one.host, other.host):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""One deployment as one validated, immutable :class:`Config`; what its sections must fulfil together is checked here."""
+"""The configuration of one deployment as one immutable :class:`Config`; rules that join several sections are checked here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ConfigError(ValueError):
 
 
 class Config(BaseSettings):
-    """One deployment: everything the worker needs to know, checked before anything starts."""
+    """The configuration of one deployment, checked before anything starts."""
 
     model_config = SettingsConfigDict(
         env_prefix="HEXVEIL_", env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True
@@ -50,7 +50,7 @@ class Config(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Environment above file; nothing else."""
+        """Values come from the environment and from the file; the environment has precedence."""
         return env_settings, init_settings
 
     @model_validator(mode="after")
@@ -66,30 +66,34 @@ class Config(BaseSettings):
         refused = {
             "window.lateness": (
                 self.window.lateness != "append-time",
-                "the largest event time is somebody's, so others would decide who is in time; a recording is released by "
+                "one user's largest event time would decide whether others are in time; release a recording with "
                 "'hexveil replay --offline'",
                 "'append-time'",
             ),
-            "speed.mean_mechanism": (self.speed.mean_mechanism != "allocated", "it reads counts", "'allocated'"),
-            "speed.suppression": (self.speed.suppression != "none", "chop-user drops users by raw counts", "'none'"),
+            "speed.mean_mechanism": (self.speed.mean_mechanism != "allocated", "it depends on counts", "'allocated'"),
+            "speed.suppression": (self.speed.suppression != "none", "chop-user drops users by true counts", "'none'"),
             "speed.allocation": (
                 self.speed.allocation != "uniform",
-                "exact-loss sets noise by raw counts",
+                "exact-loss chooses noise by true counts",
                 "'uniform'",
             ),
-            "speed.clipping": (self.speed.clipping == "joint", "joint clipping reads counts", "'none' or 'carried'"),
-            "speed.sum_cap": (self.speed.sum_cap != 0, "the cap follows the counts of all users", "0"),
+            "speed.clipping": (
+                self.speed.clipping == "joint",
+                "joint clipping depends on counts",
+                "'none' or 'carried'",
+            ),
+            "speed.sum_cap": (self.speed.sum_cap != 0, "the cap depends on the counts of all users", "0"),
             "speed.post_processing": (
                 "empirical-bayes" in self.speed.post_processing,
-                "empirical-bayes reads exact counts",
+                "empirical-bayes needs exact counts",
                 "['kalman'] or []",
             ),
             "hexagons.merge_until_km_h": (
                 self.hexagons.merge_until_km_h is not None,
-                "which hexagons are merged reads raw counts; merge by the public list: a coarser hexagons.resolution",
+                "merging depends on true counts; for larger hexagons choose a coarser hexagons.resolution",
                 "nothing",
             ),
-            "speed.min_users": (self.speed.min_users != 1, "a threshold on true counts shows who was there", "1"),
+            "speed.min_users": (self.speed.min_users != 1, "a threshold on true counts reveals who was there", "1"),
         }
         problems = [f"{key}: {why}; set it to {fix}" for key, (bad, why, fix) in refused.items() if bad]
         if problems:
@@ -103,11 +107,11 @@ class Config(BaseSettings):
         needs = {
             "speed.statistics": (
                 "variance" in self.speed.statistics,
-                "users' clipped means hold no variance of speeds; leave out 'variance'",
+                "clipped means of users do not give the variance of speeds; leave out 'variance'",
             ),
             "speed.post_processing": (
                 "kalman" not in self.speed.post_processing,
-                "it alone carries releases over; set it to ['kalman']",
+                "only 'kalman' carries earlier releases over; set it to ['kalman']",
             ),
         }
         problems = [f"{key}: {why}" for key, (bad, why) in needs.items() if bad]
@@ -131,7 +135,7 @@ class Config(BaseSettings):
             whole, most = ("rho", "rho_budget") if self.privacy.accounting == "zcdp" else ("epsilon", "budget")
             raise ValueError(
                 f"privacy.{most} {self.privacy.ledger_budget / per_one} is below the {self.window_grant / per_one} of one window, "
-                f"privacy.{whole} {self.privacy.ledger_grant / per_one} and {self.histogram_grant / per_one} for the histograms: "
+                f"privacy.{whole} {self.privacy.ledger_grant / per_one} and {self.histogram_grant / per_one} for the histograms, so "
                 f"no window could ever be released; raise {most} or lower histogram.epsilon"
             )
         if self.histogram is not None and self.histogram.domain and not self.feed.domain.holds(self.histogram.domain):
@@ -142,12 +146,12 @@ class Config(BaseSettings):
 
     @property
     def histogram_grant(self) -> int:
-        """What a user with a fix in their box pays in one window for all spatial histograms, in the ledger's unit."""
+        """What a user with a fix in the box pays in one window for all spatial histograms, in the ledger's unit."""
         return 0 if self.histogram is None else self.histogram.cost(self.privacy.accounting)
 
     @property
     def window_grant(self) -> int:
-        """Allowance of one user in one window, for statistics of speed and spatial histograms, in the ledger's unit."""
+        """The most that one user may be charged in one window, for speed and histograms, in the ledger's unit."""
         return self.privacy.ledger_grant + self.histogram_grant
 
     @model_validator(mode="after")
@@ -155,7 +159,7 @@ class Config(BaseSettings):
         wanted = self.hexagons.merge_until_km_h is not None
         if wanted and ("mean" not in self.speed.statistics or self.speed.mean_mechanism != "allocated"):
             raise ValueError(
-                "hexagons.merge_until_km_h predicts the interval of an allocated mean; put 'mean' into speed.statistics "
+                "hexagons.merge_until_km_h needs an allocated mean, whose interval it predicts; put 'mean' into speed.statistics "
                 "and set speed.mean_mechanism to 'allocated'"
             )
         return self
@@ -187,7 +191,7 @@ class Config(BaseSettings):
 
     @property
     def ledger_policy(self) -> str:
-        """What must not change while a ledger lives: relation, how time is divided into periods, and what is counted."""
+        """What must not change while a ledger is used: the relation, the periods and the unit, as text."""
         accounting = self.privacy.accounting
         counted = "" if accounting == "pure" else f", accounting {accounting}"
         return f"relation {self.relation}, periods of {self.privacy.period}, time zone {self.feed.timezone}{counted}"

@@ -1,4 +1,4 @@
-"""Environment variables that set keys of the configuration; one that looks like it but sets none is refused."""
+"""Environment variables that set keys of the configuration. A variable that looks like a key but matches none is refused."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from stream.config.problems import SHOWN, Path, is_compound, keys, wanted
 
 PREFIX, SEPARATOR = "HEXVEIL_", "__"
 OTHERS = ("HEXVEIL_CONFIG", "HEXVEIL_KAFKA_JARS")
-"""Variables of ours that are no keys."""
+"""Variables of Hexveil that do not set a key."""
 _NEAR, _MISSPELT = 0.6, 0.8
-"""Similarity (difflib's ratio) from which a known name is suggested, and from which one without the separator is refused.
+"""From this similarity on (difflib's ratio), a known name is suggested; and a variable without the separator is refused.
 
-Below the second, the name may be somebody else's: container platforms set HEXVEIL_SERVICE_HOST for a service "hexveil".
+A less similar variable without the separator may belong to others: container platforms set HEXVEIL_SERVICE_HOST for a
+service named "hexveil".
 """
 
 
 def variables(config: type[BaseModel]) -> dict[str, Path]:
-    """Key that each variable sets, by the variable's name."""
+    """The path of the key that each variable sets, by the variable's name."""
     return {_name(path): path for path, _ in keys(config)}
 
 
@@ -31,18 +32,18 @@ def _name(path: Path) -> str:
 
 
 def origins(config: type[BaseModel], environment: Mapping[str, str]) -> dict[Path, str]:
-    """The variable that sets a key, by the key."""
+    """The name of the variable in ``environment`` that sets each key, by the key's path."""
     known = variables(config)
     return {known[name.upper()]: name for name in environment if name.upper() in known}
 
 
 def unusable(config: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
-    """A line for each variable that would be ignored, with the nearest right name, or whose value cannot be read."""
+    """One line for each variable that matches no key, with the most similar name, or whose value cannot be read."""
     return _misspelt(config, environment) + _not_json(config, environment)
 
 
 def _not_json(config: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
-    """Lists and sections are JSON in the environment; single values are not."""
+    """One line for each list or section whose value is not JSON."""
     compound = {_name(path): field for path, field in keys(config) if is_compound(field)}
     lines = []
     for given, value in environment.items():
@@ -53,7 +54,7 @@ def _not_json(config: type[BaseModel], environment: Mapping[str, str]) -> list[s
         except (ValueError, RecursionError):
             shown = value if len(value) <= SHOWN else f"{value[:SHOWN]}…"
             lines.append(
-                f"{given}: found {shown!r}, which is no JSON; write {wanted(compound[given.upper()])} as JSON, or set single "
+                f"{given}: found {shown!r}, which is not JSON; write {wanted(compound[given.upper()])} as JSON, or set single "
                 "keys, like HEXVEIL_PRIVACY__EPSILON=1.5"
             )
     return lines

@@ -1,4 +1,4 @@
-"""Sections ``[feed]`` and ``[window]``: what comes in, in what units, and the timeslots it is cut into."""
+"""Sections ``[feed]`` and ``[window]``: the incoming events, their units, and the timeslots."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _known_timezone(name: str) -> str:
 def _whole_seconds(slot: timedelta) -> timedelta:
     if slot.microseconds or not _SHORTEST_SLOT <= slot <= _LONGEST_SLOT:
         raise ValueError(
-            f"{slot.total_seconds():g} s is not a whole number of seconds from 1s to 31d: workers look once a second for "
-            "windows to close, and a window's rows are in memory when it closes; write one like '1h'"
+            f"{slot.total_seconds():g} s is not a whole number of seconds from 1s to 31d (workers look once per second for "
+            "windows to close, and all rows of a window must fit into memory); write a length like '1h'"
         )
     return slot
 
@@ -50,7 +50,7 @@ SpeedUnit = Literal["km/h", "m/s", "mph", "kn"]
 
 
 class FeedFields(Section):
-    """Where a declared feed keeps its fields: dotted paths, a number indexes a list (``location.coordinates.1``)."""
+    """Paths of the fields of a declared feed. Dots separate levels, a number is a list index (``location.coordinates.1``)."""
 
     user: FieldPath
     time: FieldPath
@@ -87,11 +87,11 @@ class FeedConfig(Section):
 
 
 class WindowConfig(Section):
-    """Timeslots, and until when an event is in time.
+    """The timeslots, and the rule for which events are in time.
 
     ``lateness`` "append-time": an event is in time if the broker appended it by the end of its window plus
     ``allowed_delay``. "event-time", for recordings: the largest event time of each partition decides; one that was read to
-    its end and brought nothing newer for ``idle_timeout`` is not waited for.
+    its end and brought nothing newer for ``idle_timeout`` is ignored.
     """
 
     slot: Annotated[PositiveDuration, AfterValidator(_whole_seconds)] = timedelta(hours=1)
@@ -103,5 +103,5 @@ class WindowConfig(Section):
 
     @property
     def max_age(self) -> timedelta:
-        """Age on arrival beyond which an event is refused: a day for live feeds, anything since 2000 for recordings."""
+        """Events that are older on arrival are refused. Default: a day for live feeds, 36 500 days for recordings."""
         return self.given_max_age or (_LIVE_MAX_AGE if self.lateness == "append-time" else _ANY_AGE)

@@ -1,4 +1,4 @@
-"""Section ``[histogram]``: which spatial histograms a window releases, for what budget, on which public grid."""
+"""Section ``[histogram]``: the spatial histograms that a window releases, their budget and their public grid."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ Mechanism = Literal[
 MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
 
 MAX_MESSAGE_BYTES = 900_000
-"""Largest message a configuration may lead to; Kafka brokers refuse 1 MiB."""
+"""Largest message that a configuration may lead to, in bytes; Kafka brokers refuse 1 MiB."""
 _PARTITIONS = ("auto", "ag", "quadtree", "kdtree", "htf", "sparse")
 _READ_TWICE = ("auto", "htf", "sparse")
-"""Mechanisms that carry a sparse reading, too, under goal "relative"."""
+"""Mechanisms that also publish a sparse reading under goal "relative"."""
 _BYTES_PER_CELL = {"grid": 12, "partition": 50, "sparse reading": 24, "euler": 18}
-"""Of one number, of one part with its sides, variance and its share of the tree of draws, of its two counts for relative error,
-of one component before and after inference; numbers of at most seven digits."""
+"""Bytes of one number of at most seven digits; of one part with its sides, its variance and its share of the tree of draws;
+of its two counts for relative error; of one component of "euler" before and after inference."""
 MAX_SCALE = 1_000
-"""Noise scale of a point, in points, beyond which a histogram says nothing, shares within a mechanism vanish and numbers outgrow their bytes."""
+"""Largest noise scale in points. With more noise a histogram is useless, shares within a mechanism could round to 0, and
+numbers could exceed the assumed bytes."""
 
 
 class EulerConfig(Section):
-    """Regions of users: convex hull of the ``nearest`` fixes to where a user mostly was, of a public diameter."""
+    """Regions of users: the convex hull of the ``nearest`` fixes around the place where a user mostly was, shrunk to a diameter."""
 
     rows: int = Field(default=8, ge=1, le=64)
     columns: int = Field(default=8, ge=1, le=64)
@@ -69,20 +70,20 @@ class HistogramConfig(Section):
     @model_validator(mode="after")
     def _mechanisms_fit(self) -> Self:
         if len(set(self.mechanisms)) != len(self.mechanisms):
-            raise ValueError(f"mechanisms {list(self.mechanisms)} names one twice; name each once")
+            raise ValueError(f"mechanisms {list(self.mechanisms)} names a mechanism twice; name each once")
         if ("euler" in self.mechanisms) != (self.euler is not None):
             raise ValueError("mechanism 'euler' and [histogram.euler] go together; give both or neither")
         unknown = sorted(set(self.shares) - set(self.mechanisms))
         if unknown:
-            raise ValueError(f"shares names {unknown}, not among mechanisms {list(self.mechanisms)}; name those only")
+            raise ValueError(f"shares names {unknown}, but mechanisms are {list(self.mechanisms)}; name only those")
         if self.shares and (
             set(self.shares) != set(self.mechanisms)
             or not all(math.isfinite(share) and share > 0 for share in self.shares.values())
         ):
-            raise ValueError("shares must give every mechanism a number above 0; leave shares out for equal ones")
+            raise ValueError("shares must give every mechanism a number above 0; leave shares out to share equally")
         if any(not 1 <= size <= max(self.rows, self.columns) for size in self.sizes):
             raise ValueError(
-                f"sizes {list(self.sizes)} must lie between 1 and the grid's {max(self.rows, self.columns)} cells a side"
+                f"sizes {list(self.sizes)} must lie between 1 and the {max(self.rows, self.columns)} cells per side of the grid"
             )
         return self
 
@@ -92,13 +93,13 @@ class HistogramConfig(Section):
             epsilons = self.epsilons_micro
         except BudgetError:
             raise ValueError(
-                f"epsilon {self.epsilon} over {len(self.mechanisms)} mechanisms leaves one less than 1e-6; raise epsilon"
+                f"epsilon {self.epsilon} shared by {len(self.mechanisms)} mechanisms leaves one of them less than 1e-6; raise epsilon"
             ) from None
         for name, micro in epsilons.items():
             if micro * MAX_SCALE < self.fixes_per_user * MICRO:
                 raise ValueError(
-                    f"epsilon {self.epsilon} leaves {name!r} {from_micro(micro)} for {self.fixes_per_user} fixes a user: "
-                    f"noise beyond {MAX_SCALE} points; raise epsilon, or lower fixes_per_user or the number of mechanisms"
+                    f"epsilon {self.epsilon} leaves {name!r} {from_micro(micro)} for {self.fixes_per_user} fixes per user, so its "
+                    f"noise would exceed {MAX_SCALE} points; raise epsilon, or lower fixes_per_user or the number of mechanisms"
                 )
         return self
 
@@ -116,12 +117,12 @@ class HistogramConfig(Section):
 
     @property
     def grid_sizes(self) -> tuple[int, ...]:
-        """Sizes that "e2epriv" chooses among: as given, else the powers of two that the grid allows."""
+        """Sizes from which "e2epriv" chooses: the configured ones, else the powers of two that the grid allows."""
         side = max(self.rows, self.columns)
         return self.sizes or tuple(2**k for k in range(side.bit_length()))
 
     def largest_message(self, name: Mechanism) -> int:
-        """Bytes of the largest message of a mechanism."""
+        """Largest possible size of a message of the mechanism, in bytes."""
         if name == "euler":
             assert self.euler is not None
             return (2 * self.euler.rows - 1) * (2 * self.euler.columns - 1) * _BYTES_PER_CELL["euler"]
@@ -134,20 +135,20 @@ class HistogramConfig(Section):
 
     @cached_property
     def epsilon_micro(self) -> int:
-        """Allowance of one user in one window for all histograms together, in µε."""
+        """The most that one user may lose in one window by all histograms together, in µε."""
         return to_micro(self.epsilon, round_up=False)
 
     @cached_property
     def epsilons_micro(self) -> dict[Mechanism, int]:
-        """µε of each mechanism in order of name; they add up to :attr:`epsilon_micro` exactly."""
+        """µε of each mechanism, ordered by name; their sum is exactly :attr:`epsilon_micro`."""
         names = sorted(self.mechanisms)
         split = BudgetSplit.by_weights(self.epsilon_micro, [self.shares.get(name, 1.0) for name in names])
         return dict(zip(names, split.shares, strict=True))
 
     def cost(self, accounting: Literal["pure", "zcdp"]) -> int:
-        """What a user who contributes pays in a window for all histograms: µε, or nρ of pure releases under zCDP.
+        """What a user who contributes pays in a window for all histograms, in µε, or in nρ under zCDP.
 
-        Each histogram is ε_i-DP, hence ε_i²/2-zCDP; either kind of loss adds up over them.
+        Each histogram is ε_i-DP, hence ε_i²/2-zCDP; both kinds of loss add up over histograms.
         """
         if accounting == "pure":
             return self.epsilon_micro

@@ -1,4 +1,4 @@
-"""TOML and environment into one validated :class:`Config`; every error names the key and the remedy."""
+"""Reads TOML and environment into one validated :class:`Config`; every error names the key and the remedy."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from stream.config.search import Chosen
 def load_config(path: str | os.PathLike[str] | Chosen, **overrides: Any) -> Config:
     """Read ``path`` with environment overrides; ``overrides`` are dotted keys (``feed.format="capmetro"``).
 
-    The environment goes before overrides, overrides before the file. Relative paths in the file are relative to its
-    folder (or the ``base`` of what was chosen), those of the environment and of overrides to the working folder.
+    The environment has precedence over overrides, and overrides over the file. Relative paths in the file are relative to
+    its folder (or to ``base`` of the chosen configuration), those in the environment and in overrides to the working folder.
 
-    Raises :class:`ConfigError` naming every bad key, what was found and what would be right.
+    Raises :class:`ConfigError`, which names every wrong key, the value found and what to write instead.
     """
     path, base = (path.file, path.base) if isinstance(path, Chosen) else (Path(path), Path(path).parent)
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; 'hexveil init {path}' writes one to start from") from None
+        raise ConfigError(f"{path}: no such file; 'hexveil init {path}' creates one") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a readable TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}; correct it there, or start from 'hexveil init'") from None
+        raise ConfigError(
+            f"{path}: not valid TOML: {error}; correct it there, or create a file with 'hexveil init'"
+        ) from None
     _anchor(data, base)
     for key, value in overrides.items():
         section = data
@@ -50,7 +52,7 @@ def load_config(path: str | os.PathLike[str] | Chosen, **overrides: Any) -> Conf
 
 
 def _anchor(data: dict[str, Any], base: Path) -> None:
-    """Put ``base`` before every relative path of the file's ``data``, also before those that are there by default."""
+    """Put ``base`` before every relative path in the file's ``data``, and before relative paths that are defaults."""
     for (*sections, key), field in keys(Config):
         if Path not in (field.annotation, *get_args(field.annotation)):
             continue

@@ -1,4 +1,4 @@
-"""Section ``[privacy]``: what one user may lose in a window and in a period, and the unit it is counted in."""
+"""Section ``[privacy]``: the most that one user may lose in a window and in a period, and the unit in which it is counted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from stream.config.section import Section
 MAX_DELTA = 1e-5
 """Largest delta that a release may state."""
 LEDGER_UNITS = {"pure": ("micro_epsilon", MICRO), "zcdp": ("nano_rho", NANO)}
-"""Unit of the ledger per accounting, and how many make 1."""
+"""Unit of the ledger under each accounting, and how many of them make 1."""
 
 
 class PrivacyConfig(Section):
-    """Allowance of one user per window and per period: epsilon and budget, or under zCDP rho and rho_budget.
+    """The most that one user may lose per window and per period: epsilon and budget, or rho and rho_budget under zCDP.
 
-    ``accounting`` "pure": ε-DP, δ = 0, counted in µε. "zcdp": ρ-zCDP, counted in nρ; epsilon and budget are what rho and
-    rho_budget convert to at ``delta``.
+    ``accounting`` "pure": ε-DP, δ = 0, counted in µε. "zcdp": ρ-zCDP, counted in nρ; epsilon and budget are converted from
+    rho and rho_budget at ``delta``.
     """
 
     accounting: Literal["pure", "zcdp"] = "pure"
@@ -47,7 +47,7 @@ class PrivacyConfig(Section):
         if missing:
             raise ValueError(f"accounting '{self.accounting}' needs {', '.join(missing)}; set it")
         if foreign:
-            why = "epsilon and budget follow from rho" if self.accounting == "zcdp" else "they belong to 'zcdp'"
+            why = "epsilon and budget are converted from rho" if self.accounting == "zcdp" else "they belong to 'zcdp'"
             raise ValueError(f"accounting '{self.accounting}' takes no {', '.join(foreign)} ({why}); remove it")
         return self
 
@@ -55,27 +55,27 @@ class PrivacyConfig(Section):
     def _budget_covers_a_window(self) -> Self:
         if self.delta is not None and self.delta > MAX_DELTA:
             raise ValueError(
-                f"delta {self.delta} is above {MAX_DELTA}: with that chance the promise may fail for a user; "
-                "give far less than 1 over the number of users, 1e-6 or below"
+                f"delta {self.delta} is above {MAX_DELTA}. With this probability the promise may fail for a user; "
+                "choose far less than 1 divided by the number of users, for example 1e-6"
             )
         least, most = (self.rho, self.rho_budget) if self.accounting == "zcdp" else (self.epsilon, self.budget)
         names = ("rho", "rho_budget") if self.accounting == "zcdp" else ("epsilon", "budget")
         if least is not None and most is not None and most < least:
             raise ValueError(
-                f"{names[1]} {most} is below {names[0]} {least}: no window could ever be released; raise {names[1]} or lower {names[0]}"
+                f"{names[1]} {most} is below {names[0]} {least}, so no window could ever be released; raise {names[1]} or lower {names[0]}"
             )
         if self.ledger_grant < 1:
-            raise ValueError(f"{names[0]} {least} is below the resolution of the ledger; raise it")
+            raise ValueError(f"{names[0]} {least} is below the smallest unit of the ledger; raise it")
         return self
 
     @cached_property
     def epsilon(self) -> float:
-        """ε of one user in one window; under zCDP what rho converts to at delta, rounded up."""
+        """ε of one user in one window; under zCDP converted from rho at delta, rounded up."""
         return self._stated(self.given_epsilon, self.rho)
 
     @cached_property
     def budget(self) -> float:
-        """ε of one user in one period; under zCDP what rho_budget converts to at delta, rounded up."""
+        """ε of one user in one period; under zCDP converted from rho_budget at delta, rounded up."""
         return self._stated(self.given_budget, self.rho_budget)
 
     def _stated(self, given: float | None, rho: float | None) -> float:
@@ -85,12 +85,12 @@ class PrivacyConfig(Section):
 
     @cached_property
     def epsilon_micro(self) -> int:
-        """Allowance of one user in one window, in µε; raises :class:`BudgetError` where nρ are counted."""
+        """The most that one user may lose in one window, in µε. Raises :class:`BudgetError` under zCDP."""
         return to_micro(self._pure(self.given_epsilon), round_up=False)
 
     @cached_property
     def budget_micro(self) -> int:
-        """Allowance of one user in one period, in µε; raises :class:`BudgetError` where nρ are counted."""
+        """The most that one user may lose in one period, in µε. Raises :class:`BudgetError` under zCDP."""
         return to_micro(self._pure(self.given_budget), round_up=False)
 
     def _pure(self, given: float | None) -> float:
@@ -100,15 +100,15 @@ class PrivacyConfig(Section):
 
     @cached_property
     def ledger_grant(self) -> int:
-        """Allowance of one user in one window, in the ledger's unit: µε, or nρ under zCDP."""
+        """The most that one user may lose in one window by statistics of speed, in the ledger's unit."""
         return self.epsilon_micro if self.rho is None else to_nano(self.rho, round_up=False)
 
     @cached_property
     def ledger_budget(self) -> int:
-        """Allowance of one user in one period, in the ledger's unit: µε, or nρ under zCDP."""
+        """The most that one user may lose in one period, in the ledger's unit."""
         return self.budget_micro if self.rho_budget is None else to_nano(self.rho_budget, round_up=False)
 
     @property
     def ledger_unit(self) -> tuple[str, int]:
-        """Name of the ledger's unit, and how many make 1."""
+        """Name of the ledger's unit (µε, or nρ under zCDP), and how many of them make 1."""
         return LEDGER_UNITS[self.accounting]

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong in a configuration, as sentences: the key, the value that was found, what to write instead."""
+"""Errors that pydantic finds in a configuration, as sentences: the key, the value found, and what to write instead."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pydantic_core import ErrorDetails
 from stream.config.servers import redacted
 
 Path = tuple[str, ...]
-"""Names of the sections that lead to a key, and its own."""
+"""Names of the sections that contain a key, and the key's own name."""
 SHOWN = 60
-"""Characters of a wrong value that an error repeats."""
+"""Number of characters of a wrong value that an error repeats."""
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field of this type holds, also where it may be left out; None for a single value."""
+    """The section that a field of this type holds, also if the section is optional; None for a single value."""
     for part in (annotation, *get_args(annotation)):
         if isinstance(part, type) and issubclass(part, BaseModel):
             return part
@@ -29,12 +29,12 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def fields_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Fields of a section by the name that a file gives them."""
+    """Fields of a section, by their names in the file."""
     return {field.alias or name: field for name, field in section.model_fields.items()}
 
 
 def keys(section: type[BaseModel], prefix: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
-    """Every key that a configuration may have, sections included: its path and its field."""
+    """Path and field of every key that a configuration may have, including sections."""
     for name, field in fields_of(section).items():
         path = (*prefix, name)
         yield path, field
@@ -44,17 +44,17 @@ def keys(section: type[BaseModel], prefix: Path = ()) -> Iterator[tuple[Path, Fi
 
 
 def is_compound(field: FieldInfo) -> bool:
-    """Whether the value is a list, a table or a section, so not a single number or text."""
+    """Whether the value is a list, a table or a section, and not a single number or text."""
     return section_of(field.annotation) is not None or get_origin(field.annotation) in (tuple, dict)
 
 
 def wanted(field: FieldInfo) -> str:
-    """What a key takes, as the object of "write"."""
+    """The values that a key accepts, in words that can follow "write"."""
     return _wanted((field.annotation, field.metadata, field.description))
 
 
 def problems(error: ValidationError, config: type[BaseModel], origin: Mapping[Path, str]) -> list[str]:
-    """One line for each problem. ``origin`` names the environment variable that a key's value came from."""
+    """One line for each problem. ``origin`` names the environment variable from which a key's value came."""
     lines = []
     for item in error.errors():
         path = tuple(str(part) for part in item["loc"] if part != "[key]")
@@ -82,7 +82,7 @@ def _shown(value: Any, path: Path) -> str:
     elif isinstance(value, bool):
         text = str(value).lower()
     elif isinstance(value, int) and abs(value) >= 10**SHOWN:
-        return "a number that is too large"  # Python refuses to write out very long ones
+        return "a number that is too large"  # Python refuses to format very long integers
     else:
         text = repr(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
@@ -99,11 +99,11 @@ def _nearest_key(path: Path, config: type[BaseModel]) -> str:
     meant = near or elsewhere
     if meant:
         return f"write {' or '.join(meant)} if that is meant, or remove it"
-    return f"remove it, or choose among {', '.join(siblings)}"
+    return f"remove it, or choose from {', '.join(siblings)}"
 
 
 def _field(path: Path, config: type[BaseModel]) -> tuple[Any, list[Any], str | None]:
-    """Type, constraints and description of the value at ``path``, which may lie in a list or a table of a field."""
+    """Type, constraints and description of the value at ``path``, which may be inside a list or table."""
     section: type[BaseModel] | None = config
     found: tuple[Any, list[Any], str | None] = (config, [], None)
     for part in path:
@@ -117,7 +117,7 @@ def _field(path: Path, config: type[BaseModel]) -> tuple[Any, list[Any], str | N
 
 
 def _wanted(field: tuple[Any, list[Any], str | None]) -> str:
-    """What is right there, as the object of "write"."""
+    """The values that a field of this type accepts, in words that can follow "write"."""
     annotation, constraints, description = field
     if description is not None:
         return description

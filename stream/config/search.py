@@ -1,4 +1,4 @@
-"""Which configuration a command reads where none is named on its command line."""
+"""Finds the configuration that a command reads if its command line names none."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 CONFIG_ENV = "HEXVEIL_CONFIG"
 LOCAL = Path("hexveil.toml")
-"""What ``hexveil init`` writes."""
+"""The file that ``hexveil init`` writes."""
 TEMPLATES = {"values": "bus-fleet.toml", "participation": "riders.toml"}
-"""Shipped configuration of each relation: under ``config/`` in a clone, and in the installed package."""
+"""File name of the shipped configuration of each relation, in ``config/`` of a clone and in the installed package."""
 
 
 class Chosen(NamedTuple):
-    """A configuration: its file, what relative paths in it are relative to, and why it was taken, in words."""
+    """A chosen configuration: its file, the folder to which relative paths in it are relative, and why it was chosen."""
 
     file: Path
     base: Path
@@ -28,10 +28,10 @@ def template(relation: str) -> Path:
 
 
 def find_config(named: Path | None, relation: str, environment: Mapping[str, str] = os.environ) -> Chosen:
-    """The file that is ``named``; else that of HEXVEIL_CONFIG, ``hexveil.toml`` in this folder, that of the relation
-    in ``config/``, and last the shipped template, whose relative paths are those of the working folder.
+    """The first of: the file ``named``, the file of HEXVEIL_CONFIG, ``hexveil.toml`` in the working folder, the file of the
+    relation in ``config/``, the shipped template. Relative paths in the template are relative to the working folder.
 
-    A file that was named is taken whether it exists or not: falling back would run something else than was asked for.
+    A named file is chosen even if it does not exist, because another one would not be what the operator asked for.
     """
     if named is not None:
         return Chosen(named, named.parent, "--config")
@@ -41,5 +41,5 @@ def find_config(named: Path | None, relation: str, environment: Mapping[str, str
     for file in (LOCAL, Path("config") / TEMPLATES[relation]):
         if file.is_file():
             return Chosen(file, file.parent, "found here")
-    why = f"the template of relation {relation!r}: no {LOCAL} here, 'hexveil init' writes one"
+    why = f"the template of relation {relation!r}: there is no {LOCAL} here, 'hexveil init' writes one"
     return Chosen(template(relation), Path.cwd(), why)

@@ -1,4 +1,4 @@
-"""What every section of a configuration is made of."""
+"""Base classes of the sections of a configuration."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
-    """A table of the TOML file: unknown keys are refused, values never change."""
+    """A table of the TOML file. Unknown keys are refused, and values cannot be changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _no_booleans(cls, given: Any) -> Any:
-        # Without this, true would be taken for the number 1: an epsilon of 1.
+        # Without this check, pydantic would read true as the number 1, for example as an epsilon of 1.
         wrong = [key for key, value in given.items() if isinstance(value, bool)] if isinstance(given, dict) else []
         if wrong:
-            raise ValueError(f"{', '.join(wrong)} is true or false, and no key takes that; write a number or text")
+            raise ValueError(f"{', '.join(wrong)} is true or false, which no key accepts; write a number or text")
         return given
 
 

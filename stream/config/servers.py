@@ -1,4 +1,4 @@
-"""Sections ``[kafka]``, ``[redis]``, ``[operator]`` and ``[public]``: the servers we talk to and the addresses we serve."""
+"""Sections ``[kafka]``, ``[redis]``, ``[operator]`` and ``[public]``: the servers that are used and the addresses to serve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stream.config.section import Section
 
 
 def redacted(url: str) -> str:
-    """``url`` without its credentials, fit to be shown."""
+    """``url`` without its credentials, for messages and logs."""
     return re.sub(r"(?<=password=)[^&]*", "***", re.sub(r"(?<=://).*@", "***@", url))
 
 
@@ -30,13 +30,15 @@ def _redis_address(url: str) -> str:
         port = parts.port
     except ValueError:
         raise ValueError(
-            f"{redacted(url)!r} has no number as port; write one like 'redis://127.0.0.1:6379/0'"
+            f"the port of {redacted(url)!r} is not a number; write an address like 'redis://127.0.0.1:6379/0'"
         ) from None
     if parts.scheme == "unix":
         return url
     known_host(parts.hostname or "")
     if port == 0 or not re.fullmatch(r"(/\d{0,9})?", parts.path):
-        raise ValueError(f"{redacted(url)!r} names no port or database; write both like 'redis://127.0.0.1:6379/0'")
+        raise ValueError(
+            f"{redacted(url)!r} has no valid port or database; write both, like 'redis://127.0.0.1:6379/0'"
+        )
     return url
 
 
@@ -46,7 +48,7 @@ def _both_or_neither(certificate_file: Path | None, key_file: Path | None) -> No
 
 
 class KafkaConfig(Section):
-    """Brokers, consumer group, and how to prove who we are to them."""
+    """Brokers, consumer group, encryption and credentials."""
 
     bootstrap: Annotated[str, AfterValidator(_brokers)] = "127.0.0.1:9092"
     group: str = Field(
@@ -73,7 +75,7 @@ class KafkaConfig(Section):
 
     @property
     def addresses(self) -> list[Address]:
-        """Where the brokers listen."""
+        """Addresses of the brokers."""
         return [Address("kafka.bootstrap", *host_and_port(broker.strip())) for broker in self.bootstrap.split(",")]
 
     @model_validator(mode="after")
@@ -90,7 +92,7 @@ class KafkaConfig(Section):
 
 
 class RedisConfig(Section):
-    """State and ledger store, and how to prove who we are to it."""
+    """The Redis that holds state and ledger, and the credentials for it."""
 
     url: Annotated[str, AfterValidator(_redis_address)] = Field(
         default="redis://127.0.0.1:6379/0",
@@ -126,20 +128,20 @@ class RedisConfig(Section):
 
     @property
     def addresses(self) -> list[Address]:
-        """Where the server listens; nothing for a socket in the file system."""
+        """Address of the server; empty for a socket in the file system."""
         parts = urlsplit(self.url)
         return [] if parts.hostname is None else [Address("redis.url", parts.hostname, parts.port or 6379)]
 
 
 class SurfaceConfig(Section):
-    """Address of an HTTP surface."""
+    """Address of an HTTP server of Hexveil."""
 
     host: Host = "127.0.0.1"
     port: Port
 
 
 class PublicConfig(SurfaceConfig):
-    """The public surface: address, what other sites may read it from a browser, and how much it holds."""
+    """The public server: its address, the sites whose pages may read it from a browser, and its limits."""
 
     cors_origins: tuple[str, ...] = ()
     max_streams: int = Field(default=2_000, ge=1, le=100_000)
@@ -150,7 +152,7 @@ class PublicConfig(SurfaceConfig):
         for origin in self.cors_origins:
             if origin != "*" and not re.fullmatch(r"https?://[a-z0-9.-]+(:\d{1,5})?", origin):
                 raise ValueError(
-                    f"cors_origins names {origin!r}, which is no origin; write scheme, host and port only, "
+                    f"cors_origins names {origin!r}, which is not an origin; write scheme, host and port only, "
                     "like 'https://maps.example.org', or '*' for every site"
                 )
         return self

@@ -1,4 +1,4 @@
-"""Sections ``[hexagons]``, ``[speed]`` and ``[participation]``: which statistics of speed are released, of what, and how."""
+"""Sections ``[hexagons]``, ``[speed]`` and ``[participation]``: the cells, the statistics of speed, and how they are made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Statistic = Literal["mean", "variance", "p15", "p50", "p85"]
 
 
 class HexagonConfig(Section):
-    """Spatial resolution: one for all, or under "values" merged by public counts until the mean's interval is narrow."""
+    """H3 resolution. Under "values", sparse hexagons may be merged by public counts until the mean's interval is narrow."""
 
     resolution: int = Field(ge=0, le=15)
     merge_until_km_h: float | None = Field(default=None, gt=0, le=1000)
@@ -27,7 +27,7 @@ class HexagonConfig(Section):
         if self.merge_until_km_h is not None and self.coarsest_resolution >= self.resolution:
             raise ValueError(
                 f"coarsest_resolution {self.coarsest_resolution} is not below resolution {self.resolution}, so nothing "
-                "could be merged; lower it or drop merge_until_km_h"
+                "could be merged; lower it or remove merge_until_km_h"
             )
         return self
 
@@ -58,7 +58,7 @@ class SpeedConfig(Section):
     @model_validator(mode="after")
     def _on_the_grid(self) -> Self:
         if len(set(self.statistics)) != len(self.statistics):
-            raise ValueError(f"statistics {list(self.statistics)} names one twice; name each once")
+            raise ValueError(f"statistics {list(self.statistics)} names a statistic twice; name each once")
         if abs(self.upper_bound / SPEED_QUANTUM_KMH - self.upper_quanta) > 1e-6:
             raise ValueError(f"upper_bound {self.upper_bound} is not a multiple of {SPEED_QUANTUM_KMH} km/h; round it")
         return self
@@ -70,7 +70,7 @@ class SpeedConfig(Section):
 
 
 class ParticipationShares(Section):
-    """How epsilon, or rho, is divided: relative weights of what is released, each share rounded to the ledger's unit."""
+    """Relative weights by which epsilon, or rho, is divided among the releases; shares are rounded to the ledger's unit."""
 
     moments: int = Field(default=4, ge=1, le=1_000_000)
     percentiles: int = Field(default=4, ge=1, le=1_000_000)
@@ -78,7 +78,7 @@ class ParticipationShares(Section):
 
 
 class ParticipationConfig(Section):
-    """Public bounds of relation "participation": cell list and caps per user."""
+    """Public limits of relation "participation": the list of cells, and limits per user."""
 
     geojson: Path | None = None
     max_cells: int = Field(default=5_000, ge=1, le=1_000_000)

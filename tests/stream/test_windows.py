@@ -208,9 +208,9 @@ def test_a_span_is_whole_timeslots_between_local_times() -> None:
 @pytest.mark.parametrize(
     ("start", "end", "why"),
     [
-        ("yesterday", "2017-03-22", "is no time"),
+        ("yesterday", "2017-03-22", "is not a time"),
         ("0001-01-01", "2017-03-22", "after 1970"),
-        ("2017-03-21T07:30", "2017-03-22", "not the beginning of a timeslot"),
+        ("2017-03-21T07:30", "2017-03-22", "not the start of a timeslot"),
         ("2017-03-22", "2017-03-22", "is empty"),
         ("2017-03-22", "2017-03-21", "is empty"),
         ("1990-01-01", "2017-03-21", "longer than 3660 days"),

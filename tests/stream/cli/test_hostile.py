@@ -77,7 +77,7 @@ def test_a_recording_that_cannot_be_read_is_wrong_usage(desk: Path, command: str
 @pytest.mark.parametrize(
     ("write", "says"),
     [
-        (lambda path: path.write_bytes(b"\xff\xfe\x00relation"), "not TOML"),
+        (lambda path: path.write_bytes(b"\xff\xfe\x00relation"), "not valid TOML"),
         (lambda path: path.mkdir(), "readable TOML"),
         (toml('slot = "1h"', 'slot = "99999999999999999999999d"'), "window.slot"),
         (toml("epsilon = 2.0", "epsilon = nan"), "privacy.epsilon"),
@@ -85,7 +85,7 @@ def test_a_recording_that_cannot_be_read_is_wrong_usage(desk: Path, command: str
         (toml("resolution = 6", "resolution = 6.5"), "hexagons.resolution"),
         (toml('url = "redis://', 'url = "http://'), "redis.url"),
         (toml("cells_per_user = 8", "cells_per_user = 0"), "cells_per_user"),
-        (lambda path: path.write_text("[" * 50_000), "not TOML"),
+        (lambda path: path.write_text("[" * 50_000), "not valid TOML"),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "worker", "serve", "ledger show", "evaluate day.ndjson"])

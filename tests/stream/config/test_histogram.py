@@ -64,7 +64,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"histogram.epsilon": 1e-7}, "raise epsilon"),
     ({"histogram.epsilon": 1e-3, "histogram.fixes_per_user": 2}, "raise epsilon, or lower fixes_per_user"),
     ({"histogram.epsilon": 100}, "below the 102.* of one window"),
-    ({"histogram.shares": {"ag": 1}}, "not among mechanisms"),
+    ({"histogram.shares": {"ag": 1}}, "but mechanisms are"),
     ({"histogram.shares": {"ug": 1}}, "every mechanism"),
     ({"histogram.shares": {"ug": 1, "htf": -1}}, "above 0"),
     ({"histogram.shares": {"ug": 1, "htf": float("inf")}}, "above 0"),
@@ -142,8 +142,8 @@ def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path: Path) -> 
     }
     text = check(bus, as_json=False)
     assert "euler (epsilon 0.75), sparse (epsilon 0.25)" in text
-    assert "pays epsilon 1 a window for all of them, 24 if they are there in every window" in text
-    assert "budget 48.0 pays 16 of 24 windows" in text
+    assert "pays epsilon 1 per window, and 24 if they have one in every window of a period" in text
+    assert "budget 48.0 pays for 16 of 24 windows" in text
     assert "the whole epsilon for speed" in text
     riders = uncommented(RIDERS)
     assert "the whole epsilon for speed" not in check(riders, as_json=False)

@@ -82,7 +82,8 @@ def test_the_template_that_is_taken_is_that_of_the_relation_asked_for(
         result = CliRunner().invoke(app, ["check"])
         assert result.exit_code == 0, result.output
         assert (
-            f"the template of relation '{relation}': no hexveil.toml here, 'hexveil init' writes one" in result.stderr
+            f"the template of relation '{relation}': there is no hexveil.toml here, 'hexveil init' writes one"
+            in result.stderr
         )
 
 

@@ -146,7 +146,7 @@ def test_histograms_are_judged_on_request_and_said_to_be_not_private(tmp_path: P
     assert CliRunner().invoke(app, ["simulate", "--config", str(file), *hour]).exit_code == 0
     asked = ["evaluate", recording, "--config", str(file), "--format", "canonical", "--histograms", "--trials", "1"]
     refused = CliRunner().invoke(app, asked)
-    assert (refused.exit_code, "no [histogram]" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "no section [histogram]" in refused.stderr) == (2, True)
     added = '\n[histogram]\nmechanisms = ["sparse"]\nepsilon = 1.0\nrows = 16\ncolumns = 16\n'
     file.write_text(text.replace("budget = 48.0", "budget = 96.0") + added, encoding="utf-8")
     one = [*asked, "--window", "2017-03-21T13:00:00Z", "--sweep", "epsilon=1,2"]

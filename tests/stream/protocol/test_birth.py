@@ -151,7 +151,7 @@ def test_adopt_explains_itself_and_changes_nothing_unless_the_operator_says_that
     told = CliRunner().invoke(command, [*at, "--since", "2017-03-21"])
     assert told.exit_code == 2
     assert "periods from 2017-03-21T05:00:00Z on" in told.stderr
-    assert "grants every user" in told.stderr
+    assert "every user gets" in told.stderr
     wrong = CliRunner().invoke(command, [*at, "--since", "yesterday", "--no-other-ledger"])
     assert wrong.exit_code == 2
     assert "write a date like 2017-03-21" in wrong.stderr

@@ -265,4 +265,4 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path, broken: str, monke
         command = [sys.executable, "-m", "stream", "serve", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPO_ROOT, check=False)
     assert done.returncode == 2
-    assert {"port": "cannot be listened on", "password": "kafka.password_file"}[broken] in done.stderr
+    assert {"port": "cannot listen on", "password": "kafka.password_file"}[broken] in done.stderr

@@ -311,10 +311,10 @@ def test_one_snapshot_without_speeds_says_what_a_derived_speed_needs(config: Pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing.pb"], "no such file or folder"),
+        (["nothing.pb"], "neither a file, nor a folder"),
         (["http://127.0.0.1:9/x", "also.pb"], "give one address"),
         (["http://127.0.0.1:9/x", "--interval", "100ms"], "outside 1 s to 1 h"),
-        (["http://127.0.0.1:9/x", "--header", "X-Key"], "a secret belongs into a file"),
+        (["http://127.0.0.1:9/x", "--header", "X-Key"], "store the secret in a file"),
         (["x.pb", "--speeds", "guessed"], "is none of"),
     ],
 )

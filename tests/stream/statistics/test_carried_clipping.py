@@ -140,8 +140,8 @@ def test_ranges_hold_what_was_released_widened_and_are_never_empty(tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"speed.statistics": ["mean", "variance"]}, "no variance of speeds"),
-        ({"speed.post_processing": []}, "carries releases over"),
+        ({"speed.statistics": ["mean", "variance"]}, "do not give the variance of speeds"),
+        ({"speed.post_processing": []}, "carries earlier releases over"),
     ],
 )
 def test_what_cannot_be_carried_over_is_refused_with_the_reason(

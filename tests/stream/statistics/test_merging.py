@@ -197,5 +197,5 @@ def test_a_target_that_cannot_be_predicted_is_refused_with_the_remedy(
 
 
 def test_under_participation_merging_by_counts_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="which hexagons are merged reads raw counts"):
+    with pytest.raises(ConfigError, match="merging depends on true counts"):
         riders_config(tmp_path, **{"hexagons.merge_until_km_h": 10.0})

@@ -213,10 +213,10 @@ def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path: Path,
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        *(("mean_mechanism", name, "reads counts") for name in (*MECHANISMS, "auto")),
-        ("suppression", "chop-user", "raw counts"),
-        ("allocation", "exact-loss", "raw counts"),
-        ("clipping", "joint", "reads counts"),
+        *(("mean_mechanism", name, "depends on counts") for name in (*MECHANISMS, "auto")),
+        ("suppression", "chop-user", "true counts"),
+        ("allocation", "exact-loss", "true counts"),
+        ("clipping", "joint", "depends on counts"),
         ("sum_cap", "0.7", "counts of all users"),
         ("post_processing", '["empirical-bayes", "kalman"]', "exact counts"),
         ("min_users", "2", "who was there"),
@@ -245,7 +245,9 @@ def test_check_says_how_far_off_a_count_is(tmp_path: Path, monkeypatch: pytest.M
     counted = draw(plan, held, Noise())["users" if weight != "sample" else "events"]
     assert report["weight"] == weight
     assert report["count_half_width"] == pytest.approx((counted.high - counted.low)[0] / 2 - 0.05, abs=0.01)
-    assert f"± {report['count_half_width']:g} with 95 %" in CliRunner().invoke(app, arguments).stdout
+    assert (
+        f"95 % interval is ± {report['count_half_width']:g} in every cell" in CliRunner().invoke(app, arguments).stdout
+    )
 
 
 def test_an_area_of_too_many_cells_or_none_is_refused_before_it_is_enumerated(tmp_path: Path) -> None:
