@@ -27,7 +27,7 @@ from dpcore.scales import LaplaceScales
 
 @dataclass(frozen=True)
 class Distribution:
-    """``upper``: U in quanta. ``bins``: K, the bins of 0..U that are told apart."""
+    """``upper``: U in quanta. ``bins``: number K of equal bins of 0..U."""
 
     upper: int
     bins: int
@@ -75,7 +75,7 @@ class Distribution:
         return np.bincount(bin_of_cell, minlength=cells * k).reshape(cells, k).astype(np.int64)
 
     def draw(self, kept: Contributions, scales: LaplaceScales, noise: Noise) -> tuple[IntArray, CDFs | None]:
-        """(Cells with noise, as indices; their noisy distributions, None without such cells), noise of ``scales`` (C, h)."""
+        """Indices of the cells that have noise, and their distributions with noise of ``scales`` (C, h) (None without such cells)."""
         cells = np.flatnonzero(scales.numerator.min(axis=1, initial=2**40) > 0)
         if not len(cells):
             return cells, None

@@ -1,8 +1,9 @@
 """Posterior of Gaussian quantities observed through Laplace noise, by expectation propagation (EP).
 
-Reading Laplace noise as Gaussian noise of the same variance wastes up to half of what it tells. EP replaces each
-likelihood by the Gaussian that gives the right mean and variance beside all the others. Source: Minka, "Expectation
-Propagation for Approximate Bayesian Inference" (2001); Rasmussen and Williams (2006), section 3.6, updated in parallel.
+Reading Laplace noise as Gaussian noise of the same variance wastes up to half of its information. EP replaces the likelihood
+of each observation by the Gaussian, its *site*, that gives the right mean and variance beside all the other sites. Source: Minka,
+"Expectation Propagation for Approximate Bayesian Inference" (2001); Rasmussen and Williams (2006), section 3.6, updated in
+parallel.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from dpcore.errors import ParameterError
 FloatArray = npt.NDArray[np.float64]
 
 MOST_SWEEPS = 30
-"""Rounds over all observations at most; a handful is usual."""
+"""Most rounds over all observations; a handful is usual."""
 TOLERANCE = 1e-3
 """EP stops when no posterior mean moves by more than this share of its standard deviation."""
 FINEST_SCALE = 1e-3
-"""A scale below this share of the prior's standard deviation is read as this: exact for every purpose."""
+"""Smaller scales are raised to this share of the prior's standard deviation; the difference is too small to matter."""
 _DAMPING = 0.7
 
 
@@ -30,8 +31,8 @@ _DAMPING = 0.7
 class LaplacePosterior:
     """``mean`` and ``variance`` (n,) of the quantities, and the natural logarithm of the evidence.
 
-    ``site_precision``, ``site_shift``: (n,), what each observation alone says, as a Gaussian of that precision and mean
-    shift / precision; what a later estimate needs to know of it.
+    ``site_precision``, ``site_shift``: (n,), the site of each observation, a Gaussian of that precision and mean
+    shift / precision. A later estimate can use it in place of the observation.
     """
 
     mean: FloatArray

@@ -7,7 +7,7 @@ Proof: a sample of weight w adds w to one node of each level, and non-negative n
 (:mod:`dpcore.bernstein`): L1 norm w, hence L2 norm at most w. Weights of a user's contribution add up to at most the
 sensitivity, in at most k cells ("share": in all cells together). Discrete Laplace noise of scale b costs L1/b; discrete
 Gaussian noise of scale σ costs L2²/(2σ²) in ρ (:mod:`dpcore.accounting`). Parts and cells have independent noise and add up.
-Scales are constants of the configuration, so the noise tells nothing, and every cell of a public list is released.
+Scales are constants of the configuration, so they reveal nothing, and every cell of a public list is released.
 Tested: over every world of 3 users, 3 windows and 2 cells in ``tests/audit/test_transcript_audit.py``, on samples of the
 shipped path in ``tests/audit/test_participation_audit.py``.
 
@@ -36,7 +36,7 @@ from dpcore.scales import check_total, noise_ratio
 
 FloatArray = npt.NDArray[np.float64]
 Weight = Literal["sample", "user", "share"]
-"""What counts alike: a sample, a user in a cell, or a user in the window."""
+"""What has the weight 1: a sample, a user in a cell, or a user in the window."""
 
 UNIT = 2**20
 """Integer weight of one sample, or of one user: fine enough that a user's weight divides among thousands of samples."""
@@ -73,7 +73,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Participation:
-    """On what terms users contribute: constants of the configuration.
+    """The terms on which users contribute: constants of the configuration.
 
     ``cells``: k, the cells that count of one user. ``samples``: m, the samples that count of one user in a cell, only where
     ``layout.weight`` is "sample". ``grant``: what a user pays for a window at most, µε, or nρ where ``gaussian``. ``shares``:

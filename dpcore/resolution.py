@@ -1,7 +1,7 @@
-"""Adaptive resolution: pool sparse cells into their parents by public counts, as finely as a target interval allows.
+"""Adaptive resolution: pool sparse cells into their parents until the predicted interval of each region is narrow enough.
 
-Relation "values" only: which cells are pooled is a function of counts. A region is what is left of a parent once those
-of its cells that can stand alone are taken out; every event belongs to exactly one region.
+Relation "values" only: which cells are pooled is a function of public counts. A region is what remains of a parent after those
+of its cells that can stand alone are taken out. Every event belongs to exactly one region.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def choose_resolution(
 
     ``parents[k]``: shape (C,), identifier of each finest cell's ancestor k + 1 levels up; identifiers of different
     levels must differ (H3's do). ``predict``: counts by region -> half width of each region's interval, in the unit of
-    ``target``. It is asked again after every level, as pooling frees budget. Relation "values". Raises
+    ``target``. It is called again after every level, because
+    pooling frees budget. Relation "values". Raises
     :class:`ParameterError`.
     """
     if not target > 0:

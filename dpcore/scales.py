@@ -1,6 +1,6 @@
 """Noise scales as integer ratios: from a sensitivity and a budget to the scale, from the scale to the noise.
 
-Every mechanism that plans a scale or draws from one does it here; so does every refusal of input they have in common.
+All mechanisms plan their scales and draw from them here, and share the checks of their input.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""Temporal smoothing of a cell's releases: post-processing of released values, so it costs nothing.
+"""Temporal smoothing of the released means of cells: post-processing of released values, so it costs nothing.
 
-Model: mean of cell g in window t = level of the whole area + effects of public covariates (all random walks; the level
-also returns to its profile over the day) + the cell's lasting deviation, correlated in space + a passing one + what
-sampling n events leaves. Releases add Laplace noise of known scale. One Kalman step per window: the past is read as one
-Gaussian observation per cell that fades with time, the window's noise by expectation propagation. What is not known of
-the model is averaged over a fixed grid by its evidence. The caller keeps the state.
+The model: the mean of a cell in a window is the sum of the level of the whole area, the effects of public covariates, the
+cell's lasting deviation, a passing deviation, and what sampling n events leaves. Level and effects are random walks; the
+level also returns to its profile over the day. Deviations are correlated in space. A release adds Laplace noise of known scale.
+
+The method: one Kalman step per window. The past is kept as one Gaussian observation of each cell's lasting deviation, which
+fades with time. The window's Laplace noise is read by expectation propagation (:mod:`dpcore.laplace_posterior`). Parameters
+that nobody knows are averaged over a fixed grid (:mod:`dpcore.model_averaging`). The caller keeps the state between windows.
+Source: Durbin and Koopman, *Time Series Analysis by State Space Methods* (2012), chapter 4, for the Kalman step; Rasmussen and
+Williams, *Gaussian Processes for Machine Learning* (2006), section 2.2, for the spatial field.
 """
 
 from __future__ import annotations
@@ -28,18 +32,25 @@ IntArray = npt.NDArray[np.int64]
 SLOTS = 24
 """Entries of the daily profile of the area's level."""
 MOST_INFORMATIVE = 400
-"""Cells of the window, and of the past, that inform the others; the noisiest beyond are only predicted."""
+"""Most cells of the window, and most of the past, that inform the others; the noisier ones are only predicted."""
 MOST_CELLS = 5_000
-"""Cells that a state remembers."""
+"""Most cells that a state remembers."""
 FORGOTTEN = 0.01
-"""A cell is forgotten once it says less than this share of what the model assumes anyway."""
+"""A cell is forgotten once the precision of its past is below this share of the precision of the model's prior."""
 OLDEST_HOURS = 336.0
 """A state older than two weeks is forgotten as a whole."""
 
 
 @dataclass(frozen=True)
 class Dynamics:
-    """Parameters; standard deviations as shares of the range U, times in hours. Tuples are averaged over."""
+    """Parameters of the model. Standard deviations are shares of the range U; a tuple is a grid that is averaged over.
+
+    ``level``, ``effect``: of the area's level and of each covariate's effect, before any window; ``level_drift``,
+    ``effect_drift``: of their walk in one hour; ``profile_drift``: of the level at one hour of the day, from day to day.
+    ``field``: of the lasting deviation that neighbours share, with the correlation length ``length_km`` in km; ``own``: of the
+    part that is the cell's own; ``passing``: of the deviation of one window. After ``memory_hours`` the past of a cell has
+    faded to 1/e. ``event``: of one event around its cell's mean; ``quiet``: of the mean of a cell with next to no events.
+    """
 
     level: float = 0.5
     level_drift: float = 0.01
@@ -57,10 +68,12 @@ class Dynamics:
 
 @dataclass(frozen=True)
 class SmoothingState:
-    """What the past says. ``precision``, ``shift``: (K,), the lasting deviation of each cell as a Gaussian of that
-    precision and mean shift / precision. ``trend`` (1 + k,): level, effects; ``profile`` (24,): infinite variance = unseen.
+    """What past windows tell about K cells and the area, in the unit of U.
 
-    ``places``: (K, 2) latitude and longitude in degrees. In the unit of U; ``hours``: time of the state.
+    ``precision``, ``shift``: (K,), the lasting deviation of each cell as a Gaussian of that precision and mean
+    shift / precision. ``trend`` (1 + k,): level and effects. ``profile`` (24,): the level at each hour of the day, with an
+    infinite variance where no window was seen. ``places``: (K, 2) latitude and longitude in degrees. ``hours``: time of the
+    state. Raises :class:`ParameterError` for columns that do not fit or are not finite.
     """
 
     cells: IdArray
@@ -101,7 +114,7 @@ class Smoothed:
 
 @dataclass(frozen=True)
 class Releases:
-    """Released means of one window with their Laplace scales (inf = not released), and numbers of events, (C,).
+    """Released means of one window, their Laplace scales (infinite where nothing was released) and numbers of events, (C,).
 
     ``cells`` ascend; ``places``: (C, 2) degrees; ``covariates``: (C, k) public columns, zeros for none.
     """

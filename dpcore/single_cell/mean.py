@@ -31,7 +31,7 @@ from dpcore.single_cell.grouping import Grouping, bestfit, lower_median
 FloatArray = npt.NDArray[np.float64]
 
 USER_SHARE, SAMPLE_SHARE = 0.03, 0.15
-"""Standard deviations of users' levels, and of samples around their user's level, as shares of U: usual speeds."""
+"""Standard deviations of users' levels, and of samples around their user's level, as shares of U: typical of speeds."""
 GRID = 256
 """Array averages are rounded down to 1/GRID quantum before they are added: a fixed, public granularity."""
 
@@ -62,7 +62,7 @@ class MeanPlan:
 
     @property
     def predicted_error(self) -> float:
-        """|error| to expect of usual values, in quanta: bias + E|noise| (= b). What a choice among mechanisms goes by."""
+        """Expected |error| for usual values, in quanta: bias + E|noise| (= b). Used to choose among mechanisms."""
         return self.usual_bias + self.scale
 
 
@@ -192,8 +192,8 @@ def array_averages(values: IntArray, samples: IntArray, grouping: Grouping, uppe
 def usual_bias(upper: int, samples: IntArray, retained: IntArray, weight: FloatArray) -> float:
     """Mean |Σ w·x − mean of all samples| in quanta where user l's first ``retained`` samples weigh ``weight``[l] each.
 
-    For independent levels of users and samples around them, of :data:`USER_SHARE` and :data:`SAMPLE_SHARE`. A guess by
-    public counts: it decides among mechanisms, and nothing rests on it.
+    For independent levels of users and samples around them, of :data:`USER_SHARE` and :data:`SAMPLE_SHARE`. It is a guess from
+    public counts: it helps to choose a mechanism, and neither privacy nor an interval depends on it.
     """
     n = samples.sum()
     own = np.square(retained * weight - samples / n).sum()

@@ -260,9 +260,10 @@ class Choice:
 class AutoMean:
     """The mechanism of least predicted error among S1, S3–S6, from public counts. ``upper``: U in quanta.
 
-    Bias of dropped samples and unequal weights + noise scale, for values as :func:`dpcore.single_cell.mean.usual_bias` takes them; S5,
-    S6 also what a range drawn wrongly would cost. (The worst values say too little: they make the mechanism that keeps
-    all samples look best nearly always.) A wrong guess costs accuracy, never privacy. Ties go to the simpler mechanism.
+    The prediction adds the bias of dropped samples and unequal weights to the noise scale, for the values that
+    :func:`dpcore.single_cell.mean.usual_bias` assumes; for S5 and S6 it adds what a wrongly drawn range would cost. The worst
+    case would not do: for the worst values the mechanism that keeps all samples looks best nearly always. A wrong guess costs
+    accuracy, never privacy. Ties go to the simpler mechanism.
     """
 
     upper: int

@@ -24,10 +24,10 @@ def select_quantiles(
     """Private integers y in 0..``upper``, one per target rank, each at ``epsilon_micro`` for a change of ``entries`` values.
 
     ``column``: shape (K,), integers in [0, ``upper``]. ``ranks``: shape (q,), in tenths of a value. P(y) ∝
-    exp(−ε·c(y)/(2·entries)), c the distance of r from [#{z < y}, #{z <= y}]: a value that many share is drawn like the gap it
-    is in the ranks, where gaps between values alone would never find it (``docs/errata.md``). A gap is drawn with its
-    number of integers as weight, then an integer in it uniformly. Exact. Relation: changing ``entries`` values (or, at the
-    same cost, adding them).
+    exp(−ε·c(y)/(2·entries)), c the distance of the rank r from [#{z < y}, #{z <= y}]. So a value that many entries share is a
+    candidate of its own; a choice among the gaps between values alone would never find it (``docs/errata.md``). A gap is
+    drawn with its number of integers as weight, then an integer in it uniformly. Exact. Neighbours differ in ``entries``
+    values; adding that many values costs the same.
     """
     micro, top = checked_micro(epsilon_micro), checked_upper(upper)
     if len(column) and (int(column.min()) < 0 or int(column.max()) > top):

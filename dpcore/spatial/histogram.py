@@ -22,11 +22,11 @@ from dpcore.spatial.range_noise import PartNoise, TreeNoise, haar_share, indepen
 BoolArray = npt.NDArray[np.bool_]
 GridNoise = Literal["independent", "haar"]
 PAIRS_PER_CHUNK = 2**22
-"""Query × part overlaps held at once."""
+"""Overlaps of queries and parts that are computed at once."""
 
 
 _HAIR = 1e-9
-"""Of a cell or block: an edge this near to a line lies on it."""
+"""In cells or blocks: an edge nearer to a grid line than this counts as lying on it."""
 
 
 class HistogramError(ParameterError):

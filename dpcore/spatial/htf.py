@@ -51,9 +51,9 @@ def split_sensitivity(points_per_user: int) -> int:
 
 @dataclass(frozen=True)
 class PathBudget:
-    """µε that a path from the root spends: ``stops`` and ``splits`` level by level, and what it has left where it ends.
+    """µε that every path from the root spends: on ``stops`` and ``splits`` level by level, and ``count_micro`` on its last count.
 
-    A path that ends at any level has spent ``count_micro`` and all of the others: :meth:`left` is drawn there at once.
+    A path that ends early spends the shares of the levels below, too: its last count is drawn with :meth:`left`.
     """
 
     splits: tuple[int, ...]
@@ -83,13 +83,14 @@ class HTF(SpatialMechanism):
     """Homogeneous tree. ``height_share``, ``split_share``: parts of the budget for |D| and for the cuts; of the rest,
     ``stop_share`` (β) pays for the stop tests, geometrically over the heights.
 
-    A node stops at ``stop_cells`` cells (free) or at a noisy count of at most ``stop_count``; it then draws its count with
-    everything its path has left. Cuts leave at least ``margin`` of a node's lines on either side, and the tree may grow
-    ``extra_levels`` beyond its formula, both public choices: below a few levels ε′ hardly tells cuts apart, and cuts that
-    fall anywhere leave large nodes where the tree ends. ``split`` "exponential" is exact; "search" is the paper's Algorithm 1,
-    corrected. ``goal`` "relative" carries a sparse reading of the same draws. The paper's own tree has ``margin`` 0 and
-    ``extra_levels`` 0: see :meth:`published`. ``rounds`` (T) bounds those of the search, 0 for as many as a node may need;
-    ``level_epsilon_micro`` is a fixed ε′ of the cuts of each level, 0 to share ``split_share`` among the levels.
+    A node stops at ``stop_cells`` cells, which costs nothing, or at a noisy count of at most ``stop_count``; it then draws its
+    count with everything that its path has left. Deep in a tree ε′ is so small that a cut is nearly random. Cuts therefore leave
+    at least ``margin`` of a node's lines on either side, so that random cuts leave no large nodes where the tree ends, and the
+    tree may grow ``extra_levels`` beyond its formula. Both are public. The paper's own tree has neither: see :meth:`published`.
+
+    ``split`` "exponential" chooses exactly; "search" is the paper's Algorithm 1, corrected, with at most ``rounds`` (T) rounds, 0
+    for as many as a node may need. ``level_epsilon_micro``: a fixed ε′ for the cuts of each level, 0 to share ``split_share``
+    among the levels. ``goal`` "relative" releases a sparse reading of the same draws, too.
     """
 
     split: Literal["exponential", "search"] = "exponential"

@@ -3,7 +3,7 @@
 A release says nothing about where inside a block its points lie. A range that cuts blocks holds at least the points of the
 blocks inside it and at most those of the blocks that it touches, however unevenly they lie. Both are sums of released counts
 whose noise is known. So an interval holds the truth in 95 % of draws or more, for every data set, whatever reading of the
-draws is shown beside it. It is wide where blocks are, which is the release's fault and not the interval's.
+draws is shown beside it. It is wide where blocks are large.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 LEVEL = 0.95
-"""What an interval promises."""
+"""Coverage that an interval promises."""
 _MISS = 1 - LEVEL
 _TWO_SIDED = math.log(1 / _MISS) / math.sqrt(2)
 """97.5 % quantile of Laplace noise in standard deviations, 2.118. Sums of Laplace noise need less: 1.960 for very many."""
@@ -34,7 +34,8 @@ _LATTICE = 300.0
 class Tails:
     """Bounds of noise X, each of shape (Q,): P(X > ``up``) + P(X < −``down``) ≤ 5 %, and P(X > ``alone``) ≤ 5 %.
 
-    ``alone`` ≤ ``up`` ≤ ``down``: where the truth is so near to 0 that only one side can miss, that side may take all of it.
+    ``alone`` ≤ ``up`` ≤ ``down``. Where the truth is so near to 0 that an interval can miss it on one side only, that side may use
+    the whole 5 %.
     """
 
     alone: FloatArray
@@ -43,14 +44,14 @@ class Tails:
 
 
 def independent_tails(number: IntArray, variance: float) -> Tails:
-    """Of sums of ``number`` (Q,) independent discrete Laplace draws of ``variance`` each; exact below :data:`_LATTICE`."""
+    """Tails of sums of ``number`` (Q,) independent discrete Laplace draws of ``variance`` each; exact below :data:`_LATTICE`."""
     distinct, index = np.unique(np.maximum(number, 0), return_inverse=True)
     quantiles = np.array([_sum_quantiles(int(n), float(variance)) for n in distinct]).reshape(-1, 3)[index]
     return Tails(quantiles[:, 0], quantiles[:, 1], quantiles[:, 2])
 
 
 def spread_tails(variance: FloatArray) -> Tails:
-    """Of noise of ``variance`` (Q,) whose law lies between one Laplace draw and a Gaussian: weighted sums of draws."""
+    """Tails of noise of ``variance`` (Q,) whose law lies between one Laplace draw and a Gaussian: weighted sums of draws."""
     deviation = np.sqrt(variance)
     two_sided = _TWO_SIDED * deviation
     return Tails(_ONE_SIDED * deviation, two_sided, two_sided)

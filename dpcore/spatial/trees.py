@@ -95,7 +95,7 @@ class QuadTree(SpatialMechanism):
 
 @dataclass(frozen=True)
 class Candidates:
-    """Positions k where each box can be cut along one axis: k lines left of it, flat over boxes.
+    """Positions at which each box can be cut along one axis, the boxes one after the other; a cut at k has k lines before it.
 
     ``axis`` (P,): 0 rows, 1 columns; ``offsets`` (P+1,); ``box`` and ``k`` (C,), k = first … lines−first, ``first`` (P,).
     """
