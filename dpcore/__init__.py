@@ -39,6 +39,7 @@ __all__ = [
     "smoothing",
     "spatial",
     "suppression",
+    "suppression_levels",
     "variance",
 ]
 
