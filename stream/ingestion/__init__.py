@@ -1,1 +1,1 @@
-"""Kafka bytes become columns, and columns become stored rows: reader, decoding, formats, pseudonyms."""
+"""Reads events: bytes from Kafka become columns, and columns become rows in Redis."""

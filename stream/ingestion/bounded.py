@@ -1,11 +1,11 @@
-"""A consumer of the feed that nobody can make read more than it can hold.
+"""A Kafka consumer with bounded memory, whatever producers send.
 
-Kafka bounds a batch as stored, but 36 kB on disk may become gigabytes. Here a batch is unpacked into at most
-``MAX_BATCH_BYTES``; one that would be more, or cannot be read, is left out, noted, and reading goes on behind it. Of a message
-only what the service needs is kept, and of a message above ``MAX_MESSAGE_BYTES`` only that it was too large.
+Kafka limits the stored size of a batch, but 36 kB on disk may unpack into gigabytes. This consumer unpacks at most
+``MAX_BATCH_BYTES`` of a batch. A batch that is larger or cannot be read is skipped and noted, and reading continues after it.
+Of a message it keeps only what the service needs, and of one above ``MAX_MESSAGE_BYTES`` only the fact that it was too large.
 
-aiokafka offers no place for such limits, so this module puts its own classes in the place of two of aiokafka's; its tests
-fail where another version of aiokafka has no such places.
+aiokafka has no setting for such limits, so this module replaces two of aiokafka's classes by its own. Its tests fail if
+another version of aiokafka does not have these classes.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from stream.ingestion.decoding import MAX_MESSAGE_BYTES
 log = structlog.get_logger()
 
 MAX_FETCH_BYTES = 8 << 20
-"""Of one partition in one answer of the broker, as stored; a single batch may be as large."""
+"""Largest stored size of one partition's part in one answer of the broker; a single batch may be as large."""
 MAX_BATCH_BYTES = 16 << 20
-"""Of one batch, unpacked."""
+"""Largest unpacked size of one batch."""
 MAX_GATHERED_BYTES = 32 << 20
-"""Of messages read at a time, above which no further ones are asked for."""
+"""Once this many bytes of messages were read at a time, no further ones are requested."""
 _CHUNK = 1_000
 _LOG_APPEND_TIME = 1
 _TOO_LARGE = bytes(MAX_MESSAGE_BYTES + 1)
-"""Stands for every message above the limit."""
+"""Replaces the value of every message above the limit."""
 
 
 class BatchTooLargeError(ValueError):
-    """A batch that would be more than :data:`MAX_BATCH_BYTES` unpacked."""
+    """A batch that is larger than :data:`MAX_BATCH_BYTES` when unpacked, or damaged."""
 
 
 class FeedRecord(NamedTuple):
-    """One message; ``appended_us``: when the broker appended it, µs UTC, below 0 where it does not say."""
+    """One message. ``appended_us``: when the broker appended it, µs UTC; below 0 if the broker does not say."""
 
     offset: int
     appended_us: int
@@ -52,7 +52,7 @@ class FeedRecord(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """Offsets ``first`` to ``last`` of a partition that hold a batch which was not unpacked."""
+    """Offsets ``first`` to ``last`` of a partition, whose batch was not unpacked."""
 
     partition: TopicPartition
     first: int
@@ -60,7 +60,7 @@ class Skipped(NamedTuple):
 
 
 class BoundedConsumer:
-    """An :class:`AIOKafkaConsumer` (``kafka``) of the feed, and what it left out (``skipped``) since that was last emptied."""
+    """An :class:`AIOKafkaConsumer` (``kafka``) of the feed, and the batches that it skipped (``skipped``); the caller clears them."""
 
     def __init__(self, config: KafkaConfig) -> None:
         self.skipped: list[Skipped] = []
@@ -80,11 +80,10 @@ class BoundedConsumer:
     async def gather(
         self, messages: int, timeout_ms: int, begun: Callable[[TopicPartition, list[FeedRecord]], int]
     ) -> list[tuple[TopicPartition, int, list[FeedRecord]]]:
-        """At most ``messages`` of what the broker sent: partition, the offset that ``begun`` gives for them, and records.
+        """At most ``messages`` messages: for each run of records its partition, the offset that ``begun`` returns, and the records.
 
-        ``begun`` is called before anything else may happen to the partition. Records that do not follow the ones before, for
-        the partition was assigned anew meanwhile, come apart. An error of the broker is raised once what was gathered before
-        it has been returned.
+        ``begun`` is called before anything else can happen to the partition. If a partition was assigned anew meanwhile, its
+        records come as separate runs. An error of the broker is raised only after the messages before it were returned.
         """
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -97,7 +96,7 @@ class BoundedConsumer:
             except KafkaError as error:
                 if not found:
                     raise
-                self._failure = error  # what was gathered before it is stored first
+                self._failure = error  # first return what was read before the error
                 break
             if not batches:
                 break
@@ -113,7 +112,7 @@ class BoundedConsumer:
 
 
 class _Limits:
-    """Marks the consumers whose records are bounded; aiokafka hands it to the records of every answer."""
+    """Marks the consumers whose records are bounded; aiokafka passes this object to the records of every answer."""
 
     def __init__(self, consumer: BoundedConsumer) -> None:
         self.consumer = consumer
@@ -145,7 +144,7 @@ class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokaf
 
 
 class _Batches:
-    """Batches of an answer, each of which may be left out."""
+    """The batches of an answer; each of them can be skipped."""
 
     def __init__(self, records: Any, partition: TopicPartition, skipped: list[Skipped]) -> None:
         self._records, self._partition, self._skipped = records, partition, skipped
@@ -166,10 +165,10 @@ class _Batch:
         batch = self._batch
         try:
             yield from batch
-        except Exception as error:  # whatever its bytes raise, the batch is left out and the feed goes on
+        except Exception as error:  # whatever error its bytes cause, the batch is skipped and the feed continues
             skipped = Skipped(self._partition, batch.base_offset, batch.next_offset - 1)
             log.error(
-                "a batch of messages is left out",
+                "a batch of messages is skipped",
                 partition=self._partition.partition,
                 first_offset=skipped.first,
                 last_offset=skipped.last,
@@ -223,12 +222,12 @@ def _snappy_into(payload: bytes, scratch: bytearray) -> int:
 
 
 def _install() -> None:
-    """Put the bounded classes and functions where aiokafka's readers look for theirs."""
+    """Replace the classes and functions that aiokafka's readers use by the bounded ones."""
     fetcher.PartitionRecords = _BoundedRecords
     modules = [plain_records]
     try:
         import aiokafka.record._crecords.default_records as compiled_records
-    except ImportError:  # built without its compiled readers
+    except ImportError:  # aiokafka was built without its compiled readers
         pass
     else:
         modules.append(compiled_records)

@@ -1,8 +1,8 @@
-"""Bytes to columns: one pass over the messages of a batch, and a reason for each that is refused.
+"""Decodes the messages of a batch into columns in one pass, with a reason for each message that is refused.
 
-Speeds are put on the public grid of ``SPEED_QUANTUM_KMH`` (round half to even), positions on one of 1e-7 degree; the H3
-cell is that of the position as sent. No speed is refused for being high: values are clipped to the configured bound
-later.
+Speeds are rounded to the public grid of ``SPEED_QUANTUM_KMH`` (half to even), positions to a grid of 1e-7 degree. The H3 cell
+is computed from the position before rounding. No speed is refused because it is high; speeds are clipped to the configured
+bound later.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from stream.windows import EARLIEST_US
 log = structlog.get_logger()
 
 MAX_MESSAGE_BYTES = 1 << 16
-"""Of one message; an event has some hundred."""
+"""Largest size of a message; an event has about a hundred bytes."""
 _MAX_VALUE = 2**31 - 1
 _FAR_US = 2**62
-"""Stands for any time beyond what int64 microseconds hold, on its side of the epoch; always refused."""
+"""Replaces a time that int64 microseconds cannot hold, with the same sign. Such times are always refused."""
 
 
 Arrived = int | NDArray[np.int64]
@@ -61,15 +61,16 @@ class Reason(StrEnum):
 REASONS = tuple(Reason)
 _CODE = {reason: code for code, reason in enumerate(REASONS)}
 _SOUND = 255
-"""Verdict on a message that no reason speaks against."""
+"""Verdict on a message that is accepted."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Columns of one batch: ``rows``, the message ``index`` and timeslot start (epoch seconds) of each, and the ``rejected``
-    messages with reason codes.
+    """Columns of one batch.
 
-    Both indexes ascend; together they name every message once. ``REASONS[code]`` is the reason.
+    ``rows``: accepted events. ``index``: index of the message of each row. ``slots``: start of its timeslot (epoch seconds).
+    ``rejected``: index of each refused message; ``reason``: its code, so that ``REASONS[code]`` is the reason. Both indexes
+    ascend, and every message is in exactly one of them.
     """
 
     rows: NDArray[np.void]
@@ -94,7 +95,7 @@ class _Fixes:
 
 
 class Decoder:
-    """Decodes messages of the configured feed; keeps only the pseudonym cache between batches."""
+    """Decodes messages of the configured feed. Between batches it keeps only the cache of pseudonyms."""
 
     def __init__(self, config: Config, user_key: bytes) -> None:
         self._format = feed_format(config.feed)
@@ -108,10 +109,10 @@ class Decoder:
         self._max_future_us = config.window.max_future // timedelta(microseconds=1)
 
     def decode(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
-        """Decode messages that arrived at ``arrived_us`` (µs UTC, of all or of each, shape (n,); below 0: not known). Never
-        raises, whatever the bytes.
+        """Decode messages. ``arrived_us``: when they arrived, µs UTC, for all or shape (n,); below 0 if unknown.
 
-        Should a message make the columns of its batch fail, the batch is halved until that message is alone and refused.
+        Never raises, whatever the bytes. If a message causes an error in the columns of its batch, the batch is halved until
+        that message is alone; it is then refused.
         """
         try:
             return self._decoded(values, arrived_us)
@@ -119,7 +120,7 @@ class Decoder:
             if not values:
                 raise
             if len(values) == 1:
-                log.error("a message is refused that no check foresaw", error=type(error).__name__)
+                log.error("a message caused an unexpected error and is refused", error=type(error).__name__)
                 return _refused(Reason.UNDECODABLE)
         middle = len(values) // 2
         first, second = (arrived_us, arrived_us) if isinstance(arrived_us, int) else np.split(arrived_us, [middle])
@@ -136,7 +137,7 @@ class Decoder:
                 continue
             try:
                 keep(decode(value))
-            except Exception:  # whatever a decoder raises on hostile bytes, the message is refused and the feed goes on
+            except Exception:  # whatever error hostile bytes cause, the message is refused and the feed continues
                 reason[position] = _CODE[self._why_undecodable(value)]
             else:
                 place(position)
@@ -147,7 +148,7 @@ class Decoder:
     def _columns(
         self, decoded: list[Any], index: NDArray[np.int64], reason: NDArray[np.uint8], arrived_us: Arrived
     ) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-        """Rows of what was ``decoded`` from the messages at ``index``, and the index of each; writes the others' ``reason``."""
+        """Rows from the ``decoded`` messages at ``index``, with the index of each row; writes the ``reason`` of all others."""
         users, times, lats, lngs, speeds = (list(map(getter, decoded)) for getter in self._format.getters)
         pseudonyms, verdict = self._pseudonymise(users)
         fixes = _Fixes(
@@ -161,7 +162,7 @@ class Decoder:
         return self._rows(fixes), index
 
     def _judge(self, fixes: _Fixes, arrived_us: Arrived, verdict: NDArray[np.uint8]) -> None:
-        """Write the first reason to refuse each fix into ``verdict``, unless it has one."""
+        """For each fix without a verdict, write the first reason to refuse it into ``verdict``."""
         domain = self._domain
         oldest = np.maximum(arrived_us - self._max_age_us, EARLIEST_US)
         inside = (fixes.lat >= domain.south) & (fixes.lat <= domain.north)
@@ -184,12 +185,12 @@ class Decoder:
         rows["time"] = fixes.time_us
         rows["lat"] = np.rint(fixes.lat * 1e7)
         rows["lng"] = np.rint(fixes.lng * 1e7)
-        with np.errstate(over="ignore"):  # infinite in quanta is above the bound, too
+        with np.errstate(over="ignore"):  # a speed that is infinite in quanta is above the bound, too
             rows["value"] = np.minimum(np.rint(fixes.speed * self._quanta), _MAX_VALUE)
         return rows
 
     def _pseudonymise(self, users: list[str | int]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
-        """Pseudonym and verdict of each user; 0 where it is refused."""
+        """Pseudonym and verdict of each user; the pseudonym is 0 if the user is refused."""
         verdict = np.full(len(users), _SOUND, dtype=np.uint8)
         lookup: Callable[[Any], int] = self._pseudonyms.__getitem__
         try:

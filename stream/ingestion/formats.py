@@ -1,7 +1,7 @@
-"""Feed formats: where each keeps its fields and in which unit, and the fast typed decoders of the known ones.
+"""Feed formats: the paths and units of their fields, and fast decoders of the known ones.
 
-A format is a set of field paths (``FeedFields``) and a speed unit; the typed structs only make the known ones fast.
-All of them yield the same five fields, so nothing downstream knows the format.
+A format is a set of field paths (``FeedFields``) and a speed unit. The typed structs only make the known formats fast. All
+formats give the same five fields, so later steps do not depend on the format.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from stream.config.feed import SPEED_TO_KMH, FeedConfig, FeedFields
 
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
-"""RFC 3339 with an offset; a local time without one is refused, because it names two instants a year."""
+"""RFC 3339 with an offset. A local time without one is refused, because when clocks go back it is ambiguous."""
 Time = Instant | int | float
 Number = float
 
@@ -63,15 +63,15 @@ _ITMS_FIELDS = FeedFields(
 
 
 def known_fields() -> dict[str, FeedFields]:
-    """Where each known format keeps its fields; capmetro-2015 keeps them where capmetro does."""
+    """Field paths of each known format; capmetro-2015 has those of capmetro."""
     return {"canonical": _CANONICAL_FIELDS, "capmetro": _CAPMETRO_FIELDS, "itms": _ITMS_FIELDS}
 
 
 @dataclass(frozen=True)
 class FeedFormat:
-    """Decoder of one format: ``decode`` makes an object or raises; the getters read its user, time, lat, lng and speed.
+    """Decoder of one format: ``decode`` returns an object or raises; the getters read its user, time, lat, lng and speed.
 
-    Times are aware datetimes or epoch milliseconds. ``kmh`` is the number of km/h in the format's unit of speed.
+    Times are aware datetimes or epoch milliseconds. ``kmh``: one unit of the format's speed in km/h.
     """
 
     decode: Callable[[bytes], Any]
@@ -81,7 +81,7 @@ class FeedFormat:
 
 
 def feed_format(feed: FeedConfig) -> FeedFormat:
-    """The format that ``feed`` names; canonical and declared feeds have the configured unit of speed."""
+    """The format of ``feed``. Canonical and declared feeds use the configured unit of speed."""
     configured = SPEED_TO_KMH[feed.speed_unit]
     if feed.format == "declared":
         assert feed.fields is not None
@@ -143,12 +143,12 @@ def _declared_decoder(fields: FeedFields) -> Callable[[bytes], _Fix]:
 
 
 def field_path(text: str) -> tuple[str | int, ...]:
-    """``location.coordinates.1`` as the keys and list indexes that lead to the field."""
+    """A path like ``location.coordinates.1`` as a sequence of keys and list indexes."""
     return tuple(int(part) if part.isdecimal() else part for part in text.split("."))
 
 
 def walk(tree: Any, path: tuple[str | int, ...]) -> Any:
-    """The value at ``path``. Raises :class:`LookupError` where there is none."""
+    """The value at ``path``. Raises :class:`LookupError` if there is none."""
     for key in path:
         if isinstance(tree, Mapping):
             tree = tree[str(key)]
@@ -179,7 +179,7 @@ def parse_time(text: str) -> int:
 
 
 def looks_like(message: bytes, fields: FeedFields) -> tuple[bool, list[tuple[str, Any]]]:
-    """Second, lenient reading of a refused message: whether it is JSON at all, and the fields that it does hold."""
+    """Read a refused message again, leniently: whether it is JSON, and the fields that it has."""
     try:
         tree = json.loads(message.decode(), parse_int=float)
     except (ValueError, RecursionError):
@@ -196,12 +196,12 @@ def looks_like(message: bytes, fields: FeedFields) -> tuple[bool, list[tuple[str
 
 
 def is_not_finite(value: Any) -> bool:
-    """Whether a JSON number is NaN, infinite or beyond what a double holds."""
+    """Whether a number in the JSON is NaN, infinite or too large for a double."""
     return isinstance(value, float) and not math.isfinite(value)
 
 
 def user_identity(feed: FeedConfig, file_format: str | None = None) -> str:
-    """What names a user: a field of the feed's topic, or of recordings in ``file_format``."""
+    """The field that identifies a user, as text: a field of the feed's topic, or of recordings in ``file_format``."""
     if file_format is None:
         return f"field '{feed_format(feed).fields.user}' of topic {feed.topic}"
     recorded = feed.model_copy(update={"format": file_format})

@@ -1,7 +1,7 @@
-"""Keyed 64-bit pseudonyms: the only form in which a user enters Redis, and the secret they depend on.
+"""Keyed 64-bit pseudonyms, the only form in which users enter Redis, and the secret key behind them.
 
-All workers of a feed must share one key, and it must not change inside a ledger period: a user with two pseudonyms has
-two budgets. The fingerprint lets the state refuse a second key.
+All workers of a feed must share one key, and it must not change within a ledger period, because a user with two pseudonyms
+has two budgets. Redis stores the key's fingerprint and so recognises another key.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class UserKeyError(ValueError):
 
 
 def load_user_key(path: str | os.PathLike[str]) -> bytes:
-    """The 32 secret bytes of ``path``; made on first use, readable by the owner only.
+    """The 32 secret bytes of ``path``; created on first use, readable by the owner only.
 
     Two processes that start together get the same key: the first complete file wins. Raises :class:`UserKeyError` for a
-    file that others may read, that is not 32 bytes, or that can be neither read nor made.
+    file that others may read, that is not 32 bytes, or that can be neither read nor created.
     """
     file = Path(path)
     try:
@@ -34,13 +34,13 @@ def load_user_key(path: str | os.PathLike[str]) -> bytes:
             key = handle.read(KEY_BYTES + 1)
     except OSError as error:
         raise UserKeyError(
-            f"{file}: {error.strerror}; let privacy.user_key_file name a file that can be kept"
+            f"{file}: {error.strerror}; set privacy.user_key_file to a file that you may write"
         ) from None
     if mode & 0o077:
         raise UserKeyError(f"{file}: mode {mode & 0o777:04o} lets others read the user key; run: chmod 600 {file}")
     if len(key) != KEY_BYTES:
         raise UserKeyError(
-            f"{file}: {len(key)} bytes instead of {KEY_BYTES}; restore it, or move it away to make a new one"
+            f"{file}: {len(key)} bytes instead of {KEY_BYTES}; restore it, or move it away so that a new one is created"
         )
     return key
 
@@ -68,7 +68,7 @@ def _make_key(file: Path) -> None:
 
 
 def key_fingerprint(key: bytes) -> str:
-    """Public name of a key (hex); reveals nothing about it or about pseudonyms."""
+    """Hexadecimal fingerprint of a key; it reveals nothing about the key or about pseudonyms."""
     return blake2b(key, digest_size=16, person=b"hexveil key").hexdigest()
 
 

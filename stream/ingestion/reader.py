@@ -1,4 +1,4 @@
-"""Kafka batches to state: aiokafka reads, the decoder makes columns, one Lua call per partition batch stores them."""
+"""Reads Kafka into Redis: aiokafka reads batches, the decoder makes columns, and one Lua call per batch stores them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stream.windows import CLOCK_MARGIN_US
 log = structlog.get_logger()
 
 BATCH_MESSAGES = 10_000
-"""Messages per poll: some 30 ms of decoding, so heartbeats never wait long."""
+"""Messages per poll. Decoding them takes about 30 ms, so heartbeats never wait long."""
 _COMMIT_SECONDS = 5.0
 _LAG_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
@@ -43,7 +43,7 @@ Report = Callable[[Message], Awaitable[None]]
 
 
 class IngestMetrics(Protocol):
-    """Counters that ingestion moves; :class:`stream.metrics.OperatorMetrics` has them."""
+    """The counters that ingestion increments; :class:`stream.metrics.OperatorMetrics` provides them."""
 
     events_ingested: Counter
     events_rejected: Counter
@@ -58,8 +58,8 @@ class IngestMetrics(Protocol):
 class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """Reads the feed's topic into Redis until stopped. Kafka offsets are committed after the append.
 
-    Redis, not Kafka, knows what was taken: reading goes on where state ends, and every append says from which offset its
-    batch was read without a gap, so that state can refuse one that would skip messages.
+    Redis, not Kafka, stores which messages were read: reading continues at the offset in Redis. Every append states the offset
+    from which its batch was read without a gap, so Redis can refuse a batch that would skip messages.
     """
 
     def __init__(self, config: Config, redis: Redis, decoder: Decoder, metrics: IngestMetrics, report: Report) -> None:
@@ -76,20 +76,20 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._position: dict[TopicPartition, int] = {}
         self._stored: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, tuple[int, int]] = {}
-        """Of partitions not yet read so far: an offset at which each ended, and when (µs UTC)."""
+        """For partitions not yet read to their end: an offset at which each ended, and when (µs UTC)."""
         window = config.window
         self._by_append_time = window.lateness == "append-time"
         self._delay_us = window.allowed_delay // timedelta(microseconds=1)
         self._deadline = functools.lru_cache(maxsize=4096)(self._deadline_of)
         self.assigned = asyncio.Event()
-        """Set once this worker has its partitions."""
+        """Set once this worker was assigned partitions."""
         self.topic_exists = True
         """Whether the brokers, when they were last asked, knew the input topic."""
 
     async def run(self) -> None:
-        """Read until :meth:`stop`; survives Redis being away by waiting and trying the same batch again.
+        """Read until :meth:`stop`. While Redis is down, wait and try the same batch again.
 
-        Raises :class:`stream.storage.row_store.StateError` where the feed belongs to another user key.
+        Raises :class:`stream.storage.row_store.StateError` if the feed belongs to another user key.
         """
         self._bounded = bounded = BoundedConsumer(self._config.kafka)
         consumer = bounded.kafka
@@ -112,7 +112,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             self._done.set()
 
     async def stop(self) -> None:
-        """Finish the batch at hand, leave the group."""
+        """Finish the current batch and leave the consumer group."""
         self._stopping.set()
         await self._done.wait()
 
@@ -122,16 +122,16 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         pause, longest = _BACKOFF_SECONDS
         while not self._stopping.is_set():
             try:
-                # Positions are noted before any await: a rebalance meanwhile may seek.
+                # Positions are noted before any await, because a rebalance during one may seek.
                 batches = await bounded.gather(BATCH_MESSAGES, 250, self._advance)
             except OffsetOutOfRangeError as error:
                 await self._find_again(consumer, error.args[0])
                 continue
             except NoOffsetForPartitionError:
-                continue  # asked before on_partitions_assigned could say where to begin
+                continue  # polled before on_partitions_assigned has set the position
             except KafkaError as error:
-                log.warning("kafka refuses to be read, trying again", reason=str(error), seconds=pause)
-                # What was read before the error is lost to us, though the consumer is past it.
+                log.warning("cannot read from kafka, trying again", reason=str(error), seconds=pause)
+                # The consumer is already past what it read before the error, but did not return it.
                 for partition in consumer.assignment() & self._position.keys():
                     self._go_to(partition, self._position[partition])
                 await asyncio.sleep(pause)
@@ -154,7 +154,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             await asyncio.wait_for(self._reports.join(), _REPORT_SECONDS)
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Go on where state ends."""
+        """Continue each partition at the offset in Redis."""
         try:
             offsets = await self._retry(self._rows.next_offsets)
         except RedisError:
@@ -168,23 +168,23 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         log.info("partitions assigned", partitions=sorted(partition.partition for partition in assigned))
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Forget them; a batch still at hand is trimmed by its offsets if the next owner was faster."""
+        """Forget the partitions. If the next owner is faster, Redis skips what it already stored of a batch still in progress."""
         for partition in revoked:
             self._position.pop(partition, None)
             self._stored.pop(partition, None)
             self._ends.pop(partition, None)
 
     async def _look_for_ends(self, consumer: AIOKafkaConsumer) -> None:
-        """Ask where partitions end, over and over; what does not answer is asked again, and windows wait for it."""
+        """Look up the ends of partitions repeatedly. While that fails, windows wait."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 await self._look(consumer)
             except (KafkaError, RedisError, OSError) as error:
-                log.info("ends of partitions not known, asking again", reason=str(error))
+                log.info("cannot look up the ends of partitions, trying again", reason=str(error))
 
     async def _look(self, consumer: AIOKafkaConsumer) -> None:
-        # The time is taken first: what is appended after it may or may not lie before the ends.
+        # The time is read before the ends, so everything appended before that time lies before the ends.
         now_us = await self._rows.now_us() - CLOCK_MARGIN_US
         mine = [partition for partition in consumer.assignment() if partition not in self._ends]
         if await consumer._client.force_metadata_update():
@@ -199,7 +199,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             self._ends[partition] = (end, now_us)
 
     async def _note_ends(self, consumer: AIOKafkaConsumer) -> None:
-        """Tell state of partitions that were read to where they ended; what reading returned is stored by now."""
+        """Store which partitions were read to the end that was looked up. Everything read so far is already in Redis."""
         found, mine = [], consumer.assignment()
         for partition, (end, time_us) in list(self._ends.items()):
             if partition not in mine:
@@ -233,13 +233,13 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._position[partition] = offset
 
     def _advance(self, partition: TopicPartition, records: Sequence[FeedRecord]) -> int:
-        """Offset from which ``records`` were read without a gap; the position moves past them."""
+        """The offset from which ``records`` were read without a gap. Moves the position past them."""
         begin: int = min(self._position.get(partition, records[0].offset), records[0].offset)
         self._position[partition] = records[-1].offset + 1
         return begin
 
     async def _find_again(self, consumer: AIOKafkaConsumer, lost: Mapping[TopicPartition, int]) -> None:
-        """Go on at the beginning of logs that no longer have our offset: retention passed us, or the topic is new."""
+        """Continue at the beginning of logs that no longer have our offset, due to retention or because the topic is new."""
         begins = await consumer.beginning_offsets(list(lost))
         for partition, begin in begins.items():
             stored = self._stored.get(partition)
@@ -247,7 +247,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
                 missing = max(0, begin - stored)
                 self._metrics.events_lost.inc(missing)
                 log.error(
-                    "offset is gone from the log, going on at its beginning",
+                    "the log no longer has the offset, continuing at its beginning",
                     partition=partition.partition,
                     offset=stored,
                     beginning=begin,
@@ -264,7 +264,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         following = int(offsets[-1]) + 1
         arrivals = None
         if isinstance(appended, np.ndarray):
-            # A clock that goes back, or a leader whose clock is behind the last one's, makes nothing arrive earlier.
+            # If the clock goes back, or a new leader's clock is behind, append times must still not decrease.
             rising = np.maximum.accumulate(appended)
             arrivals = Arrivals(rising[batch.index], int(rising[-1]), self._deadline)
 
@@ -289,7 +289,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             self._report_rejected(partition, batch, offsets)
 
     async def _arrivals(self, records: Sequence[FeedRecord]) -> Arrived:
-        """When the broker appended each record, µs UTC; of a recording, now."""
+        """When the broker appended each record, µs UTC; for recordings, the present time."""
         if not self._by_append_time:
             return await self._retry(self._rows.now_us)
         return np.fromiter((record.appended_us for record in records), np.int64, len(records))
@@ -311,10 +311,10 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         try:
             self._reports.put_nowait(message)
         except asyncio.QueueFull:
-            log.warning("rejections not reported: the topic for them is too slow", reason=reason.value, count=count)
+            log.warning("rejections not reported, because their topic is too slow", reason=reason.value, count=count)
 
     async def _send_reports(self) -> None:
-        """Reports have a queue of their own, so that a topic which does not answer never holds up the feed."""
+        """Send reports from a queue of their own, so that a topic that does not answer never delays the feed."""
         while True:
             message = await self._reports.get()
             try:
@@ -346,7 +346,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         try:
             await consumer.commit(offsets)
         except (IllegalStateError, KafkaError) as error:
-            log.info("offsets not committed; state keeps them", reason=str(error))
+            log.info("offsets not committed to kafka; redis has them", reason=str(error))
 
     def _measure_lag(self, consumer: AIOKafkaConsumer) -> None:
         mine = consumer.assignment()

@@ -1,6 +1,6 @@
-"""Why events of a recording were refused, for the person who holds it: counts, an example of each, the likely cause.
+"""Explains to the owner of a recording why events were refused: counts, one example for each reason, the likely cause.
 
-An example shows the fields that were at fault, never who the user was.
+An example shows the fields at fault, never the user.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stream.ingestion.decoding import REASONS, Batch, Reason
 from stream.ingestion.formats import feed_format, known_fields, looks_like
 
 _SAMPLE = 100
-"""Refused events of each reason that the likely cause is read from."""
+"""Number of refused events of each reason from which the likely cause is found."""
 _SHOWN = 80
 _YEAR_2000, _YEAR_2100 = 946_684_800, 4_102_444_800
 _AT_FAULT = {
@@ -30,21 +30,21 @@ _AT_FAULT = {
     Reason.NOT_FINITE: ("time", "lat", "lng", "speed"),
     Reason.WRONG_TYPE: ("time", "lat", "lng", "speed"),
 }
-"""Fields that an example of a reason shows."""
+"""Fields that the example of each reason shows."""
 _OF_ANOTHER_TIME = {
     Reason.TOO_OLD: "Likely a recording, which a live feed refuses: set window.lateness to 'event-time' here and for the "
-    "worker, or release it by 'hexveil replay --offline'. Times before 2000 are those of clocks that were never set.",
-    Reason.IN_FUTURE: "Likely clocks that run ahead: correct them; window.max_future says by how much they may.",
+    "worker, or release it by 'hexveil replay --offline'. Times before 2000 come from clocks that were never set.",
+    Reason.IN_FUTURE: "Likely clocks that are ahead: correct them. window.max_future says by how much they may be.",
 }
 _UNITS = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
-"""Units of a time since 1970, per second."""
+"""Number of each unit of time per second."""
 
 Found = tuple[bool, list[tuple[str, Any]], FeedFields]
 
 
 @dataclass
 class Refusals:
-    """What became of the events of a recording in ``file_format``: how many were taken, and those refused by reason."""
+    """Counts the events of a recording in ``file_format``: accepted ones, and refused ones by reason."""
 
     feed: FeedConfig
     file_format: str
@@ -55,11 +55,11 @@ class Refusals:
 
     @property
     def refused(self) -> int:
-        """Events that were refused."""
+        """Number of refused events."""
         return sum(self.counts.values())
 
     def add(self, values: Sequence[bytes | None], batch: Batch) -> None:
-        """Count the next events, as they were decoded."""
+        """Count the events of the next decoded batch."""
         before = self.taken + self.refused
         self.taken += len(batch.rows)
         for code in np.unique(batch.reason).tolist():
@@ -70,21 +70,21 @@ class Refusals:
             sample += [values[at] or b"" for at in where[: _SAMPLE - len(sample)]]
 
     def examples(self) -> dict[str, str]:
-        """One event of each reason: its number in the recording and the fields at fault."""
+        """One event for each reason: its number in the recording and the fields at fault."""
         return {
             reason.value: f"event {self._first[reason]}: {self._example(reason, sample[0])}"
             for reason, sample in self._sample.items()
         }
 
     def told(self) -> list[str]:
-        """A line for each reason, the most frequent first, and one for the likely cause where most were refused."""
+        """One line for each reason, the most frequent first, and the likely cause if most events were refused."""
         examples = self.examples()
         lines = [f"  {count} {reason}, like {examples[reason]}" for reason, count in self.counts.most_common()]
         cause = self.likely_cause()
         return lines if cause is None else [*lines, cause]
 
     def likely_cause(self) -> str | None:
-        """What to do about it, where most events were refused and the reason for most of these tells."""
+        """The likely cause with its remedy, if most events were refused and the most frequent reason allows a conclusion."""
         if self.refused <= self.taken:
             return None
         reason = Reason(self.counts.most_common(1)[0][0])
@@ -100,9 +100,9 @@ class Refusals:
         return None
 
     def _found(self, message: bytes) -> Found:
-        """Whether ``message`` is JSON, its fields, and where they were: as the file has them, or as the feed does.
+        """Whether ``message`` is JSON, its fields, and their paths in the file or in the feed's format.
 
-        A recording's events are converted to the feed's format; one that cannot be is handed on as it is.
+        Events of a recording are converted to the feed's format; one that cannot be converted is passed on unchanged.
         """
         places = [feed_format(self.feed.model_copy(update={"format": name})).fields for name in self._formats]
         readings = [(*looks_like(message, fields), fields) for fields in places]
@@ -119,7 +119,7 @@ class Refusals:
         if reason == Reason.MISSING_FIELD:
             there = {name for name, _ in found}
             missing = [getattr(fields, name) for name in ("user", "time", "lat", "lng", "speed") if name not in there]
-            return _cut(f"no {', '.join(missing)} beside {_names(message)}")
+            return _cut(f"no {', '.join(missing)} among {_names(message)}")
         shown = [f"{name} {_cut(_text(value), 30)}" for name, value in found if name in _AT_FAULT.get(reason, ())]
         return ", ".join(shown) or f"{len(message)} bytes"
 
@@ -129,7 +129,7 @@ class Refusals:
         if all(domain.south <= x <= domain.north for x in lngs) and all(domain.west <= y <= domain.east for y in lats):
             return "Likely lat and lng are swapped: exchange them in the recording, or in [feed.fields]."
         return (
-            f"Likely another place: these lie at lat {min(lats):g} to {max(lats):g}, lng {min(lngs):g} to {max(lngs):g}, and "
+            f"Likely another place: these events are at lat {min(lats):g} to {max(lats):g}, lng {min(lngs):g} to {max(lngs):g}, and "
             f"feed.domain is south {domain.south:g}, west {domain.west:g}, north {domain.north:g}, east {domain.east:g}. Set "
             "feed.domain to the place of the recording."
         )
@@ -144,13 +144,13 @@ class Refusals:
         remedy = {
             "seconds": "set feed.format = 'declared' and time_format = 'epoch-s' in [feed.fields]",
             "milliseconds": "set time_format = 'epoch-ms' in [feed.fields]",
-        }.get(unit, "divide them, so that they are milliseconds")
+        }.get(unit, "divide the times so that they are milliseconds")
         return f"Likely {time:.0f} is a time in {unit} ({datetime.fromtimestamp(seconds, UTC):%Y-%m-%d}): {remedy}."
 
     def _wrong_type(self, fix: dict[str, Any]) -> str | None:
         texts = [name for name in ("lat", "lng", "speed") if isinstance(fix.get(name), str)]
         if texts:
-            return f"Likely {', '.join(texts)} are text: write numbers without quotes."
+            return f"Likely {', '.join(texts)} are texts: write numbers without quotes."
         time = fix.get("time")
         if not isinstance(time, str):
             return self._other_unit_of_time(time)
@@ -165,17 +165,17 @@ class Refusals:
         if has_offset:
             return None
         return (
-            f"Likely the time {shown} has no offset from UTC, so that it names two instants a year: write it like "
+            f"Likely the time {shown} has no offset from UTC, so it may be ambiguous: write it like "
             "'2017-03-21T07:00:00-05:00'."
         )
 
     def _other_format(self, message: bytes) -> str:
         for name, known in known_fields().items():
             if name not in self._formats and len(looks_like(message, known)[1]) == 5:
-                return f"Likely another format: these have the fields of {name!r}; give --format {name}."
+                return f"Likely another format: these events have the fields of {name!r}; give --format {name}."
         paths = self._found(message)[2].paths
         return (
-            f"Likely another format: {self.file_format!r} has the fields {', '.join(paths)}. Name those of the recording in "
+            f"Likely another format: {self.file_format!r} has the fields {', '.join(paths)}. Name the fields of the recording in "
             "[feed.fields] and set feed.format = 'declared'."
         )
 

@@ -1,1 +1,1 @@
-"""What leaves the boundary: topics, messages, their schemas, and how a range is answered from them."""
+"""What leaves the trust boundary: topics, messages, their schemas, and the answers to range queries from them."""

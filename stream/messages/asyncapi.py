@@ -1,4 +1,4 @@
-"""The AsyncAPI 3.1 document of the output topics, made from the schemas and topic settings that the service uses."""
+"""The AsyncAPI 3.1 document of the output topics, generated from the schemas and topic settings that the service uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stream.messages.topics import OUTPUT_PLANS, TopicPlan
 Schema = dict[str, Any]
 
 VERSION = "1.1.0"
-"""Of the messages: the second number counts additions; what would break a reader gets another topic than ``.v1``."""
+"""Version of the messages. The second number counts additions; a change that breaks readers gets a new topic, ``.v2``."""
 
 _KEYS = {
     HEXAGON_SPEED: "H3 index of the cell.",
@@ -20,9 +20,9 @@ _KEYS = {
 }
 _MEANING = {
     HEXAGON_SPEED: "One message per released cell and window.",
-    SPATIAL_HISTOGRAM: "One message per mechanism and window; answers any range query.",
-    WINDOW: "One message per window, after all its others: the close marker with their number and digest.",
-    REJECTED: "Where input was refused and why. Inside the trust boundary only; empty under relation participation.",
+    SPATIAL_HISTOGRAM: "One message per mechanism and window, from which any range query can be answered.",
+    WINDOW: "The close marker: one message per window, sent after all others of it, with their number and digest.",
+    REJECTED: "Which input was refused and why. Inside the trust boundary only; empty under relation participation.",
 }
 _WINDOW = {"start": "2017-03-21T13:00:00Z", "end": "2017-03-21T14:00:00Z"}
 _MEAN = {
@@ -87,11 +87,11 @@ EXAMPLES: dict[str, Schema] = {
         "count": 3,
     },
 }
-"""One value per topic that its schema takes."""
+"""For each topic, one value that its schema accepts."""
 
 
 def document() -> Schema:
-    """The whole document as JSON-ready data; nothing in it depends on a deployment."""
+    """The document as data that JSON can hold; it does not depend on the deployment."""
     channels = {_name(plan.name): _channel(plan) for plan in OUTPUT_PLANS}
     return {
         "asyncapi": "3.1.0",
@@ -99,7 +99,7 @@ def document() -> Schema:
             "title": "Hexveil releases",
             "version": VERSION,
             "description": (
-                "Differentially private traffic statistics. Messages may come more than once: equal ce_id, equal "
+                "Differentially private traffic statistics. A message may be sent more than once, with the same ce_id and the same "
                 "bytes. Later versions may add fields; ignore those that you do not know."
             ),
         },
@@ -113,7 +113,7 @@ def document() -> Schema:
             "secured": {
                 "host": "kafka.example:9093",
                 "protocol": "kafka-secure",
-                "description": "Over TLS, with a user that may read these topics.",
+                "description": "A broker over TLS, with a user who may read these topics.",
                 "security": [{"$ref": "#/components/securitySchemes/scram"}],
             },
         },
@@ -170,10 +170,10 @@ def _headers(topic: str) -> Schema:
     text = {"type": "string"}
     properties = {
         "ce_specversion": text | {"const": "1.0"},
-        "ce_id": text | {"description": "Deterministic: de-duplicate by it."},
-        "ce_source": text | {"description": "/hexveil/ and the feed."},
+        "ce_id": text | {"description": "Deterministic; drop duplicates by it."},
+        "ce_source": text | {"description": "/hexveil/ followed by the name of the feed."},
         "ce_type": text | {"const": topic},
-        "ce_subject": text | {"description": "What the message is about: a cell, a mechanism, close, or a reason."},
+        "ce_subject": text | {"description": "Subject of the message: a cell, a mechanism, close, or a reason."},
         "ce_time": text | {"format": "date-time", "description": "End of the window."},
         "content-type": text | {"const": "application/json"},
     }
@@ -182,7 +182,7 @@ def _headers(topic: str) -> Schema:
 
 
 def _as_draft_07(node: Any) -> Any:
-    """The schema in the dialect that AsyncAPI speaks; of what ours use, only ``dependentRequired`` has another name."""
+    """The schema in AsyncAPI's dialect. Of the keywords that our schemas use, only ``dependentRequired`` has another name there."""
     if isinstance(node, list):
         return [_as_draft_07(part) for part in node]
     if not isinstance(node, dict):

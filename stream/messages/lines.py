@@ -1,4 +1,4 @@
-"""Messages as lines of a file (NDJSON): topic, key, headers and value; the value's bytes are those that were committed."""
+"""Messages as lines of a file (NDJSON): topic, key, headers and value. The value keeps its committed bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stream.messages.message import Message
 
 
 class Line(msgspec.Struct):
-    """One line, its value still the bytes of the message."""
+    """One line; its value is still undecoded bytes."""
 
     topic: str
     headers: dict[str, str]
@@ -18,7 +18,7 @@ class Line(msgspec.Struct):
 
     @property
     def ce_id(self) -> str:
-        """Identifier that readers de-duplicate by; empty where the line has none."""
+        """Identifier by which readers drop duplicates; empty if the line has none."""
         return self.headers.get("ce_id", "")
 
 
@@ -26,7 +26,7 @@ _DECODER = msgspec.json.Decoder(Line)
 
 
 class LineError(ValueError):
-    """A line that is no message; the text says why."""
+    """A line that is not a message; the text says why."""
 
 
 def line_of(message: Message) -> str:
@@ -37,7 +37,7 @@ def line_of(message: Message) -> str:
 
 
 def read_line(line: bytes) -> Line:
-    """What :func:`line_of` wrote. Raises :class:`LineError` for anything else; the value is not looked into."""
+    """Read a line that :func:`line_of` wrote. Raises :class:`LineError` for anything else; the value is not decoded."""
     try:
         return _DECODER.decode(line)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -30,17 +30,17 @@ class Message(NamedTuple):
 
     @property
     def ce_id(self) -> str:
-        """Deterministic identifier that consumers de-duplicate by."""
+        """Deterministic identifier, by which consumers drop duplicates."""
         return dict(self.headers)["ce_id"].decode()
 
 
 def cell_text(cell: int) -> str:
-    """H3 index in its usual hexadecimal form."""
+    """H3 index in hexadecimal."""
     return f"{cell:x}"
 
 
 def window_message(topic: str, feed: str, window: Window, part: str, key: str, body: Mapping[str, Any]) -> Message:
-    """A message about one window. ``ce_id`` depends on topic, feed, window and part only; time is the window's end."""
+    """A message about one window. Its ``ce_id`` depends on topic, feed, window and part only; its time is the window's end."""
     start = utc_text(window.start).replace("-", "").replace(":", "")
     identifier = f"{topic}/{feed}/{start}/{window.end - window.start}/{part}"
     headers = _headers(topic, feed, identifier, part, utc_text(window.end))
@@ -50,7 +50,7 @@ def window_message(topic: str, feed: str, window: Window, part: str, key: str, b
 def rejected_message(
     feed: str, reason: str, topic: str, partition: int, first_offset: int, last_offset: int, count: int
 ) -> Message:
-    """A report of rejected input: where and why, never what or who."""
+    """A report of rejected input: its offsets and the reason, never its content or the user."""
     body = {
         "feed": feed,
         "reason": reason,
@@ -80,7 +80,7 @@ def _headers(topic: str, feed: str, identifier: str, subject: str, time: str | N
 
 
 def digest(values: Iterable[bytes]) -> str:
-    """``sha256:`` and the hex digest of the message values in publication order."""
+    """SHA-256 over the message values in publication order, as ``sha256:`` and hex digits."""
     state = hashlib.sha256()
     for value in values:
         state.update(value)
@@ -88,12 +88,12 @@ def digest(values: Iterable[bytes]) -> str:
 
 
 def encode_outbox(messages: Iterable[Message]) -> bytes:
-    """Committed form of a window's messages."""
+    """The messages of a window as one value, in the form in which they are committed."""
     return msgspec.msgpack.encode(list(messages))
 
 
 def decode_outbox(blob: bytes) -> list[Message]:
-    """Messages of a committed window, byte for byte."""
+    """The messages of a committed window, byte for byte."""
     return msgspec.msgpack.decode(blob, type=list[Message])
 
 

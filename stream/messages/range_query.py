@@ -1,6 +1,6 @@
-"""How many in a range: answers of released spatial histograms in degrees, with a 95 % interval of the exact number.
+"""Range queries: numbers of users in ranges given in degrees, from released spatial histograms, with 95 % intervals.
 
-Whoever holds a release can compute them; they cost nothing. Pure.
+Everyone who has a release can compute them, so they cost no budget. Pure functions.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Box = tuple[float, float, float, float]
 
 _DECIMALS = 6
 _HAIR = 1e-9
-"""Of a cell: an edge this near to a grid line lies on it."""
+"""Share of a cell: an edge of a range this close to a grid line counts as lying on it."""
 
 
 class RangeError(ParameterError):
-    """A range that a histogram cannot answer; ``remedy`` says what to ask instead."""
+    """A range for which a histogram has no answer; ``remedy`` says what to ask instead."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(f"{message}; {remedy}")
@@ -38,19 +38,21 @@ def parse_box(text: str) -> Box:
         raise RangeError(f"bbox {text!r} is not four numbers", "write west,south,east,north in degrees") from None
     if not (-180 <= west < east <= 180 and -90 <= south < north <= 90):
         raise RangeError(
-            f"bbox {text} is no box", "give -180 <= west < east <= 180 and -90 <= south < north <= 90, west first"
+            f"bbox {text} is not a box", "give -180 <= west < east <= 180 and -90 <= south < north <= 90, west first"
         )
     return west, south, east, north
 
 
 def count_in(release: dict[str, Any], bbox: Box, histogram: Released | None = None) -> dict[str, Any]:
-    """Estimated number in ``bbox`` from a release (``histogram``: the same one, read already), as the API answers it.
+    """The estimated number of users in ``bbox``, in the form of the API's answers. ``histogram``: ``release``, if decoded already.
 
-    ``raw``: the histogram's answer, points taken to lie evenly inside its blocks, without an interval of its own. ``interval``
-    holds the exact number in 95 % of releases or more, unevenness included, or is None where the release does not say how its
-    noise is distributed. ``value``: ``raw`` moved into the interval. Regions (euler) are counted by whole cells: their answer is for all cells that ``bbox`` meets, and says so in ``bbox``.
+    ``raw``: the histogram's answer, computed as if points lay evenly inside its blocks. ``interval`` contains the exact number
+    in at least 95 % of releases, however points lie; None if the release does not describe its noise. ``value``: ``raw``, moved
+    into the interval if it lies outside. Regions (euler) are counted in whole cells: the answer is for all cells that
+    ``bbox`` meets, and its ``bbox`` is the box of these cells.
+
     Raises :class:`RangeError` for a range outside the domain, :class:`dpcore.spatial.histogram.HistogramError` for a
-    release that is no histogram.
+    release that is not a histogram.
     """
     histogram = histogram or histogram_from_release(release)
     _require_inside(bbox, histogram.domain)

@@ -1,7 +1,7 @@
-"""Where ``--out`` puts releases: NDJSON, every message a line; or, by suffix, a table of the hexagons.
+"""The files of ``--out``: NDJSON with one message per line, or, depending on the suffix, a table of the hexagons.
 
-Releases cost budget and cannot be drawn again, so no file is overwritten unasked. A table is written at the end, in one
-step, from the lines kept beside it until then: a run that is cut short leaves those.
+Releases cost budget and cannot be drawn again, so no file is overwritten without ``--force``. Until the end of the run, a
+table's lines are kept in a file beside it; then the table is written in one step. A run that is cut short leaves the lines.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SUFFIXES = (NDJSON, *WRITERS)
 
 
 class ReleaseFileError(ValueError):
-    """A file that releases cannot go to; the message says why and what to do."""
+    """A file to which releases cannot be written; the message says why and what to do."""
 
 
 class _Rows:
-    """Hexagon rows of a file of lines, read anew each time they are gone through."""
+    """Hexagon rows of a file of lines; every iteration reads the file again."""
 
     def __init__(self, lines: Path) -> None:
         self._lines = lines
@@ -39,28 +39,30 @@ class _Rows:
 
 @contextmanager
 def release_file(path: Path, *, force: bool = False) -> Iterator[TextIO]:
-    """Takes lines of releases; ``path`` holds them, or the table of them, when the context ends, also by an error.
+    """A file to write lines of releases to. When the context ends, also by an error, ``path`` holds the lines or their table.
 
-    ``force``: replace what is there. Raises :class:`ReleaseFileError`, :class:`stream.messages.tables.ParquetMissingError`, and
-    :class:`OSError` where the disk refuses.
+    ``force``: replace an existing file. Raises :class:`ReleaseFileError`, :class:`stream.messages.tables.ParquetMissingError`, and
+    :class:`OSError` if writing fails.
     """
     suffix = path.suffix.removeprefix(".")
     if suffix not in SUFFIXES:
         known = ", ".join(f".{name}" for name in SUFFIXES)
-        raise ReleaseFileError(f"{path} has none of the suffixes {known}, which say what is written; give it one")
+        raise ReleaseFileError(f"{path} has none of the suffixes {known}, which choose the format; give it one")
     if suffix == "parquet":
         require_parquet()
     lines = path if suffix == NDJSON else path.with_name(f"{path.name}.lines.ndjson")
     for taken in {path, lines}:
         if taken.exists() and not force:
-            raise ReleaseFileError(f"{taken} exists, and releases cannot be drawn again; name another file, or --force")
+            raise ReleaseFileError(
+                f"{taken} exists, and its releases cannot be drawn again; name another file, or overwrite it with --force"
+            )
     with lines.open("w", encoding="utf-8") as out:
         try:
             yield out
         except BaseException:
             out.flush()
             if not lines.stat().st_size:
-                lines.unlink()  # nothing was released, and the next try finds the name free
+                lines.unlink()  # nothing was released, so the next run may use the name
             elif lines != path:
                 _make_table(lines, path, suffix)
             raise

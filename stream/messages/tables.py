@@ -1,10 +1,10 @@
-"""Releases as a table: a row per cell and window, a column per number; CSV, GeoJSON and Parquet. Pure.
+"""Releases as a table with one row per cell and window: CSV, GeoJSON and Parquet. Pure functions.
 
 A released number becomes ``<name>`` (the value), ``<name>_raw``, ``_clamped``, ``_scale``, ``_low`` and ``_high`` (the
 95 % interval) and ``_unit``; an exact count is ``<name>`` alone. Post-processed estimates carry the prefix
-``post_processed_``. Whatever a message holds has a column, so that no file says less than the message.
+``post_processed_``. Every field of a message has a column, so no file says less than the message.
 
-A writer goes over its rows twice, first for the columns; rows that are read anew each time need no memory.
+A writer iterates over its rows twice, first to find the columns. Rows may be read from a file each time, to save memory.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ FIRST = (
     "delta",
     "schema_version",
 )
-"""Columns of every file, in this order; those of the messages follow."""
+"""The first columns of every file, in this order; the columns of the messages follow."""
 PURE = "pure"
-"""What is counted where a message names no accounting: epsilon alone, delta = 0."""
+"""The accounting of a message that names none: pure ε, with delta = 0."""
 _ROWS_AT_ONCE = 10_000
 
 
@@ -53,14 +53,14 @@ def row_of(value: bytes) -> Row:
 
 
 def rows_of(values: Sequence[bytes]) -> list[Row]:
-    """Hexagon messages as flat rows, in the same order; every row has every column, None where it says nothing."""
+    """Hexagon messages as flat rows, in the same order. Every row has every column; None where the message has no value."""
     rows = [row_of(value) for value in values]
     columns = _columns(rows)
     return [_filled(row, columns) for row in rows]
 
 
 def write_csv(rows: Iterable[Row], out: IO[bytes]) -> None:
-    """RFC 4180, UTF-8, one header line; an empty field where a cell has no such number."""
+    """CSV by RFC 4180 in UTF-8 with one header line. A field is empty if the cell has no such number."""
     columns = _columns(rows)
     text = io.TextIOWrapper(out, encoding="utf-8", newline="")
     writer = csv.writer(text)
@@ -70,7 +70,7 @@ def write_csv(rows: Iterable[Row], out: IO[bytes]) -> None:
 
 
 def write_geojson(rows: Iterable[Row], out: IO[bytes]) -> None:
-    """A FeatureCollection (RFC 7946): hexagons with the flat row as properties."""
+    """A GeoJSON FeatureCollection (RFC 7946) of hexagons, with the flat rows as properties."""
     columns = _columns(rows)
     out.write(b'{"type":"FeatureCollection","features":[')
     between = b""
@@ -81,7 +81,7 @@ def write_geojson(rows: Iterable[Row], out: IO[bytes]) -> None:
 
 
 def write_parquet(rows: Iterable[Row], out: IO[bytes]) -> None:
-    """Parquet with typed columns. Raises :class:`ParquetMissingError` without pyarrow."""
+    """Parquet with typed columns. Raises :class:`ParquetMissingError` if pyarrow is not installed."""
     require_parquet()
     import pyarrow as pa
     from pyarrow import parquet
@@ -109,7 +109,7 @@ def table_of(values: Sequence[bytes], suffix: str) -> bytes:
 
 
 def require_parquet() -> None:
-    """Raise :class:`ParquetMissingError` where pyarrow is not installed."""
+    """Raise :class:`ParquetMissingError` if pyarrow is not installed."""
     try:
         import pyarrow  # noqa: F401
     except ModuleNotFoundError as error:
@@ -141,7 +141,7 @@ def _arrow(pa: Any, rows: Sequence[Row], columns: Sequence[str]) -> Any:
 
 
 def feature(cell: str, properties: Row) -> dict[str, Any]:
-    """A hexagon as a GeoJSON feature; counter-clockwise, longitudes unbroken where it crosses 180°."""
+    """A hexagon as a GeoJSON feature, counter-clockwise. If it crosses 180°, its longitudes continue beyond 180°."""
     ring = [[lng, lat] for lat, lng in h3.cell_to_boundary(cell)]
     if max(lng for lng, _ in ring) - min(lng for lng, _ in ring) > 180:
         ring = [[lng + 360 if lng < 0 else lng, lat] for lng, lat in ring]
@@ -186,7 +186,7 @@ def _flatten(row: Row, name: str, value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Truth in lower case, the members of a list with spaces between them."""
+    """A value as CSV text: booleans in lower case, members of a list separated by spaces."""
     if isinstance(value, list):
         return " ".join(str(_plain(part)) for part in value)
     return str(value).lower() if isinstance(value, bool) else value

@@ -20,7 +20,7 @@ _LISTED_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class TopicPlan:
-    """A topic as it should be: partitions, retention in ms (cleanup policy ``delete``) and further settings."""
+    """The settings that a topic should have: partitions, retention in ms (cleanup policy ``delete``) and others."""
 
     name: str
     partitions: int
@@ -29,12 +29,13 @@ class TopicPlan:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Settings of the topic, by the broker's names."""
+        """Settings of the topic, by their names in Kafka."""
         return {"cleanup.policy": "delete", "retention.ms": str(self.retention_ms)} | dict(self.further)
 
 
 INPUT_SETTINGS = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": "1048588"}
-"""The broker's clock says what is in time; a batch has at most 1 MiB on disk (Kafka's default, whatever the broker's)."""
+"""The broker's clock decides what is in time. A batch has at most 1 MiB on disk: Kafka's default, stated because a broker may
+have another one."""
 
 
 OUTPUT_PLANS = (
@@ -51,10 +52,10 @@ def topic_plans(config: Config) -> list[TopicPlan]:
 
 
 async def create_topics(config: Config) -> dict[str, str]:
-    """Create what is missing; name -> ``created`` or ``exists``. Timestamps may be old, so none is refused.
+    """Create the topics that are missing. Returns ``created`` or ``exists`` for each name.
 
-    A broker lists a new topic a moment after it was created, and a client that comes earlier reports it missing; so this
-    returns when all are listed, or after ten seconds where the credentials may create topics but not list them.
+    A broker lists a new topic only a moment after it was created, and until then clients report it missing. So this returns
+    once all topics are listed, or after ten seconds if the credentials allow to create topics but not to list them.
     """
     client = AIOKafkaAdminClient(**kafka_options(config.kafka))
     await client.start()

@@ -1,4 +1,4 @@
-"""Read API under ``/api/v1``, an event stream of finished windows, health and public metrics."""
+"""The HTTP application: read API under ``/api/v1``, event stream of complete windows, health and public metrics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class Service:
-    """State shared by the handlers: the view, the source that fills it, and the open event streams."""
+    """State shared by the handlers: the store of windows, the source that fills it, and the open event streams."""
 
     def __init__(self, config: Config, source: Source) -> None:
         self._max_streams = config.public.max_streams
@@ -52,18 +52,18 @@ class Service:
         return await self.answers.answer(request, key_of(self._document), lambda: self._document, JSON, "revalidate")
 
     async def health(self, request: web.Request) -> web.Response:
-        """The process answers, and reads; where it does not, only a new start helps."""
+        """200 while the process answers and reads. If it stopped reading, only a restart helps."""
         reading = self._reading is not None and not self._reading.done()
-        body = {"status": "ok" if reading else "no longer reading; its operator finds the reason in the log"}
+        body = {"status": "ok" if reading else "no longer reading; the operator finds the reason in the log"}
         return web.json_response(body, status=200 if reading else 503, headers={"Cache-Control": "no-store"})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """Everything that was there at the start was read."""
+        """200 once everything that existed at the start was read."""
         ready = self.intake.caught_up.is_set()
         return web.json_response({"ready": ready}, status=200 if ready else 503, headers={"Cache-Control": "no-store"})
 
     async def public_metrics(self, request: web.Request) -> web.Response:
-        """Prometheus text."""
+        """Metrics in Prometheus' text format."""
         return web.Response(
             body=generate_latest(self.metrics.registry),
             content_type="text/plain",
@@ -72,7 +72,7 @@ class Service:
         )
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
-        """Read while the service runs."""
+        """Read releases while the service runs."""
         allow_connections(self._max_streams + self._source.open_files)
         self._reading = asyncio.create_task(self._source.run(self.intake))
         self._reading.add_done_callback(_tell_failure)
@@ -82,7 +82,7 @@ class Service:
             await self._reading
 
     async def end_streams(self, app: web.Application) -> None:
-        """Let open event streams finish at once."""
+        """End all open event streams."""
         self.broadcast.end_all()
 
 

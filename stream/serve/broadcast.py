@@ -1,4 +1,4 @@
-"""The event stream: each finished window is written out once and handed to every open connection."""
+"""The event stream: each complete window is encoded once and sent to every open connection."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ log = structlog.get_logger()
 
 PING_SECONDS = 15.0
 SEND_BUFFER = 32 * 1024
-"""Bytes that the system and the transport each hold for a client that does not read; the rest waits in its queue."""
+"""Bytes that the system and the transport each buffer for a client that does not read; the rest waits in its queue."""
 _RETRY_MS = (1_000, 5_000)
-"""After how long clients come back: each another time, so that a restart does not meet all of them at once."""
+"""Seconds after which clients reconnect; each gets another time, so that they do not all come back at once after a restart."""
 _PAST_AT_ONCE = 16
 _OTHER_FILES = 256
-"""Files that the process needs besides its streams."""
+"""Number of open files that the process needs besides its streams."""
 
 
 def frame_of(window: WindowView) -> bytes:
-    """One server-sent event; its id is the position of the window's marker. Written out once."""
+    """One server-sent event as bytes. Its id is the position of the window's close marker."""
     if window.frame is None:
         data = msgspec.json.encode(window.summary())
         window.frame = b"id: %d\nevent: window\ndata: %b\n\n" % (number_of(window), data)
@@ -51,7 +51,7 @@ class _Stream:
 
 
 class Broadcast:
-    """Open streams; one that lags ``queue`` windows behind is ended, and its client resumes by Last-Event-ID."""
+    """The open streams. A stream that is ``queue`` windows behind is ended; its client can resume by Last-Event-ID."""
 
     def __init__(
         self, view: View, metrics: PublicMetrics, ready: asyncio.Event, max_streams: int, queue: int = 64
@@ -61,7 +61,7 @@ class Broadcast:
         self._streams: set[_Stream] = set()
 
     def announce(self, window: WindowView) -> None:
-        """Hand a finished window to every stream of its feed."""
+        """Send a complete window to every stream of its feed."""
         event = (number_of(window), frame_of(window))
         for stream in list(self._streams):
             if stream.feed != window.feed:
@@ -72,11 +72,11 @@ class Broadcast:
                 self._metrics.sse_dropped.inc()
                 self._streams.discard(stream)
                 if stream.transport is not None:
-                    # Its handler may be waiting for a client that does not read: this wakes it with an error.
+                    # Its handler may be waiting for a client that does not read; closing wakes it with an error.
                     stream.transport.abort()
 
     def end_all(self) -> None:
-        """Let every stream finish at once."""
+        """End every stream."""
         for stream in self._streams:
             while not stream.frames.empty():
                 stream.frames.get_nowait()
@@ -85,7 +85,7 @@ class Broadcast:
     async def stream(
         self, request: web.Request, feed: str, after: int | None, last_event_id: int | None
     ) -> web.StreamResponse:
-        """One event per finished window until the client leaves."""
+        """Send one event per complete window until the client disconnects."""
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         )
@@ -115,7 +115,7 @@ class Broadcast:
         return response
 
     def _past(self, feed: str, since: int | None) -> list[WindowView]:
-        """Windows after ``since``; all of them where that id is ahead of every one, since the topic was made anew."""
+        """Windows after the id ``since``. If ``since`` is above every id, the topic was created anew, and all windows are returned."""
         if since is None:
             return []
         newest = self._view.completed(feed)[-1:]
@@ -143,7 +143,7 @@ async def _send_all(response: web.StreamResponse, windows: Sequence[WindowView])
 
 
 def allow_connections(count: int) -> None:
-    """Raise this process's limit of open files to what ``count`` streams need; warns where the system forbids it."""
+    """Raise this process's limit of open files to what ``count`` streams need; warn if the system forbids it."""
     needed = count + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= needed:

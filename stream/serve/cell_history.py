@@ -1,4 +1,4 @@
-"""What is usual in a cell: the precision-weighted mean of its earlier releases. Pure; reads released values only."""
+"""The usual value of a cell: the mean of its earlier releases, weighted by precision. Pure; uses released values only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from stream.serve.window_store import View, WindowView
 
 EARLIER = 7 * 24
-"""Windows looked back on."""
+"""Number of earlier windows that are used."""
 _Z95 = 1.959964
 
 FloatArray = npt.NDArray[np.float64]
@@ -53,11 +53,11 @@ class _Marker(msgspec.Struct):
 _RELEASED = ("mean", "variance", "p15", "p50", "p85")
 
 Columns = dict[tuple[str, str], tuple[CellArray, FloatArray]]
-"""By ("raw" or "post_processed", statistic): cells, and (2, C) values and standard deviations."""
+"""For each ("raw" or "post_processed", statistic): cells, and (2, C) values and standard deviations."""
 
 
 class Usual:
-    """Usual values before any window of a view; each window is decoded once."""
+    """Computes usual values before any window of the store; decodes each window once."""
 
     def __init__(self) -> None:
         self._decoded: dict[tuple[str, str], Columns] = {}
@@ -72,7 +72,7 @@ class Usual:
         return before[:EARLIER]
 
     def over(self, window: WindowView, earlier: list[WindowView]) -> bytes:
-        """Usual values of every cell in ``earlier`` complete windows as JSON; any thread may ask."""
+        """Usual values of every cell over the ``earlier`` complete windows, as JSON. Safe to call from any thread."""
         columns = [self._columns(other) for other in earlier]
         found: dict[int, dict[str, Any]] = {}
         for key in sorted({key for table in columns for key in table}):
@@ -104,7 +104,7 @@ def _columns(values: Iterable[bytes]) -> Columns:
         to_deviation = 1.0 if body.accounting == "zcdp" else math.sqrt(2.0)
         for name in _RELEASED:
             estimate = getattr(body, name)
-            # Without noise there was nobody to measure: such a value says nothing of what is usual.
+            # A scale of 0 means that there was nobody to measure, so the value says nothing about what is usual.
             if estimate is not None and estimate.scale > 0:
                 rows.setdefault(("raw", name), []).append((cell, estimate.raw, estimate.scale * to_deviation))
         for name, derived in body.post_processed.items():
@@ -118,7 +118,7 @@ def _columns(values: Iterable[bytes]) -> Columns:
 
 
 def _weighted(parts: list[tuple[CellArray, FloatArray]], top: float) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Mean per cell weighted by 1/variance, within [0, top], with a 95 % interval that takes windows as independent."""
+    """Mean per cell weighted by 1/variance, clamped to [0, top], with a 95 % interval that assumes independent windows."""
     cells, index = np.unique(np.concatenate([part for part, _ in parts]), return_inverse=True)
     values, deviations = np.concatenate([table for _, table in parts], axis=1)
     weights = deviations**-2.0
@@ -137,7 +137,7 @@ def _weighted(parts: list[tuple[CellArray, FloatArray]], top: float) -> Iterator
 
 
 def _top(statistic: str, windows: list[WindowView]) -> float:
-    """Public upper end of the statistic, the largest among the windows: U, or U²/4 for a variance."""
+    """Public upper bound of the statistic, the largest of all windows: U, or U²/4 for a variance."""
     uppers = [msgspec.json.decode(w.marker, type=_Marker).clipping.upper for w in windows if w.marker is not None]
     upper = max(uppers, default=float("inf"))
     return upper**2 / 4 if statistic == "variance" else upper

@@ -1,4 +1,4 @@
-"""What happens around every request: figures, errors as problems, permission for other origins, no sniffing."""
+"""Middleware for every request: metrics, errors as problem+json, CORS and security headers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PREFLIGHT_SECONDS = 86_400
 
 
 def measured(metrics: PublicMetrics) -> Any:
-    """Counts requests by route and status; open streams are not timed."""
+    """Counts requests by route and status; event streams are not timed."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -44,7 +44,7 @@ def measured(metrics: PublicMetrics) -> Any:
 
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error as problem+json; what went wrong inside is logged, not told."""
+    """Returns every error as problem+json. Internal errors are logged and not shown to the client."""
     try:
         return await handler(request)
     except Problem as problem:
@@ -58,12 +58,12 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     except Exception:
         log.exception("request failed", route=str(request.match_info.route.resource))
         return Problem(
-            500, "The service failed to answer", "try again; its operator finds the reason in the log"
+            500, "The service failed to answer", "try again; the operator finds the reason in the log"
         ).response()
 
 
 def preflight(origins: Sequence[str]) -> Any:
-    """Answers the question browsers ask before a request that is not simple."""
+    """Answers CORS preflight requests."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -83,13 +83,13 @@ def preflight(origins: Sequence[str]) -> Any:
 
 
 def headers(origins: Sequence[str]) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """Headers of every answer, event streams and errors too."""
+    """Headers of every answer, including event streams and errors."""
 
     async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["X-Content-Type-Options"] = "nosniff"
         if not origins:
             return
-        # Without it a cache would give the answer to a request of no origin, which permits nothing, to a page elsewhere.
+        # Without it, a cache could answer a page of another origin with an answer to a request without origin, which lacks the permission.
         vary = ["Origin", response.headers["Vary"]] if "Vary" in response.headers else ["Origin"]
         response.headers["Vary"] = ", ".join(vary)
         if _allowed(request, origins):
@@ -106,5 +106,5 @@ def _allowed(request: web.Request, origins: Sequence[str]) -> bool:
 
 
 def worth_a_log(record: logging.LogRecord) -> bool:
-    """A filter for ``aiohttp.server``: bytes that are no HTTP are the sender's fault and write no traceback here."""
+    """Log filter for ``aiohttp.server``: bytes that are not HTTP are the sender's fault and cause no traceback in the log."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)

@@ -1,4 +1,4 @@
-"""Windows, their hexagons, the past of one cell, and whole windows as files."""
+"""Handlers for windows, their hexagons, the past releases of one cell, and whole windows as files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILES = {"csv": CSV, "parquet": PARQUET, "geojson": GEOJSON}
 
 
 def known_window(view: View, start: str | None, feed: str) -> WindowView:
-    """The window of that start, or the newest complete one; 404 where there is none."""
+    """The window that starts then, or the newest complete one; 404 if there is none."""
     window = view.find(start, feed)
     if window is None:
         which = "complete window" if start is None else f"window {start}"
@@ -25,19 +25,19 @@ def known_window(view: View, start: str | None, feed: str) -> WindowView:
 
 
 def freshness_of(window: WindowView, start: str | None) -> Freshness:
-    """A complete window asked for by name never changes."""
+    """Cache policy: a complete window that was requested by its start never changes."""
     return "immutable" if start is not None and window.complete else "revalidate"
 
 
 class Hexagons:
-    """Handlers over the hexagon releases of a view."""
+    """Handlers for the hexagon releases in the store."""
 
     def __init__(self, view: View, answers: Answers) -> None:
         self._view = view
         self._answers = answers
 
     async def windows(self, request: web.Request, feed: str, limit: int) -> web.Response:
-        """Newest first."""
+        """All windows, newest first."""
         chosen = self._view.ordered(feed)[:limit]
         body = msgspec.json.encode({"windows": [window.summary() for window in chosen]})
         return await self._answers.answer(request, key_of(body), lambda: body, JSON, "revalidate")
@@ -66,7 +66,7 @@ class Hexagons:
         def make() -> bytes:
             chosen = [cells[cell] for cell in sorted(cells) if _wanted(cell, bbox, resolution)]
             if shape == "json":
-                # Values are JSON already and checked when they came: they are put together, not made again.
+                # Values are JSON that was checked when it arrived, so they are joined and not encoded again.
                 head = msgspec.json.encode(summary)[:-1]
                 return head + b',"hexagons":[' + b",".join(chosen) + b"]}"
             bodies = map(msgspec.json.decode, chosen)

@@ -1,4 +1,4 @@
-"""Spatial histograms: which there are, each as released, and how many in a range."""
+"""Handlers for spatial histograms: a list, each one as released, and range queries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _histogram(value: bytes) -> Released:
 
 
 class Histograms:
-    """Handlers over the histogram releases of a view."""
+    """Handlers for the histogram releases in the store."""
 
     def __init__(self, view: View, answers: Answers) -> None:
         self._view = view
@@ -69,7 +69,7 @@ class Histograms:
 
 
 def _chosen(window: WindowView, mechanism: str | None) -> tuple[str, bytes]:
-    """Name and message of the histogram that is meant."""
+    """Mechanism and message of the requested histogram; raises :class:`Problem` if there is none or several."""
     known = ", ".join(sorted(window.histograms))
     if mechanism is None:
         if len(window.histograms) == 1:

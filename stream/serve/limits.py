@@ -1,4 +1,4 @@
-"""What readers of a release should know that it does not promise; the dashboard's "About the noise" shows it."""
+"""Limits of the promise that readers of releases should know; the dashboard shows them under "About the noise"."""
 
 from __future__ import annotations
 
@@ -37,4 +37,4 @@ LIMITS: tuple[dict[str, str | None], ...] = (
         "a value as released covers 95 %.",
     },
 )
-"""Sentences for readers, those of one relation first; ``docs/known-limits.md`` has them all, also for operators."""
+"""Limits for readers, those of one relation first. ``docs/known-limits.md`` lists all limits, also for operators."""

@@ -1,4 +1,4 @@
-"""Public metrics of ``hexveil serve``: what it released from the topics and its own requests, nothing from inside."""
+"""Public metrics of ``hexveil serve``: counts of released messages and of its own requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 class PublicMetrics:
-    """Every metric of the public service, on a registry of its own."""
+    """All metrics of the public service, in a registry of their own."""
 
     def __init__(self) -> None:
         r = self.registry = CollectorRegistry()

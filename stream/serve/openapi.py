@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the operations that are served and the schemas that messages fit."""
+"""The OpenAPI 3.1 document, generated from the operations that are served and from the schemas of messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stream.serve.responses import PROBLEM
 PATH = f"{BASE}/openapi.json"
 
 VERSION = "1.0.0"
-"""Of the API: the second number counts additions; what would break a client gets another path than ``v1``."""
+"""Version of the API. The second number counts additions; a change that breaks clients gets a new path, ``v2``."""
 
 Schema = dict[str, Any]
 
@@ -36,7 +36,7 @@ _MESSAGES = {"HexagonSpeed": HEXAGON_SPEED, "SpatialHistogram": SPATIAL_HISTOGRA
 
 
 def document(operations: Sequence[Operation]) -> Schema:
-    """The whole document as JSON-ready data."""
+    """The document as data that JSON can hold."""
     paths: Schema = {}
     for operation in operations:
         paths[operation.path] = {"get": _operation(operation)}
@@ -97,7 +97,7 @@ def _parameter(parameter: Parameter) -> Schema:
 
 
 def _schemas() -> Schema:
-    """Every named component: values of the topics as they are, then what the API makes of them."""
+    """Every named component: values of the topics unchanged, then the objects that the API builds from them."""
     messages = {name: _message(topic) for name, topic in _MESSAGES.items()}
     return messages | {
         "Bounds": _object(
@@ -126,7 +126,7 @@ def _schemas() -> Schema:
 
 
 def _window_schemas() -> Schema:
-    """Windows, and the cells in them."""
+    """Components for windows and their cells."""
     window = _window_fields()
     return {
         "Window": _object(window),
@@ -153,7 +153,7 @@ def _window_fields() -> Schema:
 
 
 def _histogram_schemas(released: Schema) -> Schema:
-    """Spatial histograms, whose messages have the properties ``released``, and answers to ranges."""
+    """Components for spatial histograms, whose messages have the properties ``released``, and for answers to range queries."""
     window = _window_fields()
     return {
         "HistogramSummary": {
@@ -190,7 +190,7 @@ def _histogram_schemas(released: Schema) -> Schema:
 
 
 def _file_schemas() -> Schema:
-    """Complete windows as files."""
+    """Components for complete windows as files."""
     return {
         "DownloadFeatures": _features(_ref("Row")),
         "Row": {
@@ -209,9 +209,10 @@ _NUMBERS = {"latitude", "longitude", "resolution", "epsilon", "delta"}
 
 
 def _message(topic: str) -> Schema:
-    """Schema of a topic's values as a component: parts that recur are named, and additions are no breach.
+    """The schema of a topic's values as a component. Repeated parts get names, and additional fields are allowed.
 
-    Which fields demand or exclude each other is left to the topic's own schema: generators of clients do not follow it.
+    Rules on which fields require or exclude each other are only in the topic's own schema, because generators of clients do
+    not support them.
     """
     value = schema(topic)
     named = {name: value[name] for name in ("type", "properties", "required")}
@@ -220,7 +221,7 @@ def _message(topic: str) -> Schema:
 
 
 def _eased(node: Any, released: Any) -> Any:
-    """``node`` with references to the parts that recur, and without a ban on fields that are yet to come."""
+    """``node`` with references to repeated parts, and without the rule that forbids additional fields."""
     if isinstance(node, list):
         return [_eased(part, released) for part in node]
     if not isinstance(node, dict):
@@ -236,7 +237,7 @@ def _eased(node: Any, released: Any) -> Any:
 
 
 def _released() -> Schema:
-    """A number with its noise, in whatever unit."""
+    """A number with its noise, in any unit."""
     mean = schema(HEXAGON_SPEED)["properties"]["mean"]
     properties = mean["properties"] | {"unit": {"type": "string", "description": "km/h, (km/h)^2 or 1 (a count)."}}
     return {"type": "object", "properties": properties, "required": mean["required"]}
@@ -258,7 +259,7 @@ def _features(properties: Schema) -> Schema:
 
 
 def _bytes(kind: str) -> Schema:
-    """A file; client generators know what is binary by a format that the specification leaves out since 3.1."""
+    """A file. Client generators recognise binary content by a format that OpenAPI no longer defines since 3.1."""
     return {"type": "string"} if kind.startswith("text/") else {"type": "string", "format": "binary"}
 
 

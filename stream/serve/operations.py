@@ -1,4 +1,4 @@
-"""The paths of the API: one entry per path says what it is, what it takes and answers, and who handles it."""
+"""The paths of the API: for each its description, parameters, answers and handler."""
 
 from __future__ import annotations
 

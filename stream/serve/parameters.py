@@ -1,4 +1,4 @@
-"""Parameters of the API: each says in one place what it is (for the OpenAPI document) and how it is read."""
+"""Parameters of the API: for each its description (for the OpenAPI document) and how it is parsed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_NUMBER = 2**63 - 1
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter; ``read`` turns its text into a value or raises :class:`ValueError` saying what is allowed."""
+    """One parameter. ``read`` turns its text into a value, or raises :class:`ValueError` that says what is allowed."""
 
     name: str
     description: str
@@ -39,17 +39,19 @@ class Parameter:
 
     @property
     def keyword(self) -> str:
-        """Name of the handler's argument."""
+        """Name of the argument of the handler."""
         return self.argument or self.name
 
 
 def read_all(request: web.Request, parameters: Sequence[Parameter]) -> dict[str, Any]:
-    """Every declared parameter of a request; 400 for one that is wrong, repeated, missing or not declared."""
+    """Values of all declared parameters; 400 if one is wrong, repeated, missing or not declared."""
     known = [p.name for p in parameters if p.where == "query"]
     for name in request.query:
         if name not in known:
             listed = ", ".join(known) or "none"
-            raise Problem(400, f"{name[:40]!r} is no parameter of this path", f"leave it out; known are: {listed}")
+            raise Problem(
+                400, f"{name[:40]!r} is not a parameter of this path", f"leave it out; this path has: {listed}"
+            )
         if len(request.query.getall(name)) > 1:
             raise Problem(400, f"{name} is given more than once", "give it once")
     return {p.keyword: _read(request, p) for p in parameters}
@@ -105,7 +107,7 @@ def _matching(pattern: str, what: str) -> Callable[[str], str]:
 
 
 def _start(text: str) -> str:
-    """The moment in UTC as messages write it, whatever its offset was."""
+    """The time in UTC as messages write it, for text with any offset."""
     try:
         if not _TIME.fullmatch(text):
             raise ValueError
@@ -135,13 +137,13 @@ _START_EXAMPLE = "2017-03-21T12:00:00Z"
 
 
 def limit(default: int, high: int) -> Parameter:
-    """How many entries of a list."""
+    """The parameter for the number of entries of a list."""
     schema = {"type": "integer", "minimum": 1, "maximum": high, "default": default}
     return Parameter("limit", "Entries at most, newest first.", schema, default, _whole(1, high), default=default)
 
 
 def feed(configured: str) -> Parameter:
-    """The feed; the service's own where none is given."""
+    """The parameter for the feed; default: the configured one."""
     schema = {"type": "string", "pattern": _FEED, "default": configured}
     return Parameter("feed", "Name of the feed.", schema, configured, _matching(_FEED, "feed name"), default=configured)
 

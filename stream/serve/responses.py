@@ -1,4 +1,4 @@
-"""HTTP answers: problems, entity tags, cache headers, and bodies that are made and compressed once."""
+"""HTTP answers: problems, entity tags, cache headers, and bodies that are built and compressed only once."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _CACHE_CONTROL = {
 _MIN_GZIP = 1024
 _PACKED = "-gzip"
 _IN_THREAD = 64 * 1024
-"""Bodies above this many bytes are compressed outside the event loop."""
+"""Bodies above this many bytes are compressed outside of the event loop."""
 
 
 class Problem(Exception):  # noqa: N818  (RFC 9457 calls it a problem)
-    """An error as RFC 9457 problem+json: ``title`` holds value and bound, ``detail`` the remedy."""
+    """An error as RFC 9457 problem+json. ``title`` states the value and the bound, ``detail`` the remedy."""
 
     def __init__(self, status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(title)
@@ -46,7 +46,7 @@ class Problem(Exception):  # noqa: N818  (RFC 9457 calls it a problem)
 
 
 def problem_of(error: web.HTTPException) -> Problem:
-    """What aiohttp refuses by itself, as a problem."""
+    """An error that aiohttp raised, as a problem."""
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         return Problem(405, f"{error.method} is not allowed here", f"use {allowed}", {"Allow": allowed})
@@ -55,7 +55,7 @@ def problem_of(error: web.HTTPException) -> Problem:
 
 
 def key_of(*parts: object) -> str:
-    """A name for whatever a body is determined by, within this process."""
+    """A key that identifies everything on which a body depends, within this process."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
@@ -64,13 +64,13 @@ class _Body:
     plain: bytes
     packed: bytes | None
     tag: str
-    """Entity tag of the plain form; that of the compressed one has a suffix, as its bytes are others."""
+    """Entity tag of the plain body; that of the compressed body has a suffix, because its bytes differ."""
 
 
 class Answers:
-    """Makes each body once, compresses it once, and keeps the newest of them.
+    """Builds and compresses each body once, and keeps the newest ones.
 
-    A body belongs to its key for good: same key, same bytes. Entity tags are strong: they are digests of the bytes.
+    The same key always has the same bytes. Entity tags are strong: they are digests of the bytes.
     """
 
     def __init__(self, max_bytes: int = 64 << 20) -> None:
@@ -88,7 +88,7 @@ class Answers:
         freshness: Freshness,
         filename: str | None = None,
     ) -> web.Response:
-        """The body that ``make`` (run in a thread) gives, or 304 where the client has it already."""
+        """The body that ``make`` returns (run in a thread), or 304 if the client already has it."""
         body = await self._body(key, make, kind)
         known = _offered(request, body.tag)
         headers = {"Cache-Control": _CACHE_CONTROL[freshness], "Vary": "Accept-Encoding"}
@@ -138,7 +138,7 @@ def _pack(plain: bytes) -> bytes:
 
 
 def _offered(request: web.Request, tag: str) -> str | None:
-    """The entity tag of this body that the client already has."""
+    """The entity tag of this body in If-None-Match, if the client already has it."""
     for one in request.if_none_match or ():
         if one.value in (tag, tag + _PACKED):
             return f'"{one.value}"'

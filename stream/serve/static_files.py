@@ -1,4 +1,4 @@
-"""The dashboard: static files from the package, their security headers, and an optional basemap by byte ranges."""
+"""Serves the dashboard: static files of the package, their security headers, and an optional basemap by byte ranges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stream.serve.window_store import View
 STATIC = resources.files("stream") / "serve" / "static"
 PMTILES = b"PMTiles"
 
-# MapLibre's worker is a module of our own; map images are made in the page (data: and blob:). Nothing else is needed.
+# MapLibre's worker is a file of our own, and map images are made in the page (data: and blob:). Nothing else is needed.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -56,7 +56,7 @@ class Asset:
 
     @classmethod
     def read(cls, file: Traversable) -> Asset:
-        """From the package."""
+        """Read the file from the package."""
         body = file.read_bytes()
         kind = {".js": "text/javascript", ".md": "text/markdown"}.get(Path(file.name).suffix)
         found = kind or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
@@ -72,7 +72,7 @@ def read_assets() -> dict[str, Asset]:
 
 
 class BasemapError(ValueError):
-    """A basemap that cannot be served; the message says why."""
+    """A basemap that cannot be used; the message says why."""
 
 
 def check_basemap(path: Path) -> Path:
@@ -88,7 +88,7 @@ def check_basemap(path: Path) -> Path:
 
 
 class Pages:
-    """Handlers of the page itself and of what it asks beside the read API."""
+    """Handlers for the page, and for what it requests besides the read API."""
 
     def __init__(self, config: Config, view: View, answers: Answers, basemap: Path | None) -> None:
         self._assets = read_assets()
@@ -111,7 +111,7 @@ class Pages:
         found = self._assets.get(f"assets/{name}" if name else request.path.lstrip("/") or "index.html")
         if found is None:
             raise web.HTTPNotFound
-        # Names under assets/ carry a hash of their content; the page that names them must be asked for anew.
+        # Names under assets/ contain a hash of the content, so they never change; the page itself must be revalidated.
         kept = "public, max-age=31536000, immutable" if name else "no-cache"
         headers = SECURITY | {"ETag": f'W/"{found.tag}"', "Cache-Control": kept, "Vary": "Accept-Encoding"}
         if any(offered.value in (found.tag, "*") for offered in request.if_none_match or ()):
@@ -128,7 +128,7 @@ class Pages:
         )
 
     async def settings(self, request: web.Request) -> web.Response:
-        """What the page must know of the deployment before any window."""
+        """The settings that the page needs before any window."""
         key = key_of(self._settings)
         return await self._answers.answer(request, key, lambda: self._settings, JSON, "revalidate")
 
@@ -140,14 +140,14 @@ class Pages:
         return await self._answers.answer(request, key, partial(self._usual.over, window, earlier), JSON, "revalidate")
 
     async def tiles(self, request: web.Request) -> web.StreamResponse:
-        """The basemap, whole or by byte ranges."""
+        """The basemap, as a whole or by byte ranges."""
         if self._basemap is None:
             raise web.HTTPNotFound
         return web.FileResponse(self._basemap, headers={"Content-Type": "application/octet-stream"})
 
 
 def add_pages(app: web.Application, config: Config, view: View, answers: Answers, basemap: Path | None = None) -> None:
-    """Serve the dashboard at ``/`` and what it needs beside the read API."""
+    """Add routes for the dashboard at ``/`` and for what it needs besides the read API."""
     pages = Pages(config, view, answers, basemap)
     app.router.add_get("/", pages.asset)
     app.router.add_get("/licences.md", pages.asset)

@@ -1,4 +1,4 @@
-"""What the output topics say, in memory: windows, their cells and histograms, whether they are complete. No I/O."""
+"""Holds releases in memory: windows, their cells and histograms, and whether they are complete. No I/O."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dpcore.spatial import histogram_from_release
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest, schema
 
 MAX_WINDOWS = 24 * 35
-"""Windows kept; those whose markers came first are forgotten first."""
+"""Number of windows to keep; those whose close markers arrived first are removed first."""
 MAX_BYTES = 1 << 30
-"""Bytes of message values kept; a quarter of them at most of windows without a marker, which anybody can begin."""
+"""Bytes of message values to keep. Windows without a close marker get at most a quarter of it."""
 MAX_FORGOTTEN = 100_000
-"""Forgotten windows that are remembered as such."""
+"""Number of removed windows whose starts are remembered, so that they are not stored again."""
 MAX_HISTOGRAM_CELLS = 1 << 20
-"""Cells of a histogram's domain: 1024 x 1024, the most that a configuration can ask for."""
+"""Largest number of cells of a histogram's domain: 1024 x 1024, the most that a configuration allows."""
 EARLIEST_YEAR = 2000
-"""No feed is older, so a window before it is forged."""
+"""No feed is older than this, so an earlier window must be forged."""
 
 TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
 
@@ -38,7 +38,7 @@ def _validator(topic: str) -> Any:
 
 @dataclass
 class WindowView:
-    """One window of one feed: message values by cell and by mechanism, and its marker once that arrived."""
+    """One window of one feed: message values by cell and by mechanism, and its close marker once it arrived."""
 
     feed: str
     start: str
@@ -46,22 +46,22 @@ class WindowView:
     cells: dict[str, bytes] = field(default_factory=dict)
     histograms: dict[str, bytes] = field(default_factory=dict)
     histogram_summaries: dict[str, bytes] = field(default_factory=dict)
-    """Each of them as JSON without feed, window and structure."""
+    """Summary of each histogram as JSON, without feed, window and structure."""
     marker: bytes | None = None
     number: int | None = None
-    """Place of the marker in its topic, from 1: orders windows, and numbers their events."""
+    """Position of the close marker in its topic, from 1. It orders windows and is the id of their events."""
     promised: tuple[int, str] = (0, "")
-    """Count and digest that the marker gives."""
+    """Number of messages and digest that the close marker states."""
     complete: bool = False
     size: int = 0
     seen: set[str] = field(default_factory=set)
-    """The ``ce_id`` of each message taken; emptied once complete, to spare the memory."""
+    """The ``ce_id`` of each accepted message; emptied once the window is complete, to save memory."""
     frame: bytes | None = None
-    """Its server-sent event, written out when first needed."""
+    """Its server-sent event, encoded when it is first needed."""
     _final: list[bytes] | None = None
 
     def check(self) -> bool:
-        """Whether marker, count and digest agree with cells and histograms; remembers a yes."""
+        """Whether the messages agree with the close marker in number and digest. Once true, it stays true."""
         messages, value = self.promised
         if not self.complete and self.marker is not None and messages == len(self.cells) + len(self.histograms):
             cells = self.in_order()
@@ -72,7 +72,7 @@ class WindowView:
         return self.complete
 
     def holds(self, topic: str, body: dict[str, Any], value: bytes) -> bool:
-        """Whether these are bytes that it has: what ``seen`` told before it was complete."""
+        """Whether a complete window has this message with the same bytes, so that a repetition is no contradiction."""
         if topic == HEXAGON_SPEED:
             return self.cells.get(body["cell"]) == value
         return value == (self.histograms.get(body["mechanism"]) if topic == SPATIAL_HISTOGRAM else self.marker)
@@ -85,7 +85,7 @@ class WindowView:
 
     @property
     def tag(self) -> str:
-        """Changes whenever what is known of this window does, and is that of no other window."""
+        """A tag of the window's present content: it changes with the content, and no other window has it."""
         return digest([f"{self.feed} {self.start} {self.size} ".encode(), self.marker or b""])[7:39]
 
     def summary(self) -> dict[str, Any]:
@@ -102,12 +102,12 @@ class WindowView:
 
 
 class View:
-    """All windows by (feed, start); a message counts once per ``ce_id`` and only if it fits its schema."""
+    """All windows by (feed, start). A message is accepted once per ``ce_id``, and only if it matches its schema."""
 
     def __init__(
         self, max_windows: int = MAX_WINDOWS, max_bytes: int = MAX_BYTES, max_forgotten: int = MAX_FORGOTTEN
     ) -> None:
-        """``max_windows``: of those with a marker, and as many without."""
+        """``max_windows``: the most windows with a close marker to keep, and the most without one."""
         self._max_windows, self._max_bytes, self._max_forgotten = max_windows, max_bytes, max_forgotten
         self._forgotten: dict[tuple[str, str], None] = {}
         self._size = 0
@@ -117,7 +117,7 @@ class View:
         self.last_completed: WindowView | None = None
 
     def add(self, topic: str, ce_id: str, value: bytes, number: int = 0) -> Outcome:
-        """Take one message of an output topic; ``number`` is its place there, from 1."""
+        """Store one message of an output topic. ``number``: its position there, from 1."""
         body = _decode(topic, value)
         if body is None or not ce_id:
             return "invalid"
@@ -135,7 +135,7 @@ class View:
             _put(window, topic, value, body, number)
         except ParameterError:
             if not window.seen:
-                del self.windows[key], self._unmarked[key]  # begun by this message alone
+                del self.windows[key], self._unmarked[key]  # this message alone created the window
             return "invalid"
         window.seen.add(ce_id)
         window.size += len(value)
@@ -153,7 +153,7 @@ class View:
         return "completed"
 
     def _forget(self) -> None:
-        """Keep within the bounds; windows without a marker, of which anybody can begin many, never push out others."""
+        """Remove windows until the limits hold. Windows without a close marker never displace those that have one."""
         while self._unmarked and (
             len(self._unmarked) > self._max_windows or self._unmarked_size > self._max_bytes // 4
         ):
@@ -184,7 +184,7 @@ class View:
         return sorted(found, key=lambda window: (window.start, window.feed), reverse=True)
 
     def find(self, start: str | None, feed: str | None) -> WindowView | None:
-        """The window of that start, or the newest complete one."""
+        """The window that starts then, or the newest complete one."""
         if start is not None and feed is not None:
             return self.windows.get((feed, start))
         for window in self.ordered(feed):
@@ -202,7 +202,7 @@ def _by_number(window: WindowView) -> int:
 
 
 def _decode(topic: str, value: bytes) -> dict[str, Any] | None:
-    """The message as JSON if it fits its schema and its times exist."""
+    """The decoded message if it matches its schema and its times are valid; else None."""
     if topic not in TOPICS:
         return None
     try:

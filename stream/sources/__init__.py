@@ -1,1 +1,1 @@
-"""Where events come from: recordings and a synthetic city."""
+"""Sources of events: recordings, GTFS-realtime feeds and a synthetic city."""

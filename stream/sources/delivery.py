@@ -1,4 +1,4 @@
-"""Messages to Kafka at a chosen pace: idempotent producer, whole batches, one partition per vehicle."""
+"""Sends messages to Kafka at a chosen pace, with an idempotent producer, in whole batches, one partition per vehicle."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from stream.sources.messages import Messages
 
 BATCH_BYTES = 256 << 10
 _AHEAD = 16
-"""Batches under way before the source is made to wait."""
+"""Number of unacknowledged batches above which the source has to wait."""
 _SLICE = 10_000
 _NAP_S = 0.05
 _TOPIC_SECONDS = 5.0
-"""A topic that was just created may take a moment to show."""
+"""Seconds to wait for a topic, because brokers list a new topic only after a moment."""
 
 
 class DeliveryError(RuntimeError):
@@ -33,22 +33,22 @@ class DeliveryError(RuntimeError):
 
 
 class Sender(Protocol):
-    """Where messages of a source go."""
+    """Receives the messages of a source."""
 
     async def send(self, messages: Messages) -> None:
-        """Take ``messages``, in order; may wait, and may hold them back until :meth:`flush`."""
+        """Take ``messages`` in order. May wait, and may keep messages until :meth:`flush`."""
 
     async def flush(self) -> None:
-        """Let go of what is held back."""
+        """Send the messages that were kept."""
 
     async def confirm(self) -> None:
-        """Wait until everything has arrived. Raises :class:`DeliveryError`."""
+        """Wait until every message has arrived. Raises :class:`DeliveryError`."""
 
 
 class KafkaSender:
-    """Sends to one topic, in order per key; the partition of a key is the one that Kafka's own clients choose.
+    """Sends to one topic, in order per key. A key's partition is the one that Kafka's own clients choose.
 
-    Whole batches are built here: one coroutine per message would be the bottleneck.
+    It builds whole batches, because one coroutine per message would be the bottleneck.
     """
 
     def __init__(self, kafka: KafkaConfig, topic: str) -> None:
@@ -87,7 +87,7 @@ class KafkaSender:
         while self.topic not in (await self._producer.client.fetch_all_metadata()).topics():
             if time.monotonic() > deadline:
                 raise DeliveryError(
-                    f"Kafka at {self.bootstrap} shows no topic {self.topic!r}; run 'hexveil topics create', correct feed.topic, "
+                    f"Kafka at {self.bootstrap} has no topic {self.topic!r}, or does not show it; run 'hexveil topics create', correct feed.topic, "
                     "or let this user describe and write it"
                 )
             await asyncio.sleep(_NAP_S)
@@ -98,7 +98,7 @@ class KafkaSender:
         await self._producer.stop()
 
     async def send(self, messages: Messages) -> None:
-        """Queue ``messages``; waits while too many batches are under way."""
+        """Queue ``messages``; waits while too many batches are unacknowledged."""
         partition_of, builders = self._partition_of, self._builders
         for key, value in zip(messages.keys, messages.values, strict=True):
             partition = partition_of.get(key)
@@ -115,12 +115,12 @@ class KafkaSender:
                 builder.append(key=key, value=value, timestamp=None)
 
     async def flush(self) -> None:
-        """Ship what is queued without waiting for the acknowledgements."""
+        """Send the queued messages without waiting for the acknowledgements."""
         for partition in list(self._builders):
             await self._ship(partition)
 
     async def confirm(self) -> None:
-        """Ship everything and wait until Kafka has it. Raises :class:`DeliveryError`."""
+        """Send the queued messages and wait until Kafka has all. Raises :class:`DeliveryError`."""
         await self.flush()
         while self._under_way:
             await self._acknowledged(self._under_way.popleft())
@@ -142,9 +142,10 @@ class KafkaSender:
 
 
 class Pacer:
-    """When a message is due on the wall clock: ``speed`` times the recorded pace, or at once (``None``).
+    """Decides when a message is due on the wall clock: at ``speed`` times the recorded pace, or at once (``None``).
 
-    With ``live``, nothing is due before its own time: an accelerated feed that catches up goes on at real pace.
+    With ``live``, no message is due before its own time: once an accelerated feed reaches the present, it continues in real
+    time.
     """
 
     def __init__(self, speed: float | None, *, live: bool = False, clock: Callable[[], float] = time.time) -> None:
@@ -154,7 +155,7 @@ class Pacer:
         self._origin: tuple[float, int] | None = None
 
     def reached(self, first_due: int) -> float:
-        """Event time (µs UTC) up to which messages are due now; the first call starts the pace at ``first_due``."""
+        """Event time (µs UTC) up to which messages are due now. The first call starts the clock at ``first_due``."""
         now = self._clock()
         if self._origin is None:
             self._origin = (now, first_due)
@@ -165,7 +166,7 @@ class Pacer:
 
 @dataclass
 class Progress:
-    """What has been sent so far."""
+    """Counts of what was sent so far."""
 
     sent: int = 0
     unread: int = 0
@@ -191,10 +192,10 @@ async def deliver(
     limit: int | None = None,
     report: Callable[[], None] = lambda: None,
 ) -> None:
-    """Send ``blocks`` in order at the pace, until ``stopped`` or ``limit`` messages; returns when they all have arrived.
+    """Send ``blocks`` in order at the pace until ``stopped`` or ``limit`` messages. Returns once all have arrived.
 
-    A message that goes back in time is due with the latest one before it. An error of the source is raised after
-    everything before it has been delivered.
+    A message that goes back in time is due together with the latest one before it. An error of the source is raised after
+    all messages before it were delivered.
     """
     latest = np.iinfo(np.int64).min
     try:

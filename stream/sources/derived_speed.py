@@ -1,8 +1,8 @@
-"""Speeds from positions: great-circle distance to the vehicle's own earlier fix over the time between them. Pure.
+"""Derives speeds from positions: great-circle distance to an earlier fix of the same vehicle, divided by the time. Pure.
 
-A derived speed is a function of two fixes of *one* user, and both lie in the same ledger period, so all that a user's
-events of a period can change is still that user's own. Under relation "values", where positions and times are public, it
-follows from public facts: nothing about it is protected there.
+A derived speed depends on two fixes of *one* user, both in the same ledger period. So a user's events of one period change
+only that user's own speeds of that period. Under relation "values" positions and times are public, so a derived speed is
+public as well and is not protected.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ IntArray = NDArray[np.int64]
 EARTH_M = 6_371_008.8
 _US = 1_000_000
 _KEY_ZERO_MS, _KEY_SPAN = EARLIEST_US // 1000, 1 << 42
-"""Sort keys hold milliseconds since 2000, enough for 139 years, above them up to 2^21 vehicles."""
+"""Bits of a sort key for milliseconds since 2000, enough for 139 years; the bits above hold up to 2^21 vehicles."""
 _MOST_VEHICLES = 1 << 21
 
 
 @dataclass(frozen=True)
 class DerivationLimits:
-    """Which pairs of fixes give a speed.
+    """Limits on the pairs of fixes that give a speed.
 
-    ``least_s``: shorter distances in time drown in GPS error, so the reference is the newest fix at least this old.
-    ``most_s``: after a longer gap nobody knows the way. ``cap_kmh``: a faster vehicle was teleported, not driven.
-    ``frozen_s``: a position repeated to the last digit for longer, without a gap of ``most_s``, is a stuck unit, not a
-    standing vehicle.
+    ``least_s``: the reference is the newest fix at least this old, because GPS error is too large for shorter times.
+    ``most_s``: after a longer gap the way is unknown. ``cap_kmh``: a higher speed is an error of position.
+    ``frozen_s``: if a position repeats to the last digit for longer, without a gap of ``most_s``, the unit is stuck; a standing
+    vehicle would show small changes.
     """
 
     least_s: float = 8.0
@@ -44,7 +44,7 @@ class DerivationLimits:
         if not 0 < self.least_s <= self.most_s or self.cap_kmh <= 0 or self.frozen_s <= 0:
             raise ValueError(
                 f"least_s {self.least_s}, most_s {self.most_s}, cap_kmh {self.cap_kmh}, frozen_s {self.frozen_s}: "
-                "all are above 0, and least_s is at most most_s"
+                "all must be above 0, and least_s at most most_s"
             )
 
 
@@ -57,23 +57,23 @@ def great_circle_m(lat: FloatArray, lng: FloatArray, to_lat: FloatArray, to_lng:
 
 @dataclass
 class _Fixes:
-    """Rows in order of (vehicle, time), each pair once."""
+    """Fixes sorted by (vehicle, time), each pair once."""
 
     vehicle: IntArray
     time: IntArray
     lat: FloatArray
     lng: FloatArray
     since: IntArray
-    """Time at which the vehicle came to this very position."""
+    """Time since which the vehicle has been at exactly this position."""
 
     def part(self, where: NDArray[np.bool_]) -> _Fixes:
         return _Fixes(self.vehicle[where], self.time[where], self.lat[where], self.lng[where], self.since[where])
 
 
 class SpeedDerivation:
-    """Derives speeds of consecutive batches; keeps of every vehicle the few fixes that a later one may be compared with.
+    """Derives speeds for consecutive batches. Of every vehicle it keeps the few fixes with which a later one may be compared.
 
-    Vehicles without a fix in the last ``most_s`` are forgotten, so memory is bounded by the vehicles on the road.
+    Vehicles without a fix in the last ``most_s`` are forgotten, so memory is bounded by the number of vehicles on the road.
     """
 
     def __init__(self, limits: DerivationLimits | None = None) -> None:
@@ -84,7 +84,7 @@ class SpeedDerivation:
         self._kept = _Fixes(empty, empty, np.zeros(0), np.zeros(0), empty)
 
     def __len__(self) -> int:
-        """Vehicles that are remembered."""
+        """Number of vehicles in memory."""
         return len(self._number)
 
     def derive(
@@ -96,11 +96,12 @@ class SpeedDerivation:
         period: IntArray,
         now_us: int,
     ) -> FloatArray:
-        """Speeds in km/h, shape (n,), NaN where none can be derived.
+        """Speeds in km/h, shape (n,); NaN if none can be derived.
 
         ``time``: µs UTC, in any order; ``lat``/``lng``: degrees; ``period``: start of each row's ledger period. A speed is
-        never derived across two periods. A repeated (vehicle, time) gives what it gave before. ``now_us``: the feed's own
-        clock, by which fixes are forgotten; never the largest of ``time``, or one wrong clock would decide about all.
+        never derived across two periods. A repeated (vehicle, time) gives the same speed again. ``now_us``: the feed's own
+        clock, by which old fixes are forgotten. It must not be the largest of ``time``, because then one vehicle's wrong clock
+        would affect all others.
         """
         vehicle = np.fromiter((self._numbered(name) for name in vehicles), np.int64, len(vehicles))
         fixes = self._with_kept(vehicle, time, lat, lng)
@@ -142,7 +143,7 @@ class SpeedDerivation:
         )
 
     def _reference(self, fixes: _Fixes) -> IntArray:
-        """Index of the fix that each is compared with: the newest one ``least_s`` older; itself where there is none."""
+        """For each fix the index of its reference: the newest fix at least ``least_s`` older; its own index if there is none."""
         key = _key(fixes.vehicle, fixes.time)
         earlier = np.searchsorted(key, key - round(self.limits.least_s * 1000), side="right") - 1
         own = np.arange(len(key))
@@ -161,7 +162,7 @@ class SpeedDerivation:
         return np.where(good, kmh, np.nan)
 
     def _remember(self, fixes: _Fixes, earlier: IntArray, now_us: int) -> None:
-        """Of every vehicle: its newest fix's reference and all that followed; all of them where it has no reference yet.
+        """Of every vehicle: the reference of its newest fix and all fixes after it; all its fixes if there is no reference yet.
 
         Vehicles whose newest fix is too old to be a reference again are forgotten.
         """
@@ -180,5 +181,5 @@ class SpeedDerivation:
 
 
 def _key(vehicle: IntArray, time: IntArray) -> IntArray:
-    """One sortable number of (vehicle, time to the millisecond)."""
+    """(vehicle, time in milliseconds) as one sortable number."""
     return vehicle * _KEY_SPAN + np.clip(time // 1000 - _KEY_ZERO_MS, 0, _KEY_SPAN - 1)

@@ -1,4 +1,4 @@
-"""What a file that is no recording of a format seems to be, and what to do with it."""
+"""Guesses what a file is that cannot be read as a recording, and says what to do with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GTFS_RT_VERSION = b"\x0a"  # field 1 (header), length-delimited; within it fiel
 
 
 def seems_to_be(path: Path) -> str | None:
-    """What the beginning of ``path`` tells about the whole file, with the remedy; None where it tells nothing."""
+    """What the file seems to be, judged by its first bytes, with the remedy; None if they do not tell."""
     head = _head(path)
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t")
     for beginning, what in _BEGINNINGS:
@@ -52,7 +52,7 @@ def _head(path: Path) -> bytes:
 
 
 def wrong_header(line: bytes, names: list[str], missing: set[str], fields: FeedFields) -> str:
-    """Why the header ``line`` of a CSV, read as ``names``, is not that of the format, with the remedy."""
+    """Why the header ``line`` of a CSV with the columns ``names`` does not fit the format, with the remedy."""
     for separator, called in ((b";", "semicolons"), (b"\t", "tabs"), (b"|", "bars")):
         if line.count(separator) > line.count(b","):
             return f"its columns are separated by {called}; write it with commas, and decimal points in numbers"

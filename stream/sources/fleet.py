@@ -32,7 +32,7 @@ CONGESTION_WEEKEND = np.repeat((1 - 0.15 * _DAY)[None, :], 3, axis=0)
 
 @dataclass(frozen=True)
 class Fixes:
-    """What the vehicles measured in one step, in time order: vehicle index, µs UTC, degrees, m/s."""
+    """Fixes that the vehicles took in one step, sorted by time: vehicle index, µs UTC, degrees, m/s."""
 
     vehicle: np.ndarray
     time: np.ndarray
@@ -44,7 +44,7 @@ class Fixes:
 class Fleet:
     """``vehicles`` buses on ``network`` from ``start_us``, each sending a fix every ``interval`` seconds.
 
-    Deterministic in the generator. One :meth:`step` advances everybody by ``tick`` seconds.
+    Deterministic for a given generator. One :meth:`step` advances all vehicles by ``tick`` seconds.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Fleet:
         return self._measure()
 
     def _depart(self, share: float) -> None:
-        """Let the longest-resting buses leave where the timetable has departures in this tick."""
+        """Let the buses that have rested longest depart, as the timetable says for this tick."""
         self.timetable += self.tick * share / self.peak_headway
         due = np.floor(self.timetable).astype(np.int64)
         self.timetable -= due

@@ -17,7 +17,7 @@ from stream.sources.vehicle_positions import Snapshot, decode_snapshot
 from stream.windows import Slotting
 
 SpeedSource = Literal["missing", "derived", "reported"]
-"""Which speed an event has: derived where none is reported; always derived; reported only."""
+"""Where the speed of an event comes from: derived if none is reported; always derived; always reported."""
 SPEED_SOURCES: tuple[str, ...] = get_args(SpeedSource)
 
 _FORGET_US = 6 * 3_600_000_000
@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass
 class Tally:
-    """What became of the vehicles of all snapshots. Inside the trust boundary only."""
+    """Counts of the vehicles of all snapshots and what was done with them. Inside the trust boundary only."""
 
     snapshots: int = 0
     unreadable: int = 0
@@ -43,15 +43,15 @@ class Tally:
 
     @property
     def reported_speeds_are_wrong(self) -> bool:
-        """Whether most of the vehicles whose positions move report that they stand."""
+        """Whether most of the vehicles whose positions change report a speed of 0."""
         return self.driving >= _ENOUGH and self.driving_but_reported_still > self.driving / 2
 
 
 class GtfsRealtime:
     """Turns snapshots, in order of arrival, into messages for ``feed``.
 
-    A vehicle whose timestamp did not advance is repeated, not new. ``speeds`` is the operator's choice and never follows
-    from the data: what one vehicle reports must not decide how another one's speed is found.
+    A vehicle whose timestamp did not advance gives no new event. ``speeds`` is chosen by the operator and never depends on
+    the data: what one vehicle reports must not decide how the speed of another one is found.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class GtfsRealtime:
         self._clock = 0
 
     def events(self, body: bytes, received_us: int | None = None) -> Messages:
-        """The new events of one snapshot in order of time. Raises :class:`SnapshotError` for bytes that are none."""
+        """The new events of one snapshot in order of time. Raises :class:`SnapshotError` for other bytes."""
         try:
             snapshot = decode_snapshot(body, received_us)
         except ValueError:

@@ -1,4 +1,4 @@
-"""Lines of a plain or gzipped file in bounded memory, with the position in the file for a progress bar."""
+"""Reads lines of a plain or gzipped file in bounded memory, and knows its position for a progress bar."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 LONGEST_LINE = 16 << 20
-"""Of a longer line only its beginning is kept: a file without line ends must not fill the memory."""
+"""Only so many bytes of a line are kept, because a file without line ends must not fill the memory."""
 _KEPT = 1024
 
 _READ = 1 << 18
@@ -16,13 +16,13 @@ _INFLATE = 1 << 20
 
 
 class RecordingError(ValueError):
-    """A recording that cannot be read, or not to its end; the message says how far it was read."""
+    """A recording that cannot be read to its end; the message says how far it was read."""
 
 
 class Lines:
     """Blocks of whole lines, without their ends. ``position`` and ``size`` are bytes of the file as stored.
 
-    Raises :class:`RecordingError` after the last readable line where the gzip stream is cut short or damaged.
+    Raises :class:`RecordingError` after the last readable line if the gzip stream is cut short or damaged.
     """
 
     def __init__(self, path: Path) -> None:

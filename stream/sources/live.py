@@ -1,4 +1,4 @@
-"""A polled feed, live: each answer becomes events, and the events reach Kafka or a file before the next answer is asked."""
+"""Polls a live feed. The events of each answer reach Kafka or a file before the next request is sent."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _RETRY_SECONDS = 5.0
 
 
 class Sink(Protocol):
-    """Where events go."""
+    """Receives events."""
 
     async def __aenter__(self) -> Self:
         """Open it."""
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it; everything taken is there."""
+        """Close it. All events that it took have been stored."""
 
     async def take(self, messages: Messages) -> None:
-        """Keep the events; they are there when this returns."""
+        """Store the events; returns once they are stored."""
 
 
 async def poll(
     reader: GtfsRealtime, poller: Poller, settings: PollSettings, sink: Sink, stopping: asyncio.Event, *, once: bool
 ) -> None:
-    """Feed ``sink`` until ``stopping`` is set, or with ``once`` after one answer. A bad answer is logged and skipped."""
+    """Feed ``sink`` until ``stopping`` is set, or with ``once`` until the first answer. Bad answers are logged and skipped."""
     loop = asyncio.get_running_loop()
     async with poller, sink:
         told = loop.time()
@@ -46,7 +46,7 @@ async def poll(
             try:
                 messages = reader.events(body, received_us)
             except SnapshotError as error:
-                log.warning("an answer is no snapshot and is skipped", reason=str(error))
+                log.warning("an answer is not a snapshot and is skipped", reason=str(error))
             else:
                 await sink.take(messages)
             if loop.time() - told >= _REPORT_SECONDS:
@@ -57,7 +57,7 @@ async def poll(
 
 
 class FileSink:
-    """Canonical events as lines; ``-`` is standard output."""
+    """Writes canonical events as lines to a file; ``-`` is standard output."""
 
     def __init__(self, out: Path) -> None:
         self._file = sys.stdout.buffer if str(out) == "-" else out.open("ab")
@@ -69,13 +69,13 @@ class FileSink:
         self._file.flush()
 
     async def take(self, messages: Messages) -> None:
-        """Append the events; they are there when this returns."""
+        """Append the events; returns once they are stored."""
         self._file.writelines(value + b"\n" for value in messages.values)
         self._file.flush()
 
 
 class KafkaSink:
-    """The feed's topic. While Kafka is away the same events are tried again; the service takes each only once."""
+    """Writes events to the feed's topic. While Kafka is down it sends the same events again; the service counts each once."""
 
     def __init__(self, config: Config, stopping: asyncio.Event) -> None:
         self._config, self._stopping = config, stopping
@@ -100,7 +100,9 @@ class KafkaSink:
                 await self._sender.confirm()
                 return
             except DeliveryError as error:
-                log.warning("kafka takes no events; they are sent again", reason=str(error), seconds=_RETRY_SECONDS)
+                log.warning(
+                    "kafka does not accept events, sending them again", reason=str(error), seconds=_RETRY_SECONDS
+                )
                 sender, self._sender = self._sender, None
                 if sender is not None:
                     await sender.__aexit__(None, None, None)

@@ -1,4 +1,4 @@
-"""What every source hands to delivery: blocks of messages in order of arrival."""
+"""Blocks of messages in order of arrival, which every source gives to delivery."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Messages:
-    """``due`` is when each message reaches the broker at recorded pace, µs UTC; the key is its vehicle.
+    """A block of messages. ``due``: when each reaches the broker at recorded pace, µs UTC. The key is the vehicle.
 
-    ``unread`` of them are no events of the format: they are passed on for the service to reject, count and report,
-    without a key and due with the message before.
+    ``unread`` messages are not events of the format. They are passed on, so that the service rejects, counts and reports
+    them; they have no key and are due together with the message before.
     """
 
     due: NDArray[np.int64]
@@ -22,7 +22,7 @@ class Messages:
     unread: int = 0
 
     def part(self, start: int, stop: int) -> Messages:
-        """Messages ``start`` to ``stop - 1``; the unread are counted with the first of a block."""
+        """Messages ``start`` to ``stop - 1``; ``unread`` is counted with the first message of a block."""
         return Messages(
             self.due[start:stop], self.keys[start:stop], self.values[start:stop], self.unread if start == 0 else 0
         )

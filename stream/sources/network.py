@@ -1,4 +1,4 @@
-"""A synthetic road network and bus routes inside a box: radial, ring and grid roads. No real city is meant."""
+"""A synthetic road network with bus routes inside a box: radial, ring and grid roads. It represents no real city."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ RED_LIGHTS_PER_S = np.array([1 / 70, 1 / 110, 1 / 400])
 LARGEST_RADIUS_KM = 15.0
 STOP_SPACING_M = (300.0, 550.0)
 _GAP_M = 1000.0
-"""Between two paths on the axis, so that no position lies on both."""
+"""Metres between two paths on the axis, so that no position lies on both."""
 _KM_PER_DEGREE_LAT = 110.574
 _KM_PER_DEGREE_LNG = 111.320
 
 
 @dataclass(frozen=True)
 class Network:
-    """Directed paths laid end to end on one axis of metres, so that one ``searchsorted`` locates every vehicle.
+    """Directed paths, one after the other on one axis in metres, so that one ``searchsorted`` locates every vehicle.
 
     Path p covers ``path_start[p] .. path_end[p]``; ``path_next[p]`` is driven after it (the way back, or the loop).
     ``vertex_*`` are the corners in axis order, ``segment_class[i]`` and ``segment_factor[i]`` (lasting congestion,

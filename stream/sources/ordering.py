@@ -1,7 +1,7 @@
-"""Recordings in the order in which their fixes were made, in bounded memory.
+"""Sorts recordings by event time, in bounded memory.
 
-A day's dump is often grouped by route or trip (CapMetro's are). Sent as it lies, its first trips would carry the
-watermark to the evening and leave every other vehicle late; sorted by event time, stably, it is a live feed again.
+The file of a day is often grouped by route or trip, as CapMetro's are. If it were sent in that order, its first trips would
+move the watermark to the evening, and every other vehicle would be late. Sorted by event time it is like a live feed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BLOCK_ROWS = 4096
 
 
 def in_time_order(blocks: Iterable[Messages], run_rows: int = RUN_ROWS) -> Iterator[Messages]:
-    """The same messages sorted by event time, ties in file order; runs of ``run_rows`` spill to a temporary file.
+    """The same messages sorted by event time, ties in file order. Runs of ``run_rows`` are kept in a temporary file.
 
     An error of the source is raised after the messages read before it.
     """
@@ -35,7 +35,7 @@ def in_time_order(blocks: Iterable[Messages], run_rows: int = RUN_ROWS) -> Itera
         while True:
             try:
                 block = next(source, None)
-            except Exception as error:  # the rows already read are still worth sending
+            except Exception as error:  # the rows that were read before the error are still sent
                 block, failure = None, error
             if block is not None:
                 held.append(block)

@@ -1,6 +1,6 @@
-"""A document behind a URL, fetched again and again: conditional requests, back-off with jitter, bounded answers.
+"""Polls the document at a URL, with conditional requests, back-off with jitter and bounded answers.
 
-Secrets travel in headers that the caller gives. They are sent to the first host only: a redirect elsewhere loses them.
+Secrets are in headers that the caller gives. They are sent to the first host only, not after a redirect to another host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK = 1 << 16
 
 
 class FetchError(RuntimeError):
-    """No usable answer; ``retry_after_s`` is what the server asked for, ``final`` where trying again is pointless."""
+    """There is no usable answer. ``retry_after_s``: the wait that the server asked for. ``final``: trying again is pointless."""
 
     def __init__(self, reason: str, *, retry_after_s: float = 0.0, final: bool = False) -> None:
         super().__init__(reason)
@@ -36,7 +36,7 @@ class FetchError(RuntimeError):
 
 @dataclass(frozen=True)
 class PollSettings:
-    """How a URL is asked: seconds between two answers, seconds for one, bytes of one after decompression, headers."""
+    """Settings of requests: seconds between two, seconds for one, bytes of an answer after decompression, headers."""
 
     interval_s: float = 15.0
     timeout_s: float = 20.0
@@ -51,12 +51,12 @@ class PollSettings:
 
 
 class Poller:
-    """One URL. :meth:`fetch` answers its bytes, or None where the server says that nothing changed."""
+    """Polls one URL. :meth:`fetch` returns its bytes, or None if the server says that nothing changed."""
 
     def __init__(self, url: str, settings: PollSettings) -> None:
         self._url, self._settings = URL(url), settings
         if self._url.scheme not in ("http", "https") or not self._url.host:
-            raise ValueError(f"{redacted(url)!r} is no http or https address")
+            raise ValueError(f"{redacted(url)!r} is not an http or https address")
         self._session: aiohttp.ClientSession | None = None
         self._validators: dict[str, str] = {}
 
@@ -72,7 +72,7 @@ class Poller:
         await self._session.close()
 
     async def fetch(self) -> bytes | None:
-        """The document, or None where it has not changed. Raises :class:`FetchError`."""
+        """The document, or None if it has not changed. Raises :class:`FetchError`."""
         assert self._session is not None, "used outside its context"
         url = self._url
         for _ in range(_MOST_REDIRECTS + 1):
@@ -91,7 +91,7 @@ class Poller:
                         continue
                     return await self._read(answer)
             except TimeoutError:
-                raise FetchError(f"no whole answer within {self._settings.timeout_s:.0f} s") from None
+                raise FetchError(f"no complete answer within {self._settings.timeout_s:.0f} s") from None
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 raise FetchError(f"{type(error).__name__}: {redacted(str(error))[:160]}") from None
         raise FetchError(f"more than {_MOST_REDIRECTS} redirects")
@@ -101,13 +101,15 @@ class Poller:
             return None
         if answer.status != 200:
             final = answer.status in (400, 401, 403, 404, 405, 410)
-            remedy = "; look at the address and the key" if final else ""
+            remedy = "; check the address and the key" if final else ""
             raise FetchError(f"status {answer.status}{remedy}", retry_after_s=_retry_after(answer), final=final)
         body = bytearray()
         async for chunk in answer.content.iter_chunked(_CHUNK):
             body += chunk
             if len(body) > self._settings.largest:
-                raise FetchError(f"more than {self._settings.largest} bytes; that is no snapshot of a city")
+                raise FetchError(
+                    f"more than {self._settings.largest} bytes, which is too much for a snapshot of a city"
+                )
         known = {"If-None-Match": answer.headers.get("ETag"), "If-Modified-Since": answer.headers.get("Last-Modified")}
         self._validators = {name: value for name, value in known.items() if value}
         return bytes(body)
@@ -116,10 +118,10 @@ class Poller:
 async def documents(
     poller: Poller, settings: PollSettings, stopping: asyncio.Event
 ) -> AsyncIterator[tuple[bytes, int]]:
-    """Every changed document with the moment of its arrival (µs UTC), until ``stopping`` is set.
+    """Every changed document with its time of arrival (µs UTC), until ``stopping`` is set.
 
-    After a failure the pause doubles, up to five minutes, and is cut by up to a half at random, so that many pollers do
-    not come back at once. Raises :class:`FetchError` where the very first answer says that trying again is pointless.
+    After each failure the pause doubles, up to five minutes, and is shortened by up to a half at random, so that many clients
+    do not come back at once. Raises :class:`FetchError` if the first answer says that trying again is pointless.
     """
     failures, answered = 0, False
     while not stopping.is_set():
@@ -133,7 +135,7 @@ async def documents(
             pause = max(min(settings.interval_s * 2.0**failures, _LONGEST_PAUSE_S), error.retry_after_s)
             pause *= random.uniform(0.5, 1.0) if not error.retry_after_s else random.uniform(1.0, 1.1)
             if failures == 1:
-                log.warning("the feed does not answer; it is asked again", reason=str(error), seconds=round(pause, 1))
+                log.warning("the feed does not answer, trying again", reason=str(error), seconds=round(pause, 1))
         else:
             answered = True
             if failures:
@@ -148,7 +150,7 @@ async def documents(
 
 
 def _retry_after(answer: aiohttp.ClientResponse) -> float:
-    """Seconds that the server asks to wait, at most an hour; 0 where it does not."""
+    """Seconds that the server asks to wait, at most an hour; 0 if it does not ask."""
     text = answer.headers.get("Retry-After", "")
     try:
         seconds = float(text) if text.strip().isdigit() else parsedate_to_datetime(text).timestamp() - time.time()
@@ -158,7 +160,7 @@ def _retry_after(answer: aiohttp.ClientResponse) -> float:
 
 
 def redacted(url: str) -> str:
-    """The address without user, password and the values of its query: keys often stand there."""
+    """The address without user, password and query values, because these often contain keys."""
     try:
         parsed = URL(url)
         shown = parsed.with_user(None).with_password(None) if parsed.host else parsed

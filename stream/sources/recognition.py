@@ -1,4 +1,4 @@
-"""Whether a recording holds events of the feed at all; where it does not, a refusal that says why."""
+"""Checks that a recording contains events of the feed, and otherwise refuses it with the reason."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 
 _HELD = 100_000
-"""Events that are looked through for the first that the feed takes, before any is sent."""
+"""Number of events that are searched for one that the feed accepts, before any event is sent."""
 _AT_ONCE = 1_000
 
 
 def require_events(path: Path, events: int, refusals: Refusals) -> None:
-    """Raise :class:`RecordingError` with the reasons and the likely cause where nothing of a recording can be used."""
+    """Raise :class:`RecordingError` with the reasons and the likely cause if no event of a recording can be used."""
     if events:
         return
     if not refusals.refused and not refusals.taken:
-        raise RecordingError(f"{path}: it holds no events; name a recording")
+        raise RecordingError(f"{path} contains no events; name a recording")
     kind = None if refusals.taken else seems_to_be(path)
     told = [*refusals.told(), *([] if kind is None else [kind])]
     raise RecordingError("\n".join([f"{path}: none of its {refusals.refused} events can be used", *told]))
 
 
 def recognised(blocks: Iterable[Messages], config: Config, path: Path, file_format: str) -> Iterator[Messages]:
-    """All of ``blocks``, the first of which are read at once until there is an event that the feed takes.
+    """All of ``blocks``. The first ones are read immediately, until there is an event that the feed accepts.
 
-    Raises :class:`RecordingError` with the reasons where none of the first hundred thousand events is taken.
+    Raises :class:`RecordingError` with the reasons if none of the first hundred thousand events is accepted.
     """
-    # A key of no use to anybody: what it makes of users is thrown away.
+    # Any key will do, because these pseudonyms are discarded.
     decoder, refusals = Decoder(config, secrets.token_bytes(KEY_BYTES)), Refusals(config.feed, file_format)
     held: list[Messages] = []
     source = iter(blocks)

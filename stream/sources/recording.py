@@ -1,7 +1,7 @@
-"""Recorded feeds as the messages that a live producer would have sent: same bytes, same keys.
+"""Turns recordings into the messages that a live producer would have sent, with the same bytes and keys.
 
-A recording in the feed's own format is passed on (CSV rows as JSON objects, NDJSON lines byte for byte); any known
-format can also be turned into canonical events, speeds in the unit that the feed declares.
+A recording in the feed's own format is passed on: CSV rows as JSON objects, NDJSON lines byte for byte. Any known format can
+also be converted to canonical events, with speeds in the unit that the feed declares.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _decode = msgspec.json.Decoder().decode
 class Recording:
     """One file as messages for ``feed``, in file order, due at their event time; iterated once.
 
-    ``position``/``size`` (stored bytes) serve a progress bar.
-    ``shift`` is added to every event time. Raises :class:`RecordingError` on a file that cannot be read, or not to its
-    end (after what could be read), on missing CSV columns, and on a format that this feed does not take.
+    ``position`` and ``size`` (stored bytes) are for a progress bar. ``shift`` is added to every event time. Raises
+    :class:`RecordingError` for a file that cannot be read, or not to its end (after the lines before the damage), for missing
+    CSV columns, and for a format that this feed does not accept.
     """
 
     def __init__(self, path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0)) -> None:
@@ -57,12 +57,12 @@ class Recording:
 
     @property
     def position(self) -> int:
-        """Stored bytes read so far."""
+        """Stored bytes that were read so far."""
         return self._lines.position
 
     @property
     def size(self) -> int:
-        """Stored bytes in all."""
+        """Stored bytes of the whole file."""
         return self._lines.size
 
     def __enter__(self) -> Self:
@@ -90,7 +90,9 @@ class Recording:
                     if names is not None:
                         line = self._csv_event(line, names)
                     key, last, line = self._event(line)
-                except Exception:  # whatever hostile bytes raise: the service counts them, the replay goes on
+                except (
+                    Exception
+                ):  # whatever error hostile bytes cause, the replay continues, and the service rejects them
                     key = None
                     unread += 1
                 time.append(last)
@@ -98,7 +100,7 @@ class Recording:
                 values.append(line)
             yield Messages(np.array(time, np.int64), keys, values, unread)
         if self._is_csv and names is None:
-            raise RecordingError(f"{self.path}: empty; a CSV begins with a header line")
+            raise RecordingError(f"{self.path} is empty; a CSV must begin with a header line")
 
     def _header(self, line: bytes) -> list[str]:
         try:
@@ -114,7 +116,7 @@ class Recording:
         return names
 
     def _csv_event(self, line: bytes, names: list[str]) -> bytes:
-        """The row as a JSON object, or the line itself where it is no row of this table."""
+        """The row as a JSON object, or the line itself if it is not a row of this table."""
         try:
             text = line.decode()
             row: list[Any] = next(csv.reader([text])) if '"' in text else text.split(",")
@@ -140,7 +142,7 @@ class Recording:
             return key, moment, self._shifted(line) if self._shift else line
         if self._shift:
             time = time + self._shift if isinstance(time, datetime) else moment // 1000
-        # Six decimals are exact for every unit pair that occurs and keep float dust out of the messages.
+        # Six decimals are exact for every pair of units, and remove rounding errors of floats from the messages.
         speed = round(speed * self._factor, 6)
         return key, moment, _encode({"user": str(user), "time": time, "lat": lat, "lng": lng, "speed": speed})
 

@@ -1,4 +1,4 @@
-"""A recording as a live feed: to Kafka, at a multiple of its pace, once or over and over."""
+"""Replays a recording like a live feed, at a multiple of its pace, once or in a loop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Order = Literal["time", "file"]
 
 
 class Replay:
-    """Blocks of messages of one file; with ``loop`` each further pass is whole days later, so that time goes on.
+    """Blocks of messages of one file. With ``loop`` it repeats, and moves the times of each pass forward by whole days.
 
-    ``order`` is ``"time"`` (as a live feed would have brought them) or ``"file"`` (rows as they lie). Raises
-    :class:`~stream.sources.lines.RecordingError` at once on a file or format that cannot be read,
-    later where it breaks off.
+    ``order`` is ``"time"`` (sorted, like a live feed) or ``"file"`` (as in the file). Raises
+    :class:`~stream.sources.lines.RecordingError` at once for a file or format that cannot be read, and later if the file is
+    cut short.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Replay:
 
     @property
     def share_read(self) -> float:
-        """How much of the file this pass has read, 0 to 1."""
+        """Share of the file that this pass has read, 0 to 1."""
         return min(self._recording.position / max(self._recording.size, 1), 1.0)
 
     def __iter__(self) -> Iterator[Messages]:

@@ -1,6 +1,6 @@
-"""A synthetic live feed: canonical events of a made-up bus fleet with the faults of real ones. Deterministic by seed.
+"""A synthetic live feed: canonical events of a simulated bus fleet, with the faults of real feeds. The seed determines it.
 
-Nothing in it is measured: the streets, timetables and speeds are invented and only plausible.
+Streets, timetables and speeds are invented; none of them was measured.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from stream.sources.messages import Messages
 from stream.sources.network import build_network
 
 GARBAGE = ("not-json", "no-position", "not-finite", "outside", "far-future", "long-user")
-"""Kinds of nonsense the feed sends now and then."""
+"""Kinds of invalid messages that the feed sometimes sends."""
 
 LONGEST_DELAY_S = 280.0
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Shares of fixes, and the GPS error: late ones arrive up to :data:`LONGEST_DELAY_S` later, out of order."""
+    """Shares of faulty fixes, and the GPS error. Late fixes arrive up to :data:`LONGEST_DELAY_S` later, out of order."""
 
     late: float = 0.02
     duplicate: float = 0.005
@@ -66,13 +66,13 @@ class Simulation:
 
     @property
     def routes(self) -> int:
-        """About one route for twelve vehicles."""
+        """Number of routes, about one for twelve vehicles."""
         return min(max(self.vehicles // 12, 2), 120)
 
 
 @dataclass(frozen=True)
 class _Arrivals:
-    """Fixes as they will be sent: ``garbage`` is -1 or an index into :data:`GARBAGE`."""
+    """Fixes as they are sent. ``garbage``: -1, or an index into :data:`GARBAGE`."""
 
     due: np.ndarray
     vehicle: np.ndarray
@@ -90,7 +90,7 @@ class _Arrivals:
 
 
 def simulate(simulation: Simulation) -> Iterator[Messages]:
-    """Messages of ``simulation``, a few seconds of simulated time at a go, until its duration is over."""
+    """Messages of ``simulation`` in blocks of a few seconds of simulated time, until its duration is over."""
     rng = np.random.Generator(np.random.PCG64(simulation.seed))
     network = build_network(simulation.feed.domain, simulation.routes, rng)
     fleet = Fleet(
@@ -122,7 +122,7 @@ def simulate(simulation: Simulation) -> Iterator[Messages]:
 
 
 def _disturb(fixes: Fixes, faults: Faults, per_degree: tuple[float, float], rng: np.random.Generator) -> _Arrivals:
-    """GPS noise (one fix in a hundred off by a street), late arrivals, repeats and garbage."""
+    """Add GPS noise (one fix in a hundred is off by a street), late arrivals, repeated and invalid messages."""
     n = len(fixes.vehicle)
     spread = faults.gps_metres * np.where(rng.random(n) < 0.01, 12.0, 1.0)
     lat = fixes.lat + rng.normal(size=n) * spread / per_degree[0]
@@ -143,7 +143,7 @@ def _disturb(fixes: Fixes, faults: Faults, per_degree: tuple[float, float], rng:
 
 
 class _Writer:
-    """Columns to canonical JSON bytes, speeds in the feed's declared unit."""
+    """The columns as canonical JSON, with speeds in the unit that the feed declares."""
 
     def __init__(self, simulation: Simulation) -> None:
         width = max(len(str(simulation.vehicles - 1)), 4)

@@ -1,7 +1,7 @@
-"""GTFS-realtime VehiclePositions as columns: protobuf, JSON or text form, one pass, a reason for each entity refused.
+"""Decodes GTFS-realtime VehiclePositions (protobuf, JSON or text) into columns, with a reason for each refused entity.
 
 Source: GTFS Realtime Reference 2.0, messages FeedMessage, FeedEntity and VehiclePosition. Positions are float32 there,
-so they are rounded to 1e-6 degree, a tenth of a metre. Speeds are m/s; many agencies send none, or zeros.
+so they are rounded to 1e-6 degree, a tenth of a metre. Speeds are in m/s; many agencies send none, or only zeros.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from numpy.typing import NDArray
 from stream.windows import EARLIEST_US
 
 LARGEST_SNAPSHOT = 32 << 20
-"""Bytes of one snapshot after decompression; a city of 10 000 vehicles publishes about 1 MB."""
+"""Largest snapshot in bytes after decompression; a city of 10 000 vehicles publishes about 1 MB."""
 LONGEST_ID = 256
-"""Characters of a vehicle's identifier; the service refuses longer ones as well."""
+"""Largest number of characters of an identifier; the service refuses longer ones as well."""
 FUTURE_S = 3_600
-"""A timestamp this far after the snapshot's own time is a wrong clock."""
+"""A timestamp that is further after the snapshot's own time comes from a wrong clock."""
 OLDEST_S, NEWEST_S = EARLIEST_US // 1_000_000, 4_102_444_800
-"""Timestamps outside 2000 to 2100 are no epoch seconds: often they are milliseconds, or fields that were never set."""
+"""Timestamps outside 2000 to 2100 are not epoch seconds: often they are milliseconds, or fields that were never set."""
 LEAST_SPEED_MS = 0.01
-"""A speed above 0 and below this is no measurement but the rest of a computation, and is treated as missing."""
+"""A speed above 0 and below this is a rounding error and not a measurement; it counts as missing."""
 
 
 class SnapshotError(ValueError):
-    """Bytes that are no VehiclePositions feed; the message says what they look like."""
+    """Bytes that are not a VehiclePositions feed; the message says what they look like."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """Columns (n,) of the vehicles with a position. ``time``: µs UTC; ``lat``/``lng``: degrees; ``speed``: m/s, NaN = none.
 
-    ``clock``: the snapshot's own time (µs UTC), its header's or else that of its arrival; None without either. ``refused`` counts the other entities by reason.
+    ``clock``: the snapshot's own time (µs UTC): that of its header, else of its arrival, else None. ``refused``: number of other
+    entities by reason.
     """
 
     clock: int | None
@@ -51,10 +52,10 @@ class Snapshot:
 
 
 def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
-    """The vehicles of one FeedMessage. An entity without a timestamp has that of the header, else ``received_us``.
+    """The vehicles of one FeedMessage. An entity without a timestamp gets that of the header, else ``received_us``.
 
-    A vehicle is named by ``vehicle.id``, else by its licence plate, else by its label; an entity's own ``id`` may change
-    between snapshots and names nobody. Raises :class:`SnapshotError` for bytes that are no such feed.
+    The user is ``vehicle.id``, else the licence plate, else the label. An entity's own ``id`` is not used, because it may
+    change between snapshots. Raises :class:`SnapshotError` for bytes that are not such a feed.
     """
     message = _parse(body)
     clock_s: int | None = message.header.timestamp
@@ -89,7 +90,7 @@ def _read(
     vehicles: list[str],
     numbers: list[tuple[int, float, float, float]],
 ) -> str | None:
-    """Append one vehicle to the columns, or say why it is refused."""
+    """Append one vehicle to the columns, or return why it is refused."""
     descriptor, where = position.vehicle, position.position
     name = descriptor.id or descriptor.license_plate or descriptor.label
     if not name:
@@ -117,7 +118,7 @@ def _read(
 
 
 def _parse(body: bytes) -> gtfs_realtime_pb2.FeedMessage:
-    """The message in whichever form it was sent."""
+    """The decoded message, from protobuf, JSON or text."""
     if len(body) > LARGEST_SNAPSHOT:
         raise SnapshotError(f"{len(body)} bytes are more than the {LARGEST_SNAPSHOT} of one snapshot")
     message = gtfs_realtime_pb2.FeedMessage()
@@ -128,12 +129,12 @@ def _parse(body: bytes) -> gtfs_realtime_pb2.FeedMessage:
         elif start.startswith(b"header"):
             text_format.Parse(body, message, allow_unknown_field=True)
         elif start.startswith(b"<"):
-            raise SnapshotError("an HTML or XML page, no GTFS-realtime; look at the address and the key")
+            raise SnapshotError("an HTML or XML page instead of GTFS-realtime; check the address and the key")
         else:
             message.ParseFromString(body)
     except (DecodeError, json_format.ParseError, text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         first = " ".join(str(error).split())[:120] or type(error).__name__
-        raise SnapshotError(f"no GTFS-realtime feed in protobuf, JSON or text form ({first})") from None
+        raise SnapshotError(f"not a GTFS-realtime feed in protobuf, JSON or text form ({first})") from None
     if not message.HasField("header") and not message.entity:
         raise SnapshotError("an empty message: neither header nor vehicles; cut short, or another protobuf")
     return message

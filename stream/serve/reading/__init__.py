@@ -1,1 +1,1 @@
-"""Where committed messages come from: the output topics, or files of releases; one intake for both."""
+"""Reads committed messages from the output topics or from files of releases."""

@@ -1,6 +1,6 @@
-"""Messages of files of releases (NDJSON), as they grow: what ``hexveil replay --out`` or a run without Kafka writes.
+"""Follows files of releases (NDJSON) as they grow, from ``hexveil replay --out`` or a run without Kafka.
 
-Markers are numbered in the order of reading: files by name, lines as they lie. What is no message is counted and passed over.
+Close markers are numbered in the order of reading: files by name, lines in file order. Other lines are counted and skipped.
 """
 
 from __future__ import annotations
@@ -21,29 +21,31 @@ from stream.serve.window_store import TOPICS, View
 log = structlog.get_logger()
 
 MAX_LINE = (1 << 20) + (1 << 16)
-"""Bytes of a line: a message of 1 MiB, beyond which brokers refuse it, with its key and headers. Longer ones are passed over."""
+"""Longest line in bytes: a message of 1 MiB, the most that brokers accept, with key and headers. Longer lines are skipped."""
 MAX_FILES = 1024
-"""Files of a folder that are followed, first by name; each is an open file."""
+"""Number of files of a folder that are followed; each is an open file."""
 _CHUNK = 256 << 10
 _BEFORE = 4096
-"""Bytes kept of what was read last, to notice that a file was written anew."""
+"""Number of last bytes that are kept, to notice that a file was written anew."""
 _POLL_SECONDS = 0.25
 _PEEK = 4 << 20
 
 
 class ReleaseSourceError(ValueError):
-    """What is named holds no releases; the message says why and what to give."""
+    """A path without releases; the message says why and what to give instead."""
 
 
 class Follower:
-    """Complete lines of one file as it grows. Begins again where the file was truncated or written anew; goes over to a file
-    that took its name once the old one is read to its end.
+    """Reads complete lines of one file as it grows.
+
+    If the file is truncated or written anew, reading begins again. If another file takes its name, reading changes to that
+    file once the old one was read to its end.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.passed_over = 0
-        """Lines that were too long, or that their file ended in the middle of."""
+        """Number of lines that were too long or incomplete at the end of their file."""
         self._file: int | None = None
         self._reset()
 
@@ -51,13 +53,13 @@ class Follower:
         self._position, self._before, self._rest, self._too_long = 0, b"", b"", False
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def size(self) -> int:
-        """Bytes of the file now; 0 where there is none."""
+        """Present size of the file in bytes; 0 if it does not exist."""
         try:
             return self.path.stat().st_size
         except OSError:
@@ -65,11 +67,11 @@ class Follower:
 
     @property
     def position(self) -> int:
-        """Bytes of the file that were read."""
+        """Number of bytes of the file that were read."""
         return self._position
 
     def lines(self) -> list[bytes]:
-        """The next complete lines, some hundred kilobytes at most; none where nothing is new. Raises :class:`OSError`."""
+        """The next complete lines, a few hundred kilobytes at most; empty if there is nothing new. Raises :class:`OSError`."""
         if self._file is None and not self._open():
             return []
         assert self._file is not None
@@ -87,13 +89,13 @@ class Follower:
 
     def _open(self) -> bool:
         try:
-            # Not blocking: a pipe under the file's name must not hold the reader.
+            # Opened without blocking, because a pipe with this name must not stop the reader.
             self._file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             self.close()
-            raise OSError(f"{self.path} is no regular file")
+            raise OSError(f"{self.path} is not a regular file")
         return True
 
     def _replaced(self) -> bool:
@@ -101,7 +103,7 @@ class Follower:
         try:
             named = self.path.stat()
         except FileNotFoundError:
-            return False  # between two files of a rotation; the old one may still grow
+            return False  # between two files of a rotation, while the old one may still grow
         mine = os.fstat(self._file)
         return (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino)
 
@@ -117,7 +119,7 @@ class Follower:
             return []
         found = [self._rest + first, *others[:-1]]
         if self._too_long:
-            found = found[1:]  # the end of a line that was passed over
+            found = found[1:]  # the end of a line that was skipped
         self._rest, self._too_long = others[-1], False
         self._bound()
         return found
@@ -129,7 +131,7 @@ class Follower:
 
 
 class FileSource:
-    """A file of releases, or every ``*.ndjson`` in a folder, followed as they grow and as files come and go."""
+    """Follows a file of releases, or every ``*.ndjson`` in a folder, while files grow, appear and disappear."""
 
     open_files = MAX_FILES
 
@@ -141,7 +143,7 @@ class FileSource:
         self._said = ""
 
     async def run(self, intake: Intake) -> None:
-        """Read for ever; a file that cannot be read is tried again."""
+        """Read for ever. If a file cannot be read, try again."""
         try:
             await self._take_present(intake)
             intake.caught_up.set()
@@ -201,7 +203,7 @@ class FileSource:
 
     def _tell_refused(self, path: Path, reason: str) -> None:
         if not self._refused:
-            log.warning("a line is no release; further ones are counted only", file=str(path), reason=reason[:200])
+            log.warning("a line is not a release; further ones are only counted", file=str(path), reason=reason[:200])
         self._refused += 1
 
     def _say(self, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""The seam between a source of committed messages and what the service knows."""
+"""Passes committed messages from a source to the store of windows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from stream.serve.window_store import View, WindowView
 
 
 class Intake:
-    """Puts messages into the view, counts them, and announces each window that they complete."""
+    """Puts messages into the store, counts them, and announces each window that becomes complete."""
 
     def __init__(self, view: View, metrics: PublicMetrics, announce: Callable[[WindowView], None]) -> None:
         self.view = view
         self._metrics = metrics
         self._announce = announce
         self.caught_up = asyncio.Event()
-        """Set by the source once it has handed over what was there at the start; no window is announced before."""
+        """Set by the source once it has passed on everything that existed at the start. No window is announced before that."""
 
     def take(self, topic: str, ce_id: str, value: bytes, number: int) -> None:
-        """One message of an output topic; ``number`` is a marker's place among the markers, from 1."""
+        """Take one message of an output topic. ``number``: a close marker's position among the markers, from 1."""
         self._metrics.messages.inc()
         outcome = self.view.add(topic, ce_id, value, number)
         if outcome == "invalid":
@@ -36,16 +36,16 @@ class Intake:
                 self._announce(window)
 
     def refuse(self, count: int = 1) -> None:
-        """Count what is no message at all."""
+        """Count something that is not a message."""
         self._metrics.messages.inc(count)
         self._metrics.invalid.inc(count)
 
 
 class Source(Protocol):
-    """A place where committed messages appear. It hands each over at least once, a window's marker after its place is fixed."""
+    """A source of committed messages. It passes on each at least once, and a close marker only when its position is final."""
 
     open_files: int
-    """Files that it may hold open at a time."""
+    """Number of files that it may have open at a time."""
 
     async def run(self, intake: Intake) -> None:
-        """Hand messages to ``intake`` until cancelled; whatever it reads from may go away and come back."""
+        """Pass messages to ``intake`` until cancelled. Its server or file may disappear and come back."""

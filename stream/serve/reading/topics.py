@@ -1,8 +1,8 @@
-"""Messages of the output topics: own consumer, no group, from the first message of the oldest window kept.
+"""Reads the output topics with a consumer without group, from the first message of the oldest window to keep.
 
-Markers order the windows. At the start all markers are read, so that the view knows which windows it keeps; later a
-marker is taken once everything that was in the topics when it was seen has been read. So windows are finished in the
-order of their markers, whatever the partitions' order, and that order is the same for every reader.
+Close markers order the windows. At the start all markers are read, so that the store knows which windows to keep. Later, a
+marker is used only after everything was read that was in the topics when the marker was seen. So windows become complete in
+the order of their markers, which is the same for every reader, whatever the order of partitions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TopicSource:
         self._kafka = kafka
 
     async def run(self, intake: Intake) -> None:
-        """Read for ever; a broker that goes away is tried again."""
+        """Read for ever. If a broker goes down, try again."""
         while True:
             try:
                 await self._read(intake)
@@ -48,7 +48,7 @@ class TopicSource:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _read(self, intake: Intake) -> None:
-        # Where retention overtakes the reader it goes on with the oldest message kept, not with the newest.
+        # If retention overtakes the reader, it continues with the oldest message that exists, not with the newest.
         consumer = AIOKafkaConsumer(
             **kafka_options(self._kafka), enable_auto_commit=False, group_id=None, auto_offset_reset="earliest"
         )
@@ -68,7 +68,7 @@ class TopicSource:
 
 
 async def _start(intake: Intake, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
-    """Take the markers, then everything else from the oldest window kept on."""
+    """Read the close markers, then all other messages, beginning with the oldest window to keep."""
     marker, others = TopicPartition(WINDOW, 0), [p for p in partitions if p.topic != WINDOW]
     consumer.assign([marker])
     starts = await consumer.beginning_offsets([marker])
@@ -76,7 +76,7 @@ async def _start(intake: Intake, consumer: AIOKafkaConsumer, partitions: list[To
     reached = await consumer.position(marker)
     kept = [_milliseconds(window.end) for window in intake.view.windows.values()]
     ends = await consumer.end_offsets(others)
-    # A message carries its window's end as timestamp: none of a kept window lies before the first that is as young.
+    # Each message carries its window's end as timestamp, so reading starts at the timestamp of the oldest kept window.
     first = await consumer.offsets_for_times({p: min(kept, default=0) for p in others})
     begin = {p: ends[p] if (found := first[p]) is None else found.offset for p in others}
     consumer.assign(partitions)
@@ -125,7 +125,7 @@ def _problem(found: dict[str, set[int]]) -> str | None:
     if missing:
         return f"{', '.join(missing)} do not exist; run: hexveil topics create"
     if len(found[WINDOW]) > 1:
-        return f"{WINDOW} has {len(found[WINDOW])} partitions, which have no order; make it anew with 1"
+        return f"{WINDOW} has {len(found[WINDOW])} partitions, which have no common order; create it again with 1 partition"
     return None
 
 

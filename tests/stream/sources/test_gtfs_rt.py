@@ -371,4 +371,4 @@ async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_si
         await admin.close()
     assert process.returncode == 0, told
     assert len({(event["user"], event["time"]) for event in found}) == len(found) == 15
-    assert "is no snapshot and is skipped" in told
+    assert "is not a snapshot and is skipped" in told

@@ -54,7 +54,7 @@ CAPMETRO = {
 }
 
 USELESS: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
-    "empty": ("day.ndjson", b"", ("holds no events",)),
+    "empty": ("day.ndjson", b"", ("contains no events",)),
     "Parquet": ("day.parquet", PARQUET, ("not-json, like event 1", "a Parquet file", "write it as NDJSON")),
     "GTFS-RT": ("day.pb", GTFS_RT, ("GTFS-realtime", "hexveil gtfs-rt")),
     "SIRI": ("day.xml", SIRI, ("not-json", "XML, as SIRI is")),

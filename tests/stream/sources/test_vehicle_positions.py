@@ -65,10 +65,10 @@ def test_without_any_timestamp_the_arrival_counts_and_without_that_the_vehicle_i
     [
         (b"", "neither header nor vehicles"),
         (b"<html>login</html>", "HTML or XML"),
-        (b'{"entity": 5}', "no GTFS-realtime"),
-        (b"[" * 5000, "no GTFS-realtime"),
-        (b'{"a":' * 5000, "no GTFS-realtime"),
-        (snapshot_bytes([BUS])[:-7], "no GTFS-realtime"),
+        (b'{"entity": 5}', "not a GTFS-realtime feed"),
+        (b"[" * 5000, "not a GTFS-realtime feed"),
+        (b'{"a":' * 5000, "not a GTFS-realtime feed"),
+        (snapshot_bytes([BUS])[:-7], "not a GTFS-realtime feed"),
         (b"\x00" * (LARGEST_SNAPSHOT + 1), "more than"),
     ],
 )
