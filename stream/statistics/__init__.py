@@ -1,1 +1,1 @@
-"""What is released of a window: planned from public facts, drawn with exact noise. No server, no clock."""
+"""The statistics of a window: planned from what the relation allows, drawn with exact noise. No server, no clock."""

@@ -1,7 +1,7 @@
-"""Clipping carried over: the range of users' means in each cell, from what earlier windows released.
+"""Carried clipping: ranges for users' means in each cell, computed from what earlier windows released.
 
-The range is post-processing of past outputs, so it costs no budget, and no sensitivity depends on it: a user's numbers in a
-cell sum to their weight there wherever in the range their mean lies. Narrow ranges mean little noise; a mean outside is clipped.
+A range is post-processing of past outputs, so it costs no budget. No sensitivity depends on it, because a user's numbers in a
+cell sum to their weight wherever in the range their mean lies. A narrow range gives less noise; a mean outside is clipped.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from stream.statistics.plan import Plan, pack_integers
 from stream.statistics.smoothing_state import Memory, intervals
 
 SPREAD = 2.0
-"""Users' means are taken to lie between the cell's mean divided and multiplied by this; narrower ranges bias the mean."""
+"""The range reaches from the cell's mean divided by this to the mean multiplied by this. Narrower ranges bias the mean more."""
 NARROWEST_KMH = 20.0
-"""No range is narrower."""
+"""Width of the narrowest range."""
 
 
 def carry(plan: Plan, memory: Memory | None, config: Config) -> Plan:
-    """``plan`` with the ranges that ``memory`` gives for its cells; as it is where nothing is carried over."""
+    """``plan`` with the ranges that ``memory`` gives for its cells; unchanged if carried clipping is not configured."""
     if config.speed.clipping != "carried" or memory is None:
         return plan
     top = plan.upper_quanta * SPEED_QUANTUM_KMH

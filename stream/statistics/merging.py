@@ -1,8 +1,8 @@
-"""Adaptive resolution: sparse hexagons merged into their H3 parents, as far as a target for the interval asks.
+"""Adaptive resolution: merges sparse hexagons into their H3 parents until the mean's interval is narrow enough.
 
-Relation "values" only: which are merged is a function of public counts and the ledger's public charges. A merged cell is
-what is left of an H3 parent once those of its hexagons that stand alone are taken out; every event is in exactly one
-cell, so a user's loss is the sum over the cells they visit, as without merging.
+Relation "values" only, because merging depends on public counts and on the ledger's public charges. A merged cell is the rest
+of an H3 parent, without those of its hexagons that have messages of their own. Every event is in exactly one cell, so a
+user's loss is the sum over the cells they visit, as without merging.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def merge_hexagons(counts: Counts, hexagons: HexagonConfig, predict: Callable[[Counts], FloatArray]) -> IdArray | None:
-    """Shape (C,), the H3 cell that answers for each hexagon; None where the resolution is fixed.
+    """The H3 cell into which each hexagon is merged, shape (C,); None if the resolution is fixed.
 
     ``predict``: counts by cell -> half width of the mean's interval in km/h.
     """
@@ -42,23 +42,23 @@ def _parents(cells: IdArray, resolution: int) -> IdArray:
 
 
 def by_planned_cells(plan: Plan, contributions: Contributions) -> Contributions:
-    """The contributions by the cells of ``plan``; unchanged where the resolution is fixed.
+    """The contributions grouped by the cells of ``plan``; unchanged if the resolution is fixed.
 
-    Raises :class:`PlanError` for rows that the plan does not know.
+    Raises :class:`PlanError` if the rows are in other hexagons than planned.
     """
     planned = plan.merged
     if planned is None:
         return contributions
     if len(planned) != contributions.counts.n_cells:
         raise PlanError(
-            f"window {utc_text(plan.window.start)} was planned for {len(planned)} hexagons, its rows are in "
+            f"window {utc_text(plan.window.start)} was planned for {len(planned)} hexagons, but its rows are in "
             f"{contributions.counts.n_cells}; nothing was drawn. Restore Redis from its append-only file"
         )
     return contributions.regroup(planned)
 
 
 def excluded(cells: Sequence[str]) -> dict[str, list[str]]:
-    """For each cell that is not all of its hexagon: the cells inside that have a message of their own, largest only."""
+    """For each merged cell the largest cells inside it that have messages of their own."""
     known = set(cells)
     inside: dict[str, list[str]] = {}
     for cell in sorted(cells):

@@ -1,6 +1,6 @@
-"""Where service and mathematics meet: rows and budgets in, a plan out; plan, rows, noise and memory in, messages out.
+"""Where service and mathematics meet: makes a plan from rows and budgets, and messages from plan, rows, noise and memory.
 
-Pure: no server, no clock. A window is reproducible from its rows, its plan, a noise tape and the memory before it.
+Pure: no server, no clock. A window can be reproduced from its rows, its plan, a tape of entropy and the memory before it.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ UNITS = {
 
 
 def contributions_of(rows: npt.NDArray[np.void], config: Config) -> Contributions:
-    """De-duplicate (user, time), clip to [0, U] and sort by (cell, user, time); the order of ``rows`` is immaterial.
+    """Remove duplicates of (user, time), clip to [0, U] and sort by (cell, user, time). The order of ``rows`` does not matter.
 
-    Of rows with equal (user, time) the one of lowest (cell, value) counts: still one sample of that user, whatever
-    their values, so sensitivities are unchanged.
+    Of rows with equal (user, time), the one with the lowest (cell, value) is kept. Whatever the values, this is one sample of
+    that user, so sensitivities are unchanged.
     """
     order = np.lexsort((rows["value"], rows["cell"], rows["time"], rows["user"]))
     ordered = rows[order]
@@ -81,10 +81,10 @@ def plan_window(
     generation: str,
     fixes: Fixes | None = None,
 ) -> Plan:
-    """Decide who takes part, what is retained, the noise scales and every user's charge, before any noise.
+    """Decide who takes part, which samples are retained, the noise scales and every user's charge, before any noise is drawn.
 
-    ``left``: (L,) µε each user of ``counts`` has left in ``period``. ``fixes``: of the same rows, where the
-    configuration has histograms; raises :class:`stream.statistics.plan.PlanError` without.
+    ``left``: (L,) what each user of ``counts`` has left in ``period``, in the ledger's unit. ``fixes``: fixes of the same rows,
+    required if histograms are configured; else raises :class:`stream.statistics.plan.PlanError`.
     """
     decide = plan_values if config.relation == NeighbouringRelation.VALUES else plan_participation
     histogram = plan_histograms(fixes, config)
@@ -94,7 +94,7 @@ def plan_window(
 
 
 def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
-    """Draw every statistic over the plan's cells. Histograms are drawn apart, by ``draw_histograms``.
+    """Draw every statistic of the plan's cells. ``draw_histograms`` draws the histograms.
 
     Raises :class:`stream.statistics.plan.PlanError` if the rows are not those that were planned and charged.
     """
@@ -112,7 +112,7 @@ def post_process(
 ) -> tuple[dict[str, Derived], Memory | None]:
     """Estimates from released values and public facts alone, and the memory after the window; they cost no budget.
 
-    What crosses from window to window is made of ``bodies``, as published, and of ``memory``: see :mod:`stream.statistics.smoothing_state`.
+    The new memory depends only on ``bodies``, as published, and on ``memory``: see :mod:`stream.statistics.smoothing_state`.
     """
     derived = shrink_values(plan, counts, columns, config) if plan.relation == NeighbouringRelation.VALUES else {}
     if "kalman" not in config.speed.post_processing or "mean" not in columns:
@@ -134,7 +134,7 @@ def compose(
 ) -> tuple[list[Message], Memory | None]:
     """Every message of a drawn window, close marker last, and the memory after it.
 
-    ``sequence``: of the window among those committed, from 1; it follows from their number alone.
+    ``sequence``: position of the window among those committed, from 1.
     """
     bodies = release_bodies(plan, counts, columns, config)
     before = identity(memory)
@@ -148,7 +148,7 @@ def compose(
 
 
 def compose_withheld(plan: Plan, config: Config, sequence: int) -> list[Message]:
-    """The close marker of a window that is withheld: it holds no other message."""
+    """The close marker of a withheld window; it is the window's only message."""
     return _messages(plan, [], (), config, {"sequence": sequence})
 
 
@@ -176,7 +176,7 @@ def _derived_estimate(name: str, column: Derived, g: int) -> dict[str, Any]:
 
 
 def _how_many(plan: Plan, counts: Counts, columns: dict[str, Columns]) -> dict[str, list[Any]]:
-    """Events and users per cell: exact where counts are public, noisy estimates of what is counted where they are not."""
+    """Events and users per cell: exact if counts are public, else noisy estimates."""
     if plan.relation == NeighbouringRelation.VALUES:
         return {"events": counts.by_cell(counts.samples).tolist(), "users": np.diff(counts.cell_start).tolist()}
     names = [name for name in ("events", "users") if name in columns]
@@ -184,14 +184,14 @@ def _how_many(plan: Plan, counts: Counts, columns: dict[str, Columns]) -> dict[s
 
 
 def _zcdp_fields(plan: Plan) -> dict[str, Any]:
-    """How epsilon is to be read: (epsilon, delta)-DP converted from rho. Nothing where it is pure."""
+    """The fields that say that epsilon is converted from rho, for an (epsilon, delta) promise. Empty under pure ε."""
     if plan.zcdp is None:
         return {}
     return {"accounting": "zcdp", "rho": plan.zcdp.rho, "delta": plan.zcdp.delta}
 
 
 def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], config: Config) -> list[Body]:
-    """The body of every cell's message, without what is derived from it."""
+    """The body of every cell's message, without post-processed values."""
     window = {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)}
     how_many = _how_many(plan, counts, columns)
     published, coarser = plan.published, plan.merged is not None

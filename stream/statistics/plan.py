@@ -1,4 +1,4 @@
-"""What is decided about a window before noise is drawn, and the columns that come out of the draw."""
+"""The plan of a window, made before noise is drawn, and the columns that the draw returns."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ VARIANCE_GRID = 100
 DECIMALS = {"mean": 3, "mean_smoothed": 3, "variance": 2, "p15": 2, "p50": 2, "p85": 2, "events": 1, "users": 1}
 """Fixed output granularity per statistic."""
 PERCENTS = {"p15": 15.0, "p50": 50.0, "p85": 85.0}
-"""The traffic engineer's percentiles."""
+"""The percentiles that traffic engineers use."""
 
 
 class PlanError(RuntimeError):
-    """Rows and plan that do not belong together; nothing may be released."""
+    """Rows and plan do not belong together, so nothing may be released."""
 
 
 class ZcdpTerms(msgspec.Struct, frozen=True):
-    """What a window is released under where zCDP is counted: rho per window and period, and the delta of every stated ε."""
+    """The privacy parameters under zCDP: rho per window and per period, and the delta of every stated ε."""
 
     rho: float
     rho_budget: float
@@ -45,7 +45,7 @@ class ZcdpTerms(msgspec.Struct, frozen=True):
 
 
 class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How regions are taken from a user's fixes, and the grid that counts them; lengths in metres."""
+    """How a user's region is computed from their fixes, and the grid that counts regions; lengths in metres."""
 
     rows: int
     columns: int
@@ -55,10 +55,10 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Spatial histograms of the window: ``epsilons`` (µε) of each of ``mechanisms``, on a public box and grid.
+    """Plan of the window's spatial histograms: ``epsilons`` (µε) of each of ``mechanisms``, on a public box and grid.
 
-    Every user with a fix in the box who pays ``cost`` (units of the ledger, for all of them) contributes;
-    ``fixes_digest`` names all fixes that were looked at.
+    Every user contributes who has a fix in the box and pays ``cost`` (in the ledger's unit, for all histograms).
+    ``fixes_digest``: digest of all fixes in the box.
     """
 
     mechanisms: tuple[str, ...]
@@ -101,13 +101,13 @@ _COLUMNS = (
 class Plan(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={f"{name}_bytes": name for name in _COLUMNS}
 ):
-    """Everything decided about a window before any noise is drawn.
+    """All decisions about a window that are made before noise is drawn.
 
-    ``zcdp``: None where pure ε is counted; with it charges are nρ, ``budget_micro`` is 0 (nothing may be charged in µε) and
-    noise scales are of discrete Gaussians. ``mean_epsilon_micro``: µε of one cell's mean, 0 where the mean is allocated.
-    ``weight``: what counts alike under "participation": a sample, a user in a cell, or a user in the window.
-    ``sum_cap``: most that one user adds to a cell's Σx, in quanta; 0 for no cap. ``withheld``: nothing is drawn and nobody
-    charged, because the window could not be planned; its close marker says so.
+    ``zcdp``: None under pure ε. Otherwise charges are in nρ, ``budget_micro`` is 0 (nothing may be charged in µε) and noise is
+    discrete Gaussian. ``mean_epsilon_micro``: µε of one cell's mean; 0 if the mean is allocated. ``weight``: what counts
+    equally under "participation": a sample, a user in a cell, or a user in the window. ``sum_cap``: the most that one user adds
+    to Σx of a cell, in quanta; 0 for no cap. ``withheld``: the window could not be planned, so nothing is drawn and nobody is
+    charged; its close marker says so.
     Columns are stored as little-endian bytes (``…_bytes``) and read through the property of the same name.
     """
 
@@ -148,64 +148,64 @@ class Plan(
 
     @property
     def users(self) -> IdArray:
-        """Ids of everybody with rows in the window, shape (L,)."""
+        """Ids of all users with rows in the window, shape (L,)."""
         return unpack_ids(self.users_bytes)
 
     @property
     def charges(self) -> IntArray:
-        """What each of :attr:`users` pays, µε or nρ, 0 for those who take no part; shape (L,)."""
+        """Charge of each of :attr:`users` in µε or nρ; 0 for users who do not take part; shape (L,)."""
         return unpack_integers(self.charges_bytes)
 
     @property
     def retained(self) -> IntArray:
-        """Samples kept of each (cell, user) pair, shape (P,); pairs are by cell, those of :attr:`counts_digest`."""
+        """Number of retained samples of each (cell, user) pair, shape (P,); pairs are sorted by cell, as in :attr:`counts_digest`."""
         return unpack_integers(self.retained_bytes)
 
     @property
     def published(self) -> npt.NDArray[np.bool_]:
-        """Which of :attr:`cells` are published, the others being suppressed; shape (C,)."""
+        """Whether each of :attr:`cells` is published; the others are suppressed; shape (C,)."""
         return np.frombuffer(self.published_bytes, np.uint8).astype(bool)
 
     @property
     def scales(self) -> LaplaceScales:
-        """Noise scales, flat; under zCDP those of Gaussians. A numerator of 0: nothing to hide.
+        """Noise scales as flat arrays; under zCDP scales of Gaussians. A numerator of 0 means that no noise is needed.
 
-        Under "values" C for each of mean and variance, then C·h of the distribution's levels. Under "participation"
-        constants: of the polynomials, of the users where they are counted apart, of each level.
+        Under "values": C scales for each of mean and variance, then C·h for the levels of the distribution. Under
+        "participation": one for the polynomials, one for users if they are counted separately, one for each level.
         """
         return LaplaceScales(unpack_integers(self.numerators_bytes), unpack_integers(self.denominators_bytes))
 
     @property
     def ranges(self) -> IntArray | None:
-        """Quanta to which a user's mean in each cell is clipped, from released values, shape (2, C); None where none are."""
+        """Range in quanta to which users' means in each cell are clipped, shape (2, C); None if they are not clipped."""
         if not self.lower_bytes:
             return None
         return np.array([unpack_integers(self.lower_bytes), unpack_integers(self.upper_bytes)])
 
     @property
     def merged(self) -> IdArray | None:
-        """The cell that answers for each hexagon with rows, ascending by hexagon; None where each is its own."""
+        """The cell into which each hexagon with rows is merged, ascending by hexagon; None if no hexagon is merged."""
         return unpack_ids(self.merged_bytes) if self.merged_bytes else None
 
     @property
     def ledger_budget(self) -> int:
-        """Allowance of one user in the period, in the unit of ``charges``."""
+        """The most that one user may spend in the period, in the unit of ``charges``."""
         return self.budget_micro if self.zcdp is None else self.zcdp.budget_nano
 
     @property
     def digest(self) -> str:
-        """Identity of this plan."""
+        """Digest that identifies this plan."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
 
     @property
     def charge_basis(self) -> ChargeBasis:
-        """What its charges may depend on."""
+        """What the charges of this plan may depend on."""
         if self.relation == NeighbouringRelation.PARTICIPATION:
             return "own"
         return "counts" if self.histogram is None else "histograms"
 
     def charged_users(self) -> tuple[IdArray, IntArray]:
-        """Users with a charge above 0, and their charges."""
+        """The users with a charge above 0, and their charges."""
         charges = self.charges
         return self.users[charges > 0], charges[charges > 0]
 
@@ -216,7 +216,7 @@ def pack_ids(column: IdArray) -> bytes:
 
 
 def pack_integers(column: npt.NDArray[Any]) -> bytes:
-    """Stored form of a column of integers, which floats must be already."""
+    """Stored form of a column of integers. Floats must have integer values."""
     return column.astype("<i8").tobytes()
 
 
@@ -236,7 +236,7 @@ def unpack_integers(stored: bytes) -> IntArray:
 
 
 def within(plan: Plan, budget: int | None) -> Plan:
-    """The plan as one of a period whose budget is ``budget`` (units of the ledger) where that is lower than its own."""
+    """The plan with ``budget`` (in the ledger's unit) as the budget of the period, if that is lower than its own."""
     if budget is None or budget >= plan.ledger_budget:
         return plan
     if plan.zcdp is None:
@@ -251,12 +251,12 @@ def encode_plan(plan: Plan) -> bytes:
 
 
 def decode_plan(blob: bytes) -> Plan:
-    """A stored plan, exactly."""
+    """The plan that a stored form represents."""
     return msgspec.msgpack.decode(blob, type=Plan)
 
 
 def counts_digest(counts: Counts) -> str:
-    """Identity of who contributed how often where; a plan belongs to one."""
+    """Digest of who contributed how often where. A plan fits only rows with its digest."""
     state = hashlib.sha256()
     for column in (counts.cells, counts.users, counts.pair_cell, counts.pair_user, counts.samples):
         state.update(np.ascontiguousarray(column).tobytes())
@@ -267,8 +267,8 @@ def check_rows(plan: Plan, contributions: Contributions) -> None:
     """Raise :class:`PlanError` if the rows are not those that were planned and charged, or clipped to another bound."""
     if contributions.upper != plan.upper_quanta:
         raise PlanError(
-            f"speed.upper_bound was changed after window {utc_text(plan.window.start)} was planned: its noise hides speeds up to "
-            f"{plan.upper_quanta} quanta, these are clipped to {contributions.upper}; nothing was drawn. Restore the old bound "
+            f"speed.upper_bound was changed after window {utc_text(plan.window.start)} was planned: its noise protects speeds up to "
+            f"{plan.upper_quanta} quanta, but the rows are clipped to {contributions.upper}; nothing was drawn. Restore the old bound "
             "until the window is released"
         )
     if counts_digest(contributions.counts) != plan.counts_digest:
@@ -299,8 +299,9 @@ class Columns:
         top: float,
         within: tuple[float | FloatArray, float | FloatArray] | None = None,
     ) -> Columns:
-        """Statistic ``name`` on its granularity, its interval wider by what rounding may move it; clamped to ``within``,
-        [0, ``top``] unless given.
+        """Statistic ``name``, rounded to its granularity; the interval is widened by the possible rounding error.
+
+        The value is clamped to ``within``, by default [0, ``top``].
         """
         raw, step = np.round(found, DECIMALS[name]), 0.5 * 10.0 ** -DECIMALS[name]
         return cls(raw, np.clip(raw, *(within or (0.0, top))), scale, interval[0] - step, interval[1] + step, top)

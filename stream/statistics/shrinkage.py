@@ -1,4 +1,4 @@
-"""Relation "values": means of a window shrunk towards what its other hexagons say, from released values alone."""
+"""Relation "values": shrinks the means of a window towards those of its other hexagons, from released values alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What later windows may know of earlier ones: the state of the temporal smoothing, made of released values alone.
+"""The memory of a feed: the state of smoothing over time, computed from released values alone.
 
-A step reads the bodies of a window's messages, as published, and nothing else of the window: so it costs no budget under
-either relation, and whoever reads the output topics can compute the same memory. Pure: encode, decode, step.
+A step reads only the bodies of a window's messages, as published. So it costs no budget under either relation, and every
+reader of the output topics could compute the same memory. Pure: encode, decode, step.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from stream.windows import Window
 FloatArray = npt.NDArray[np.float64]
 
 VERSION = 2
-"""Changes with the meaning of what is stored; a memory of another version is not read."""
+"""Version of the stored form. A memory of another version is not used."""
 SMOOTHED = "mean_smoothed"
-"""Name under ``post_processed`` of what the memory makes of a mean."""
+"""Name of the smoothed mean under ``post_processed``."""
 _CERTAIN = 3.0
-"""A noisy count below this many of its scales may belong to an empty cell; its mean says nothing."""
+"""If a noisy count is below this many of its scales, the cell may be empty, and its mean is not used."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """State after the window that ended at ``end`` (epoch seconds). Columns are little-endian bytes; speeds in km/h."""
+    """The memory after the window that ended at ``end`` (epoch seconds). Columns are little-endian bytes; speeds in km/h."""
 
     version: int
     end: int
@@ -60,7 +60,7 @@ def encode_memory(memory: Memory) -> bytes:
 
 
 def decode_memory(blob: bytes | None) -> Memory | None:
-    """The stored memory; None where there is none that can be read: smoothing starts anew, at no loss of privacy."""
+    """The stored memory; None if there is none or it cannot be read. Smoothing then starts anew, at no loss of privacy."""
     if not blob:
         return None
     try:
@@ -74,7 +74,7 @@ def decode_memory(blob: bytes | None) -> Memory | None:
 
 
 def identity(memory: Memory | None) -> str | None:
-    """Digest of a memory, as close markers state it; None for none."""
+    """Digest of a memory, as close markers state it; None if there is no memory."""
     return None if memory is None else f"sha256:{hashlib.sha256(encode_memory(memory)).hexdigest()}"
 
 
@@ -83,8 +83,9 @@ def step(
 ) -> tuple[Memory | None, Derived]:
     """The memory after ``window`` and the smoothed mean of each body, shape (C,), from the bodies as published.
 
-    ``upper``: U in km/h. A window that begins before the memory's end is smoothed afresh and leaves the memory as it is:
-    time only goes forward. So does one after a change of U start afresh, as its means were clipped elsewhere.
+    ``upper``: U in km/h. A window that begins before the memory's end is smoothed without the memory and does not change it,
+    because time only goes forward. After a change of U, smoothing starts anew, because earlier means were clipped to another
+    bound.
     """
     late = memory is not None and window.start < memory.end
     usable = memory is not None and not late and memory.upper == upper
@@ -106,7 +107,7 @@ def step(
 
 
 def intervals(memory: Memory, cells: npt.NDArray[np.uint64]) -> tuple[FloatArray, FloatArray]:
-    """Low and high end of the smoothed mean of each of ``cells`` (C,) in the last window, km/h; [0, U] where unknown."""
+    """Interval of the smoothed mean of each of ``cells`` (C,) in the last window, in km/h; [0, U] if unknown."""
     seen = np.frombuffer(memory.seen, "<u8")
     low, high = np.zeros(len(cells)), np.full(len(cells), memory.upper)
     if len(seen):
@@ -118,7 +119,7 @@ def intervals(memory: Memory, cells: npt.NDArray[np.uint64]) -> tuple[FloatArray
 
 
 def _releases(bodies: Sequence[dict[str, Any]]) -> tuple[Releases, npt.NDArray[np.int64]]:
-    """What published bodies say, by ascending cell, and the position of each in ``bodies``."""
+    """The observations in published bodies, sorted by cell, and the position of each in ``bodies``."""
     cells = np.array([int(body["cell"], 16) for body in bodies], dtype=np.uint64)
     order = np.argsort(cells, kind="stable")
     bodies = [bodies[g] for g in order]
@@ -127,21 +128,21 @@ def _releases(bodies: Sequence[dict[str, Any]]) -> tuple[Releases, npt.NDArray[n
     if bodies and bodies[0]["relation"] == NeighbouringRelation.PARTICIPATION:
         counted = [body.get("events", body["users"]) for body in bodies]
         events = np.array([count["raw"] for count in counted], dtype=np.float64)
-        # The scale of such a mean holds the noise of its divisor; where that may be 0 nothing is known.
+        # The scale of such a mean includes the noise of its divisor; if the divisor may be 0, nothing is known.
         certain = events > _CERTAIN * np.array([count["scale"] for count in counted], dtype=np.float64)
         events, scales = np.maximum(events, 1.0), np.where(certain, scales, np.inf)
         covariates = np.zeros((len(bodies), 1))
     else:
         events = np.array([body["events"] for body in bodies], dtype=np.float64)
         users = np.array([body["users"] for body in bodies], dtype=np.float64)
-        # At one fix every so often, vehicles that stay longer in a cell drive slower through it.
+        # Vehicles report at regular intervals, so those with more fixes in a cell drive more slowly through it.
         covariates = np.log(events / users)[:, None]
     places = np.array([h3.cell_to_latlng(body["cell"]) for body in bodies], dtype=np.float64).reshape(-1, 2)
     return Releases(cells[order], places, means, scales, events, covariates), order
 
 
 def _laplace_share(body: dict[str, Any]) -> float:
-    """Laplace scale of the same variance as a release of scale 1: 1, or 1/√2 where the noise is Gaussian."""
+    """Laplace scale with the same variance as noise of scale 1: 1 for Laplace noise, 1/√2 for Gaussian noise."""
     return 0.5**0.5 if body.get("accounting") == "zcdp" else 1.0
 
 

@@ -1,6 +1,6 @@
-"""The pure steps of one window's release: put its rows in order, plan it, draw it, write its messages.
+"""The pure steps of releasing one window: sort its rows, plan, draw, write its messages.
 
-No server and no clock: a window follows from its rows, what users have left, the memory before it and a tape of entropy.
+No server and no clock: the result depends only on the rows, on what users have left, on the memory and on a tape of entropy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class WindowRows:
-    """The rows of one window as its statistics read them. ``fixes``: None where there are no histograms."""
+    """The rows of one window in the form that statistics use. ``fixes``: None if no histograms are configured."""
 
     rows: npt.NDArray[np.void]
     contributions: Contributions
@@ -44,10 +44,10 @@ class WindowRows:
 
 
 class Allowance(NamedTuple):
-    """What the ledger says about the users of a window.
+    """What the ledger knows about the users of a window and its period.
 
-    ``left``: (L,) units that each has left. ``lowest_budget``: the lowest that the period was charged under, None where it
-    was not charged yet. ``by_counts``: whether charges of the period followed from counts.
+    ``left``: (L,) what each user has left, in the ledger's unit. ``lowest_budget``: the lowest budget under which the period was
+    charged; None if it was not charged yet. ``by_counts``: whether charges of the period depended on counts.
     """
 
     left: IntArray
@@ -57,7 +57,7 @@ class Allowance(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawn:
-    """A window after its draw: ``columns`` of each statistic over the cells of the plan, and its histograms."""
+    """A window after its draw: ``columns`` of each statistic over the plan's cells, and the histograms."""
 
     counts: Counts
     columns: dict[str, Columns]
@@ -66,20 +66,20 @@ class Drawn:
 
 @dataclass(frozen=True)
 class WindowStatistics:
-    """Everything that one configuration releases of a window, as the release protocol asks for it."""
+    """The statistics of one configuration, as steps for the release protocol."""
 
     config: Config
 
     def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
-        """The rows of ``window`` among ``rows``, in their one order; how they arrived is immaterial."""
+        """The rows of ``window`` among ``rows``, sorted. The order in which they arrived does not matter."""
         rows = rows[(rows["time"] >= window.start * 1_000_000) & (rows["time"] < window.end * 1_000_000)]
         return WindowRows(rows, contributions_of(rows, self.config), fixes_of(rows, histogram_box(self.config)))
 
     def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
         """The plan of a window on the terms of its period, with the clipping ranges that ``memory`` gives.
 
-        Under "values" histograms that were switched on in a period whose charges followed from counts begin with the
-        next: in this one, admission would show in them who else was there.
+        Under "values", histograms are left out in a period whose charges depended on counts, because admission to them would
+        reveal who else was there. They begin with the next period.
         """
         config = self.config.model_copy(update={"histogram": None}) if allowance.by_counts else self.config
         period = config.slotting.period_of(window.start)
@@ -87,10 +87,10 @@ class WindowStatistics:
         return carry(within(plan, allowance.lowest_budget), decode_memory(memory), config)
 
     def withhold(self, window: Window, generation: str) -> Plan | None:
-        """The plan of a window that cannot be planned: no cell, no user, no charge. None where it must not be told.
+        """The plan of a withheld window, without cells, users and charges. None if the window must not be withheld publicly.
 
-        Under "values" a plan follows from public counts alone, and so does that there is none. Under "participation" it
-        would tell of somebody's events that they were there.
+        Under "values" a plan depends on public counts alone, so it is public that it failed. Under "participation" the
+        failure would reveal that somebody was there.
         """
         config = self.config
         if config.relation != NeighbouringRelation.VALUES:
@@ -121,9 +121,9 @@ class WindowStatistics:
         )
 
     def draw(self, plan: Plan, rows: WindowRows | None, noise: Noise) -> Drawn | None:
-        """All noise of the window; None of one that is withheld.
+        """The drawn window; None for a withheld one.
 
-        Raises :class:`stream.statistics.plan.PlanError` where rows and plan do not match.
+        Raises :class:`stream.statistics.plan.PlanError` if rows and plan do not match.
         """
         if plan.withheld:
             return None
@@ -134,14 +134,14 @@ class WindowStatistics:
         contributions, fixes = by_planned_cells(plan, rows.contributions), rows.fixes
         planned_box = None if plan.histogram is None else plan.histogram.box
         if planned_box != histogram_box(self.config):
-            fixes = fixes_of(rows.rows, planned_box)  # the plan was made under an earlier configuration
+            fixes = fixes_of(rows.rows, planned_box)  # the configuration may have changed since the plan was made
         columns = draw(plan, contributions, noise)
         return Drawn(contributions.counts, columns, draw_histograms(plan, fixes, noise))
 
     def compose(self, plan: Plan, drawn: Drawn | None, memory: bytes, number: int) -> tuple[list[Message], bytes]:
-        """Every message, close marker last, of the window that is committed as ``number``; and the memory it leaves.
+        """All messages of the window that is committed as ``number``, close marker last, and the new memory.
 
-        The memory is empty where the window leaves it as it was. Pure: it may be called again with another number.
+        The memory is empty if the window does not change it. Pure: it may be called again with another number.
         """
         if drawn is None:
             return compose_withheld(plan, self.config, number), b""

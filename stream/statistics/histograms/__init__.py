@@ -1,1 +1,1 @@
-"""Spatial histograms of a window."""
+"""The spatial histograms of a window."""

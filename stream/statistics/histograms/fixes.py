@@ -1,6 +1,6 @@
-"""Fixes of a window inside the public box of its histograms, and which of them represent a user.
+"""Fixes of a window inside the public box of its histograms, and the choice of those that represent a user.
 
-What is kept of a user is a function of their own rows and the configuration: nobody's presence changes another's part.
+The choice depends on the user's own rows and on the configuration only, so no user's presence changes what another contributes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Fixes:
 
     @property
     def digest(self) -> str:
-        """Identity of every fix; a plan belongs to one."""
+        """Digest of all fixes. A plan fits only fixes with its digest."""
         state = hashlib.sha256()
         for column in (self.user, self.lat, self.lng):
             state.update(np.ascontiguousarray(column).tobytes())
@@ -65,7 +65,7 @@ class Fixes:
         return Fixes(self.user[chosen], self.lat[chosen], self.lng[chosen])
 
     def representatives(self, per_user: int) -> Fixes:
-        """Of each user the last fix, or ``per_user`` spread evenly over their own fixes and ending with the last."""
+        """The last fix of each user, or ``per_user`` of their fixes, spread evenly and ending with the last."""
         held = np.diff(np.append(self._starts, len(self.user)))
         kept = np.minimum(held, per_user)
         user = np.repeat(np.arange(len(kept)), kept)
@@ -75,14 +75,14 @@ class Fixes:
 
 
 def histogram_box(config: Config) -> BoundingBox | None:
-    """The configured box of histograms, by default the feed's; None where there are no histograms."""
+    """The configured box of histograms, by default the feed's; None if no histograms are configured."""
     return None if config.histogram is None else config.histogram.domain or config.feed.domain
 
 
 def fixes_of(rows: npt.NDArray[np.void], box: BoundingBox | None) -> Fixes | None:
-    """Fixes inside ``box``; the order of ``rows`` is immaterial. None without a box.
+    """Fixes inside ``box``; None without a box. The order of ``rows`` does not matter.
 
-    Of rows with equal (user, time) the one of lowest (cell, lat, lng) counts: measured values decide nothing here.
+    Of rows with equal (user, time), the one with the lowest (cell, lat, lng) is kept, so measured values have no influence.
     """
     if box is None:
         return None
@@ -101,7 +101,7 @@ def fixes_of(rows: npt.NDArray[np.void], box: BoundingBox | None) -> Fixes | Non
 
 
 def _same_as_before(user: IdArray, time: IntArray) -> npt.NDArray[np.bool_]:
-    """Which of the sorted rows repeat the (user, time) of the row before."""
+    """Whether each of the sorted rows repeats the (user, time) of the row before."""
     same = np.zeros(len(user), dtype=bool)
     same[1:] = (user[1:] == user[:-1]) & (time[1:] == time[:-1])
     return same

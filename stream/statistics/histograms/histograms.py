@@ -1,7 +1,7 @@
 """Spatial histograms of a window: plan, draw, message body. Each protects participation, under either relation.
 
 A user who pays contributes at most ``fixes_per_user`` fixes to every histogram, and one region to "euler", chosen from their
-own rows; histograms run on the same people, so their shares of ε add up. They pay all of it or take no part.
+own rows. All histograms use the same users, so their shares of ε add up. A user pays for all of them or takes no part.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ IdArray = npt.NDArray[np.uint64]
 
 _EARTH_M = 6_371_008.8
 _TUNING_SEED = 7
-"""Public: tuning queries hide nothing."""
+"""Public seed of the tuning queries, which contain no data."""
 
 
 @dataclass(frozen=True)
 class DrawnHistogram:
-    """One histogram as it is released, its budget in µε, and what of a user it counts."""
+    """One released histogram, its budget in µε, and what it counts of a user."""
 
     mechanism: str
     epsilon_micro: int
@@ -61,12 +61,14 @@ class DrawnHistogram:
 
 
 def plan_histograms(fixes: Fixes | None, config: Config) -> HistogramPlan | None:
-    """Everything the draw needs, from configuration; None without ``[histogram]``. Raises :class:`PlanError`."""
+    """The plan of the histograms, from the configuration; None without ``[histogram]``. Raises :class:`PlanError`."""
     settings = config.histogram
     if settings is None:
         return None
     if fixes is None:
-        raise PlanError("the configuration has histograms, but the window came without its fixes; nothing was planned")
+        raise PlanError(
+            "the configuration has histograms, but the fixes of the window are missing; nothing was planned"
+        )
     box, euler = settings.domain or config.feed.domain, settings.euler
     return HistogramPlan(
         mechanisms=tuple(settings.epsilons_micro),
@@ -89,13 +91,13 @@ def plan_histograms(fixes: Fixes | None, config: Config) -> HistogramPlan | None
 
 
 def asked_of(plan: HistogramPlan, fixes: Fixes | None, users: IdArray) -> IntArray:
-    """What each of ``users`` must pay for the histograms: all of it with a fix in the box, nothing without, shape (L,)."""
+    """What each of ``users`` must pay for the histograms: the whole cost with a fix in the box, else 0; shape (L,)."""
     present = np.isin(users, fixes.users) if fixes is not None else np.zeros(len(users), dtype=bool)
     return np.where(present, plan.cost, 0)
 
 
 def contributing(plan: Plan, fixes: Fixes | None) -> Fixes:
-    """The fixes of users whose charge covers the histograms; raises :class:`PlanError` for other fixes than planned."""
+    """The fixes of users whose charge covers the histograms. Raises :class:`PlanError` if the fixes are not those planned."""
     if plan.histogram is None or fixes is None or fixes.digest != plan.histogram.fixes_digest:
         raise PlanError(
             f"the fixes of window {utc_text(plan.window.start)} changed after they were planned; nothing was drawn. "
@@ -106,7 +108,7 @@ def contributing(plan: Plan, fixes: Fixes | None) -> Fixes:
 
 
 def draw_histograms(plan: Plan, fixes: Fixes | None, noise: Noise) -> list[DrawnHistogram]:
-    """Every histogram of the plan, in order of name; raises :class:`PlanError` for other fixes than planned."""
+    """Draw every histogram of the plan, ordered by name. Raises :class:`PlanError` if the fixes are not those planned."""
     settings = plan.histogram
     if settings is None:
         return []
@@ -131,7 +133,7 @@ def domain_of(plan: HistogramPlan) -> Domain:
 
 
 def exact_counts(plan: HistogramPlan, fixes: Fixes) -> IntGrid:
-    """Representative fixes per cell, shape (rows, columns): never to be shown."""
+    """True number of representative fixes per cell, shape (rows, columns). Never publish it."""
     return domain_of(plan).count(fixes.representatives(plan.fixes_per_user).points).counts
 
 
@@ -191,7 +193,7 @@ def _tuning_queries(plan: HistogramPlan) -> Rectangles:
 
 
 def histogram_body(drawn: DrawnHistogram, feed: str, window: dict[str, str]) -> dict[str, Any]:
-    """The message, as its schema has it."""
+    """The body of the message."""
     body: dict[str, Any] = {
         "feed": feed,
         "window": window,

@@ -1,4 +1,4 @@
-"""GeoJSON files that name a public area: read, examined to the last coordinate, and held against ``feed.domain``."""
+"""Reads GeoJSON files of a public area, checks every coordinate, and compares them with ``feed.domain``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_area(path: Path, domain: Box) -> list[Polygon]:
 
 
 def _shapes(found: Any) -> list[tuple[str, Any]]:
-    """Geometries of a file, each with its place in it."""
+    """Geometries of a file, each with its position in the file."""
     kind = found.get("type") if isinstance(found, dict) else None
     if kind != "FeatureCollection":
         return [("the geometry", found.get("geometry") if kind == "Feature" else found)]
@@ -92,7 +92,7 @@ def _position(position: Any, where: str) -> Position:
     longitude, latitude = numbers
     if not (-180 <= longitude <= 180 and -90 <= latitude <= 90):
         raise ValueError(
-            f"{where} is {_shown(position)}, no place on Earth; write longitude first, from -180 to 180, then latitude, "
+            f"{where} is {_shown(position)}, not a place on Earth; write longitude first, from -180 to 180, then latitude, "
             "from -90 to 90"
         )
     return float(longitude), float(latitude)
@@ -103,13 +103,13 @@ def _shown(value: Any) -> str:
         return f"a {'list' if isinstance(value, list) else 'table'} of {len(value)}"
     try:
         text = json.dumps(value)
-    except (ValueError, RecursionError):  # an integer of more digits than Python writes out
+    except (ValueError, RecursionError):  # an integer with more digits than Python formats
         return "too large"
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _check_inside(positions: list[Position], domain: Box) -> None:
-    """No position outside ``domain``: every fix there is rejected, so its cells could never hold anything."""
+    """Raise :class:`ValueError` for positions outside ``domain``, where every fix is rejected and cells would stay empty."""
     outside = [position for position in positions if not _inside(position, domain)]
     if not outside:
         return

@@ -1,4 +1,4 @@
-"""Relation "participation": the draw of a planned window over the public cell list, and the ratios of noisy numbers."""
+"""Relation "participation": draws a planned window over the public list of cells, and takes ratios of noisy numbers."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ FloatArray = npt.NDArray[np.float64]
 
 _NO_BOUND = float(2**53)
 _LAPLACE = (ONE_SIDED, 2.61)
-"""97.5 % and 98.75 % quantiles over standard deviation of a Laplace variable; sums of independent ones have less. Two
-intervals with the latter hold together with 95 %."""
+"""97.5 % and 98.75 % quantiles of a Laplace variable, in standard deviations; sums of independent ones have smaller quantiles.
+Two intervals with the latter contain both numbers with 95 %."""
 _NORMAL = (1.96, 2.2415)
-"""The same of a normal variable."""
+"""The same for a normal variable."""
 
 
 def exact_integers(plan: Plan, contributions: Contributions) -> IntArray:
-    """What noise is added to, in 1/UNIT: shape (R, C), rows in the order of :attr:`Layout.rows`; never to be shown."""
+    """The true integers to which noise is added, in 1/UNIT: shape (R, C), rows as in :attr:`Layout.rows`. Never publish them."""
     kept = contributions.retain(plan.retained)
     return integers(planned_layout(plan), kept, PublicCells(plan.cells, plan.ranges))
 
 
 def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
-    """Noise for every integer of every public cell in one batch, then ratios of the noisy numbers.
+    """Draw noise for all integers of all public cells in one batch, then take ratios of the noisy numbers.
 
     Raises :class:`stream.statistics.plan.PlanError` if the rows are not those that were planned and charged.
     """
@@ -45,7 +45,7 @@ def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -
     layout, scales = planned_layout(plan), (plan.scales.numerator, plan.scales.denominator)
     if len(scales[0]) != len(layout.rows):
         raise PlanError(
-            f"the plan holds {len(scales[0])} noise scales for {len(layout.rows)} parts: it was stored by another "
+            f"the plan has {len(scales[0])} noise scales for {len(layout.rows)} parts, so it was stored by another "
             "version; release its window with that version"
         )
     noisy = draw(layout, exact_integers(plan, contributions), scales, plan.zcdp is not None, noise)
@@ -54,7 +54,7 @@ def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -
 
 @dataclass(frozen=True)
 class _Law:
-    """The noise of a plan: standard deviations of its parts in full weights, and what is stated of a deviation."""
+    """The noise of a plan: standard deviations of its parts in full weights, and the scale and interval stated for them."""
 
     deviations: FloatArray
     per_scale: float
@@ -114,12 +114,12 @@ def _ratio(
 
 
 def _lower(plan: Plan) -> FloatArray:
-    """Low end of the range of each cell's mean, km/h: (C,), or (1,) for all of them."""
+    """Lower end of the range of each cell's mean in km/h, shape (C,), or (1,) for all cells."""
     return np.zeros(1) if plan.ranges is None else np.asarray(plan.ranges[0] * SPEED_QUANTUM_KMH)
 
 
 def _width(plan: Plan) -> FloatArray:
-    """Width of the range of each cell's mean, km/h: (C,), or (1,) for all of them."""
+    """Width of the range of each cell's mean in km/h, shape (C,), or (1,) for all cells."""
     if plan.ranges is None:
         return np.array([plan.upper_quanta * SPEED_QUANTUM_KMH])
     return np.asarray(plan.ranges[1] * SPEED_QUANTUM_KMH - _lower(plan))
@@ -128,9 +128,9 @@ def _width(plan: Plan) -> FloatArray:
 def _percentiles(
     plan: Plan, tree: LevelTree, nodes: FloatArray, sums: NoisyPolynomials, law: _Law
 ) -> dict[str, Columns]:
-    """p15, p50, p85 of one noisy tree per cell; its root is the noisy count, which is paid for already."""
+    """p15, p50 and p85 from one noisy tree per cell. Its root is the noisy count, which has been paid for."""
     listed = nodes.shape[1]
-    # Laplace scales of equal deviation: what is weighed, and how wide intervals are, follows from deviations alone.
+    # Laplace scales with the same standard deviations, on which alone weights and widths of intervals depend.
     equal = np.tile(law.deviations[-tree.height :] / np.sqrt(2), (listed, 1))
     root = sums.count, np.full(listed, sums.count_deviation / np.sqrt(2))
     drawn = consistent_cells(tree, bin_edges(plan.upper_quanta, plan.cdf_bins), root, _levels(tree, nodes), equal)
@@ -144,7 +144,7 @@ def _percentiles(
 
 
 def _levels(tree: LevelTree, nodes: FloatArray) -> list[FloatArray]:
-    """Shape (C, nodes of a level) each, from the released ``nodes`` (R, C); 0 where a node holds no bin and none was drawn."""
+    """The nodes of each level, shape (C, nodes), from the released ``nodes`` (R, C). Nodes without a bin were not drawn and are 0."""
     levels, start = [], 0
     for real, span in zip(tree.real_nodes(), tree.leaves_below(), strict=True):
         full = np.zeros((nodes.shape[1], math.prod(tree.factors) // span))

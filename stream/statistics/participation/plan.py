@@ -1,8 +1,8 @@
-"""Relation "participation": nothing about a user is public, not even that a hexagon was visited. The plan.
+"""The plan under relation "participation", where nothing about a user is public, not even that a hexagon was visited.
 
-Neighbours differ by all events of one user. Noise scales are configuration; which cells and samples a user contributes, with
-what weight, and what they are charged depends on their own data only (:mod:`dpcore.participation`); every cell of a public
-list is released in every window.
+Neighbours differ by all events of one user. Noise scales are constants of the configuration. The cells and samples
+that a user contributes, their weights and the charge depend on the user's own data only (:mod:`dpcore.participation`). Every
+cell of a public list is released in every window.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def layout_of(statistics: tuple[str, ...], weight: Weight, upper: int, bins: int) -> Layout:
-    """What is released of every cell for the named ``statistics``."""
+    """The numbers that are released of every cell for the named ``statistics``."""
     return Layout.of(
         mean="mean" in statistics,
         variance="variance" in statistics,
@@ -41,7 +41,7 @@ def planned_layout(plan: Plan) -> Layout:
 
 
 def participation_of(config: Config) -> Participation:
-    """The terms on which users contribute, from configuration."""
+    """The rules by which users contribute, from the configuration."""
     settings, speed = config.participation, config.speed
     assert settings is not None, "the configuration has the section under this relation"
     shares = settings.shares
@@ -64,9 +64,9 @@ def plan_participation(
     generation: str,
     asked: IntArray | int = 0,
 ) -> Plan:
-    """Every user's own choice and charge; one who cannot pay contributes exactly nothing, and nothing shows it.
+    """The contribution and charge of every user. A user who cannot pay contributes nothing, and nothing published shows it.
 
-    ``asked``: (L,) units of the ledger for a user's part in the histograms, paid together with the rest or not at all.
+    ``asked``: (L,) the charge for histograms in the ledger's unit. A user pays it together with the rest or not at all.
     """
     terms, cells = participation_of(config), public_cells(config)
     kept = terms.own_choice(counts, cells)

@@ -1,4 +1,4 @@
-"""The public cell list of relation "participation": every cell of it gets a message in every window, visited or not."""
+"""The public list of cells under relation "participation". Each of them gets a message in every window, visited or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IdArray = npt.NDArray[np.uint64]
 def public_cells(config: Config) -> IdArray:
     """H3 ids (C,), ascending: cells whose centre lies in the configured polygon, or else in ``feed.domain``.
 
-    Raises :class:`ConfigError` for a file that is no GeoJSON area, an area outside ``feed.domain`` or without cells, or
+    Raises :class:`ConfigError` for a file that is not a GeoJSON area, an area outside ``feed.domain`` or without cells, or
     more cells than ``participation.max_cells``.
     """
     settings = config.participation
@@ -33,7 +33,7 @@ def _polyfill(domain: Box, geojson: Path | None, resolution: int, max_cells: int
     whole: list[Polygon] = [[[(west, south), (east, south), (east, north), (west, north), (west, south)]]]
     polygons = whole if geojson is None else read_area(geojson, domain)
     expected = sum(map(bounding_km2, polygons)) / h3.average_hexagon_area(resolution, "km^2")
-    # A first look at the bounding boxes, so that a typing error does not enumerate a continent.
+    # Estimate from the bounding boxes first, so that a typing error does not enumerate the cells of a continent.
     if expected > 20 * max_cells:
         raise _too_many(f"about {expected:.0f}", max_cells, resolution)
     shapes = [{"type": "Polygon", "coordinates": polygon} for polygon in polygons]

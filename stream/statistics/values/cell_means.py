@@ -1,7 +1,7 @@
 """Single-cell mean mechanisms over every cell of a window (relation "values"): one epsilon per cell, exact charges.
 
-A user in few cells, or with few samples in them, is charged what they really lose there. The allocated mean
-(:mod:`stream.statistics.values.plan`) shares epsilon over cells by need instead, and is nearly always better over a whole city.
+A user in few cells, or with few samples in them, is charged only their exact loss there. The allocated mean
+(:mod:`stream.statistics.values.plan`) shares epsilon over cells by need, and is nearly always more accurate over a whole city.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ MECHANISMS: dict[str, Any] = {
     "epsilon-quantile": EpsilonQuantile,
     "auto": AutoMean,
 }
-"""Mechanisms by their name in the configuration: S1, S3–S6 and the best of them by predicted error."""
+"""Mechanisms by their name in the configuration: S1 and S3–S6 of the source, and "auto", which chooses by predicted error."""
 
 
 @dataclass(frozen=True)
 class CellMeans:
-    """Public part: charges (L,) in µε, and the predicted worst-case error of each cell (C,) in quanta (inf = none)."""
+    """The public part: charges (L,) in µε, and the predicted worst-case error of each cell (C,) in quanta (inf: no mean)."""
 
     charges: IntArray
     predicted_error: FloatArray
 
 
 def cell_epsilon(counts: Counts, samples: IntArray, allowance: int) -> int:
-    """µε of one cell: ``allowance`` over the most cells any user is in, rounded down."""
+    """µε of one cell: ``allowance`` divided by the largest number of cells of any user, rounded down."""
     return allowance // max(int(counts.by_user((samples > 0).astype(np.int64)).max(initial=1)), 1)
 
 
@@ -60,7 +60,7 @@ def plan_cell_means(name: str, counts: Counts, samples: IntArray, upper: int, ep
 
 
 def draw_cell_means(name: str, kept: Contributions, epsilon_micro: int, noise: Noise) -> FloatArray:
-    """(raw, scale, low, high) of every cell, shape (4, C), in quanta; plans are made again from the same counts."""
+    """(raw, scale, low, high) of every cell, shape (4, C), in quanta; the plans are recomputed from the same counts."""
     mechanism = MECHANISMS[name](kept.upper)
     counts = kept.counts
     out = np.zeros((4, counts.n_cells))

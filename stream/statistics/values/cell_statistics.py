@@ -1,4 +1,4 @@
-"""What is released of every cell under relation "values": the statistics of the configuration, and their noise scales."""
+"""The statistics of every cell under relation "values", and their noise scales."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stream.statistics.plan import PERCENTS, VARIANCE_GRID, Plan
 
 CellStatistic = Mean | Variance | Distribution
 CellStatistics = Mapping[str, CellStatistic]
-"""By name, in the order of the plan's scales: mean, variance, one distribution for all percentiles."""
+"""Statistics by name, in the order of the plan's scales: mean, variance, one distribution for all percentiles."""
 
 
 def cell_statistics(names: Sequence[str], upper: int, bins: int, cap: int | None) -> CellStatistics:
-    """What noise is added to for the released ``names``; ``cap``: of one user's part in a cell's Σx, None for none."""
+    """The statistics behind the released ``names``. ``cap``: the most that one user adds to Σx of a cell; None for no cap."""
     statistics: dict[str, CellStatistic] = {}
     if "mean" in names:
         statistics["mean"] = Mean(upper, cap)

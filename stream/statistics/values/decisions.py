@@ -2,7 +2,7 @@
 
 *Allocated*: the convex program of :mod:`dpcore.allocation` shares every user's allowance over all cells and statistics.
 *Single-cell*: a mechanism of :mod:`dpcore.single_cell` releases each mean at one ε per cell; the other statistics are allocated
-what its charges left. Everything here is a function of public counts, the configuration and the ledger.
+what its charges left. All of this depends only on public counts, the configuration and the ledger.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PublicWindow:
-    """What a decision may read. ``admitted``: samples (P,) of users who take part; ``cap``: of one user's part in Σx."""
+    """What a decision may depend on. ``admitted``: samples (P,) of users who take part. ``cap``: most that one user adds to Σx."""
 
     counts: Counts
     admitted: IntArray
@@ -36,7 +36,7 @@ class PublicWindow:
 
     @property
     def allowances(self) -> IntArray:
-        """µε of each user for speed in this window, shape (L,)."""
+        """µε that each user may lose by speed in this window, shape (L,)."""
         return np.full(self.counts.n_users, self.config.privacy.epsilon_micro, dtype=np.int64)
 
     def statistics(self, names: Sequence[str]) -> CellStatistics:

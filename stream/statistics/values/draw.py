@@ -24,7 +24,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
-    """Draw all noise of the window; every statistic over all cells, also those not published.
+    """Draw all noise of the window, for every statistic and all cells, including those that are not published.
 
     The noise of mean and variance is one batch, that of the distributions another; means of a single-cell mechanism are
     drawn cell by cell. Raises :class:`PlanError` if the rows are not those that were planned and charged.
@@ -52,7 +52,7 @@ def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[
 def _numbers(
     name: str, number: Mean | Variance, plan: Plan, kept: Contributions, scales: LaplaceScales, added: IntArray
 ) -> Columns:
-    """Means or variances from the noise ``added`` (C,) to their integers, in released units; intervals of 95 %."""
+    """Means or variances in released units, from the noise ``added`` (C,) to their integers, with 95 % intervals."""
     unit, top = number.unit(kept.counts, SPEED_QUANTUM_KMH), _top(name, plan)
     raw, widths = np.round(number.draw(kept, added) * unit, DECIMALS[name]), scales.half_widths()
     # Rounding moved the released value by up to half its granularity; the interval covers that too.
@@ -61,7 +61,7 @@ def _numbers(
 
 
 def _top(name: str, plan: Plan) -> float:
-    """Upper end of the public range of mean or variance, in released units."""
+    """Upper bound of the public range of mean or variance, in released units."""
     upper = plan.upper_quanta * SPEED_QUANTUM_KMH
     return upper if name == "mean" else upper**2 / 4
 
@@ -100,7 +100,7 @@ def _cell_means(plan: Plan, kept: Contributions, noise: Noise) -> Columns:
 def exact_values(plan: Plan, kept: Contributions, cap: int | None = None) -> dict[str, FloatArray]:
     """Every statistic without noise, per cell, in released units: for evaluation inside the boundary only.
 
-    ``cap``: most that one user adds to Σx of a cell, in quanta; None for no cap, whatever was planned.
+    ``cap``: the most that one user adds to Σx of a cell, in quanta; None for no cap.
     """
     numbers: dict[str, Mean | Variance] = {
         "mean": Mean(plan.upper_quanta, cap),
@@ -116,7 +116,7 @@ def exact_values(plan: Plan, kept: Contributions, cap: int | None = None) -> dic
 
 
 def _exact_percentile(kept: Contributions, percent: float) -> FloatArray:
-    """The ⌈p·n⌉-th value of each cell, in quanta; 0 where there is none."""
+    """The ⌈p·n⌉-th value of each cell, in quanta; 0 if the cell has no values."""
     start = kept.pair_start[kept.counts.cell_start]
     n = np.diff(start)
     cell = np.repeat(np.arange(len(n)), n)

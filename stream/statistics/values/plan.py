@@ -1,6 +1,6 @@
-"""Relation "values": counts are public and only measured values are protected. The plan.
+"""The plan under relation "values", where counts are public and only measured values are protected.
 
-Everything in it is a function of public counts, the configuration and the ledger.
+It depends only on public counts, the configuration and the ledger.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def plan_values(
     generation: str,
     asked: IntArray | int = 0,
 ) -> Plan:
-    """Decide who takes part, what is retained, the noise scales and every user's charge.
+    """Decide who takes part, which samples are retained, the noise scales and every user's charge.
 
     ``left``: (L,) µε each user of ``counts`` has left in ``period``. A user takes part if a whole window's grant is
     left, so that one nearly exhausted user cannot inflate the noise of everybody in their cells. ``asked``: (L,) µε of
-    their part in the histograms. Where there are histograms they are charged the whole allowance for speed: their exact
-    loss depends on others' counts, and through later admissions that would show in histograms who else was there.
+    their charge for histograms. With histograms, users are charged the whole allowance for speed, because their exact loss
+    depends on others' counts, and later admissions to histograms would reveal who else was there.
     """
     speed = config.speed
     admits = left >= config.window_grant
@@ -90,7 +90,7 @@ def plan_values(
 
 
 def _cap(counts: Counts, samples: IntArray, config: Config) -> int | None:
-    """Most that one user adds to a cell's Σx, in quanta; None for no cap."""
+    """The most that one user adds to Σx of a cell, in quanta; None for no cap."""
     speed = config.speed
     if speed.sum_cap == 0 or speed.mean_mechanism != "allocated":
         return None
@@ -98,7 +98,7 @@ def _cap(counts: Counts, samples: IntArray, config: Config) -> int | None:
 
 
 def _mean_half_width(counts: Counts, config: Config) -> FloatArray:
-    """Predicted half width of each cell's 95 % interval of the mean in km/h, nothing clipped; infinite without samples."""
+    """Predicted half width of each cell's 95 % interval of the mean in km/h, without clipping; infinite without samples."""
     speed = config.speed
     cap = _cap(counts, counts.samples, config)
     statistics = cell_statistics(speed.statistics, speed.upper_quanta, speed.cdf_bins, cap)
@@ -119,7 +119,7 @@ def _enough_users(counts: Counts, samples: IntArray, min_users: int) -> IntArray
 
 
 def _least_error(public: PublicWindow) -> Decision:
-    """The candidate of the least predicted error among those configured; public counts only."""
+    """The configured candidate with the smallest predicted error, from public counts only."""
     counts, speed = public.counts, public.config.speed
     plain = _enough_users(counts, public.admitted, speed.min_users)
     active = plain > 0

@@ -51,9 +51,9 @@ def read(tmp_path: Path, shape: Any) -> Any:
         (with_position([-97.7]), "position 1 is [-97.7]; write [longitude, latitude]"),
         (with_position(["-97.7", "30.2"]), "two numbers of degrees"),
         (with_position([True, False]), "two numbers of degrees"),
-        (with_position([math.nan, 30.2]), "no place on Earth"),
-        (with_position([10**400, 30.2]), "no place on Earth"),
-        (with_position([-97.7, -200]), "no place on Earth; write longitude first"),
+        (with_position([math.nan, 30.2]), "not a place on Earth"),
+        (with_position([10**400, 30.2]), "not a place on Earth"),
+        (with_position([-97.7, -200]), "not a place on Earth; write longitude first"),
         (polygon(RING, [[0.0]]), "ring 1, position 0"),
         ({"type": "FeatureCollection"}, "no features"),
         ({"type": "FeatureCollection", "features": [None]}, "features[0] is null"),
@@ -61,7 +61,7 @@ def read(tmp_path: Path, shape: Any) -> Any:
         (polygon([[20, 5], [21, 5], [21, 6], [20, 5]]), "4 of 4 positions lie outside feed.domain"),
         (with_position([-90.0, 30.2]), "1 of 5 positions lie outside feed.domain"),
         (with_position([-90.0, 30.2]), "make the area smaller or the domain larger"),
-        (polygon([[y, x] for x, y in RING]), "no place on Earth; write longitude first"),
+        (polygon([[y, x] for x, y in RING]), "not a place on Earth; write longitude first"),
     ],
 )
 def test_what_is_no_area_of_this_feed_is_refused_with_its_place_and_a_remedy(
