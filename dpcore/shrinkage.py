@@ -80,28 +80,19 @@ def shrink(
     scales are allowed: nothing was released there, predict. Time and memory grow in step with C: at most
     :data:`MOST_INFORMATIVE` cells inform the others. Raises :class:`ParameterError`.
     """
-    C = len(means)
     _validate(means, scales, events, upper)
-    if not C:
+    if not len(means):
         empty = np.zeros(0)
         return Shrunken(empty, empty, empty, empty)
     informative = np.sort(np.argsort(scales, kind="stable")[:MOST_INFORMATIVE])
     informative = informative[np.isfinite(scales[informative])]
+    guess = np.full(len(means), upper / 2) if baseline is None else baseline
     level = LEVEL_SHARE if baseline is None else BASELINE_SHARE
-    guess = np.full(C, upper / 2) if baseline is None else baseline
     prior = _Prior(upper, level, events, _standardised(covariates, events), positions_km)
-    candidates = [
-        _Candidate(*shares)
-        for shares in itertools.product(EFFECT_SHARES if covariates is not None else (0.0,), FIELD_SHARES, EVENT_SHARES)
-    ]
+    candidates = _candidates(EFFECT_SHARES if covariates is not None else (0.0,))
     posteriors = _posteriors(prior, candidates, informative, (means - guess)[informative], scales[informative])
     values, variances = _predictions(prior, candidates, informative, posteriors)
-    averaged = ModelAverage.of(
-        [posterior.log_evidence for posterior in posteriors],
-        list(guess + values),
-        list(variances),
-        [candidate.event == max(EVENT_SHARES) for candidate in candidates],
-    )
+    averaged = _averaged(candidates, posteriors, guess + values, variances)
     value, low, high = averaged.interval(upper)
     return Shrunken(value, low, high, averaged.standard_error)
 
@@ -112,6 +103,23 @@ class _Candidate(NamedTuple):
     slope: float
     field: float
     event: float
+
+
+def _candidates(slopes: tuple[float, ...]) -> list[_Candidate]:
+    """The whole grid, for these standard deviations of an effect."""
+    return [_Candidate(*shares) for shares in itertools.product(slopes, FIELD_SHARES, EVENT_SHARES)]
+
+
+def _averaged(
+    candidates: list[_Candidate], posteriors: list[_Posterior], values: FloatArray, variances: FloatArray
+) -> ModelAverage:
+    """Average of the candidates' predictions (M, C); intervals rest on the widest standard deviation of one event."""
+    return ModelAverage.of(
+        [posterior.log_evidence for posterior in posteriors],
+        list(values),
+        list(variances),
+        [candidate.event == max(EVENT_SHARES) for candidate in candidates],
+    )
 
 
 @dataclass(frozen=True)

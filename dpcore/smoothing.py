@@ -251,8 +251,7 @@ def smooth(
     profile[slot], profile_variance[slot] = posterior.trend[0], posterior.trend_covariance[0, 0]
     cells = _remembered(past, window, posterior, d)
     new = SmoothingState(*cells, posterior.trend, posterior.trend_covariance, profile, profile_variance, hours)
-    value, low, high = averaged.interval(upper)
-    return new, Smoothed(value, low, high)
+    return new, Smoothed(*averaged.interval(upper))
 
 
 def _validate(state: SmoothingState | None, releases: Releases, hours: float, slot: int, upper: float) -> None:
