@@ -49,7 +49,7 @@ log = structlog.get_logger()
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
 _STEP_SECONDS, _STOP_SECONDS = 4.0, 8.0
-"""How long a stopping worker waits for the closing process to finish its step, and for all of itself."""
+"""How long a stopping worker waits for the closing process to finish its step, and for everything to end."""
 _MOST_DEATHS = 3
 
 
@@ -63,7 +63,7 @@ class Ingesting(Service):
         self._ingestor: Ingestor | None = None
 
     async def on_start(self) -> None:
-        """Connect, refuse to work with a lost ledger or a server that is too old, start reading."""
+        """Connect and start reading. Raises if the ledger is lost or the server is too old."""
         worker = self._worker
         server = require_supported(await worker.redis.info("server"), redacted(worker.config.redis.url))
         log.info("state and ledger", server=str(server))
@@ -83,7 +83,7 @@ class Ingesting(Service):
     async def _report(self, message: Message) -> None:
         assert self._producer is not None
         if self._worker.config.relation == NeighbouringRelation.PARTICIPATION:
-            return  # how much arrived, and when, is nobody's business outside
+            return  # under "participation" it is private how much arrived, and when
         await self._producer.send(message.topic, message.value, key=message.key, headers=list(message.headers))
 
     @Service.task
@@ -93,13 +93,13 @@ class Ingesting(Service):
 
     @Service.task
     async def _await_partitions(self) -> None:
-        # Before the first assignment the watermark knows nothing of the partitions that wait to be read.
+        # Before the first assignment, the watermark does not include the partitions that wait to be read.
         assert self._ingestor is not None
         await self._ingestor.assigned.wait()
         self._worker.ready.set()
 
     async def on_stop(self) -> None:
-        """Stop reading, flush what was reported."""
+        """Stop reading, and send the reports that are still queued."""
         if self._ingestor is not None:
             await self._ingestor.stop()
         if self._producer is not None:
@@ -107,7 +107,7 @@ class Ingesting(Service):
 
 
 class Watching(Service):
-    """Watches how far the feed was read and has due windows closed in a process of their own."""
+    """Watches how far the feed was read, and lets a separate process close the windows that are due."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()
@@ -132,11 +132,11 @@ class Watching(Service):
             await self.sleep(pause)
 
     async def _close_alone(self, due: list[int]) -> float:
-        """Close what is due unless another worker is at it: it would do the same work, and one of both in vain."""
+        """Close what is due unless another worker holds the lease, because the work of one of the two would be wasted."""
         async with self._worker.lease.hold() as mine:
             if not mine:
                 return _LOOK_SECONDS
-            # A recording is released in its order: smoothing goes forward, and early windows spend budgets first.
+            # A recording is released in its own order: smoothing goes forward in time, and early windows spend budgets first.
             recorded = self._worker.config.window.lateness == "event-time"
             return await self._close(due if recorded else [self._order.following(due)])
 
@@ -147,7 +147,7 @@ class Watching(Service):
             self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=begin_closing, initargs=(parent,))
         loop = asyncio.get_running_loop()
         if self._deaths:
-            due = due[:1]  # so that it is known which window the process dies of
+            due = due[:1]  # one at a time, to find the window over which the process dies
         try:
             reports = await loop.run_in_executor(self._pool, close_in_process, self._worker.config, due)
         except BrokenProcessPool:
@@ -160,7 +160,7 @@ class Watching(Service):
         return _RETRY_SECONDS if any(report.failure for report in reports) else 0.0
 
     async def _count_death(self, slot: int) -> None:
-        """A process that dies again and again over one window, for want of memory say, must not keep the others open."""
+        """Set a window aside if the process dies repeatedly over it, for example for lack of memory, so that others can close."""
         self._deaths += 1
         log.error("closing process died", window=utc_text(slot), deaths=self._deaths)
         if self._deaths >= _MOST_DEATHS:
@@ -168,7 +168,7 @@ class Watching(Service):
             self._deaths = 0
 
     async def on_stop(self) -> None:
-        """Let the closing process finish its step, for a while; whatever it leaves is taken up at the next start."""
+        """Give the closing process some time to finish its step. What it leaves is finished after the next start."""
         self._worker.end_soon()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -205,7 +205,7 @@ class Worker:
             broker=f"kafka://{config.kafka.bootstrap}",
             broker_credentials=_faust_credentials(config.kafka),
             store="memory://",
-            datadir=self._scratch.name,  # Faust makes one even without tables, and would in the working folder
+            datadir=self._scratch.name,  # Faust creates this folder even without tables, by default in the working folder
             autodiscover=False,
             topic_disable_leader=True,
             web_host=config.operator.host,
@@ -227,7 +227,7 @@ class Worker:
         return app
 
     async def problems(self) -> list[str]:
-        """Why this worker is not ready; empty where it is."""
+        """Why this worker is not ready; empty if it is ready."""
         found = (
             [] if self.ready.is_set() else ["starting, without partitions yet, or the ledger was refused: see the log"]
         )
@@ -246,7 +246,7 @@ class Worker:
         return await self._due_windows.starts()
 
     def end_soon(self) -> None:
-        """Have the process gone in a few seconds, whatever a server that is away keeps waiting: any step may be repeated."""
+        """End the process within a few seconds even if a server does not answer; any worker can repeat an interrupted step."""
 
         def end() -> None:
             log.warning("stopping takes too long, ending", seconds=_STOP_SECONDS)
@@ -259,7 +259,7 @@ class Worker:
         backstop.start()
 
     def record(self, report: CloseReport) -> None:
-        """Count one attempt to close a window and log it, without anything about users."""
+        """Count and log one attempt to close a window; the log contains nothing about users."""
         metrics = self.metrics
         metrics.noise_redraw.inc(report.redraws)
         if report.failure is None:
@@ -268,7 +268,7 @@ class Worker:
             metrics.window_close_seconds.observe(report.seconds)
             metrics.messages_published.inc(report.messages)
             metrics.cells_suppressed.inc(report.suppressed)
-            metrics.cells_published.inc(report.messages - 1 - report.suppressed)  # the close marker is no cell
+            metrics.cells_published.inc(report.messages - 1 - report.suppressed)  # without the close marker
             log.info("window closed", window=utc_text(report.slot), messages=report.messages)
             return
         if report.failure != "content":
@@ -290,7 +290,7 @@ def _faust_credentials(kafka: KafkaConfig) -> SASLCredentials | SSLCredentials |
 
 
 def run_worker(config: Config) -> None:
-    """Run a worker until SIGTERM or SIGINT; returns after a clean shutdown, and raises what ended it otherwise."""
+    """Run a worker until SIGTERM or SIGINT. Returns after a clean shutdown; otherwise raises the error that ended it."""
     log.info("worker starting", feed=config.feed.name, relation=config.relation)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -313,7 +313,7 @@ def run_worker(config: Config) -> None:
     except SystemExit as ended:
         log.info("worker stopped")
         if ended.code:
-            raise (ended.__context__ or ended) from None  # Faust turns whatever ended it into an exit code
+            raise (ended.__context__ or ended) from None  # Faust turns the error that ended it into an exit code
 
 
 def _version() -> str:

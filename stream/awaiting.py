@@ -1,4 +1,4 @@
-"""Before a worker starts: wait until Redis and Kafka answer, saying so, and see that the topics are there."""
+"""Before a worker starts: waits until Redis and Kafka answer, logs this, and checks that the topics exist."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ log = structlog.get_logger()
 _PAUSE_SECONDS = 1.0
 _ANSWER_SECONDS = 20.0
 _TOPIC_SECONDS = 10.0
-"""A topic that was just created may take a moment to show."""
+"""Seconds to wait for topics, because brokers list a new topic only after a moment."""
 
 
 class TopicMissingError(RuntimeError):
-    """The broker has no topic of a name that the worker reads; the message says how to make it."""
+    """A topic that the worker needs does not exist; the message says how to create it."""
 
 
 async def servers_answer(config: Config) -> bool:
-    """True once Redis and Kafka answer and the worker's topics exist; False where SIGTERM or SIGINT came before.
+    """Returns True once Redis and Kafka answer and the worker's topics exist; False if SIGTERM or SIGINT came first.
 
-    Raises :class:`TopicMissingError`, and what Redis answers where it refuses this user.
+    Raises :class:`TopicMissingError`, and the error of Redis if Redis refuses this user.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -63,7 +63,7 @@ async def _until_it_answers(
                 raise TimeoutError(f"no answer within {_ANSWER_SECONDS:.0f} s")
             asking.result()
         except (AuthenticationError, ResponseError):
-            raise  # it answers, and waiting changes nothing
+            raise  # the server answered, so waiting does not help
         except (KafkaError, RedisError, OSError) as error:
             if not stopping.is_set():
                 waiting = True
@@ -95,7 +95,7 @@ async def _ask_kafka(config: Config) -> None:
         while missing := {config.feed.topic, WINDOW} - set(await client.list_topics()):
             if time.monotonic() > deadline:
                 raise TopicMissingError(
-                    f"Kafka at {config.kafka.bootstrap} shows no topic {', '.join(sorted(missing))}; run 'hexveil topics "
+                    f"Kafka at {config.kafka.bootstrap} has no topic {', '.join(sorted(missing))}, or does not show it; run 'hexveil topics "
                     "create', correct feed.topic, or let this user describe and read it"
                 )
             await asyncio.sleep(_PAUSE_SECONDS)

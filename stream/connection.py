@@ -1,4 +1,4 @@
-"""How clients reach Kafka: address, encryption and credentials as configured; and how files of secrets are read."""
+"""Settings of Kafka clients from the configuration: address, encryption and credentials; and reading of secret files."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def kafka_options(kafka: KafkaConfig) -> dict[str, Any]:
 
 
 def kafka_password(kafka: KafkaConfig) -> str:
-    """The password of ``kafka.username``; never kept in the configuration, so never shown with it."""
+    """The password of ``kafka.username``. It is not part of the configuration, so it is never printed with it."""
     assert kafka.password_file is not None
     return first_line(kafka.password_file, "kafka.password_file")
 
 
 def tls_context(kafka: KafkaConfig) -> ssl.SSLContext:
-    """Verifies the broker by ``ca_file`` (default: the system's authorities); shows a client certificate if there is one."""
+    """Verifies the broker by ``ca_file`` (default: the system's authorities); sends a client certificate if one is configured."""
     files = tls_files(kafka, "kafka")
     try:
         context: ssl.SSLContext = create_ssl_context(
@@ -45,7 +45,7 @@ def tls_context(kafka: KafkaConfig) -> ssl.SSLContext:
 
 
 def tls_files(section: KafkaConfig | RedisConfig, name: str) -> dict[str, str | None]:
-    """Paths of the TLS files of a section, by their keys. Raises :class:`ConfigError` where one cannot be read."""
+    """Paths of the TLS files of a section, by their keys. Raises :class:`ConfigError` if one cannot be read."""
     files: dict[str, str | None] = {}
     for key in ("ca_file", "certificate_file", "key_file"):
         path: Path | None = getattr(section, key)
@@ -56,12 +56,12 @@ def tls_files(section: KafkaConfig | RedisConfig, name: str) -> dict[str, str | 
 
 
 def unusable(name: str, error: ssl.SSLError) -> ConfigError:
-    """The error to raise where the TLS files of section ``name`` do not fit together."""
+    """The error to raise if the TLS files of section ``name`` do not belong together."""
     return ConfigError(f"{name}: the TLS files cannot be used: {error}; give PEM files that belong together")
 
 
 def first_line(path: Path, key: str) -> str:
-    """What a file of a secret holds; ``key`` names it in messages. Raises :class:`ConfigError`."""
+    """Content of a secret file; ``key`` names the file in messages. Raises :class:`ConfigError`."""
     lines = _read(path, key).splitlines()
     if not lines or not lines[0]:
         raise ConfigError(f"{key} {path} is empty; write the password into its first line")

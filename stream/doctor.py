@@ -35,7 +35,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: what was looked at, whether it holds, what to do where it does not."""
+    """The result of one check: its name, whether it holds, what was found, and a remedy if it does not hold."""
 
     check: str
     ok: bool
@@ -44,12 +44,12 @@ class Finding:
     unreachable: bool = False
 
     def as_dict(self) -> dict[str, object]:
-        """For ``--json``."""
+        """The finding as ``--json`` prints it."""
         return asdict(self)
 
 
 async def examine(config: Config) -> list[Finding]:
-    """Every check, in order; a server that does not answer fails its checks and skips those that need it."""
+    """All checks in order. If a server does not answer, its check fails and those that need it are skipped."""
     redis = redis_client(config.redis)
     try:
         findings = [_user_key(config), *await _redis(config, redis), *await _kafka(config)]
@@ -63,12 +63,12 @@ async def examine(config: Config) -> list[Finding]:
 def _user_key(config: Config) -> Finding:
     path = config.privacy.user_key_file
     if not path.exists():
-        return Finding("user key", True, f"{path} is not there yet; the worker makes it on first use")
+        return Finding("user key", True, f"{path} does not exist yet; the worker creates it on first use")
     try:
         load_user_key(path)
     except (UserKeyError, OSError) as error:
         return Finding("user key", False, str(error), f"repair or restore {path}")
-    return Finding("user key", True, f"{path} readable by its owner only")
+    return Finding("user key", True, f"{path} is readable by its owner only")
 
 
 async def _redis(config: Config, redis: Redis) -> list[Finding]:
@@ -94,19 +94,19 @@ async def _redis(config: Config, redis: Redis) -> list[Finding]:
             "redis append-only file",
             appendonly == "yes",
             f"appendonly {appendonly}",
-            "CONFIG SET appendonly yes, and in redis.conf: a lost ledger is lost privacy",
+            "CONFIG SET appendonly yes, and set it in redis.conf, because losing the ledger means losing privacy",
         ),
         Finding(
             "redis fsync",
             fsync == "always",
             f"appendfsync {fsync}",
-            "CONFIG SET appendfsync always: charges must be on disk before noise is drawn",
+            "CONFIG SET appendfsync always, because charges must be on disk before noise is drawn",
         ),
         Finding(
             "redis eviction",
             policy == "noeviction",
             f"maxmemory-policy {policy}",
-            "CONFIG SET maxmemory-policy noeviction: an evicted ledger is lost privacy",
+            "CONFIG SET maxmemory-policy noeviction, because evicting the ledger means losing privacy",
         ),
         Finding(
             "clock skew",
@@ -134,7 +134,7 @@ async def _kafka(config: Config) -> list[Finding]:
             if there and plan.name == config.feed.topic:
                 findings += [*await _input_settings(admin, config), await _broker_clock(config)]
             if there and plan.name in OUTPUT_TOPICS:
-                # Markers tell a Redis that was set back; charges that it forgot matter until their period is over.
+                # Close markers reveal that Redis was set back; the charges that it lost matter until their period is over.
                 kept = config.privacy.period if plan.name == WINDOW else timedelta(0)
                 findings.append(await _retention(admin, plan.name, _MIN_OUTPUT_RETENTION + kept))
         return findings
@@ -150,7 +150,7 @@ async def _settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
 
 
 async def _input_settings(admin: AIOKafkaAdminClient, config: Config) -> list[Finding]:
-    """What the broker must do for the feed: stamp what it appends, keep all of it, and bound a batch."""
+    """Checks that the broker stamps what it appends to the feed, keeps all events, and limits the size of batches."""
     topic = config.feed.topic
     settings = await _settings(admin, topic)
     alter = (
@@ -163,8 +163,8 @@ async def _input_settings(admin: AIOKafkaAdminClient, config: Config) -> list[Fi
             f"batches of {topic}",
             0 < largest <= MAX_FETCH_BYTES and policy == "delete",
             f"max.message.bytes {largest}, cleanup.policy {policy}",
-            f"{alter} --add-config max.message.bytes=1048588,cleanup.policy=delete: a larger batch holds up the others, "
-            "and a compacted topic forgets events",
+            f"{alter} --add-config max.message.bytes=1048588,cleanup.policy=delete: larger batches delay the others, "
+            "and a compacted topic loses events",
         )
     ]
     if config.window.lateness == "append-time":
@@ -175,17 +175,17 @@ async def _input_settings(admin: AIOKafkaAdminClient, config: Config) -> list[Fi
                 stamped == "LogAppendTime",
                 f"message.timestamp.type {stamped}",
                 f"{alter} --add-config message.timestamp.type=LogAppendTime: the broker's clock says which events are in "
-                "time, and messages without its stamp are refused",
+                "time, and messages without its timestamp are refused",
             ),
         )
     return findings
 
 
 async def _broker_clock(config: Config) -> Finding:
-    """Whether any event was appended at a time that the store's clock has not reached."""
+    """Checks that no event was appended at a time after Redis's clock."""
     check, remedy = "broker clock", "synchronise the clocks of brokers and Redis (NTP)"
     if config.window.lateness != "append-time":
-        return Finding(check, True, "not asked: window.lateness is 'event-time'")
+        return Finding(check, True, "not checked, because window.lateness is 'event-time'")
     async with redis_client(config.redis) as redis:
         ahead_ms = await RowStore(redis, config.feed.name).now_us() // 1000 + CLOCK_MARGIN_US // 1000
     consumer = AIOKafkaConsumer(**kafka_options(config.kafka), enable_auto_commit=False)
@@ -200,7 +200,7 @@ async def _broker_clock(config: Config) -> Finding:
         await consumer.stop()
     ahead = [where for where in found.values() if where is not None]
     if not ahead:
-        return Finding(check, True, f"nothing was appended later than Redis's clock says it is, by {_MARGIN} or more")
+        return Finding(check, True, f"no event was appended {_MARGIN} or more ahead of Redis's clock")
     newest = max(where.timestamp for where in ahead) - ahead_ms + CLOCK_MARGIN_US // 1000
     return Finding(check, False, f"events were appended {newest / 1000:.1f} s ahead of Redis's clock", remedy)
 
@@ -225,15 +225,15 @@ async def _ledger(config: Config, redis: Redis) -> Finding:
             await rows.claim_key(key_fingerprint(load_user_key(key_file)))
         elif await rows.has_key():
             raise StateError(
-                f"{key_file} is not there; a new key would give everybody a second budget: restore the file"
+                f"{key_file} does not exist; restore the file, because a new key would give everybody a second budget"
             )
     except (LedgerError, StateError) as error:
-        return Finding("ledger", False, str(error), "do as it says before a worker starts")
+        return Finding("ledger", False, str(error), "follow this message before a worker starts")
     birth = await Ledger(redis, config.feed.name).birth()
     since = "none, its birth is not recorded" if birth is None else f"periods from {utc_text(birth)} on"
     return Finding(
         "ledger",
         birth is not None,
-        f"generation {generation} knows the last release; it releases windows of {since}",
-        "hexveil ledger adopt: read what it says first",
+        f"generation {generation} has the last release; it releases windows of {since}",
+        "run hexveil ledger adopt, and first read its text",
     )

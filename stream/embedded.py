@@ -1,8 +1,8 @@
-"""The service without Kafka: a source straight into state, windows closed by the release protocol, releases to a file.
+"""The service without Kafka: a source writes directly into Redis, the release protocol closes windows, releases go to a file.
 
-The source's own clock stands for the broker's: a message arrives when it is due. An event is in time if it arrives by the
-end of its window plus the allowed delay; a window is released once the source is past that, so what it holds depends neither
-on pace nor on who else sends.
+The source's own clock replaces the broker's: a message arrives when it is due. An event is in time if it arrives by the end
+of its window plus the allowed delay. A window is released once the source is past that time, so its content depends neither
+on the pace nor on who else sends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EmbeddedError(RuntimeError):
 
 
 class EmbeddedFeed:
-    """Takes the messages of a source into state, as :class:`stream.sources.delivery.Sender`; nothing waits between them."""
+    """A :class:`stream.sources.delivery.Sender` that stores the messages of a source in Redis at once."""
 
     def __init__(
         self, config: Config, rows: RowStore, decoder: Decoder, report: Callable[[Message], None], start_us: int | None
@@ -57,11 +57,11 @@ class EmbeddedFeed:
         self._offset = 0
         self._reached_us = np.iinfo(np.int64).min
         self.late = 0
-        """Events that arrived too late for their window."""
+        """Number of events that were too late for their window."""
         self.ended = False
-        """Set once the source has nothing more to send: no window waits any longer."""
+        """Set once the source has no more messages; then no window waits any longer."""
         self.abandoned = False
-        """Set once no further window is to be closed: a cancellation alone may be lost in the client of Redis."""
+        """Set once no further window shall be closed, because the Redis client may lose a cancellation."""
 
     async def send(self, messages: Messages) -> None:
         """Decode and store a block."""
@@ -82,19 +82,19 @@ class EmbeddedFeed:
         self._report_rejected(batch, offsets)
 
     async def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing, because no message is kept."""
 
     async def confirm(self) -> None:
-        """What was sent is in state."""
+        """Do nothing, because every message is stored already."""
 
     def _deadline(self, slot: int) -> int:
-        """Until when (µs UTC) events of the slot are in time."""
+        """The time (µs UTC) until which events of the slot are in time."""
         delay = self._config.window.allowed_delay // timedelta(microseconds=1)
         return self._slotting.window(slot).end * 1_000_000 + delay
 
     def _report_rejected(self, batch: Batch, offsets: NDArray[np.int64]) -> None:
         if self._config.relation == NeighbouringRelation.PARTICIPATION:
-            return  # as the worker: how much arrived is nobody's business outside
+            return  # as in the worker: it is private how much arrived
         for code in np.unique(batch.reason).tolist():
             where = offsets[batch.rejected[batch.reason == code]]
             first, last = int(where[0]), int(where[-1])
@@ -103,7 +103,7 @@ class EmbeddedFeed:
             self._report(rejected_message(name, REASONS[code].value, topic, int(number), first, last, len(where)))
 
     async def due_slots(self) -> list[int]:
-        """Slots that take no more events and were not released yet, oldest first."""
+        """Slots that take no more events and are not released yet, oldest first."""
         if self._config.relation == NeighbouringRelation.VALUES:
             found = sorted(await self._rows.open_slots())
         else:
@@ -111,7 +111,7 @@ class EmbeddedFeed:
         return [slot for slot in found if self.ended or self._deadline(slot) < self._reached_us]
 
     def _every_slot(self) -> list[int]:
-        """Under "participation" which windows are released follows from the clock alone."""
+        """Under "participation", the clock alone decides which windows are released."""
         assert self._start_us is not None, "a source under 'participation' says when it begins"
         slots, slot = [], self._slotting.window(self._start_us // 1_000_000).start
         while self._deadline(slot) < self._reached_us:
@@ -130,17 +130,17 @@ async def run_embedded(
     start_us: int | None = None,
     report: Callable[[Message], None] = lambda message: None,
 ) -> None:
-    """Take ``blocks`` at their pace and append each window's releases to ``out`` once it is due; returns when all is released.
+    """Take ``blocks`` at their pace, and append each window's releases to ``out`` once it is due. Returns once all are released.
 
-    Raises :class:`EmbeddedError` where a window cannot be closed, and whatever the source and Redis raise. When cancelled, the
-    window at hand is finished.
+    Raises :class:`EmbeddedError` if a window cannot be closed, and the errors of the source and of Redis. When cancelled, it
+    first finishes the current window.
     """
     decoder = Decoder(ageless(config), load_user_key(config.privacy.user_key_file))
     context, parent = multiprocessing.get_context("spawn"), multiprocessing.current_process().pid or 0
     async with redis_client(config.redis) as redis:
         await claim_feed(config, redis, decoder.key_fingerprint, user_identity(config.feed))
         feed = EmbeddedFeed(config, RowStore(redis, config.feed.name), decoder, report, start_us)
-        # Closing is arithmetic of seconds: apart from the event loop, as in the worker.
+        # Closing computes for seconds, so it runs outside of the event loop, as in the worker.
         with ProcessPoolExecutor(1, mp_context=context, initializer=_initialise, initargs=(parent,)) as pool:
             closing = asyncio.create_task(_close_due(config, feed, pool, out))
             try:
@@ -167,7 +167,7 @@ async def _close_due(config: Config, feed: EmbeddedFeed, pool: ProcessPoolExecut
 
 
 def close_to_file(config: Config, slot: int, out: Path) -> str | None:
-    """Close one window, its messages appended to ``out``; returns why it could not be closed. Runs in a process of its own."""
+    """Close one window and append its messages to ``out``. Returns why it could not be closed. Runs in its own process."""
     try:
         asyncio.run(_close(config, slot, out))
     except (LedgerError, PlanError, RedisError, OSError) as error:
@@ -185,8 +185,8 @@ async def _close(config: Config, slot: int, out: Path) -> None:
 
 def _initialise(parent: int) -> None:
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which lets the window at hand be finished
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and lets the current window finish
 
 
 def _initialised() -> None:
-    """Returns once the process has started: so the first window need not wait for that."""
+    """Do nothing. Submitting it starts the process early, so that the first window need not wait."""

@@ -1,4 +1,4 @@
-"""Logs on stderr: JSON objects, one a line, whoever writes them; on a terminal text. What repeats is told now and then."""
+"""Logs on stderr: one JSON object per line, or text on a terminal. Repeated warnings are logged only from time to time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 QUIET_SECONDS, REPEAT_SECONDS = 10.0, 600.0
-"""A warning or error is told again after it did not come for the first, or went on for the second."""
+"""A warning is logged again after it was absent for the first time span, or continued for the second."""
 _MOST_KEYS = 1_000
 _KAFKA = "aiokafka"
 
 
 @dataclass
 class _Told:
-    """When something was told, when it last came, and how often since it was told."""
+    """When a warning was logged, when it last occurred, and how often since it was logged."""
 
     told: float
     came: float
@@ -28,14 +28,14 @@ class _Told:
 
 
 class Repeats:
-    """Decides which warnings and errors are told: each when it begins, and once in a while with a count if it goes on."""
+    """Decides which warnings and errors are logged: each when it begins, then from time to time with a count."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._told: dict[Hashable, _Told] = {}
 
     def untold(self, key: Hashable) -> int | None:
-        """How often ``key`` was kept back since it was last told; None where it is kept back now, too."""
+        """How often ``key`` was suppressed since it was last logged; None if it is to be suppressed now."""
         now, told = self._clock(), self._told.get(key)
         if told is not None and now - told.came < QUIET_SECONDS and now - told.told < REPEAT_SECONDS:
             told.came, told.untold = now, told.untold + 1
@@ -47,7 +47,7 @@ class Repeats:
 
 
 class _LibraryRepeats(logging.Filter):
-    """Repeats of what libraries log. Of a broker that is away aiokafka tells in many words: all of them are one."""
+    """Filters repeated messages of libraries. aiokafka's various messages about a broker that is down count as one."""
 
     def __init__(self, repeats: Repeats) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def _fold(repeats: Repeats) -> Processor:
     def fold(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
         if method not in ("warning", "error"):
             return event
-        # Two windows, partitions or topics with the same fault are two faults.
+        # The same fault of two windows, partitions or topics counts as two faults.
         count = repeats.untold((event["event"], *(event.get(name) for name in ("window", "partition", "topic"))))
         if count is None:
             raise structlog.DropEvent
@@ -79,7 +79,7 @@ def _fold(repeats: Repeats) -> Processor:
 
 
 def configure_logs() -> None:
-    """Set up logging of this process: our own and that of libraries, warnings of Python included."""
+    """Set up logging of this process, including libraries and warnings of Python."""
     repeats = Repeats()
     shared: list[Any] = [
         structlog.processors.add_log_level,
@@ -109,5 +109,5 @@ def configure_logs() -> None:
 
 
 def tell_of_clients(told: bool) -> None:
-    """Whether what Kafka's client logs is told: by services. Commands say themselves what did not answer."""
+    """Switch messages of Kafka's client on for services, or off for commands, which report errors themselves."""
     logging.getLogger(_KAFKA).setLevel(logging.NOTSET if told else logging.CRITICAL)

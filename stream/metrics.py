@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 class OperatorMetrics:
-    """Every ``hexveil_…`` metric of the worker, on a registry of its own. Described in docs/metrics.md."""
+    """All ``hexveil_…`` metrics of the worker, in a registry of their own. docs/metrics.md describes them."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         r = self.registry = registry if registry is not None else CollectorRegistry()

@@ -1,4 +1,4 @@
-"""The same windows, ledger and mechanisms over a recording, without Kafka: releases as lines."""
+"""Releases a recording without Kafka, with the windows, ledger and mechanisms of the service. Releases are lines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ANY_AGE = timedelta(days=36500)
 
 @dataclass(frozen=True)
 class OfflineSummary:
-    """What an offline replay did; inside the trust boundary. ``outside``: sound events before or after the span."""
+    """Summary of an offline replay; inside the trust boundary. ``outside``: valid events before or after the span."""
 
     events: int
     rejected: dict[str, int]
@@ -61,12 +61,12 @@ class OfflineSummary:
 
 @dataclass
 class MemoryRows:
-    """Rows of a recording by slot; the recording is complete, so nothing is ever late."""
+    """Rows of a recording by slot. The recording is complete, so no event is late."""
 
     rows: dict[int, npt.NDArray[np.void]]
 
     async def seal(self, slot: int) -> None:
-        """Nothing can arrive any more."""
+        """Do nothing, because no further rows can arrive."""
 
     async def read_rows(self, slot: int) -> npt.NDArray[np.void]:
         """Rows of one slot."""
@@ -94,23 +94,23 @@ class LinePublisher:
         self.messages += len(messages)
 
     async def confirm(self, messages: Sequence[Message]) -> None:
-        """What was written stands, also after a power cut where it went to a file."""
+        """Make sure that what was written to a file survives a power cut."""
         self.out.flush()
-        with suppress(UnsupportedOperation):  # of a buffer in memory
+        with suppress(UnsupportedOperation):  # a buffer in memory has no file
             number = self.out.fileno()
             if stat.S_ISREG(os.fstat(number).st_mode):
                 os.fsync(number)
 
 
 def ageless(config: Config) -> Config:
-    """The configuration with no event too old: that bound is for live feeds."""
+    """The configuration without a limit on the age of events, which is meant for live feeds."""
     return config.model_copy(update={"window": config.window.model_copy(update={"given_max_age": _ANY_AGE})})
 
 
 def read_recording(
     config: Config, path: Path, file_format: str, on_progress: Progress = lambda done, size: None
 ) -> tuple[npt.NDArray[np.void], Refusals]:
-    """All events of a recording as rows, and why others were refused; none is too old, that is for live feeds."""
+    """All valid events of a recording as rows, and why others were refused. Events may have any age."""
     decoder = Decoder(ageless(config), load_user_key(config.privacy.user_key_file))
     parts: list[npt.NDArray[np.void]] = []
     refusals = Refusals(config.feed, file_format)
@@ -125,13 +125,13 @@ def read_recording(
 
 
 def _within(rows: npt.NDArray[np.void], span: Window, path: Path, relation: str) -> npt.NDArray[np.void]:
-    """Rows in ``span``. Under "values" raises :class:`SpanError` where there are none."""
+    """Rows in ``span``. Under "values" raises :class:`SpanError` if there are none."""
     inside = rows[(rows["time"] >= span.start * 1_000_000) & (rows["time"] < span.end * 1_000_000)]
     if relation == NeighbouringRelation.VALUES and not len(inside):
         first, last = (utc_text(int(edge) // 1_000_000) for edge in (rows["time"].min(), rows["time"].max()))
         raise SpanError(
             f"{path}: none of its {len(rows)} events lies between --from and --until; they are from {first} to {last}, so "
-            "name a span that meets it"
+            "name a span that overlaps it"
         )
     return inside
 
@@ -156,15 +156,15 @@ def replay_offline(
 ) -> OfflineSummary:
     """Release every window of a recording to ``out``.
 
-    ``span``: only events in it count, and only windows that begin in it are released. Under "participation" it is needed,
-    for there every window of it is released, visited or not: which ones must not depend on the recording. Raises
-    :class:`SpanError`. ``state``: folder of the embedded Redis. With one, the ledger outlives the run and a released window is not
-    released again; without, every run spends budgets anew, and two published runs over one recording add up.
+    ``span``: only events in it count, and only windows that begin in it are released. It is required under "participation",
+    where every window of it is released, because which ones are released must not depend on the recording. Raises
+    :class:`SpanError`. ``state``: folder of the embedded Redis. With it, the ledger is kept after the run, and a released window
+    is not released again. Without it, every run starts with full budgets, so the losses of two published runs add up.
     """
     started = time.monotonic()
     if config.relation == NeighbouringRelation.PARTICIPATION and span is None:
         raise SpanError(
-            "under relation 'participation' which windows are released must not depend on the recording; name the time "
+            "under relation 'participation' it must not depend on the recording which windows are released; name the time "
             "that it is known to cover, like --from 2017-03-21 --until 2017-03-22"
         )
     rows, refusals = read_recording(config, path, file_format, on_progress)
@@ -190,12 +190,12 @@ def replay_offline(
 
 
 async def claim_feed(config: Config, redis: Redis, fingerprint: str, identity: str) -> Ledger:
-    """The ledger of a feed that no topic knows, bound to its policy, to what names a user, and to the user key.
+    """The ledger of an offline feed, bound to its policy, to the field that identifies users, and to the user key.
 
-    Raises :class:`stream.storage.ledger.LedgerError` and :class:`stream.storage.row_store.StateError` where it was kept under others.
+    Raises :class:`stream.storage.ledger.LedgerError` and :class:`stream.storage.row_store.StateError` if it is bound to others.
     """
     ledger = Ledger(redis, config.feed.name)
-    await ledger.start_generation(birth=0)  # whoever names a recording says that it was not released before
+    await ledger.start_generation(birth=0)  # an operator who replays a recording states that it was not released before
     await ledger.claim_policy(config.ledger_policy)
     await ledger.claim_identity(identity)
     await RowStore(redis, config.feed.name).claim_key(fingerprint)

@@ -1,4 +1,4 @@
-"""Which server holds state and ledger, and whether it is one that Hexveil is tested with."""
+"""Name and version of the server that holds state and ledger, and whether it is supported."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 
 LEAST = {"Redis": (7, 0), "Valkey": (8, 0)}
 """Oldest supported version of each server. Before 7.0, Redis keeps the append-only file as a single file, and CONFIG GET
-takes one name."""
+accepts only one name."""
 
 
 class ServerVersionError(RuntimeError):
-    """The server is older than what is supported; the message names the version found, the one needed and the remedy."""
+    """The server is too old; the message names the version found, the one needed and the remedy."""
 
 
 @dataclass(frozen=True)
 class ServerVersion:
-    """Name and version of a server, as it tells itself."""
+    """Name and version of a server, as it reports them."""
 
     name: str
     text: str
 
     @classmethod
     def from_info(cls, info: Mapping[str, Any]) -> ServerVersion:
-        """From the section "server" of INFO. Valkey calls itself Redis 7.2.4 there too, for clients that ask for that."""
+        """From the section "server" of INFO. There Valkey also reports Redis 7.2.4, for compatibility."""
         if info.get("server_name") == "valkey":
             return cls("Valkey", str(info["valkey_version"]))
         return cls("Redis", str(info["redis_version"]))
 
     @property
     def supported(self) -> bool:
-        """Whether it is at least the version in :data:`LEAST`; a version that cannot be read is not."""
+        """Whether the version is at least that of :data:`LEAST`; False if it cannot be read."""
         numbers = self.text.split(".")[:2]
         return all(map(str.isdecimal, numbers)) and tuple(map(int, numbers)) >= LEAST[self.name]
 
@@ -40,11 +40,11 @@ class ServerVersion:
 
 
 NEEDED = " or ".join(f"{name} {major}.{minor}" for name, (major, minor) in LEAST.items()) + " or newer"
-REMEDY = f"upgrade it to {NEEDED}; it takes over the data that is there"
+REMEDY = f"upgrade it to {NEEDED}; it will use the existing data"
 
 
 def require_supported(info: Mapping[str, Any], where: str) -> ServerVersion:
-    """The server's version. Raises :class:`ServerVersionError` where it is too old; ``where`` is its address."""
+    """The server's version. Raises :class:`ServerVersionError` if it is too old. ``where``: its address."""
     found = ServerVersion.from_info(info)
     if not found.supported:
         raise ServerVersionError(f"{where} is {found}, and {NEEDED} is needed: {REMEDY}")

@@ -1,1 +1,1 @@
-"""Error against the truth. NOT PRIVATE: inside the trust boundary only."""
+"""Compares releases with true values. NOT PRIVATE: use it inside the trust boundary only."""

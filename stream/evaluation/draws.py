@@ -1,4 +1,4 @@
-"""Scores of one draw of one window, under either relation. NOT PRIVATE: they are made of true values."""
+"""Scores of one draw of one window, under either relation. NOT PRIVATE: they are computed from true values."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Tables = defaultdict[tuple[str, str], Errors]
 """Errors by (statistic, estimator)."""
 
 _ROUNDING = 1e-9
-"""Intervals and what noise was added to are floats: a number this close to an end is inside."""
+"""Tolerance for floats: a number this close to the end of an interval counts as inside."""
 
 
 class _Witness(Noise):
-    """Noise that remembers what it added one number at a time, as single-cell means do: what makes a score not private."""
+    """Noise that records what it adds, for mechanisms that draw one number at a time. The record is not private."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Error of the releases against the truth over a recording. NOT PRIVATE: it reads true values and prints what they say.
+"""Compares releases of a recording with its true values. NOT PRIVATE: it uses true values and prints results about them.
 
-Runs the very plan and draw of the service, many times, with a ledger that carries over from window to window.
+It runs the service's own plan and draw many times, with a ledger that continues from window to window.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOT_PRIVATE = "NOT PRIVATE: computed from true values. Keep it inside the trust 
 
 @dataclass(frozen=True)
 class PlannedWindow:
-    """One window as the service would plan it: with the ledger as earlier windows left it."""
+    """One window as the service would plan it, with the ledger after the earlier windows."""
 
     plan: Plan
     contributions: Contributions
@@ -102,7 +102,7 @@ def evaluate(
 
 
 def report(source: str, trials: int, scores: Sequence[Score | HistogramScore], of: str = "scores") -> dict[str, Any]:
-    """Everything as JSON, marked for what it is."""
+    """The scores as JSON, marked as not private."""
     return {
         "private": False,
         "warning": NOT_PRIVATE,

@@ -1,4 +1,4 @@
-"""Error of spatial histograms against the truth, over a recording: how an operator chooses their ε. Not private."""
+"""Compares spatial histograms of a recording with true counts, so that an operator can choose their ε. Not private."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ FloatArray = npt.NDArray[np.float64]
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 RANGES = 300
-"""Ranges per family."""
+"""Number of ranges in each family."""
 SQUARE_SHARES = (0.02, 0.06, 0.10)
-"""Of the box: areas of the squares."""
+"""Areas of the squares, as shares of the box."""
 SANITY = 20.0
-"""Smoothing of relative errors, as the literature has it: error / max(truth, 20)."""
+"""Least divisor of relative errors, as in the literature: error / max(truth, 20)."""
 CLASSES = (0, 1, 6, 21, 101)
-"""Least true count of each class in which coverage is told: an interval must hold small numbers as often as large ones."""
+"""Least true count of each class for which coverage is reported, because intervals must be right for small numbers, too."""
 _SEED = 11
 
 

@@ -1,4 +1,4 @@
-"""Scores of estimators against the truth, summed up from columns of errors. NOT PRIVATE: they are made of true values."""
+"""Scores of estimators, computed from columns of errors. NOT PRIVATE: errors are computed from true values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
 
 Family = Literal["random", "square"]
-"""Of ranges: random corners, or squares of stated shares of the box."""
+"""Families of ranges: random corners, or squares with a share of the box's area."""
 
 USEFUL_KMH = 5.0
 """A value within this many km/h of the truth is useful."""

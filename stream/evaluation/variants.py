@@ -1,4 +1,4 @@
-"""The configurations that an evaluation compares: other epsilons, mechanisms and accountings at an equal promise."""
+"""The configurations that an evaluation compares: other epsilons, mechanisms and accountings with an equal promise."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "exact-loss+clipping": _PLAIN | {"allocation": "exact-loss", "clipping": "joint"},
     "exact-loss+clipping+cap": _PLAIN | {"allocation": "exact-loss", "clipping": "joint", "sum_cap": 0.7},
 } | {name: _PLAIN | {"mean_mechanism": name} for name in MECHANISMS}
-"""Ways to share each user's epsilon, all at equal loss per user and window."""
+"""Ways to share each user's epsilon, all with the same loss per user and window."""
 ACCOUNTINGS = ("pure", "zcdp")
 """Ways to count losses, at an equal promise for a period."""
 COMPARED_DELTA = 1e-6
-"""δ of the promise under "zcdp" where the configuration counts pure ε."""
+"""δ of the promise under "zcdp" if the configuration uses pure ε."""
 
 
 def with_speed(config: Config, **changes: Any) -> Config:
-    """``config`` with other speed settings."""
+    """``config`` with other settings of ``[speed]``."""
     return config.model_copy(update={"speed": config.speed.model_copy(update=changes)})
 
 

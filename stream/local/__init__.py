@@ -1,4 +1,4 @@
-"""Apache Kafka and Redis on this machine, for the demo and the tests: loopback only, gone with their parent."""
+"""Runs Apache Kafka and Redis on this machine for the demo and the tests: on loopback only, ended with their parent."""
 
 from stream.local.kafka import (
     REPO_ROOT,

@@ -18,7 +18,7 @@ from stream.local.server import LOOPBACK, LocalServerError, Server, StartError, 
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 POM = Path(__file__).with_name("kafka-pom.xml")
-"""What Maven fetches to run a broker."""
+"""The pom from which Maven downloads what a broker needs."""
 JARS_ENV = "HEXVEIL_KAFKA_JARS"
 MIN_JAVA = 17
 
@@ -29,7 +29,7 @@ OFFLINE_HINT = (
 
 
 def _jars_folder() -> Path:
-    """Where the broker's jars are kept: in a clone beside the sources, else in the user's cache (XDG_CACHE_HOME)."""
+    """Folder of the broker's jars: in a clone beside the sources, else in the user's cache (XDG_CACHE_HOME)."""
     if (REPO_ROOT / "pyproject.toml").is_file():
         return REPO_ROOT / ".local" / "kafka" / "jars"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hexveil" / "kafka" / "jars"
@@ -39,11 +39,11 @@ JARS = _jars_folder()
 
 
 class JavaMissingError(LocalServerError):
-    """No Java, or one too old for Kafka."""
+    """Java is missing or too old for Kafka."""
 
 
 class MavenMissingError(LocalServerError):
-    """The Kafka jars are absent and cannot be fetched."""
+    """The Kafka jars are missing and cannot be downloaded."""
 
 
 def find_java() -> str:
@@ -64,9 +64,9 @@ def find_java() -> str:
 
 
 def kafka_jars() -> Path:
-    """Folder with the broker's jars, fetched by Maven on first use; HEXVEIL_KAFKA_JARS names an existing one.
+    """Folder with the broker's jars, which Maven downloads on first use; HEXVEIL_KAFKA_JARS names an existing one.
 
-    Raises :class:`MavenMissingError` where they are absent and cannot be fetched.
+    Raises :class:`MavenMissingError` if they are missing and cannot be downloaded.
     """
     named = os.environ.get(JARS_ENV)
     if named:
@@ -75,7 +75,7 @@ def kafka_jars() -> Path:
                 f"{JARS_ENV}={named} holds no kafka_2.13-*.jar; name a folder that does, or unset it."
             )
         return Path(named)
-    # The mark is written last and names the pom, so a fetch cut short, or for other versions, is done again.
+    # The mark is written last and names the pom, so an interrupted download, or one of other versions, is repeated.
     mark, wanted = JARS / ".complete", hashlib.sha256(POM.read_bytes()).hexdigest()
     if not (mark.is_file() and mark.read_text() == wanted):
         _fetch_jars(JARS)
@@ -113,7 +113,7 @@ class KafkaServer(Server):
         settings: str = "",
         users: Mapping[str, str] | None = None,
     ) -> None:
-        """``settings``: further lines of ``server.properties``, a later one beats an earlier one of its key.
+        """``settings``: further lines of ``server.properties``, a later line overrides an earlier one with the same key.
 
         ``users``: names and passwords for SCRAM-SHA-512, known from the first start on.
         """
@@ -202,7 +202,7 @@ appender.console.layout.pattern=%d{ISO8601} %p %c{1} %m%n
 
 
 def _brokers(port: int) -> int:
-    """Unfenced brokers named by a Metadata v0 answer, 0 while there is none: an open port alone is not readiness."""
+    """Number of unfenced brokers in a Metadata v0 answer. An open port alone does not mean that the broker is ready."""
     request = struct.pack(">hhih", 3, 0, 1, 0) + struct.pack(">i", 1) + struct.pack(">h", 1) + b"-"
     try:
         with socket.create_connection((LOOPBACK, port), timeout=2.0) as link:

