@@ -1,8 +1,8 @@
-"""How long the dashboard takes to show a new window of 10 000 hexagons, in Chromium that renders by software.
+"""Measures how long the dashboard takes to show a new window of 10 000 hexagons, in Chromium with software rendering.
 
-Windows of made-up cells go through a real broker and the real service to one open page. ``update`` begins when the page learns
-of the window and ends when the map is painted and at rest; ``fetch`` is the part until the values are there; ``change`` is
-another choice of colours over the same window; ``longest_task`` the longest time in which the page took no input.
+Windows of generated cells go through a real broker and the real service to one open page. ``update`` is the time from the
+event of a new window until the map is painted; ``fetch`` the part of it until the values have arrived; ``change`` the time for
+other colours of the same window; ``longest_task`` the longest time in which the page did not react to input.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stream.serve.api import make_app
 from stream.windows import Window, utc_text
 
 EARLIER = 4
-"""Windows that are there before the page is opened: fewer tell no usual speed to choose colours by."""
+"""Windows that exist before the page is opened. With fewer, there is no usual speed for the colours."""
 RESOLUTION = 8
 START = 1_790_000_000 // 3600 * 3600
 ARGUMENTS = (

@@ -1,9 +1,9 @@
-"""Events per second and core from a Kafka topic to durable Redis state, beside a plain Faust agent doing the same.
+"""Measures events per second and core from a Kafka topic into durable Redis state, and compares with a plain Faust agent.
 
-Both read the same topic (one partition, JSON of some 330 bytes as a city sends it), into the same kind of Redis (append-only
-file on, synced at every write), each in a process of its own, with the same decoder, cells and pseudonyms. The agent does what
-a Faust program does by itself: one event at a time, one append to Redis each. Rates per core divide by the CPU seconds of
-the process; Redis and Kafka have theirs beside.
+Both read the same topic (one partition, JSON of about 330 bytes) into the same kind of Redis (append-only file, synced on
+every write), each in its own process, with the same decoder, cells and pseudonyms. The agent does what a Faust program does
+by default: it handles one event at a time and appends each to Redis. Rates per core are events divided by the CPU seconds of
+the process; the CPU seconds of Redis and Kafka are not included.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def synthetic_event(rng: random.Random, second: int) -> bytes:
 
 
 async def fill(bootstrap: str, events: int) -> float:
-    """Make the topic and send the events, an hour of them in order; returns their mean size in bytes."""
+    """Create the topic and send one hour of events in order. Returns their mean size in bytes."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     await admin.create_topics([NewTopic(TOPIC, 1, 1)])
@@ -123,7 +123,7 @@ def report(count: int, cpu: float, wall: float) -> None:
 
 
 async def batches(bootstrap: str, redis_url: str, events: int) -> None:
-    """Hexveil's way: the ingestor of the worker."""
+    """The ingestor of Hexveil's worker."""
     config, metrics = bench_config(bootstrap, redis_url), OperatorMetrics()
 
     async def ignore(message: Message) -> None:
@@ -177,7 +177,7 @@ def agent(bootstrap: str, redis_url: str, events: int) -> None:
 
 
 def measure(way: str, bootstrap: str, events: int) -> dict[str, float]:
-    """Run one way in a process of its own, into a Redis of its own; events/s per core and by the clock."""
+    """Run one way in its own process with its own Redis. Returns events/s per core and by wall time."""
     with RedisServer(appendfsync="always") as redis, tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "bench.ingest", way, bootstrap, redis.url, str(events)]
         done = subprocess.run(
@@ -205,7 +205,7 @@ def _cpu_of(pid: int) -> float:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Both ways over one topic; the batches best of some runs, the agent once for some seconds."""
+    """Measure both ways on one topic: Hexveil as the best of several runs, the agent once for some seconds."""
     sizes = QUICK if quick else FULL
     with KafkaServer() as kafka:
         size = asyncio.run(fill(kafka.bootstrap, sizes.events))

@@ -1,10 +1,10 @@
-"""One hour of a simulated city, its mean speed per hexagon released by Hexveil and by libraries of differential privacy.
+"""Compares Hexveil with libraries for differential privacy: mean speed per hexagon for one hour of a simulated city.
 
-All hide everything that one user did in the hour (relation "participation", pure ε), for the same public list of cells, the
-same bound of speed and the same number of cells per user. Hexveil does what it does in service: windows, ledger, commit. With
-OpenDP the program is what one writes around it: keep a user's busiest cells, divide the user over them as Hexveil does, noise
-on sums and on counts. PipelineDP bounds contributions by itself. Error is against the mean of all fixes of a cell, over cells
-with some users. OpenDP and PipelineDP have the whole ε for the mean; Hexveil releases count and variance from the same ε.
+All use relation "participation" and pure ε, the same public list of cells, the same speed bound and the same number of cells
+per user. Hexveil runs as in service: windows, ledger, commit. The OpenDP program keeps a user's busiest cells, divides the user
+over them as Hexveil does, and adds noise to sums and to counts. PipelineDP bounds contributions by itself. The error is
+against the mean of all fixes of a cell, over cells with several users. OpenDP and PipelineDP spend the whole ε on the mean;
+Hexveil also releases count and variance from it.
 """
 
 from __future__ import annotations

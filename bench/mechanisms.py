@@ -33,7 +33,7 @@ QUICK = Sizes(samples=10_000, users=4_000, repeats=1)
 
 
 def synthetic_counts(users: int, seed: int = 1) -> Counts:
-    """Some 5 (user, cell) pairs a user: cells of unequal popularity, few users in many of them."""
+    """About 5 (user, cell) pairs per user; cells differ in popularity, and few users are in many cells."""
     rng = np.random.default_rng(seed)
     visits = np.minimum(rng.geometric(1 / CELLS_PER_USER, users), MOST_CELLS)
     popularity = rng.pareto(1.5, CELLS) + 0.2

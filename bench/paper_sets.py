@@ -1,4 +1,4 @@
-"""Point sets like those of the papers, made up: none of the papers publishes its own."""
+"""Generates point sets like those of the papers, because none of the papers publishes its own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the papers on spatial histograms report, measured with this implementation: E2EPriv's and HTF's figures.
+"""Measures with this implementation what the papers on E2EPriv and HTF report.
 
-[E]: median relative error of square queries at random places, without a bound below. [H]: mean relative error with 20 as
-the least divisor. Sets are made up like the papers' own, or thinned from a public grid. docs/reproductions.md holds the
-verdicts.
+[E]: median relative error of square queries at random places, without a least divisor. [H]: mean relative error with 20 as
+the least divisor. The point sets are generated like those of the papers, or thinned from a public grid.
+docs/reproductions.md holds the verdicts.
 """
 
 from __future__ import annotations

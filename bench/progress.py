@@ -1,4 +1,4 @@
-"""What a benchmark shows while it runs: a bar on stderr, on a terminal only."""
+"""The progress bar of a benchmark, on stderr and only on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending made-up releases."""
+"""Sends generated releases."""
 
 from __future__ import annotations
 

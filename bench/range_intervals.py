@@ -1,7 +1,7 @@
-"""How often 95 % intervals of range counts hold the truth, by class of true counts, and how wide they are.
+"""Measures how often 95 % intervals of range counts contain the true number, by class of true counts, and their widths.
 
-Nothing of the intervals was chosen on any data: they hold by construction (``dpcore.spatial.intervals``). Ranges reach from
-one cell to the whole box, anywhere and beside points, as many of each class as there are up to a limit.
+No part of the intervals was chosen on data; they are right by construction (``dpcore.spatial.intervals``). Ranges reach from
+one cell to the whole box, anywhere and beside points, with at most a fixed number of each class.
 """
 
 from __future__ import annotations

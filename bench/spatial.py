@@ -1,6 +1,6 @@
-"""Accuracy of spatial mechanisms on recorded count grids beside published peers, and their speed on synthetic data.
+"""Measures the accuracy of spatial mechanisms on recorded count grids beside published peers, and their speed.
 
-Nothing was tuned on these grids: see ``bench.spatial_tuning``.
+No parameter was tuned on these grids: see ``bench.spatial_tuning``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Where the parameters of the sparse hierarchy and its sparse reading come from, and how they do on grids held out.
+"""Shows how the parameters of the sparse hierarchy and its sparse reading were chosen, and their error on held-out grids.
 
-Chosen on eight grids (two of recorded bus positions, six generated), validated on eight others (other days, other seeds,
-other sizes), and only then measured beside the peers on DPBench's grids by ``bench.spatial``. Two of the tuning grids,
-:data:`ALIKE`, have the size and occupancy of two of the peers' grids: the sweep leaves them out.
+They were chosen on eight grids (two of recorded bus positions, six generated), validated on eight others (other days, seeds
+and sizes), and only then measured beside the peers on DPBench's grids by ``bench.spatial``. Two of the tuning grids,
+:data:`ALIKE`, have the size and occupancy of two of the peers' grids, so the sweep leaves them out.
 
-When the reading for relative error trusts that space is empty was chosen on :data:`EVEN` grids, which hold no empty space or
-little, and is reported on :data:`UNSEEN`, of another kind.
+The rule for reading space as empty was chosen on :data:`EVEN` grids, which have little or no empty space, and is reported on
+:data:`UNSEEN` grids of another kind.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How far HTF's cuts are from the best ones: regret of the exact choice and of the printed search, level by level.
+"""Measures how far HTF's cuts are from the best ones: regret of the exact choice and of the printed search, per level.
 
-Looks at the data: for evaluation only.
+It uses true data, so it is for evaluation only.
 """
 
 from __future__ import annotations

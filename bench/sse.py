@@ -1,9 +1,9 @@
-"""A thousand event streams on one core: from the close marker to the last reader, and readers that do not read.
+"""Measures a thousand event streams on one core: latency from the close marker to the readers, and stalled readers.
 
-``hexveil serve`` runs as it is installed, on a core of its own; Kafka, the publisher and the readers share the others. A
-latency is the time from handing the marker to the producer until its event has reached a reader, or all of them; the
-clock is the machine's monotonic one, the same for every process. Readers that stop reading are there to hold up the
-others; once cut off they come back with Last-Event-ID, and every event must have reached them once, in order.
+``hexveil serve`` runs on its own core; Kafka, the publisher and the readers share the others. A latency is the time from
+giving the close marker to the producer until its event reaches a reader, or all readers, by the machine's monotonic clock.
+Stalled readers stop reading. They must not delay the others; once disconnected they come back with Last-Event-ID, and every
+event must have reached them once, in order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The readers of ``bench.sse``, in a process of their own: ``python -m bench.sse_readers PORT``, steered by lines on stdin."""
+"""The readers of ``bench.sse`` in their own process: ``python -m bench.sse_readers PORT``, controlled by lines on stdin."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Reader(asyncio.Protocol):
 
 
 class Readers:
-    """Readers of one process, steered by lines on stdin, reporting by lines on stdout."""
+    """The readers of one process, controlled by lines on stdin; they report by lines on stdout."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -1,4 +1,4 @@
-"""``hexveil demo``: the whole service on this machine, fed with a simulated city, and the releases as they arrive."""
+"""``hexveil demo``: runs the whole service on this machine with a simulated city, and shows releases as they arrive."""
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ def register(app: typer.Typer) -> None:
     @app.command("demo")
     def demo(
         config: ConfigFile = None,
-        seconds: Annotated[float | None, typer.Option(min=1, help="Stop by itself after this long.")] = None,
+        seconds: Annotated[float | None, typer.Option(min=1, help="Stop after this many seconds.")] = None,
         feed: Annotated[Path | None, typer.Option(help="Recording to replay; default: the simulator.")] = None,
         file_format: Annotated[str | None, typer.Option("--format", help="Format of --feed.")] = None,
         kafka: Annotated[
-            bool | None, typer.Option("--kafka/--no-kafka", help="With Kafka, or without; default: where it can run.")
+            bool | None,
+            typer.Option("--kafka/--no-kafka", help="Run with or without Kafka. Default: with Kafka if it can run."),
         ] = None,
     ) -> None:
         """Run the whole service on this machine and watch releases arrive, until Ctrl-C or --seconds."""
@@ -80,13 +81,13 @@ def _run(setup: Setup, seconds: float | None, kafka: bool | None) -> int:
     if kafka is None:
         missing = why_no_kafka()
         if missing is not None:
-            typer.echo(f"{missing}: the same city, windows, mechanisms and ledger run without it.", err=True)
+            typer.echo(f"{missing}: the same city, windows, mechanisms and ledger run without Kafka.", err=True)
         kafka = missing is None
     with ExitStack() as stack:
         running = (start_with_kafka if kafka else start_embedded)(stack, setup)
         releases = Releases(ZoneInfo(running.config.feed.timezone))
         failure = asyncio.run(_watch(running, releases, seconds))
-        # Impatience while everything ends would lose the summary; each wait below is bounded.
+        # A second Ctrl-C would lose the summary, so signals are ignored here; each wait below is bounded.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         running.end()
@@ -99,7 +100,7 @@ def _run(setup: Setup, seconds: float | None, kafka: bool | None) -> int:
 
 
 async def _watch(running: Demo, releases: Releases, seconds: float | None) -> str | None:
-    """Show releases until the time is up or Ctrl-C; returns what failed, if anything did."""
+    """Show releases until the time is up or Ctrl-C. Returns what failed, or None."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -142,4 +143,4 @@ async def _ledger_text(config: Config) -> str:
         ledger = Ledger(redis, config.feed.name)
         totals = [(period, *await ledger.total(period)) for period in await ledger.periods()]
     lines = [f"  {period}: ε {from_micro(micro):.6f} charged in all, {users} users" for period, users, micro in totals]
-    return "\n".join(["Inside the trust boundary, shown because you are the operator here; never publish:", *lines])
+    return "\n".join(["Inside the trust boundary; you see it because you are the operator. Never publish:", *lines])

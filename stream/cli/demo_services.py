@@ -1,4 +1,4 @@
-"""What runs in a demo: the service with Kafka, or the same without it; either way with the dashboard over its releases."""
+"""Starts the processes of a demo: the service with or without Kafka, and the dashboard over its releases."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger
 
 _IDLE_TIMEOUT = "8s"
-"""Wall clock after which a recording that has ended no longer holds its last window open."""
+"""Wall time after which the last window of a recording that has ended is closed."""
 _PACE = 600
-"""Simulated seconds per second: an hourly window every six seconds."""
+"""Simulated seconds per second, so that an hourly window closes every six seconds."""
 _VEHICLES = 300
 _FOLLOW_SECONDS = 0.1
 
 
 class FeedingError(ValueError):
-    """A source that the demo cannot run; the message says why and what to do."""
+    """The demo cannot run this source; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Feeding:
-    """What feeds the demo: a recording, or the simulator where ``file`` is None."""
+    """The source of the demo: a recording, or the simulator if ``file`` is None."""
 
     file: Path | None
     file_format: str
@@ -82,20 +82,20 @@ class Feeding:
             return simulate(Simulation(config.feed, _VEHICLES, start_us)), Pacer(_PACE, live=True), start_us
         if config.relation == NeighbouringRelation.PARTICIPATION:
             raise FeedingError(
-                "under relation 'participation' which windows are released must not depend on the recording; name its time: "
+                "under relation 'participation' it must not depend on the recording which windows are released; name its time: "
                 f"hexveil replay {self.file} --offline --from 2017-03-21 --until 2017-03-22 --out releases.ndjson"
             )
         return Replay(self.file, self.file_format, config.feed), Pacer(None), None
 
 
 def _morning(timezone: str) -> datetime:
-    """Yesterday at six: a simulated clock that never passes the real one."""
+    """Yesterday at six, so that the simulated clock stays behind the real one."""
     return (datetime.now(ZoneInfo(timezone)) - timedelta(days=1)).replace(hour=6, minute=0, second=0, microsecond=0)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A demo to be: ``named`` are options that make a child in this folder choose the same configuration."""
+    """Settings of a demo. ``named``: options with which a child process in this folder chooses the same configuration."""
 
     chosen: Chosen
     relation: NeighbouringRelation
@@ -104,7 +104,7 @@ class Setup:
     scratch: Path
 
     def config(self, redis: RedisServer, **further: str) -> Config:
-        """The configuration as this process and its children read it, from one environment."""
+        """The configuration that this process and its children use, with the same environment variables."""
         os.environ.update(
             HEXVEIL_REDIS__URL=redis.url,
             HEXVEIL_OPERATOR__PORT=str(free_port()),
@@ -115,17 +115,19 @@ class Setup:
             **further,
         )
         if self.relation == NeighbouringRelation.VALUES:
-            os.environ["HEXVEIL_WINDOW__LATENESS"] = "event-time"  # of a recording, or of a simulated day that is over
+            os.environ["HEXVEIL_WINDOW__LATENESS"] = (
+                "event-time"  # the events of a recording or of a simulated day are in the past
+            )
         return read_config(self.chosen)
 
     def child(self, name: str, arguments: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:
-        """A command of ``hexveil`` with the same configuration, its output in ``name``.log."""
+        """Start a ``hexveil`` command with the same configuration; its output goes to ``name``.log."""
         return _child([*arguments, *self.named], self.scratch / f"{name}.log")
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo that runs: ``follow`` hands releases to the view until cancelled, ``end`` stops all processes but the servers."""
+    """A running demo. ``follow`` passes releases to the view until cancelled; ``end`` stops all processes except the servers."""
 
     config: Config
     scratch: Path
@@ -134,17 +136,17 @@ class Demo:
     events_sent: Callable[[], int | None]
 
     def end(self) -> None:
-        """Stop the source first, so that the worker has what it sent; each wait is bounded."""
+        """Stop the source first, so that the worker receives everything that it sent; each wait is bounded."""
         for name in ("source", "worker", "serve"):
             if name in self.processes:
                 end_process(self.processes[name], 20 if name == "worker" else 10)
 
 
 def why_no_kafka() -> str | None:
-    """Why Kafka cannot run here, in one sentence; None where it can. Fetches what is missing of it, if Maven is there."""
+    """Why Kafka cannot run here, in one sentence; None if it can. Downloads missing parts if Maven is installed."""
     try:
         find_java()
-        typer.echo("Looking for Kafka; the first time, Maven fetches it …", err=True)
+        typer.echo("Looking for Kafka; on first use, Maven downloads it …", err=True)
         kafka_jars()
     except LocalServerError as error:
         return str(error).splitlines()[0].partition(". ")[0].rstrip(".")
@@ -152,7 +154,7 @@ def why_no_kafka() -> str | None:
 
 
 def start_with_kafka(stack: ExitStack, setup: Setup) -> Demo:
-    """Kafka, Redis, a worker, a source and the dashboard, each a process of its own."""
+    """Start Kafka, Redis, a worker, a source and the dashboard, each as a process."""
     typer.echo("Starting Kafka and Redis …", err=True)
     kafka = stack.enter_context(KafkaServer(setup.scratch / "kafka"))
     redis = stack.enter_context(RedisServer(setup.scratch / "redis"))
@@ -176,7 +178,7 @@ def start_with_kafka(stack: ExitStack, setup: Setup) -> Demo:
 
 
 def start_embedded(stack: ExitStack, setup: Setup) -> Demo:
-    """The source and the service in this process, windows closed in one of their own, and the dashboard over their file."""
+    """Run source and service in this process, close windows in another one, and start the dashboard over the file of releases."""
     redis = stack.enter_context(RedisServer(setup.scratch / "redis"))
     settings = setup.config(redis)
     blocks, pacer, start_us = setup.feeding.blocks(settings)
@@ -201,7 +203,7 @@ def start_embedded(stack: ExitStack, setup: Setup) -> Demo:
 
 
 async def _start_ledger(config: Config) -> None:
-    """A ledger for whatever time the demo shows: its servers are new and end with it, so there is no other."""
+    """Start a ledger that releases every time. There is no other ledger, because the demo's servers are new and end with it."""
     async with redis_client(config.redis) as redis:
         await Ledger(redis, config.feed.name).start_generation(birth=0)
 

@@ -1,4 +1,4 @@
-"""Releases as the demo shows them: one row per window, and a summary."""
+"""Shows releases in the demo: one row per window, and a summary."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _validator(topic: str) -> Any:
 
 @dataclass
 class WindowView:
-    """What arrived of one window; complete once its close marker and every message it counts are here."""
+    """The messages of one window so far; it is complete with its close marker and all messages that the marker counts."""
 
     start: str
     end: str
@@ -47,7 +47,7 @@ class WindowView:
 
     def add_histogram(self, body: dict[str, Any]) -> None:
         """One spatial histogram: how many it counts in its whole box, with the 95 % interval."""
-        from stream.messages.range_query import count_in  # a second of imports, for who has histograms
+        from stream.messages.range_query import count_in  # takes a second to import; only needed with histograms
 
         box = body["domain"]
         found = count_in(body, (box["west"], box["south"], box["east"], box["north"]))
@@ -116,7 +116,7 @@ class Releases:
         self._seen: set[bytes] = set()
 
     def add(self, topic: str, headers: dict[str, bytes], value: bytes) -> None:
-        """Take one record; what repeats or fails its schema is counted and not shown."""
+        """Take one record. Repeated messages and those that do not match their schema are counted and not shown."""
         self.messages += 1
         if headers["ce_id"] in self._seen:
             self.duplicates += 1

@@ -1,4 +1,4 @@
-"""Figure of an evaluation: error against epsilon, or by mechanism, beside the map of the best one's error. Not private."""
+"""Draws an evaluation: error against epsilon or by mechanism, beside a map of the best one's errors. Not private."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import h3
 from stream.evaluation.scores import USEFUL_KMH, Score
 
 _COLUMNS = 8
-"""Legend entries in a column."""
+"""Number of legend entries in a column."""
 
 
 def plot(scores: Sequence[Score], path: Path) -> None:

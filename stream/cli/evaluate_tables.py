@@ -1,4 +1,4 @@
-"""Tables of an evaluation at the terminal. Not private."""
+"""Prints the tables of an evaluation. Not private."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def print_histogram_scores(scores: list[HistogramScore]) -> None:
-    """One row a mechanism, family of ranges and epsilon."""
+    """Print one row per mechanism, family of ranges and epsilon."""
     table = Table(title="Error of range counts against the truth (NOT PRIVATE)")
     for name in ("mechanism", "ranges"):
         table.add_column(name)
