@@ -128,7 +128,7 @@ async def publish(bootstrap: str, messages: list[Message]) -> None:
 
 async def measure(page: Page, bootstrap: str, sizes: Sizes) -> dict[str, list[float]]:
     """Milliseconds of each kind, one per repeat."""
-    found: dict[str, list[float]] = {"update": [], "fetch": [], "change": [], "longest_task": []}
+    milliseconds: dict[str, list[float]] = {"update": [], "fetch": [], "change": [], "longest_task": []}
     for hour in shown(range(EARLIER, EARLIER + sizes.repeats), "dashboard"):
         await page.evaluate("() => { performance.clearMeasures(); window.longest = 0; }")
         await publish(bootstrap, window_of(hour, sizes.hexagons))
@@ -139,11 +139,11 @@ async def measure(page: Page, bootstrap: str, sizes: Sizes) -> dict[str, list[fl
             await page.wait_for_function("before => document.documentElement.dataset.painted !== before", arg=painted)
         await page.wait_for_timeout(200)
         for kind in ("update", "fetch", "change"):
-            found[kind].append(
+            milliseconds[kind].append(
                 await page.evaluate("kind => performance.getEntriesByName(`hexveil:${kind}`)[0].duration", kind)
             )
-        found["longest_task"].append(await page.evaluate("window.longest"))
-    return found
+        milliseconds["longest_task"].append(await page.evaluate("window.longest"))
+    return milliseconds
 
 
 async def dashboard(sizes: Sizes) -> dict[str, Any]:
@@ -162,7 +162,7 @@ async def dashboard(sizes: Sizes) -> dict[str, Any]:
             newest = utc_text(START + (EARLIER - 1) * 3600)
             await page.wait_for_selector(f'html[data-window="{newest}"]', timeout=120_000)
             await page.evaluate(_LONG_TASKS)
-            found = await measure(page, kafka.bootstrap, sizes)
+            milliseconds = await measure(page, kafka.bootstrap, sizes)
             version = browser.version
             await browser.close()
     return {
@@ -171,7 +171,7 @@ async def dashboard(sizes: Sizes) -> dict[str, Any]:
         "chromium": version,
         **{
             f"{kind}_ms": {"median": round(statistics.median(times)), "best": round(min(times))}
-            for kind, times in found.items()
+            for kind, times in milliseconds.items()
         },
     }
 

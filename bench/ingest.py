@@ -190,12 +190,12 @@ def measure(way: str, bootstrap: str, events: int) -> dict[str, float]:
         )
         server_cpu = _cpu_of(redis.pid)
     # Faust writes terminal codes to stdout, also when it is quiet.
-    found = json.loads(next(line[line.index(b"{") :] for line in done.stdout.splitlines() if b'{"events"' in line))
+    counted = json.loads(next(line[line.index(b"{") :] for line in done.stdout.splitlines() if b'{"events"' in line))
     return {
-        "events": found["events"],
-        "per_second_per_core": found["events"] / found["cpu_seconds"],
-        "per_second_wall": found["events"] / found["wall_seconds"],
-        "redis_us_per_event": server_cpu / found["events"] * 1e6,
+        "events": counted["events"],
+        "per_second_per_core": counted["events"] / counted["cpu_seconds"],
+        "per_second_wall": counted["events"] / counted["wall_seconds"],
+        "redis_us_per_event": server_cpu / counted["events"] * 1e6,
     }
 
 

@@ -67,8 +67,8 @@ def run(quick: bool) -> dict[str, Any]:
             "opendp": lambda: opendp_means(fixes),
             "pipeline-dp": lambda: pipeline_dp_means(fixes),
         }
-        found = {name: measured(name, means, fixes, sizes.trials) for name, means in peers.items()}
-    return {"fixes": len(fixes), "means": found, "ns_per_sample": noise(sizes.samples)}
+        figures = {name: measured(name, release, fixes, sizes.trials) for name, release in peers.items()}
+    return {"fixes": len(fixes), "means": figures, "ns_per_sample": noise(sizes.samples)}
 
 
 def read(file: Path) -> Fixes:
@@ -80,7 +80,7 @@ def read(file: Path) -> Fixes:
 def measured(name: str, means: Callable[[], dict[str, float]], fixes: Fixes, trials: int) -> dict[str, Any]:
     """Least CPU seconds, of children too, and root mean squared error of ``trials`` releases."""
     try:
-        told = dpcore.__version__ if name == "hexveil" else version(name)
+        installed = dpcore.__version__ if name == "hexveil" else version(name)
     except PackageNotFoundError:
         return {"skipped": "not installed"}
     truth, users = _truth(fixes)
@@ -91,7 +91,7 @@ def measured(name: str, means: Callable[[], dict[str, float]], fixes: Fixes, tri
         seconds.append(sum(os.times()[:4]) - began)
         squares += [(released[cell] - truth[cell]) ** 2 for cell in truth if users[cell] >= USERS_TO_COUNT]
     return {
-        "version": told,
+        "version": installed,
         "cpu_seconds": round(min(seconds), 2),
         "rmse_km_h": round(math.sqrt(sum(squares) / len(squares)), 2),
     }
@@ -197,15 +197,15 @@ def _fixes_kept(fixes: Fixes) -> int:
 def noise(samples: int) -> dict[str, float | str]:
     """Nanoseconds of one exact discrete Laplace sample of scale 3.5."""
     ours = Noise()
-    told: dict[str, float | str] = {"dpcore": _ns(lambda: ours.discrete_laplace(7, 2, size=samples), samples)}
+    nanoseconds: dict[str, float | str] = {"dpcore": _ns(lambda: ours.discrete_laplace(7, 2, size=samples), samples)}
     try:
         import opendp.prelude as dp
     except ImportError:
-        return told | {"opendp": "not installed"}
+        return nanoseconds | {"opendp": "not installed"}
     dp.enable_features("contrib")
     theirs = dp.m.make_laplace(dp.vector_domain(dp.atom_domain(T=int)), dp.l1_distance(T=int), scale=3.5)
     nothing = [0] * samples
-    return told | {"opendp": _ns(lambda: theirs(nothing), samples)}
+    return nanoseconds | {"opendp": _ns(lambda: theirs(nothing), samples)}
 
 
 def _ns(draw: Callable[[], object], samples: int) -> float:

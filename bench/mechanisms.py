@@ -68,17 +68,17 @@ def run(quick: bool) -> dict[str, Any]:
         "both": lambda: suppress(counts, grant, threshold=of_both),
         "allocation": lambda: allocate(rows, allowances),
     }
-    found = {name: best_of(sizes.repeats, job) for name, job in shown(work.items(), "mechanisms")}
-    suppression, allocation = found["chop"][1], found["allocation"][1]
+    timed = {name: best_of(sizes.repeats, job) for name, job in shown(work.items(), "mechanisms")}
+    suppression, allocation = timed["chop"][1], timed["allocation"][1]
     return {
-        "noise_ns_per_sample": found["noise"][0] / sizes.samples * 1e9,
+        "noise_ns_per_sample": timed["noise"][0] / sizes.samples * 1e9,
         "pairs": len(counts.samples),
-        "chop_user_seconds": found["chop"][0],
+        "chop_user_seconds": timed["chop"][0],
         "chop_user_cells_before": suppression.max_cells_before,
         "chop_user_cells_after": suppression.max_cells,
-        "chop_user_to_the_end_seconds": found["deep"][0],
-        "chop_user_mean_and_variance_to_the_end_seconds": found["both"][0],
-        "allocation_seconds": found["allocation"][0],
+        "chop_user_to_the_end_seconds": timed["deep"][0],
+        "chop_user_mean_and_variance_to_the_end_seconds": timed["both"][0],
+        "allocation_seconds": timed["allocation"][0],
         "allocation_gap": allocation.gap,
         "allocation_iterations": allocation.iterations,
     }

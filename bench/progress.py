@@ -14,5 +14,5 @@ T = TypeVar("T")
 
 def shown(steps: Iterable[T], title: str) -> Iterable[T]:
     """``steps`` under a progress bar."""
-    held: Sequence[T] = list(steps)
-    return track(held, title, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    known: Sequence[T] = list(steps)
+    return track(known, title, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())

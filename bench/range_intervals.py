@@ -80,8 +80,8 @@ def hours_of(day: str, number: int, cells: int = 64) -> list[Counts]:
             key = int(moment // 3600), row["vehicle_id"]
             if key not in last or last[key][0] <= moment:
                 last[key] = moment, float(row["latitude"]), float(row["longitude"])
-    domain, found = Domain(*AUSTIN, cells, cells), sorted({hour for hour, _ in last})
-    chosen = found[:: max(1, len(found) // number)][:number]
+    domain, hours = Domain(*AUSTIN, cells, cells), sorted({hour for hour, _ in last})
+    chosen = hours[:: max(1, len(hours) // number)][:number]
     return [
         domain.count(np.array([where[1:] for (hour, _), where in last.items() if hour == each])).counts
         for each in chosen
@@ -207,16 +207,16 @@ def run(quick: bool) -> dict[str, Any]:
         rows: dict[str, dict[str, dict[str, float]]] = {}
         for mechanism, classes in by_mechanism.items():
             for label, tallies in classes.items():
-                ranges, held = sum(row[0] for row in tallies), sum(row[1] for row in tallies)
+                ranges, holding = sum(row[0] for row in tallies), sum(row[1] for row in tallies)
                 width = float(np.median([row[2] for row in tallies]))
-                rows.setdefault(mechanism, {})[label] = {"ranges": ranges, "held": held / ranges, "width": width}
+                rows.setdefault(mechanism, {})[label] = {"ranges": ranges, "held": holding / ranges, "width": width}
                 total = pooled.setdefault(mechanism, {}).setdefault(label, [0, 0])
                 total[0] += ranges
-                total[1] += held
+                total[1] += holding
         table.setdefault(name, {})[str(epsilon)] = rows
     return {
         "held": {
-            mechanism: {label: round(held / ranges, 4) for label, (ranges, held) in classes.items()}
+            mechanism: {label: round(holding / ranges, 4) for label, (ranges, holding) in classes.items()}
             for mechanism, classes in pooled.items()
         },
         "table": table,

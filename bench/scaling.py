@@ -46,7 +46,7 @@ def one_cell(users: int, factor: int, seed: int) -> tuple[np.ndarray, np.ndarray
 
 def errors(users: int, factor: int, trials: int) -> dict[str, float]:
     """Mean absolute error of every mechanism in km/h against the mean of all samples."""
-    noise, found = Noise(), {}
+    noise, worst = Noise(), {}
     cells = [one_cell(users, factor, seed) for seed in range(4)]
     for name, mechanism in MECHANISMS.items():
         total = 0.0
@@ -55,17 +55,17 @@ def errors(users: int, factor: int, trials: int) -> dict[str, float]:
             plan = made.plan(samples, EPSILON_MICRO)
             truth = values.mean()
             total += sum(abs(made.release(values, plan, noise).value - truth) for _ in range(trials // len(cells)))
-        found[name] = total / (trials // len(cells) * len(cells)) / 100
-    return found
+        worst[name] = total / (trials // len(cells) * len(cells)) / 100
+    return worst
 
 
 def scaling(sizes: Sizes) -> dict[str, dict[int, dict[str, float]]]:
     """Errors by factor: more samples per user, and more users."""
-    found: dict[str, dict[int, dict[str, float]]] = {"samples": {}, "users": {}}
+    by_kind: dict[str, dict[int, dict[str, float]]] = {"samples": {}, "users": {}}
     for factor in shown(sizes.factors, "scaling"):
-        found["samples"][factor] = errors(USERS, factor, sizes.trials)
-        found["users"][factor] = errors(USERS * factor, 1, sizes.trials)
-    return found
+        by_kind["samples"][factor] = errors(USERS, factor, sizes.trials)
+        by_kind["users"][factor] = errors(USERS * factor, 1, sizes.trials)
+    return by_kind
 
 
 def city(seed: int = 1, users: int = 300, cells: int = 115) -> Counts:
@@ -91,14 +91,14 @@ def suppression(epsilons: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)) -
     rows = []
     for epsilon in epsilons:
         threshold = unsuppressed_noise(counts, epsilon * 1e6)
-        found = suppress(counts, epsilon * 1e6, threshold=threshold)
+        suppressed = suppress(counts, epsilon * 1e6, threshold=threshold)
         rows.append(
             {
                 "epsilon": epsilon,
-                "before": found.max_cells_before * epsilon,
-                "after": found.max_cells * epsilon,
+                "before": suppressed.max_cells_before * epsilon,
+                "after": suppressed.max_cells * epsilon,
                 "threshold": threshold,
-                "worst_error": found.worst_error,
+                "worst_error": suppressed.worst_error,
             }
         )
     return rows

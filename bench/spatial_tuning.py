@@ -223,12 +223,12 @@ def workloads(cells: int, seed: int = 99, queries: int = 1000) -> list[Rectangle
     """Random rectangles and squares of 2, 6 and 10 % of the area."""
     rng = np.random.default_rng(seed)
     corners = np.sort(rng.integers(0, cells, (queries, 2, 2)), axis=1)
-    found = [Rectangles.of_cells(corners.transpose(0, 2, 1).reshape(-1, 4))]
+    families = [Rectangles.of_cells(corners.transpose(0, 2, 1).reshape(-1, 4))]
     for share in (0.02, 0.06, 0.10):
         side = max(1, round(cells * share**0.5))
         x, y = rng.integers(0, cells - side + 1, (2, queries))
-        found.append(Rectangles.of_cells(np.column_stack([x, x + side - 1, y, y + side - 1])))
-    return found
+        families.append(Rectangles.of_cells(np.column_stack([x, x + side - 1, y, y + side - 1])))
+    return families
 
 
 @dataclass(frozen=True)
@@ -273,12 +273,12 @@ def mean_ratio(errors: npt.NDArray[np.float64], reference: npt.NDArray[np.float6
     return np.exp(ratio.reshape(-1, 2).mean(axis=0)).round(4).tolist()  # type: ignore[no-any-return]
 
 
-def sweep(held: Sequence[Case], sizes: Sizes) -> dict[str, dict[str, dict[str, float]]]:
+def sweep(cases: Sequence[Case], sizes: Sizes) -> dict[str, dict[str, dict[str, float]]]:
     """parameter → value → squared and relative error over those of the values in use, on the same tapes."""
 
     def both(**parameters: Any) -> npt.NDArray[np.float64]:
         mechanism = SparseHierarchy(goal="relative", **parameters)
-        return np.array([case.errors(mechanism, range(sizes.trials)) for case in held])
+        return np.array([case.errors(mechanism, range(sizes.trials)) for case in cases])
 
     steps = [(name, value) for name, values in SWEPT.items() for value in values[: sizes.values]]
     reference = both()
@@ -286,10 +286,10 @@ def sweep(held: Sequence[Case], sizes: Sizes) -> dict[str, dict[str, dict[str, f
     for name, value in shown(steps, "sweep"):
         if hasattr(posterior, name):
             with mock.patch.object(posterior, name, value):
-                found = both()
+                errors = both()
         else:
-            found = both(**{name: value})
-        squared, relative = mean_ratio(found, reference)
+            errors = both(**{name: value})
+        squared, relative = mean_ratio(errors, reference)
         result[name][str(value)] = {"squared": squared, "relative": relative}
     return result
 
@@ -304,9 +304,9 @@ def beside_absolute(grids: dict[str, Callable[[], Counts]], sizes: Sizes) -> dic
         for micro in CHOICE_EPSILONS[: sizes.choices]:
             total = np.zeros((2, len(asked)))
             for seed in range(2 * sizes.trials):
-                found = Auto("relative").fit(counts, domain, micro, Noise(np.random.default_rng([seed, micro]).bytes))
-                assert isinstance(found, PartitionHistogram)
-                for row, histogram in zip(total, (found, replace(found, sparse=None)), strict=True):
+                drawn = Auto("relative").fit(counts, domain, micro, Noise(np.random.default_rng([seed, micro]).bytes))
+                assert isinstance(drawn, PartitionHistogram)
+                for row, histogram in zip(total, (drawn, replace(drawn, sparse=None)), strict=True):
                     for column, queries in enumerate(asked):
                         truth = answer(image, queries)
                         row[column] += (np.abs(histogram.answers(queries) - truth) / np.maximum(truth, SANITY)).mean()
@@ -314,11 +314,11 @@ def beside_absolute(grids: dict[str, Callable[[], Counts]], sizes: Sizes) -> dic
     return rows
 
 
-def validate(held: dict[str, Case], sizes: Sizes) -> dict[str, Any]:
+def validate(cases: dict[str, Case], sizes: Sizes) -> dict[str, Any]:
     """case → Auto's errors over the best of the mechanisms known from papers, per workload, and how often it is no worse."""
     known: list[SpatialMechanism] = [Singular(), UniformGrid(), AdaptiveGrid(), QuadTree(), Privlet(), HTF()]
     seeds, rows, wins = range(sizes.trials), {}, np.zeros(2, dtype=int)
-    for name, case in shown(held.items(), "held out"):
+    for name, case in shown(cases.items(), "held out"):
         best = np.min([case.errors(mechanism, seeds) for mechanism in known], axis=0)
         ours = case.errors(Auto("relative"), seeds)
         wins += (ours <= best).sum(axis=0)

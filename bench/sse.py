@@ -174,9 +174,9 @@ class Served:
 
     def metric(self, name: str) -> float:
         with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}/metrics", timeout=20) as answer:
-            found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
-        assert found is not None, name
-        return float(found[1])
+            line = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
+        assert line is not None, name
+        return float(line[1])
 
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -184,9 +184,9 @@ class Served:
 
     def memory_mb(self) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        assert found is not None
-        return int(found[1]) / 1024
+        resident = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert resident is not None
+        return int(resident[1]) / 1024
 
     def close(self) -> None:
         self.process.terminate()
@@ -261,7 +261,7 @@ async def measure(config: Config, served: Served, readers: Remote, sizes: Sizes)
         cpu = served.cpu_seconds()
         alone = latencies(publisher, readers, await rounds(windows, "readers alone"))
         spent = (served.cpu_seconds() - cpu) / windows
-        held = served.memory_mb()
+        beside_readers = served.memory_mb()
 
         readers.command("stall", stalled)
         await rounds(1, "stalling")
@@ -279,8 +279,12 @@ async def measure(config: Config, served: Served, readers: Remote, sizes: Sizes)
             "alone": alone,
             "beside_stalled": beside | {"stalled": stalled},
             "serve_cpu_ms_per_window": round(spent * 1000, 1),
-            "serve_memory_mb": {"idle": round(idle), "with_readers": round(held), "at_the_end": round(with_stalled)},
-            "memory_kb_per_reader": round((held - idle) * 1024 / count, 1),
+            "serve_memory_mb": {
+                "idle": round(idle),
+                "with_readers": round(beside_readers),
+                "at_the_end": round(with_stalled),
+            },
+            "memory_kb_per_reader": round((beside_readers - idle) * 1024 / count, 1),
             "stalled_cut_off": int(served.metric("hexveil_public_sse_dropped_total")),
             "windows_until_cut_off": len(publisher.sent) - windows - 4,
             "resumed_without_a_gap": whole,

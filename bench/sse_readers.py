@@ -36,10 +36,10 @@ class Reader(asyncio.Protocol):
         now = time.monotonic()
         self._rest += data
         end = 0
-        for found in _EVENT.finditer(self._rest):
-            self.ids.append(int(found[1]))
-            self.readers.note(self, int(found[1]), now)
-            end = found.end()
+        for event in _EVENT.finditer(self._rest):
+            self.ids.append(int(event[1]))
+            self.readers.note(self, int(event[1]), now)
+            end = event.end()
         self._rest = self._rest[end:]
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -112,8 +112,8 @@ class Readers:
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             name, argument = line.split()
-            found = await commands[name](int(argument))
-            tell({"done": name} | (found or {}))
+            report = await commands[name](int(argument))
+            tell({"done": name} | (report or {}))
 
 
 def tell(report: dict[str, Any]) -> None:

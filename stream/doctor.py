@@ -129,8 +129,8 @@ async def _kafka(config: Config) -> list[Finding]:
         existing = set(await admin.list_topics())
         for plan in topic_plans(config):
             there = plan.name in existing
-            found = "exists" if there else "missing"
-            findings.append(Finding(f"topic {plan.name}", there, found, "hexveil topics create"))
+            state = "exists" if there else "missing"
+            findings.append(Finding(f"topic {plan.name}", there, state, "hexveil topics create"))
             if there and plan.name == config.feed.topic:
                 findings += [*await _input_settings(admin, config), await _broker_clock(config)]
             if there and plan.name in OUTPUT_TOPICS:
@@ -193,12 +193,12 @@ async def _broker_clock(config: Config) -> Finding:
     try:
         await consumer._client.set_topics([config.feed.topic])
         numbers = consumer.partitions_for_topic(config.feed.topic) or ()
-        found = await consumer.offsets_for_times(
+        offsets = await consumer.offsets_for_times(
             {TopicPartition(config.feed.topic, number): ahead_ms for number in numbers}
         )
     finally:
         await consumer.stop()
-    ahead = [where for where in found.values() if where is not None]
+    ahead = [where for where in offsets.values() if where is not None]
     if not ahead:
         return Finding(check, True, f"no event was appended {_MARGIN} or more ahead of Redis's clock")
     newest = max(where.timestamp for where in ahead) - ahead_ms + CLOCK_MARGIN_US // 1000

@@ -105,10 +105,10 @@ class EmbeddedFeed:
     async def due_slots(self) -> list[int]:
         """Slots that take no more events and are not released yet, oldest first."""
         if self._config.relation == NeighbouringRelation.VALUES:
-            found = sorted(await self._rows.open_slots())
+            unreleased = sorted(await self._rows.open_slots())
         else:
-            found = [slot for slot in self._every_slot() if not await self._rows.is_closed(slot)]
-        return [slot for slot in found if self.ended or self._deadline(slot) < self._reached_us]
+            unreleased = [slot for slot in self._every_slot() if not await self._rows.is_closed(slot)]
+        return [slot for slot in unreleased if self.ended or self._deadline(slot) < self._reached_us]
 
     def _every_slot(self) -> list[int]:
         """Under "participation", the clock alone decides which windows are released."""

@@ -19,12 +19,12 @@ _KAFKA = "aiokafka"
 
 
 @dataclass
-class _Told:
+class _Logged:
     """When a warning was logged, when it last occurred, and how often since it was logged."""
 
-    told: float
+    logged: float
     came: float
-    untold: int = 0
+    suppressed: int = 0
 
 
 class Repeats:
@@ -32,18 +32,22 @@ class Repeats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: dict[Hashable, _Told] = {}
+        self._logged: dict[Hashable, _Logged] = {}
 
-    def untold(self, key: Hashable) -> int | None:
+    def __len__(self) -> int:
+        """How many kinds of warning are remembered."""
+        return len(self._logged)
+
+    def suppressed(self, key: Hashable) -> int | None:
         """How often ``key`` was suppressed since it was last logged; None if it is to be suppressed now."""
-        now, told = self._clock(), self._told.get(key)
-        if told is not None and now - told.came < QUIET_SECONDS and now - told.told < REPEAT_SECONDS:
-            told.came, told.untold = now, told.untold + 1
+        now, last = self._clock(), self._logged.get(key)
+        if last is not None and now - last.came < QUIET_SECONDS and now - last.logged < REPEAT_SECONDS:
+            last.came, last.suppressed = now, last.suppressed + 1
             return None
-        if len(self._told) >= _MOST_KEYS:
-            self._told.clear()
-        self._told[key] = _Told(now, now)
-        return 0 if told is None else told.untold
+        if len(self._logged) >= _MOST_KEYS:
+            self._logged.clear()
+        self._logged[key] = _Logged(now, now)
+        return 0 if last is None else last.suppressed
 
 
 class _LibraryRepeats(logging.Filter):
@@ -55,7 +59,7 @@ class _LibraryRepeats(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         key = _KAFKA if record.name.partition(".")[0] == _KAFKA else (record.name, record.msg)
-        count = self._repeats.untold(key)
+        count = self._repeats.suppressed(key)
         record.repeated = count
         return count is not None
 
@@ -70,7 +74,7 @@ def _fold(repeats: Repeats) -> Processor:
         if method not in ("warning", "error"):
             return event
         # The same fault of two windows, partitions or topics counts as two faults.
-        count = repeats.untold((event["event"], *(event.get(name) for name in ("window", "partition", "topic"))))
+        count = repeats.suppressed((event["event"], *(event.get(name) for name in ("window", "partition", "topic"))))
         if count is None:
             raise structlog.DropEvent
         return {**event, "repeated": count} if count else event
@@ -108,6 +112,6 @@ def configure_logs() -> None:
     logging.captureWarnings(True)
 
 
-def tell_of_clients(told: bool) -> None:
+def log_clients(wanted: bool) -> None:
     """Switch messages of Kafka's client on for services, or off for commands, which report errors themselves."""
-    logging.getLogger(_KAFKA).setLevel(logging.NOTSET if told else logging.CRITICAL)
+    logging.getLogger(_KAFKA).setLevel(logging.NOTSET if wanted else logging.CRITICAL)

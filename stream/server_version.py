@@ -45,7 +45,7 @@ REMEDY = f"upgrade it to {NEEDED}; it will use the existing data"
 
 def require_supported(info: Mapping[str, Any], where: str) -> ServerVersion:
     """The server's version. Raises :class:`ServerVersionError` if it is too old. ``where``: its address."""
-    found = ServerVersion.from_info(info)
-    if not found.supported:
-        raise ServerVersionError(f"{where} is {found}, and {NEEDED} is needed: {REMEDY}")
-    return found
+    running = ServerVersion.from_info(info)
+    if not running.supported:
+        raise ServerVersionError(f"{where} is {running}, and {NEEDED} is needed: {REMEDY}")
+    return running

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from dpcore import __version__
 from stream.cli.options import FAILED, USAGE, stop
-from stream.logs import configure_logs, tell_of_clients
+from stream.logs import configure_logs, log_clients
 
 SUBJECTS = (
     "init",
@@ -105,5 +105,5 @@ def _refuse_mixed_mathematics() -> None:
 def main() -> None:
     """Entry point of the ``hexveil`` command."""
     configure_logs()
-    tell_of_clients(False)
+    log_clients(False)
     app()

@@ -50,9 +50,9 @@ class WindowView:
         from stream.messages.range_query import count_in  # takes a second to import; only needed with histograms
 
         box = body["domain"]
-        found = count_in(body, (box["west"], box["south"], box["east"], box["north"]))
-        interval = "" if found["interval"] is None else " ({}–{})".format(*found["interval"])
-        self.totals[body["mechanism"]] = f"{found['value']:.0f}{interval}"
+        estimate = count_in(body, (box["west"], box["south"], box["east"], box["north"]))
+        interval = "" if estimate["interval"] is None else " ({}–{})".format(*estimate["interval"])
+        self.totals[body["mechanism"]] = f"{estimate['value']:.0f}{interval}"
 
     def add_cell(self, body: dict[str, Any]) -> None:
         """One hexagon."""

@@ -94,8 +94,8 @@ def _is_address(source: str) -> bool:
 
 
 def _secret_header(text: str) -> tuple[str, str]:
-    name, found, path = text.partition("=")
-    if not found or not name or not path:
+    name, separator, path = text.partition("=")
+    if not separator or not name or not path:
         raise ValueError(
             f"--header {name!r}: write NAME=FILE; store the secret in a file, because others can see the command line"
         )
@@ -110,17 +110,17 @@ def _secret_header(text: str) -> tuple[str, str]:
 
 def _files(paths: list[Path]) -> list[Path]:
     """Files in order of name, folders opened one level deep."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found += sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
+            files += sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
         elif path.is_file():
-            found.append(path)
+            files.append(path)
         else:
             raise refuse(f"{path} is neither a file, nor a folder, nor an http or https address")
-    if not found:
+    if not files:
         raise refuse(f"{paths[0]} is a folder without files; name one that contains snapshots")
-    return found
+    return files
 
 
 def _snapshots(files: list[Path], reader: GtfsRealtime, problems: list[str]) -> Iterator[Messages]:

@@ -25,11 +25,11 @@ async def _totals(config: Config) -> dict[str, dict[str, float]]:
     try:
         ledger = Ledger(redis, config.feed.name)
         await ledger.kept_under(config.ledger_policy)
-        found = {period: await ledger.total(period) for period in await ledger.periods()}
+        totals = {period: await ledger.total(period) for period in await ledger.periods()}
     finally:
         await redis.aclose()
     unit, _ = config.privacy.ledger_unit
-    return {period: {"users": users, unit: total} for period, (users, total) in found.items()}
+    return {period: {"users": users, unit: total} for period, (users, total) in totals.items()}
 
 
 _ADOPTING = """\

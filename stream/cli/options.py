@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import structlog
 import typer
 
-from stream.logs import tell_of_clients
+from stream.logs import log_clients
 
 if TYPE_CHECKING:
     from stream.config import Chosen, Config
@@ -96,7 +96,7 @@ def read_service_config(named: Path | None, load: Callable[[Chosen], Config]) ->
     """Like :func:`read_config`, for a service: errors go to its log, and so do messages of the Kafka and Redis clients."""
     from stream.config import ConfigError, find_config
 
-    tell_of_clients(True)
+    log_clients(True)
     try:
         chosen = find_config(named, _wanted_relation(None))
         structlog.get_logger().info("configuration", file=str(chosen.file), why=chosen.why)

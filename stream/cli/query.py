@@ -76,7 +76,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 def _histograms(file: Path) -> Iterable[dict[str, Any]]:
     """Histograms of the file, each once, sorted by (window, feed, mechanism). Lines are releases or values of messages."""
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    bodies: dict[tuple[str, str, str], dict[str, Any]] = {}
     for number, line in enumerate(_lines(file), start=1):
         if _TOPIC not in line and not (_STRUCTURE in line and b'"topic"' not in line):
             continue
@@ -86,13 +86,13 @@ def _histograms(file: Path) -> Iterable[dict[str, Any]]:
             key = (body["window"]["start"], body["feed"], body["mechanism"])
         except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
             stop(f"line {number} of {file} is not a release; give a file that 'hexveil replay --offline' wrote", USAGE)
-        if found.setdefault(key, body) != body:
+        if bodies.setdefault(key, body) != body:
             stop(
                 f"line {number} of {file} releases histogram {key[2]} of window {key[0]} again, with other numbers; "
                 "give a file with the releases of one run",
                 USAGE,
             )
-    return [found[key] for key in sorted(found)]
+    return [bodies[key] for key in sorted(bodies)]
 
 
 def _chosen(releases: list[dict[str, Any]], window: str | None, mechanism: str | None) -> list[dict[str, Any]]:

@@ -105,15 +105,15 @@ def _nearest_key(path: Path, config: type[BaseModel]) -> str:
 def _field(path: Path, config: type[BaseModel]) -> tuple[Any, list[Any], str | None]:
     """Type, constraints and description of the value at ``path``, which may be inside a list or table."""
     section: type[BaseModel] | None = config
-    found: tuple[Any, list[Any], str | None] = (config, [], None)
+    described: tuple[Any, list[Any], str | None] = (config, [], None)
     for part in path:
         field = fields_of(section).get(part) if section is not None else None
         if field is None:
-            inner = [kind for kind in get_args(found[0]) if kind is not Ellipsis]
-            return (inner[0] if part.isdecimal() else inner[-1], [], None) if inner else found
-        found = (field.annotation, field.metadata, field.description)
+            inner = [kind for kind in get_args(described[0]) if kind is not Ellipsis]
+            return (inner[0] if part.isdecimal() else inner[-1], [], None) if inner else described
+        described = (field.annotation, field.metadata, field.description)
         section = section_of(field.annotation)
-    return found
+    return described
 
 
 def _wanted(field: tuple[Any, list[Any], str | None]) -> str:

@@ -88,13 +88,13 @@ class BoundedConsumer:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        found: dict[TopicPartition, list[tuple[int, list[FeedRecord]]]] = {}
+        gathered: dict[TopicPartition, list[tuple[int, list[FeedRecord]]]] = {}
         count = self.bytes_read = 0
         while count < messages and self.bytes_read < MAX_GATHERED_BYTES:
             try:
                 batches = await self.kafka.getmany(timeout_ms=0 if count else timeout_ms, max_records=_CHUNK)
             except KafkaError as error:
-                if not found:
+                if not gathered:
                     raise
                 self._failure = error  # first return what was read before the error
                 break
@@ -103,12 +103,12 @@ class BoundedConsumer:
             for partition, records in batches.items():
                 count += len(records)
                 begin = begun(partition, records)
-                parts = found.setdefault(partition, [])
+                parts = gathered.setdefault(partition, [])
                 if parts and begin == parts[-1][1][-1].offset + 1:
                     parts[-1][1].extend(records)
                 else:
                     parts.append((begin, records))
-        return [(partition, begin, records) for partition, parts in found.items() for begin, records in parts]
+        return [(partition, begin, records) for partition, parts in gathered.items() for begin, records in parts]
 
 
 class _Limits:

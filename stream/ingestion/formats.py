@@ -184,15 +184,15 @@ def looks_like(message: bytes, fields: FeedFields) -> tuple[bool, list[tuple[str
         tree = json.loads(message.decode(), parse_int=float)
     except (ValueError, RecursionError):
         return False, []
-    found = []
+    present = []
     for name in ("user", "time", "lat", "lng", "speed"):
         try:
             value = walk(tree, field_path(getattr(fields, name)))
         except LookupError:
             continue
         if value is not None:
-            found.append((name, value))
-    return True, found
+            present.append((name, value))
+    return True, present
 
 
 def is_not_finite(value: Any) -> bool:

@@ -200,7 +200,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
 
     async def _note_ends(self, consumer: AIOKafkaConsumer) -> None:
         """Store which partitions were read to the end that was looked up. Everything read so far is already in Redis."""
-        found, mine = [], consumer.assignment()
+        reached, mine = [], consumer.assignment()
         for partition, (end, time_us) in list(self._ends.items()):
             if partition not in mine:
                 del self._ends[partition]
@@ -210,11 +210,11 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             except IllegalStateError:
                 continue  # revoked meanwhile
             if position >= end:
-                found.append(ReadThrough(_name(partition), self._stored.get(partition), position, time_us))
-        if not found:
+                reached.append(ReadThrough(_name(partition), self._stored.get(partition), position, time_us))
+        if not reached:
             return
-        behind = await self._retry(lambda: self._rows.read_through(found))
-        for entry in found:
+        behind = await self._retry(lambda: self._rows.read_through(reached))
+        for entry in reached:
             topic, _, number = entry.partition.rpartition("/")
             partition = TopicPartition(topic, int(number))
             self._ends.pop(partition, None)

@@ -88,13 +88,13 @@ class Refusals:
         if self.refused <= self.taken:
             return None
         reason = Reason(self.counts.most_common(1)[0][0])
-        found = [dict(self._found(message)[1]) for message in self._sample[reason]]
+        fixes = [dict(self._found(message)[1]) for message in self._sample[reason]]
         if reason == Reason.OUT_OF_DOMAIN:
-            return self._elsewhere(found)
+            return self._elsewhere(fixes)
         if reason in _OF_ANOTHER_TIME:
-            return self._other_unit_of_time(found[0].get("time")) or _OF_ANOTHER_TIME[reason]
+            return self._other_unit_of_time(fixes[0].get("time")) or _OF_ANOTHER_TIME[reason]
         if reason == Reason.WRONG_TYPE:
-            return self._wrong_type(found[0])
+            return self._wrong_type(fixes[0])
         if reason == Reason.MISSING_FIELD:
             return self._other_format(self._sample[reason][0])
         return None
@@ -113,19 +113,19 @@ class Refusals:
         return tuple(dict.fromkeys((self.file_format, self.feed.format)))
 
     def _example(self, reason: Reason, message: bytes) -> str:
-        readable, found, fields = self._found(message)
+        readable, values, fields = self._found(message)
         if not readable:
             return _cut(repr(message[:_SHOWN])) if reason == Reason.NOT_JSON else f"{len(message)} bytes"
         if reason == Reason.MISSING_FIELD:
-            there = {name for name, _ in found}
+            there = {name for name, _ in values}
             missing = [getattr(fields, name) for name in ("user", "time", "lat", "lng", "speed") if name not in there]
             return _cut(f"no {', '.join(missing)} among {_names(message)}")
-        shown = [f"{name} {_cut(_text(value), 30)}" for name, value in found if name in _AT_FAULT.get(reason, ())]
+        shown = [f"{name} {_cut(_text(value), 30)}" for name, value in values if name in _AT_FAULT.get(reason, ())]
         return ", ".join(shown) or f"{len(message)} bytes"
 
-    def _elsewhere(self, found: list[dict[str, Any]]) -> str:
+    def _elsewhere(self, fixes: list[dict[str, Any]]) -> str:
         domain = self.feed.domain
-        lats, lngs = ([float(fix[name]) for fix in found] for name in ("lat", "lng"))
+        lats, lngs = ([float(fix[name]) for fix in fixes] for name in ("lat", "lng"))
         if all(domain.south <= x <= domain.north for x in lngs) and all(domain.west <= y <= domain.east for y in lats):
             return "Likely lat and lng are swapped: exchange them in the recording, or in [feed.fields]."
         return (

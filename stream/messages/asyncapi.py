@@ -151,11 +151,11 @@ def _channel(plan: TopicPlan) -> Schema:
 
 
 def _message(topic: str) -> Schema:
-    found = schema(topic)
-    payload = {name: value for name, value in found.items() if name not in ("$id", "$schema")}
+    whole = schema(topic)
+    payload = {name: value for name, value in whole.items() if name not in ("$id", "$schema")}
     return {
         "name": topic,
-        "title": found["title"],
+        "title": whole["title"],
         "summary": _MEANING[topic],
         "contentType": "application/json",
         "headers": _headers(topic),

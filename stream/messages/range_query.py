@@ -61,8 +61,8 @@ def count_in(release: dict[str, Any], bbox: Box, histogram: Released | None = No
     if isinstance(histogram, EulerHistogram):
         ranges = _whole_cells(ranges)
         bbox = _degrees(ranges, histogram.domain)
-    raw, found = float(histogram.answers(ranges)[0]), histogram.intervals(ranges)
-    interval = None if found is None else (float(found.low[0]), float(found.high[0]))
+    raw, intervals = float(histogram.answers(ranges)[0]), histogram.intervals(ranges)
+    interval = None if intervals is None else (float(intervals.low[0]), float(intervals.high[0]))
     value = raw if interval is None else min(max(raw, interval[0]), interval[1])
     return {
         "value": round(value, _DECIMALS),

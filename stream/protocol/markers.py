@@ -77,9 +77,9 @@ async def _partitions(consumer: AIOKafkaConsumer) -> list[TopicPartition]:
     """Partitions of the topic of close markers; a topic just created may take a moment to show."""
     deadline = time.monotonic() + _TOPIC_SECONDS
     while True:
-        found = [TopicPartition(WINDOW, number) for number in consumer.partitions_for_topic(WINDOW) or ()]
-        if found or time.monotonic() > deadline:
-            return found
+        partitions = [TopicPartition(WINDOW, number) for number in consumer.partitions_for_topic(WINDOW) or ()]
+        if partitions or time.monotonic() > deadline:
+            return partitions
         await consumer._client.force_metadata_update()
         await asyncio.sleep(0.2)
 
@@ -115,9 +115,9 @@ async def _read(
                     continue
                 marker = _marker(record.value, f"{record.topic}/{record.partition}, offset {record.offset}")
                 generations.add(marker.generation)
-                found = (marker.sequence, record.timestamp, record.partition, record.offset)
-                if last is None or found > rank:
-                    last, rank = marker, found
+                place = (marker.sequence, record.timestamp, record.partition, record.offset)
+                if last is None or place > rank:
+                    last, rank = marker, place
         for partition in list(remaining):
             if await consumer.position(partition) >= ends[partition]:
                 remaining.discard(partition)

@@ -99,14 +99,14 @@ class KafkaPublisher:
 
 
 def _match(
-    expected: dict[TopicPartition, dict[int, bytes]], partition: TopicPartition, found: dict[int, bytes | None]
+    expected: dict[TopicPartition, dict[int, bytes]], partition: TopicPartition, read: dict[int, bytes | None]
 ) -> None:
     wanted = expected.get(partition)
     if wanted is None:
         return
     for offset in list(wanted):
-        if offset in found:
-            if found[offset] != wanted[offset]:
+        if offset in read:
+            if read[offset] != wanted[offset]:
                 raise PublishError(f"{partition.topic}/{partition.partition} holds other bytes at offset {offset}")
             del wanted[offset]
     if not wanted:

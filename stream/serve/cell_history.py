@@ -74,17 +74,17 @@ class Usual:
     def over(self, window: WindowView, earlier: list[WindowView]) -> bytes:
         """Usual values of every cell over the ``earlier`` complete windows, as JSON. Safe to call from any thread."""
         columns = [self._columns(other) for other in earlier]
-        found: dict[int, dict[str, Any]] = {}
+        by_cell: dict[int, dict[str, Any]] = {}
         for key in sorted({key for table in columns for key in table}):
             for cell, usual in _weighted([table[key] for table in columns if key in table], _top(key[1], earlier)):
-                kinds = found.setdefault(cell, {"cell": f"{cell:x}", "raw": {}, "post_processed": {}})
+                kinds = by_cell.setdefault(cell, {"cell": f"{cell:x}", "raw": {}, "post_processed": {}})
                 kinds[key[0]][key[1]] = usual
         return msgspec.json.encode(
             {
                 "feed": window.feed,
                 "window": {"start": window.start, "end": window.end},
                 "earlier_windows": len(earlier),
-                "cells": [found[cell] for cell in sorted(found)],
+                "cells": [by_cell[cell] for cell in sorted(by_cell)],
             }
         )
 

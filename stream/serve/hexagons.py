@@ -44,9 +44,9 @@ class Hexagons:
 
     async def window(self, request: web.Request, feed: str, window: str) -> web.Response:
         """One window with its marker."""
-        found = known_window(self._view, window, feed)
-        body = msgspec.json.encode(found.summary())
-        return await self._answers.answer(request, key_of(body), lambda: body, JSON, freshness_of(found, window))
+        known = known_window(self._view, window, feed)
+        body = msgspec.json.encode(known.summary())
+        return await self._answers.answer(request, key_of(body), lambda: body, JSON, freshness_of(known, window))
 
     async def hexagons(
         self,
@@ -58,10 +58,10 @@ class Hexagons:
         shape: str,
     ) -> web.Response:
         """Cells of one window in ascending order."""
-        found = known_window(self._view, window, feed)
-        key = key_of("hexagons", found.tag, bbox, resolution, shape)
-        cells = dict(found.cells)
-        summary = found.summary()
+        known = known_window(self._view, window, feed)
+        key = key_of("hexagons", known.tag, bbox, resolution, shape)
+        cells = dict(known.cells)
+        summary = known.summary()
 
         def make() -> bytes:
             chosen = [cells[cell] for cell in sorted(cells) if _wanted(cell, bbox, resolution)]
@@ -74,7 +74,7 @@ class Hexagons:
             return msgspec.json.encode({"type": "FeatureCollection", "features": features})
 
         kind = JSON if shape == "json" else GEOJSON
-        return await self._answers.answer(request, key, make, kind, freshness_of(found, window))
+        return await self._answers.answer(request, key, make, kind, freshness_of(known, window))
 
     async def cell(self, request: web.Request, feed: str, cell: str, limit: int) -> web.Response:
         """The newest releases of one cell, oldest first."""
@@ -84,12 +84,12 @@ class Hexagons:
 
     async def download(self, request: web.Request, feed: str, window: str, suffix: str) -> web.Response:
         """A complete window as a file."""
-        found = known_window(self._view, window, feed)
-        if not found.complete:
+        known = known_window(self._view, window, feed)
+        if not known.complete:
             raise Problem(409, f"window {window} is not complete yet", "ask again once its close marker has arrived")
-        values = found.in_order()
+        values = known.in_order()
         name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}.{suffix}"
-        key = key_of("download", found.tag, suffix)
+        key = key_of("download", known.tag, suffix)
         try:
             return await self._answers.answer(
                 request, key, lambda: table_of(values, suffix), FILES[suffix], "immutable", name

@@ -37,7 +37,9 @@ class Histograms:
                         "feed": window.feed,
                         "window": {"start": window.start, "end": window.end},
                         "complete": window.complete,
-                        "histograms": [msgspec.Raw(told) for _, told in sorted(window.histogram_summaries.items())],
+                        "histograms": [
+                            msgspec.Raw(summary) for _, summary in sorted(window.histogram_summaries.items())
+                        ],
                     }
                     for window in chosen
                 ]
@@ -47,23 +49,23 @@ class Histograms:
 
     async def release(self, request: web.Request, feed: str, window: str, mechanism: str) -> web.Response:
         """The message as it was released."""
-        found = known_window(self._view, window, feed)
-        value = _chosen(found, mechanism)[1]
-        return await self._answers.answer(request, key_of(value), lambda: value, JSON, freshness_of(found, window))
+        known = known_window(self._view, window, feed)
+        value = _chosen(known, mechanism)[1]
+        return await self._answers.answer(request, key_of(value), lambda: value, JSON, freshness_of(known, window))
 
     async def count(
         self, request: web.Request, feed: str, window: str, bbox: Box, mechanism: str | None
     ) -> web.Response:
         """Estimated number in a range, with a 95 % interval of the exact number."""
-        found = known_window(self._view, window, feed)
-        value = _chosen(found, mechanism)[1]
+        known = known_window(self._view, window, feed)
+        value = _chosen(known, mechanism)[1]
         key = key_of("count", value, bbox)
 
         def make() -> bytes:
             return msgspec.json.encode(count_in(msgspec.json.decode(value), bbox, _histogram(value)))
 
         try:
-            return await self._answers.answer(request, key, make, JSON, freshness_of(found, window))
+            return await self._answers.answer(request, key, make, JSON, freshness_of(known, window))
         except RangeError as error:
             raise Problem(400, error.message, error.remedy) from None
 

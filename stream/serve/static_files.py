@@ -59,16 +59,16 @@ class Asset:
         """Read the file from the package."""
         body = file.read_bytes()
         kind = {".js": "text/javascript", ".md": "text/markdown"}.get(Path(file.name).suffix)
-        found = kind or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-        return cls(body, gzip.compress(body, 6, mtime=0), found, hashlib.sha256(body).hexdigest()[:32])
+        content_type = kind or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+        return cls(body, gzip.compress(body, 6, mtime=0), content_type, hashlib.sha256(body).hexdigest()[:32])
 
 
 def read_assets() -> dict[str, Asset]:
     """All built files by their path below ``/``."""
-    found = {file.name: Asset.read(file) for file in STATIC.iterdir() if file.is_file()}
+    assets = {file.name: Asset.read(file) for file in STATIC.iterdir() if file.is_file()}
     folder = STATIC / "assets"
-    found |= {f"assets/{file.name}": Asset.read(file) for file in folder.iterdir() if file.is_file()}
-    return found
+    assets |= {f"assets/{file.name}": Asset.read(file) for file in folder.iterdir() if file.is_file()}
+    return assets
 
 
 class BasemapError(ValueError):
@@ -108,22 +108,22 @@ class Pages:
     async def asset(self, request: web.Request) -> web.Response:
         """A built file; the page itself at ``/``."""
         name = request.match_info.get("name", "")
-        found = self._assets.get(f"assets/{name}" if name else request.path.lstrip("/") or "index.html")
-        if found is None:
+        asset = self._assets.get(f"assets/{name}" if name else request.path.lstrip("/") or "index.html")
+        if asset is None:
             raise web.HTTPNotFound
         # Names under assets/ contain a hash of the content, so they never change; the page itself must be revalidated.
         kept = "public, max-age=31536000, immutable" if name else "no-cache"
-        headers = SECURITY | {"ETag": f'W/"{found.tag}"', "Cache-Control": kept, "Vary": "Accept-Encoding"}
-        if any(offered.value in (found.tag, "*") for offered in request.if_none_match or ()):
+        headers = SECURITY | {"ETag": f'W/"{asset.tag}"', "Cache-Control": kept, "Vary": "Accept-Encoding"}
+        if any(offered.value in (asset.tag, "*") for offered in request.if_none_match or ()):
             return web.Response(status=304, headers=headers)
         packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))
         if packed:
             headers["Content-Encoding"] = "gzip"
-        text = found.content_type.startswith("text/")
+        text = asset.content_type.startswith("text/")
         return web.Response(
-            body=found.compressed if packed else found.body,
+            body=asset.compressed if packed else asset.body,
             headers=headers,
-            content_type=found.content_type,
+            content_type=asset.content_type,
             charset="utf-8" if text else None,
         )
 

@@ -175,13 +175,13 @@ class View:
 
     def completed(self, feed: str | None = None, after: int = 0) -> list[WindowView]:
         """Complete windows whose number is above ``after``, in the order of their markers."""
-        found = [w for w in self.windows.values() if w.complete and feed in (None, w.feed) and _by_number(w) > after]
-        return sorted(found, key=_by_number)
+        windows = [w for w in self.windows.values() if w.complete and feed in (None, w.feed) and _by_number(w) > after]
+        return sorted(windows, key=_by_number)
 
     def ordered(self, feed: str | None = None) -> list[WindowView]:
         """All windows, newest first."""
-        found = [window for window in self.windows.values() if feed in (None, window.feed)]
-        return sorted(found, key=lambda window: (window.start, window.feed), reverse=True)
+        windows = [window for window in self.windows.values() if feed in (None, window.feed)]
+        return sorted(windows, key=lambda window: (window.start, window.feed), reverse=True)
 
     def find(self, start: str | None, feed: str | None) -> WindowView | None:
         """The window that starts then, or the newest complete one."""
@@ -228,8 +228,8 @@ def _put(window: WindowView, topic: str, value: bytes, body: dict[str, Any], num
             raise ParameterError(f"{domain['rows']} x {domain['columns']} cells are above {MAX_HISTOGRAM_CELLS}")
         histogram_from_release(body)
         window.histograms[mechanism] = value
-        told = {name: part for name, part in body.items() if name not in ("feed", "window", "structure")}
-        window.histogram_summaries[mechanism] = msgspec.json.encode(told)
+        summary = {name: part for name, part in body.items() if name not in ("feed", "window", "structure")}
+        window.histogram_summaries[mechanism] = msgspec.json.encode(summary)
     else:
         window.marker, window.number = value, number
         window.promised = (body["messages"], body["digest"])

@@ -108,10 +108,10 @@ class SpeedDerivation:
         earlier = self._reference(fixes)
         speeds = self._speeds(fixes, earlier)
         at = np.searchsorted(_key(fixes.vehicle, fixes.time), _key(vehicle, time))
-        found = speeds[at] if len(at) else np.zeros(0)
+        speed = speeds[at] if len(at) else np.zeros(0)
         since_period = fixes.time[earlier[at]] >= period if len(at) else np.zeros(0, dtype=bool)
         self._remember(fixes, earlier, now_us)
-        return np.where(since_period, found, np.nan)
+        return np.where(since_period, speed, np.nan)
 
     def _numbered(self, name: str) -> int:
         number = self._number.get(name)

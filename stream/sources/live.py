@@ -41,7 +41,7 @@ async def poll(
     """Feed ``sink`` until ``stopping`` is set, or with ``once`` until the first answer. Bad answers are logged and skipped."""
     loop = asyncio.get_running_loop()
     async with poller, sink:
-        told = loop.time()
+        reported = loop.time()
         async for body, received_us in documents(poller, settings, stopping):
             try:
                 messages = reader.events(body, received_us)
@@ -49,8 +49,8 @@ async def poll(
                 log.warning("an answer is not a snapshot and is skipped", reason=str(error))
             else:
                 await sink.take(messages)
-            if loop.time() - told >= _REPORT_SECONDS:
-                told = loop.time()
+            if loop.time() - reported >= _REPORT_SECONDS:
+                reported = loop.time()
                 log.info("fed", events=reader.tally.events, derived=reader.tally.derived)
             if once:
                 return

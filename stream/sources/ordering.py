@@ -27,7 +27,7 @@ def in_time_order(blocks: Iterable[Messages], run_rows: int = RUN_ROWS) -> Itera
     An error of the source is raised after the messages read before it.
     """
     runs: list[IO[bytes]] = []
-    held: list[Messages] = []
+    unsorted: list[Messages] = []
     rows = unread = 0
     failure: Exception | None = None
     try:
@@ -38,16 +38,16 @@ def in_time_order(blocks: Iterable[Messages], run_rows: int = RUN_ROWS) -> Itera
             except Exception as error:  # the rows that were read before the error are still sent
                 block, failure = None, error
             if block is not None:
-                held.append(block)
+                unsorted.append(block)
                 rows += len(block.values)
                 unread += block.unread
             if block is None and not runs:
-                if held:
-                    yield _sorted(held)
+                if unsorted:
+                    yield _sorted(unsorted)
                 break
-            if held and (block is None or rows >= run_rows):
-                runs.append(_spill(_sorted(held)))
-                held, rows = [], 0
+            if unsorted and (block is None or rows >= run_rows):
+                runs.append(_spill(_sorted(unsorted)))
+                unsorted, rows = [], 0
             if block is None:
                 yield from _merge(runs, unread)
                 break

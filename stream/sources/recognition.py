@@ -28,8 +28,8 @@ def require_events(path: Path, events: int, refusals: Refusals) -> None:
     if not refusals.refused and not refusals.taken:
         raise RecordingError(f"{path} contains no events; name a recording")
     kind = None if refusals.taken else seems_to_be(path)
-    told = [*refusals.told(), *([] if kind is None else [kind])]
-    raise RecordingError("\n".join([f"{path}: none of its {refusals.refused} events can be used", *told]))
+    reasons = [*refusals.told(), *([] if kind is None else [kind])]
+    raise RecordingError("\n".join([f"{path}: none of its {refusals.refused} events can be used", *reasons]))
 
 
 def recognised(blocks: Iterable[Messages], config: Config, path: Path, file_format: str) -> Iterator[Messages]:
@@ -39,10 +39,10 @@ def recognised(blocks: Iterable[Messages], config: Config, path: Path, file_form
     """
     # Any key will do, because these pseudonyms are discarded.
     decoder, refusals = Decoder(config, secrets.token_bytes(KEY_BYTES)), Refusals(config.feed, file_format)
-    held: list[Messages] = []
+    looked_at: list[Messages] = []
     source = iter(blocks)
     for block in source:
-        held.append(block)
+        looked_at.append(block)
         for at in range(0, len(block.values), _AT_ONCE):
             values = block.values[at : at + _AT_ONCE]
             refusals.add(values, decoder.decode(values, time.time_ns() // 1000))
@@ -51,4 +51,4 @@ def recognised(blocks: Iterable[Messages], config: Config, path: Path, file_form
         if refusals.taken or refusals.refused >= _HELD:
             break
     require_events(path, refusals.taken, refusals)
-    return chain(held, source)
+    return chain(looked_at, source)

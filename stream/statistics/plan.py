@@ -293,7 +293,7 @@ class Columns:
     def rounded(
         cls,
         name: str,
-        found: FloatArray,
+        estimate: FloatArray,
         scale: FloatArray,
         interval: tuple[FloatArray, FloatArray],
         top: float,
@@ -303,7 +303,7 @@ class Columns:
 
         The value is clamped to ``within``, by default [0, ``top``].
         """
-        raw, step = np.round(found, DECIMALS[name]), 0.5 * 10.0 ** -DECIMALS[name]
+        raw, step = np.round(estimate, DECIMALS[name]), 0.5 * 10.0 ** -DECIMALS[name]
         return cls(raw, np.clip(raw, *(within or (0.0, top))), scale, interval[0] - step, interval[1] + step, top)
 
 

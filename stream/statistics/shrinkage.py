@@ -20,7 +20,7 @@ def shrink_values(plan: Plan, counts: Counts, columns: dict[str, Columns], confi
     mean = columns["mean"]
     events = counts.by_cell(counts.samples)[published]
     places = np.array([h3.cell_to_latlng(cell_text(cell)) for cell in counts.cells[published].tolist()])
-    found = shrink(
+    shrunk = shrink(
         mean.raw[published],
         mean.scale[published],
         events,
@@ -29,6 +29,6 @@ def shrink_values(plan: Plan, counts: Counts, columns: dict[str, Columns], confi
         covariates=np.log([events, events / np.diff(counts.cell_start)[published]]).T,
     )
     spread = [np.zeros(counts.n_cells) for _ in range(3)]
-    for column, values in zip(spread, (found.value, found.low, found.high), strict=True):
+    for column, values in zip(spread, (shrunk.value, shrunk.low, shrunk.high), strict=True):
         column[published] = values
     return {"mean": Derived("empirical-bayes", *spread)}

@@ -93,15 +93,15 @@ def step(
     releases, order = _releases([bodies[g] for g in released])
     hours = window.start / 3600
     slot = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
-    state, found = smooth(
+    state, smoothed = smooth(
         _state(memory) if usable and memory is not None else None, releases, hours=hours, slot=slot, upper=upper
     )
     table = np.zeros((3, len(bodies)))
-    table[:, np.array(released, dtype=np.int64)[order]] = found.value, found.low, found.high
+    table[:, np.array(released, dtype=np.int64)[order]] = smoothed.value, smoothed.low, smoothed.high
     if late:
         return memory, Derived("kalman", *table)
     after = _memory(state, window, upper)
-    ends = [column.astype("<f8").tobytes() for column in (found.low, found.high)]
+    ends = [column.astype("<f8").tobytes() for column in (smoothed.low, smoothed.high)]
     after = msgspec.structs.replace(after, seen=releases.cells.astype("<u8").tobytes(), low=ends[0], high=ends[1])
     return after, Derived("kalman", *table)
 

@@ -95,8 +95,8 @@ class Ledger:
 
     async def generation(self) -> str | None:
         """Identity of this ledger; None where there is none (never started, or lost)."""
-        found = await self._redis.get(self._keys.generation)
-        return None if found is None else found.decode()
+        generation = await self._redis.get(self._keys.generation)
+        return None if generation is None else generation.decode()
 
     async def start_generation(self, birth: int | None = None) -> str:
         """The ledger's identity, made if there is none. Only for a feed that has never released anything.
@@ -107,18 +107,18 @@ class Ledger:
             birth, _ = await self._redis.time()
         keys = (self._keys.generation, self._keys.birth)
         await self._redis.eval(_BEGIN, len(keys), *keys, str(uuid.uuid4()), birth)
-        found = await self.generation()
-        if found is None:
+        generation = await self.generation()
+        if generation is None:
             raise LedgerError("Redis did not keep the ledger generation it was given; check its memory policy and AOF")
-        return found
+        return generation
 
     async def birth(self) -> int | None:
         """When this ledger was born, epoch seconds: windows of periods that began before are never released.
 
         None where it is not recorded: then nothing is released.
         """
-        found = await self._redis.get(self._keys.birth)
-        return None if found is None else int(found)
+        birth = await self._redis.get(self._keys.birth)
+        return None if birth is None else int(birth)
 
     async def adopt(self, since: int) -> int:
         """Let windows of periods from ``since`` (epoch seconds) on be released; returns the birth that holds now.
@@ -129,11 +129,11 @@ class Ledger:
 
     async def sequence(self) -> int:
         """Number of windows committed so far. Raises :class:`SetBackError` where Redis remembers fewer than are known."""
-        found = int(await self._redis.get(self._keys.sequence) or 0)
-        if found < self.committed:
-            raise SetBackError(found, self.committed)
-        self.committed = found
-        return found
+        sequence = int(await self._redis.get(self._keys.sequence) or 0)
+        if sequence < self.committed:
+            raise SetBackError(sequence, self.committed)
+        self.committed = sequence
+        return sequence
 
     async def claim_policy(self, policy: str) -> None:
         """Bind the ledger to one unit and one way of dividing time into periods: another would give everybody fresh budgets.
@@ -191,8 +191,8 @@ class Ledger:
         columns = [np.zeros(0, dtype=np.int64)]
         for start in range(0, len(users), 10 * CHUNK):
             fields = [str(user) for user in users[start : start + 10 * CHUNK].tolist()]
-            found = await self._redis.hmget(key, fields)
-            columns.append(np.array([0 if value is None else int(value) for value in found], dtype=np.int64))
+            stored = await self._redis.hmget(key, fields)
+            columns.append(np.array([0 if value is None else int(value) for value in stored], dtype=np.int64))
         return np.concatenate(columns)
 
     async def charge(

@@ -158,11 +158,11 @@ class RowStore:
             raise Behind(partition, answer[0])
         return Appended(*answer)
 
-    async def read_through(self, found: Sequence[ReadThrough]) -> list[str]:
+    async def read_through(self, partitions: Sequence[ReadThrough]) -> list[str]:
         """Remember partitions that were read to their end; returns those of which the store knows less than was stored."""
-        if not found:
+        if not partitions:
             return []
-        arguments = [("" if part is None else part) for entry in found for part in entry]
+        arguments = [("" if part is None else part) for entry in partitions for part in entry]
         behind = await self._redis.eval(_READ_THROUGH, 2, self._keys.offsets, self._keys.read, *arguments)
         return [name.decode() for name in behind]
 
@@ -193,8 +193,8 @@ class RowStore:
 
     async def next_offsets(self) -> dict[str, int]:
         """First offset not yet in state, per partition."""
-        found = await self._redis.hgetall(self._keys.offsets)
-        return {partition.decode(): int(offset) for partition, offset in found.items()}
+        offsets = await self._redis.hgetall(self._keys.offsets)
+        return {partition.decode(): int(offset) for partition, offset in offsets.items()}
 
     async def partition_times(self) -> dict[str, PartitionTime]:
         """How far each partition of the topic was read; of what it was appended after the topic was last listed, nothing."""
@@ -241,8 +241,8 @@ class RowStore:
         """Every row of ``slot``, in order of arrival."""
         key = self._keys.rows(slot)
         parts: list[bytes] = []
-        while found := await self._redis.lrange(key, len(parts), len(parts) + _BLOBS_PER_READ - 1):
-            parts += found
+        while blobs := await self._redis.lrange(key, len(parts), len(parts) + _BLOBS_PER_READ - 1):
+            parts += blobs
         return np.frombuffer(b"".join(parts), dtype=ROW)
 
     async def drop_rows(self, slot: int) -> None:

@@ -60,22 +60,22 @@ def test_everything_that_is_logged_is_json_and_a_thousand_repeats_are_one_line(t
 def test_a_repeat_is_told_again_after_a_pause_or_a_long_time_with_its_count() -> None:
     now = 0.0
     repeats = Repeats(lambda: now)
-    assert repeats.untold("a") == 0
+    assert repeats.suppressed("a") == 0
     for _ in range(5):
         now += QUIET_SECONDS / 2
-        assert repeats.untold("a") is None
-    assert repeats.untold("b") == 0
+        assert repeats.suppressed("a") is None
+    assert repeats.suppressed("b") == 0
     now += QUIET_SECONDS
-    assert repeats.untold("a") == 5
+    assert repeats.suppressed("a") == 5
     told = 0
     for _ in range(round(2.5 * REPEAT_SECONDS)):
         now += 1.0
-        told += repeats.untold("a") is not None
+        told += repeats.suppressed("a") is not None
     assert told == 2
 
 
 def test_what_is_remembered_of_repeats_is_bounded() -> None:
     repeats = Repeats(lambda: 0.0)
     for n in range(100_000):
-        repeats.untold(n)
-    assert len(repeats._told) <= 1_000
+        repeats.suppressed(n)
+    assert len(repeats) <= 1_000

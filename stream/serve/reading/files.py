@@ -117,12 +117,12 @@ class Follower:
             self._rest += first
             self._bound()
             return []
-        found = [self._rest + first, *others[:-1]]
+        lines = [self._rest + first, *others[:-1]]
         if self._too_long:
-            found = found[1:]  # the end of a line that was skipped
+            lines = lines[1:]  # the end of a line that was skipped
         self._rest, self._too_long = others[-1], False
         self._bound()
-        return found
+        return lines
 
     def _bound(self) -> None:
         if self._too_long or len(self._rest) > MAX_LINE:
@@ -148,10 +148,10 @@ class FileSource:
             await self._take_present(intake)
             intake.caught_up.set()
             while True:
-                found = False
+                grew = False
                 for follower in self._present():
-                    found |= await self._take(intake, follower)
-                if not found:
+                    grew |= await self._take(intake, follower)
+                if not grew:
                     await asyncio.sleep(_POLL_SECONDS)
         finally:
             for follower in self._followers.values():
@@ -216,10 +216,10 @@ def _files(path: Path) -> list[Path]:
     """The file, or the NDJSON files of a folder by name."""
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.iterdir() if file.suffix == ".ndjson")
-    if len(found) > MAX_FILES:
-        raise OSError(f"{path} holds {len(found)} files, {MAX_FILES} can be followed; join some of them")
-    return found
+    files = sorted(file for file in path.iterdir() if file.suffix == ".ndjson")
+    if len(files) > MAX_FILES:
+        raise OSError(f"{path} holds {len(files)} files, {MAX_FILES} can be followed; join some of them")
+    return files
 
 
 def feed_in(path: Path) -> str | None:

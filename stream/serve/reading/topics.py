@@ -55,12 +55,12 @@ class TopicSource:
         await consumer.start()
         try:
             await consumer._client.force_metadata_update()
-            found = {topic: consumer.partitions_for_topic(topic) or set() for topic in TOPICS}
-            problem = _problem(found)
+            numbers = {topic: consumer.partitions_for_topic(topic) or set() for topic in TOPICS}
+            problem = _problem(numbers)
             if problem is not None:
                 log.warning("topics unusable", reason=problem)
                 return
-            partitions = [TopicPartition(topic, number) for topic in TOPICS for number in found[topic]]
+            partitions = [TopicPartition(topic, number) for topic in TOPICS for number in numbers[topic]]
             await _start(intake, consumer, partitions)
             await _follow(intake, consumer, partitions)
         finally:
@@ -78,7 +78,7 @@ async def _start(intake: Intake, consumer: AIOKafkaConsumer, partitions: list[To
     ends = await consumer.end_offsets(others)
     # Each message carries its window's end as timestamp, so reading starts at the timestamp of the oldest kept window.
     first = await consumer.offsets_for_times({p: min(kept, default=0) for p in others})
-    begin = {p: ends[p] if (found := first[p]) is None else found.offset for p in others}
+    begin = {p: ends[p] if (oldest := first[p]) is None else oldest.offset for p in others}
     consumer.assign(partitions)
     consumer.seek(marker, reached)
     consumer.pause(marker)
@@ -98,21 +98,21 @@ async def _take_until(intake: Intake, consumer: AIOKafkaConsumer, begin: Positio
 
 async def _follow(intake: Intake, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
     others = [p for p in partitions if p.topic != WINDOW]
-    held: list[ConsumerRecord] = []
+    markers: list[ConsumerRecord] = []
     ends: Positions = {}
     while True:
         batch = await consumer.getmany(timeout_ms=_POLL_MS, max_records=_BATCH)
         for partition, records in batch.items():
             if partition.topic == WINDOW:
-                held += records
+                markers += records
                 ends = await consumer.end_offsets(others)
             else:
                 for record in records:
                     _take(intake, record)
-        if held and await _reached(consumer, ends):
-            for record in held:
+        if markers and await _reached(consumer, ends):
+            for record in markers:
                 _take(intake, record)
-            held = []
+            markers = []
 
 
 def _take(intake: Intake, record: ConsumerRecord) -> None:
@@ -120,12 +120,12 @@ def _take(intake: Intake, record: ConsumerRecord) -> None:
     intake.take(record.topic, ce_id, record.value or b"", record.offset + 1)
 
 
-def _problem(found: dict[str, set[int]]) -> str | None:
-    missing = [topic for topic, numbers in found.items() if not numbers]
+def _problem(partitions: dict[str, set[int]]) -> str | None:
+    missing = [topic for topic, numbers in partitions.items() if not numbers]
     if missing:
         return f"{', '.join(missing)} do not exist; run: hexveil topics create"
-    if len(found[WINDOW]) > 1:
-        return f"{WINDOW} has {len(found[WINDOW])} partitions, which have no common order; create it again with 1 partition"
+    if len(partitions[WINDOW]) > 1:
+        return f"{WINDOW} has {len(partitions[WINDOW])} partitions, which have no common order; create it again with 1 partition"
     return None
 
 

@@ -66,11 +66,11 @@ class Fixes:
 
     def representatives(self, per_user: int) -> Fixes:
         """The last fix of each user, or ``per_user`` of their fixes, spread evenly and ending with the last."""
-        held = np.diff(np.append(self._starts, len(self.user)))
-        kept = np.minimum(held, per_user)
+        fixes = np.diff(np.append(self._starts, len(self.user)))
+        kept = np.minimum(fixes, per_user)
         user = np.repeat(np.arange(len(kept)), kept)
         rank = np.arange(len(user)) - np.repeat(np.cumsum(kept) - kept, kept)
-        chosen = self._starts[user] + (rank + 1) * held[user] // kept[user] - 1
+        chosen = self._starts[user] + (rank + 1) * fixes[user] // kept[user] - 1
         return Fixes(self.user[chosen], self.lat[chosen], self.lng[chosen])
 
 

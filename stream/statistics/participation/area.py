@@ -30,7 +30,7 @@ def read_area(path: Path, domain: Box) -> list[Polygon]:
     Raises :class:`ConfigError` naming what is wrong, where in the file, and the remedy.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"participation.geojson {path}: {error.strerror}; name a readable GeoJSON file") from None
     except (ValueError, RecursionError) as error:
@@ -38,19 +38,19 @@ def read_area(path: Path, domain: Box) -> list[Polygon]:
             f"participation.geojson {path} is not GeoJSON ({error}); write a Polygon or MultiPolygon"
         ) from None
     try:
-        polygons = [polygon for where, shape in _shapes(found) for polygon in _polygons(shape, where)]
+        polygons = [polygon for where, shape in _shapes(document) for polygon in _polygons(shape, where)]
         _check_inside([position for polygon in polygons for position in polygon[0]], domain)
     except ValueError as error:
         raise ConfigError(f"participation.geojson {path} is no GeoJSON area for this feed: {error}") from None
     return polygons
 
 
-def _shapes(found: Any) -> list[tuple[str, Any]]:
+def _shapes(document: Any) -> list[tuple[str, Any]]:
     """Geometries of a file, each with its position in the file."""
-    kind = found.get("type") if isinstance(found, dict) else None
+    kind = document.get("type") if isinstance(document, dict) else None
     if kind != "FeatureCollection":
-        return [("the geometry", found.get("geometry") if kind == "Feature" else found)]
-    features = found.get("features")
+        return [("the geometry", document.get("geometry") if kind == "Feature" else document)]
+    features = document.get("features")
     if not isinstance(features, list) or not features:
         raise ValueError("its FeatureCollection has no features; give one Feature or more")
     return [
