@@ -24,7 +24,8 @@ from redis.exceptions import RedisError
 from dpcore.relation import NeighbouringRelation
 from stream.awaiting import servers_answer
 from stream.config import Config
-from stream.config.servers import KafkaConfig, redacted
+from stream.config.addresses import redacted
+from stream.config.servers import KafkaConfig
 from stream.connection import kafka_password, tls_context
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key

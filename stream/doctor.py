@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from stream.config import Config
-from stream.config.servers import redacted
+from stream.config.addresses import redacted
 from stream.connection import kafka_options
 from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.ingestion.pseudonyms import UserKeyError, key_fingerprint, load_user_key

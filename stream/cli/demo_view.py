@@ -6,23 +6,16 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
 from statistics import median
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import jsonschema_rs
 from rich.table import Table
 
 from dpcore.errors import ParameterError
-from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, schema
+from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, validator
 
 _ROWS = 16
-
-
-@cache
-def _validator(topic: str) -> Any:
-    return jsonschema_rs.validator_for(schema(topic))
 
 
 @dataclass
@@ -123,7 +116,7 @@ class Releases:
             return
         self._seen.add(headers["ce_id"])
         body = json.loads(value)
-        problem = next(_validator(topic).iter_errors(body), None)
+        problem = next(validator(topic).iter_errors(body), None)
         if problem is not None:
             self._refuse(topic, problem.message)
             return

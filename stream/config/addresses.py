@@ -46,6 +46,13 @@ def host_and_port(text: str) -> tuple[str, int]:
     return known_host(host.removeprefix("[").removesuffix("]")), int(port)
 
 
+def redacted(url: str) -> str:
+    """``url``, or a text that quotes one, without user, password and the values of its query; fit to be shown."""
+    without_user = re.sub(r"(?<=://).*@", "***@", url)
+    address, mark, query = without_user.partition("?")
+    return address + mark + re.sub(r"(?<==)[^&#\s]*", "***", query)
+
+
 Host = Annotated[str, AfterValidator(known_host)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 

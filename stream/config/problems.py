@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from stream.config.servers import redacted
+from stream.config.addresses import redacted
 
 Path = tuple[str, ...]
 """Names of the sections that contain a key, and the key's own name."""

@@ -9,13 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from stream.config.addresses import Address, Host, Port, host_and_port, known_host
+from stream.config.addresses import Address, Host, Port, host_and_port, known_host, redacted
 from stream.config.section import Section
-
-
-def redacted(url: str) -> str:
-    """``url`` without its credentials, for messages and logs."""
-    return re.sub(r"(?<=password=)[^&]*", "***", re.sub(r"(?<=://).*@", "***@", url))
 
 
 def _brokers(text: str) -> str:

@@ -17,11 +17,11 @@ import numpy as np
 from stream.config.feed import FeedConfig, FeedFields
 from stream.ingestion.decoding import REASONS, Batch, Reason
 from stream.ingestion.formats import feed_format, known_fields, looks_like
+from stream.windows import EARLIEST_S, LATEST_S
 
 _SAMPLE = 100
 """Number of refused events of each reason from which the likely cause is found."""
 _SHOWN = 80
-_YEAR_2000, _YEAR_2100 = 946_684_800, 4_102_444_800
 _AT_FAULT = {
     Reason.OUT_OF_DOMAIN: ("lat", "lng"),
     Reason.TOO_OLD: ("time",),
@@ -137,7 +137,7 @@ class Refusals:
     def _other_unit_of_time(self, time: Any) -> str | None:
         if isinstance(time, bool) or not isinstance(time, (int, float)):
             return None
-        unit = next((name for name, per_second in _UNITS.items() if _YEAR_2000 <= time / per_second < _YEAR_2100), None)
+        unit = next((name for name, per_second in _UNITS.items() if EARLIEST_S <= time / per_second < LATEST_S), None)
         if unit is None or (unit == "milliseconds" and self.feed.format != "declared"):
             return None
         seconds = time / _UNITS[unit]

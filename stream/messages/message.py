@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -95,6 +96,14 @@ def encode_outbox(messages: Iterable[Message]) -> bytes:
 def decode_outbox(blob: bytes) -> list[Message]:
     """The messages of a committed window, byte for byte."""
     return msgspec.msgpack.decode(blob, type=list[Message])
+
+
+@cache
+def validator(topic: str) -> Any:
+    """Checks decoded values of an output topic against its JSON Schema: ``is_valid`` and ``iter_errors``."""
+    import jsonschema_rs  # not for those who only send
+
+    return jsonschema_rs.validator_for(schema(topic))
 
 
 def schema(topic: str) -> dict[str, Any]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
-from functools import cache
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import h3
-import jsonschema_rs
 import msgspec
 
 from dpcore.errors import ParameterError
 from dpcore.spatial import histogram_from_release
-from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest, schema
+from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest, validator
+from stream.windows import EARLIEST_S
 
 MAX_WINDOWS = 24 * 35
 """Number of windows to keep; those whose close markers arrived first are removed first."""
@@ -23,17 +22,13 @@ MAX_FORGOTTEN = 100_000
 """Number of removed windows whose starts are remembered, so that they are not stored again."""
 MAX_HISTOGRAM_CELLS = 1 << 20
 """Largest number of cells of a histogram's domain: 1024 x 1024, the most that a configuration allows."""
-EARLIEST_YEAR = 2000
+
+_EARLIEST_YEAR = datetime.fromtimestamp(EARLIEST_S, UTC).year
 """No feed is older than this, so an earlier window must be forged."""
 
 TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
 
 Outcome = Literal["taken", "duplicate", "invalid", "forgotten", "completed"]
-
-
-@cache
-def _validator(topic: str) -> Any:
-    return jsonschema_rs.validator_for(schema(topic))
 
 
 @dataclass
@@ -207,11 +202,11 @@ def _decode(topic: str, value: bytes) -> dict[str, Any] | None:
         return None
     try:
         body = msgspec.json.decode(value)
-        if not _validator(topic).is_valid(body):
+        if not validator(topic).is_valid(body):
             return None
         for moment in (body["window"]["start"], body["window"]["end"]):
-            if datetime.fromisoformat(moment).year < EARLIEST_YEAR:
-                return None
+            if datetime.fromisoformat(moment).year < _EARLIEST_YEAR:
+                return None  # no feed is as old: it is forged
         if topic == HEXAGON_SPEED and not h3.is_valid_cell(body["cell"]):
             return None
     except (msgspec.DecodeError, ValueError, RecursionError):

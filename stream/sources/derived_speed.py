@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stream.earth import great_circle_m
 from stream.windows import EARLIEST_US
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-EARTH_M = 6_371_008.8
 _US = 1_000_000
 _KEY_ZERO_MS, _KEY_SPAN = EARLIEST_US // 1000, 1 << 42
 """Bits of a sort key for milliseconds since 2000, enough for 139 years; the bits above hold up to 2^21 vehicles."""
@@ -46,13 +46,6 @@ class DerivationLimits:
                 f"least_s {self.least_s}, most_s {self.most_s}, cap_kmh {self.cap_kmh}, frozen_s {self.frozen_s}: "
                 "all must be above 0, and least_s at most most_s"
             )
-
-
-def great_circle_m(lat: FloatArray, lng: FloatArray, to_lat: FloatArray, to_lng: FloatArray) -> FloatArray:
-    """Distance in metres between points in degrees, shape (n,), on a sphere (haversine: exact for small distances)."""
-    a, b = np.radians(lat), np.radians(to_lat)
-    half = np.sin((b - a) / 2) ** 2 + np.cos(a) * np.cos(b) * np.sin(np.radians(to_lng - lng) / 2) ** 2
-    return np.asarray(2 * EARTH_M * np.arcsin(np.sqrt(np.clip(half, 0.0, 1.0))))
 
 
 @dataclass

@@ -18,6 +18,8 @@ import aiohttp
 import structlog
 from yarl import URL
 
+from stream.config.addresses import redacted
+
 log = structlog.get_logger()
 
 _MOST_REDIRECTS = 5
@@ -157,13 +159,3 @@ def _retry_after(answer: aiohttp.ClientResponse) -> float:
     except (ValueError, TypeError, OverflowError):
         return 0.0
     return min(max(seconds, 0.0), 3600.0)
-
-
-def redacted(url: str) -> str:
-    """The address without user, password and query values, because these often contain keys."""
-    try:
-        parsed = URL(url)
-        shown = parsed.with_user(None).with_password(None) if parsed.host else parsed
-        return str(shown.with_query(dict.fromkeys(parsed.query, "…"))) if parsed.query else str(shown)
-    except ValueError:
-        return "an address that cannot be read"

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from google.transit import gtfs_realtime_pb2
 from numpy.typing import NDArray
 
-from stream.windows import EARLIEST_US
+from stream.windows import EARLIEST_S, LATEST_S
 
 LARGEST_SNAPSHOT = 32 << 20
 """Largest snapshot in bytes after decompression; a city of 10 000 vehicles publishes about 1 MB."""
@@ -24,8 +24,6 @@ LONGEST_ID = 256
 """Largest number of characters of an identifier; the service refuses longer ones as well."""
 FUTURE_S = 3_600
 """A timestamp that is further after the snapshot's own time comes from a wrong clock."""
-OLDEST_S, NEWEST_S = EARLIEST_US // 1_000_000, 4_102_444_800
-"""Timestamps outside 2000 to 2100 are not epoch seconds: often they are milliseconds, or fields that were never set."""
 LEAST_SPEED_MS = 0.01
 """A speed above 0 and below this is a rounding error and not a measurement; it counts as missing."""
 
@@ -59,7 +57,7 @@ def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
     """
     message = _parse(body)
     clock_s: int | None = message.header.timestamp
-    if clock_s is None or not OLDEST_S <= clock_s < NEWEST_S:
+    if clock_s is None or not EARLIEST_S <= clock_s < LATEST_S:
         clock_s = None if received_us is None else received_us // 1_000_000
     refused: Counter[str] = Counter()
     vehicles: list[str] = []
@@ -105,7 +103,7 @@ def _read(
     seconds = position.timestamp if position.HasField("timestamp") else clock_s
     if seconds is None:
         return "no-time"
-    if not OLDEST_S <= seconds < NEWEST_S:
+    if not EARLIEST_S <= seconds < LATEST_S:
         return "time-no-epoch-seconds"
     if clock_s is not None and seconds > clock_s + FUTURE_S:
         return "time-in-future"

@@ -37,6 +37,7 @@ from dpcore.spatial.euler import Euler
 from dpcore.spatial.regions import Regions, extract_regions
 from dpcore.spatial.release import Released, rounded
 from stream.config import Config
+from stream.earth import EARTH_M
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.plan import HistogramPlan, Plan, PlanError, RegionPlan
 from stream.windows import utc_text
@@ -44,7 +45,6 @@ from stream.windows import utc_text
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
 
-_EARTH_M = 6_371_008.8
 _TUNING_SEED = 7
 """Public seed of the tuning queries, which contain no data."""
 
@@ -141,8 +141,8 @@ def region_domain(plan: HistogramPlan) -> Domain:
     """The box with the grid of regions, in metres from its south-west corner (equirectangular)."""
     assert plan.regions is not None
     across = math.cos(math.radians((plan.south + plan.north) / 2))
-    north = math.radians(plan.north - plan.south) * _EARTH_M
-    east = math.radians(plan.east - plan.west) * _EARTH_M * across
+    north = math.radians(plan.north - plan.south) * EARTH_M
+    east = math.radians(plan.east - plan.west) * EARTH_M * across
     return Domain(0.0, 0.0, north, east, plan.regions.rows, plan.regions.columns)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stream.config import ConfigError
+from stream.earth import EARTH_M
 
 Position = tuple[float, float]
 """Longitude and latitude in degrees, in GeoJSON's order."""
@@ -137,4 +138,4 @@ def bounding_km2(polygon: Polygon) -> float:
     longitudes, latitudes = [x for x, _ in polygon[0]], [y for _, y in polygon[0]]
     south, north = min(latitudes), max(latitudes)
     middle = math.cos(math.radians((south + north) / 2))
-    return (north - south) * (max(longitudes) - min(longitudes)) * middle * 111.2 * 111.2
+    return (north - south) * (max(longitudes) - min(longitudes)) * middle * (math.radians(1) * EARTH_M / 1000) ** 2

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream.sources.derived_speed import EARTH_M, DerivationLimits, SpeedDerivation, great_circle_m
+from stream.earth import EARTH_M, great_circle_m
+from stream.sources.derived_speed import DerivationLimits, SpeedDerivation
 
 START = 1_757_583_600
 LIMITS = DerivationLimits()
