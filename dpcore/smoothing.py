@@ -29,7 +29,7 @@ FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.uint64]
 IntArray = npt.NDArray[np.int64]
 
-SLOTS = 24
+HOURS_OF_DAY = 24
 """Entries of the daily profile of the area's level."""
 MOST_INFORMATIVE = 400
 """Most cells of the window, and most of the past, that inform the others; the noisier ones are only predicted."""
@@ -92,8 +92,8 @@ class SmoothingState:
             raise ParameterError(f"a state of {K} cells needs one place, precision and shift for each")
         if self.trend.ndim != 1 or self.trend_covariance.shape != 2 * self.trend.shape:
             raise ParameterError("a state's trend needs one mean and its covariance for the level and each effect")
-        if self.profile.shape != (SLOTS,) or self.profile_variance.shape != (SLOTS,):
-            raise ParameterError(f"a state's profile has {SLOTS} hours")
+        if self.profile.shape != (HOURS_OF_DAY,) or self.profile_variance.shape != (HOURS_OF_DAY,):
+            raise ParameterError(f"a state's profile has {HOURS_OF_DAY} hours")
         finite = (self.places, self.precision, self.shift, self.trend, self.trend_covariance, self.profile, self.hours)
         if not all(np.all(np.isfinite(column)) for column in finite):
             raise ParameterError("a state must be finite")
@@ -165,8 +165,8 @@ class _Window:
     upper: float
 
     @classmethod
-    def of(cls, past: SmoothingState, releases: Releases, slot: int, upper: float, d: Dynamics) -> _Window:
-        """Choose the cells that inform the others, and read the level's profile at ``slot``."""
+    def of(cls, past: SmoothingState, releases: Releases, hour_of_day: int, upper: float, d: Dynamics) -> _Window:
+        """Choose the cells that inform the others, and read the level's profile at ``hour_of_day``."""
         remembered = np.sort(np.argsort(-past.precision, kind="stable")[:MOST_INFORMATIVE])
         seen = np.sort(np.argsort(releases.scales, kind="stable")[:MOST_INFORMATIVE])
         seen = seen[releases.known[seen]]
@@ -178,7 +178,7 @@ class _Window:
             seen,
             *_relations(past, remembered, releases, seen),
             np.column_stack([np.ones(len(weight)), releases.covariates - weight @ releases.covariates]),
-            *_returned_to_profile(past, slot, upper, d),
+            *_returned_to_profile(past, hour_of_day, upper, d),
             upper,
         )
 
@@ -223,22 +223,22 @@ def smooth(
     releases: Releases,
     *,
     hours: float,
-    slot: int,
+    hour_of_day: int,
     upper: float,
     dynamics: Dynamics | None = None,
 ) -> tuple[SmoothingState, Smoothed]:
     """One Kalman step with the releases of one window: the new state and the smoothed means.
 
-    ``hours``: the window's time on any continuous clock, not before the state's; ``slot``: its hour of the local day,
+    ``hours``: the window's time on any continuous clock, not before the state's; ``hour_of_day``: its hour of the local day,
     0..23; ``upper``: U. Raises :class:`ParameterError`.
     """
     d = dynamics or Dynamics()
-    _validate(state, releases, hours, slot, upper)
+    _validate(state, releases, hours, hour_of_day, upper)
     past = _aged(state, releases.covariates.shape[1], hours, upper, d)
     if not len(releases.cells):
         empty = np.zeros(0)
         return past, Smoothed(empty, empty, empty)
-    window = _Window.of(past, releases, slot, upper, d)
+    window = _Window.of(past, releases, hour_of_day, upper, d)
     fits = _fits(window, d)
     averaged = ModelAverage.of(
         [fit.log_evidence for fit in fits],
@@ -248,17 +248,17 @@ def smooth(
     )
     posterior = _averaged(averaged, [fit.posterior for fit in fits])
     profile, profile_variance = past.profile.copy(), past.profile_variance.copy()
-    profile[slot], profile_variance[slot] = posterior.trend[0], posterior.trend_covariance[0, 0]
+    profile[hour_of_day], profile_variance[hour_of_day] = posterior.trend[0], posterior.trend_covariance[0, 0]
     cells = _remembered(past, window, posterior, d)
     new = SmoothingState(*cells, posterior.trend, posterior.trend_covariance, profile, profile_variance, hours)
     return new, Smoothed(*averaged.interval(upper))
 
 
-def _validate(state: SmoothingState | None, releases: Releases, hours: float, slot: int, upper: float) -> None:
+def _validate(state: SmoothingState | None, releases: Releases, hours: float, hour_of_day: int, upper: float) -> None:
     if not upper > 0:
         raise ParameterError(f"upper bound {upper} is not above 0")
-    if not 0 <= slot < SLOTS:
-        raise ParameterError(f"slot {slot} is not an hour of the day; give 0..{SLOTS - 1}")
+    if not 0 <= hour_of_day < HOURS_OF_DAY:
+        raise ParameterError(f"{hour_of_day} is not an hour of the day; give 0..{HOURS_OF_DAY - 1}")
     if state is not None and hours < state.hours:
         raise ParameterError(f"window at {hours} h lies before the state at {state.hours} h; smooth windows in order")
     if state is not None and len(state.trend) != 1 + releases.covariates.shape[1]:
@@ -277,8 +277,8 @@ def _aged(state: SmoothingState | None, effects: int, hours: float, upper: float
             np.zeros(0),
             np.append(upper / 2, np.zeros(effects)),
             np.diag(np.square([d.level * upper, *effects * [d.effect * upper]])),
-            np.zeros(SLOTS),
-            np.full(SLOTS, np.inf),
+            np.zeros(HOURS_OF_DAY),
+            np.full(HOURS_OF_DAY, np.inf),
             hours,
         )
     passed = hours - state.hours
@@ -298,13 +298,15 @@ def _aged(state: SmoothingState | None, effects: int, hours: float, upper: float
     )
 
 
-def _returned_to_profile(past: SmoothingState, slot: int, upper: float, d: Dynamics) -> tuple[FloatArray, FloatArray]:
+def _returned_to_profile(
+    past: SmoothingState, hour_of_day: int, upper: float, d: Dynamics
+) -> tuple[FloatArray, FloatArray]:
     """(Trend, covariance) after the same hour of earlier days is read as an observation of the level."""
-    usual = float(past.profile_variance[slot]) + (d.profile_drift * upper) ** 2
+    usual = float(past.profile_variance[hour_of_day]) + (d.profile_drift * upper) ** 2
     gain = past.trend_covariance[:, 0] / (past.trend_covariance[0, 0] + usual)
     if not np.isfinite(usual):
         return past.trend, past.trend_covariance
-    trend = past.trend + gain * (past.profile[slot] - past.trend[0])
+    trend = past.trend + gain * (past.profile[hour_of_day] - past.trend[0])
     return trend, past.trend_covariance - np.outer(gain, past.trend_covariance[0])
 
 

@@ -92,9 +92,9 @@ def step(
     released = [g for g, body in enumerate(bodies) if "mean" in body]
     releases, order = _releases([bodies[g] for g in released])
     hours = window.start / 3600
-    slot = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
+    hour = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
     state, smoothed = smooth(
-        _state(memory) if usable and memory is not None else None, releases, hours=hours, slot=slot, upper=upper
+        _state(memory) if usable and memory is not None else None, releases, hours=hours, hour_of_day=hour, upper=upper
     )
     table = np.zeros((3, len(bodies)))
     table[:, np.array(released, dtype=np.int64)[order]] = smoothed.value, smoothed.low, smoothed.high

@@ -24,12 +24,14 @@ CELLS = np.arange(40, dtype=np.uint64)
 PLACES = np.random.default_rng(0).uniform([30.1, -97.9], [30.5, -97.5], (40, 2))
 
 
-def step(state: SmoothingState | None, means, scales, events, *, t: int, slot: int | None = None, cells=slice(None)):
+def step(
+    state: SmoothingState | None, means, scales, events, *, t: int, hour_of_day: int | None = None, cells=slice(None)
+):
     """One window at hour ``t`` with no covariate."""
     size = len(CELLS[cells])
     wide = [np.broadcast_to(np.asarray(column, dtype=np.float64), (size,)) for column in (means, scales, events)]
     releases = Releases(CELLS[cells], PLACES[cells], *wide, np.zeros((size, 1)))
-    return smooth(state, releases, hours=t, slot=t % 24 if slot is None else slot, upper=UPPER)
+    return smooth(state, releases, hours=t, hour_of_day=t % 24 if hour_of_day is None else hour_of_day, upper=UPPER)
 
 
 def day(rng: np.random.Generator, windows: int, scale: float):
@@ -83,7 +85,7 @@ def test_a_cell_that_comes_back_is_remembered_and_fades():
     rest = CELLS != 7
     state, _ = step(state, means[rest], 0.1, 1000, t=1, cells=rest)
     unknown = np.where(rest, 0.1, np.inf)
-    soon, late = (step(state, means, unknown, 1000, t=1 + gap, slot=2)[1].value[7] for gap in (1, 1000))
+    soon, late = (step(state, means, unknown, 1000, t=1 + gap, hour_of_day=2)[1].value[7] for gap in (1, 1000))
     assert soon > 32
     assert late == pytest.approx(30, abs=3)
 
@@ -92,7 +94,9 @@ def test_yesterdays_hour_informs_the_level():
     state = None
     for t in range(36):
         state, _ = step(state, 20.0 if t % 24 < 12 else 50.0, 0.1, 500, t=t)
-    before, after = (step(state, 0.0, np.inf, 500, t=36, slot=slot)[1].value.mean() for slot in (11, 12))
+    before, after = (
+        step(state, 0.0, np.inf, 500, t=36, hour_of_day=hour_of_day)[1].value.mean() for hour_of_day in (11, 12)
+    )
     assert after > before + 0.3
 
 
@@ -101,10 +105,12 @@ def test_the_state_is_bounded_and_forgets_what_no_longer_says_anything():
     ids = np.arange(n, dtype=np.uint64)
     places = np.random.default_rng(4).uniform([30.1, -97.9], [30.5, -97.5], (n, 2))
     releases = Releases(ids, places, np.full(n, 30.0), np.linspace(1, 20, n), np.full(n, 50.0), np.zeros((n, 1)))
-    state, _ = smooth(None, releases, hours=0, slot=0, upper=UPPER)
+    state, _ = smooth(None, releases, hours=0, hour_of_day=0, upper=UPPER)
     assert len(state.cells) == MOST_CELLS
     empty = Releases(ids[:0], places[:0], *(np.zeros(0) for _ in range(3)), np.zeros((0, 1)))
-    later, much_later = (smooth(state, empty, hours=hours, slot=0, upper=UPPER)[0] for hours in (150, OLDEST_HOURS + 1))
+    later, much_later = (
+        smooth(state, empty, hours=hours, hour_of_day=0, upper=UPPER)[0] for hours in (150, OLDEST_HOURS + 1)
+    )
     assert len(later.cells) < MOST_CELLS
     assert len(much_later.cells) == 0
     assert np.isinf(much_later.profile_variance).all()
@@ -116,7 +122,7 @@ def test_refuses_windows_out_of_order_and_bad_columns():
     with pytest.raises(ParameterError, match="in order"):
         step(state, one, 1.0, 1, t=4)
     with pytest.raises(ParameterError, match="hour of the day"):
-        step(state, one, 1.0, 1, t=6, slot=24)
+        step(state, one, 1.0, 1, t=6, hour_of_day=24)
     with pytest.raises(ParameterError, match="ascend"):
         step(None, one, 1.0, 1, t=6, cells=slice(None, None, -1))
     with pytest.raises(ParameterError, match="not finite"):
