@@ -527,8 +527,8 @@ HISTOGRAMS = (
     Bug(
         "histograms: every fix of a user counts",
         "stream/statistics/histograms/fixes.py",
-        "kept = np.minimum(held, per_user)",
-        "kept = held",
+        "kept = np.minimum(fixes, per_user)",
+        "kept = fixes",
         "tests/stream/statistics/test_fixes.py",
         "representatives",
     ),
