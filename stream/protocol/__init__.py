@@ -1,1 +1,1 @@
-"""The release protocol: every due window is released once, whatever crashes in between."""
+"""The release protocol: it releases every due window once, even if processes crash in between."""

@@ -1,4 +1,4 @@
-"""Windows whose content fails: what a pure step raises must not stop the windows that follow."""
+"""Errors of a window's content: an error in a pure step must not stop the windows that follow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stream.windows import utc_text
 
 
 class ContentError(RuntimeError):
-    """A step that computes on the rows of a window raised: with the same rows it will raise again."""
+    """A step that computes on the rows of a window failed, and would fail again with the same rows."""
 
     def __init__(self, slot: int, step: str, cause: BaseException) -> None:
         super().__init__(
@@ -23,9 +23,7 @@ class ContentError(RuntimeError):
 
 @contextmanager
 def content_of(slot: int, step: str) -> Iterator[None]:
-    """Whatever the block raises is about the content of the window, but for rows and plan that do not match and
-    a Redis that does not answer.
-    """
+    """Turn errors of the block into :class:`ContentError`, except if rows and plan do not match or Redis does not answer."""
     try:
         yield
     except (PlanError, RedisError):

@@ -1,6 +1,6 @@
-"""Whether Redis remembers everything that was published: compared with the close markers, before every window.
+"""Checks before every window, by the close markers, that Redis remembers everything that was published.
 
-Redis loss is privacy loss: a ledger that forgot charges would grant them again. Any doubt stops releases.
+Losing Redis means losing privacy, because a ledger without its charges would grant the budgets again. Any doubt stops releases.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from stream.storage.release_store import ReleaseStore
 
 @dataclass
 class Known:
-    """What a process knows of a feed: the markers it has read, and the windows that it knows to be committed."""
+    """What a process knows about a feed: the close markers that it has read, and the number of windows that were committed."""
 
     published: Published = field(default_factory=Published)
     committed: int = 0
 
 
 async def verify_ledger(config: Config, redis: Redis) -> str:
-    """The ledger generation, once Redis is known to remember everything that was published.
+    """Check the ledger and return its generation.
 
     Raises :class:`LedgerError` if a window was published under another generation, if Redis remembers fewer windows than
-    were published (:class:`stream.storage.ledger.SetBackError`) or does not know the last one: then budgets were lost, and
-    releasing again would spend them twice. Also where the configuration would give everybody a second budget.
+    were published (:class:`stream.storage.ledger.SetBackError`), or if it does not know the last one. In these cases charges
+    were lost, and further releases would spend budgets twice. Also raises if the configuration would give everybody a second
+    budget.
     """
     ledger = Ledger(redis, config.feed.name)
     await LedgerCheck(config, redis, ledger, Known()).verify()
@@ -47,7 +48,7 @@ async def verify_ledger(config: Config, redis: Redis) -> str:
 
 @dataclass(frozen=True)
 class LedgerCheck:
-    """Compares the ledger of one feed with its close markers; ``known`` grows, so that each marker is read once."""
+    """Compares the ledger of one feed with its close markers. ``known`` is updated, so that each marker is read once."""
 
     config: Config
     redis: Redis
@@ -55,10 +56,10 @@ class LedgerCheck:
     known: Known
 
     async def verify(self) -> None:
-        """Raises :class:`LedgerError` as :func:`verify_ledger`."""
+        """Check the ledger; raises :class:`LedgerError` like :func:`verify_ledger`."""
         _refuse_eviction(await self.redis.info())
         published = await read_markers(self.config.kafka, self.config.feed.name, self.known.published)
-        # Redis is asked after the topic: what is committed meanwhile can only make it remember more.
+        # Redis is read after the topic, so what is committed meanwhile can only make Redis remember more.
         if published.last is None:
             await self.ledger.start_generation()
         else:
@@ -68,7 +69,7 @@ class LedgerCheck:
         self.known.published = published
 
     async def _remembers(self, published: Published, last: Marker) -> None:
-        """Raise :class:`LedgerError` unless Redis holds the ledger of every marker and knows the last of them."""
+        """Raise :class:`LedgerError` unless Redis has the generation of every close marker and knows the last of them."""
         feed, generation = self.config.feed.name, await self.ledger.generation()
         foreign = sorted(published.generations - {generation})
         if foreign:

@@ -1,4 +1,4 @@
-"""Close markers in the output topic: what everybody can see was released, and what Redis has to remember."""
+"""Reads the close markers of the output topic. They show what was released, and so what Redis has to remember."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Marker(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Published:
-    """What the markers of a feed say up to ``positions``: the last one by number; all their generations."""
+    """The close markers of a feed up to ``positions``: the last one by number, and all generations that they name."""
 
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     last: Marker | None = None
@@ -45,9 +45,9 @@ class Published:
 
 
 async def read_markers(kafka: KafkaConfig, feed: str, known: Published | None = None) -> Published:
-    """Every close marker of ``feed``, read on from where ``known`` ended.
+    """All close markers of ``feed``; reading continues where ``known`` ended.
 
-    Raises :class:`LedgerError` where the broker does not show the topic: then nobody knows what was released.
+    Raises :class:`LedgerError` if the broker does not show the topic, because then nobody knows what was released.
     """
     consumer = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
     await consumer.start()
@@ -68,13 +68,13 @@ def _marker(value: bytes, where: str) -> Marker:
         return msgspec.json.decode(value, type=Marker)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise LedgerError(
-            f"{where} holds what is no close marker ({error}), so what was released is unknown. Only workers may write there; "
+            f"{where} holds something that is not a close marker ({error}), so what was released is unknown. Only workers may write there; "
             "find out who else did"
         ) from None
 
 
 async def _partitions(consumer: AIOKafkaConsumer) -> list[TopicPartition]:
-    """Partitions of the topic of close markers; a topic just created may take a moment to show."""
+    """Partitions of the topic of close markers. Waits some seconds, because brokers list a new topic only after a moment."""
     deadline = time.monotonic() + _TOPIC_SECONDS
     while True:
         partitions = [TopicPartition(WINDOW, number) for number in consumer.partitions_for_topic(WINDOW) or ()]
@@ -93,7 +93,7 @@ async def _read(
     remaining = set()
     for partition in partitions:
         position = known.positions.get(partition, 0)
-        # A topic that ends before it was read to was made anew: its beginning was not read yet.
+        # A topic that ends before the known position was created anew, so it is read from its beginning.
         begin = max(position, starts[partition]) if position <= ends[partition] else starts[partition]
         if begin < ends[partition]:
             consumer.seek(partition, begin)
@@ -107,7 +107,7 @@ async def _read(
         elif time.monotonic() > deadline:
             raise LedgerError(
                 f"Kafka shows that {WINDOW} holds more, but sent nothing for {_ANSWER_SECONDS:.0f} s, so what was released is "
-                "unknown. Look at the broker; it is tried again"
+                "unknown. Check the broker; the worker tries again"
             )
         for records in batches.values():
             for record in records:

@@ -1,4 +1,4 @@
-"""What the release protocol needs of the parts around it: rows, statistics, and the place where messages go."""
+"""Interfaces of the parts that the release protocol uses: rows, statistics and publisher."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from stream.windows import Window
 
 
 class SlotRows(Protocol):
-    """What closing needs of :class:`stream.storage.row_store.RowStore`."""
+    """The part of :class:`stream.storage.row_store.RowStore` that closing uses."""
 
     async def seal(self, slot: int) -> None:
-        """From now on further rows of the slot are late."""
+        """Make further rows of the slot late."""
 
     async def read_rows(self, slot: int) -> npt.NDArray[np.void]:
         """Every row of the slot."""
 
     async def drop_rows(self, slot: int) -> None:
-        """Forget the slot's rows."""
+        """Delete the rows of the slot."""
 
 
 class Publisher(Protocol):
-    """Where committed messages go."""
+    """Publishes committed messages."""
 
     async def publish(self, messages: Sequence[Message]) -> None:
-        """Send all, the last one (the close marker) after the others are acknowledged."""
+        """Send all messages; the last one (the close marker) is sent after the others were acknowledged."""
 
     async def confirm(self, messages: Sequence[Message]) -> None:
-        """Read them back from the output; raises where one is missing or differs."""
+        """Read the messages back; raises if one is missing or differs."""
 
 
 class Statistics(Protocol):
-    """What closing needs of :class:`stream.statistics.window_release.WindowStatistics`. Pure: no server, no clock."""
+    """The part of :class:`stream.statistics.window_release.WindowStatistics` that closing uses. Pure: no server, no clock."""
 
     def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
-        """The rows of ``window``, in their one order."""
+        """The rows of ``window``, sorted."""
 
     def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
-        """Who takes part, the noise scales and every user's charge, before any noise."""
+        """Decide who takes part, the noise scales and every user's charge, before noise is drawn."""
 
     def withhold(self, window: Window, generation: str) -> Plan | None:
-        """The plan of a window that cannot be planned; None where even that must not be told."""
+        """The plan of a withheld window; None if the relation does not permit to withhold it publicly."""
 
     def draw(self, plan: Plan, rows: WindowRows | None, noise: Noise) -> Drawn | None:
-        """All noise of the window; None of one that is withheld."""
+        """The drawn window; None for a withheld one."""
 
     def compose(self, plan: Plan, drawn: Drawn | None, memory: bytes, number: int) -> tuple[list[Message], bytes]:
-        """Every message, close marker last, and the memory after the window (empty: as it was)."""
+        """All messages, close marker last, and the new memory (empty: unchanged)."""

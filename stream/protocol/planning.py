@@ -1,4 +1,4 @@
-"""Plan and charge of one window: the stored plan, what it costs, and the plan that replaces it where a budget is spent."""
+"""Plans and charges a window: stores the plan, charges it, and replaces it if a user's budget does not cover it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOBODY = np.zeros(0, dtype=np.uint64)
 
 
 class StoredPlan(NamedTuple):
-    """A plan and the bytes that stand for it in Redis."""
+    """A plan and its stored bytes in Redis."""
 
     plan: Plan
     stored: bytes
@@ -31,7 +31,7 @@ class StoredPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class Planning:
-    """Makes, stores, charges and replaces plans of one feed. A stored plan is written once, first writer wins."""
+    """Makes, stores, charges and replaces plans of one feed. A plan is stored only once: the first writer wins."""
 
     config: Config
     statistics: Statistics
@@ -39,9 +39,9 @@ class Planning:
     ledger: Ledger
 
     async def window(self, slot: int) -> Window:
-        """The window that begins at ``slot``; where it was planned, as it was: ``window.slot`` may have changed since.
+        """The window that begins at ``slot``. A planned window keeps its length, even if ``window.slot`` was changed since.
 
-        Raises :class:`PlanError` where none begins there.
+        Raises :class:`PlanError` if no window begins there.
         """
         stored = await self.store.plan(slot)
         window = self.config.slotting.window(slot) if stored is None else decode_plan(stored).window
@@ -53,7 +53,7 @@ class Planning:
         return window
 
     async def stored(self, window: Window, rows: WindowRows | None) -> StoredPlan:
-        """The plan that is stored for ``window``, made and stored first where there is none."""
+        """The stored plan of ``window``. If there is none, a plan is made and stored first."""
         stored = await self.store.plan(window.start)
         if stored is None:
             stored = await self.store.store_plan(window.start, encode_plan(await self.make(window, rows, NOBODY)))
@@ -62,16 +62,16 @@ class Planning:
     async def replaced(
         self, window: Window, rows: WindowRows | None, planned: StoredPlan, refused: IdArray
     ) -> StoredPlan:
-        """``planned`` exchanged for a plan without the users of ``refused``, or the one that another worker stored."""
+        """Replace ``planned`` by a plan without the users in ``refused``. Returns the plan that is stored then."""
         plan = encode_plan(await self.make(window, rows, refused))
         stored = await self.store.replace_plan(window.start, planned.stored, plan)
         return await self.stored(window, rows) if stored is None else self._read(stored)
 
     async def make(self, window: Window, rows: WindowRows | None, refused: IdArray) -> Plan:
-        """A plan from what the ledger says, without the users of ``refused``, on the terms of the period.
+        """A plan by the ledger and the terms of the period, without the users in ``refused``.
 
-        A budget that was raised holds from the next period on. Where no plan can be made the window is withheld, if that
-        may be told; else this raises :class:`ContentError`. ``rows``: None where they could not be read.
+        A higher budget takes effect with the next period. If no plan can be made, the window is withheld if the relation
+        permits that; else this raises :class:`ContentError`. ``rows``: None if they could not be read.
         """
         generation = await self.ledger.generation()
         if generation is None:
@@ -102,9 +102,9 @@ class Planning:
         return plan
 
     async def charge(self, plan: Plan) -> IdArray | None:
-        """Charge everybody in ``plan``; None once all have paid, else those whose budget does not bear it.
+        """Charge all users of ``plan``. Returns None once all have paid, else the users whose budget does not cover the charge.
 
-        Nobody is named where another worker charged the period on other terms meanwhile: the plan has to be made anew.
+        An empty array means that another worker charged the period on other terms meanwhile, so a new plan is needed.
         """
         users, charges = plan.charged_users()
         try:

@@ -1,4 +1,4 @@
-"""Outbox to Kafka: idempotent producer, close marker last; then every message is read back before state is deleted."""
+"""Publishes committed windows: an idempotent producer sends the close marker last, then every message is read back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ OUTPUTS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, REJECTED)
 
 
 class PublishError(RuntimeError):
-    """Kafka does not show a message it acknowledged; the window stays committed and is published again."""
+    """Kafka does not return a message that it acknowledged. The window stays committed and is published again."""
 
 
 class _Producer(AIOKafkaProducer):  # type: ignore[misc]
-    """Keeps asking for the topics it saw at its start.
+    """A producer that keeps the metadata of all topics that existed when it started.
 
-    aiokafka asks for all topics once and later for those alone that it was told of. Told of one made since, it forgets the leaders
-    of the others, and what is queued for them expires.
+    aiokafka first requests the metadata of all topics, but later only of the topics that were added explicitly. After it is
+    given a new topic, it forgets the leaders of the others, and messages that are queued for them expire.
     """
 
     async def start(self) -> None:
@@ -47,7 +47,7 @@ def make_producer(kafka: KafkaConfig) -> AIOKafkaProducer:
 
 
 class KafkaPublisher:
-    """Publishes committed windows and confirms them by reading the output topics. At-least-once, same bytes."""
+    """Publishes committed windows at least once with the same bytes, and confirms them by reading the output topics."""
 
     def __init__(self, producer: AIOKafkaProducer, kafka: KafkaConfig) -> None:
         self._producer = producer
@@ -55,7 +55,7 @@ class KafkaPublisher:
         self._sent: dict[str, RecordMetadata] = {}
 
     async def publish(self, messages: Sequence[Message]) -> None:
-        """Send all messages, the close marker after the others are acknowledged."""
+        """Send all messages; the close marker is sent after the others were acknowledged."""
         *releases, marker = messages
         self._sent = {}
         for batch in (releases, [marker]):
@@ -92,7 +92,7 @@ class KafkaPublisher:
         except TimeoutError:
             missing = sum(map(len, expected.values()))
             raise PublishError(
-                f"{missing} of {len(messages)} messages were not read back; they are sent again"
+                f"{missing} of {len(messages)} messages were not read back; they will be sent again"
             ) from None
         finally:
             await consumer.stop()

@@ -1,1 +1,1 @@
-"""What Redis holds: rows of open windows and the budget ledger."""
+"""State in Redis: rows of open windows, windows in progress, and the ledger of budgets."""

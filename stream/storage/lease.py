@@ -1,4 +1,4 @@
-"""A lease in Redis that saves work: while one worker closes windows, the others wait. Correctness never rests on it."""
+"""A lease in Redis: while one worker closes windows, the others wait. It saves work; correctness does not depend on it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 LEASE_SECONDS = 15.0
-"""How long the windows of a worker that was killed wait for the next one."""
+"""Seconds after which another worker can continue if the owner was killed."""
 
 _RENEW = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0"
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
 class Lease:
-    """One owner's claim on ``key``, renewed while it is held and gone ``seconds`` after its owner is."""
+    """A claim on ``key``. It is renewed while it is held, and expires ``seconds`` after its owner stops."""
 
     def __init__(self, redis: Redis, key: str, seconds: float = LEASE_SECONDS) -> None:
         self._redis: Any = redis
@@ -29,10 +29,10 @@ class Lease:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[bool]:
-        """Whether the lease is ours for the block; False at once where another owner has it.
+        """True if this owner holds the lease during the block; False at once if another owner holds it.
 
-        A lease that cannot be renewed is lost in silence: then two workers do the same work, and the release protocol
-        lets the first writer win.
+        If the lease cannot be renewed, it expires without an error. Then two workers may do the same work, and the release
+        protocol lets the first writer win.
         """
         milliseconds = int(self._seconds * 1000)
         if not await self._redis.set(self._key, self._owner, nx=True, px=milliseconds):

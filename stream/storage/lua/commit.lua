@@ -1,11 +1,12 @@
--- The bytes of a window, its number, and the feed's memory after it: first writer wins; none after the window was released.
+-- Commits the bytes of a window, its number, and the feed's memory after it. The first writer wins; nothing is written after
+-- the window was released.
 -- KEYS: outbox of the window, released windows, memory, charges of the window, number of windows committed
 -- ARGV: window, bytes, memory they were made with ('' = none), memory after them ('' = leave it), digest of the plan they
 --       were drawn from, number that they carry
--- An error where that plan is not paid for: Redis was replaced by one that does not know its charges.
--- Every write sets a value and none increments one: a log whose end is replayed twice must not count twice.
--- Returns {1, these bytes} where they were taken, {0, the committed bytes} where others were first, {} where the window
--- was released already, and {2} with nothing written where another window was committed meanwhile: make the bytes again.
+-- Returns an error if that plan is not paid for, because Redis was replaced by one that does not know its charges.
+-- Every write sets a value and none increments one, so replaying the end of the log twice does not count twice.
+-- Returns {1, these bytes} if they were committed; {0, the committed bytes} if others were first; {} if the window was
+-- released already; and {2}, with nothing written, if another window was committed meanwhile: the caller makes new bytes.
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
   return {}
 end
