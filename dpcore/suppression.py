@@ -165,8 +165,8 @@ def _validate(epsilon_micro: float, statistics: Sequence[Statistic], min_users: 
 
 
 def _max_cells(counts: Counts) -> int:
-    held = counts.pair_user[counts.samples > 0]
-    return int(np.bincount(held).max()) if len(held) else 0
+    users = counts.pair_user[counts.samples > 0]
+    return int(np.bincount(users).max()) if len(users) else 0
 
 
 def _cell_columns(counts: Counts, samples: IntArray) -> tuple[IntArray, IntArray, IntArray]:

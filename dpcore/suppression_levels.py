@@ -104,10 +104,10 @@ class CellTable:
     def of(cls, counts: Counts) -> CellTable:
         """The table of ``counts``; pairs without samples belong to no user."""
         samples = counts.samples
-        held = samples > 0
+        sampled = samples > 0
         # Stable, so the pairs of a user ascend by cell and the first of equal errors is that of the lowest cell.
         by_user = np.argsort(counts.pair_user, kind="stable")
-        by_user = by_user[held[by_user]]
+        by_user = by_user[sampled[by_user]]
         ends = np.cumsum(np.bincount(counts.pair_user[by_user], minlength=counts.n_users)).tolist()
         pairs = by_user.tolist()
         top = int(samples.max(initial=0))
@@ -117,7 +117,7 @@ class CellTable:
             counts.pair_user.tolist(),
             samples.tolist(),
             counts.by_cell(samples).tolist(),
-            counts.by_cell(held.astype(np.int64)).tolist(),
+            counts.by_cell(sampled.astype(np.int64)).tolist(),
             np.argsort(counts.pair_cell * (top + 1) + (top - samples), kind="stable").tolist(),
             counts.cell_start.tolist(),
             [pairs[a:b] for a, b in itertools.pairwise([0, *ends])],
@@ -239,8 +239,8 @@ class LevelRun:
 
     def retained_samples(self) -> IntArray:
         """Shape (P,): samples of the pairs that are still active."""
-        held = np.frombuffer(bytes(self.active), dtype=np.uint8).astype(bool)
-        return np.where(held, self.table.counts.samples, 0)
+        active = np.frombuffer(bytes(self.active), dtype=np.uint8).astype(bool)
+        return np.where(active, self.table.counts.samples, 0)
 
 
 class _Scan:

@@ -35,9 +35,10 @@ def test_reusing_a_seed_for_two_numbers_is_caught() -> None:
     assert_caught(epsilon_lower_bound(outputs(0, True), outputs(SENSITIVITY, True)), 1.0)
 
 
+@pytest.mark.false_alarm(2e-6)
 @pytest.mark.parametrize("scale", [1, 7, 40])
 def test_opendp_draws_from_the_same_distribution(scale: int) -> None:
-    """Two-sample χ² at n = 20 000, α = 1e-6; a scale 10 % off fails (power > 0.99)."""
+    """Two-sample χ², n = 20 000 of theirs, fresh in every run, α = 1e-6; a scale 20 % off fails with power > 1 - 1e-6."""
     import opendp.prelude as opendp  # a second of imports, for this test alone
 
     opendp.enable_features("contrib")

@@ -63,7 +63,7 @@ def test_a_planted_bug_in_the_sampler_is_caught(bug: str) -> None:
 
 
 def test_a_rounded_normal_is_not_a_discrete_gaussian() -> None:
-    rounded = np.round(np.random.default_rng().normal(0, 3 / 7, N)).astype(np.int64)
+    rounded = np.round(np.random.default_rng(1).normal(0, 3 / 7, N)).astype(np.int64)
     assert p_value(rounded, 3, 7) < ALPHA
 
 
@@ -98,8 +98,12 @@ def test_a_column_of_scales_gives_each_entry_its_own() -> None:
     assert discrete_gaussian(Noise(), 5, 1, 0).shape == (0,)
 
 
+@pytest.mark.false_alarm(1.1e-4)
 def test_opendp_draws_from_the_same_distribution() -> None:
-    """n = 20 000, against the exact law; ours against theirs by a two-sample test; a scale 10 % off fails both."""
+    """n = 20 000 of theirs, fresh in every run, α = 1e-6 twice: against the exact law, and against ours by two samples.
+
+    A scale 10 % off fails the first with power above 1 - 1e-6, the second, at 1e-3, with power 0.9999.
+    """
     import opendp.prelude as opendp  # a second of imports, for this test alone
 
     opendp.enable_features("contrib")

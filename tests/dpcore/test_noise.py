@@ -78,7 +78,9 @@ def test_a_column_of_scales_gives_each_entry_its_own() -> None:
         assert p_value(row, t, 1) > ALPHA
 
 
+@pytest.mark.false_alarm(2e-6)
 def test_our_discrete_laplace_and_opendps_agree() -> None:
+    """n = 20 000 of theirs, fresh in every run, α = 1e-6 twice; the twins above show what is noticed."""
     dp.enable_features("contrib")
     theirs = dp.m.make_laplace(dp.vector_domain(dp.atom_domain(T=int)), dp.l1_distance(T=int), scale=7 / 3)
     samples = np.array(theirs([0] * 20_000))

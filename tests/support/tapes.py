@@ -2,6 +2,9 @@
 
 A statistical test states its α for noise that is fresh; on a recorded tape it either holds or does not. ``HEXVEIL_FRESH_NOISE=1``
 draws from the operating system instead: then the suite's false alarms are what the tests state.
+
+Some samples cannot be recorded: another library draws them. Such a test carries the marker ``false_alarm`` with its α;
+``tests/audit/test_false_alarms.py`` adds them up.
 """
 
 from __future__ import annotations

@@ -1,0 +1,99 @@
+"""How often chance alone fails this suite: less than once in a thousand runs.
+
+Noise of statistical tests is recorded (:mod:`tests.support.tapes`): a right mechanism that passed once passes always. What
+is drawn anew in every run carries its α as a marker, and the marks of all tests that run are added up here.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stream.local import REPO_ROOT
+
+MOST = 1e-3
+"""False alarms of a run of the whole suite."""
+JUDGES = {"binomtest", "chisquare", "chi2_contingency", "ks_2samp", "kstest", "ppf", "isf", "pvalue"}
+"""Names of scipy's that turn samples into a verdict."""
+FRESH = {"opendp"}
+"""Libraries whose samples nobody can record."""
+FILES = sorted((REPO_ROOT / "tests").rglob("test_*.py"))
+
+
+def names_in(node: ast.AST) -> set[str]:
+    plain = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return plain | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+
+
+def statistical_tests(path: Path) -> Iterator[ast.FunctionDef]:
+    """Tests of a file that judge samples, by themselves or through functions of the file."""
+    functions = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]
+    judging: set[str] = set(JUDGES)
+    while more := {function.name for function in functions if names_in(function) & judging} - judging:
+        judging |= more
+    return (function for function in functions if function.name.startswith("test") and function.name in judging)
+
+
+def is_marked(function: ast.FunctionDef) -> bool:
+    return any("false_alarm" in names_in(decorator) for decorator in function.decorator_list)
+
+
+def draws_fresh(function: ast.FunctionDef, module: ast.AST) -> bool:
+    """Whether it uses a library of :data:`FRESH`, imported inside it or by its file."""
+    imports = [node for node in ast.walk(module) if isinstance(node, ast.Import)]
+    aliases = {
+        alias.asname or alias.name for node in imports for alias in node.names if alias.name.split(".")[0] in FRESH
+    }
+    return bool(aliases & names_in(function))
+
+
+def test_every_test_that_judges_samples_has_recorded_noise_or_states_how_often_it_fails_by_chance() -> None:
+    problems = []
+    for path in FILES:
+        recorded = any(
+            "recorded_noise" in (folder / "conftest.py").read_text(encoding="utf-8")
+            for folder in path.parents
+            if (folder / "conftest.py").is_file() and REPO_ROOT in folder.parents
+        )
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        problems += [
+            f"{path.relative_to(REPO_ROOT)}::{function.name}"
+            for function in statistical_tests(path)
+            if not is_marked(function) and (not recorded or draws_fresh(function, module))
+        ]
+    assert not problems, "import recorded_noise into the folder's conftest.py, or mark the test: " + ", ".join(problems)
+
+
+def test_no_generator_of_a_test_starts_anew_in_every_run() -> None:
+    seedless = [
+        f"{path.relative_to(REPO_ROOT)}:{node.lineno}"
+        for path in sorted((REPO_ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and not node.args and not node.keywords and "default_rng" in names_in(node.func)
+    ]
+    assert not seedless, f"give it a seed: {seedless}"
+
+
+def test_the_false_alarms_of_all_tests_together_are_below_one_in_a_thousand_runs(
+    request: pytest.FixtureRequest,
+) -> None:
+    marks = [mark for item in request.session.items for mark in item.iter_markers("false_alarm")]
+    assert sum(mark.args[0] for mark in marks) < MOST
+
+
+def test_a_statistical_test_is_known_by_what_it_calls_also_through_a_helper(tmp_path: Path) -> None:
+    file = tmp_path / "test_planted.py"
+    file.write_text(
+        "import opendp.prelude as dp\n"
+        "def p(x): return stats.chisquare(x).pvalue\n"
+        "def test_direct(): assert stats.binomtest(1, 2).pvalue > 0.1\n"
+        "def test_by_helper(): assert p(dp.m.make()) > 0.1\n"
+        "def test_exact(): assert 1 + 1 == 2\n"
+    )
+    tests = {function.name: function for function in statistical_tests(file)}
+    assert set(tests) == {"test_direct", "test_by_helper"}
+    module = ast.parse(file.read_text())
+    assert [name for name in tests if draws_fresh(tests[name], module)] == ["test_by_helper"]

@@ -1,0 +1,119 @@
+"""What keeps the source legible: files of one subject, functions that fit on a screen, locals named for what they hold."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+
+from stream.local import REPO_ROOT
+
+MOST_LINES, MOST_LOCALS = 60, 20
+"""Of a function: lines from ``def`` to its end, and names that it binds, arguments and those of comprehensions included."""
+MOST_LINES_OF_A_FILE = 440
+"""About 400: what has more holds two subjects."""
+REASON = "# long: "
+"""On the line above a function that is longer, with the reason after it."""
+EMPTY_NAMES = {"found", "held", "told", "some"}
+"""They say that there is something, and not what."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+FILES = sorted(path for room in ("stream", "dpcore", "bench") for path in (REPO_ROOT / room).rglob("*.py"))
+
+
+def functions_in(tree: ast.AST) -> Iterator[Function]:
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def locals_of(function: Function) -> set[str]:
+    """Names that a function binds, not those of functions and classes inside it."""
+    arguments = function.args
+    named = {
+        argument.arg
+        for argument in (
+            *(arguments.posonlyargs + arguments.args + arguments.kwonlyargs),
+            *filter(None, (arguments.vararg, arguments.kwarg)),
+        )
+    }
+
+    def bound(node: ast.AST) -> None:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                named.add(name)
+                return
+            case ast.Lambda():
+                return
+            case ast.Name(id=name, ctx=ast.Store()) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
+                named.add(name)
+            case ast.alias(name=module, asname=name):
+                named.add(name or module.partition(".")[0])
+        for child in ast.iter_child_nodes(node):
+            bound(child)
+
+    for statement in function.body:
+        bound(statement)
+    return named
+
+
+def problems_of(source: str) -> list[str]:
+    """What is too long and has no reason beside it, and reasons beside what is short."""
+    lines, problems = source.splitlines(), []
+    for function in functions_in(ast.parse(source)):
+        length, names = function.end_lineno - function.lineno + 1, len(locals_of(function))
+        first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+        above = lines[first - 2].strip() if first > 1 else ""
+        excused, long = (
+            len(above) > len(REASON) and above.startswith(REASON),
+            length > MOST_LINES or names > MOST_LOCALS,
+        )
+        if long and not excused:
+            problems.append(f"{function.name}: {length} lines, {names} locals; divide it, or say why above: {REASON}…")
+        if excused and not long:
+            problems.append(f"{function.name}: {length} lines, {names} locals are not long; take the reason away")
+    return problems
+
+
+def test_every_function_is_short_or_says_why_not() -> None:
+    problems = [
+        f"{path.relative_to(REPO_ROOT)} {problem}"
+        for path in FILES
+        for problem in problems_of(path.read_text(encoding="utf-8"))
+    ]
+    assert not problems, "\n".join(problems)
+
+
+def test_every_file_has_one_subject() -> None:
+    sizes = {path.relative_to(REPO_ROOT): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert not {path: size for path, size in sizes.items() if size > MOST_LINES_OF_A_FILE}
+
+
+def test_no_local_has_a_name_that_says_nothing() -> None:
+    empty = [
+        f"{path.relative_to(REPO_ROOT)}: {function.name} names a local {name!r}"
+        for path in FILES
+        for function in functions_in(ast.parse(path.read_text(encoding="utf-8")))
+        for name in locals_of(function) & EMPTY_NAMES
+    ]
+    assert not empty, "\n".join(sorted(empty))
+
+
+LONG = "def f():\n" + "    pass\n" * 60
+BUSY = "def f(a, *b, **c):\n" + "".join(f"    x{n} = a\n" for n in range(17)) + "    return [y for y in b]\n"
+
+
+@pytest.mark.parametrize(
+    "source", [LONG, BUSY, f"def g():\n{textwrap.indent(LONG, '    ')}"], ids=["lines", "locals", "inside"]
+)
+def test_what_is_too_long_is_noticed_wherever_it_stands(source: str) -> None:
+    assert any(problem.startswith("f: ") for problem in problems_of(source))
+
+
+def test_a_reason_excuses_what_is_long_and_nothing_else() -> None:
+    reason = f"{REASON}a table of literals\n"
+    assert not problems_of(reason + LONG)
+    assert not problems_of(f"{reason}@cache\n{BUSY}")
+    assert problems_of(f"{REASON}\n{LONG}"), "an empty reason is none"
+    assert problems_of(f"{reason}def f():\n    pass\n"), "a reason that outlived its function"
+    assert not problems_of(LONG.replace("    pass\n", "", 1))
