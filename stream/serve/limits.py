@@ -5,36 +5,36 @@ from __future__ import annotations
 LIMITS: tuple[dict[str, str | None], ...] = (
     {
         "relation": "values",
-        "title": 'Relation "values" does not hide whereabouts.',
-        "text": "Where positions and times are public anyway, distance over time already tells speeds roughly.",
+        "title": 'Relation "values" does not hide where users were.',
+        "text": "If positions and times are public, anyone can compute rough speeds from distance over time.",
     },
     {
         "relation": "participation",
-        "title": "Means are over users, by their weights:",
-        "text": "their intervals are about the noise, not about what another weighting would give. Intervals of "
-        "variances are wider than they need to be.",
+        "title": "Means are over users, by their weights.",
+        "text": "Their intervals are for the noise; they do not say what another weighting would give. Intervals of "
+        "variances are wider than necessary.",
     },
     {
         "relation": None,
         "title": "Trusted curator.",
-        "text": "Whoever runs Hexveil sees the raw events; protection begins with what is published.",
+        "text": "Whoever runs Hexveil sees the raw events. Protection begins with the releases.",
     },
-    {"relation": None, "title": "Correlated users.", "text": "One driver who changes vehicles is two users."},
+    {"relation": None, "title": "Correlated users.", "text": "A driver who changes vehicles counts as two users."},
     {
         "relation": None,
-        "title": "A period boundary",
-        "text": "allows the budget on each side of it: k periods cost k times the budget.",
+        "title": "Period boundaries.",
+        "text": "The budget holds for each period, so k periods cost k times the budget.",
     },
     {
         "relation": None,
         "title": "Late windows of a period",
-        "text": "describe only users who still have budget left.",
+        "text": "describe only users who still have budget.",
     },
     {
         "relation": None,
         "title": "Post-processed values",
-        "text": "rest on a model; their intervals covered between 91 % and 99.9 % on recorded days. The interval of "
-        "a value as released covers 95 %.",
+        "text": "rest on a model. On recorded days their 95 % intervals contained the true value in 91 % to 99.9 % of cases. "
+        "The interval of a value as released covers the noise with 95 %.",
     },
 )
 """Limits for readers, those of one relation first. ``docs/known-limits.md`` lists all limits, also for operators."""

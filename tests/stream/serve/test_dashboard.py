@@ -328,7 +328,7 @@ async def test_about_the_noise_says_what_the_marker_promises(browser: Browser, c
             f"{marker['budget']:g} for one user: nothing published in 24 h",
             f"above {marker['clipping']['upper']:g} km/h",
             "one user (vehicle or device) for one period of 24 h",
-            'Relation "values" does not hide whereabouts.',
+            'Relation "values" does not hide where users were.',
             "Trusted curator.",
         ):
             await expect(said).to_contain_text(text)
