@@ -266,6 +266,7 @@ class Worker:
         if report.failure is None:
             metrics.windows_closed.inc()
             metrics.windows_withheld.inc(report.withheld)
+            metrics.events_beyond_limits.inc(report.beyond_limits)
             metrics.window_close_seconds.observe(report.seconds)
             metrics.messages_published.inc(report.messages)
             metrics.cells_suppressed.inc(report.suppressed)

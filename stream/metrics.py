@@ -18,6 +18,11 @@ class OperatorMetrics:
         )
         self.events_duplicate = Counter("hexveil_events_duplicate", "Redelivered events already in state.", registry=r)
         self.events_lost = Counter("hexveil_events_lost", "Offsets that retention removed before reading.", registry=r)
+        self.events_beyond_limits = Counter(
+            "hexveil_events_beyond_limits",
+            "Events of released windows that do not count: their user is above a limit.",
+            registry=r,
+        )
         self.windows_closed = Counter("hexveil_windows_closed", "Windows released.", registry=r)
         self.windows_withheld = Counter(
             "hexveil_windows_withheld", "Windows released as withheld: they could not be planned.", registry=r

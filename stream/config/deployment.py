@@ -101,6 +101,16 @@ class Config(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _limits_leave_room(self) -> Self:
+        settings, cells = self.participation, self.window.max_cells_per_user
+        if settings is not None and settings.cells_per_user > cells:
+            raise ValueError(
+                f"participation.cells_per_user {settings.cells_per_user} is above window.max_cells_per_user {cells}: no user "
+                "could ever count in so many cells; raise the latter or lower the former"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _something_is_carried_over(self) -> Self:
         if self.speed.clipping != "carried":
             return self

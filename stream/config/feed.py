@@ -91,7 +91,8 @@ class WindowConfig(Section):
 
     ``lateness`` "append-time": an event is in time if the broker appended it by the end of its window plus
     ``allowed_delay``. "event-time", for recordings: the largest event time of each partition decides; one that was read to
-    its end and brought nothing newer for ``idle_timeout`` is ignored.
+    its end and brought nothing newer for ``idle_timeout`` is ignored. ``max_cells_per_user``, ``max_events_per_user``: what
+    one user may count for in a window.
     """
 
     slot: Annotated[PositiveDuration, AfterValidator(_whole_seconds)] = timedelta(hours=1)
@@ -99,6 +100,8 @@ class WindowConfig(Section):
     allowed_delay: Duration = timedelta(minutes=5)
     idle_timeout: PositiveDuration = timedelta(minutes=5)
     max_future: Duration = timedelta(minutes=5)
+    max_cells_per_user: int = Field(default=1_000, ge=1, le=100_000)
+    max_events_per_user: int = Field(default=100_000, ge=1, le=100_000_000)
     given_max_age: PositiveDuration | None = Field(default=None, alias="max_age")
 
     @property

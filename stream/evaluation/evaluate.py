@@ -20,12 +20,14 @@ from stream.config import Config
 from stream.evaluation.draws import Tables, score_draw
 from stream.evaluation.scores import Charges, Errors, HistogramScore, Run, Score
 from stream.statistics.carried_clipping import carry
-from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
+from stream.statistics.histograms.fixes import Fixes, histogram_box
 from stream.statistics.merging import by_planned_cells
-from stream.statistics.pipeline import contributions_of, plan_window
+from stream.statistics.pipeline import plan_window
 from stream.statistics.plan import Plan
 from stream.statistics.smoothing_state import Memory
+from stream.statistics.user_limits import UserLimits
 from stream.statistics.values.plan import duality_gap
+from stream.statistics.window_release import WindowRows
 
 IntArray = npt.NDArray[np.int64]
 
@@ -53,15 +55,17 @@ def planned_windows(config: Config, windows: dict[int, npt.NDArray[np.void]]) ->
     slotting, box = config.slotting, histogram_box(config)
     spent: dict[str, dict[int, int]] = {}
     for slot in sorted(windows):
-        contributions, fixes = contributions_of(windows[slot], config), fixes_of(windows[slot], box)
-        counts, period = contributions.counts, slotting.period_of(slot)
+        rows, period = WindowRows.of(windows[slot], config, UserLimits.of(config), box), slotting.period_of(slot)
+        counts = rows.counts
         ledger = spent.setdefault(period.key, {})
         left = np.array([config.privacy.ledger_budget - ledger.get(user, 0) for user in counts.users.tolist()])
-        plan = plan_window(counts, left.astype(np.int64), config, slotting.window(slot), period, "evaluation", fixes)
+        plan = plan_window(
+            counts, left.astype(np.int64), config, slotting.window(slot), period, "evaluation", rows.fixes
+        )
         users, charged = plan.charged_users()
         for user, charge in zip(users.tolist(), charged.tolist(), strict=True):
             ledger[user] = ledger.get(user, 0) + charge
-        yield PlannedWindow(plan, contributions, fixes)
+        yield PlannedWindow(plan, rows.contributions, rows.fixes)
 
 
 def evaluate(

@@ -26,7 +26,10 @@ from stream.storage.row_store import RowStore
 
 @dataclass(frozen=True)
 class CloseReport:
-    """How one attempt to close a window went; ``failure`` is ledger, publish, redis or content, None where it was released."""
+    """How one attempt to close a window went; ``failure`` is ledger, publish, redis or content, None where it was released.
+
+    ``beyond_limits``: events read that do not count, because their user is above a limit of the window.
+    """
 
     slot: int
     seconds: float
@@ -36,6 +39,7 @@ class CloseReport:
     withheld: bool = False
     failure: str | None = None
     reason: str = ""
+    beyond_limits: int = 0
 
 
 FAILURES: dict[type[Exception], str] = {
@@ -97,13 +101,25 @@ async def _attempt(
     config: Config, redis: Redis, check: LedgerCheck, publisher: KafkaPublisher, slot: int
 ) -> CloseReport:
     """Close one window, once the ledger is known to remember everything that was published."""
-    started, redraws = time.monotonic(), [0]
+    started, redraws, beyond_limits = time.monotonic(), [0], [0]
 
     def count_redraw() -> None:
         redraws[0] += 1
 
+    def count_beyond_limits(events: int) -> None:
+        beyond_limits[0] = events
+
     rows = RowStore(redis, config.feed.name)
-    protocol = ReleaseProtocol.connect(config, redis, rows, check.ledger, publisher, Noise(), on_redraw=count_redraw)
+    protocol = ReleaseProtocol.connect(
+        config,
+        redis,
+        rows,
+        check.ledger,
+        publisher,
+        Noise(),
+        on_redraw=count_redraw,
+        on_beyond_limits=count_beyond_limits,
+    )
     try:
         await check.verify()
         released = await protocol.close(slot)
@@ -111,4 +127,12 @@ async def _attempt(
         failure = next(name for kind, name in FAILURES.items() if isinstance(error, kind))
         return CloseReport(slot, time.monotonic() - started, failure=failure, reason=str(error))
     seconds = time.monotonic() - started
-    return CloseReport(slot, seconds, released.messages, released.suppressed, redraws[0], released.withheld)
+    return CloseReport(
+        slot,
+        seconds,
+        released.messages,
+        released.suppressed,
+        redraws[0],
+        released.withheld,
+        beyond_limits=beyond_limits[0],
+    )

@@ -42,7 +42,8 @@ class _Status(msgspec.Struct):
 class ReleaseProtocol:
     """The parts of the protocol for one feed.
 
-    ``after_step`` is called after each finished step, ``on_redraw`` when a draw was thrown away unseen.
+    ``after_step`` is called after each finished step, ``on_redraw`` when a draw was thrown away unseen, ``on_beyond_limits``
+    with the number of events that do not count because their user is above a limit of the window, each time rows are read.
     """
 
     statistics: Statistics
@@ -54,6 +55,7 @@ class ReleaseProtocol:
     noise: Noise
     after_step: Callable[[str], Awaitable[None] | None] = lambda _: None
     on_redraw: Callable[[], None] = lambda: None
+    on_beyond_limits: Callable[[int], None] = lambda _: None
 
     @classmethod
     def connect(
@@ -66,11 +68,12 @@ class ReleaseProtocol:
         noise: Noise,
         after_step: Callable[[str], Awaitable[None] | None] = lambda _: None,
         on_redraw: Callable[[], None] = lambda: None,
+        on_beyond_limits: Callable[[int], None] = lambda _: None,
     ) -> Self:
         """The protocol of one configuration, with its state in ``redis``."""
         statistics, store = WindowStatistics(config), ReleaseStore(redis, config.feed.name)
         planning = Planning(config, statistics, store, ledger)
-        return cls(statistics, planning, store, rows, ledger, publisher, noise, after_step, on_redraw)
+        return cls(statistics, planning, store, rows, ledger, publisher, noise, after_step, on_redraw, on_beyond_limits)
 
     async def close(self, slot: int) -> Released:
         """Release one window, from whatever step an earlier attempt reached.
@@ -124,6 +127,7 @@ class ReleaseProtocol:
         try:
             with content_of(window.start, "reading"):
                 rows = self.statistics.arrange(await self.rows.read_rows(window.start), window)
+            self.on_beyond_limits(rows.beyond_limits)
         except ContentError:
             if self.statistics.withhold(window, "") is None:
                 raise

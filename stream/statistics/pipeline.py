@@ -31,7 +31,7 @@ from stream.statistics.merging import excluded
 from stream.statistics.participation.draw import draw_participation
 from stream.statistics.participation.plan import plan_participation
 from stream.statistics.plan import DECIMALS, Columns, Derived, Plan
-from stream.statistics.shrinkage import shrink_values
+from stream.statistics.shrinkage import shrink_values, too_costly
 from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, step
 from stream.statistics.values.draw import draw_values
 from stream.statistics.values.plan import plan_values
@@ -90,7 +90,13 @@ def plan_window(
     histogram = plan_histograms(fixes, config)
     asked = 0 if histogram is None else asked_of(histogram, fixes, counts.users)
     plan = decide(counts, left, config, window, period, generation, asked)
-    return msgspec.structs.replace(plan, histogram=histogram)
+    limits = config.window
+    return msgspec.structs.replace(
+        plan,
+        histogram=histogram,
+        max_cells_per_user=limits.max_cells_per_user,
+        max_events_per_user=limits.max_events_per_user,
+    )
 
 
 def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
@@ -221,6 +227,11 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
     return bodies
 
 
+def _cut_short(plan: Plan, config: Config) -> list[str]:
+    """Steps that public counts make too costly, which subscribers are told: those of the plan, and shrinkage."""
+    return [*plan.cut_short, *(["empirical-bayes"] if too_costly(plan, config) else [])]
+
+
 def _messages(
     plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogram], config: Config, carried: Body
 ) -> list[Message]:
@@ -255,6 +266,7 @@ def _messages(
         "digest": digest(message.value for message in messages),
         "generation": plan.generation,
         **({"withheld": True} if plan.withheld else {}),
+        **({"cut_short": list(cut_short)} if (cut_short := _cut_short(plan, config)) else {}),
         **carried,
     }
     if plan.histogram is not None:

@@ -108,6 +108,8 @@ class Plan(
     equally under "participation": a sample, a user in a cell, or a user in the window. ``sum_cap``: the most that one user adds
     to Σx of a cell, in quanta; 0 for no cap. ``withheld``: the window could not be planned, so nothing is drawn and nobody is
     charged; its close marker says so.
+    ``max_cells_per_user``, ``max_events_per_user``: limits under which the rows were counted, 0 for none. ``cut_short``: what
+    public counts made too costly to try in full, "suppression" or "clipping"; only under "values".
     Columns are stored as little-endian bytes (``…_bytes``) and read through the property of the same name.
     """
 
@@ -140,6 +142,9 @@ class Plan(
     histogram: HistogramPlan | None = None
     merged_bytes: bytes = b""
     withheld: bool = False
+    max_cells_per_user: int = 0
+    max_events_per_user: int = 0
+    cut_short: tuple[str, ...] = ()
 
     @property
     def cells(self) -> IdArray:

@@ -6,7 +6,7 @@ No server and no clock: the result depends only on the rows, on what users have 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
+from stream.config.section import BoundingBox
 from stream.messages.message import Message
 from stream.statistics.carried_clipping import carry
 from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
@@ -24,6 +25,7 @@ from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import compose, compose_withheld, contributions_of, draw, plan_window
 from stream.statistics.plan import Columns, Plan, PlanError, within
 from stream.statistics.smoothing_state import decode_memory, encode_memory
+from stream.statistics.user_limits import UserLimits
 from stream.windows import Window, utc_text
 
 IntArray = npt.NDArray[np.int64]
@@ -31,16 +33,44 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class WindowRows:
-    """The rows of one window in the form that statistics use. ``fixes``: None if no histograms are configured."""
+    """The rows of one window as its statistics read them. ``rows``: all of them; ``counted``: those within ``limits``, of
+    which ``contributions`` and ``fixes`` are. ``fixes``: those inside ``box``, None without one.
+    """
 
     rows: npt.NDArray[np.void]
+    counted: npt.NDArray[np.void]
     contributions: Contributions
     fixes: Fixes | None
+    limits: UserLimits
+    box: BoundingBox | None
+
+    @classmethod
+    def of(cls, rows: npt.NDArray[np.void], config: Config, limits: UserLimits, box: BoundingBox | None) -> WindowRows:
+        """``rows`` of one window, whose order is immaterial, in their one order."""
+        counted, contributions = rows, contributions_of(rows, config)
+        within = limits.counted(rows, contributions)
+        if within is not None:
+            counted = rows[within]
+            contributions = contributions_of(counted, config)
+        return cls(rows, counted, contributions, fixes_of(counted, box), limits, box)
+
+    def as_planned(self, plan: Plan, config: Config) -> WindowRows:
+        """The rows as ``plan`` reads them; it may have been made under an earlier configuration, or without histograms."""
+        limits = UserLimits(plan.max_cells_per_user, plan.max_events_per_user)
+        box = None if plan.histogram is None else plan.histogram.box
+        if limits != self.limits:
+            return WindowRows.of(self.rows, config, limits, box)
+        return self if box == self.box else replace(self, fixes=fixes_of(self.counted, box), box=box)
 
     @property
     def counts(self) -> Counts:
         """Who contributed how often where."""
         return self.contributions.counts
+
+    @property
+    def beyond_limits(self) -> int:
+        """Rows that do not count because their user is above a limit: for operators only."""
+        return len(self.rows) - len(self.counted)
 
 
 class Allowance(NamedTuple):
@@ -73,7 +103,7 @@ class WindowStatistics:
     def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
         """The rows of ``window`` among ``rows``, sorted. The order in which they arrived does not matter."""
         rows = rows[(rows["time"] >= window.start * 1_000_000) & (rows["time"] < window.end * 1_000_000)]
-        return WindowRows(rows, contributions_of(rows, self.config), fixes_of(rows, histogram_box(self.config)))
+        return WindowRows.of(rows, self.config, UserLimits.of(self.config), histogram_box(self.config))
 
     def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
         """The plan of a window on the terms of its period, with the clipping ranges that ``memory`` gives.
@@ -131,12 +161,10 @@ class WindowStatistics:
             raise PlanError(
                 f"window {utc_text(plan.window.start)} was planned, but its rows cannot be read now; nothing was drawn"
             )
-        contributions, fixes = by_planned_cells(plan, rows.contributions), rows.fixes
-        planned_box = None if plan.histogram is None else plan.histogram.box
-        if planned_box != histogram_box(self.config):
-            fixes = fixes_of(rows.rows, planned_box)  # the configuration may have changed since the plan was made
+        rows = rows.as_planned(plan, self.config)
+        contributions = by_planned_cells(plan, rows.contributions)
         columns = draw(plan, contributions, noise)
-        return Drawn(contributions.counts, columns, draw_histograms(plan, fixes, noise))
+        return Drawn(contributions.counts, columns, draw_histograms(plan, rows.fixes, noise))
 
     def compose(self, plan: Plan, drawn: Drawn | None, memory: bytes, number: int) -> tuple[list[Message], bytes]:
         """All messages of the window that is committed as ``number``, close marker last, and the new memory.

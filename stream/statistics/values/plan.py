@@ -16,19 +16,20 @@ from dpcore.mean import sum_cap
 from dpcore.relation import NeighbouringRelation
 from dpcore.resolution import regroup
 from dpcore.scales import LaplaceScales
-from dpcore.suppression import STATISTICS, sweep_chop_user
+from dpcore.suppression import STATISTICS, Suppression, sweep_chop_user
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.statistics.merging import merge_hexagons
 from stream.statistics.plan import Plan, counts_digest, pack_flags, pack_ids, pack_integers
 from stream.statistics.values.cell_statistics import cell_statistics, planned_statistics, scales_by_statistic
-from stream.statistics.values.decisions import Decision, PublicWindow, decide, program, solve
+from stream.statistics.values.decisions import PublicWindow, decide, program, solve
 from stream.windows import Period, Window
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 _MANY_PAIRS = 200_000
+"""(cell, user) pairs above which no candidate but the plain one is tried: each of the others takes seconds there."""
 
 
 def plan_values(
@@ -58,7 +59,8 @@ def plan_values(
         counts = regroup(counts, merged)
     admitted = np.where(admits[counts.pair_user], counts.samples, 0)
     public = PublicWindow(counts, admitted, config, _cap(counts, admitted, config))
-    decision = _least_error(public)
+    proposals, cut_short = _proposals(public)
+    decision = min((decide(public, retained) for retained in proposals), key=lambda decision: decision.error)
     charges = decision.charges
     if config.histogram is not None:
         charges = np.where(admits, config.privacy.epsilon_micro + asked, 0)
@@ -86,6 +88,7 @@ def plan_values(
         denominators_bytes=pack_integers(decision.scales.denominator),
         sum_cap=public.cap or 0,
         merged_bytes=b"" if merged is None else pack_ids(merged),
+        cut_short=cut_short,
     )
 
 
@@ -118,25 +121,35 @@ def _enough_users(counts: Counts, samples: IntArray, min_users: int) -> IntArray
     return np.where(contributors[counts.pair_cell] >= min_users, samples, 0)
 
 
-def _least_error(public: PublicWindow) -> Decision:
-    """The configured candidate with the smallest predicted error, from public counts only."""
+def _proposals(public: PublicWindow) -> tuple[list[IntArray], tuple[str, ...]]:
+    """Retained samples (P,) to choose among, everything that is admitted first; and the steps that were cut short.
+
+    What is too costly is decided by public counts, never by a clock: above :data:`_MANY_PAIRS` pairs neither suppression nor
+    joint clipping is tried, and suppression ends at its limit of evaluations. So whoever plans the window decides the same.
+    """
     counts, speed = public.counts, public.config.speed
     plain = _enough_users(counts, public.admitted, speed.min_users)
     active = plain > 0
+    proposals, cut_short = [plain], []
+    if not active.any():
+        return proposals, ()
     part = _active_part(counts, plain)
-    proposals = []
-    if active.any():
-        if speed.suppression == "chop-user":
-            proposals.append(_suppressed(part, public.config))
-        shares = speed.allocation == "exact-loss" and speed.mean_mechanism == "allocated"
-        if speed.clipping == "joint" and shares and len(part.samples) <= _MANY_PAIRS:
-            proposals.append(_clipped(part, public))
-    candidates = [plain]
-    for samples in proposals:
+    few_pairs = len(part.samples) <= _MANY_PAIRS
+    chosen = []
+    if speed.suppression == "chop-user":
+        suppression = _suppressed(part, public.config) if few_pairs else None
+        chosen += [] if suppression is None else [suppression.samples]
+        if suppression is None or not suppression.complete:
+            cut_short.append("suppression")
+    if speed.clipping == "joint" and speed.allocation == "exact-loss" and speed.mean_mechanism == "allocated":
+        chosen += [_clipped(part, public)] if few_pairs else []
+        if not few_pairs:
+            cut_short.append("clipping")
+    for samples in chosen:
         retained = np.zeros_like(plain)
         retained[active] = samples
-        candidates.append(retained)
-    return min((decide(public, retained) for retained in candidates), key=lambda decision: decision.error)
+        proposals.append(retained)
+    return proposals, tuple(cut_short)
 
 
 def _active_part(counts: Counts, samples: IntArray) -> Counts:
@@ -147,13 +160,13 @@ def _active_part(counts: Counts, samples: IntArray) -> Counts:
     return Counts(counts.cells[cells], counts.users[users], pair_cell, pair_user, samples[active])
 
 
-def _suppressed(part: Counts, config: Config) -> IntArray:
+def _suppressed(part: Counts, config: Config) -> Suppression:
     return sweep_chop_user(
         part,
         config.privacy.epsilon_micro,
         statistics=[name for name in STATISTICS if name in config.speed.statistics] or ["mean"],
         min_users=config.speed.min_users,
-    ).samples
+    )
 
 
 def _clipped(part: Counts, public: PublicWindow) -> IntArray:

@@ -1,0 +1,226 @@
+"""What one user may count for in a window: a rule on their own rows, whatever others send and whatever was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h3
+import jsonschema
+import numpy as np
+import pytest
+
+from dpcore.noise import Noise
+from dpcore.suppression import MAX_EVALUATIONS, Suppression, sweep_chop_user
+from stream.config import ConfigError
+from stream.messages.message import WINDOW, schema
+from stream.statistics import shrinkage
+from stream.statistics.pipeline import contributions_of
+from stream.statistics.plan import PlanError
+from stream.statistics.user_limits import UserLimits
+from stream.statistics.values import plan as values_plan
+from stream.statistics.window_release import Allowance, Drawn, WindowRows, WindowStatistics
+from stream.storage.row_store import ROW
+from tests.support.builders import SLOT, bus_config, located_rows, riders_config, with_histograms
+
+Rule = Callable[[np.ndarray], np.ndarray]
+AUSTIN = h3.latlng_to_cell(30.27, -97.74, 7)
+
+
+def hexagons(number: int) -> np.ndarray:
+    """Ids of ``number`` hexagons of resolution 7 around one, ascending."""
+    rings = next(k for k in range(100) if 3 * k * (k + 1) + 1 >= number)
+    return np.sort(np.array([h3.str_to_int(cell) for cell in h3.grid_disk(AUSTIN, rings)], dtype=np.uint64))[:number]
+
+
+def crowded_rows(seed: int, n: int = 400, users: int = 5, places: int = 9) -> np.ndarray:
+    """Rows of few users in many cells, with repeated (user, time) in one cell and in several."""
+    rng = np.random.default_rng(seed)
+    rows = np.zeros(n, dtype=ROW)
+    rows["cell"] = rng.choice(hexagons(places), n)
+    rows["user"] = 1 + np.minimum(rng.geometric(0.4, n), users)
+    rows["time"] = SLOT * 1_000_000 + rng.integers(0, n // 2, n) * 1_000_000
+    rows["value"] = rng.integers(0, 6500, n)
+    return rows
+
+
+def window_rows(rows: np.ndarray, folder: Path, limits: UserLimits) -> WindowRows:
+    return WindowRows.of(rows, bus_config(folder), limits, None)
+
+
+def sorted_rows(rows: np.ndarray) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, rows.tolist()))
+
+
+def test_users_within_the_limits_count_in_full(tmp_path: Path) -> None:
+    rows = crowded_rows(1)
+    whole = window_rows(rows, tmp_path, UserLimits(9, 400))
+    assert whole.counted is rows
+    assert whole.beyond_limits == 0
+    assert window_rows(rows, tmp_path, UserLimits(0, 0)).counted is rows
+
+
+@pytest.mark.parametrize(("cells", "events"), [(3, 400), (9, 10), (2, 25), (1, 1), (0, 7), (4, 0)])
+def test_of_a_user_above_a_limit_count_the_first_events_and_their_fullest_cells(
+    cells: int, events: int, tmp_path: Path
+) -> None:
+    """Against the rule said user by user, over 40 windows."""
+    for seed in range(40):
+        rows = crowded_rows(seed)
+        found = window_rows(rows, tmp_path, UserLimits(cells, events)).contributions
+        whole = contributions_of(rows, bus_config(tmp_path))
+        kept = []
+        for user in np.unique(rows["user"]).tolist():
+            own = contributions_of(rows[rows["user"] == user], bus_config(tmp_path))
+            visited = np.repeat(own.counts.cells[own.counts.pair_cell], own.counts.samples)
+            order = np.argsort(own.times)[: events or None]
+            names, held = np.unique(visited[order], return_counts=True)
+            favourites = names[np.lexsort((names, -held))][: cells or None]
+            kept.append((user, own.times[order].max(), set(favourites.tolist())))
+        for user, last, favourites in kept:
+            index = np.searchsorted(found.counts.users, user)
+            pairs = np.flatnonzero(found.counts.pair_user == index)
+            assert set(found.counts.cells[found.counts.pair_cell[pairs]].tolist()) == favourites
+            assert not events or found.counts.samples[pairs].sum() <= events
+            assert max(found.times[found.pair_start[p] : found.pair_start[p + 1]].max() for p in pairs) <= last
+        assert np.array_equal(found.counts.users, whole.counts.users), "nobody disappears"
+
+
+def changes_with_others(rule: Rule, seed: int) -> bool:
+    """Whether what counts of somebody depends on who else is there."""
+    rows = crowded_rows(seed)
+    together = rule(rows)
+    return any(
+        sorted_rows(together[together["user"] == user]) != sorted_rows(rule(rows[rows["user"] == user]))
+        for user in np.unique(rows["user"]).tolist()
+    )
+
+
+def changes_with_values(rule: Rule, seed: int) -> bool:
+    """Whether which rows count, and how many a user has in each cell, depends on what was measured."""
+    rows = crowded_rows(seed)
+    other = rows.copy()
+    other["value"] = np.random.default_rng(seed + 1).integers(0, 6500, len(rows))
+    where = [name for name in ROW.names or () if name != "value"]
+    return sorted_rows(rule(rows)[where]) != sorted_rows(rule(other)[where])
+
+
+def test_neither_others_nor_values_decide_what_counts_of_a_user(tmp_path: Path) -> None:
+    """40 windows: the neighbours of either relation differ in their own user's part only, so no sensitivity changes."""
+    limits = UserLimits(3, 20)
+
+    def counted(rows: np.ndarray) -> np.ndarray:
+        return window_rows(rows, tmp_path, limits).counted
+
+    assert not any(changes_with_others(counted, seed) for seed in range(40))
+    assert not any(changes_with_values(counted, seed) for seed in range(40))
+
+
+def test_a_limit_on_the_whole_window_or_by_speed_is_caught() -> None:
+    """The planted bugs: the first events whoever sent them; the fastest events of each user."""
+
+    def first_of_all(rows: np.ndarray) -> np.ndarray:
+        return rows[np.argsort(rows["time"], kind="stable")][:100]
+
+    def fastest(rows: np.ndarray) -> np.ndarray:
+        order = np.lexsort((-rows["value"], rows["user"]))
+        ranked = rows[order]
+        return ranked[np.arange(len(rows)) - np.searchsorted(ranked["user"], ranked["user"]) < 20]
+
+    assert changes_with_others(first_of_all, 3)
+    assert changes_with_values(fastest, 3)
+
+
+def statistics_of(folder: Path, **settings: Any) -> WindowStatistics:
+    return WindowStatistics(bus_config(folder, **settings))
+
+
+def planned_and_drawn(statistics: WindowStatistics, rows: np.ndarray) -> tuple[Any, Drawn | None, dict[str, Any]]:
+    """Plan, draw and close marker of the first window."""
+    window = statistics.config.slotting.window(SLOT)
+    held = statistics.arrange(rows, window)
+    left = np.full(held.counts.n_users, statistics.config.privacy.ledger_budget)
+    plan = statistics.plan(held, window, Allowance(left, None, False), b"", "11111111-1111-4111-8111-111111111111")
+    drawn = statistics.draw(plan, held, Noise())
+    messages, _ = statistics.compose(plan, drawn, b"", 1)
+    marker = json.loads(messages[-1].value)
+    jsonschema.validate(marker, schema(WINDOW))
+    return plan, drawn, marker
+
+
+def test_a_window_is_drawn_under_the_limits_it_was_planned_under(tmp_path: Path) -> None:
+    """Limits that are changed between plan and draw hold from the next window on; histograms see the same rows."""
+    rows = located_rows(4, 500, users=6)
+    narrow = {"window.max_cells_per_user": 2, "window.max_events_per_user": 40}
+    before = WindowStatistics(with_histograms("values", tmp_path, ["ug"], **narrow))
+    plan, drawn, _ = planned_and_drawn(before, rows)
+    assert (plan.max_cells_per_user, plan.max_events_per_user) == (2, 40)
+    after = WindowStatistics(with_histograms("values", tmp_path, ["ug"]))
+    held = after.arrange(rows, after.config.slotting.window(SLOT))
+    again = after.draw(plan, held, Noise())
+    assert again is not None
+    assert drawn is not None
+    assert np.array_equal(again.counts.samples, drawn.counts.samples)
+    assert int(again.counts.samples.sum()) <= 6 * 40
+    unlimited = plan.__class__(
+        **{name: getattr(plan, name) for name in plan.__struct_fields__} | {"max_cells_per_user": 0}
+    )
+    with pytest.raises(PlanError, match="changed after they were planned"):
+        after.draw(unlimited, held, Noise())
+
+
+def made_up_users(users: int, cells: int) -> np.ndarray:
+    """One message of every user in every cell."""
+    rows = np.zeros(users * cells, dtype=ROW)
+    rows["cell"] = np.tile(hexagons(cells), users)
+    rows["user"] = np.repeat(np.arange(1, users + 1), cells)
+    rows["time"] = SLOT * 1_000_000 + np.tile(np.arange(cells), users) * 1_000_000
+    rows["value"] = 1000
+    return rows
+
+
+def test_ten_made_up_users_in_2200_cells_cost_no_more_than_their_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """22 000 messages, which without limits kept a window from closing for over 18 minutes: now the sweep ends early."""
+    evaluations = []
+
+    def counted(*given: Any, **named: Any) -> Suppression:
+        suppression = sweep_chop_user(*given, **named)
+        evaluations.append(suppression.evaluations)
+        return suppression
+
+    monkeypatch.setattr(values_plan, "sweep_chop_user", counted)
+    statistics = statistics_of(tmp_path)
+    rows = made_up_users(10, 2_200)
+    held = statistics.arrange(rows, statistics.config.slotting.window(SLOT))
+    assert held.beyond_limits == 12_000
+    assert np.bincount(held.counts.pair_user).max() == 1_000
+    _, _, marker = planned_and_drawn(statistics, rows)
+    assert marker["cut_short"] == ["suppression"]
+    assert len(evaluations) == 1
+    assert evaluations[0] <= MAX_EVALUATIONS
+
+
+def test_what_public_counts_make_too_costly_is_left_out_and_said_in_the_close_marker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = crowded_rows(2)
+    _, _, marker = planned_and_drawn(statistics_of(tmp_path), rows)
+    assert "cut_short" not in marker
+    monkeypatch.setattr(values_plan, "_MANY_PAIRS", 10)
+    monkeypatch.setattr(shrinkage, "MAX_CELLS", 5)
+    plan, drawn, marker = planned_and_drawn(statistics_of(tmp_path), rows)
+    assert marker["cut_short"] == ["suppression", "clipping", "empirical-bayes"]
+    assert drawn is not None
+    assert np.array_equal(plan.retained, drawn.counts.samples), "everything is retained"
+    plain = {"speed.suppression": "none", "speed.clipping": "none", "speed.post_processing": []}
+    assert "cut_short" not in planned_and_drawn(statistics_of(tmp_path, **plain), rows)[2]
+
+
+def test_more_cells_than_a_user_may_count_in_are_refused_under_participation(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cells_per_user 8 is above window.max_cells_per_user 7.*raise"):
+        riders_config(tmp_path, **{"window.max_cells_per_user": 7})
+    riders_config(tmp_path, **{"window.max_cells_per_user": 8})
