@@ -102,11 +102,17 @@ def close(config: Config, rows: np.ndarray) -> dict[str, Any]:
 
 
 def exponent(windows: list[dict[str, Any]], size: str) -> float | None:
-    """Slope of log CPU seconds over log ``size``, where fixed costs no longer hide it; None with fewer than two points."""
-    settled = [window for window in windows if window["close"] >= _SETTLED]
-    if len(settled) < 2:
-        return None
-    return float(np.polyfit(np.log([w[size] for w in settled]), np.log([w["close"] for w in settled]), 1)[0])
+    """Slope of log CPU seconds over log ``size``, where fixed costs no longer hide it.
+
+    Windows in which other steps were cut short are fitted apart, and the steepest slope counts; None without two alike.
+    """
+    slopes = []
+    for cut_short in {tuple(window["cut_short"]) for window in windows}:
+        alike = [w for w in windows if tuple(w["cut_short"]) == cut_short and w["close"] >= _SETTLED]
+        if len({window[size] for window in alike}) > 1:
+            logs = np.log([[window[size], window["close"]] for window in alike])
+            slopes.append(float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0]))
+    return max(slopes, default=None)
 
 
 def series_of(sizes: Sizes, folder: Path) -> dict[str, tuple[str, list[tuple[Config, dict[str, int]]]]]:

@@ -55,9 +55,9 @@ class Counts:
 
     def by_user(self, column: IntArray) -> IntArray:
         """Sums of a pair column per user, shape (L,)."""
-        order = np.argsort(self.pair_user, kind="stable")
-        start = np.searchsorted(self.pair_user[order], np.arange(self.n_users + 1))
-        return _segment_sums(column[order], start.astype(np.int64))
+        sums = np.zeros(self.n_users, dtype=np.int64)
+        np.add.at(sums, self.pair_user, column)  # bincount would add in floating point
+        return sums
 
     def max_by_cell(self, column: IntArray) -> IntArray:
         """Largest entry of a pair column per cell, shape (C,); every cell has at least one pair."""
@@ -88,17 +88,19 @@ class Contributions:
             raise ParameterError(f"columns of {len(cell)}, {len(user)}, {len(time)} and {n} rows; give equal lengths")
         if n * max(upper, 1) >= MAX_TOTAL:
             raise OverflowBoundError(f"{n} values of up to {upper} quanta could exceed 2^62; use a coarser quantum")
-        order = np.lexsort((value, time, user, cell))
-        cell, user, time = cell[order], user[order], time[order]
-        values = np.clip(value[order].astype(np.int64), 0, upper)
+        cells, of_cell = np.unique(cell, return_inverse=True)
+        users, of_user = np.unique(user, return_inverse=True)
+        pair = of_cell.astype(np.int64) * len(users) + of_user
+        order = _order(pair, time.astype(np.int64), value)
+        pair = pair[order]
         new_pair = np.ones(n, dtype=bool)
-        new_pair[1:] = (cell[1:] != cell[:-1]) | (user[1:] != user[:-1])
+        new_pair[1:] = pair[1:] != pair[:-1]
         first = np.flatnonzero(new_pair)
         pair_start = np.append(first, n).astype(np.int64)
-        cells, pair_cell = np.unique(cell[first], return_inverse=True)
-        users, pair_user = np.unique(user[first], return_inverse=True)
-        counts = Counts(cells, users, pair_cell.astype(np.int64), pair_user.astype(np.int64), np.diff(pair_start))
-        return cls(counts, values, time.astype(np.int64), pair_start, upper)
+        pair_cell, pair_user = np.divmod(pair[first], max(len(users), 1))
+        counts = Counts(cells, users, pair_cell, pair_user, np.diff(pair_start))
+        values = np.clip(value[order].astype(np.int64), 0, upper)
+        return cls(counts, values, time[order].astype(np.int64), pair_start, upper)
 
     def regroup(self, renamed: IdArray) -> Contributions:
         """The same events with cell g called ``renamed[g]``, shape (C,); a user's in cells of one name are one pair."""
@@ -138,6 +140,24 @@ class Contributions:
                 f"squares of {len(self.values)} values of up to {self.upper} quanta could exceed 2^62; coarser quantum"
             )
         return _segment_sums(self.values * self.values, self.pair_start[self.counts.cell_start])
+
+
+def _order(pair: IntArray, time: IntArray, value: IntArray) -> IntArray:
+    """Order by (pair, time, value), shape (N,): by one packed key where pairs and times fit into 63 bits and none repeats.
+
+    Sorting one key is ten times as fast as sorting by several.
+    """
+    if not len(pair):
+        return np.zeros(0, dtype=np.int64)
+    start = time.min()
+    bits = int(time.max() - start).bit_length()
+    if int(pair.max()).bit_length() + bits <= 63:
+        packed = (pair << bits) | (time - start)
+        order: IntArray = np.argsort(packed)
+        packed = packed[order]
+        if not np.any(packed[1:] == packed[:-1]):
+            return order
+    return np.lexsort((value, time, pair))
 
 
 def _segment_sums(column: IntArray, start: IntArray) -> IntArray:

@@ -38,8 +38,11 @@ from stream.statistics.values.plan import plan_values
 from stream.windows import Period, Window, utc_text
 
 IntArray = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.uint64]
 Body = dict[str, Any]
 
+_MIXER = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number whose bits look random: products of different users rarely differ by a difference of times."""
 UNITS = {
     "mean": "km/h",
     "mean_smoothed": "km/h",
@@ -58,11 +61,15 @@ def contributions_of(rows: npt.NDArray[np.void], config: Config) -> Contribution
     Of rows with equal (user, time), the one with the lowest (cell, value) is kept. Whatever the values, this is one sample of
     that user, so sensitivities are unchanged.
     """
-    order = np.lexsort((rows["value"], rows["cell"], rows["time"], rows["user"]))
-    ordered = rows[order]
-    keep = np.ones(len(ordered), dtype=bool)
-    keep[1:] = (ordered["user"][1:] != ordered["user"][:-1]) | (ordered["time"][1:] != ordered["time"][:-1])
-    kept = ordered[keep]
+    repeated = _repeated(rows["user"].astype(np.uint64), rows["time"].astype(np.int64))
+    kept = rows
+    if len(repeated):
+        some = rows[repeated]
+        order = np.lexsort((some["value"], some["cell"], some["time"], some["user"]))
+        user, time = some["user"][order], some["time"][order]
+        keep = np.ones(len(rows), dtype=bool)
+        keep[repeated[order[1:]]] = (user[1:] != user[:-1]) | (time[1:] != time[:-1])
+        kept = rows[keep]
     return Contributions.group(
         kept["cell"].astype(np.uint64),
         kept["user"].astype(np.uint64),
@@ -70,6 +77,14 @@ def contributions_of(rows: npt.NDArray[np.void], config: Config) -> Contribution
         kept["value"].astype(np.int64),
         upper=config.speed.upper_quanta,
     )
+
+
+def _repeated(user: IdArray, time: IntArray) -> IntArray:
+    """Indices of the rows that share their (user, time) with another, and perhaps of a few more."""
+    mixed = user * _MIXER + time.view(np.uint64)  # modulo 2^64: equal rows stay equal
+    ordered = np.sort(mixed)
+    again = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    return np.flatnonzero(np.isin(mixed, again)) if len(again) else np.zeros(0, dtype=np.int64)
 
 
 def plan_window(

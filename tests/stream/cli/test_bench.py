@@ -64,7 +64,7 @@ def test_without_quick_the_full_size_is_run_and_said(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["sprint"], "choose one of dashboard, ingest"),
+        (["sprint"], "choose one of closing, dashboard"),
         (["split_regret", "--plot", "."], "draws nothing; leave out --plot"),
         (["scaling", "--plot", "nowhere"], "nowhere"),
         (["scaling", "--fast"], "--fast"),

@@ -54,6 +54,21 @@ def sorted_rows(rows: np.ndarray) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, rows.tolist()))
 
 
+def test_of_a_users_events_at_one_time_the_one_of_lowest_cell_and_value_counts(tmp_path: Path) -> None:
+    """40 windows with many repeats, in any order: the literal rule, and nothing else is left out."""
+    for seed in range(40):
+        rows = crowded_rows(seed)
+        lowest: dict[tuple[int, int], tuple[int, int]] = {}
+        for cell, user, time, value in rows[["cell", "user", "time", "value"]].tolist():
+            lowest[user, time] = min(lowest.get((user, time), (cell, value)), (cell, value))
+        found = contributions_of(rows, bus_config(tmp_path))
+        counts, pair = found.counts, np.repeat(np.arange(len(found.counts.samples)), found.counts.samples)
+        cells, users = counts.cells[counts.pair_cell[pair]].tolist(), counts.users[counts.pair_user[pair]].tolist()
+        kept = zip(users, found.times.tolist(), cells, found.values.tolist(), strict=True)
+        assert {(user, time): (cell, value) for user, time, cell, value in kept} == lowest
+        assert len(found.values) == len(lowest) < len(rows)
+
+
 def test_users_within_the_limits_count_in_full(tmp_path: Path) -> None:
     rows = crowded_rows(1)
     whole = window_rows(rows, tmp_path, UserLimits(9, 400))
