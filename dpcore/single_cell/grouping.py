@@ -102,18 +102,23 @@ def lower_median(samples: IntArray) -> int:
 
 def widest_grouping(samples: IntArray) -> Grouping:
     """The grouping that maximises K̄·√m_UB over every m_UB in [min m, max m]; ties to the smaller m_UB."""
-    m = checked_samples(samples)
-    _check_capacity(int(m.max()))
+    m = np.sort(checked_samples(samples))
+    _check_capacity(int(m[-1]))
+    capacity = np.arange(int(m[0]), int(m[-1]) + 1)
+    fewer = np.searchsorted(m, capacity, side="right")
+    clipped = np.append(0, np.cumsum(m))[fewer] + capacity * (len(m) - fewer)
+    # At most one array is at most half full, which bounds K̄ without packing: the most promising are packed first.
+    # In floating point, so that no product overflows, and a hair larger than rounding could make it too small.
+    most_arrays = np.minimum(len(m), 2 * clipped // capacity + 1).astype(np.float64)
+    bound = most_arrays**2 * capacity * (1 + 1e-9)
     best: Grouping | None = None
     best_score = 0
-    for capacity in range(int(m.min()), int(m.max()) + 1):
-        # At most one array is at most half full, which bounds K̄ without packing.
-        most_arrays = min(len(m), 2 * int(np.minimum(m, capacity).sum()) // capacity + 1)
-        if best is not None and most_arrays**2 * capacity <= best_score:
-            continue
-        grouping = bestfit(m, capacity)
-        score = grouping.n_arrays**2 * capacity
-        if best is None or score > best_score:
+    for at in np.argsort(-bound, kind="stable").tolist():
+        if bound[at] < best_score:
+            break
+        grouping = bestfit(samples, int(capacity[at]))
+        score = grouping.n_arrays**2 * grouping.capacity
+        if best is None or (score, -grouping.capacity) > (best_score, -best.capacity):
             best, best_score = grouping, score
     assert best is not None
     return best
