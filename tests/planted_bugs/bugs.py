@@ -311,10 +311,26 @@ DRAW = (
     Bug(
         "a repeated row is a second sample",
         "stream/statistics/pipeline.py",
-        "keep[1:] = (ordered",
-        "keep[:0] = (ordered",
+        "kept = rows[keep]",
+        "kept = rows",
         "tests/stream/statistics/test_pipeline.py",
         "any_order_with_duplicates",
+    ),
+    Bug(
+        "limits of a user: others decide which events count",
+        "stream/statistics/user_limits.py",
+        "order = np.lexsort((time, user))",
+        "order = np.argsort(time)",
+        "tests/stream/statistics/test_user_limits.py",
+        "neither_others",
+    ),
+    Bug(
+        "limits of a user: a window is drawn under others than it was planned under",
+        "stream/statistics/window_release.py",
+        "if limits != self.limits:",
+        "if False:",
+        "tests/stream/statistics/test_user_limits.py",
+        "drawn_under",
     ),
     Bug(
         "rows other than planned are drawn",
