@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from dpcore.contributions import IntArray
 from dpcore.errors import ParameterError
@@ -118,6 +117,8 @@ def consistent_cells(
     ``root``: totals (C,) and the scale of their noise (that of Laplace noise of equal deviation), 0 where they are
     public. A noisy total is made consistent with the levels, and taken as at least 1.
     """
+    from scipy.optimize import isotonic_regression  # half a second, which commands that release no percentile save
+
     known, root_scale = root
     leaves = consistent_leaves(tree, known, 2 * np.square(root_scale), noisy, 2 * np.square(scales))
     linear = _prefixes(leaves)

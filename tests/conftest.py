@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ from tests.support.redis_servers import EMBEDDED
 
 # Brokers of the tests live for seconds or minutes: the optimising compiler would cost more than it saves.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+# Tests start hundreds of Python processes: none of them compiles what another has compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 LONG = ("test_documents.py", "test_worker.py")
 """Files with tests of a minute and more: first, so that no process of a run is left alone with one at the end."""

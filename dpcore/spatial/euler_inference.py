@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import coo_array, csr_array
 
 from dpcore.spatial.domain import FloatArray, IntGrid
@@ -162,21 +161,26 @@ class _Program:
 
     def relaxed(self) -> FloatArray | None:
         """A vertex of the relaxation, shape (n,)."""
+        from scipy import optimize  # half a second, which commands that infer nothing save
+
         # Dual simplex: interior points would stop between tied integral vertices.
-        return self._components(linprog(self.cost, self.matrix, self.upper, bounds=(0, None), method="highs-ds").x)
+        found = optimize.linprog(self.cost, self.matrix, self.upper, bounds=(0, None), method="highs-ds")
+        return self._components(found.x)
 
     def rounding_of(self, relaxed: FloatArray) -> FloatArray | None:
         """The best feasible choice of every fractional component's floor or ceiling."""
+        from scipy import optimize
+
         whole = np.rint(relaxed)
         fractional = np.abs(relaxed - whole) > INTEGRAL_WITHIN
         low, high, integral = np.zeros(self.width), np.full(self.width, np.inf), np.zeros(self.width)
         low[: self.n] = np.where(fractional, np.floor(relaxed), whole)
         high[: self.n] = np.where(fractional, np.ceil(relaxed), whole)
         integral[: self.n] = fractional
-        result = milp(
+        result = optimize.milp(
             self.cost,
-            constraints=LinearConstraint(self.matrix, -np.inf, self.upper),
-            bounds=Bounds(low, high),
+            constraints=optimize.LinearConstraint(self.matrix, -np.inf, self.upper),
+            bounds=optimize.Bounds(low, high),
             integrality=integral,
             options={"time_limit": ROUNDING_SECONDS},
         )
