@@ -11,20 +11,24 @@ bounded by about 0.79; half the noise by about 1.69; an ε of 1.5 by about 1.24,
 
 from __future__ import annotations
 
+import math
+import os
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from dpcore.noise import Noise
+from dpcore.noise import EntropySource, Noise
 
 ALPHA = 1e-4
 """Chance that a correct mechanism is refuted by one audit."""
 N = 6000
 """Samples per side."""
 _THRESHOLDS = 200
+_LARGEST_POOL = 512
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -120,24 +124,34 @@ def samples(draw: Callable[[Noise], npt.ArrayLike], noise: Noise | None = None, 
 
 
 class Pooled(Noise):
-    """Real noise, drawn in batches and handed out one by one: an audit repeats the same scale thousands of times."""
+    """The shipped noise, drawn in batches and handed out draw by draw: an audit repeats small draws thousands of times."""
 
-    def __init__(self, shrink: int = 1) -> None:
-        super().__init__()
+    def __init__(self, entropy: EntropySource = os.urandom, shrink: int = 1) -> None:
+        super().__init__(entropy)
         self._shrink = shrink
-        self._pools: dict[tuple[int, int], list[int]] = {}
+        self._pools: defaultdict[tuple[int, int], _Pool] = defaultdict(_Pool)
 
     def discrete_laplace(self, numerator, denominator=1, size=None):  # type: ignore[no-untyped-def]
-        if size != 1:
+        shape = np.broadcast_shapes(np.shape(numerator), np.shape(denominator)) if size is None else (size,)
+        if math.prod(shape) > _LARGEST_POOL:
             return super().discrete_laplace(numerator, self._shrink * np.asarray(denominator), size)
-        key = int(numerator), int(denominator)
-        pool = self._pools.get(key, [])
-        if not pool:
-            # A scale met for the first time may be the only one of its kind: ranges are drawn.
-            fill = 512 if key in self._pools else 1
-            pool = super().discrete_laplace(numerator, self._shrink * denominator, fill).tolist()
-            self._pools[key] = pool
-        return np.array([pool.pop()])
+        t, s = (np.broadcast_to(part, shape).ravel().tolist() for part in (numerator, denominator))
+        return np.array([self._one(scale) for scale in zip(t, s, strict=True)], dtype=np.int64).reshape(shape)
+
+    def _one(self, scale: tuple[int, int]) -> int:
+        pool = self._pools[scale]
+        if not pool.waiting:
+            pool.waiting = super().discrete_laplace(scale[0], self._shrink * scale[1], pool.next_size).tolist()
+            pool.next_size = min(4 * pool.next_size, _LARGEST_POOL)
+        return pool.waiting.pop()
+
+
+@dataclass
+class _Pool:
+    """Draws of one scale. A scale met for the first time may be the only one of its kind: ranges are drawn."""
+
+    waiting: list[int] = field(default_factory=list)
+    next_size: int = 1
 
 
 def half_scale() -> Noise:

@@ -25,7 +25,7 @@ from dpcore.spatial import (
 from dpcore.spatial.htf import RankedCells, split_costs, split_sensitivity
 from dpcore.spatial.partition import box_sums, image_of, whole
 from dpcore.spatial.trees import Candidates, median_costs
-from tests.audit.blackbox import Bound, assert_caught, assert_private, epsilon_lower_bound
+from tests.audit.blackbox import Bound, Pooled, assert_caught, assert_private, epsilon_lower_bound
 from tests.dpcore.spatial.mechanisms import every_mechanism
 
 N = 600
@@ -39,7 +39,7 @@ QUERIES = Rectangles.of_cells([[0, 1, 0, 1], [0, 3, 2, 3], [1, 2, 0, 3]])
 MECHANISMS = every_mechanism((1, 2, 4), QUERIES)
 
 
-class QuarterOfTheScale(Noise):
+class QuarterOfTheScale(Pooled):
     """Planted bug: a quarter of the noise scale that was asked for."""
 
     factor = 4
@@ -54,7 +54,7 @@ class SixteenthOfTheScale(QuarterOfTheScale):
     factor = 16
 
 
-def bound(mechanism: Any, noise: type[Noise] = Noise, points_per_user: int = POINTS) -> Bound:
+def bound(mechanism: Any, noise: type[Pooled] = Pooled, points_per_user: int = POINTS) -> Bound:
     """Lower bound of ε from all 16 cells with and without a user's points, all of them in one corner."""
     without = np.zeros((4, 4), dtype=np.int64)
     without[2, 1] = 3
@@ -80,7 +80,7 @@ def test_a_black_box_finds_no_more_than_epsilon(name: str) -> None:
         *((name, SixteenthOfTheScale) for name in ("kdtree", "privlet", "e2epriv relative", "auto")),
     ],
 )
-def test_the_black_box_catches_too_small_a_scale(name: str, planted: type[Noise]) -> None:
+def test_the_black_box_catches_too_small_a_scale(name: str, planted: type[Pooled]) -> None:
     assert_caught(bound(MECHANISMS[name], planted), EPSILON)
 
 

@@ -1,4 +1,4 @@
-"""``python -m tests.planted_bugs [--quick] [--only TEXT] [--jobs N]``: plant every bug in a copy of the tree, and report.
+"""``python -m tests.planted_bugs [--quick] [--only TEXT] [--jobs N] [--markdown]``: plant every bug in a copy of the tree.
 
 First the tests named must pass in a copy without a bug; then each bug must make its test fail. Exit 0 if all were
 noticed, 1 otherwise. The tree itself is never touched.
@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
 from tests.planted_bugs.bugs import BUGS, QUICK, Bug
-from tests.planted_bugs.planting import PASSED, copy_tree, noticed, run
+from tests.planted_bugs.planting import copy_tree, failing_without_a_bug, noticed
 
 
 def main() -> int:
@@ -24,6 +24,9 @@ def main() -> int:
     options.add_argument("--quick", action="store_true", help="only the few that every run of the tests plants")
     options.add_argument("--only", default="", help="only bugs whose name contains this")
     options.add_argument("--jobs", type=int, default=2, help="copies of the tree that are tested at once (2)")
+    options.add_argument(
+        "--markdown", action="store_true", help="a table: the bug, its file, and the test that noticed"
+    )
     given = options.parse_args()
     bugs = [bug for bug in BUGS if given.only in bug.name and (not given.quick or bug.name in QUICK)]
     started = time.monotonic()
@@ -32,25 +35,32 @@ def main() -> int:
         for job in range(given.jobs):
             copies.put(copy_tree(Path(folder) / str(job)))
 
-        def judged(bug: Bug | tuple[str, str]) -> tuple[str, float]:
+        def judged(bug: Bug) -> tuple[str, float]:
             copy, begun = copies.get(), time.monotonic()
             try:
-                verdict = noticed(bug, copy) if isinstance(bug, Bug) else run(copy, *bug)
+                return noticed(bug, copy), time.monotonic() - begun
             finally:
                 copies.put(copy)
-            return verdict, time.monotonic() - begun
 
-        whole = sorted({(bug.test, bug.select) for bug in bugs})
-        broken = [
-            named for named, (verdict, _) in zip(whole, pool.map(judged, whole), strict=True) if verdict != PASSED
-        ]
-        for test, select in broken:
-            print(f"without any bug {test} -k '{select}' does not pass: what it notices would mean nothing")
+        whole = copies.get()
+        broken = failing_without_a_bug(bugs, whole, given.jobs)
+        copies.put(whole)
+        if broken:
+            print(f"tests that fail without any bug: what they notice would mean nothing\n{broken}")
         missed = 0
+        if given.markdown:
+            print("| planted bug | file | noticed by | |\n|---|---|---|---|")
         for bug, (verdict, seconds) in zip(bugs, pool.map(judged, bugs), strict=True):
             missed += verdict != "noticed"
-            print(f"{verdict:10} {seconds:5.1f} s  {bug.name:72} {bug.test} -k '{bug.select}'", flush=True)
-    print(f"{len(bugs) - missed} of {len(bugs)} planted bugs noticed in {time.monotonic() - started:.0f} s")
+            test = f"{bug.test} -k '{bug.select}'" if bug.select else bug.test
+            if given.markdown:
+                print(f"| {bug.name} | `{bug.file}` | `{test}` | {verdict} |", flush=True)
+            else:
+                print(f"{verdict:10} {seconds:5.1f} s  {bug.name:72} {test}", flush=True)
+    print(
+        f"{len(bugs) - missed} of {len(bugs)} planted bugs noticed in {time.monotonic() - started:.0f} s",
+        file=sys.stderr,
+    )
     return 1 if missed or broken else 0
 
 

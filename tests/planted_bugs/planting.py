@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from stream.local import REPO_ROOT
@@ -14,22 +15,30 @@ from tests.planted_bugs.bugs import Bug
 PASSED = "passed"
 _PARTS = ("dpcore", "stream", "config", "tests", "bench", "docs", "pyproject.toml", "README.md")
 _SECONDS = 600
+_PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis"]
 
 
 def copy_tree(to: Path) -> Path:
-    """A copy of what the tests import and read."""
-    skipped = shutil.ignore_patterns("__pycache__", "node_modules", ".*_cache")
+    """A copy of what the tests import and read, compiled modules included, by hard links where the file system has them."""
+    skipped = shutil.ignore_patterns("node_modules", ".*_cache")
     to.mkdir(parents=True)
     for name in _PARTS:
         part = REPO_ROOT / name
         if part.is_dir():
-            shutil.copytree(part, to / name, ignore=skipped)
+            shutil.copytree(part, to / name, ignore=skipped, copy_function=_link)
         else:
-            shutil.copy2(part, to / name)
+            _link(part, to / name)
     local = REPO_ROOT / ".local"
     if local.exists():
         (to / ".local").symlink_to(local)
     return to
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
 
 
 def noticed(bug: Bug, copy: Path) -> str:
@@ -38,21 +47,41 @@ def noticed(bug: Bug, copy: Path) -> str:
     whole = file.read_text(encoding="utf-8")
     if whole.count(bug.before) != 1:
         return "misplaced"
+    # A file of its own: the other name of this one is the tree's.
+    file.unlink()
     file.write_text(whole.replace(bug.before, bug.after), encoding="utf-8")
     try:
-        verdict = run(copy, bug.test, bug.select)
+        verdict = _verdict(_answer(copy, "-x", bug.test, *(["-k", bug.select] if bug.select else [])))
     finally:
-        file.write_text(whole, encoding="utf-8")
+        file.unlink()
+        _link(REPO_ROOT / bug.file, file)
     return {PASSED: "MISSED", "failed": "noticed"}.get(verdict, verdict)
 
 
-def run(copy: Path, test: str, select: str) -> str:
-    """ "passed", "failed", or "broken" where pytest could not run ``test`` at all."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
-    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+def failing_without_a_bug(bugs: Iterable[Bug], copy: Path, jobs: int) -> str:
+    """What pytest says of the tests named, and of more that the same words select, if not all pass; else nothing."""
+    named = list(bugs)
+    files = sorted({bug.test for bug in named})
+    words = sorted({f"({bug.select})" for bug in named})
+    answer = _answer(copy, "-n", str(jobs), "--dist", "worksteal", *files, "-k", " or ".join(words))
+    return "" if _verdict(answer) == PASSED else answer.stdout
+
+
+def _answer(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(copy)}
     for name in ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
         environment.pop(name, None)
-    if select:
-        command += ["-k", select]
-    answer = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=_SECONDS, check=False)
+    return subprocess.run(
+        [*_PYTEST, *arguments],
+        cwd=copy,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+
+
+def _verdict(answer: subprocess.CompletedProcess[str]) -> str:
+    """ "passed", "failed", or "broken" where pytest could not run the test at all."""
     return {0: PASSED, 1: "failed"}.get(answer.returncode, "broken")

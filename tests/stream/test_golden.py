@@ -31,8 +31,8 @@ from stream.storage.ledger import Ledger
 from tests.support.builders import (
     SLOT,
     bus_config,
-    located_rows,
-    random_rows,
+    located,
+    pinned_rows,
     riders_config,
     with_histograms,
     zcdp_config,
@@ -82,8 +82,8 @@ def tape(seed: str) -> Callable[[int], bytes]:
 
 
 def rows_of(case: str) -> np.ndarray:
-    make = located_rows if "histograms" in case else random_rows
-    return np.concatenate([make(seed, 300, 15, slot=SLOT + 3600 * seed) for seed in range(HOURS)])
+    hours = [pinned_rows(seed, 300, 15, slot=SLOT + 3600 * seed) for seed in range(HOURS)]
+    return np.concatenate([located(rows, seed) if "histograms" in case else rows for seed, rows in enumerate(hours)])
 
 
 async def released(config: Config, redis: Redis, case: str) -> tuple[str, dict[str, Any]]:

@@ -23,7 +23,7 @@ from stream.statistics.plan import decode_plan, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.row_store import ROW
 from stream.windows import Window
-from tests.support.builders import SLOT, bus_config, random_rows, riders_config
+from tests.support.builders import SLOT, bus_config, pinned_rows, riders_config
 
 FILE = REPO_ROOT / "tests" / "golden" / "never_changes.json"
 MEANING = ("type", "enum", "const", "required", "pattern", "minimum", "maximum")
@@ -58,7 +58,7 @@ def plans(tmp_path: Path) -> dict[str, str]:
     """A stored plan of each relation."""
     stored = {}
     for config in (bus_config(tmp_path), riders_config(tmp_path)):
-        held = contributions_of(random_rows(1, 60), config)
+        held = contributions_of(pinned_rows(1, 60), config)
         window, period = config.slotting.window(SLOT), config.slotting.period_of(SLOT)
         left = np.full(len(held.counts.users), config.privacy.ledger_budget)
         plan = plan_window(held.counts, left, config, window, period, "11111111-1111-4111-8111-111111111111")

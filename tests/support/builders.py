@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,23 +74,39 @@ def with_histograms(relation: str, tmp_path: Path, mechanisms: list[str] | None 
 
 
 def located_rows(seed: int, n: int, users: int = 12, slot: int = SLOT) -> np.ndarray:
-    """:func:`random_rows` with positions near each row's cell: most inside the box of histograms, some outside."""
-    rows = random_rows(seed, n, users, slot=slot)
+    """:func:`random_rows`, :func:`located`."""
+    return located(random_rows(seed, n, users, slot=slot), seed)
+
+
+def located(rows: np.ndarray, seed: int) -> np.ndarray:
+    """The same rows with positions near each one's cell: most inside the box of histograms, some outside."""
     rng = np.random.default_rng(seed + 1)
     centre = np.array([h3.cell_to_latlng(f"{cell:x}") for cell in rows["cell"].tolist()]).reshape(-1, 2)
-    rows["lat"] = np.round((centre[:, 0] + rng.normal(0, 0.06, n)) * 1e7)
-    rows["lng"] = np.round((centre[:, 1] + rng.normal(0, 0.12, n)) * 1e7)
+    rows["lat"] = np.round((centre[:, 0] + rng.normal(0, 0.06, len(rows))) * 1e7)
+    rows["lng"] = np.round((centre[:, 1] + rng.normal(0, 0.12, len(rows))) * 1e7)
     return rows
 
 
 def random_rows(seed: int, n: int, users: int = 12, places: int = 6, slot: int = SLOT, hours: int = 1) -> np.ndarray:
     """``n`` rows of a random small city; distinct (user, time)."""
+    return _city(seed, n, users, places, slot, lambda rng: rng.choice(hours * 3_600_000, n, replace=False))
+
+
+def pinned_rows(seed: int, n: int, users: int = 12, slot: int = SLOT) -> np.ndarray:
+    """Rows of such a city whose releases a file holds: they stay as they were drawn when it was written."""
+    return _city(seed, n, users, 6, slot, lambda rng: rng.permutation(3_600_000)[:n])
+
+
+def _city(
+    seed: int, n: int, users: int, places: int, slot: int, moments: Callable[[np.random.Generator], np.ndarray]
+) -> np.ndarray:
+    """``moments`` draws n distinct milliseconds after the slot's start."""
     rng = np.random.default_rng(seed)
     cells = [h3.str_to_int(h3.latlng_to_cell(30.2 + 0.05 * k, -97.7, 7)) for k in range(places)]
     rows = np.zeros(n, dtype=ROW)
     rows["cell"] = rng.choice(np.array(cells, dtype=np.uint64), n)
     rows["user"] = rng.integers(1, users + 1, n)
-    rows["time"] = slot * 1_000_000 + rng.permutation(hours * 3_600_000)[:n].astype(np.int64) * 1000
+    rows["time"] = slot * 1_000_000 + moments(rng).astype(np.int64) * 1000
     rows["value"] = rng.integers(0, 9000, n)
     return rows
 
