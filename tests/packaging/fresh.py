@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import Distribution, distribution, distributions
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -67,16 +68,20 @@ def install(archive: Path, folder: Path) -> None:
 
 def install_linked(archive: Path, folder: Path) -> None:
     """The same without a download: what ``archive`` requires, and no more, linked from the environment of the tests."""
-    run(sys.executable, "-m", "venv", folder)
-    python = folder / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", "--no-deps", archive)
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
+    run(*pip, "install", "-q", "--no-deps", archive)
     (site,) = folder.glob("lib/python*/site-packages")
     (installed,) = [found for found in distributions(path=[str(site)]) if "hexveil" in found.name]
     for name in required(installed):
         for file in distribution(name).files or ():
+            source, target = Path(str(file.locate())), site / file
             if file.suffix != ".pyc":
-                _link(Path(str(file.locate())), site / file)
-    run(python, "-m", "pip", "check")
+                _link(source, target)
+            # What Python compiled there is compiled here too: a link has its source's time stamp.
+            if file.suffix == ".py" and (compiled := Path(cache_from_source(source))).exists():
+                _link(compiled, Path(cache_from_source(target)))
+    run(*pip, "check")
 
 
 def _link(source: Path, target: Path) -> None:

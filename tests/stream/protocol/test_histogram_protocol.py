@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +27,7 @@ from tests.stream.protocol.test_release_protocol import store
 from tests.stream.statistics.test_histograms import bodies_of, planned
 from tests.support.builders import SLOT, located_rows, with_histograms
 from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.protocol_child import exit_code
 from tests.support.topics_reader import read_all
 
 NAMES = ["euler", "htf", "sparse", "ug"]
@@ -47,12 +47,7 @@ async def test_a_worker_killed_after_any_step_releases_every_histogram_once_and_
     await create_topics(config)
     rows = located_rows(1, 400)
     await store(redis, config, rows)
-    command = [sys.executable, "-m", "tests.support.protocol_child"]
-    command += [str(file), topic_name, str(tmp_path / "user.key"), kafka, redis_url, str(SLOT)]
-
-    def run(last_step: str) -> int:
-        return subprocess.run([*command, last_step], cwd=REPO_ROOT, env={"PYTHONPATH": str(REPO_ROOT)}).returncode
-
+    run = partial(exit_code, file, topic_name, tmp_path / "user.key", kafka, redis_url, SLOT)
     assert run(step) == -9
     outbox = await redis.get(FeedKeys(topic_name).outbox(SLOT))
     charged = await Ledger(redis, topic_name).total("2017-03-21")

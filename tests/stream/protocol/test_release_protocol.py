@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -33,6 +31,7 @@ from stream.storage.row_store import RowStore
 from stream.windows import Period
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.protocol_child import exit_code
 from tests.support.recalling import recalled
 from tests.support.topics_reader import read_all
 
@@ -52,15 +51,9 @@ async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_o
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     await create_topics(config)
     await store(redis, config, random_rows(1, 400))
-    command = [sys.executable, "-m", "tests.support.protocol_child"]
-    command += [str(REPO_ROOT / "config" / "bus-fleet.toml"), topic_name, str(tmp_path / "user.key"), kafka, redis_url]
-
-    def run(last_step: str) -> int:
-        done = subprocess.run(
-            [*command, str(SLOT), last_step], cwd=REPO_ROOT, env=os.environ | {"PYTHONPATH": str(REPO_ROOT)}
-        )
-        return done.returncode
-
+    run = partial(
+        exit_code, REPO_ROOT / "config" / "bus-fleet.toml", topic_name, tmp_path / "user.key", kafka, redis_url, SLOT
+    )
     assert run(step) == -9
     ledger = Ledger(redis, topic_name)
     charged_before = await ledger.total("2017-03-21")
