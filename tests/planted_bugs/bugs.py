@@ -538,7 +538,7 @@ HISTOGRAMS = (
         "fixes.of(users[charges >= plan.histogram.cost])",
         "fixes",
         "tests/stream/statistics/test_histograms.py",
-        "user_who_leaves and absolute",
+        "user_who_leaves and values",
     ),
     Bug(
         "histograms: every fix of a user counts",

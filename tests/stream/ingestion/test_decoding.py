@@ -236,19 +236,6 @@ DECLARED = Decoder(
 )
 
 
-@settings(max_examples=400, deadline=None)
-@given(st.lists(HOSTILE, max_size=8))
-@pytest.mark.parametrize("decoder", [CANONICAL, DECLARED, Decoder(configure(format="itms"), KEY)])
-def test_no_bytes_make_the_decoder_raise_and_every_message_is_accounted_for(decoder, values):
-    batch = decoder.decode(values, NOW_US)
-    assert sorted([*batch.index.tolist(), *batch.rejected.tolist()]) == list(range(len(values)))
-    assert len(batch.rows) == len(batch.index)
-    assert len(batch.reason) == len(batch.rejected)
-    assert (batch.rows["value"] >= 0).all()
-    assert len(batch.slots) == len(batch.rows)
-    assert Reason.UNDECODABLE not in {REASONS[code] for code in batch.reason}
-
-
 NUMBERS = st.floats() | st.integers() | st.integers(-(10**400), 10**400)
 EVERY_DECODER = [
     CANONICAL,
@@ -259,6 +246,19 @@ EVERY_DECODER = [
         for name in ("epoch-s", "epoch-ms", "rfc3339")
     ),
 ]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(HOSTILE, max_size=8))
+def test_no_bytes_make_a_decoder_raise_and_every_message_is_accounted_for(values):
+    for decoder in EVERY_DECODER:
+        batch = decoder.decode(values, NOW_US)
+        assert sorted([*batch.index.tolist(), *batch.rejected.tolist()]) == list(range(len(values)))
+        assert len(batch.rows) == len(batch.index)
+        assert len(batch.reason) == len(batch.rejected)
+        assert (batch.rows["value"] >= 0).all()
+        assert len(batch.slots) == len(batch.rows)
+        assert Reason.UNDECODABLE not in {REASONS[code] for code in batch.reason}
 
 
 @settings(max_examples=300, deadline=None)

@@ -54,6 +54,8 @@ async def test_the_first_stored_plan_stands_and_only_the_plan_that_was_seen_is_r
     window = await planning.window(SLOT)
     rows = planning.statistics.arrange(await state.read_rows(SLOT), window)
     first = await planning.stored(window, rows)
+    kept = await planning.store.store_plan(SLOT, b"of a worker that saw no plan while it made its own")
+    assert kept == await planning.store.plan(SLOT) == first.stored
     refused = first.plan.charged_users()[0][:1]
     replaced = await planning.replaced(window, rows, first, refused)
     assert refused[0] not in replaced.plan.charged_users()[0]
