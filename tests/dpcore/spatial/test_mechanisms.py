@@ -39,6 +39,7 @@ from dpcore.spatial.mechanism import noisy_counts
 from dpcore.spatial.partition import image_of, simplex
 from dpcore.spatial.trees import Candidates, height_of
 from dpcore.spatial.wavelet import haar, inverse_haar
+from tests.audit.blackbox import Pooled
 from tests.dpcore.spatial.mechanisms import every_mechanism
 
 QUERIES = Rectangles([0, 1, 2], [8, 4, 5], [0, 2, 1], [8, 7, 3])
@@ -299,9 +300,10 @@ def epsilon_lower_bound(mechanism: Any, epsilon_micro: int, points: int) -> floa
     """Lower bound of ε at confidence 1−α from the event "total ≥ half a user's points" with and without that user."""
     domain, whole = Domain.unit_cells(2, 2), Rectangles([0], [2], [0], [2])
     empty, present = np.zeros((2, 2), dtype=np.int64), np.array([[points, 0], [0, 0]])
+    noise = Pooled()
     hits = [
         sum(
-            mechanism.fit(c, domain, epsilon_micro, Noise(), points).answers(whole)[0] > points / 2
+            mechanism.fit(c, domain, epsilon_micro, noise, points).answers(whole)[0] > points / 2
             for _ in range(AUDIT_RUNS)
         )
         for c in (present, empty)

@@ -94,14 +94,15 @@ def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contrib
 
 
 def windows_paid(config: Config, windows: list[np.ndarray], user: int) -> int:
-    """How many windows the user, alone in the world, pays histograms for: a function of their own data."""
+    """How many windows the user, alone in the world, pays histograms for: a function of their own data and charges."""
     spent = paid = 0
     for number, rows in enumerate(windows):
         own = rows[rows["user"] == user]
         left = np.full(len(np.unique(own["user"])), config.privacy.budget_micro - spent, dtype=np.int64)
         plan, _, fixes = planned(config, own, left, SLOT + 3600 * number)
         spent += int(plan.charges.sum())
-        paid += len(contributing(plan, fixes)) > 0
+        assert plan.histogram is not None
+        paid += len(fixes) > 0 and bool((plan.charges >= plan.histogram.cost).any())
     return paid
 
 
