@@ -414,10 +414,10 @@ def test_check_states_the_promise_in_rho_and_in_epsilon_and_delta(tmp_path: Path
     assert report["windows_with_full_epsilon"] == 8
     said = CliRunner().invoke(app, ["check", "--config", file]).output
     assert f"0.4-zCDP, hence ({report['budget']}, 1e-06)-differentially private" in said
-    assert "rho_budget 0.4 pays 8 of 24 windows at rho 0.05" in said
+    assert "rho_budget 0.4 pays for 8 of 24 windows at rho 0.05" in said
     pure = CliRunner().invoke(app, ["check", "--config", written(tmp_path, "redis://127.0.0.1:1/0", "pure")]).output
     assert "zCDP" not in pure
-    assert "budget 16.0 pays 8 of 24 windows at epsilon 2.0" in pure
+    assert "budget 16.0 pays for 8 of 24 windows at epsilon 2.0" in pure
 
 
 def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_the_run(
