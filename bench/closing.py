@@ -90,13 +90,13 @@ def close(config: Config, rows: np.ndarray) -> dict[str, Any]:
         seconds[step] = time.process_time() - start
         return result
 
-    held = timed("arrange", lambda: statistics.arrange(rows, window))
-    left = np.full(held.counts.n_users, config.privacy.ledger_budget, dtype=np.int64)
+    contributions = timed("arrange", lambda: statistics.arrange(rows, window))
+    left = np.full(contributions.counts.n_users, config.privacy.ledger_budget, dtype=np.int64)
     allowance = Allowance(left, None, False)
-    plan = timed("plan", lambda: statistics.plan(held, window, allowance, b"", "benchmark"))
-    drawn = timed("draw", lambda: statistics.draw(plan, held, Noise()))
+    plan = timed("plan", lambda: statistics.plan(contributions, window, allowance, b"", "benchmark"))
+    drawn = timed("draw", lambda: statistics.draw(plan, contributions, Noise()))
     timed("compose", lambda: statistics.compose(plan, drawn, b"", 1))
-    counts = held.counts
+    counts = contributions.counts
     sizes = {"rows": len(rows), "users": counts.n_users, "cells": counts.n_cells, "pairs": len(counts.samples)}
     return sizes | {"cut_short": list(plan.cut_short), "close": sum(seconds.values())} | seconds
 

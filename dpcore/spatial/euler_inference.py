@@ -164,8 +164,8 @@ class _Program:
         from scipy import optimize  # half a second, which commands that infer nothing save
 
         # Dual simplex: interior points would stop between tied integral vertices.
-        found = optimize.linprog(self.cost, self.matrix, self.upper, bounds=(0, None), method="highs-ds")
-        return self._components(found.x)
+        vertex = optimize.linprog(self.cost, self.matrix, self.upper, bounds=(0, None), method="highs-ds")
+        return self._components(vertex.x)
 
     def rounding_of(self, relaxed: FloatArray) -> FloatArray | None:
         """The best feasible choice of every fractional component's floor or ceiling."""

@@ -64,9 +64,9 @@ def contributions_of(rows: npt.NDArray[np.void], config: Config) -> Contribution
     repeated = _repeated(rows["user"].astype(np.uint64), rows["time"].astype(np.int64))
     kept = rows
     if len(repeated):
-        some = rows[repeated]
-        order = np.lexsort((some["value"], some["cell"], some["time"], some["user"]))
-        user, time = some["user"][order], some["time"][order]
+        candidates = rows[repeated]
+        order = np.lexsort((candidates["value"], candidates["cell"], candidates["time"], candidates["user"]))
+        user, time = candidates["user"][order], candidates["time"][order]
         keep = np.ones(len(rows), dtype=bool)
         keep[repeated[order[1:]]] = (user[1:] != user[:-1]) | (time[1:] != time[:-1])
         kept = rows[keep]

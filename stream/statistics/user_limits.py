@@ -67,8 +67,8 @@ class UserLimits:
         first = order[_rank(user[order]) < (self.events or len(order))]
         last = np.zeros(counts.n_users, dtype=np.int64)
         last[user[first]] = time[first]  # in ascending order of time, so the last one stays
-        pair, held = np.unique(event_pair[events][first], return_counts=True)
-        order = np.lexsort((pair, -held, counts.pair_user[pair]))
+        pair, events_of_pair = np.unique(event_pair[events][first], return_counts=True)
+        order = np.lexsort((pair, -events_of_pair, counts.pair_user[pair]))
         chosen = pair[order][_rank(counts.pair_user[pair[order]]) < (self.cells or len(order))]
         return counts.pair_cell[chosen] * counts.n_users + counts.pair_user[chosen], last
 
