@@ -229,8 +229,11 @@ async def _ledger(config: Config, redis: Redis) -> Finding:
             )
     except (LedgerError, StateError) as error:
         return Finding("ledger", False, str(error), "follow this message before a worker starts")
-    birth = await Ledger(redis, config.feed.name).birth()
-    since = "none, its birth is not recorded" if birth is None else f"periods from {utc_text(birth)} on"
+    ledger = Ledger(redis, config.feed.name)
+    birth, retired, begin = await ledger.birth(), await ledger.retired(), await ledger.releases_since()
+    since = "none, its birth is not recorded" if begin is None else f"periods from {utc_text(begin)} on"
+    if retired is not None:
+        since += f"; periods that began before {utc_text(retired)} are retired, their charges deleted"
     return Finding(
         "ledger",
         birth is not None,

@@ -36,11 +36,29 @@ class OperatorMetrics:
             registry=r,
             buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
         )
+        self.publication_behind_seconds = Histogram(
+            "hexveil_publication_behind_seconds",
+            "Time by which a window was published after its first instant of publication.",
+            registry=r,
+            buckets=(0.1, 0.25, 0.5, 1, 5, 30, 60, 300, 3600),
+        )
         self.watermark_seconds = Gauge("hexveil_watermark_seconds", "Watermark, unix time.", registry=r)
         self.open_windows = Gauge("hexveil_open_windows", "Windows with rows, not yet released.", registry=r)
-        self.outbox_windows = Gauge("hexveil_outbox_windows", "Windows due but not yet confirmed.", registry=r)
+        self.outbox_windows = Gauge(
+            "hexveil_outbox_windows",
+            "Windows due but not yet confirmed, apart from those that wait for their instant.",
+            registry=r,
+        )
         self.publish_failures = Counter("hexveil_publish_failures", "Attempts to publish that failed.", registry=r)
         self.ledger_errors = Counter("hexveil_ledger_errors", "Releases refused by the ledger.", registry=r)
+        self.unexpected_failures = Counter(
+            "hexveil_unexpected_failures",
+            "Attempts to close a window that ended in an error nobody foresaw.",
+            registry=r,
+        )
+        self.ledger_retired_seconds = Gauge(
+            "hexveil_ledger_retired_seconds", "Periods that began before this are retired, unix time.", registry=r
+        )
         self.noise_redraw = Counter(
             "hexveil_noise_redraw", "Draws thrown away unseen after losing a commit.", registry=r
         )

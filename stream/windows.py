@@ -68,6 +68,27 @@ class PartitionTime(NamedTuple):
 
 
 @dataclass(frozen=True)
+class PublicationTimes:
+    """Instants at which a window may be published: its end, plus ``delay``, plus k times ``margin`` for k = 1, 2, ….
+
+    A window whose draw is not committed by the first of them waits for the next. So its publication tells of the draw's
+    length no more than how many margins it took, and after an outage, too.
+    """
+
+    delay: timedelta
+    margin: timedelta
+
+    def first_us(self, window_end: int) -> int:
+        """The first instant (µs UTC) for a window that ends at ``window_end`` (epoch seconds)."""
+        return window_end * 1_000_000 + (self.delay + self.margin) // _MICROSECOND
+
+    def next_us(self, window_end: int, now_us: int) -> int:
+        """The first of the instants (µs UTC) that is not before ``now_us``."""
+        first, margin = self.first_us(window_end), self.margin // _MICROSECOND
+        return first + max(0, -(-(now_us - first) // margin)) * margin
+
+
+@dataclass(frozen=True)
 class Slotting:
     """Divides time into timeslots and ledger periods of one time zone.
 

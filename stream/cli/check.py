@@ -110,6 +110,9 @@ def register(app: typer.Typer) -> None:
             "windows_per_period": windows,
             "windows_with_full_epsilon": min(full, windows),
         }
+        if settings.publication is not None:
+            instants = settings.publication
+            report["published_after_end_seconds"] = (instants.delay + instants.margin).total_seconds()
         if released is not None:
             report |= released
         if settings.privacy.accounting == "zcdp":
@@ -129,6 +132,12 @@ def register(app: typer.Typer) -> None:
             typer.echo(
                 f"Every window publishes {released['cells']} cells, visited or not, and one close marker. The count of a cell counts "
                 f"{_COUNTED[released['weight']]}. Its 95 % interval is ± {released['count_half_width']:g} in every cell."
+            )
+        if settings.publication is not None:
+            instants = settings.publication
+            typer.echo(
+                f"A window is published {(instants.delay + instants.margin).total_seconds():g} s after its end, whatever it holds; one "
+                f"whose draw takes longer, a multiple of {instants.margin.total_seconds():g} s later."
             )
         if histogram is not None:
             typer.echo(_histogram_text(settings, histogram))

@@ -18,7 +18,8 @@ from stream.config.addresses import redacted
 from stream.storage.client import redis_client
 
 
-async def _totals(config: Config) -> dict[str, dict[str, float]]:
+async def _totals(config: Config) -> tuple[dict[str, dict[str, float]], int | None]:
+    """Users and charges by period, and until when periods are retired (epoch seconds)."""
     from stream.storage.ledger import Ledger
 
     redis = redis_client(config.redis)
@@ -26,10 +27,11 @@ async def _totals(config: Config) -> dict[str, dict[str, float]]:
         ledger = Ledger(redis, config.feed.name)
         await ledger.kept_under(config.ledger_policy)
         totals = {period: await ledger.total(period) for period in await ledger.periods()}
+        retired = await ledger.retired()
     finally:
         await redis.aclose()
     unit, _ = config.privacy.ledger_unit
-    return {period: {"users": users, unit: total} for period, (users, total) in totals.items()}
+    return {period: {"users": users, unit: total} for period, (users, total) in totals.items()}, retired
 
 
 _ADOPTING = """\
@@ -41,10 +43,29 @@ because the feed is new or the recording was never released. Then repeat the com
 
 def _period_start(config: Config, since: str | None) -> int:
     """Start of the ledger period that holds ``since`` (local date or RFC 3339 time; None: now). Raises ValueError."""
-    moment = datetime.fromtimestamp(time.time()) if since is None else datetime.fromisoformat(since)
-    if since is not None and moment.tzinfo is None:
-        moment = moment.replace(tzinfo=ZoneInfo(config.feed.timezone))
-    return config.slotting.period_of(int(moment.timestamp())).start
+    return config.slotting.period_of(int(time.time()) if since is None else _moment(config, since)).start
+
+
+def _moment(config: Config, text: str) -> int:
+    """A local date or an RFC 3339 time as epoch seconds. Raises ValueError."""
+    moment = datetime.fromisoformat(text)
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(config.feed.timezone))).timestamp())
+
+
+async def _set_aside(config: Config) -> dict[int, str]:
+    """Windows that were set aside, and why."""
+    from stream.storage.release_store import ReleaseStore
+
+    async with redis_client(config.redis) as redis:
+        return await ReleaseStore(redis, config.feed.name).reasons()
+
+
+async def _take_up(config: Config, slot: int) -> bool:
+    """Let the window be closed again; False where it was not set aside."""
+    from stream.storage.release_store import ReleaseStore
+
+    async with redis_client(config.redis) as redis:
+        return await ReleaseStore(redis, config.feed.name).take_up(slot)
 
 
 async def _adopt(config: Config, since: int) -> int:
@@ -68,6 +89,7 @@ def register(app: typer.Typer) -> None:
     ledger.callback()(group)
     ledger.command("show")(show)
     ledger.command("adopt")(adopt)
+    ledger.command("retry")(retry)
 
 
 def group() -> None:
@@ -78,13 +100,16 @@ def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Show the number of users charged and the sum of charges in each ledger period."""
     settings = read_config(choose_config(config))
     from stream.storage.ledger import LedgerError
+    from stream.windows import utc_text
 
     try:
-        totals = asyncio.run(_totals(settings))
+        totals, retired = asyncio.run(_totals(settings))
     except LedgerError as error:
         stop(str(error), FAILED)
     except (RedisError, OSError) as error:
         stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
+    if retired is not None:
+        typer.echo(f"Periods that began before {utc_text(retired)} are retired: their charges are deleted.", err=True)
     if as_json:
         typer.echo(json.dumps(totals))
         return
@@ -126,3 +151,44 @@ def adopt(
     except (RedisError, KafkaError, OSError) as error:
         stop(f"a server does not answer: {error}; run 'hexveil doctor'", UNREACHABLE)
     typer.echo(f"The ledger of feed '{settings.feed.name}' releases windows of periods from {utc_text(birth)} on.")
+
+
+def retry(
+    window: Annotated[
+        str | None,
+        typer.Argument(help="Start of a window that was set aside: an RFC 3339 time. Default: list them."),
+    ] = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Close a window again that was set aside, once its cause is removed; without WINDOW, list what was set aside."""
+    settings = read_config(choose_config(config))
+    from stream.windows import utc_text
+
+    try:
+        aside = {utc_text(slot): (slot, reason) for slot, reason in asyncio.run(_set_aside(settings)).items()}
+        if window is None:
+            _list(aside, as_json)
+            return
+        start = _moment(settings, window)
+        taken = utc_text(start) in aside and asyncio.run(_take_up(settings, start))
+    except (ValueError, OverflowError):
+        stop(f"{window!r} is no time; write one like 2017-03-21T12:00:00Z", USAGE)
+    except (RedisError, OSError) as error:
+        stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
+    if not taken:
+        known = ", ".join(aside) or "none"
+        stop(
+            f"no window that begins at {window} was set aside, or its period is retired; set aside are: {known}",
+            FAILED,
+        )
+    typer.echo(f"A worker of feed '{settings.feed.name}' closes window {utc_text(start)} again. Look at its log.")
+
+
+def _list(aside: dict[str, tuple[int, str]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({window: reason for window, (_, reason) in aside.items()}))
+        return
+    typer.secho("Inside the trust boundary: do not publish.", err=True, fg=typer.colors.YELLOW)
+    for window, (_, reason) in aside.items():
+        typer.echo(f"{window}  {reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Self
 
 from pydantic import model_validator
@@ -14,7 +15,10 @@ from stream.config.histogram import HistogramConfig
 from stream.config.privacy import PrivacyConfig
 from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
 from stream.config.speed import HexagonConfig, ParticipationConfig, SpeedConfig
-from stream.windows import Slotting
+from stream.windows import PublicationTimes, Slotting
+
+_PARTICIPATION_MARGIN = timedelta(minutes=1)
+"""More than closing a window took wherever it was measured."""
 
 
 class ConfigError(ValueError):
@@ -198,6 +202,17 @@ class Config(BaseSettings):
     def slotting(self) -> Slotting:
         """Timeslots and ledger periods."""
         return Slotting(self.window.slot, self.privacy.period, self.feed.timezone)
+
+    @property
+    def publication(self) -> PublicationTimes | None:
+        """Instants at which windows are published; None: as soon as they are committed.
+
+        Under "participation" there always are: the length of a draw follows from the data.
+        """
+        margin = self.window.publication_margin
+        if margin is None and self.relation == NeighbouringRelation.PARTICIPATION:
+            margin = _PARTICIPATION_MARGIN
+        return None if margin is None else PublicationTimes(self.window.allowed_delay, margin)
 
     @property
     def ledger_policy(self) -> str:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from stream.config.durations import Duration, PositiveDuration
 from stream.config.section import BoundingBox, Section
 
+_LEAST_MARGIN = timedelta(seconds=1)
 _LIVE_MAX_AGE, _ANY_AGE = timedelta(days=1), timedelta(days=36500)
 SPEED_TO_KMH = {"km/h": 1.0, "m/s": 3.6, "mph": 1.609344, "kn": 1.852}
 
@@ -30,6 +31,12 @@ def _whole_seconds(slot: timedelta) -> timedelta:
             "windows to close, and all rows of a window must fit into memory); write a length like '1h'"
         )
     return slot
+
+
+def _a_second_or_more(margin: timedelta) -> timedelta:
+    if margin < _LEAST_MARGIN:
+        raise ValueError(f"{margin.total_seconds():g} s is too little to be kept to; give 1s or more, like '1m'")
+    return margin
 
 
 _SHORTEST_SLOT, _LONGEST_SLOT = timedelta(seconds=1), timedelta(days=31)
@@ -92,7 +99,8 @@ class WindowConfig(Section):
     ``lateness`` "append-time": an event is in time if the broker appended it by the end of its window plus
     ``allowed_delay``. "event-time", for recordings: the largest event time of each partition decides; one that was read to
     its end and brought nothing newer for ``idle_timeout`` is ignored. ``max_cells_per_user``, ``max_events_per_user``: what
-    one user may count for in a window.
+    one user may count for in a window. ``publication_margin``: windows are published at their end plus ``allowed_delay``
+    plus this, or a multiple of it, however long their draw took.
     """
 
     slot: Annotated[PositiveDuration, AfterValidator(_whole_seconds)] = timedelta(hours=1)
@@ -102,7 +110,17 @@ class WindowConfig(Section):
     max_future: Duration = timedelta(minutes=5)
     max_cells_per_user: int = Field(default=1_000, ge=1, le=100_000)
     max_events_per_user: int = Field(default=100_000, ge=1, le=100_000_000)
+    publication_margin: Annotated[PositiveDuration, AfterValidator(_a_second_or_more)] | None = None
     given_max_age: PositiveDuration | None = Field(default=None, alias="max_age")
+
+    @model_validator(mode="after")
+    def _recordings_are_over(self) -> Self:
+        if self.publication_margin is not None and self.lateness == "event-time":
+            raise ValueError(
+                "publication_margin is for live feeds: the windows of a recording ended long ago and are published at once; "
+                "leave it out, or set lateness to 'append-time'"
+            )
+        return self
 
     @property
     def max_age(self) -> timedelta:

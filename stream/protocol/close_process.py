@@ -1,13 +1,14 @@
-"""Closes windows in a process of their own: connects Redis and Kafka to the release protocol and reports how it went."""
+"""Closes and publishes windows in a process of its own: connects Redis and Kafka to the release protocol, and reports."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 
 from aiokafka.errors import KafkaError
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from dpcore.noise import Noise
@@ -21,23 +22,27 @@ from stream.protocol.release_protocol import ReleaseProtocol
 from stream.statistics.plan import PlanError
 from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
+from stream.storage.release_store import Released
 from stream.storage.row_store import RowStore
 
 
 @dataclass(frozen=True)
 class CloseReport:
-    """How one attempt to close a window went; ``failure`` is ledger, publish, redis or content, None where it was released.
+    """How one attempt to close or publish a window went.
 
-    ``beyond_limits``: events read that do not count, because their user is above a limit of the window.
+    ``failure``: ledger, publish, redis, content or unexpected; None where it was committed. ``shared``: the next window would
+    fail, too. ``released``: None where the window waits for its instant of publication. ``behind``: seconds by which it was
+    published after its first instant; None where windows are published as soon as they are committed. ``beyond_limits``: events
+    read that do not count, because their user is above a limit of the window.
     """
 
     slot: int
     seconds: float
-    messages: int = 0
-    suppressed: int = 0
+    released: Released | None = None
     redraws: int = 0
-    withheld: bool = False
+    behind: float | None = None
     failure: str | None = None
+    shared: bool = False
     reason: str = ""
     beyond_limits: int = 0
 
@@ -50,21 +55,29 @@ FAILURES: dict[type[Exception], str] = {
     PublishError: "publish",
     KafkaError: "publish",
 }
-"""What an attempt may meet that the next one may overcome."""
+"""What an attempt may meet that the next one may overcome; anything else is unexpected."""
+PUBLICATION_LEAD_SECONDS = 3.0
+"""How long before its instant a window is handed to the publishing process, which connects and verifies meanwhile."""
+_SERVERS = (RedisError, PublishError, KafkaError)
 
 _known: dict[tuple[str, str], Known] = {}
 """What this process knows of each broker and feed, from one call to the next."""
 
 
 def begin_closing(parent: int) -> None:
-    """First in the closing process: it ends with ``parent``, and logs as that does."""
+    """First in the process: it ends with ``parent``, and logs as that does."""
     die_with_parent(parent)
     configure_logs()
 
 
 def close_in_process(config: Config, slots: list[int]) -> list[CloseReport]:
-    """Close ``slots`` in order; stops at the first failure that others would share. Runs in a process of its own."""
+    """:func:`close_windows`, in a process of its own."""
     return asyncio.run(close_windows(config, slots))
+
+
+def publish_in_process(config: Config, slots: list[int]) -> list[CloseReport]:
+    """:func:`publish_windows`, in a process of its own."""
+    return asyncio.run(publish_windows(config, slots))
 
 
 def forget_everything() -> None:
@@ -73,66 +86,117 @@ def forget_everything() -> None:
 
 
 async def close_windows(config: Config, slots: list[int]) -> list[CloseReport]:
-    """:func:`close_in_process` on a running event loop."""
-    known = _known.setdefault((config.kafka.bootstrap, config.feed.name), Known())
-    redis = redis_client(config.redis)
-    ledger = Ledger(redis, config.feed.name)
-    ledger.committed = known.committed
-    check = LedgerCheck(config, redis, ledger, known)
-    producer = make_producer(config.kafka)
+    """Close ``slots`` in order; stops at the first failure that the others would share.
+
+    Where there are instants of publication the windows are committed only, and wait for :func:`publish_windows`.
+    """
     reports: list[CloseReport] = []
     try:
-        await producer.start()
-        publisher = KafkaPublisher(producer, config.kafka)
-        for slot in slots:
-            reports.append(await _attempt(config, redis, check, publisher, slot))
-            if reports[-1].failure not in (None, "content"):
-                break
+        async with _connected(config) as servers:
+            for slot in slots:
+                reports.append(await servers.close(slot, publishes=config.publication is None))
+                if reports[-1].shared:
+                    break
     except KafkaError as error:
-        reports.append(CloseReport(slots[0], 0.0, failure="publish", reason=str(error)))
+        reports.append(_failed(slots[0], error, shared=True))
+    return reports
+
+
+async def publish_windows(config: Config, slots: list[int]) -> list[CloseReport]:
+    """Publish the committed windows ``slots``, each at its next instant by the clock of Redis, in order of these.
+
+    The connections are made and the ledger is verified before the first instant. A window that missed its own meanwhile is
+    left for the next call, if another may come first. Stops at the first failure that the others would share.
+    """
+    times, reports = config.publication, list[CloseReport]()
+    assert times is not None, "without instants a window is published by whoever closes it"
+    ends = {slot: config.slotting.window(slot).end for slot in slots}
+    try:
+        async with _connected(config) as servers:
+            await servers.check.verify()
+            now_us = await servers.rows.now_us()
+            instants = sorted((times.next_us(end, now_us), slot) for slot, end in ends.items())
+            for instant_us, slot in instants:
+                if instant_us > now_us + PUBLICATION_LEAD_SECONDS * 1e6:
+                    break
+                begun_us = await _until(instant_us, servers.rows)
+                report = await servers.publish(slot)
+                reports.append(replace(report, behind=(begun_us - times.first_us(ends[slot])) / 1e6))
+                if report.shared:
+                    break
+    except (KafkaError, RedisError, LedgerError) as error:
+        reports.append(_failed(slots[0], error, shared=True))
+    return reports
+
+
+async def _until(instant_us: int, rows: RowStore) -> int:
+    """Redis's time once it is ``instant_us`` or later: a worker's own clock may be wrong."""
+    while (now_us := await rows.now_us()) < instant_us:
+        await asyncio.sleep(min((instant_us - now_us) / 1e6, 1.0))
+    return now_us
+
+
+@dataclass(frozen=True)
+class _Servers:
+    """Redis and Kafka of one feed, connected."""
+
+    config: Config
+    check: LedgerCheck
+    publisher: KafkaPublisher
+
+    @property
+    def rows(self) -> RowStore:
+        return RowStore(self.check.redis, self.config.feed.name)
+
+    def _protocol(self, **counting: Callable[..., None]) -> ReleaseProtocol:
+        check = self.check
+        return ReleaseProtocol.connect(
+            self.config, check.redis, self.rows, check.ledger, self.publisher, Noise(), **counting
+        )
+
+    async def close(self, slot: int, *, publishes: bool) -> CloseReport:
+        """Commit one window, once the ledger is known to remember everything that was published; publish it at once?"""
+        started, redraws, beyond = time.monotonic(), list[int](), [0]
+        try:
+            await self.check.verify()
+        except tuple(FAILURES) as error:
+            return _failed(slot, error, started, shared=True)
+        protocol = self._protocol(on_redraw=lambda: redraws.append(slot), on_beyond_limits=beyond.append)
+        try:
+            await protocol.commit(slot)
+            released = await protocol.publish(slot) if publishes else None
+        except Exception as error:
+            return _failed(slot, error, started)
+        return CloseReport(slot, time.monotonic() - started, released, len(redraws), beyond_limits=beyond[-1])
+
+    async def publish(self, slot: int) -> CloseReport:
+        """Publish one committed window."""
+        started = time.monotonic()
+        try:
+            released = await self._protocol().publish(slot)
+        except Exception as error:
+            return _failed(slot, error, started)
+        return CloseReport(slot, time.monotonic() - started, released)
+
+
+@asynccontextmanager
+async def _connected(config: Config) -> AsyncIterator[_Servers]:
+    known = _known.setdefault((config.kafka.bootstrap, config.feed.name), Known())
+    redis, producer = redis_client(config.redis), make_producer(config.kafka)
+    ledger = Ledger(redis, config.feed.name)
+    ledger.committed = known.committed
+    try:
+        await producer.start()
+        yield _Servers(config, LedgerCheck(config, redis, ledger, known), KafkaPublisher(producer, config.kafka))
     finally:
         known.committed = ledger.committed
         await producer.stop()
         await redis.aclose()
-    return reports
 
 
-async def _attempt(
-    config: Config, redis: Redis, check: LedgerCheck, publisher: KafkaPublisher, slot: int
-) -> CloseReport:
-    """Close one window, once the ledger is known to remember everything that was published."""
-    started, redraws, beyond_limits = time.monotonic(), [0], [0]
-
-    def count_redraw() -> None:
-        redraws[0] += 1
-
-    def count_beyond_limits(events: int) -> None:
-        beyond_limits[0] = events
-
-    rows = RowStore(redis, config.feed.name)
-    protocol = ReleaseProtocol.connect(
-        config,
-        redis,
-        rows,
-        check.ledger,
-        publisher,
-        Noise(),
-        on_redraw=count_redraw,
-        on_beyond_limits=count_beyond_limits,
-    )
-    try:
-        await check.verify()
-        released = await protocol.close(slot)
-    except tuple(FAILURES) as error:
-        failure = next(name for kind, name in FAILURES.items() if isinstance(error, kind))
-        return CloseReport(slot, time.monotonic() - started, failure=failure, reason=str(error))
-    seconds = time.monotonic() - started
-    return CloseReport(
-        slot,
-        seconds,
-        released.messages,
-        released.suppressed,
-        redraws[0],
-        released.withheld,
-        beyond_limits=beyond_limits[0],
-    )
+def _failed(slot: int, error: Exception, started: float | None = None, *, shared: bool = False) -> CloseReport:
+    """What an attempt came to that raised ``error``. Servers that fail for one window fail for the next."""
+    failure = next((name for kind, name in FAILURES.items() if isinstance(error, kind)), "unexpected")
+    reason = f"{type(error).__name__}: {error}" if failure == "unexpected" else str(error)
+    seconds = 0.0 if started is None else time.monotonic() - started
+    return CloseReport(slot, seconds, failure=failure, shared=shared or isinstance(error, _SERVERS), reason=reason)

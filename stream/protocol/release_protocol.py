@@ -76,33 +76,49 @@ class ReleaseProtocol:
         return cls(statistics, planning, store, rows, ledger, publisher, noise, after_step, on_redraw, on_beyond_limits)
 
     async def close(self, slot: int) -> Released:
-        """Release one window, from whatever step an earlier attempt reached.
+        """Commit one window and publish it, from whatever step an earlier attempt reached.
 
-        Raises :class:`LedgerError` where budgets cannot be vouched for; errors of Redis and Kafka pass through, and
-        the next attempt goes on where this one stopped. Raises :class:`ContentError` for a window that was set aside.
+        Raises what :meth:`commit` and :meth:`publish` raise.
         """
-        released = await self.store.released(slot)
+        await self.commit(slot)
+        return await self.publish(slot)
+
+    async def commit(self, slot: int) -> None:
+        """Have the bytes of one window stand in the outbox, whoever drew them; nothing to do where it was released.
+
+        Raises :class:`LedgerError` where budgets cannot be vouched for; errors of Redis pass through, and the next attempt
+        goes on where this one stopped. Raises :class:`ContentError` for a window that was set aside.
+        """
+        released, outbox = await self.store.released_or_committed(slot)
+        if released is None and outbox is None:
+            try:
+                window = await self._seal(slot)
+                rows = await self._read(window)
+                planned = await self._plan(window, rows)
+                for _ in range(PLAN_ATTEMPTS):
+                    refused = await self._charge(planned.plan)
+                    if refused is None:
+                        break
+                    planned = await self._plan_again(window, rows, planned, refused)
+                else:
+                    raise _spent_elsewhere(window)
+                drawn = await self._draw(planned.plan, rows)
+                await self._commit(planned.plan, drawn)
+            except AlreadyReleasedError:
+                return  # by another worker meanwhile: only cleaning is left
+            except ContentError as error:
+                await self.store.set_aside(slot, str(error))
+                raise
+
+    async def publish(self, slot: int) -> Released:
+        """Publish a committed window, confirm that it is there, and delete what closing it needed.
+
+        Errors of Redis and Kafka pass through. Raises :class:`LedgerError` where there is nothing committed.
+        """
+        released, outbox = await self.store.released_or_committed(slot)
         if released is None:
-            outbox = await self.store.outbox(slot)
             if outbox is None:
-                try:
-                    window = await self._seal(slot)
-                    rows = await self._read(window)
-                    planned = await self._plan(window, rows)
-                    for _ in range(PLAN_ATTEMPTS):
-                        refused = await self._charge(planned.plan)
-                        if refused is None:
-                            break
-                        planned = await self._plan_again(window, rows, planned, refused)
-                    else:
-                        raise _spent_elsewhere(window)
-                    drawn = await self._draw(planned.plan, rows)
-                    outbox = await self._commit(planned.plan, drawn)
-                except AlreadyReleasedError:
-                    return await self.close(slot)  # by another worker meanwhile: only cleaning is left
-                except ContentError as error:
-                    await self.store.set_aside(slot, str(error))
-                    raise
+                raise _commit_gone(slot)
             messages = decode_outbox(outbox)
             await self._publish(messages)
             await self._confirm(messages)
@@ -162,8 +178,8 @@ class ReleaseProtocol:
         await self._done("draw")
         return drawn
 
-    async def _commit(self, plan: Plan, drawn: Drawn | None) -> bytes:
-        """Commit the drawn window with its number and the memory it leaves; returns the bytes that stand.
+    async def _commit(self, plan: Plan, drawn: Drawn | None) -> None:
+        """Commit the drawn window with its number and the memory it leaves.
 
         Where another window was committed meanwhile, the messages are composed anew from the noise already drawn. That
         ends: there are finitely many other windows. Raises :class:`LedgerError` where the window's charges are gone from
@@ -191,7 +207,6 @@ class ReleaseProtocol:
         if answer.outbox is None:
             raise AlreadyReleasedError(f"window {utc_text(slot)} was released by another worker")
         await self._done("commit")
-        return answer.outbox
 
     async def _publish(self, messages: Sequence[Message]) -> None:
         await self.publisher.publish(messages)
@@ -205,7 +220,8 @@ class ReleaseProtocol:
         """Record that the window is released: from here on nobody charges or commits for it."""
         marker = msgspec.json.decode(messages[-1].value)
         statuses = [msgspec.json.decode(message.value, type=_Status).status for message in messages]
-        released = Released(len(messages), marker["digest"], statuses.count("suppressed"), "withheld" in marker)
+        suppressed = statuses.count("suppressed")
+        released = Released(len(messages), marker["digest"], suppressed, "withheld" in marker, marker["sequence"])
         await self.store.remember(slot, released)
         return released
 
@@ -219,4 +235,11 @@ def _spent_elsewhere(window: Window) -> LedgerError:
     return LedgerError(
         f"window {utc_text(window.start)}: budgets were spent elsewhere during {PLAN_ATTEMPTS} plans; "
         "it is tried again later"
+    )
+
+
+def _commit_gone(slot: int) -> LedgerError:
+    return LedgerError(
+        f"the committed bytes of window {utc_text(slot)} are gone from Redis, and it was not released; nothing is published. "
+        "Let Redis keep an append-only file, synced always"
     )

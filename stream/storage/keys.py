@@ -82,6 +82,11 @@ class FeedKeys:
         """Who is closing windows now; gone some seconds after they are."""
         return self._named("lease")
 
+    @property
+    def publication_lease(self) -> str:
+        """Who is publishing committed windows now."""
+        return self._named("publication-lease")
+
     # A window in progress.
 
     def plan(self, slot: int) -> str:
@@ -112,6 +117,11 @@ class FeedKeys:
     def birth(self) -> str:
         """When the ledger was born, epoch seconds: it releases no window of a period that began before."""
         return self._named("birth")
+
+    @property
+    def retired(self) -> str:
+        """Epoch seconds: of periods that began before, charges are deleted and nothing is released."""
+        return self._named("retired")
 
     @property
     def policy(self) -> str:

@@ -3,7 +3,8 @@
 Storage invariants the proof needs: a user's entry only grows; they pay for a window at least its last plan's charge before
 anything is drawn; a charge that would pass the budget adds nothing; nobody's charge depends on another user's budget;
 the generation id changes only when the ledger is lost; no period that began before the ledger was born is charged, for
-another ledger may have granted its budgets already. No refunds, no expiry.
+another ledger may have granted its budgets already. No refunds. The charges of a period are deleted only once it is
+retired, and a retired period is never charged again (:mod:`stream.storage.retirement`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ _BEGIN = "if redis.call('SET', KEYS[1], ARGV[1], 'NX') then redis.call('SET', KE
 _ADOPT = """
 local birth = redis.call('GET', KEYS[1])
 if not birth or tonumber(ARGV[1]) < tonumber(birth) then redis.call('SET', KEYS[1], ARGV[1]) end
-return redis.call('GET', KEYS[1])
 """
 
 AFRESH = (
@@ -64,6 +64,16 @@ class BeforeBirthError(LedgerError):
         super().__init__(
             f"the ledger was born {born}; windows of period {period}, which began before, are not released, for another ledger "
             "may have granted its budgets. Wait for the next period, or say by 'hexveil ledger adopt' that none has"
+        )
+
+
+class RetiredError(LedgerError):
+    """The window belongs to a period whose charges were deleted: what was spent in it is unknown for good."""
+
+    def __init__(self, period: str) -> None:
+        super().__init__(
+            f"period {period} is retired: no event of it could come any more, and what was spent in it is deleted, so its windows "
+            "are not released. Leave them; 'hexveil ledger show' says which periods are retired"
         )
 
 
@@ -120,12 +130,29 @@ class Ledger:
         birth = await self._redis.get(self._keys.birth)
         return None if birth is None else int(birth)
 
-    async def adopt(self, since: int) -> int:
-        """Let windows of periods from ``since`` (epoch seconds) on be released; returns the birth that holds now.
+    async def retired(self) -> int | None:
+        """Of periods that began before (epoch seconds) charges are deleted; None where nothing was retired yet."""
+        found = await self._redis.get(self._keys.retired)
+        return None if found is None else int(found)
 
-        Only for an operator who knows that no other ledger released anything of these periods.
+    async def releases_since(self) -> int | None:
+        """Windows are released of periods that begin from here on (epoch seconds): the birth, or the end of what is retired.
+
+        None where the birth is not recorded: then nothing is released.
         """
-        return int(await self._redis.eval(_ADOPT, 1, self._keys.birth, since))
+        birth, retired = await self.birth(), await self.retired()
+        return None if birth is None else max(birth, retired or birth)
+
+    async def adopt(self, since: int) -> int:
+        """Let windows of periods from ``since`` (epoch seconds) on be released; returns since when they are now.
+
+        Only for an operator who knows that no other ledger released anything of these periods. What is retired stays so.
+        """
+        await self._redis.eval(_ADOPT, 1, self._keys.birth, since)
+        adopted = await self.releases_since()
+        if adopted is None:
+            raise LedgerError("Redis did not keep the ledger's birth it was given; check its memory policy and AOF")
+        return adopted
 
     async def sequence(self) -> int:
         """Number of windows committed so far. Raises :class:`SetBackError` where Redis remembers fewer than are known."""
@@ -213,12 +240,11 @@ class Ledger:
         paid, the window is marked as paid for ``plan`` (its digest), which its commit asks for. ``budget`` is that of the
         period only if none was lower. Raises :class:`TermsError` for histograms after charges that followed from counts,
         :class:`LedgerError` when the ledger is another one than the plan was made for, was set back, or was born after the
-        period began, and
-        :class:`AlreadyReleasedError` when another worker released the window meanwhile.
+        period began or has retired it, and :class:`AlreadyReleasedError` when another worker released the window meanwhile.
         """
         named = self._keys
         keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.sequence]
-        keys += [named.terms(period.key), named.birth]
+        keys += [named.terms(period.key), named.birth, named.retired]
         refused: list[int] = []
         for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
@@ -232,6 +258,8 @@ class Ledger:
                     raise TermsError(f"histograms begin with the period after {period.key}") from None
                 if "UNBORN" in str(error):
                     raise BeforeBirthError(period.key, await self.birth()) from None
+                if "RETIRED" in str(error):
+                    raise RetiredError(period.key) from None
                 if "SETBACK" in str(error):
                     await self.sequence()
                 if "RELEASED" in str(error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from importlib import resources
 from typing import Any, NamedTuple
@@ -15,6 +16,14 @@ from stream.storage.keys import FeedKeys
 _REPLACE = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
 return redis.call('GET', KEYS[1])
+"""
+_TAKE_UP = """
+-- KEYS: windows set aside, slots, oldest slot that may not be released yet; ARGV: window. Returns whether it was set aside.
+if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 0 end
+redis.call('ZADD', KEYS[2], ARGV[1], ARGV[1])
+local first = redis.call('GET', KEYS[3])
+if first and tonumber(first) > tonumber(ARGV[1]) then redis.call('SET', KEYS[3], ARGV[1]) end
+return 1
 """
 
 
@@ -46,6 +55,7 @@ class Released(msgspec.Struct, frozen=True):
     digest: str
     suppressed: int = 0
     withheld: bool = False
+    sequence: int = 0
 
 
 class ReleaseStore:
@@ -78,6 +88,17 @@ class ReleaseStore:
         """Timeslots whose windows were set aside."""
         return {int(slot) for slot in await self._redis.hkeys(self._keys.set_aside)}
 
+    async def reasons(self) -> dict[int, str]:
+        """Timeslots whose windows were set aside, oldest first, and why."""
+        found = await self._redis.hgetall(self._keys.set_aside)
+        return {slot: found[str(slot).encode()].decode() for slot in sorted(map(int, found))}
+
+    async def take_up(self, slot: int) -> bool:
+        """Let a window that was set aside be closed again, from whatever step it reached; False where it was not."""
+        named = self._keys
+        keys = (named.set_aside, named.slots, named.first_slot)
+        return bool(await self._redis.eval(_TAKE_UP, len(keys), *keys, slot))
+
     async def released_or_committed(self, slot: int) -> tuple[Released | None, bytes | None]:
         """The release record and the committed bytes, as of one moment."""
         async with self._redis.pipeline(transaction=True) as both:
@@ -85,6 +106,15 @@ class ReleaseStore:
             both.get(self._keys.outbox(slot))
             record, outbox = await both.execute()
         return None if record is None else msgspec.json.decode(record, type=Released), outbox
+
+    async def committed(self, slots: Sequence[int]) -> list[int]:
+        """Those of ``slots`` whose bytes are committed, or that were released and not cleaned up."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for slot in slots:
+                pipe.exists(self._keys.outbox(slot))
+                pipe.hexists(self._keys.closed, str(slot))
+            answers = await pipe.execute()
+        return [slot for slot, *found in zip(slots, answers[::2], answers[1::2], strict=True) if any(found)]
 
     async def plan(self, slot: int) -> bytes | None:
         """The stored plan."""

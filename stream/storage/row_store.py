@@ -3,7 +3,7 @@
 A batch of one partition becomes one blob per timeslot, appended by one Lua call that also moves the partition's offset;
 rows below the stored offset are trimmed, so a second delivery, also with other batch boundaries or by a former owner
 of the partition, changes nothing. A batch beyond the stored offset is refused, so nothing is skipped where Redis was set
-back. A sealed slot takes no more rows, and no slot takes rows that the broker appended after its deadline: both are
+back. A sealed slot takes no more rows, nor does one of a retired period, and no slot takes rows that the broker appended after its deadline: both are
 decided in the call that stores them.
 """
 
@@ -143,7 +143,7 @@ class RowStore:
         """
         named = self._keys
         largest = str(int(rows["time"].max())) if len(rows) else ""
-        keys = [named.offsets, named.watermarks, named.seen, named.read, named.slots, named.sealed]
+        keys = [named.offsets, named.watermarks, named.seen, named.read, named.slots, named.sealed, named.retired]
         args: list[str | int | bytes] = [partition, first_offset, next_offset, largest]
         args.append("" if arrivals is None else arrivals.last)
         for slot, part in _by_slot(slots):

@@ -10,7 +10,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, Counter
 
-from stream.app import Worker
+from stream.app.worker import Worker
 from stream.local import REPO_ROOT
 from stream.metrics import OperatorMetrics
 from stream.serve.api import SERVICE, make_app

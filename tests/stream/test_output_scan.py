@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream.app import Ingesting, Worker
+from stream.app.ingesting import Ingesting
+from stream.app.worker import Worker
 from stream.config import Config
 from stream.config.histogram import MECHANISMS
 from stream.evaluation.variants import with_speed

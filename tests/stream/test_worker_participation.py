@@ -48,6 +48,7 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
         "HEXVEIL_PRIVACY__USER_KEY_FILE": str(tmp_path / "user.key"),
         "HEXVEIL_WINDOW__SLOT": "3s",
         "HEXVEIL_WINDOW__ALLOWED_DELAY": "1s",
+        "HEXVEIL_WINDOW__PUBLICATION_MARGIN": "5s",
     }
     riders = str(shipped.RIDERS)
     if accounting == "zcdp":

@@ -23,13 +23,14 @@ from dpcore.gaussian import discrete_gaussian
 from dpcore.noise import Noise
 from dpcore.spatial.mechanism import noisy_counts
 from dpcore.spatial.partition import draw_counts
-from stream.app import Ingesting, Worker
+from stream.app.ingesting import Ingesting
+from stream.app.worker import Worker
 from stream.config import Config
 from stream.ingestion import reader
 from stream.messages.message import HEXAGON_SPEED, WINDOW
 from stream.messages.topics import create_topics
 from stream.protocol import close_process
-from stream.protocol.close_process import CloseReport, close_windows
+from stream.protocol.close_process import CloseReport, close_windows, publish_windows
 from stream.serve.api import SERVICE, make_app
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
@@ -194,6 +195,9 @@ async def _run(config: Config, arrivals: Hourly, clock: Clock, hours: int) -> No
             reports: list[CloseReport] = []
             if due := await _due(worker, clock.now):
                 reports = await close_windows(config, due)
+                if config.publication is not None:
+                    clock.now = config.publication.first_us(START + (hour + 1) * HOUR) / 1e6
+                    reports += await publish_windows(config, due)
             for report in reports:
                 assert report.failure is None, report
                 worker.record(report)

@@ -1,5 +1,5 @@
 -- One consumed batch of one partition into state, exactly once.
--- KEYS: offsets, watermarks, seen, read, slots, sealed, then one rows key per slot
+-- KEYS: offsets, watermarks, seen, read, slots, sealed, end of the periods that are retired, then one rows key per slot
 -- ARGV: partition field, first offset, next offset, largest event time (µs, '' = none), append time of its last message (µs,
 --       '' = lateness is not decided by it), then per slot: slot, deadline (µs, '' = none), blob of the rows appended by then,
 --       blob of the offsets of all rows (int64 LE, ascending; the late ones come last)
@@ -11,6 +11,7 @@ local first, next_offset = tonumber(ARGV[2]), tonumber(ARGV[3])
 local stored = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or first)
 if first > stored then return {stored} end
 local read = tonumber(redis.call('HGET', KEYS[4], ARGV[1]) or '0')
+local retired = tonumber(redis.call('GET', KEYS[7]) or '0')
 local appended, duplicates, late, skewed = 0, 0, 0, 0
 
 local function below(offsets, limit)
@@ -33,13 +34,13 @@ for i = 1, n do
   if in_time > 0 and deadline ~= '' and read > tonumber(deadline) then
     skewed = skewed + in_time
     in_time = 0
-  elseif in_time > 0 and redis.call('SISMEMBER', KEYS[6], slot) == 1 then
+  elseif in_time > 0 and (tonumber(slot) < retired or redis.call('SISMEMBER', KEYS[6], slot) == 1) then
     in_time = 0
   end
   late = late + fresh - in_time
   if in_time > 0 then
     if known > 0 then blob = string.sub(blob, known * ROW + 1) end
-    redis.call('RPUSH', KEYS[6 + i], blob)
+    redis.call('RPUSH', KEYS[7 + i], blob)
     redis.call('ZADD', KEYS[5], slot, slot)
     appended = appended + in_time
   end

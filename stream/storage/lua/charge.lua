@@ -1,6 +1,6 @@
 -- Charges of one window for some users: each user pays what this window's earlier charges did not pay yet, or is refused.
 -- KEYS: ledger of the period, charges of this window so far, generation, released windows, number of windows committed,
---       terms of the period, birth of the ledger
+--       terms of the period, birth of the ledger, end of the periods that are retired
 -- ARGV: window, budget (µε), generation, windows known to be committed, digest of the plan that is paid for with these
 --       users ('' = there are more), what charges may depend on ('counts', 'own' or 'histograms'), start of the
 --       period, then user, charge, ...
@@ -13,6 +13,9 @@ end
 local birth = redis.call('GET', KEYS[7])
 if not birth or tonumber(ARGV[7]) < tonumber(birth) then
   return redis.error_reply('UNBORN the period began before this ledger was born')
+end
+if tonumber(ARGV[7]) < tonumber(redis.call('GET', KEYS[8]) or '0') then
+  return redis.error_reply('RETIRED what was spent in the period is deleted')
 end
 if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1 then
   return redis.error_reply('RELEASED the window was released already')

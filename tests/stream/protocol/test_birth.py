@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 from typer.testing import CliRunner
 
-from stream.app import Worker
+from stream.app.worker import Worker
 from stream.cli import app as command
 from stream.config import Config
 from stream.local import REPO_ROOT

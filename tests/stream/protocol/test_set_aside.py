@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,13 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream import app
-from stream.app import Watching, Worker
+from stream.app.closing import Closing
+from stream.app.process import ProcessDiedError, WorkProcess
+from stream.app.worker import Worker
 from stream.config import Config
 from stream.messages.message import WINDOW, schema
 from stream.messages.topics import create_topics
-from stream.protocol.close_process import close_windows
+from stream.protocol.close_process import close_windows, publish_windows
 from stream.protocol.content import ContentError
 from stream.statistics import window_release
 from stream.storage.keys import FeedKeys
@@ -102,13 +102,15 @@ async def test_only_what_follows_from_public_counts_is_told_and_the_next_windows
     make = {"values": bus_config, "participation": riders_config}[relation]
     box = {"south": 30.17, "west": -97.75, "north": 30.48, "east": -97.66}
     settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url, "feed.domain": box}
-    config = make(tmp_path, **settings)
+    config = make(tmp_path, **settings, **{"window.publication_margin": "1s"})
     await create_topics(config)
     await fill(redis, config, 2)
     fails(step, MemoryError("planted"))(monkeypatch)
     reports = await close_windows(config, [SLOT, SLOT + HOUR])
     assert [report.failure for report in reports] == [None if withheld else "content", None]
-    assert reports[0].withheld == withheld
+    committed = [report.slot for report in reports if report.failure is None]
+    published = await publish_windows(config, committed)
+    assert [report.released.withheld for report in published] == ([True, False] if withheld else [False])
     markers = [json.loads(r.value) for r in await read_all(kafka, topic_name) if r.topic == WINDOW]
     assert [marker.get("withheld", False) for marker in markers] == ([True, False] if withheld else [False])
     assert await ReleaseStore(redis, topic_name).slots_set_aside() == (set() if withheld else {SLOT})
@@ -145,16 +147,15 @@ async def test_a_window_over_which_the_closing_process_dies_three_times_is_set_a
     await fill(redis, config, 2)
     worker, tried = Worker(config), []
 
-    def dies(config: Config, slots: list[int]) -> None:
+    async def dies(self: WorkProcess, task: object, config: Config, slots: list[int]) -> None:
         tried.append(slots)
-        raise BrokenProcessPool
+        raise ProcessDiedError
 
-    monkeypatch.setattr(app, "close_in_process", dies)
-    monkeypatch.setattr(app, "ProcessPoolExecutor", lambda *_, **__: None)
-    watching = Watching(worker)
+    monkeypatch.setattr(WorkProcess, "run", dies)
+    closing = Closing(worker)
     try:
         for _ in range(3):
-            await watching._close([SLOT, SLOT + HOUR])
+            await closing._close([SLOT, SLOT + HOUR])
         assert tried == [[SLOT, SLOT + HOUR], [SLOT], [SLOT]]
         assert await worker.store.slots_set_aside() == {SLOT}
         assert await RowStore(redis, "bus").open_slots() == [SLOT + HOUR]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream.app import Worker
+from stream.app.worker import Worker
 from stream.config import Config
 from stream.statistics.plan import PlanError
 from stream.storage.ledger import Ledger

@@ -1,0 +1,91 @@
+"""The service that closes windows that are due, in an order in which none holds up the others."""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+from mode import Service
+from redis.exceptions import RedisError
+
+from stream.app.process import ProcessDiedError, WorkProcess
+from stream.app.worker import Worker
+from stream.protocol.close_process import close_in_process
+from stream.protocol.due_windows import ClosingOrder
+from stream.windows import utc_text
+
+log = structlog.get_logger()
+
+_LOOK_SECONDS = 1.0
+_RETRY_SECONDS = 5.0
+_MOST_DEATHS = 3
+"""Times that a window may end the closing process, or fail for a reason nobody foresaw, before it is set aside."""
+
+
+class Closing(Service):
+    """Watches how far the feed was read, and lets a separate process close the windows that are due."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+        self._process = WorkProcess()
+        self._order = ClosingOrder()
+        self._deaths: dict[int, int] = {}
+
+    @Service.task
+    async def _watch(self) -> None:
+        await self._worker.ready.wait()
+        while not self.should_stop:
+            pause = _LOOK_SECONDS
+            try:
+                due = await self._worker.to_close()
+                self._deaths = {slot: times for slot, times in self._deaths.items() if slot in due}
+                if due := self._order.ready(due, time.monotonic()):
+                    pause = await self._close_alone(due)
+            except RedisError as error:
+                self._worker.metrics.redis_errors.inc()
+                log.warning("redis unreachable", reason=str(error))
+                pause = _RETRY_SECONDS
+            await self.sleep(pause)
+
+    async def _close_alone(self, due: list[int]) -> float:
+        """Close what is due unless another worker holds the lease, because the work of one of the two would be wasted."""
+        async with self._worker.lease.hold() as mine:
+            if not mine:
+                return _LOOK_SECONDS
+            # A recording is released in its own order: smoothing goes forward in time, and early windows spend budgets first.
+            recorded = self._worker.config.window.lateness == "event-time"
+            return await self._close(due if recorded else [self._order.following(due)])
+
+    async def _close(self, due: list[int]) -> float:
+        """Seconds until the next look."""
+        if self._deaths:
+            due = due[:1]  # one at a time, to find the window over which the process dies
+        try:
+            reports = await self._process.run(close_in_process, self._worker.config, due)
+        except ProcessDiedError:
+            await self._count_death(due[0], "closing process died")
+            return _RETRY_SECONDS
+        for report in reports:
+            self._worker.record(report)
+            if report.failure == "unexpected":
+                await self._count_death(report.slot, report.reason)
+            elif not report.shared:
+                self._deaths.pop(report.slot, None)
+            if report.failure is not None and not report.shared:
+                self._order.rest(report.slot, time.monotonic())
+        return _RETRY_SECONDS if any(report.shared for report in reports) else 0.0
+
+    async def _count_death(self, slot: int, reason: str) -> None:
+        """A window that ends its process again and again, for want of memory say, must not keep the others open."""
+        self._deaths[slot] = deaths = self._deaths.get(slot, 0) + 1
+        self._order.rest(slot, time.monotonic())
+        log.error("window not closed", window=utc_text(slot), reason=reason, times=deaths)
+        if deaths >= _MOST_DEATHS:
+            await self._worker.store.set_aside(slot, f"{reason} {deaths} times over this window")
+            del self._deaths[slot]
+
+    async def on_stop(self) -> None:
+        """Give the closing process some time to finish its step. What it leaves is finished after the next start."""
+        self._worker.end_soon()
+        await self._process.stop()

@@ -1,0 +1,74 @@
+"""The service that reads the feed into Redis."""
+
+from __future__ import annotations
+
+import structlog
+from aiokafka import AIOKafkaProducer
+from mode import Service
+
+from dpcore.relation import NeighbouringRelation
+from stream.app.worker import Worker
+from stream.config.addresses import redacted
+from stream.ingestion.decoding import Decoder
+from stream.ingestion.pseudonyms import load_user_key
+from stream.ingestion.reader import Ingestor
+from stream.messages.message import Message
+from stream.protocol.ledger_check import verify_ledger
+from stream.protocol.publishing import make_producer
+from stream.server_version import require_supported
+from stream.storage.ledger import LedgerError
+
+log = structlog.get_logger()
+
+
+class Ingesting(Service):
+    """Reads the feed into Redis."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+        self._producer: AIOKafkaProducer | None = None
+        self._ingestor: Ingestor | None = None
+
+    async def on_start(self) -> None:
+        """Connect and start reading. Raises if the ledger is lost or the server is too old."""
+        worker = self._worker
+        server = require_supported(await worker.redis.info("server"), redacted(worker.config.redis.url))
+        log.info("state and ledger", server=str(server))
+        try:
+            generation = await verify_ledger(worker.config, worker.redis)
+        except LedgerError as error:
+            worker.metrics.ledger_errors.inc()
+            log.error("ledger refused", reason=str(error))
+            raise
+        log.info("ledger verified", generation=generation)
+        self._producer = make_producer(worker.config.kafka)
+        await self._producer.start()
+        decoder = Decoder(worker.config, load_user_key(worker.config.privacy.user_key_file))
+        self._ingestor = ingestor = Ingestor(worker.config, worker.redis, decoder, worker.metrics, self._report)
+        worker.topic_exists = lambda: ingestor.topic_exists
+
+    async def _report(self, message: Message) -> None:
+        assert self._producer is not None
+        if self._worker.config.relation == NeighbouringRelation.PARTICIPATION:
+            return  # under "participation" it is private how much arrived, and when
+        await self._producer.send(message.topic, message.value, key=message.key, headers=list(message.headers))
+
+    @Service.task
+    async def _read(self) -> None:
+        assert self._ingestor is not None
+        await self._ingestor.run()
+
+    @Service.task
+    async def _await_partitions(self) -> None:
+        # Before the first assignment, the watermark does not include the partitions that wait to be read.
+        assert self._ingestor is not None
+        await self._ingestor.assigned.wait()
+        self._worker.ready.set()
+
+    async def on_stop(self) -> None:
+        """Stop reading, and send the reports that are still queued."""
+        if self._ingestor is not None:
+            await self._ingestor.stop()
+        if self._producer is not None:
+            await self._producer.stop()

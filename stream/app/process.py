@@ -1,0 +1,51 @@
+"""A child process that does the work of one service, one task after the other, so that the event loop never stalls."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from stream.protocol.close_process import begin_closing
+
+_STEP_SECONDS = 4.0
+"""How long a stopping worker waits for a child to finish its step."""
+
+T = TypeVar("T")
+
+
+class ProcessDiedError(RuntimeError):
+    """The process ended over its task; the next task has a new one."""
+
+
+class WorkProcess:
+    """One process, started with its first task and kept for the next ones. It ends with this one."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+
+    async def run(self, task: Callable[..., T], *given: object) -> T:
+        """``task`` of the given arguments, in the process. Raises :class:`ProcessDiedError`, and what the task raises."""
+        if self._pool is None:
+            context, parent = multiprocessing.get_context("spawn"), multiprocessing.current_process().pid or 0
+            self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=begin_closing, initargs=(parent,))
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, task, *given)
+        except BrokenProcessPool as error:
+            self._pool = None
+            raise ProcessDiedError(str(error)) from None
+
+    async def stop(self) -> None:
+        """Let the task finish its step, for a while; whatever it leaves is taken up at the next start."""
+        if self._pool is None:
+            return
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        children, clock = multiprocessing.active_children(), asyncio.get_running_loop().time
+        deadline = clock() + _STEP_SECONDS
+        while any(child.is_alive() for child in children) and clock() < deadline:
+            await asyncio.sleep(0.05)
+        for child in children:
+            child.kill()

@@ -1,0 +1,76 @@
+"""The service that has periods leave Redis once nothing of them can be released any more."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import structlog
+from mode import Service
+from redis.exceptions import RedisError
+
+from dpcore.relation import NeighbouringRelation
+from stream.app.worker import Worker
+from stream.storage.retirement import Retirement
+from stream.windows import Period, utc_text
+
+log = structlog.get_logger()
+
+_LOOK_SECONDS = 600.0
+_KEPT = timedelta(days=2)
+"""How long a period stays after its last event could come: time to look at it, and to retry a window that was set aside."""
+
+
+class Retiring(Service):
+    """Looks every ten minutes for periods to retire. Any worker may; they do the same."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+        self._retirement = Retirement(worker.redis, worker.config.feed.name, worker.config.slotting)
+        self._swept: int | None = None
+
+    @Service.task
+    async def _retire(self) -> None:
+        await self._worker.ready.wait()
+        while not self.should_stop:
+            try:
+                await self.retire()
+            except RedisError as error:
+                self._worker.metrics.redis_errors.inc()
+                log.warning("redis unreachable", reason=str(error))
+            await self.sleep(_LOOK_SECONDS)
+
+    async def retire(self) -> None:
+        """Retire the periods that nothing can come of any more; what an earlier attempt left is deleted, too."""
+        worker = self._worker
+        retired = await worker.ledger.retired()
+        period = await self._oldest_kept()
+        if period is None or (retired is not None and retired > period.start):
+            period = None if retired is None else worker.config.slotting.period_of(retired)
+        if period is None or period.start == self._swept:
+            return
+        await self._retirement.retire(period.start)
+        self._swept = period.start
+        worker.metrics.ledger_retired_seconds.set(period.start)
+        if retired != period.start:
+            log.info("periods are retired", before=utc_text(period.start))
+
+    async def _oldest_kept(self) -> Period | None:
+        """The oldest period of which something may still be released, or that ended a short while ago; None if unknown.
+
+        Two clocks have to agree that it is over: one that is ahead must not retire what is still to come.
+        """
+        worker, slotting = self._worker, self._worker.config.slotting
+        mark_us, now_us = await worker.due.mark_us(), await worker.rows.now_us()
+        if mark_us is None:
+            return None
+        now = min(now_us // 1_000_000, int(time.time()))
+        oldest = [min(now, mark_us // 1_000_000) - _KEPT // timedelta(seconds=1)]
+        if worker.config.window.lateness == "event-time":
+            oldest.append(now - worker.config.window.max_age // timedelta(seconds=1))
+        since = await worker.due.since()
+        oldest += [slot for slot in await worker.rows.open_slots() if slotting.period_of(slot).start >= since]
+        if worker.config.relation == NeighbouringRelation.PARTICIPATION:
+            oldest.append(await worker.rows.first_slot(slotting.window(now_us // 1_000_000).start))
+        return slotting.period_of(max(0, min(oldest)))

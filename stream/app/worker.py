@@ -1,0 +1,199 @@
+"""One worker: configuration, connections, metrics and the Faust application that its services run in."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+import faust
+import structlog
+from faust.auth import SASLCredentials, SSLCredentials
+from faust.sensors.prometheus import setup_prometheus_sensors
+from faust.web import Request, Response, View
+from redis.exceptions import RedisError
+
+from stream.config import Config
+from stream.config.servers import KafkaConfig
+from stream.connection import kafka_password, tls_context
+from stream.metrics import OperatorMetrics
+from stream.protocol.close_process import CloseReport
+from stream.protocol.due_windows import DueWindows
+from stream.storage.client import redis_client
+from stream.storage.keys import FeedKeys
+from stream.storage.lease import Lease
+from stream.storage.ledger import Ledger
+from stream.storage.release_store import ReleaseStore
+from stream.storage.row_store import RowStore
+from stream.windows import utc_text
+
+log = structlog.get_logger()
+
+_STOP_SECONDS = 8.0
+"""How long a stopping worker waits for all of itself."""
+_BEHIND_SECONDS = 1.0
+"""A window published so long after its instant missed it."""
+
+
+class Worker:
+    """One worker process: configuration, connections and metrics shared by its services."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.metrics = OperatorMetrics()
+        self.metrics.build_info.labels(_version()).set(1)
+        self.redis = redis_client(config.redis)
+        self.rows = RowStore(self.redis, config.feed.name)
+        self.ledger = Ledger(self.redis, config.feed.name)
+        self.store = ReleaseStore(self.redis, config.feed.name)
+        keys = FeedKeys(config.feed.name)
+        self.lease = Lease(self.redis, keys.lease)
+        self.publication_lease = Lease(self.redis, keys.publication_lease)
+        self.due = DueWindows(config, self.rows, self.store, self.ledger)
+        self.ready = asyncio.Event()
+        self.topic_exists: Callable[[], bool] = lambda: True
+        self._scratch = tempfile.TemporaryDirectory(prefix="hexveil-worker-")
+        self.app = self._make_app()
+
+    def _make_app(self) -> faust.App:
+        config = self.config
+        app = faust.App(
+            config.kafka.group,
+            broker=f"kafka://{config.kafka.bootstrap}",
+            broker_credentials=_faust_credentials(config.kafka),
+            store="memory://",
+            datadir=self._scratch.name,  # Faust creates this folder even without tables, by default in the working folder
+            autodiscover=False,
+            topic_disable_leader=True,
+            web_host=config.operator.host,
+            web_port=config.operator.port,
+            web_bind=config.operator.host,
+        )
+        app.producer_only = True
+        setup_prometheus_sensors(app, pattern="/metrics", registry=self.metrics.registry, name_prefix="faust")
+
+        @app.page("/healthz")
+        async def healthz(view: View, request: Request) -> Response:
+            return view.json({"status": "ok"})
+
+        @app.page("/readyz")
+        async def readyz(view: View, request: Request) -> Response:
+            problems = await self.problems()
+            return view.json({"ready": not problems, "problems": problems}, status=503 if problems else 200)
+
+        return app
+
+    async def problems(self) -> list[str]:
+        """Why this worker is not ready; empty if it is ready."""
+        found = (
+            [] if self.ready.is_set() else ["starting, without partitions yet, or the ledger was refused: see the log"]
+        )
+        try:
+            await self.redis.ping()
+        except RedisError:
+            found.append("Redis does not answer")
+        if not self.topic_exists():
+            found.append(
+                f"Kafka shows no topic {self.config.feed.topic}: it was deleted, or this user may not describe it"
+            )
+        return found
+
+    async def due_slots(self) -> list[int]:
+        """Slots whose window takes no more events and is to be released, oldest first; updates the gauges."""
+        due = await self.due.look()
+        self.metrics.windows_set_aside.set(len(due.aside))
+        self.metrics.open_windows.set(len(due.open))
+        if due.mark_us is not None:
+            self.metrics.watermark_seconds.set(due.mark_us / 1e6)
+        return due.slots
+
+    async def to_close(self) -> list[int]:
+        """Due windows that are not committed, or not published where that follows at once; updates the gauges."""
+        due, times = await self.due_slots(), self.config.publication
+        committed = set() if times is None else set(await self.store.committed(due))
+        now_us = await self.rows.now_us() if committed else 0
+        waiting = [slot for slot in committed if times is not None and times.first_us(self._end(slot)) > now_us]
+        self.metrics.outbox_windows.set(len(due) - len(waiting))
+        return [slot for slot in due if slot not in committed]
+
+    async def to_publish(self, within_seconds: float) -> list[int]:
+        """Committed windows whose next instant of publication is less than ``within_seconds`` away."""
+        times = self.config.publication
+        if times is None:
+            return []
+        committed = await self.store.committed((await self.due.look()).slots)
+        now_us = await self.rows.now_us()
+        limit_us = now_us + round(within_seconds * 1e6)
+        return [slot for slot in committed if times.next_us(self._end(slot), now_us) <= limit_us]
+
+    def _end(self, slot: int) -> int:
+        return self.config.slotting.window(slot).end
+
+    def end_soon(self) -> None:
+        """End the process within a few seconds even if a server does not answer; any worker can repeat an interrupted step."""
+
+        def end() -> None:
+            log.warning("stopping takes too long, ending", seconds=_STOP_SECONDS)
+            for child in multiprocessing.active_children():
+                child.kill()
+            os._exit(0)
+
+        backstop = threading.Timer(_STOP_SECONDS, end)
+        backstop.daemon = True
+        backstop.start()
+
+    def record(self, report: CloseReport) -> None:
+        """Count one attempt to close or publish a window and log it, without anything about users."""
+        metrics, window = self.metrics, utc_text(report.slot)
+        metrics.noise_redraw.inc(report.redraws)
+        metrics.events_beyond_limits.inc(report.beyond_limits)
+        if report.failure is not None:
+            self._count_failure(report.failure)
+            log.error("window not closed", window=window, failure=report.failure, reason=report.reason)
+            return
+        if report.behind is None:
+            metrics.window_close_seconds.observe(report.seconds)
+        released = report.released
+        if released is None:
+            log.info("window committed", window=window)
+            return
+        metrics.windows_closed.inc()
+        metrics.windows_withheld.inc(released.withheld)
+        metrics.messages_published.inc(released.messages)
+        metrics.cells_suppressed.inc(released.suppressed)
+        metrics.cells_published.inc(released.messages - 1 - released.suppressed)  # the close marker is no cell
+        log.info("window closed", window=window, messages=released.messages)
+        if report.behind is not None:
+            metrics.publication_behind_seconds.observe(report.behind)
+            if report.behind > _BEHIND_SECONDS:
+                log.warning("window published behind its instant", window=window, remedy="window.publication_margin")
+
+    def _count_failure(self, failure: str) -> None:
+        counters = {
+            "ledger": self.metrics.ledger_errors,
+            "redis": self.metrics.redis_errors,
+            "publish": self.metrics.publish_failures,
+            "unexpected": self.metrics.unexpected_failures,
+        }
+        if failure in counters:
+            counters[failure].inc()
+
+
+def _faust_credentials(kafka: KafkaConfig) -> SASLCredentials | SSLCredentials | None:
+    context = tls_context(kafka) if kafka.encrypted else None
+    if kafka.authenticated:
+        return SASLCredentials(
+            username=kafka.username, password=kafka_password(kafka), mechanism=kafka.sasl_mechanism, ssl_context=context
+        )
+    return None if context is None else SSLCredentials(context)
+
+
+def _version() -> str:
+    try:
+        return version("hexveil")
+    except PackageNotFoundError:
+        return "source"

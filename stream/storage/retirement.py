@@ -1,0 +1,79 @@
+"""What can never be released again leaves Redis: charges of old periods, and everything of their windows.
+
+The mark ``retired`` is set before anything is deleted, only ever grows, and is looked at in the calls that charge and that
+store rows. So a period whose charges are gone is one that nobody can charge, whatever clocks, configurations or other
+workers say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+
+from stream.storage.keys import FeedKeys
+from stream.storage.release_store import Released
+from stream.windows import Slotting
+
+_CHUNK = 1_000
+
+_MARK = """
+local before = redis.call('GET', KEYS[1])
+if not before or tonumber(before) < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end
+return redis.call('GET', KEYS[1])
+"""
+
+
+class Retirement:
+    """Deletes what Redis keeps of a feed's past. Every step may be repeated, and stopped anywhere."""
+
+    def __init__(self, redis: Redis, feed: str, slotting: Slotting) -> None:
+        self._redis: Any = redis
+        self._keys = FeedKeys(feed)
+        self._slotting = slotting
+
+    async def retire(self, boundary: int) -> None:
+        """Retire whatever began before ``boundary`` (epoch seconds), the start of a period.
+
+        The record of the window that was committed last stays: it is what a Redis that was set back is known by.
+        """
+        redis, named = self._redis, self._keys
+        await redis.eval(_MARK, 1, named.retired, boundary)
+        sealed = [int(slot) async for slot in redis.sscan_iter(named.sealed, count=_CHUNK)]
+        released = await self._released()
+        aside = [int(slot) for slot in await redis.hkeys(named.set_aside)]
+        waiting = [int(slot) for slot in await redis.zrange(named.slots, 0, -1)]
+        # Whatever is kept of a window or its period, one of these four names the window: they are deleted last.
+        old = sorted({slot for slot in (*sealed, *released, *aside, *waiting) if slot < boundary})
+        await self._unlink(old)
+        newest = max(released.values(), default=0)
+        for part in _parts(old):
+            await redis.zrem(named.slots, *part)
+            await redis.hdel(named.set_aside, *part)
+            if gone := [slot for slot in part if released.get(slot, newest) < newest]:
+                await redis.hdel(named.closed, *gone)
+            await redis.srem(named.sealed, *part)
+
+    async def _released(self) -> dict[int, int]:
+        """The number of each released window, by its timeslot."""
+        found = self._redis.hscan_iter(self._keys.closed, count=_CHUNK)
+        return {int(slot): msgspec.json.decode(record, type=Released).sequence async for slot, record in found}
+
+    async def _unlink(self, slots: list[int]) -> None:
+        """Delete the charges and terms of the periods of ``slots``, and rows, plan, charges and bytes of their windows."""
+        named = self._keys
+        periods = {self._slotting.period_of(slot).key for slot in slots}
+        keys = [key for period in sorted(periods) for key in (named.ledger(period), named.terms(period))]
+        for slot in slots:
+            keys += [named.rows(slot), named.plan(slot), named.charged(slot), named.outbox(slot)]
+        for part in _parts(keys):
+            await self._redis.unlink(*part)
+
+
+def _parts(names: Iterable[Any]) -> Iterator[list[Any]]:
+    left = iter(names)
+    while part := list(islice(left, _CHUNK)):
+        yield part

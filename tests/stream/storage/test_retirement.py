@@ -1,0 +1,336 @@
+"""What can never be released again leaves Redis, and can then never be charged: no flood grows the ledger for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from stream.app.retiring import Retiring
+from stream.app.worker import Worker
+from stream.config import Config
+from stream.storage.keys import FeedKeys
+from stream.storage.ledger import Ledger, RetiredError
+from stream.storage.release_store import Released
+from stream.storage.retirement import Retirement
+from stream.storage.row_store import ReadThrough, RowStore
+from stream.windows import Period, Slotting
+from tests.support.builders import bus_config, random_rows, riders_config
+
+KEYS, DAY, HOUR = FeedKeys("bus"), 86_400, 3600
+SLOTTING = Slotting(timedelta(hours=1), timedelta(days=1), "America/Chicago")
+FIRST = 1_490_054_400
+"""2017-03-21 00:00 UTC."""
+
+
+def period(day: int, timezone_hours: int = 5) -> Period:
+    """The local day ``day`` days after 2017-03-21, in Texas."""
+    start = FIRST + timezone_hours * HOUR + day * DAY
+    return Period(start, start + DAY, str(np.datetime64("2017-03-21") + day))
+
+
+async def release_days(redis: Redis, feed: str, days: range, users: int) -> None:
+    """Every hour of ``days`` released, with as many users charged in each day; a flood: nobody comes twice."""
+    ledger, keys = Ledger(redis, feed), FeedKeys(feed)
+    generation = await ledger.start_generation(birth=0)
+    records: dict[str, bytes] = {}
+    for day in days:
+        ids = np.arange(users, dtype=np.uint64) + np.uint64(day * users)
+        slots = [period(day).start + hour * HOUR for hour in range(24)]
+        await ledger.charge(slots[0], period(day), generation, ids, np.ones(users, dtype=np.int64), 10)
+        await redis.unlink(keys.charged(slots[0]))
+        for hour, slot in enumerate(slots):
+            records[str(slot)] = msgspec.json.encode(Released(1, "d", sequence=day * 24 + hour + 1))
+    await redis.hset(keys.closed, mapping=records)
+    await redis.sadd(keys.sealed, *records)
+
+
+async def sizes(redis: Redis, feed: str = "bus") -> dict[str, int]:
+    keys = FeedKeys(feed)
+    ledgers = await Ledger(redis, feed).periods()
+    users = sum([await redis.hlen(keys.ledger(name)) for name in ledgers])
+    closed, sealed = await redis.hlen(keys.closed), await redis.scard(keys.sealed)
+    return {"keys": await redis.dbsize(), "periods": len(ledgers), "users": users, "closed": closed, "sealed": sealed}
+
+
+async def test_a_flood_of_fake_users_and_hours_is_forgotten_with_its_period(redis: Redis) -> None:
+    kept = None
+    for day in range(0, 20, 4):
+        await release_days(redis, "bus", range(day, day + 4), users=500)
+        boundary = period(day + 2)
+        await Retirement(redis, "bus", SLOTTING).retire(boundary.start)
+        now = await sizes(redis)
+        assert now == {"keys": now["keys"], "periods": 2, "users": 1000, "closed": 48, "sealed": 48}
+        assert kept in (None, now["keys"]), "Redis grows with every day"
+        kept = now["keys"]
+
+
+async def test_what_is_forgotten_can_never_be_charged_again_even_if_it_is_adopted(redis: Redis) -> None:
+    """Otherwise whoever raises window.max_age would grant every budget again."""
+    await release_days(redis, "bus", range(2), users=3)
+    ledger, users = Ledger(redis, "bus"), np.arange(3, dtype=np.uint64)
+    generation = await ledger.generation() or ""
+    await Retirement(redis, "bus", SLOTTING).retire(period(1).start)
+    assert await ledger.adopt(0) == period(1).start
+    with pytest.raises(RetiredError, match="period 2017-03-21 is retired"):
+        await ledger.charge(period(0).start, period(0), generation, users, np.full(3, 10), 10)
+    assert await ledger.periods() == ["2017-03-22"]
+    await redis.delete(KEYS.closed)
+    refused = await ledger.charge(
+        period(1).start + HOUR, period(1), generation, users + np.uint64(3), np.full(3, 10), 10
+    )
+    assert len(refused) == 3, "the period that is kept forgot what was spent"
+
+
+async def test_without_the_mark_a_forgotten_budget_would_be_granted_again(redis: Redis) -> None:
+    """The planted bug."""
+    await release_days(redis, "bus", range(2), users=3)
+    ledger, users = Ledger(redis, "bus"), np.arange(3, dtype=np.uint64)
+    await Retirement(redis, "bus", SLOTTING).retire(period(1).start)
+    await redis.delete(KEYS.retired)
+    refused = await ledger.charge(
+        period(0).start, period(0), await ledger.generation() or "", users, np.full(3, 10), 10
+    )
+    assert not len(refused)
+
+
+async def test_the_mark_never_goes_back_and_the_newest_release_is_always_remembered(redis: Redis) -> None:
+    await release_days(redis, "bus", range(3), users=2)
+    retirement = Retirement(redis, "bus", SLOTTING)
+    await retirement.retire(period(40).start)
+    await retirement.retire(period(1).start)
+    assert int(await redis.get(KEYS.retired)) == period(40).start
+    newest = period(2).start + 23 * HOUR
+    assert await redis.hkeys(KEYS.closed) == [str(newest).encode()], "a set-back Redis is known by the last release"
+    assert await sizes(redis) == {"keys": 4, "periods": 0, "users": 0, "closed": 1, "sealed": 0}
+
+
+STEPS = 12
+"""Calls to Redis that a retirement makes, at least."""
+
+
+@pytest.mark.parametrize("stop", range(1, STEPS))
+async def test_a_worker_killed_at_any_step_leaves_nothing_chargeable_and_the_next_finishes(
+    redis: Redis, redis_url: str, stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = bus_config(tmp_path, **{"redis.url": redis_url})
+    await release_days(redis, "bus", range(2), users=3)
+    await leave_behind(redis, period(0).start)
+    retirement, calls = Retirement(redis, "bus", SLOTTING), 0
+
+    class Killed(Exception):  # noqa: N818
+        pass
+
+    original = type(redis).execute_command
+
+    async def until_killed(self: Redis, *given: object, **named: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls > stop:
+            raise Killed
+        return await original(self, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(redis), "execute_command", until_killed)
+        with suppress(Killed):
+            await retirement.retire(period(1).start)
+    ledger, users = Ledger(redis, "bus"), np.arange(3, dtype=np.uint64)
+    generation = await ledger.generation() or ""
+    with pytest.raises(RetiredError):
+        await ledger.charge(period(0).start, period(0), generation, users, np.full(3, 1), 10)
+    worker = Worker(config)
+    try:
+        await Retiring(worker).retire()
+    finally:
+        await worker.redis.aclose()
+    assert await ledger.periods() == ["2017-03-22"]
+    assert await sizes(redis) == {"keys": 7, "periods": 1, "users": 3, "closed": 24, "sealed": 24}
+
+
+async def leave_behind(redis: Redis, slot: int) -> None:
+    """What a window leaves whose worker was killed."""
+    for key in (KEYS.rows(slot), KEYS.outbox(slot), KEYS.plan(slot)):
+        await redis.set(key, b"x")
+    await redis.hset(KEYS.charged(slot), "1", 1)
+    await redis.hset(KEYS.set_aside, str(slot), "why")
+    await redis.zadd(KEYS.slots, {str(slot): slot})
+
+
+async def test_everything_that_a_window_left_goes_with_its_period(redis: Redis) -> None:
+    await release_days(redis, "bus", range(2), users=3)
+    before = await redis.dbsize()
+    await leave_behind(redis, period(0).start)
+    await Retirement(redis, "bus", SLOTTING).retire(period(1).start)
+    assert await redis.dbsize() == before - 2 + 1, "two keys of the period, and the mark instead"
+
+
+async def test_rows_of_a_retired_period_are_late_whatever_the_configuration_admits(redis: Redis) -> None:
+    """Otherwise a larger max_age would fill Redis with rows that nothing may be released of."""
+    await Retirement(redis, "bus", SLOTTING).retire(period(1).start)
+    store, rows = RowStore(redis, "bus"), random_rows(1, 10, slot=period(0).start)
+    taken = await store.append("t/0", 0, 10, rows, np.arange(10), np.full(10, period(0).start))
+    assert (taken.appended, taken.late) == (0, 10)
+    taken = await store.append("t/0", 10, 20, rows, np.arange(10, 20), np.full(10, period(1).start))
+    assert (taken.appended, taken.late) == (10, 0)
+
+
+async def test_periods_shorter_than_a_day_are_retired_one_by_one(redis: Redis) -> None:
+    quarters = Slotting(timedelta(hours=1), timedelta(hours=6), "America/Chicago")
+    starts = [period(0).start + 6 * HOUR * k for k in range(5)]
+    for start in starts:
+        await redis.hset(KEYS.ledger(quarters.period_of(start).key), "1", 1)
+        await redis.sadd(KEYS.sealed, start)
+    await Retirement(redis, "bus", quarters).retire(starts[3])
+    assert await Ledger(redis, "bus").periods() == ["2017-03-21.3", "2017-03-22.0"]
+
+
+async def used_memory(redis: Redis) -> int:
+    """Bytes that Redis holds once what was unlinked is freed."""
+    while int((await redis.info("memory"))["lazyfree_pending_objects"]):
+        await asyncio.sleep(0.05)
+    return int((await redis.info("memory"))["used_memory"])
+
+
+async def flood(redis: Redis, retires: bool) -> list[int]:
+    """Memory after each of five rounds, of four days each, in which 20 000 fake users are charged: nobody comes twice."""
+    found = []
+    for day in range(0, 20, 4):
+        await release_days(redis, "bus", range(day, day + 4), users=5_000)
+        if retires:
+            await Retirement(redis, "bus", SLOTTING).retire(period(day + 3).start)
+        found.append(await used_memory(redis))
+    return found
+
+
+async def test_a_hundred_thousand_fake_users_over_twenty_periods_leave_the_memory_flat(redis: Redis) -> None:
+    before = await used_memory(redis)
+    first, *_, last = await flood(redis, retires=True)
+    print(f"used_memory {before} before, {first} after 20 000 users, {last} after 100 000")
+    assert last - first < 300_000, "80 000 users take 3.4 MB and more where they stay"
+
+
+async def test_without_retirement_the_memory_grows_with_every_user(redis: Redis) -> None:
+    """The planted bug."""
+    before = await used_memory(redis)
+    first, *_, last = await flood(redis, retires=False)
+    print(f"used_memory {before} before, {first} after 20 000 users, {last} after 100 000")
+    assert last - first > 3_000_000
+
+
+async def worker_with(redis: Redis, config: Config, open_day: int | None) -> Worker:
+    """A worker of a feed whose days 0 to 9 were released long ago, with rows of ``open_day`` not yet released."""
+    feed = config.feed.name
+    await release_days(redis, feed, range(10), users=2)
+    store, now = RowStore(redis, feed), (await redis.time())[0] * 1_000_000
+    if open_day is not None:
+        slot = period(open_day).start
+        await redis.srem(FeedKeys(feed).sealed, slot)
+        await store.append("t/0", 0, 10, random_rows(1, 10, slot=slot), np.arange(10), np.full(10, slot))
+    await redis.hset(FeedKeys(feed).watermarks, "t/0", now)
+    await store.list_partitions(["t/0"], now)
+    await store.read_through([ReadThrough("t/0", None, 10, now)])
+    return Worker(config)
+
+
+@pytest.mark.parametrize(("open_day", "kept"), [(None, 0), (7, 3)])
+async def test_a_worker_retires_what_nothing_can_come_of_and_no_window_that_waits(
+    open_day: int | None, kept: int, redis: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    worker = await worker_with(redis, bus_config(tmp_path, **{"redis.url": redis_url}), open_day)
+    try:
+        await Retiring(worker).retire()
+        assert len(await worker.ledger.periods()) == kept
+        assert len(await RowStore(redis, "bus").open_slots()) == (open_day is not None)
+    finally:
+        await worker.redis.aclose()
+
+
+async def test_recordings_keep_every_period_that_events_may_come_of(
+    redis: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    recorded = {"redis.url": redis_url, "window.lateness": "event-time"}
+    for max_age, kept in (("36500d", 10), ("30d", 0)):
+        await redis.flushall()
+        worker = await worker_with(redis, bus_config(tmp_path, **recorded, **{"window.max_age": max_age}), None)
+        try:
+            await Retiring(worker).retire()
+            assert len(await worker.ledger.periods()) == kept
+        finally:
+            await worker.redis.aclose()
+
+
+@pytest.mark.parametrize("clock", ["worker", "redis"])
+async def test_a_clock_that_is_years_ahead_retires_nothing_that_is_still_to_come(
+    clock: str, redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await worker_with(redis, bus_config(tmp_path, **{"redis.url": redis_url}), None)
+    now, ahead = (await redis.time())[0], 20 * 365 * DAY
+    await redis.hset(KEYS.read, "t/0", (now + ahead) * 1_000_000)
+    if clock == "worker":
+        monkeypatch.setattr(time, "time", lambda: float(now + ahead))
+    else:
+
+        async def wrong(_: RowStore) -> int:
+            return (now + ahead) * 1_000_000
+
+        monkeypatch.setattr(RowStore, "now_us", wrong)
+    await worker.rows.list_partitions(["t/0"], (now + ahead) * 1_000_000)
+    try:
+        await Retiring(worker).retire()
+        assert (await worker.ledger.retired() or 0) <= now - DAY
+    finally:
+        await worker.redis.aclose()
+
+
+async def test_a_clock_that_is_set_back_and_a_larger_max_age_open_nothing_again(
+    redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"redis.url": redis_url, "window.lateness": "event-time"}
+    worker = await worker_with(redis, bus_config(tmp_path, **settings, **{"window.max_age": "30d"}), None)
+    await Retiring(worker).retire()
+    await worker.redis.aclose()
+    mark = await worker.ledger.retired()
+    monkeypatch.setattr(time, "time", lambda: float(period(3).start))
+    worker = Worker(bus_config(tmp_path, **settings, **{"window.max_age": "36500d"}))
+    try:
+        await Retiring(worker).retire()
+        ledger, users = worker.ledger, np.arange(2, dtype=np.uint64)
+        assert await ledger.retired() == mark
+        with pytest.raises(RetiredError):
+            await ledger.charge(period(5).start, period(5), await ledger.generation() or "", users, np.full(2, 1), 10)
+    finally:
+        await worker.redis.aclose()
+
+
+async def test_two_workers_that_retire_at_once_agree_on_the_later_mark(redis: Redis) -> None:
+    await release_days(redis, "bus", range(6), users=2)
+    both = [Retirement(redis, "bus", SLOTTING).retire(period(day).start) for day in (2, 4)]
+    await asyncio.gather(*both)
+    assert await Ledger(redis, "bus").retired() == period(4).start
+    assert await Ledger(redis, "bus").periods() == ["2017-03-25", "2017-03-26"]
+
+
+async def test_under_participation_no_tick_that_is_still_to_come_is_retired(
+    redis: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    config = riders_config(tmp_path, **{"redis.url": redis_url})
+    worker = await worker_with(redis, config, None)
+    retiring, keys, now = Retiring(worker), FeedKeys(config.feed.name), (await redis.time())[0]
+    try:
+        await redis.set(keys.first_slot, period(5).start + 2 * HOUR)
+        await retiring.retire()
+        assert len(await worker.ledger.periods()) == 5
+        await redis.set(keys.first_slot, now)
+        await retiring.retire()
+        assert await worker.ledger.periods() == []
+        mark = await worker.ledger.retired() or 0
+        assert now - timedelta(days=4).total_seconds() < mark <= now - timedelta(days=2).total_seconds()
+    finally:
+        await worker.redis.aclose()

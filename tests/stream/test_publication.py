@@ -1,0 +1,300 @@
+"""Windows are published at instants that nothing about their rows decides. Real Kafka and Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiokafka import AIOKafkaConsumer
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from stream.app.closing import Closing
+from stream.app.process import WorkProcess
+from stream.app.publishing import Publishing
+from stream.app.worker import Worker
+from stream.config import Config
+from stream.local import REPO_ROOT, free_port
+from stream.messages.message import HEXAGON_SPEED, WINDOW
+from stream.messages.topics import create_topics
+from stream.statistics import window_release
+from stream.storage.keys import FeedKeys
+from stream.storage.ledger import Ledger
+from stream.storage.row_store import ReadThrough, RowStore
+from stream.windows import PublicationTimes
+from tests.support import shipped
+from tests.support.builders import SLOT, bus_config, random_rows, riders_config
+from tests.support.feeding import until
+
+BOX = {"south": 30.17, "west": -97.75, "north": 30.30, "east": -97.66}
+SLOT_SECONDS, MARGIN, DELAY = 3, 10.0, 0.0
+COST = 2.5
+"""Seconds by which the draw of one window is longer than that of the next."""
+TOLERANCE = 0.9
+"""Seconds after its instant in which a message has to arrive, on a machine that does other things beside."""
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**6), st.integers(1, 10**5), st.integers(-(10**6), 10**10))
+def test_an_instant_is_one_of_the_public_ones_and_the_first_that_is_left(
+    end: int, delay: int, margin: int, now: int
+) -> None:
+    times = PublicationTimes(timedelta(seconds=delay), timedelta(seconds=margin))
+    instant = times.next_us(end, now * 1_000_000)
+    assert instant >= max(now * 1_000_000, times.first_us(end))
+    assert (instant - times.first_us(end)) % (margin * 1_000_000) == 0
+    assert instant == times.first_us(end) or instant - margin * 1_000_000 < now * 1_000_000
+
+
+def test_participation_always_has_instants_and_values_where_it_asks_for_them(tmp_path: Path) -> None:
+    assert bus_config(tmp_path).publication is None
+    assert riders_config(tmp_path).publication == PublicationTimes(timedelta(minutes=5), timedelta(minutes=1))
+    asked = bus_config(tmp_path, **{"window.publication_margin": "30s"}).publication
+    assert asked is not None
+    assert asked.margin == timedelta(seconds=30)
+    with pytest.raises(Exception, match="publication_margin is for live feeds"):
+        bus_config(tmp_path, **{"window.publication_margin": "30s", "window.lateness": "event-time"})
+    with pytest.raises(Exception, match="give 1s or more"):
+        riders_config(tmp_path, **{"window.publication_margin": "10ms"})
+
+
+class Arrivals:
+    """When each message of a feed arrived at a reader of the output topics, in seconds, by window."""
+
+    def __init__(self, feed: str) -> None:
+        self._feed = feed.encode()
+        self.first: dict[str, float] = {}
+        self.markers: dict[str, float] = {}
+
+    async def listen(self, kafka: str) -> None:
+        """Reads until it is cancelled."""
+        topics = (HEXAGON_SPEED, WINDOW)
+        consumer = AIOKafkaConsumer(*topics, bootstrap_servers=kafka, auto_offset_reset="latest")
+        await consumer.start()
+        try:
+            await consumer.seek_to_end()
+            async for record in consumer:
+                body, now = json.loads(record.value), time.time()
+                if body["feed"].encode() != self._feed:
+                    continue
+                start = body["window"]["start"]
+                self.first.setdefault(start, now)
+                if record.topic == WINDOW:
+                    self.markers.setdefault(start, now)
+        finally:
+            await consumer.stop()
+
+
+@asynccontextmanager
+async def beside(*tasks: Any) -> AsyncIterator[None]:
+    running = [asyncio.create_task(task) for task in tasks]
+    try:
+        yield
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def read_on(rows: RowStore) -> None:
+    """What a reader does that finds its partition read to its end, over and over."""
+    while True:
+        now = await rows.now_us()
+        await rows.list_partitions(["t/0"], now)
+        await rows.read_through([ReadThrough("t/0", None, 0, now)])
+        await asyncio.sleep(0.1)
+
+
+async def in_a_thread(self: WorkProcess, task: Callable[..., Any], *given: object) -> Any:
+    """Where the test can slow a draw down."""
+    return await asyncio.to_thread(task, *given)
+
+
+def starts_of(feed_first: int, count: int) -> list[int]:
+    return [feed_first + SLOT_SECONDS * k for k in range(count)]
+
+
+def text(slot: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(slot))
+
+
+async def offsets_after_the_end(
+    config: Config, redis: Redis, kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[float, float]]:
+    """Seconds from the end of each of two windows to the arrival of its first and last message. The first is costly."""
+    await create_topics(config)
+    await Ledger(redis, config.feed.name).start_generation(birth=0)
+    rows, now = RowStore(redis, config.feed.name), int(time.time())
+    first = now // SLOT_SECONDS * SLOT_SECONDS + 2 * SLOT_SECONDS
+    await redis.set(FeedKeys(config.feed.name).first_slot, first)
+    crowd = random_rows(1, 2000, slot=first)
+    crowd["time"] = first * 1_000_000 + np.arange(2000)
+    await rows.append("t/0", 0, 2000, crowd, np.arange(2000), np.full(2000, first))
+    draw = window_release.draw
+
+    def costly(plan: Any, *rest: Any) -> Any:
+        if plan.window.start == first:
+            time.sleep(COST)
+        return draw(plan, *rest)
+
+    monkeypatch.setattr(window_release, "draw", costly)
+    monkeypatch.setattr(WorkProcess, "run", in_a_thread)
+    worker, arrivals = Worker(config), Arrivals(config.feed.name)
+    worker.ready.set()
+    services = [Closing(worker), Publishing(worker)]
+    monkeypatch.setattr(Worker, "end_soon", lambda _: None)
+    wanted = [text(slot) for slot in starts_of(first, 2)]
+
+    async def there() -> bool:
+        return all(start in arrivals.markers for start in wanted)
+
+    async with beside(arrivals.listen(kafka), read_on(rows)):
+        for service in services:
+            await service.start()
+        try:
+            await until(there)
+        finally:
+            for service in services:
+                await service.stop()
+            await worker.redis.aclose()
+    ends = [slot + SLOT_SECONDS for slot in starts_of(first, 2)]
+    return [
+        (arrivals.first[start] - end, arrivals.markers[start] - end) for start, end in zip(wanted, ends, strict=True)
+    ]
+
+
+def small_riders(tmp_path: Path, feed: str, kafka: str, redis_url: str) -> Config:
+    return riders_config(
+        tmp_path,
+        **{
+            "feed.name": feed,
+            "feed.domain": BOX,
+            "hexagons.resolution": 7,
+            "kafka.bootstrap": kafka,
+            "redis.url": redis_url,
+            "window.slot": f"{SLOT_SECONDS}s",
+            "window.allowed_delay": f"{DELAY:.0f}s",
+            "window.publication_margin": f"{MARGIN:.0f}s",
+        },
+    )
+
+
+async def test_windows_of_very_different_cost_are_published_at_the_same_offset_from_their_end(
+    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_riders(tmp_path, topic_name, kafka, redis_url)
+    found = await offsets_after_the_end(config, redis, kafka, monkeypatch)
+    for offset in itertools.chain(*found):
+        assert MARGIN <= offset + 0.01 < MARGIN + TOLERANCE, found
+
+
+async def test_published_as_soon_as_it_is_committed_a_window_tells_its_cost(
+    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug."""
+    config = small_riders(tmp_path, topic_name, kafka, redis_url)
+    monkeypatch.setattr(Config, "publication", None)
+    (costly, _), (cheap, _) = await offsets_after_the_end(config, redis, kafka, monkeypatch)
+    assert abs(costly - cheap) > TOLERANCE
+
+
+async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_publishes_it_at_an_instant(
+    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
+) -> None:
+    margin = 12.0
+    env = os.environ | {
+        "PYTHONPATH": str(REPO_ROOT),
+        "HEXVEIL_FEED__NAME": topic_name,
+        "HEXVEIL_FEED__TOPIC": topic_name,
+        "HEXVEIL_FEED__DOMAIN": json.dumps(BOX),
+        "HEXVEIL_HEXAGONS__RESOLUTION": "7",
+        "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
+        "HEXVEIL_KAFKA__GROUP": topic_name,
+        "HEXVEIL_REDIS__URL": redis_url,
+        "HEXVEIL_OPERATOR__PORT": str(free_port()),
+        "HEXVEIL_PRIVACY__USER_KEY_FILE": str(tmp_path / "user.key"),
+        "HEXVEIL_WINDOW__SLOT": "3s",
+        "HEXVEIL_WINDOW__ALLOWED_DELAY": "0s",
+        "HEXVEIL_WINDOW__PUBLICATION_MARGIN": f"{margin:.0f}s",
+    }
+    hexveil, at = [sys.executable, "-m", "stream"], ["--config", str(shipped.RIDERS)]
+    for command in (["topics", "create", *at], ["ledger", "adopt", *at, "--no-other-ledger"]):
+        subprocess.run([*hexveil, *command], env=env, cwd=tmp_path, check=True)
+    keys, log, arrivals = FeedKeys(topic_name), (tmp_path / "worker.log").open("w"), Arrivals(topic_name)
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*hexveil, "worker", *at], env=env, cwd=tmp_path, stderr=log)
+
+    async def committed() -> list[int]:
+        return sorted(
+            [int(key.decode().rpartition(":")[2]) async for key in redis.scan_iter(match=keys.outbox(0)[:-1] + "*")]
+        )
+
+    async def some_wait() -> bool:
+        return bool(await committed())
+
+    async with beside(arrivals.listen(kafka)):
+        worker = start()
+        try:
+            await until(some_wait)
+            (slot, *_) = await committed()
+        finally:
+            begun = time.monotonic()
+            worker.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(worker.wait, 10) == 0, (tmp_path / "worker.log").read_text()[-3000:]
+        assert time.monotonic() - begun < 10
+        assert not arrivals.first, "published before its instant"
+        worker = start()
+        try:
+
+            async def published() -> bool:
+                return text(slot) in arrivals.markers
+
+            await until(published)
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(worker.wait, 10) == 0
+    behind = arrivals.markers[text(slot)] - (slot + 3) - margin
+    assert behind % margin < TOLERANCE, "published between the instants"
+
+
+async def test_the_metric_tells_how_far_behind_its_instant_a_window_was_published(
+    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
+) -> None:
+    from stream.protocol.close_process import close_windows, publish_windows
+
+    settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url, "feed.domain": BOX}
+    config = riders_config(tmp_path, **settings, **{"window.publication_margin": "1s"})
+    await create_topics(config)
+    await Ledger(redis, topic_name).start_generation(birth=0)
+    worker = Worker(config)
+    try:
+        (committed,) = await close_windows(config, [SLOT])
+        assert (committed.failure, committed.released) == (None, None)
+        worker.record(committed)
+        assert await worker.store.committed([SLOT, SLOT + 3600]) == [SLOT]
+        (report,) = await publish_windows(config, [SLOT])
+        worker.record(report)
+        assert await worker.store.committed([SLOT]) == [SLOT]
+    finally:
+        await worker.redis.aclose()
+    assert report.behind is not None
+    assert report.behind > 10**8, "seconds since 2017"
+    assert abs(report.behind - round(report.behind)) < TOLERANCE, "at a whole number of margins"
+    samples = {s.name: s.value for m in worker.metrics.registry.collect() for s in m.samples if not s.labels}
+    assert samples["hexveil_publication_behind_seconds_count"] == 1
+    assert samples["hexveil_window_close_seconds_count"] == 1
+    assert samples["hexveil_windows_closed_total"] == 1
