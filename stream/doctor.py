@@ -54,7 +54,7 @@ async def examine(config: Config) -> list[Finding]:
     try:
         findings = [_user_key(config), *await _redis(config, redis), *await _kafka(config)]
         if all(finding.ok for finding in findings):
-            findings.append(await _ledger(config, redis))
+            findings.append(await ledger_finding(config, redis))
     finally:
         await redis.aclose()
     return findings
@@ -136,7 +136,7 @@ async def _kafka(config: Config) -> list[Finding]:
             if there and plan.name in OUTPUT_TOPICS:
                 # Close markers reveal that Redis was set back; the charges that it lost matter until their period is over.
                 kept = config.privacy.period if plan.name == WINDOW else timedelta(0)
-                findings.append(await _retention(admin, plan.name, _MIN_OUTPUT_RETENTION + kept))
+                findings.append(await retention_finding(admin, plan.name, _MIN_OUTPUT_RETENTION + kept))
         return findings
     except KafkaError as error:
         return [Finding("kafka", False, str(error), "see the broker's log", True)]
@@ -205,7 +205,8 @@ async def _broker_clock(config: Config) -> Finding:
     return Finding(check, False, f"events were appended {newest / 1000:.1f} s ahead of Redis's clock", remedy)
 
 
-async def _retention(admin: AIOKafkaAdminClient, topic: str, least: timedelta) -> Finding:
+async def retention_finding(admin: AIOKafkaAdminClient, topic: str, least: timedelta) -> Finding:
+    """Whether ``topic`` keeps every message for ``least`` and deletes old ones instead of compacting."""
     settings = await _settings(admin, topic)
     policy, retention = settings.get("cleanup.policy", "?"), int(settings.get("retention.ms", "-1"))
     kept = "for ever" if retention < 0 else f"{retention / 86_400_000:.1f} days"
@@ -217,7 +218,8 @@ async def _retention(admin: AIOKafkaAdminClient, topic: str, least: timedelta) -
     )
 
 
-async def _ledger(config: Config, redis: Redis) -> Finding:
+async def ledger_finding(config: Config, redis: Redis) -> Finding:
+    """Whether the ledger is the one that released before, and belongs to this configuration and user key."""
     rows, key_file = RowStore(redis, config.feed.name), config.privacy.user_key_file
     try:
         generation = await verify_ledger(config, redis)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config import Config
-from stream.doctor import _ledger as ledger_finding
+from stream.doctor import ledger_finding
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics

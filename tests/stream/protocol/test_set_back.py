@@ -26,7 +26,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from redis.asyncio import Redis
 
 from stream.config import Config
-from stream.doctor import _retention as retention_finding
+from stream.doctor import retention_finding
 from stream.local import REPO_ROOT, RedisServer, free_port
 from stream.messages.message import WINDOW, Message
 from stream.messages.topics import create_topics
