@@ -1,4 +1,4 @@
-"""The service that closes windows that are due, in an order in which none holds up the others."""
+"""The service that closes due windows, in an order in which no window delays the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 _LOOK_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
 _MOST_DEATHS = 3
-"""Times that a window may end the closing process, or fail for a reason nobody foresaw, before it is set aside."""
+"""How often a window may end the closing process, or fail for an unexpected reason, before it is set aside."""
 
 
 class Closing(Service):
@@ -77,7 +77,7 @@ class Closing(Service):
         return _RETRY_SECONDS if any(report.shared for report in reports) else 0.0
 
     async def _count_death(self, slot: int, reason: str) -> None:
-        """A window that ends its process again and again, for want of memory say, must not keep the others open."""
+        """Set a window aside if its process ends repeatedly, for example for lack of memory, so that others can close."""
         self._deaths[slot] = deaths = self._deaths.get(slot, 0) + 1
         self._order.rest(slot, time.monotonic())
         log.error("window not closed", window=utc_text(slot), reason=reason, times=deaths)

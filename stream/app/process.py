@@ -1,4 +1,4 @@
-"""A child process that does the work of one service, one task after the other, so that the event loop never stalls."""
+"""A child process that runs the tasks of one service one after the other, so that the event loop never stalls."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ T = TypeVar("T")
 
 
 class ProcessDiedError(RuntimeError):
-    """The process ended over its task; the next task has a new one."""
+    """The process ended during its task; the next task gets a new process."""
 
 
 class WorkProcess:
-    """One process, started with its first task and kept for the next ones. It ends with this one."""
+    """A process that is started with its first task and kept for the next ones. It ends with its parent."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
 
     async def run(self, task: Callable[..., T], *given: object) -> T:
-        """``task`` of the given arguments, in the process. Raises :class:`ProcessDiedError`, and what the task raises."""
+        """Run ``task`` with the given arguments in the process. Raises :class:`ProcessDiedError`, and the errors of the task."""
         if self._pool is None:
             context, parent = multiprocessing.get_context("spawn"), multiprocessing.current_process().pid or 0
             self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=begin_closing, initargs=(parent,))
@@ -39,7 +39,7 @@ class WorkProcess:
             raise ProcessDiedError(str(error)) from None
 
     async def stop(self) -> None:
-        """Let the task finish its step, for a while; whatever it leaves is taken up at the next start."""
+        """Give the task some time to finish its step. What it leaves is finished after the next start."""
         if self._pool is None:
             return
         self._pool.shutdown(wait=False, cancel_futures=True)

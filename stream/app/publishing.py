@@ -1,4 +1,4 @@
-"""The service that publishes committed windows at their instants, where the configuration gives such."""
+"""The service that publishes committed windows at fixed instants, if the configuration asks for that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RETRY_SECONDS = 5.0
 
 
 class Publishing(Service):
-    """Has committed windows published, by a process that never draws: no draw delays another window's publication."""
+    """Publishes committed windows in a process that never draws, so that no draw delays the publication of another window."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Publishing(Service):
         with suppress(ProcessDiedError):
             await self._process.run(
                 forget_everything
-            )  # so that the first window need not wait for the start of the process
+            )  # start the process now, so that the first window need not wait for it
         while not self.should_stop:
             pause = _LOOK_SECONDS
             try:
@@ -47,7 +47,7 @@ class Publishing(Service):
             await self.sleep(pause)
 
     async def _publish_alone(self, slots: list[int]) -> float:
-        """Publish ``slots`` unless another worker is at it; returns seconds until the next look."""
+        """Publish ``slots`` unless another worker does so. Returns the seconds until the next look."""
         async with self._worker.publication_lease.hold() as mine:
             if not mine:
                 return _LOOK_SECONDS
@@ -61,5 +61,5 @@ class Publishing(Service):
         return _RETRY_SECONDS if any(report.failure for report in reports) else 0.0
 
     async def on_stop(self) -> None:
-        """Let the publishing process finish, for a while; the next worker publishes what it leaves."""
+        """Give the publishing process some time to finish. The next worker publishes what it leaves."""
         await self._process.stop()

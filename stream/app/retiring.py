@@ -1,4 +1,4 @@
-"""The service that has periods leave Redis once nothing of them can be released any more."""
+"""The service that deletes periods from Redis once nothing of them can be released any more."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ log = structlog.get_logger()
 
 _LOOK_SECONDS = 600.0
 _KEPT = timedelta(days=2)
-"""How long a period stays after its last event could come: time to look at it, and to retry a window that was set aside."""
+"""How long a period is kept after its last possible event, so that operators can look at it and retry set-aside windows."""
 
 
 class Retiring(Service):
-    """Looks every ten minutes for periods to retire. Any worker may; they do the same."""
+    """Looks for periods to retire every ten minutes. Every worker does this; repeating it is harmless."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Retiring(Service):
             await self.sleep(_LOOK_SECONDS)
 
     async def retire(self) -> None:
-        """Retire the periods that nothing can come of any more; what an earlier attempt left is deleted, too."""
+        """Retire the periods of which nothing can be released any more. Also deletes what an earlier attempt left."""
         worker = self._worker
         retired = await worker.ledger.retired()
         period = await self._oldest_kept()
@@ -57,9 +57,9 @@ class Retiring(Service):
             log.info("periods are retired", before=utc_text(period.start))
 
     async def _oldest_kept(self) -> Period | None:
-        """The oldest period of which something may still be released, or that ended a short while ago; None if unknown.
+        """The oldest period of which something may still be released, or that ended recently; None if unknown.
 
-        Two clocks have to agree that it is over: one that is ahead must not retire what is still to come.
+        Two clocks must agree that earlier periods are over, so that one clock that is ahead cannot retire a period too early.
         """
         worker, slotting = self._worker, self._worker.config.slotting
         mark_us, now_us = await worker.due.mark_us(), await worker.rows.now_us()

@@ -34,9 +34,9 @@ from stream.windows import utc_text
 log = structlog.get_logger()
 
 _STOP_SECONDS = 8.0
-"""How long a stopping worker waits for all of itself."""
+"""How long a stopping worker waits for everything to end."""
 _BEHIND_SECONDS = 1.0
-"""A window published so long after its instant missed it."""
+"""A window that is published more than this after its instant has missed it."""
 
 
 class Worker:
@@ -103,7 +103,7 @@ class Worker:
         return found
 
     async def due_slots(self) -> list[int]:
-        """Slots whose window takes no more events and is to be released, oldest first; updates the gauges."""
+        """Slots of windows that take no more events and are to be released, oldest first. Updates the gauges."""
         due = await self.due.look()
         self.metrics.windows_set_aside.set(len(due.aside))
         self.metrics.open_windows.set(len(due.open))
@@ -112,7 +112,7 @@ class Worker:
         return due.slots
 
     async def to_close(self) -> list[int]:
-        """Due windows that are not committed, or not published where that follows at once; updates the gauges."""
+        """Due windows that are not committed, or not published if that follows at once. Updates the gauges."""
         due, times = await self.due_slots(), self.config.publication
         committed = set() if times is None else set(await self.store.committed(due))
         now_us = await self.rows.now_us() if committed else 0
@@ -147,7 +147,7 @@ class Worker:
         backstop.start()
 
     def record(self, report: CloseReport) -> None:
-        """Count one attempt to close or publish a window and log it, without anything about users."""
+        """Count and log one attempt to close or publish a window; the log contains nothing about users."""
         metrics, window = self.metrics, utc_text(report.slot)
         metrics.noise_redraw.inc(report.redraws)
         metrics.events_beyond_limits.inc(report.beyond_limits)
@@ -165,7 +165,7 @@ class Worker:
         metrics.windows_withheld.inc(released.withheld)
         metrics.messages_published.inc(released.messages)
         metrics.cells_suppressed.inc(released.suppressed)
-        metrics.cells_published.inc(released.messages - 1 - released.suppressed)  # the close marker is no cell
+        metrics.cells_published.inc(released.messages - 1 - released.suppressed)  # without the close marker
         log.info("window closed", window=window, messages=released.messages)
         if report.behind is not None:
             metrics.publication_behind_seconds.observe(report.behind)

@@ -1,4 +1,4 @@
-"""Closes and publishes windows in a process of its own: connects Redis and Kafka to the release protocol, and reports."""
+"""Closes and publishes windows in a separate process: connects Redis and Kafka to the release protocol, and reports."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from stream.storage.row_store import RowStore
 
 @dataclass(frozen=True)
 class CloseReport:
-    """How one attempt to close or publish a window went.
+    """The result of one attempt to close or publish a window.
 
-    ``failure``: ledger, publish, redis, content or unexpected; None where it was committed. ``shared``: the next window would
-    fail, too. ``released``: None where the window waits for its instant of publication. ``behind``: seconds by which it was
-    published after its first instant; None where windows are published as soon as they are committed. ``beyond_limits``: events
-    read that do not count, because their user is above a limit of the window.
+    ``failure``: ledger, publish, redis, content or unexpected; None if the window was committed. ``shared``: the next window
+    would fail, too. ``released``: None if the window waits for its instant of publication. ``behind``: seconds by which it was
+    published after its first instant; None if windows are published as soon as they are committed. ``beyond_limits``: number
+    of events that do not count, because their user exceeds a limit of the window.
     """
 
     slot: int
@@ -55,17 +55,17 @@ FAILURES: dict[type[Exception], str] = {
     PublishError: "publish",
     KafkaError: "publish",
 }
-"""What an attempt may meet that the next one may overcome; anything else is unexpected."""
+"""Errors that the next attempt may overcome; any other error is unexpected."""
 PUBLICATION_LEAD_SECONDS = 3.0
-"""How long before its instant a window is handed to the publishing process, which connects and verifies meanwhile."""
+"""How long before its instant a window is given to the publishing process, which first connects and verifies the ledger."""
 _SERVERS = (RedisError, PublishError, KafkaError)
 
 _known: dict[tuple[str, str], Known] = {}
-"""What this process knows of each broker and feed, from one call to the next."""
+"""What this process knows about each broker and feed; it is kept between calls."""
 
 
 def begin_closing(parent: int) -> None:
-    """First in the process: it ends with ``parent``, and logs as that does."""
+    """Initialise the process: it ends when ``parent`` ends, and logs like ``parent``."""
     die_with_parent(parent)
     configure_logs()
 
@@ -81,14 +81,14 @@ def publish_in_process(config: Config, slots: list[int]) -> list[CloseReport]:
 
 
 def forget_everything() -> None:
-    """Know as little as a new process does."""
+    """Forget what this process knows, as if it were new."""
     _known.clear()
 
 
 async def close_windows(config: Config, slots: list[int]) -> list[CloseReport]:
-    """Close ``slots`` in order; stops at the first failure that the others would share.
+    """Close ``slots`` in order. Stops at the first failure that the others would share.
 
-    Where there are instants of publication the windows are committed only, and wait for :func:`publish_windows`.
+    If windows are published at fixed instants, they are only committed here and wait for :func:`publish_windows`.
     """
     reports: list[CloseReport] = []
     try:
@@ -103,13 +103,13 @@ async def close_windows(config: Config, slots: list[int]) -> list[CloseReport]:
 
 
 async def publish_windows(config: Config, slots: list[int]) -> list[CloseReport]:
-    """Publish the committed windows ``slots``, each at its next instant by the clock of Redis, in order of these.
+    """Publish the committed windows ``slots``, each at its next instant by the clock of Redis, in the order of the instants.
 
-    The connections are made and the ledger is verified before the first instant. A window that missed its own meanwhile is
-    left for the next call, if another may come first. Stops at the first failure that the others would share.
+    Connections are made and the ledger is verified before the first instant. If a window misses its instant meanwhile and
+    another one may come first, it is left for the next call. Stops at the first failure that the others would share.
     """
     times, reports = config.publication, list[CloseReport]()
-    assert times is not None, "without instants a window is published by whoever closes it"
+    assert times is not None, "without instants a window is published by the process that closes it"
     ends = {slot: config.slotting.window(slot).end for slot in slots}
     try:
         async with _connected(config) as servers:
@@ -130,7 +130,7 @@ async def publish_windows(config: Config, slots: list[int]) -> list[CloseReport]
 
 
 async def _until(instant_us: int, rows: RowStore) -> int:
-    """Redis's time once it is ``instant_us`` or later: a worker's own clock may be wrong."""
+    """Wait until Redis's clock shows ``instant_us`` or later, and return its time. A worker's own clock may be wrong."""
     while (now_us := await rows.now_us()) < instant_us:
         await asyncio.sleep(min((instant_us - now_us) / 1e6, 1.0))
     return now_us
@@ -138,7 +138,7 @@ async def _until(instant_us: int, rows: RowStore) -> int:
 
 @dataclass(frozen=True)
 class _Servers:
-    """Redis and Kafka of one feed, connected."""
+    """Connections to the Redis and Kafka of one feed."""
 
     config: Config
     check: LedgerCheck
@@ -155,7 +155,7 @@ class _Servers:
         )
 
     async def close(self, slot: int, *, publishes: bool) -> CloseReport:
-        """Commit one window, once the ledger is known to remember everything that was published; publish it at once?"""
+        """Verify the ledger, commit one window, and publish it at once if asked to."""
         started, redraws, beyond = time.monotonic(), list[int](), [0]
         try:
             await self.check.verify()
@@ -195,7 +195,7 @@ async def _connected(config: Config) -> AsyncIterator[_Servers]:
 
 
 def _failed(slot: int, error: Exception, started: float | None = None, *, shared: bool = False) -> CloseReport:
-    """What an attempt came to that raised ``error``. Servers that fail for one window fail for the next."""
+    """The report on an attempt that raised ``error``. If a server failed for one window, it will fail for the next."""
     failure = next((name for kind, name in FAILURES.items() if isinstance(error, kind)), "unexpected")
     reason = f"{type(error).__name__}: {error}" if failure == "unexpected" else str(error)
     seconds = 0.0 if started is None else time.monotonic() - started

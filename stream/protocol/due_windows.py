@@ -1,4 +1,4 @@
-"""Which windows of a live feed are to be released now, and in which order."""
+"""Decides which windows of a feed are due, and in which order windows of a live feed are closed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ log = structlog.get_logger()
 
 
 _REST_SECONDS = (5.0, 300.0)
-"""How long a window rests whose closing failed: at first, and at most."""
+"""Seconds for which a window rests after its closing failed: the first time, and at most."""
 
 
 class ClosingOrder:
-    """Which due window of a live feed is closed next: one that is newer than all before it, else the oldest.
+    """Chooses the due window of a live feed that is closed next: one that is newer than all before it, else the oldest.
 
-    So the newest waits for one other at most, however many are due. One whose closing failed has its next turn after
-    all others, and rests before that, each time twice as long.
+    So the newest window waits for at most one other, however many are due. A window whose closing failed gets its next turn
+    after all others; before that it rests, each time twice as long.
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class ClosingOrder:
         self._rests: dict[int, tuple[float, float]] = {}
 
     def ready(self, due: Sequence[int], now: float) -> list[int]:
-        """Those of ``due`` that do not rest at ``now`` (seconds of any clock)."""
+        """The windows of ``due`` that do not rest at ``now`` (seconds of any clock)."""
         self._rests = {slot: rest for slot, rest in self._rests.items() if slot in due}
         return [slot for slot in due if slot not in self._rests or self._rests[slot][0] <= now]
 
     def rest(self, slot: int, now: float) -> None:
-        """Let a window rest whose closing failed for a reason of its own."""
+        """Let a window rest after its closing failed for a reason that concerns only this window."""
         _, before = self._rests.get(slot, (0.0, _REST_SECONDS[0] / 2))
         length = min(2 * before, _REST_SECONDS[1])
         self._rests[slot] = (now + length, length)
@@ -61,9 +61,9 @@ class ClosingOrder:
 
 
 class Due(NamedTuple):
-    """Starts of windows. ``slots``: due, oldest first; ``open``: with rows, not released; ``aside``: set aside.
+    """Starts of windows. ``slots``: due, oldest first. ``open``: with rows and not released. ``aside``: set aside.
 
-    ``mark_us``: windows that end by this instant (µs UTC) take no more events; None while that is unknown.
+    ``mark_us``: windows that end by this time (µs UTC) take no more events; None while it is unknown.
     """
 
     slots: list[int]
@@ -74,7 +74,7 @@ class Due(NamedTuple):
 
 @dataclass
 class DueWindows:
-    """Looks into state for the windows of one feed that are due."""
+    """Finds the windows of one feed that are due."""
 
     config: Config
     rows: RowStore
@@ -83,7 +83,7 @@ class DueWindows:
     _told_since: float = math.nan
 
     async def look(self) -> Due:
-        """What is due now. Rows of windows that can never be released are dropped on the way."""
+        """The windows that are due now. Also deletes rows of windows that can never be released."""
         aside = await self.store.slots_set_aside()
         open_slots = await self._releasable(sorted(set(await self.rows.open_slots()) - aside))
         since, mark_us = await self.since(), await self.mark_us()
@@ -99,26 +99,26 @@ class DueWindows:
         return Due(due, open_slots, aside, mark_us)
 
     async def mark_us(self) -> int | None:
-        """Instant (µs UTC) up to which windows that end take no more events; None while that is unknown."""
+        """The mark (µs UTC): windows that end by this time take no more events. None while it is unknown."""
         window, partitions = self.config.window, await self.rows.partition_times()
         if window.lateness == "event-time":
             return watermark(partitions, await self.rows.now_us(), window.allowed_delay, window.idle_timeout)
         read = read_through(partitions)
-        # What was appended at the deadline is in time, so reading has to be past it.
+        # An event that was appended exactly at the deadline is in time, so reading must have passed the deadline.
         return None if read is None else read - 1 - window.allowed_delay // timedelta(microseconds=1)
 
     async def since(self) -> float:
-        """Windows are released of periods that begin from here on (epoch seconds). Says so when it changes."""
+        """The time (epoch seconds) from which periods are released. Logs it when it changes."""
         found = await self.ledger.releases_since()
         since = math.inf if found is None else found
         if since != self._told_since:
             self._told_since = since
             text = "none: the birth of the ledger is not recorded" if found is None else utc_text(found)
-            log.info("windows are released of periods that begin from here on", since=text)
+            log.info("windows are released of periods that begin from this time on", since=text)
         return since
 
     async def _releasable(self, open_slots: list[int]) -> list[int]:
-        """Those that begin a window or are in progress; others began one before ``window.slot`` was changed: rows are dropped."""
+        """Slots that begin a window or are in progress. Others are from before ``window.slot`` was changed; their rows are deleted."""
         kept = []
         for slot in open_slots:
             if await self._begins_a_window(slot):
@@ -133,11 +133,11 @@ class DueWindows:
         return self.config.slotting.window(slot).start == slot or await self.rows.in_progress(slot)
 
     async def _ticked_slots(self, open_slots: list[int], since: float, mark_us: int, aside: set[int]) -> list[int]:
-        """Every slot that ended by ``mark_us``, visited or not, since this feed first ran."""
+        """Every slot since the feed first ran that ended by ``mark_us``, also without rows."""
         slotting, now = self.config.slotting, await self.rows.now_us()
         slot = await self.rows.first_slot(slotting.window(now // 1_000_000).start)
         for before in open_slots:
-            if before < slot:  # older than the feed: it will never be released, so it is not kept
+            if before < slot:  # older than the feed, so it will never be released
                 await self.rows.seal(before)
                 await self.rows.drop_rows(before)
         due = []
@@ -151,7 +151,7 @@ class DueWindows:
         return due
 
     async def _to_release(self, slot: int) -> bool:
-        """Whether a window begins at ``slot`` that was not released, or not cleaned up after that."""
+        """Whether a window begins at ``slot`` that was not released, or was not cleaned up after its release."""
         if await self.rows.is_closed(slot):
             return await self.rows.in_progress(slot)
         return await self._begins_a_window(slot)

@@ -1,7 +1,7 @@
 """The release protocol: seal, read, plan, charge, draw, commit, publish, confirm, clean. Every step may be repeated.
 
-No lock is needed: a stored plan and a committed window are written once, first writer wins, and a charge is paid once.
-Charge comes before draw; the bytes that leave are the committed ones, whoever drew them.
+No lock is needed: a plan and a committed window are stored only once (the first writer wins), and a charge is paid once.
+Users are charged before noise is drawn, and only the committed bytes are published, whichever worker drew them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from stream.storage.release_store import ChargesGoneError, Outcome, Released, Re
 from stream.windows import Window, utc_text
 
 STEPS = ("seal", "read", "plan", "charge", "draw", "commit", "publish", "confirm", "clean")
-"""Protocol steps in order; ``after_step`` is called with their names."""
+"""The steps of the protocol in order. ``after_step`` is called with the name of each."""
 
 PLAN_ATTEMPTS = 5
-"""Plans that one attempt to close a window makes before it gives way to whoever spends the same budgets."""
+"""Number of plans that one attempt makes before it gives up, because others are spending the same budgets."""
 
 
 class _Status(msgspec.Struct):
@@ -42,7 +42,7 @@ class _Status(msgspec.Struct):
 class ReleaseProtocol:
     """The parts of the protocol for one feed.
 
-    ``after_step`` is called after each finished step, ``on_redraw`` when a draw was thrown away unseen, ``on_beyond_limits``
+    ``after_step`` is called after each finished step, ``on_redraw`` when a draw was discarded unseen, ``on_beyond_limits``
     with the number of events that do not count because their user is above a limit of the window, each time rows are read.
     """
 
@@ -76,7 +76,7 @@ class ReleaseProtocol:
         return cls(statistics, planning, store, rows, ledger, publisher, noise, after_step, on_redraw, on_beyond_limits)
 
     async def close(self, slot: int) -> Released:
-        """Commit one window and publish it, from whatever step an earlier attempt reached.
+        """Commit one window and publish it; continues after the step that an earlier attempt reached.
 
         Raises what :meth:`commit` and :meth:`publish` raise.
         """
@@ -84,10 +84,10 @@ class ReleaseProtocol:
         return await self.publish(slot)
 
     async def commit(self, slot: int) -> None:
-        """Have the bytes of one window stand in the outbox, whoever drew them; nothing to do where it was released.
+        """Make sure that the outbox contains the bytes of one window. Does nothing if the window was released.
 
-        Raises :class:`LedgerError` where budgets cannot be vouched for; errors of Redis pass through, and the next attempt
-        goes on where this one stopped. Raises :class:`ContentError` for a window that was set aside.
+        Raises :class:`LedgerError` if the ledger cannot prove what was spent, and :class:`ContentError` for a window that was
+        set aside. Errors of Redis are passed on; the next attempt continues where this one stopped.
         """
         released, outbox = await self.store.released_or_committed(slot)
         if released is None and outbox is None:
@@ -105,15 +105,15 @@ class ReleaseProtocol:
                 drawn = await self._draw(planned.plan, rows)
                 await self._commit(planned.plan, drawn)
             except AlreadyReleasedError:
-                return  # by another worker meanwhile: only cleaning is left
+                return  # another worker released it meanwhile, so only cleaning is left
             except ContentError as error:
                 await self.store.set_aside(slot, str(error))
                 raise
 
     async def publish(self, slot: int) -> Released:
-        """Publish a committed window, confirm that it is there, and delete what closing it needed.
+        """Publish a committed window, confirm it by reading it back, and delete what closing it needed.
 
-        Errors of Redis and Kafka pass through. Raises :class:`LedgerError` where there is nothing committed.
+        Errors of Redis and Kafka are passed on. Raises :class:`LedgerError` if the committed bytes are gone.
         """
         released, outbox = await self.store.released_or_committed(slot)
         if released is None:
@@ -132,14 +132,14 @@ class ReleaseProtocol:
             await waiting
 
     async def _seal(self, slot: int) -> Window:
-        """Rows that come later are late. Returns the window as it was planned, where it was."""
+        """Seal the slot, so that later rows are late. Returns the window, with its planned length if it was planned."""
         window = await self.planning.window(slot)
         await self.rows.seal(slot)
         await self._done("seal")
         return window
 
     async def _read(self, window: Window) -> WindowRows | None:
-        """The rows in order; None where that fails for their content and the window may be withheld."""
+        """The sorted rows; None if reading fails because of their content and the window may be withheld."""
         try:
             with content_of(window.start, "reading"):
                 rows = self.statistics.arrange(await self.rows.read_rows(window.start), window)
@@ -152,13 +152,13 @@ class ReleaseProtocol:
         return rows
 
     async def _plan(self, window: Window, rows: WindowRows | None) -> StoredPlan:
-        """The stored plan; a worker that finds one takes it."""
+        """The stored plan. If another worker stored one, that plan is used."""
         planned = await self.planning.stored(window, rows)
         await self._done("plan")
         return planned
 
     async def _charge(self, plan: Plan) -> npt.NDArray[np.uint64] | None:
-        """None once everybody has paid; else the users who could not, and nothing may be drawn from this plan."""
+        """Charge the plan. Returns None once all have paid, else the users who could not; this plan must then not be drawn."""
         refused = await self.planning.charge(plan)
         if refused is None:
             await self._done("charge")
@@ -167,7 +167,7 @@ class ReleaseProtocol:
     async def _plan_again(
         self, window: Window, rows: WindowRows | None, planned: StoredPlan, refused: npt.NDArray[np.uint64]
     ) -> StoredPlan:
-        """Replace a plan that met an exhausted budget by one without ``refused``; what was paid stays paid."""
+        """Replace the plan by one without the users in ``refused``. What was paid stays paid."""
         planned = await self.planning.replaced(window, rows, planned, refused)
         await self._done("plan")
         return planned
@@ -179,11 +179,10 @@ class ReleaseProtocol:
         return drawn
 
     async def _commit(self, plan: Plan, drawn: Drawn | None) -> None:
-        """Commit the drawn window with its number and the memory it leaves.
+        """Commit the drawn window with its number and the memory after it.
 
-        Where another window was committed meanwhile, the messages are composed anew from the noise already drawn. That
-        ends: there are finitely many other windows. Raises :class:`LedgerError` where the window's charges are gone from
-        Redis; then nothing is committed.
+        If another window was committed meanwhile, the messages are written anew with the same noise; there are only finitely
+        many other windows. Raises :class:`LedgerError`, and commits nothing, if the window's charges are gone from Redis.
         """
         slot = plan.window.start
         while True:
@@ -195,8 +194,8 @@ class ReleaseProtocol:
                 answer = await self.store.commit(slot, encode_outbox(messages), memory, after, plan.digest, number)
             except ChargesGoneError:
                 raise LedgerError(
-                    f"the charges of window {utc_text(slot)} are gone from Redis; its draw is thrown away unseen, and it is "
-                    "charged and drawn again. Let Redis keep an append-only file, synced always"
+                    f"the charges of window {utc_text(slot)} are gone from Redis, so its draw is discarded unseen, and the window is "
+                    "charged and drawn again. Run Redis with an append-only file that is synced on every write"
                 ) from None
             if answer.outcome is not Outcome.STATE_MOVED:
                 break
@@ -217,7 +216,7 @@ class ReleaseProtocol:
         await self._done("confirm")
 
     async def _remember(self, slot: int, messages: Sequence[Message]) -> Released:
-        """Record that the window is released: from here on nobody charges or commits for it."""
+        """Record that the window is released. From then on nobody can charge or commit for it."""
         marker = msgspec.json.decode(messages[-1].value)
         statuses = [msgspec.json.decode(message.value, type=_Status).status for message in messages]
         suppressed = statuses.count("suppressed")
@@ -234,12 +233,12 @@ class ReleaseProtocol:
 def _spent_elsewhere(window: Window) -> LedgerError:
     return LedgerError(
         f"window {utc_text(window.start)}: budgets were spent elsewhere during {PLAN_ATTEMPTS} plans; "
-        "it is tried again later"
+        "the worker tries again later"
     )
 
 
 def _commit_gone(slot: int) -> LedgerError:
     return LedgerError(
         f"the committed bytes of window {utc_text(slot)} are gone from Redis, and it was not released; nothing is published. "
-        "Let Redis keep an append-only file, synced always"
+        "Run Redis with an append-only file that is synced on every write"
     )

@@ -1,4 +1,4 @@
-"""Every Redis key of the project, by feed. The braces put all keys of one feed into one slot of a Redis Cluster."""
+"""The names of all Redis keys. The braces put all keys of a feed into one hash slot of a Redis Cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class FeedKeys:
     def _named(self, name: str) -> str:
         return f"hv:{{{self.feed}}}:{name}"
 
-    # What is read from the feed.
+    # How far the feed was read.
 
     @property
     def offsets(self) -> str:
@@ -33,7 +33,7 @@ class FeedKeys:
 
     @property
     def read(self) -> str:
-        """Hash, partition -> instant before which whatever it was appended has been read, µs."""
+        """Hash, partition -> time before which everything appended to it has been read, µs."""
         return self._named("read")
 
     @property
@@ -43,7 +43,7 @@ class FeedKeys:
 
     @property
     def user_key(self) -> str:
-        """Fingerprint of the key that made the pseudonyms."""
+        """Fingerprint of the user key, which makes the pseudonyms."""
         return self._named("user-key")
 
     def rows(self, slot: int) -> str:
@@ -64,12 +64,12 @@ class FeedKeys:
 
     @property
     def first_slot(self) -> str:
-        """Oldest timeslot that may not be released yet, where every timeslot is released."""
+        """Under "participation": the oldest timeslot that may not be released yet."""
         return self._named("first-slot")
 
     @property
     def closed(self) -> str:
-        """Hash, timeslot -> what is remembered of its release."""
+        """Hash, timeslot -> record of its release."""
         return self._named("closed")
 
     @property
@@ -79,12 +79,12 @@ class FeedKeys:
 
     @property
     def lease(self) -> str:
-        """Who is closing windows now; gone some seconds after they are."""
+        """The worker that is closing windows now; expires some seconds after that worker stops."""
         return self._named("lease")
 
     @property
     def publication_lease(self) -> str:
-        """Who is publishing committed windows now."""
+        """The worker that is publishing committed windows now."""
         return self._named("publication-lease")
 
     # A window in progress.
@@ -120,7 +120,7 @@ class FeedKeys:
 
     @property
     def retired(self) -> str:
-        """Epoch seconds: of periods that began before, charges are deleted and nothing is released."""
+        """Epoch seconds: the charges of periods that began before were deleted, and these periods are not released."""
         return self._named("retired")
 
     @property
@@ -130,7 +130,7 @@ class FeedKeys:
 
     @property
     def user_identity(self) -> str:
-        """Field and topic that name a user."""
+        """Field and topic that identify a user."""
         return self._named("user-identity")
 
     @property
@@ -143,5 +143,5 @@ class FeedKeys:
         return self._named(f"ledger:{period}")
 
     def terms(self, period: str) -> str:
-        """Hash: the lowest budget of the period, and whether charges followed from counts."""
+        """Hash: the lowest budget of the period, and whether its charges depended on counts."""
         return self._named(f"terms:{period}")

@@ -1,9 +1,9 @@
 """The durable per-user budget ledger: what each user has spent in a period, in integer µε, or nρ under zCDP.
 
-Storage invariants the proof needs: a user's entry only grows; they pay for a window at least its last plan's charge before
-anything is drawn; a charge that would pass the budget adds nothing; nobody's charge depends on another user's budget;
-the generation id changes only when the ledger is lost; no period that began before the ledger was born is charged, for
-another ledger may have granted its budgets already. No refunds. The charges of a period are deleted only once it is
+The proof needs these invariants of the storage: a user's entry only grows; before noise is drawn, a user has paid at least the
+charge of the window's last plan; a charge that would exceed the budget adds nothing; no user's charge depends on another
+user's budget; the generation changes only if the ledger is lost; no period is charged that began before the ledger was born,
+because another ledger may have granted its budgets. There are no refunds. The charges of a period are deleted only once it is
 retired, and a retired period is never charged again (:mod:`stream.storage.retirement`).
 """
 
@@ -32,21 +32,21 @@ AFRESH = (
     "Where that is impossible, stop every worker of the feed and give it a new name: a new ledger releases windows of periods "
     "that begin after it was born"
 )
-"""What remains to an operator whose ledger is lost, or bound to other settings."""
+"""What an operator can do if the ledger is lost or bound to other settings."""
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
 
 CHUNK = 2_000
-"""Users charged per Lua call: a few milliseconds of Redis time."""
+"""Users charged per Lua call, which takes a few milliseconds of Redis time."""
 
 
 class LedgerError(RuntimeError):
-    """The ledger cannot vouch for what was spent; nothing may be released."""
+    """The ledger cannot prove what was spent, so nothing may be released."""
 
 
 class SetBackError(LedgerError):
-    """Redis remembers fewer windows than were committed: it was set back to an older state, and the budgets with it."""
+    """Redis remembers fewer windows than were committed, so it was set back to an older state of the ledger."""
 
     def __init__(self, remembered: int, committed: int) -> None:
         super().__init__(
@@ -57,18 +57,18 @@ class SetBackError(LedgerError):
 
 
 class BeforeBirthError(LedgerError):
-    """The window belongs to a period that began before the ledger was born: what was spent in it is unknown."""
+    """The window belongs to a period that began before the ledger was born, so it is unknown what was spent in it."""
 
     def __init__(self, period: str, birth: int | None) -> None:
         born = "at a time that is not recorded" if birth is None else utc_text(birth)
         super().__init__(
-            f"the ledger was born {born}; windows of period {period}, which began before, are not released, for another ledger "
-            "may have granted its budgets. Wait for the next period, or say by 'hexveil ledger adopt' that none has"
+            f"the ledger was born {born}; windows of period {period}, which began before, are not released, because another ledger "
+            "may have granted its budgets. Wait for the next period, or state with 'hexveil ledger adopt' that none has"
         )
 
 
 class RetiredError(LedgerError):
-    """The window belongs to a period whose charges were deleted: what was spent in it is unknown for good."""
+    """The window belongs to a retired period, whose charges were deleted, so it can never be released."""
 
     def __init__(self, period: str) -> None:
         super().__init__(
@@ -78,15 +78,15 @@ class RetiredError(LedgerError):
 
 
 class TermsError(RuntimeError):
-    """Another worker has charged the period on other terms meanwhile: the window is planned again."""
+    """Another worker charged the period on other terms meanwhile, so the window has to be planned again."""
 
 
 class AlreadyReleasedError(RuntimeError):
-    """Another worker has released the window meanwhile; there is nothing left to do."""
+    """Another worker released the window meanwhile, so there is nothing left to do."""
 
 
 class Terms(NamedTuple):
-    """What a period was charged on so far: its lowest budget (None: none yet), and whether charges followed from counts."""
+    """The terms of a period so far: its lowest budget (None: not charged yet), and whether charges depended on counts."""
 
     budget: int | None
     counts: bool
@@ -97,21 +97,21 @@ class Ledger:
 
     def __init__(self, redis: Redis, feed: str) -> None:
         self.committed = 0
-        """Windows known to be committed; a Redis that remembers fewer neither charges nor commits."""
+        """Number of windows known to be committed. If Redis remembers fewer, it neither charges nor commits."""
         self._redis = redis
         self._keys = FeedKeys(feed)
         script = resources.files("stream.storage").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
         self._charge = redis.register_script(script)
 
     async def generation(self) -> str | None:
-        """Identity of this ledger; None where there is none (never started, or lost)."""
+        """Identity of this ledger; None if there is none, because it was never started or was lost."""
         generation = await self._redis.get(self._keys.generation)
         return None if generation is None else generation.decode()
 
     async def start_generation(self, birth: int | None = None) -> str:
-        """The ledger's identity, made if there is none. Only for a feed that has never released anything.
+        """The ledger's identity; created if there is none. Only for a feed that has never released anything.
 
-        ``birth``: epoch seconds that count as the birth of a ledger made now; by default the time of Redis.
+        ``birth``: birth of a new ledger in epoch seconds; default: the time of Redis.
         """
         if birth is None:
             birth, _ = await self._redis.time()
@@ -123,30 +123,30 @@ class Ledger:
         return generation
 
     async def birth(self) -> int | None:
-        """When this ledger was born, epoch seconds: windows of periods that began before are never released.
+        """When this ledger was born, in epoch seconds. Windows of periods that began before are not released.
 
-        None where it is not recorded: then nothing is released.
+        None if it is not recorded; then nothing is released.
         """
         birth = await self._redis.get(self._keys.birth)
         return None if birth is None else int(birth)
 
     async def retired(self) -> int | None:
-        """Of periods that began before (epoch seconds) charges are deleted; None where nothing was retired yet."""
+        """The time (epoch seconds) before which periods are retired; None if no period was retired yet."""
         found = await self._redis.get(self._keys.retired)
         return None if found is None else int(found)
 
     async def releases_since(self) -> int | None:
-        """Windows are released of periods that begin from here on (epoch seconds): the birth, or the end of what is retired.
+        """The time (epoch seconds) from which periods are released: the birth, or the end of the retired periods if later.
 
-        None where the birth is not recorded: then nothing is released.
+        None if the birth is not recorded; then nothing is released.
         """
         birth, retired = await self.birth(), await self.retired()
         return None if birth is None else max(birth, retired or birth)
 
     async def adopt(self, since: int) -> int:
-        """Let windows of periods from ``since`` (epoch seconds) on be released; returns since when they are now.
+        """Move the birth back, so that periods from ``since`` (epoch seconds) on are released. Returns the resulting time.
 
-        Only for an operator who knows that no other ledger released anything of these periods. What is retired stays so.
+        Only for an operator who knows that no other ledger released anything in these periods. Retired periods stay retired.
         """
         await self._redis.eval(_ADOPT, 1, self._keys.birth, since)
         adopted = await self.releases_since()
@@ -155,7 +155,7 @@ class Ledger:
         return adopted
 
     async def sequence(self) -> int:
-        """Number of windows committed so far. Raises :class:`SetBackError` where Redis remembers fewer than are known."""
+        """Number of windows committed so far. Raises :class:`SetBackError` if Redis remembers fewer than this process knows."""
         sequence = int(await self._redis.get(self._keys.sequence) or 0)
         if sequence < self.committed:
             raise SetBackError(sequence, self.committed)
@@ -163,17 +163,17 @@ class Ledger:
         return sequence
 
     async def claim_policy(self, policy: str) -> None:
-        """Bind the ledger to one unit and one way of dividing time into periods: another would give everybody fresh budgets.
+        """Bind the ledger to a relation, unit and periods, because other ones would give everybody new budgets.
 
-        Raises :class:`LedgerError` where the ledger was kept under another policy.
+        Raises :class:`LedgerError` if the ledger is bound to another policy.
         """
         await self._claim(self._keys.policy, policy)
         await self.kept_under(policy)
 
     async def kept_under(self, policy: str) -> bool:
-        """Whether the ledger is bound to ``policy``; False where it is bound to none yet.
+        """Whether the ledger is bound to ``policy``; False if it is not bound yet.
 
-        Raises :class:`LedgerError` where it was kept under another policy.
+        Raises :class:`LedgerError` if it is bound to another policy.
         """
         known = await self._bound(self._keys.policy)
         if known not in ("", policy):
@@ -184,9 +184,9 @@ class Ledger:
         return known == policy
 
     async def claim_identity(self, identity: str) -> None:
-        """Bind the ledger to what names a user in the feed: by another name everybody would have a second budget.
+        """Bind the ledger to the field that identifies users, because with another field everybody would have a second budget.
 
-        Raises :class:`LedgerError` where users of the ledger go by another.
+        Raises :class:`LedgerError` if the ledger is bound to another field.
         """
         await self._claim(self._keys.user_identity, identity)
         known = await self._bound(self._keys.user_identity)
@@ -205,12 +205,12 @@ class Ledger:
         return (await self._redis.get(key) or b"").decode()
 
     async def terms(self, period: str) -> Terms:
-        """On what terms users were charged in ``period``."""
+        """The terms on which users were charged in ``period``."""
         budget, counts = await self._redis.hmget(self._keys.terms(period), ["budget", "counts"])
         return Terms(None if budget is None else int(budget), counts is not None)
 
     async def spent(self, period: str, users: IdArray, *, besides: int) -> IntArray:
-        """Units spent in ``period`` by each of ``users`` in other windows than ``besides`` (a slot), shape (L,)."""
+        """Units that each of ``users`` spent in ``period``, except in the window ``besides`` (a slot), shape (L,)."""
         everything = await self._column(self._keys.ledger(period), users)
         return everything - await self._column(self._keys.charged(besides), users)
 
@@ -233,14 +233,14 @@ class Ledger:
         plan: str = "",
         basis: ChargeBasis = "own",
     ) -> IdArray:
-        """Charge ``users`` for the window ``slot``; returns those whose budget would not bear it.
+        """Charge ``users`` for the window ``slot``. Returns the users whose budget does not cover the charge.
 
-        A non-empty answer means that the plan must not be drawn. A user who paid for this window before pays the
-        difference only, so a repeated or replaced plan costs nobody twice, whatever became of other users. Once all have
-        paid, the window is marked as paid for ``plan`` (its digest), which its commit asks for. ``budget`` is that of the
-        period only if none was lower. Raises :class:`TermsError` for histograms after charges that followed from counts,
-        :class:`LedgerError` when the ledger is another one than the plan was made for, was set back, or was born after the
-        period began or has retired it, and :class:`AlreadyReleasedError` when another worker released the window meanwhile.
+        If any user is returned, the plan must not be drawn. A user who has paid for this window before pays only the
+        difference, so a repeated or replaced plan charges nobody twice. Once all have paid, the window is marked as paid for
+        ``plan`` (its digest); its commit requires this mark. ``budget`` applies unless the period was charged under a lower one.
+        Raises :class:`TermsError` for histograms after charges that depended on counts; :class:`LedgerError` if the ledger is
+        not the one of the plan, was set back, was born after the period began, or has retired the period; and
+        :class:`AlreadyReleasedError` if another worker released the window meanwhile.
         """
         named = self._keys
         keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.sequence]
@@ -274,7 +274,7 @@ class Ledger:
         return np.array(refused, dtype=np.uint64)
 
     async def total(self, period: str) -> tuple[int, int]:
-        """(Users, units) charged in ``period``; inside the trust boundary only."""
+        """Number of users charged in ``period``, and the sum of their charges; inside the trust boundary only."""
         users = total = 0
         async for _, value in self._redis.hscan_iter(self._keys.ledger(period), count=5_000):
             users += 1
@@ -282,7 +282,7 @@ class Ledger:
         return users, total
 
     async def periods(self) -> list[str]:
-        """Periods with charges, in order."""
+        """Periods with charges, oldest first."""
         prefix = self._keys.ledger("").encode()
         pattern = prefix.replace(b"[", b"\\[") + b"*"
         return sorted([key.removeprefix(prefix).decode() async for key in self._redis.scan_iter(match=pattern)])

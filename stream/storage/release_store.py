@@ -1,4 +1,4 @@
-"""What Redis holds of a window on its way out: plan, committed bytes, smoothing memory, and what was released."""
+"""State of windows in progress in Redis: plan, committed bytes, memory of smoothing, and records of releases."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ return 1
 
 
 class ChargesGoneError(RuntimeError):
-    """The plan that was drawn is not marked as paid: Redis lost its charges. Nothing was committed."""
+    """The drawn plan is not marked as paid, because Redis lost its charges. Nothing was committed."""
 
 
 class Outcome(Enum):
-    """What became of bytes that were to be committed."""
+    """The result of an attempt to commit."""
 
     COMMITTED = 1
     OTHERS_WERE_FIRST = 0
     WINDOW_RELEASED = -1
     STATE_MOVED = 2
-    """Another window took the number, or left another memory: the bytes have to be made again."""
+    """Another window took the number or changed the memory, so the bytes have to be made again."""
 
 
 class Commit(NamedTuple):
-    """The outcome, and the bytes that stand in the outbox (None where there are none)."""
+    """The outcome, and the bytes in the outbox (None if there are none)."""
 
     outcome: Outcome
     outbox: bytes | None
 
 
 class Released(msgspec.Struct, frozen=True):
-    """What Redis remembers of a released window."""
+    """The record of a released window in Redis."""
 
     messages: int
     digest: str
@@ -59,7 +59,7 @@ class Released(msgspec.Struct, frozen=True):
 
 
 class ReleaseStore:
-    """Plans, committed bytes, memory and released windows of one feed, as bytes. It computes nothing."""
+    """Stores plans, committed bytes, memory and records of releases of one feed, as bytes, without interpreting them."""
 
     def __init__(self, redis: Redis, feed: str) -> None:
         self._redis: Any = redis  # redis-py types its answers as text too; this client answers bytes
@@ -68,16 +68,16 @@ class ReleaseStore:
         self._commit = redis.register_script(script)
 
     async def released(self, slot: int) -> Released | None:
-        """What is remembered of a released window; None while it is open."""
+        """The record of a released window; None if the window is not released."""
         record = await self._redis.hget(self._keys.closed, str(slot))
         return None if record is None else msgspec.json.decode(record, type=Released)
 
     async def remember(self, slot: int, released: Released) -> None:
-        """From now on the window is released."""
+        """Record that the window is released."""
         await self._redis.hset(self._keys.closed, str(slot), msgspec.json.encode(released))
 
     async def set_aside(self, slot: int, reason: str) -> None:
-        """Close the window no more: its content fails. Its rows stay until nothing of their period can be released."""
+        """Set the window aside, because its content fails. Its rows are kept until its period can no longer be released."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(self._keys.set_aside, str(slot), reason)
             pipe.sadd(self._keys.sealed, slot)
@@ -85,22 +85,22 @@ class ReleaseStore:
             await pipe.execute()
 
     async def slots_set_aside(self) -> set[int]:
-        """Timeslots whose windows were set aside."""
+        """Timeslots of windows that were set aside."""
         return {int(slot) for slot in await self._redis.hkeys(self._keys.set_aside)}
 
     async def reasons(self) -> dict[int, str]:
-        """Timeslots whose windows were set aside, oldest first, and why."""
+        """Timeslots of windows that were set aside, oldest first, with the reasons."""
         found = await self._redis.hgetall(self._keys.set_aside)
         return {slot: found[str(slot).encode()].decode() for slot in sorted(map(int, found))}
 
     async def take_up(self, slot: int) -> bool:
-        """Let a window that was set aside be closed again, from whatever step it reached; False where it was not."""
+        """Let a window that was set aside be closed again, after the step that it reached. False if it was not set aside."""
         named = self._keys
         keys = (named.set_aside, named.slots, named.first_slot)
         return bool(await self._redis.eval(_TAKE_UP, len(keys), *keys, slot))
 
     async def released_or_committed(self, slot: int) -> tuple[Released | None, bytes | None]:
-        """The release record and the committed bytes, as of one moment."""
+        """The record of the release and the committed bytes, read at the same moment."""
         async with self._redis.pipeline(transaction=True) as both:
             both.hget(self._keys.closed, str(slot))
             both.get(self._keys.outbox(slot))
@@ -108,7 +108,7 @@ class ReleaseStore:
         return None if record is None else msgspec.json.decode(record, type=Released), outbox
 
     async def committed(self, slots: Sequence[int]) -> list[int]:
-        """Those of ``slots`` whose bytes are committed, or that were released and not cleaned up."""
+        """The windows of ``slots`` that are committed, or were released but not cleaned up."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for slot in slots:
                 pipe.exists(self._keys.outbox(slot))
@@ -122,13 +122,13 @@ class ReleaseStore:
         return stored
 
     async def store_plan(self, slot: int, plan: bytes) -> bytes:
-        """Store ``plan`` unless another is stored; returns the one that stands."""
+        """Store ``plan`` unless another one is stored. Returns the stored plan."""
         key = self._keys.plan(slot)
         await self._redis.set(key, plan, nx=True)
         return await self._redis.get(key) or plan
 
     async def replace_plan(self, slot: int, old: bytes, new: bytes) -> bytes | None:
-        """Exchange ``old`` for ``new`` unless another did; returns the plan that stands."""
+        """Replace ``old`` by ``new`` unless another worker replaced it. Returns the stored plan."""
         stands: bytes | None = await self._redis.eval(_REPLACE, 1, self._keys.plan(slot), old, new)
         return stands
 
@@ -138,15 +138,15 @@ class ReleaseStore:
         return stored
 
     async def memory(self) -> bytes:
-        """The state of smoothing over windows; empty where there is none."""
+        """The state of smoothing over windows; empty if there is none."""
         return await self._redis.get(self._keys.memory) or b""
 
     async def commit(
         self, slot: int, outbox: bytes, before: bytes, after: bytes, plan_digest: str, number: int
     ) -> Commit:
-        """Commit ``outbox`` as window ``number``, made with the memory ``before`` and leaving ``after`` (empty: as it was).
+        """Commit ``outbox`` as window ``number``, made with the memory ``before``; ``after`` is the new memory (empty: unchanged).
 
-        Raises :class:`ChargesGoneError` where the plan with ``plan_digest`` is not marked as paid.
+        Raises :class:`ChargesGoneError` if the plan with ``plan_digest`` is not marked as paid.
         """
         named = self._keys
         keys = [named.outbox(slot), named.closed, named.memory, named.charged(slot), named.sequence]

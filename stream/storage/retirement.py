@@ -1,8 +1,7 @@
-"""What can never be released again leaves Redis: charges of old periods, and everything of their windows.
+"""Deletes from Redis what can never be released again: charges of old periods, and everything about their windows.
 
-The mark ``retired`` is set before anything is deleted, only ever grows, and is looked at in the calls that charge and that
-store rows. So a period whose charges are gone is one that nobody can charge, whatever clocks, configurations or other
-workers say.
+The mark ``retired`` is set before anything is deleted and only grows. The calls that charge and that store rows check it. So
+no period can be charged after its charges were deleted, whatever clocks, configurations or other workers say.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ return redis.call('GET', KEYS[1])
 
 
 class Retirement:
-    """Deletes what Redis keeps of a feed's past. Every step may be repeated, and stopped anywhere."""
+    """Deletes the past of a feed from Redis. Every step may be repeated, and may be interrupted anywhere."""
 
     def __init__(self, redis: Redis, feed: str, slotting: Slotting) -> None:
         self._redis: Any = redis
@@ -36,9 +35,9 @@ class Retirement:
         self._slotting = slotting
 
     async def retire(self, boundary: int) -> None:
-        """Retire whatever began before ``boundary`` (epoch seconds), the start of a period.
+        """Retire all periods that began before ``boundary`` (epoch seconds), which is the start of a period.
 
-        The record of the window that was committed last stays: it is what a Redis that was set back is known by.
+        The record of the window that was committed last is kept, because it reveals whether Redis was set back.
         """
         redis, named = self._redis, self._keys
         await redis.eval(_MARK, 1, named.retired, boundary)
@@ -46,7 +45,7 @@ class Retirement:
         released = await self._released()
         aside = [int(slot) for slot in await redis.hkeys(named.set_aside)]
         waiting = [int(slot) for slot in await redis.zrange(named.slots, 0, -1)]
-        # Whatever is kept of a window or its period, one of these four names the window: they are deleted last.
+        # As long as anything of a window or its period is stored, one of these four keys names the window, so they are deleted last.
         old = sorted({slot for slot in (*sealed, *released, *aside, *waiting) if slot < boundary})
         await self._unlink(old)
         newest = max(released.values(), default=0)

@@ -1,9 +1,8 @@
-"""Redis state of a feed: rows by timeslot, offsets, watermarks. Exactly-once whatever Kafka redelivers.
+"""Rows of a feed in Redis, by timeslot, with offsets and watermarks. Rows are stored exactly once, even if redelivered.
 
 A batch of one partition becomes one blob per timeslot, appended by one Lua call that also moves the partition's offset;
-rows below the stored offset are trimmed, so a second delivery, also with other batch boundaries or by a former owner
-of the partition, changes nothing. A batch beyond the stored offset is refused, so nothing is skipped where Redis was set
-back. A sealed slot takes no more rows, nor does one of a retired period, and no slot takes rows that the broker appended after its deadline: both are
+rows below the stored offset are skipped, so a second delivery changes nothing, even with other batch boundaries or by a former
+owner of the partition. A batch that begins beyond the stored offset is refused, so nothing is skipped if Redis was set back. A sealed slot takes no more rows, nor does one of a retired period, and no slot takes rows that the broker appended after its deadline: both are
 decided in the call that stores them.
 """
 
@@ -34,11 +33,11 @@ if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then redis.call('HSET', KEYS[
 
 
 class StateError(RuntimeError):
-    """State that this worker must not add to; the message says why and what to do."""
+    """This worker must not write to the state of the feed; the message says why and what to do."""
 
 
 class Behind(Exception):  # noqa: N818 - an answer of the state, not a fault
-    """The batch begins beyond ``stored``, the offset at which state ends: read again from there."""
+    """The batch begins beyond ``stored``, the next offset in Redis, so reading must continue from there."""
 
     def __init__(self, partition: str, stored: int) -> None:
         super().__init__(f"state of {partition} ends at offset {stored}")
@@ -78,8 +77,10 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]
 
 
 class Appended(NamedTuple):
-    """Rows of one call: taken, known already, late; ``skewed`` of the late ones were appended in time by their own stamp,
-    but the partition had been read past it: the clocks of brokers and store differ by more than they may.
+    """Numbers of rows of one call: stored, stored before, late.
+
+    ``skewed``: late rows that were in time by the broker's timestamp, although the partition had been read past that time. The
+    clocks of brokers and Redis then differ by more than is allowed.
     """
 
     appended: int
@@ -89,10 +90,10 @@ class Appended(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """When the broker appended the messages of a batch, µs UTC, each no earlier than the one before it.
+    """When the broker appended the messages of a batch, µs UTC; the times do not decrease.
 
-    ``rows``: of each row, shape (n,); ``last``: of the last message, whether it gave a row or not; ``deadline``: until when
-    rows of the slot that begins at its argument (epoch seconds) are in time.
+    ``rows``: time of each row, shape (n,). ``last``: time of the last message, even if it gave no row. ``deadline``: function
+    from the start of a slot (epoch seconds) to the time until which its rows are in time.
     """
 
     rows: NDArray[np.int64]
@@ -101,8 +102,10 @@ class Arrivals(NamedTuple):
 
 
 class ReadThrough(NamedTuple):
-    """A partition that was read to its end: its offsets ``stored`` so far (None: none yet), where reading stands, and the
-    time (µs UTC) before which everything it was appended lies before that ``position``.
+    """A partition that was read to its end.
+
+    ``stored``: the next offset that the reader stored (None: none yet). ``position``: the offset at which reading continues.
+    ``time_us``: everything appended before this time (µs UTC) lies before ``position``.
     """
 
     partition: str
@@ -121,7 +124,7 @@ class RowStore:
         self._append = redis.register_script(script)
 
     async def now_us(self) -> int:
-        """The store's clock, µs UTC: one for all workers."""
+        """Redis's clock, µs UTC, which is the same for all workers."""
         seconds, micros = await self._redis.time()
         return int(seconds) * 1_000_000 + int(micros)
 
@@ -137,9 +140,9 @@ class RowStore:
     ) -> Appended:
         """Append ``rows`` with their ascending message ``offsets`` and timeslot starts ``slots``, all of shape (n,).
 
-        The batch covers offsets first_offset..next_offset-1 of ``partition`` ("topic/number"), rejected ones and those
-        the log has no message for included. Rows that were appended after the deadline of their slot are late; without
-        ``arrivals`` only those of sealed slots are. Raises :class:`Behind` where offsets before it are not in state.
+        The batch covers offsets first_offset..next_offset-1 of ``partition`` ("topic/number"), including rejected
+        messages and offsets without a message. Rows that were appended after the deadline of their slot are late; without
+        ``arrivals``, only rows of sealed slots are. Raises :class:`Behind` if earlier offsets are missing in Redis.
         """
         named = self._keys
         largest = str(int(rows["time"].max())) if len(rows) else ""
@@ -159,7 +162,7 @@ class RowStore:
         return Appended(*answer)
 
     async def read_through(self, partitions: Sequence[ReadThrough]) -> list[str]:
-        """Remember partitions that were read to their end; returns those of which the store knows less than was stored."""
+        """Record partitions that were read to their end. Returns those of which Redis lost rows that had been stored."""
         if not partitions:
             return []
         arguments = [("" if part is None else part) for entry in partitions for part in entry]
@@ -167,13 +170,13 @@ class RowStore:
         return [name.decode() for name in behind]
 
     async def list_partitions(self, partitions: Iterable[str], time_us: int) -> None:
-        """Remember which partitions the topic had at ``time_us`` (µs UTC); windows wait for each of them."""
+        """Record which partitions the topic had at ``time_us`` (µs UTC). Windows wait for each of them."""
         await self._redis.eval(_LIST, 2, self._keys.partitions, self._keys.seen, time_us, *partitions)
 
     async def claim_key(self, fingerprint: str) -> None:
-        """Bind the feed to one user key: with two, a user would have two pseudonyms and two budgets.
+        """Bind the feed to one user key, because with two keys a user would have two pseudonyms and two budgets.
 
-        Raises :class:`StateError` where the feed was filled under another key.
+        Raises :class:`StateError` if the feed is bound to another key.
         """
         await self._redis.set(self._keys.user_key, fingerprint, nx=True)
         known = await self._redis.get(self._keys.user_key)
@@ -188,16 +191,16 @@ class RowStore:
         return bool(await self._redis.exists(self._keys.user_key))
 
     async def move(self, partition: str, stored: int, offset: int) -> None:
-        """Let ``partition`` go on at ``offset``, because its log no longer has ``stored``; no change if another did."""
+        """Continue ``partition`` at ``offset``, because its log no longer has ``stored``. No change if another worker did so."""
         await self._redis.eval(_MOVE, 1, self._keys.offsets, partition, stored, offset)
 
     async def next_offsets(self) -> dict[str, int]:
-        """First offset not yet in state, per partition."""
+        """The next offset to store of each partition."""
         offsets = await self._redis.hgetall(self._keys.offsets)
         return {partition.decode(): int(offset) for partition, offset in offsets.items()}
 
     async def partition_times(self) -> dict[str, PartitionTime]:
-        """How far each partition of the topic was read; of what it was appended after the topic was last listed, nothing."""
+        """How far each partition of the topic was read, at most up to the time when the topic was last listed."""
         named = self._keys
         async with self._redis.pipeline(transaction=True) as pipe:
             for key in (named.partitions, named.watermarks, named.seen, named.read):
@@ -217,16 +220,16 @@ class RowStore:
         return [int(slot) for slot in await self._redis.zrange(self._keys.slots, 0, -1)]
 
     async def first_slot(self, default: int) -> int:
-        """Oldest slot that may not be released yet, where every slot is released; ``default`` at the feed's start."""
+        """Under "participation": the oldest slot that may not be released yet; ``default`` when the feed starts."""
         await self._redis.set(self._keys.first_slot, default, nx=True)
         return int(await self._redis.get(self._keys.first_slot))
 
     async def advance_first_slot(self, slot: int, following: int) -> None:
-        """Remember that everything before ``following`` is released; no change if another worker moved on already."""
+        """Record that everything before ``following`` is released. No change if another worker has moved on already."""
         await self._redis.eval(_ADVANCE, 1, self._keys.first_slot, slot, following)
 
     async def in_progress(self, slot: int) -> bool:
-        """Whether the slot is planned or committed, and not released yet."""
+        """Whether the slot is planned or committed, but not released yet."""
         return bool(await self._redis.exists(self._keys.plan(slot), self._keys.outbox(slot)))
 
     async def is_closed(self, slot: int) -> bool:
@@ -234,7 +237,7 @@ class RowStore:
         return bool(await self._redis.hexists(self._keys.closed, str(slot)))
 
     async def seal(self, slot: int) -> None:
-        """From now on rows of ``slot`` are late: what is stored is what will be released."""
+        """Seal ``slot``: later rows are late, and the stored rows are those that will be released."""
         await self._redis.sadd(self._keys.sealed, slot)
 
     async def read_rows(self, slot: int) -> NDArray[np.void]:
@@ -246,7 +249,7 @@ class RowStore:
         return np.frombuffer(b"".join(parts), dtype=ROW)
 
     async def drop_rows(self, slot: int) -> None:
-        """Delete the rows of a released slot; it stays sealed."""
+        """Delete the rows of a released slot. The slot stays sealed."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.unlink(self._keys.rows(slot))
             pipe.zrem(self._keys.slots, slot)
@@ -254,7 +257,7 @@ class RowStore:
 
 
 def _by_slot(slots: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
-    """Each distinct slot with its rows, order kept."""
+    """Each distinct slot with the indices of its rows, in order."""
     if len(slots) and (slots == slots[0]).all():
         yield int(slots[0]), slice(None)
         return

@@ -1,11 +1,11 @@
--- One consumed batch of one partition into state, exactly once.
+-- Stores one batch of one partition, exactly once.
 -- KEYS: offsets, watermarks, seen, read, slots, sealed, end of the periods that are retired, then one rows key per slot
 -- ARGV: partition field, first offset, next offset, largest event time (µs, '' = none), append time of its last message (µs,
 --       '' = lateness is not decided by it), then per slot: slot, deadline (µs, '' = none), blob of the rows appended by then,
 --       blob of the offsets of all rows (int64 LE, ascending; the late ones come last)
--- Returns {appended, duplicate rows, late rows, those of them appended in time by a clock that went back}, or {stored offset} with nothing
--- written where the batch begins beyond it: Redis was set back, and what lies between must be read again. A partition never
--- seen begins where its batch does.
+-- Returns {appended rows, duplicate rows, late rows, late rows that were in time by the broker's timestamp}. If the batch begins
+-- beyond the stored offset, nothing is written and {stored offset} is returned: Redis was set back, and the messages between
+-- must be read again. The first batch of a partition may begin anywhere.
 local ROW, OFFSET = 36, 8
 local first, next_offset = tonumber(ARGV[2]), tonumber(ARGV[3])
 local stored = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or first)

@@ -1,12 +1,12 @@
--- Charges of one window for some users: each user pays what this window's earlier charges did not pay yet, or is refused.
+-- Charges some users for one window. Each user pays what earlier charges of this window did not cover, or is refused.
 -- KEYS: ledger of the period, charges of this window so far, generation, released windows, number of windows committed,
 --       terms of the period, birth of the ledger, end of the periods that are retired
 -- ARGV: window, budget (µε), generation, windows known to be committed, digest of the plan that is paid for with these
 --       users ('' = there are more), what charges may depend on ('counts', 'own' or 'histograms'), start of the
 --       period, then user, charge, ...
--- The lowest budget ever given for a period is its budget. Histograms want a period in which none followed from counts.
--- Every write sets a value and none increments one: a log whose end is replayed twice must not charge twice.
--- Returns the users whose budget does not bear it; nothing is written for them. What was paid is never given back.
+-- The budget of a period is the lowest one ever given for it. Histograms need a period without charges that depended on counts.
+-- Every write sets a value and none increments one, so replaying the end of the log twice does not charge twice.
+-- Returns the users whose budget does not cover the charge; nothing is written for them. What was paid is never given back.
 if redis.call('GET', KEYS[3]) ~= ARGV[3] then
   return redis.error_reply('GENERATION the ledger is not the one this plan was made for')
 end
