@@ -276,9 +276,7 @@ def _in_range(ranges: IntArray, kept: Contributions, column: IntArray, upper: in
 
 
 def _sums(index: IntArray, values: IntArray, size: int) -> IntArray:
-    """Exact integer sums per index; bincount would add in floating point."""
-    order = np.argsort(index, kind="stable")
-    total = np.append(0, np.cumsum(values[order]))
-    start = np.searchsorted(index[order], np.arange(size + 1))
-    sums: IntArray = total[start[1:]] - total[start[:-1]]
-    return sums
+    """Exact integer sums per index below ``size``; bincount would add in floating point."""
+    sums = np.zeros(size + 1, dtype=np.int64)
+    np.add.at(sums, np.minimum(index, size), values)
+    return sums[:size]
