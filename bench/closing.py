@@ -137,6 +137,7 @@ def series_of(sizes: Sizes, folder: Path) -> dict[str, tuple[str, list[tuple[Con
         "cells": ("cells", [(values, shape(40 * scale * k, 100 * scale * k, 5, 2)) for k in grown]),
         "pairs": ("pairs", [(values, shape(2_000, 500, 4 * k, 2)) for k in grown]),
         "made_up_users": ("pairs", [(values, shape(10, cells, cells, 1)) for cells in made_up]),
+        "many_users": ("users", [(values, shape(15_625 * scale * scale, 250 * scale, 5, 2))]),
         "participation": ("rows", [(riders, shape(2_500 * scale * k, 200, 5, 4)) for k in grown]),
         "euler": ("rows", [(shipped("bus-fleet", folder, **euler), shape(50, 50, 5, 8 * scale * k)) for k in grown]),
     }

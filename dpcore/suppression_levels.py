@@ -141,6 +141,7 @@ class LevelRun:
         for g in range(len(self.at)):
             self._find_second(g)
         self.leaving: dict[int, _Scan | _Queue] = {}
+        self.queued: dict[int, list[int]] = {}
 
     def _find_second(self, cell: int) -> None:
         """Move on to the next active pair of ``cell`` in descending order of samples; −1 at its end."""
@@ -186,7 +187,7 @@ class LevelRun:
         for user in waiting:
             if user not in self.leaving:
                 pairs = self.table.pairs_of[user]
-                self.leaving[user] = (_Scan if len(pairs) <= MOST_SCANNED else _Queue)(self, pairs)
+                self.leaving[user] = self._next_cells(pairs)
             pair, error = self.leaving[user].cheapest()
             if self.evaluations > self.max_evaluations:
                 raise CostLimitError("the run was stopped at its limit of evaluations; allow more or try fewer limits")
@@ -199,6 +200,14 @@ class LevelRun:
             self.leaving[user].remove(pair)
             done.append(pair)
         return True
+
+    def _next_cells(self, pairs: Sequence[int]) -> _Scan | _Queue:
+        """What finds the next cell of a user who is in ``pairs``."""
+        if len(pairs) <= MOST_SCANNED:
+            return _Scan(self, pairs)
+        for pair in pairs:
+            self.queued.setdefault(self.table.cell[pair], []).append(pair)
+        return _Queue(self, pairs)
 
     def _take_out(self, pair: int) -> None:
         """Suppress ``pair``, and announce whose errors may now be below the bounds that queues hold of them."""
@@ -214,8 +223,7 @@ class LevelRun:
             self._find_second(g)
         wide, first_wide = self._wide(g)
         if self.largest[g] < largest or (was_wide and not wide):
-            others = self.table.ranked[self.at[g] : self.table.start[g + 1]]
-            self._announce([other for other in others if self.active[other]])
+            self._announce(self.queued.get(g, ()))
         if pair == first or self.runner_up[g] < runner_up or (first_was_wide and not first_wide):
             self._announce([self.first[g]])
 
@@ -231,10 +239,10 @@ class LevelRun:
 
     def _announce(self, pairs: Sequence[int]) -> None:
         """Tell queues that the errors of ``pairs`` may have fallen below their bounds."""
+        self.evaluations += len(pairs)
         for pair in pairs:
             queue = self.leaving.get(self.table.user[pair])
             if type(queue) is _Queue:
-                self.evaluations += 1
                 queue.look_again(pair)
 
     def retained_samples(self) -> IntArray:
