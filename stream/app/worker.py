@@ -89,18 +89,18 @@ class Worker:
 
     async def problems(self) -> list[str]:
         """Why this worker is not ready; empty if it is ready."""
-        found = (
+        problems = (
             [] if self.ready.is_set() else ["starting, without partitions yet, or the ledger was refused: see the log"]
         )
         try:
             await self.redis.ping()
         except RedisError:
-            found.append("Redis does not answer")
+            problems.append("Redis does not answer")
         if not self.topic_exists():
-            found.append(
+            problems.append(
                 f"Kafka shows no topic {self.config.feed.topic}: it was deleted, or this user may not describe it"
             )
-        return found
+        return problems
 
     async def due_slots(self) -> list[int]:
         """Slots of windows that take no more events and are to be released, oldest first. Updates the gauges."""

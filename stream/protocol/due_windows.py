@@ -109,11 +109,11 @@ class DueWindows:
 
     async def since(self) -> float:
         """The time (epoch seconds) from which periods are released. Logs it when it changes."""
-        found = await self.ledger.releases_since()
-        since = math.inf if found is None else found
+        recorded = await self.ledger.releases_since()
+        since = math.inf if recorded is None else recorded
         if since != self._told_since:
             self._told_since = since
-            text = "none: the birth of the ledger is not recorded" if found is None else utc_text(found)
+            text = "none: the birth of the ledger is not recorded" if recorded is None else utc_text(recorded)
             log.info("windows are released of periods that begin from this time on", since=text)
         return since
 

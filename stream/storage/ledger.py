@@ -132,8 +132,8 @@ class Ledger:
 
     async def retired(self) -> int | None:
         """The time (epoch seconds) before which periods are retired; None if no period was retired yet."""
-        found = await self._redis.get(self._keys.retired)
-        return None if found is None else int(found)
+        retired = await self._redis.get(self._keys.retired)
+        return None if retired is None else int(retired)
 
     async def releases_since(self) -> int | None:
         """The time (epoch seconds) from which periods are released: the birth, or the end of the retired periods if later.

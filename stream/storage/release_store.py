@@ -90,8 +90,8 @@ class ReleaseStore:
 
     async def reasons(self) -> dict[int, str]:
         """Timeslots of windows that were set aside, oldest first, with the reasons."""
-        found = await self._redis.hgetall(self._keys.set_aside)
-        return {slot: found[str(slot).encode()].decode() for slot in sorted(map(int, found))}
+        reasons = await self._redis.hgetall(self._keys.set_aside)
+        return {slot: reasons[str(slot).encode()].decode() for slot in sorted(map(int, reasons))}
 
     async def take_up(self, slot: int) -> bool:
         """Let a window that was set aside be closed again, after the step that it reached. False if it was not set aside."""
@@ -114,7 +114,7 @@ class ReleaseStore:
                 pipe.exists(self._keys.outbox(slot))
                 pipe.hexists(self._keys.closed, str(slot))
             answers = await pipe.execute()
-        return [slot for slot, *found in zip(slots, answers[::2], answers[1::2], strict=True) if any(found)]
+        return [slot for slot, *evidence in zip(slots, answers[::2], answers[1::2], strict=True) if any(evidence)]
 
     async def plan(self, slot: int) -> bytes | None:
         """The stored plan."""

@@ -58,8 +58,8 @@ class Retirement:
 
     async def _released(self) -> dict[int, int]:
         """The number of each released window, by its timeslot."""
-        found = self._redis.hscan_iter(self._keys.closed, count=_CHUNK)
-        return {int(slot): msgspec.json.decode(record, type=Released).sequence async for slot, record in found}
+        records = self._redis.hscan_iter(self._keys.closed, count=_CHUNK)
+        return {int(slot): msgspec.json.decode(record, type=Released).sequence async for slot, record in records}
 
     async def _unlink(self, slots: list[int]) -> None:
         """Delete the charges and terms of the periods of ``slots``, and rows, plan, charges and bytes of their windows."""

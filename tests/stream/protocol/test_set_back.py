@@ -426,7 +426,7 @@ async def test_what_is_no_close_marker_stops_releases_with_its_place(
 ) -> None:
     async with own_topic(private.kafka.bootstrap, topic_name, 1):
         await send(private, topic_name, (0, SLOT, b"{}"))
-        with pytest.raises(LedgerError, match="offset 0 holds what is no close marker"):
+        with pytest.raises(LedgerError, match="offset 0 holds something that is not a close marker"):
             await verify_ledger(private, redis)
 
 
