@@ -25,6 +25,7 @@ BENCHMARKS = {
     "spatial_tuning": "choice of the parameters of spatial histograms, and their accuracy on grids that were held out",
     "split_regret": "how far HTF's cuts are from the best ones",
     "sse": "a thousand event streams on one core",
+    "two_workers": "messages that two workers of one feed publish twice, with and without the lease",
 }
 """Name of each benchmark, which is its module in ``bench``, and what it measures."""
 

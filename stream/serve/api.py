@@ -23,6 +23,7 @@ from stream.serve.parameters import read_all
 from stream.serve.reading.intake import Intake, Source
 from stream.serve.reading.topics import TopicSource
 from stream.serve.responses import JSON, Answers, key_of
+from stream.serve.sending import bound_every_answer
 from stream.serve.static_files import add_pages
 from stream.serve.window_store import View
 
@@ -111,6 +112,7 @@ def make_app(config: Config, basemap: Path | None = None, source: Source | None 
     app.router.add_get("/metrics", service.public_metrics)
     add_pages(app, config, service.view, service.answers, basemap)
     app.on_response_prepare.append(guards.headers(origins))
+    app.on_response_prepare.append(bound_every_answer)
     app.cleanup_ctx.append(service.lifetime)
     app.on_shutdown.append(service.end_streams)
     return app

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import resource
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,8 +19,6 @@ from stream.serve.window_store import View, WindowView
 log = structlog.get_logger()
 
 PING_SECONDS = 15.0
-SEND_BUFFER = 32 * 1024
-"""Bytes that the system and the transport each buffer for a client that does not read; the rest waits in its queue."""
 _RETRY_MS = (1_000, 5_000)
 """Seconds after which clients reconnect; each gets another time, so that they do not all come back at once after a restart."""
 _PAST_AT_ONCE = 16
@@ -96,7 +93,6 @@ class Broadcast:
             raise Problem(
                 503, f"all {self._max_streams} event streams are taken", "try again later", {"Retry-After": "30"}
             )
-        _bound_buffers(request.transport)
         stream = _Stream(feed, asyncio.Queue(self._queue), request.transport)
         self._streams.add(stream)
         self._metrics.sse_clients.inc()
@@ -153,11 +149,3 @@ def allow_connections(count: int) -> None:
     if allowed < needed:
         remedy = f"raise it (ulimit -Hn {needed}, LimitNOFILE={needed}) or lower public.max_streams"
         log.warning("limit of open files is too low for max_streams", limit=allowed, needed=needed, remedy=remedy)
-
-
-def _bound_buffers(transport: asyncio.Transport | None) -> None:
-    link = None if transport is None else transport.get_extra_info("socket")
-    if transport is None or link is None:
-        return
-    transport.set_write_buffer_limits(high=SEND_BUFFER)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)

@@ -14,6 +14,8 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
+from stream.serve.sending import Sending
+
 JSON = "application/json"
 GEOJSON = "application/geo+json"
 CSV = "text/csv"
@@ -76,6 +78,7 @@ class Answers:
     def __init__(self, max_bytes: int = 64 << 20) -> None:
         self._max_bytes = max_bytes
         self._size = 0
+        self.sending = Sending()
         self._kept: OrderedDict[str, _Body] = OrderedDict()
         self._making: dict[str, asyncio.Task[_Body]] = {}
 
@@ -88,7 +91,10 @@ class Answers:
         freshness: Freshness,
         filename: str | None = None,
     ) -> web.Response:
-        """The body that ``make`` returns (run in a thread), or 304 if the client already has it."""
+        """The body that ``make`` returns (run in a thread), or 304 if the client already has it.
+
+        Raises :class:`Problem` 503 while too much else is being sent.
+        """
         body = await self._body(key, make, kind)
         known = _offered(request, body.tag)
         headers = {"Cache-Control": _CACHE_CONTROL[freshness], "Vary": "Accept-Encoding"}
@@ -101,7 +107,9 @@ class Answers:
             data, headers["ETag"] = body.packed, f'"{body.tag}{_PACKED}"'
             headers["Content-Encoding"] = "gzip"
         charset = "utf-8" if kind == CSV else None
-        return web.Response(body=data, content_type=kind, charset=charset, headers=headers)
+        if not self.sending.has_room_for(data):
+            raise Problem(503, "too many large answers are being read", "try again later", {"Retry-After": "30"})
+        return self.sending.answer(request, data, kind, headers, charset)
 
     async def _body(self, key: str, make: Callable[[], bytes], kind: str) -> _Body:
         kept = self._kept.get(key)

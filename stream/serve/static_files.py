@@ -120,12 +120,8 @@ class Pages:
         if packed:
             headers["Content-Encoding"] = "gzip"
         text = asset.content_type.startswith("text/")
-        return web.Response(
-            body=asset.compressed if packed else asset.body,
-            headers=headers,
-            content_type=asset.content_type,
-            charset="utf-8" if text else None,
-        )
+        body = asset.compressed if packed else asset.body
+        return self._answers.sending.answer(request, body, asset.content_type, headers, "utf-8" if text else None)
 
     async def settings(self, request: web.Request) -> web.Response:
         """The settings that the page needs before any window."""

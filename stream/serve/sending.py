@@ -1,0 +1,94 @@
+"""Bodies on their way to clients: piece by piece, so that one which does not read holds little, and not for long."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
+
+SEND_BUFFER = 32 * 1024
+"""Bytes that the system and the transport each buffer for a client that does not read; the rest waits where it is kept."""
+STALL_SECONDS = 30.0
+"""How long a client may leave one piece unread before its connection is closed."""
+MAX_SENDING_BYTES = 256 << 20
+"""Bytes of different bodies that may be on their way at a time."""
+
+
+def bound_buffers(transport: asyncio.Transport | None) -> None:
+    """Let system and transport hold little for this client."""
+    link = None if transport is None else transport.get_extra_info("socket")
+    if transport is None or link is None:
+        return
+    transport.set_write_buffer_limits(high=SEND_BUFFER)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+
+
+async def bound_every_answer(request: web.Request, response: web.StreamResponse) -> None:
+    """Called before each answer is sent."""
+    bound_buffers(request.transport)
+
+
+class Sending:
+    """The bodies that are being sent. One that several clients read counts once."""
+
+    def __init__(self, max_bytes: int = MAX_SENDING_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._readers: Counter[int] = Counter()
+        self._size = 0
+
+    def has_room_for(self, body: bytes) -> bool:
+        """Whether ``body`` may be sent now; anything may where nothing else is."""
+        return id(body) in self._readers or not self._size or self._size + len(body) <= self._max_bytes
+
+    def answer(
+        self, request: web.Request, body: bytes, kind: str, headers: dict[str, str], charset: str | None = None
+    ) -> web.Response:
+        """An answer with ``body``, sent in pieces."""
+        headers = headers | {"Content-Length": str(len(body))}
+        return web.Response(body=Pieces(body, kind, request, self), content_type=kind, charset=charset, headers=headers)
+
+    def begin(self, body: bytes) -> None:
+        """One more client is sent ``body``."""
+        if not self._readers[id(body)]:
+            self._size += len(body)
+        self._readers[id(body)] += 1
+
+    def end(self, body: bytes) -> None:
+        """A client has it, or is gone."""
+        self._readers[id(body)] -= 1
+        if not self._readers[id(body)]:
+            del self._readers[id(body)]
+            self._size -= len(body)
+
+
+class Pieces(Payload):
+    """The body of an answer, written in pieces of which each has :data:`STALL_SECONDS`."""
+
+    def __init__(self, body: bytes, content_type: str, request: web.Request, sending: Sending) -> None:
+        super().__init__(body, content_type=content_type)
+        self._size = len(body)
+        self._request, self._sending = request, sending
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The body as text."""
+        body: bytes = self._value
+        return body.decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Write everything. Raises :class:`ConnectionResetError` for a client that reads too slowly, and ends it."""
+        self._sending.begin(self._value)
+        try:
+            for first in range(0, len(self._value), SEND_BUFFER):
+                async with asyncio.timeout(STALL_SECONDS):
+                    await writer.write(self._value[first : first + SEND_BUFFER])
+                    await writer.drain()
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionResetError("the client does not read") from None
+        finally:
+            self._sending.end(self._value)
