@@ -26,20 +26,29 @@ class WorkProcess:
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
+        self._stopped = False
 
     async def run(self, task: Callable[..., T], *given: object) -> T:
-        """Run ``task`` with the given arguments in the process. Raises :class:`ProcessDiedError`, and the errors of the task."""
+        """Run ``task`` with the given arguments in the process. Raises :class:`ProcessDiedError`, and the errors of the task.
+
+        Once stopped it begins nothing, and waits until its caller is cancelled.
+        """
+        if self._stopped:
+            await asyncio.Event().wait()
         if self._pool is None:
             context, parent = multiprocessing.get_context("spawn"), multiprocessing.current_process().pid or 0
             self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=begin_closing, initargs=(parent,))
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, task, *given)
         except BrokenProcessPool as error:
+            if self._stopped:
+                await asyncio.Event().wait()
             self._pool = None
             raise ProcessDiedError(str(error)) from None
 
     async def stop(self) -> None:
         """Give the task some time to finish its step. What it leaves is finished after the next start."""
+        self._stopped = True
         if self._pool is None:
             return
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -298,3 +298,13 @@ async def test_the_metric_tells_how_far_behind_its_instant_a_window_was_publishe
     assert samples["hexveil_publication_behind_seconds_count"] == 1
     assert samples["hexveil_window_close_seconds_count"] == 1
     assert samples["hexveil_windows_closed_total"] == 1
+
+
+async def test_a_process_that_was_stopped_begins_nothing_and_waits_for_the_end_of_its_service() -> None:
+    """A service may look for work once more between its stop and its end."""
+    process = WorkProcess()
+    assert await process.run(abs, -1) == 1
+    await process.stop()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await process.run(abs, -1)
