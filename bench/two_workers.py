@@ -126,7 +126,7 @@ async def _sent(config: Config) -> Counter[bytes]:
     topics = (HEXAGON_SPEED, WINDOW)
     consumer = AIOKafkaConsumer(*topics, bootstrap_servers=config.kafka.bootstrap, enable_auto_commit=False)
     await consumer.start()
-    found: Counter[bytes] = Counter()
+    copies: Counter[bytes] = Counter()
     try:
         partitions = [
             TopicPartition(topic, number) for topic in topics for number in consumer.partitions_for_topic(topic) or ()
@@ -138,10 +138,10 @@ async def _sent(config: Config) -> Counter[bytes]:
             while await consumer.position(partition) < end:
                 for record in (await consumer.getmany(partition, timeout_ms=500)).get(partition, []):
                     if json.loads(record.value)["feed"] == config.feed.name:
-                        found[dict(record.headers)["ce_id"]] += 1
+                        copies[dict(record.headers)["ce_id"]] += 1
     finally:
         await consumer.stop()
-    return found
+    return copies
 
 
 @asynccontextmanager
