@@ -89,8 +89,8 @@ CORE := tests/dpcore $(addprefix tests/stream/,cli config ingestion messages pro
 lowest: $(READY) jars
 	$(BIN)/uv venv -q --clear $(LOWEST)
 	$(BIN)/uv pip compile -q pyproject.toml --extra gtfs --extra parquet --resolution lowest-direct -o $(LOWEST)/lowest.txt
-	$(BIN)/uv pip install -q --python $(LOWEST) -r $(LOWEST)/lowest.txt hypothesis jsonschema psutil pytest \
-	  pytest-asyncio pytest-timeout pytest-xdist
+	$(BIN)/uv pip install -q --python $(LOWEST) -r $(LOWEST)/lowest.txt hypothesis jsonschema opendp psutil \
+	  pytest pytest-asyncio pytest-timeout pytest-xdist
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q $(CORE)
 
 bench: $(READY) jars
