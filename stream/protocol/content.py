@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from redis.exceptions import RedisError
 
-from stream.statistics.plan import PlanError
-from stream.windows import utc_text
+from dpcore.noise import Noise
+from stream.messages.message import Message
+from stream.protocol.parts import Statistics
+from stream.statistics.plan import Plan, PlanError
+from stream.statistics.window_release import Allowance, Drawn, WindowRows
+from stream.windows import Window, utc_text
 
 
 class ContentError(RuntimeError):
@@ -26,7 +33,38 @@ def content_of(slot: int, step: str) -> Iterator[None]:
     """Turn errors of the block into :class:`ContentError`, except if rows and plan do not match or Redis does not answer."""
     try:
         yield
-    except (PlanError, RedisError):
+    except (ContentError, PlanError, RedisError):
         raise
     except Exception as error:
         raise ContentError(slot, step, error) from error
+
+
+@dataclass(frozen=True)
+class GuardedStatistics:
+    """The same statistics; each of their errors is a :class:`ContentError` that names the step."""
+
+    statistics: Statistics
+
+    def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
+        """As :class:`Statistics`."""
+        with content_of(window.start, "reading"):
+            return self.statistics.arrange(rows, window)
+
+    def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
+        """As :class:`Statistics`."""
+        with content_of(window.start, "plan"):
+            return self.statistics.plan(rows, window, allowance, memory, generation)
+
+    def withhold(self, window: Window, generation: str) -> Plan | None:
+        """As :class:`Statistics`."""
+        return self.statistics.withhold(window, generation)
+
+    def draw(self, plan: Plan, rows: WindowRows | None, noise: Noise) -> Drawn | None:
+        """As :class:`Statistics`."""
+        with content_of(plan.window.start, "the draw"):
+            return self.statistics.draw(plan, rows, noise)
+
+    def compose(self, plan: Plan, drawn: Drawn | None, memory: bytes, number: int) -> tuple[list[Message], bytes]:
+        """As :class:`Statistics`."""
+        with content_of(plan.window.start, "writing its messages"):
+            return self.statistics.compose(plan, drawn, memory, number)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream.config import Config
-from stream.protocol.content import ContentError, content_of
+from stream.protocol.content import ContentError
 from stream.protocol.parts import Statistics
 from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan
 from stream.statistics.window_release import Allowance, WindowRows
@@ -89,8 +89,7 @@ class Planning:
         allowance = Allowance(left, terms.budget, terms.counts)
         memory = await self.store.memory()
         try:
-            with content_of(window.start, "plan"):
-                return self.statistics.plan(rows, window, allowance, memory, generation)
+            return self.statistics.plan(rows, window, allowance, memory, generation)
         except ContentError as error:
             return self._withhold(window, generation, error)
 

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import Message, decode_outbox, encode_outbox
-from stream.protocol.content import ContentError, content_of
+from stream.protocol.content import ContentError, GuardedStatistics, content_of
 from stream.protocol.parts import Publisher, SlotRows, Statistics
 from stream.protocol.planning import Planning, StoredPlan
 from stream.statistics.plan import Plan
@@ -71,7 +71,7 @@ class ReleaseProtocol:
         on_beyond_limits: Callable[[int], None] = lambda _: None,
     ) -> Self:
         """The protocol of one configuration, with its state in ``redis``."""
-        statistics, store = WindowStatistics(config), ReleaseStore(redis, config.feed.name)
+        statistics, store = GuardedStatistics(WindowStatistics(config)), ReleaseStore(redis, config.feed.name)
         planning = Planning(config, statistics, store, ledger)
         return cls(statistics, planning, store, rows, ledger, publisher, noise, after_step, on_redraw, on_beyond_limits)
 
@@ -173,8 +173,7 @@ class ReleaseProtocol:
         return planned
 
     async def _draw(self, plan: Plan, rows: WindowRows | None) -> Drawn | None:
-        with content_of(plan.window.start, "the draw"):
-            drawn = self.statistics.draw(plan, rows, self.noise)
+        drawn = self.statistics.draw(plan, rows, self.noise)
         await self._done("draw")
         return drawn
 
@@ -188,8 +187,7 @@ class ReleaseProtocol:
         while True:
             number = await self.ledger.sequence() + 1
             memory = await self.store.memory()
-            with content_of(slot, "writing its messages"):
-                messages, after = self.statistics.compose(plan, drawn, memory, number)
+            messages, after = self.statistics.compose(plan, drawn, memory, number)
             try:
                 answer = await self.store.commit(slot, encode_outbox(messages), memory, after, plan.digest, number)
             except ChargesGoneError:

@@ -212,9 +212,9 @@ def test_a_compressed_answer_is_read_and_a_compressed_bomb_is_refused() -> None:
     ("script", "said", "final"),
     [
         (answer(500), "status 500", False),
-        (answer(403), "status 403; look at the address and the key", True),
+        (answer(403), "status 403; check the address and the key", True),
         (cut_short, "Error", False),
-        (slow, "no whole answer within 1 s", False),
+        (slow, "no complete answer within 1 s", False),
         (endless, "more than 1048576 bytes", False),
         (answer(302, Location="/again"), "more than 5 redirects", False),
         (answer(302, Location="file:///etc/passwd"), "redirected to a file address", True),

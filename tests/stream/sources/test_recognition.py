@@ -68,7 +68,7 @@ USELESS: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "another table": ("day.csv", b"vehicle_id,timestamp,latitude,longitude,speed\n", ("--format capmetro",)),
     "unknown columns": ("day.csv", b"id,when,y,x,v\n1,2,3,4,5\n", ("no column lat", "[feed.fields]")),
     "another format": ("day.ndjson", lines(CAPMETRO), ("1 missing-field", "--format capmetro")),
-    "other fields": ("day.ndjson", lines({"id": 1, "x": 2}), ("beside id, x", "[feed.fields]")),
+    "other fields": ("day.ndjson", lines({"id": 1, "x": 2}), ("among id, x", "[feed.fields]")),
     "another city": (
         "day.ndjson.gz",
         gzip.compress(events(lat=21.17, lng=72.83)),
