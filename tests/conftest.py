@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import shutil
 import sys
@@ -23,12 +24,31 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-LONG = ("test_documents.py", "test_worker.py")
-"""Files with tests of a minute and more: first, so that no process of a run is left alone with one at the end."""
+LONG = (
+    "test_demo.py",
+    "test_documents.py",
+    "test_lateness.py",
+    "test_local.py",
+    "test_publication.py",
+    "test_worker.py",
+    "test_worker_histograms.py",
+    "test_worker_outages.py",
+    "test_worker_participation.py",
+)
+"""Files with tests that last long, most of it waiting for servers and clocks."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONG)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long tests first, as many for each process: one waits while another computes, and none is left alone at the end."""
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    long = [item for item in items if item.path.name in LONG]
+    others = iter([item for item in items if item.path.name not in LONG])
+    share = -(-len(items) // processes)  # every process begins with a stretch of this length
+    ordered: list[pytest.Item] = []
+    for process in range(processes):
+        stretch = long[process::processes]
+        ordered += [*stretch, *itertools.islice(others, share - len(stretch))]
+    items[:] = [*ordered, *others]
 
 
 def pytest_collection_finish() -> None:
