@@ -19,7 +19,6 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
-import dpcore.spatial.posterior as posterior
 from bench.progress import shown
 from bench.recordings import absent, recordings
 from bench.spatial import SANITY
@@ -37,7 +36,9 @@ from dpcore.spatial import (
     SparseHierarchy,
     SpatialMechanism,
     UniformGrid,
+    posterior,
 )
+from dpcore.spatial import _mixture as mixture
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
 
@@ -55,7 +56,7 @@ SWEPT: dict[str, tuple[Any, ...]] = {
     "stop_sigmas": (2.0, 3.0, 4.0),
     "parts": (3, 4, 6),
 }
-"""One parameter at a time around the values in use: constants of ``dpcore.spatial.posterior``, else of SparseHierarchy."""
+"""One parameter at a time around the values in use: constants of the reading of sparse space, else of SparseHierarchy."""
 
 
 @dataclass(frozen=True)
@@ -284,8 +285,9 @@ def sweep(cases: Sequence[Case], sizes: Sizes) -> dict[str, dict[str, dict[str, 
     reference = both()
     result: dict[str, Any] = {name: {} for name in SWEPT}
     for name, value in shown(steps, "sweep"):
-        if hasattr(posterior, name):
-            with mock.patch.object(posterior, name, value):
+        holders = [module for module in (posterior, mixture) if hasattr(module, name)]
+        if holders:
+            with mock.patch.object(holders[0], name, value):
                 errors = both()
         else:
             errors = both(**{name: value})

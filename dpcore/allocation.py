@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from dpcore._allocation_program import Program
 from dpcore.budget import MICRO
 from dpcore.contributions import Counts, IntArray
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
@@ -279,76 +280,6 @@ _WARM_UP = 30
 """Dual steps over all users before the program is restricted to those whose constraint can bind."""
 _INNER = 400
 """Dual steps on the restricted program between two looks at all users."""
-_EXPONENT = 2
-"""Of the multiplicative step: loss is homogeneous of degree −1/2 in the prices, so 2 solves a lone constraint."""
-_NEGLIGIBLE = 1e-9
-"""Share of the total price below which a slack user is left out of the restricted program."""
-
-
-@dataclass(frozen=True)
-class _Program:
-    """Minimise Σ w_r/x_r subject to Σ_r (Δ[r,l]/β_l)·x_r ≤ 1: ``matrix`` rows × users of Δ/β, its transpose, ``weight`` w.
-
-    At prices y the Lagrangian is least at x_r = √(w_r / Σ_l y_l Δ[r,l]/β_l).
-    """
-
-    matrix: sparse.csr_matrix
-    transposed: sparse.csr_matrix
-    weight: FloatArray
-
-    @classmethod
-    def of(cls, sensitivities: Sensitivities, rows: IntArray, beta: FloatArray) -> _Program:
-        """The program of those ``rows`` that somebody can move; ``beta``: allowances as epsilon, (L,)."""
-        shape = (sensitivities.n_rows, sensitivities.n_users)
-        entries = (sensitivities.delta.astype(np.float64), (sensitivities.row, sensitivities.user))
-        matrix = sparse.csr_matrix(entries, shape=shape)[rows] @ sparse.diags(1 / beta)
-        return cls(matrix, matrix.T.tocsr(), sensitivities.weight[rows])
-
-    def first_prices(self) -> FloatArray:
-        """Prices (L,) in proportion to what each user moves, of the magnitude of the optimal ones."""
-        price = np.asarray(self.matrix.sum(axis=0)).ravel()
-        price *= self.weight.sum() / max(price.sum(), np.finfo(float).tiny)
-        return price
-
-    def ascend(self, price: FloatArray, steps: int) -> FloatArray:
-        """``steps`` multiplicative dual steps: price ← price·loss²."""
-        for _ in range(steps):
-            price = price * (self.transposed @ np.sqrt(self.weight / (self.matrix @ price))) ** _EXPONENT
-        return price
-
-    def ascend_binding(self, price: FloatArray, loss: FloatArray, steps: int) -> FloatArray:
-        """The same steps over those users alone whose constraint can bind: a price that counts, or too large a loss."""
-        kept = np.flatnonzero((price > _NEGLIGIBLE * price.sum()) | (loss > 1))
-        part = self.transposed[kept]
-        # A newly binding user starts at a price that can grow; one without any price could not.
-        seed = np.maximum(price[kept], _NEGLIGIBLE * price.sum())
-        raised = np.zeros(len(price))
-        raised[kept] = _Program(part.T.tocsr(), part, self.weight).ascend(seed, steps)
-        return raised
-
-    def at(self, price: FloatArray) -> _Point:
-        """What these prices prove and yield."""
-        pressed = self.matrix @ price
-        x = np.sqrt(self.weight / pressed)
-        loss = self.transposed @ x
-        root = np.sqrt(self.weight * pressed).sum()
-        # x divided by the largest loss among the users of its row is feasible.
-        scales = np.maximum.reduceat(loss[self.matrix.indices], self.matrix.indptr[:-1]) / x
-        bound = float(root**2 / price.sum())
-        return _Point(loss, scales, float(self.weight @ scales), bound, price * (root / price.sum()) ** 2)
-
-
-@dataclass(frozen=True)
-class _Point:
-    """At some prices: the ``loss``/β of every user (L,); feasible ``scales`` 1/x and their ``objective``; the lower ``bound``
-    of the optimum (Σ √(w·Δy))² / Σ βy, which the best multiple of the prices gives, and that multiple, ``prices`` (L,).
-    """
-
-    loss: FloatArray
-    scales: FloatArray
-    objective: float
-    bound: float
-    prices: FloatArray
 
 
 def _solve(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max_iterations: int) -> _Solution:
@@ -359,7 +290,10 @@ def _solve(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max
     scales = np.zeros(sensitivities.n_rows)
     if not len(rows):
         return _Solution(scales, 0.0, 0, np.zeros(sensitivities.n_users))
-    program = _Program.of(sensitivities, rows, beta)
+    shape = (sensitivities.n_rows, sensitivities.n_users)
+    entries = (sensitivities.delta.astype(np.float64), (sensitivities.row, sensitivities.user))
+    matrix = sparse.csr_matrix(entries, shape=shape)[rows] @ sparse.diags(1 / beta)
+    program = Program.of(matrix, sensitivities.weight[rows])
     price = program.ascend(program.first_prices(), _WARM_UP)
     iterations = _WARM_UP
     cheapest = tightest = point = program.at(price)

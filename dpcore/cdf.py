@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dpcore._prefix_counts import prefix_deviations, prefixes
 from dpcore.contributions import IntArray
 from dpcore.errors import ParameterError
 from dpcore.level_tree import FloatArray, LevelTree, choose_tree, consistent_leaves
@@ -81,32 +82,8 @@ class CDFs:
         unit = np.max(everything, axis=1)
         ratio = np.round(everything / np.where(unit > 0, unit, 1.0)[:, None] / _RATIO_STEP) * _RATIO_STEP
         distinct, which = np.unique(ratio, axis=0, return_inverse=True)
-        rows = [_deviations(self.tree, distinct[i : i + _CHUNK], p) for i in range(0, len(distinct), _CHUNK)]
+        rows = [prefix_deviations(self.tree, distinct[i : i + _CHUNK], p) for i in range(0, len(distinct), _CHUNK)]
         return np.asarray(np.concatenate(rows)[which.ravel()] * unit[:, None])
-
-
-def _deviations(tree: LevelTree, scales: FloatArray, p: float) -> FloatArray:
-    """Deviations (R, K+1) for root and level ``scales`` (R, 1+h): the consistency applied to each node's unit noise."""
-    real = tree.real_nodes()
-    n_nodes, n_rows = 1 + sum(real), len(scales)
-    node_scale = np.repeat(scales, [1, *real], axis=1)
-    unit = np.tile(np.eye(n_nodes), (n_rows, 1))
-    variances = np.repeat(2 * scales**2, n_nodes, axis=0)
-    levels, start = [], 1
-    for nodes, r in zip(tree.levels(np.zeros((1, tree.bins), dtype=np.int64)), real, strict=True):
-        level = np.zeros((len(unit), nodes.shape[1]))
-        level[:, :r] = unit[:, start : start + r]
-        levels.append(level)
-        start += r
-    leaves = consistent_leaves(tree, unit[:, 0], variances[:, 0], levels, variances[:, 1:])
-    moved = _prefixes(leaves)
-    moved -= p * moved[:, -1:]
-    squares = moved.reshape(n_rows, n_nodes, -1) ** 2 * 2 * node_scale[:, :, None] ** 2
-    return np.asarray(np.sqrt(squares.sum(axis=1)))
-
-
-def _prefixes(leaves: FloatArray) -> FloatArray:
-    return np.concatenate([np.zeros((len(leaves), 1)), np.cumsum(leaves, axis=1)], axis=1)
 
 
 def consistent_cells(
@@ -121,7 +98,7 @@ def consistent_cells(
 
     known, root_scale = root
     leaves = consistent_leaves(tree, known, 2 * np.square(root_scale), noisy, 2 * np.square(scales))
-    linear = _prefixes(leaves)
+    linear = prefixes(leaves)
     n = np.where(root_scale > 0, np.maximum(linear[:, -1], 1.0), known)
     prefix = np.zeros_like(linear)
     for row, raw, top in zip(prefix, linear, n, strict=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import special
 
+from dpcore._half_square import half_square_fraction
 from dpcore.errors import ParameterError
 from dpcore.noise import BoolArray, FloatArray, IntArray, Noise
 
@@ -55,22 +56,7 @@ def bernoulli_exp_half_square(noise: Noise, numerator: IntArray, denominator: In
     far = far[accepted[far]]
     accepted[far] = noise.bernoulli_exp(whole[far] * rest[far], denominator[far])
     near = np.flatnonzero(accepted & (rest > 0))
-    accepted[near] = _half_square_fraction(noise, rest[near], denominator[near])
-    return accepted
-
-
-def _half_square_fraction(noise: Noise, r: IntArray, t: IntArray) -> BoolArray:
-    """P(True) = exp(−r²/(2t²)) for 0 < r < t: CKS Algorithm 1, where Bernoulli(γ/k) is Bernoulli(r/(2kt)) and Bernoulli(r/t)."""
-    k = 1
-    accepted = np.ones(len(r), dtype=bool)
-    pending = np.arange(len(r))
-    while len(pending):
-        going = noise.below(2 * k * t) < r
-        both = np.flatnonzero(going)
-        going[both] = noise.below(t[both]) < r[both]
-        accepted[pending[~going]] = k % 2 == 1
-        pending, r, t = pending[going], r[going], t[going]
-        k += 1
+    accepted[near] = half_square_fraction(noise, rest[near], denominator[near])
     return accepted
 
 

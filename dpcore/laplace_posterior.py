@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import linalg, special
+from scipy import linalg
 
+from dpcore._tilted_normal import tilted
 from dpcore.errors import ParameterError
 
 FloatArray = npt.NDArray[np.float64]
@@ -104,7 +105,7 @@ def _refined(
     likelihood gives beside all the others.
     """
     mean, precision = current.cavity()
-    _, tilted_mean, tilted_variance = _tilted(mean, 1 / precision, observed, scale)
+    _, tilted_mean, tilted_variance = tilted(mean, 1 / precision, observed, scale)
     # Laplace noise is log-concave, so no observation widens what is known; rounding must not either.
     wanted = np.maximum(1 / tilted_variance - precision, 1e-9 / np.square(scale))
     wanted_shift = tilted_mean * (wanted + precision) - mean * precision
@@ -119,7 +120,7 @@ def _log_evidence(current: _Approximation, observed: FloatArray, scale: FloatArr
     """Natural logarithm of EP's approximation of the density of the observations. Source: Rasmussen and Williams, (3.65)."""
     mean, rest = current.cavity()
     precision, shift = current.precision, current.shift
-    log_mass, _, _ = _tilted(mean, 1 / rest, observed, scale)
+    log_mass, _, _ = tilted(mean, 1 / rest, observed, scale)
     both = rest + precision
     quadratic = mean**2 * rest * precision - 2 * mean * rest * shift - shift**2
     log_evidence = log_mass + 0.5 * np.log(both / rest) + 0.5 * quadratic / both
@@ -136,29 +137,3 @@ def _gaussian_posterior(
     mean = covariance @ shift - half.T @ (half @ shift)
     variance = np.diag(covariance) - np.einsum("ij,ij->j", half, half)
     return mean, np.maximum(variance, 1e-12 * np.diag(covariance)), float(np.log(np.diag(factor)).sum())
-
-
-def _tilted(
-    mean: FloatArray, variance: FloatArray, observed: FloatArray, scale: FloatArray
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(Log mass, mean, variance) of N(mean, variance) times the Laplace density: a mixture of two normals, one for
-    quantities above what was ``observed`` and one for those below.
-    """
-    sd, offset = np.sqrt(variance), mean - observed
-    log_above, above, above_variance = _truncated((offset - variance / scale) / sd)
-    log_below, below, below_variance = _truncated(-(offset + variance / scale) / sd)
-    log_above, log_below = log_above - offset / scale, log_below + offset / scale
-    top = np.logaddexp(log_above, log_below)
-    share = np.exp(log_above - top)
-    mean_above, mean_below = sd * above, -(sd * below)
-    tilted = share * mean_above + (1 - share) * mean_below
-    spread = share * (variance * above_variance) + (1 - share) * (variance * below_variance)
-    spread = spread + share * (1 - share) * (mean_above - mean_below) ** 2
-    log_mass = top + variance / (2 * np.square(scale)) - np.log(2 * scale)
-    return log_mass, observed + tilted, np.maximum(spread, 1e-12 * variance)
-
-
-def _truncated(mean: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(Log mass, mean, variance) of a normal variable of this mean and variance 1 where it is above 0, (n,) each."""
-    hazard = np.sqrt(2 / np.pi) / special.erfcx(-mean / np.sqrt(2))
-    return special.log_ndtr(mean), mean + hazard, 1 - hazard * (hazard + mean)

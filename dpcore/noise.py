@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from dpcore._selection_groups import Groups
 from dpcore.errors import OverflowBoundError, ParameterError
 
 IntArray = npt.NDArray[np.int64]
@@ -196,7 +196,7 @@ class Noise:
             raise ParameterError(
                 f"exponent ratio {numerator}/{denominator} is out of bounds; need n >= 0, 1 <= d <= 2^40"
             )
-        groups = _Groups.of(costs, offsets, weights)
+        groups = Groups.of(costs, offsets, weights)
         if int(groups.excess.max()) * numerator >= 2**62:
             raise OverflowBoundError(
                 f"cost range {int(groups.excess.max())} times {numerator} exceeds 2^62; use coarser costs"
@@ -206,7 +206,8 @@ class Noise:
         pending = np.arange(len(result))
         repeats = 2
         while len(pending):
-            proposed = self._propose(groups, np.repeat(pending, repeats))
+            group = np.repeat(pending, repeats)
+            proposed = groups.candidates(group, self.below(groups.total[group]))
             accepted = self.bernoulli_exp(exponent[proposed], denominator).reshape(len(pending), repeats)
             hit = accepted.any(axis=1)
             first = proposed.reshape(len(pending), repeats)[np.arange(len(pending)), accepted.argmax(axis=1)]
@@ -214,49 +215,6 @@ class Noise:
             pending = pending[~hit]
             repeats = max(2, min(2 * repeats, _MAX_PROPOSALS // max(len(pending), 1)))
         return result
-
-    def _propose(self, groups: _Groups, group: IntArray) -> IntArray:
-        """One candidate of each entry of ``group``, with P ∝ its weight: the one whose share of the weights a uniform integer
-        falls into.
-        """
-        drawn = groups.base[group] + self.below(groups.total[group])
-        return np.searchsorted(groups.cumulative, drawn, side="right") - 1
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """Candidates of k selections. ``start``: (k,), first candidate of each; ``excess``: (n,), cost above the least of its
-    group among candidates of positive weight, 0 where the weight is 0; ``cumulative``: (n+1,), sums of the weights;
-    ``base``, ``total``: (k,), the sums before each group and within it.
-    """
-
-    start: IntArray
-    excess: IntArray
-    cumulative: IntArray
-    base: IntArray
-    total: IntArray
-
-    @classmethod
-    def of(cls, costs: IntArray, offsets: IntArray | None, weights: IntArray | None) -> _Groups:
-        """Raises as :meth:`Noise.exponential`."""
-        costs = np.asarray(costs, dtype=np.int64)
-        bounds = np.array([0, len(costs)]) if offsets is None else np.asarray(offsets, dtype=np.int64)
-        if np.any(np.diff(bounds) < 1):
-            raise ParameterError("a selection among 0 candidates has no outcome; give every group at least 1")
-        w = np.ones(len(costs), dtype=np.int64) if weights is None else np.asarray(weights, dtype=np.int64)
-        if np.any(w < 0):
-            raise ParameterError("a negative weight is no measure; give weights of 0 or more")
-        if float(w.astype(np.float64).sum()) >= 2.0**62:
-            raise OverflowBoundError("the weights sum to 2^62 or more; use coarser weights")
-        start = bounds[:-1]
-        cumulative = np.append(0, np.cumsum(w))
-        total = cumulative[bounds[1:]] - cumulative[start]
-        if np.any(total == 0):
-            raise ParameterError("all weights of a selection are 0; give one candidate a positive weight")
-        usable = np.where(w > 0, costs, np.iinfo(np.int64).max)
-        excess = costs - np.repeat(np.minimum.reduceat(usable, start), np.diff(bounds))
-        excess[w == 0] = 0
-        return cls(start, excess, cumulative, cumulative[start], total)
 
 
 def interval_half_width(

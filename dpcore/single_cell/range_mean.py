@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -24,8 +23,9 @@ from dpcore.budget import MICRO
 from dpcore.contributions import IntArray
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.scales import check_total, checked_micro, checked_upper, noise_ratio
-from dpcore.single_cell.cell import checked_samples, noisy_estimate
+from dpcore.scales import check_total, checked_micro, checked_upper
+from dpcore.single_cell._range_plan import RangePlan, mean_within
+from dpcore.single_cell.cell import checked_samples
 from dpcore.single_cell.estimate import Estimate
 from dpcore.single_cell.grouping import Grouping, widest_grouping
 from dpcore.single_cell.mean import (
@@ -43,42 +43,10 @@ from dpcore.single_cell.mean import (
 )
 from dpcore.single_cell.selection import RANK_UNIT, range_bins, select_quantiles, select_range
 
+__all__ = ["GAMMA", "AutoMean", "Choice", "EpsilonQuantile", "FixedQuantile", "Levy", "RangePlan"]
+
 GAMMA = 0.05
 """γ: chance that some array average lies further than τ from its mean, if samples are independent."""
-
-
-@dataclass(frozen=True)
-class RangePlan:
-    """Public part of a mean over a private range; integers in 1/GRID quantum.
-
-    ``sensitivities``: shape (L,), most that each user moves their array's average, before the range narrows it. The range
-    costs ``range_micro`` in all, the mean ``mean_micro``. ``narrowest``: smallest range that can be drawn. ``charges``:
-    µε (L,), an upper bound over every range that can be drawn. ``bias_bound``: quanta, over every range as well.
-    ``half_bin``: τ. ``rank``: lower quantile in tenths of an array. ``predicted_error``: quanta, see :class:`AutoMean`.
-    """
-
-    samples: IntArray
-    grouping: Grouping
-    sensitivities: IntArray
-    range_micro: int
-    mean_micro: int
-    half_bin: int
-    rank: int
-    narrowest: int
-    charges: IntArray
-    grouping_bias: float
-    bias_bound: float
-    predicted_error: float
-
-    @property
-    def retained(self) -> IntArray:
-        """Γ, shape (L,)."""
-        return self.grouping.retained
-
-    @cached_property
-    def largest(self) -> int:
-        """Largest of ``sensitivities``."""
-        return int(self.sensitivities.max())
 
 
 def _concentration(upper: int, grouping: Grouping) -> int:
@@ -124,14 +92,6 @@ def _range_plan(
     )
 
 
-def _finish(averages: IntArray, low: int, high: int, upper: int, plan: RangePlan, noise: Noise) -> Estimate:
-    """Mean of the averages clipped to [``low``, ``high``], noised for that range; bias bound for the range drawn."""
-    t, s = noise_ratio(min(high - low, plan.largest), plan.mean_micro)
-    bias = plan.grouping_bias + max(low, GRID * upper - high) / GRID
-    statistic = int(np.clip(averages, low, high).sum())
-    return noisy_estimate(statistic, t, s, GRID * plan.grouping.n_arrays, upper, min(bias, float(upper)), noise)
-
-
 @dataclass(frozen=True)
 class Levy:
     """ε/2 for a range of width 4τ around the median array average, ε/2 for the clipped mean (S5). ``upper``: quanta.
@@ -164,7 +124,7 @@ class Levy:
             return ArrayAveraging(self.upper).release(values, plan, noise)
         averages = array_averages(values, plan.samples, plan.grouping, self.upper)
         low, high = select_range(averages, GRID * self.upper, plan.half_bin, plan.range_micro, noise)
-        return _finish(averages, low, high, self.upper, plan, noise)
+        return mean_within(averages, low, high, self.upper, plan, noise)
 
 
 def _usual_width(upper: int, samples: IntArray, grouping: Grouping) -> float:
@@ -193,7 +153,7 @@ def _release_quantile(upper: int, values: IntArray, plan: RangePlan, noise: Nois
     averages = array_averages(values, plan.samples, plan.grouping, upper)
     ranks = np.array([plan.rank, RANK_UNIT * plan.grouping.n_arrays - plan.rank], dtype=np.int64)
     low, high = np.sort(select_quantiles(averages, GRID * upper, ranks, plan.range_micro // 2, noise)).tolist()
-    return _finish(averages, low, high, upper, plan, noise)
+    return mean_within(averages, low, high, upper, plan, noise)
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
-from scipy.sparse import coo_array, csr_array
 
-from dpcore.spatial.domain import FloatArray, IntGrid
+from dpcore.spatial._euler_program import Program, sides
+from dpcore.spatial.domain import IntGrid
 
-IntArray = npt.NDArray[np.int64]
 Grade = Literal["noisy", "consistent", "covert"]
 """What holds of the counts: nothing; C1 and C2; C1, C2 and covertness."""
-
-INTEGRAL_WITHIN = 1e-6
-ROUNDING_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -42,11 +37,11 @@ def infer(noisy: IntGrid) -> Inferred:
     components come out as halves, an integer program over them alone rounds each up or down; at 40 × 40 cells that adds at
     most a few units to a distance of some 200 000.
     """
-    solution = _Program(noisy, covert=True).solve()
+    solution = Program(noisy, covert=True).solve()
     if solution is not None and is_covert(solution):
         return Inferred(solution, "covert", int(np.abs(solution - noisy).sum()))
     # C1 and C2 are difference constraints: totally unimodular, so every vertex of the relaxation is integral.
-    solution = _Program(noisy, covert=False).solve()
+    solution = Program(noisy, covert=False).solve()
     if solution is None or not is_consistent(solution):
         return Inferred(noisy, "noisy", 0)
     return Inferred(solution, "consistent", int(np.abs(solution - noisy).sum()))
@@ -63,13 +58,8 @@ def is_consistent(components: IntGrid) -> bool:
 def is_covert(components: IntGrid) -> bool:
     """Whether every rectangle of cells has an answer ≥ 0 that never falls when the rectangle grows, and C1, C2 hold."""
     return is_consistent(components) and all(
-        (_least_runs(a, b) >= 0).all() for a, b in map(_run_terms, _sides(components))
+        (_least_runs(a, b) >= 0).all() for a, b in map(_run_terms, sides(components))
     )
-
-
-def _sides(h: IntGrid) -> list[tuple[IntGrid, IntGrid]]:
-    """(side rows, line rows) for both sides of every grid line, in both directions."""
-    return [(side, lines) for grid in (h, h.T) for lines in [grid[1::2]] for side in (grid[:-1:2], grid[2::2])]
 
 
 def _run_terms(pair: tuple[IntGrid, IntGrid]) -> tuple[IntGrid, IntGrid]:
@@ -83,108 +73,3 @@ def _least_runs(a: IntGrid, b: IntGrid) -> IntGrid:
     for j in range(1, a.shape[1]):
         least[:, j] += np.minimum(0, least[:, j - 1] - b[:, j - 1])
     return least
-
-
-class _Program:
-    """min Σ|h − noisy|: the sparse constraints, once, for both solves."""
-
-    def __init__(self, noisy: IntGrid, *, covert: bool) -> None:
-        self.noisy, self.n = noisy, noisy.size
-        index = np.arange(self.n, dtype=np.int64).reshape(noisy.shape)
-        blocks = [self._bounded(index)]
-        self.aux = 0
-        if covert:
-            for side, line in _sides(index):
-                blocks.append(self._runs(side, line))
-        flat = noisy.ravel()
-        self.above = np.flatnonzero(flat > 0)
-        # A count below 0 can only be raised: its deviation is linear, no pair of slacks is needed.
-        rows = sum(block[3] for block in blocks)
-        at = np.cumsum([0, *(block[3] for block in blocks)])
-        row = np.concatenate([block[0] + shift for block, shift in zip(blocks, at, strict=False)])
-        column = np.concatenate([block[1] for block in blocks])
-        value = np.concatenate([block[2] for block in blocks])
-        self.width = self.n + self.aux + len(self.above)
-        # Slack t_i ≥ 0 of a positive count with h_i + t_i ≥ noisy_i: |h − noisy| = h − noisy + 2·max(0, noisy − h).
-        slack = np.arange(len(self.above))
-        row = np.concatenate([row, rows + slack, rows + slack])
-        column = np.concatenate([column, self.above, self.n + self.aux + slack])
-        value = np.concatenate([value, np.full(2 * len(slack), -1.0)])
-        total = rows + len(slack)
-        self.matrix = csr_array(coo_array((value, (row, column)), shape=(total, self.width)))
-        self.upper = np.concatenate([np.zeros(rows), -flat[self.above].astype(np.float64)])
-        self.cost = np.concatenate([np.ones(self.n), np.zeros(self.aux), np.full(len(slack), 2.0)])
-
-    def _bounded(self, index: IntGrid) -> tuple[IntArray, IntArray, FloatArray, int]:
-        """Every odd component ≤ its two neighbours across: C1 and C2."""
-        small, large = [], []
-        for grid in (index, index.T):
-            for side in (grid[:-1:2], grid[2::2]):
-                small.append(grid[1::2].ravel())
-                large.append(side.ravel())
-        lesser, greater = np.concatenate(small), np.concatenate(large)
-        row = np.arange(len(lesser))
-        ones = np.ones(len(lesser))
-        return np.tile(row, 2), np.concatenate([lesser, greater]), np.concatenate([ones, -ones]), len(lesser)
-
-    def _runs(self, side: IntGrid, line: IntGrid) -> tuple[IntArray, IntArray, FloatArray, int]:
-        """m_j ≤ a_j and m_j ≤ a_j + m_{j−1} − b_{j−1} with one m_j ≥ 0 per cell."""
-        lines, cells = side.shape[0], side[:, ::2].shape[1]
-        m = self.n + self.aux + np.arange(lines * cells, dtype=np.int64).reshape(lines, cells)
-        self.aux += m.size
-        face, edge, across, vertex = side[:, ::2], line[:, ::2], side[:, 1::2], line[:, 1::2]
-        first = [(m, 1.0), (face, -1.0), (edge, 1.0)]
-        later = [(m[:, 1:], 1.0), (face[:, 1:], -1.0), (edge[:, 1:], 1.0)]
-        later += [(m[:, :-1], -1.0), (across, 1.0), (vertex, -1.0)]
-        rows, columns, values, at = [], [], [], 0
-        for terms in (first, later):
-            n = terms[0][0].size
-            for variable, sign in terms:
-                rows.append(at + np.arange(n))
-                columns.append(variable.ravel())
-                values.append(np.full(n, sign))
-            at += n
-        return np.concatenate(rows), np.concatenate(columns), np.concatenate(values), at
-
-    def solve(self) -> IntGrid | None:
-        """An integral solution: the relaxation's, else the best rounding of it that is feasible, else None."""
-        relaxed = self.relaxed()
-        if relaxed is None:
-            return None
-        whole = np.rint(relaxed)
-        if np.abs(relaxed - whole).max(initial=0.0) > INTEGRAL_WITHIN:
-            rounded = self.rounding_of(relaxed)
-            if rounded is None:
-                return None
-            whole = np.rint(rounded)
-        return whole.astype(np.int64).reshape(self.noisy.shape)
-
-    def relaxed(self) -> FloatArray | None:
-        """A vertex of the relaxation, shape (n,)."""
-        from scipy import optimize  # half a second, which commands that infer nothing save
-
-        # Dual simplex: interior points would stop between tied integral vertices.
-        vertex = optimize.linprog(self.cost, self.matrix, self.upper, bounds=(0, None), method="highs-ds")
-        return self._components(vertex.x)
-
-    def rounding_of(self, relaxed: FloatArray) -> FloatArray | None:
-        """The best feasible choice of every fractional component's floor or ceiling."""
-        from scipy import optimize
-
-        whole = np.rint(relaxed)
-        fractional = np.abs(relaxed - whole) > INTEGRAL_WITHIN
-        low, high, integral = np.zeros(self.width), np.full(self.width, np.inf), np.zeros(self.width)
-        low[: self.n] = np.where(fractional, np.floor(relaxed), whole)
-        high[: self.n] = np.where(fractional, np.ceil(relaxed), whole)
-        integral[: self.n] = fractional
-        result = optimize.milp(
-            self.cost,
-            constraints=optimize.LinearConstraint(self.matrix, -np.inf, self.upper),
-            bounds=optimize.Bounds(low, high),
-            integrality=integral,
-            options={"time_limit": ROUNDING_SECONDS},
-        )
-        return self._components(result.x)
-
-    def _components(self, solution: FloatArray | None) -> FloatArray | None:
-        return None if solution is None else solution[: self.n]

@@ -29,7 +29,8 @@ class Closing(Service):
         super().__init__()
         self._worker = worker
         self._process = WorkProcess()
-        self._order = ClosingOrder()
+        self.order = ClosingOrder()
+        """Which window is next, and which ones rest after a failure."""
         self._deaths: dict[int, int] = {}
 
     @Service.task
@@ -40,7 +41,7 @@ class Closing(Service):
             try:
                 due = await self._worker.to_close()
                 self._deaths = {slot: times for slot, times in self._deaths.items() if slot in due}
-                if due := self._order.ready(due, time.monotonic()):
+                if due := self.order.ready(due, time.monotonic()):
                     pause = await self._close_alone(due)
             except RedisError as error:
                 self._worker.metrics.redis_errors.inc()
@@ -55,10 +56,10 @@ class Closing(Service):
                 return _LOOK_SECONDS
             # A recording is released in its own order: smoothing goes forward in time, and early windows spend budgets first.
             recorded = self._worker.config.window.lateness == "event-time"
-            return await self._close(due if recorded else [self._order.following(due)])
+            return await self.close(due if recorded else [self.order.following(due)])
 
-    async def _close(self, due: list[int]) -> float:
-        """Seconds until the next look."""
+    async def close(self, due: list[int]) -> float:
+        """Close ``due`` in a separate process, and note what failed; returns the seconds until the next look."""
         if self._deaths:
             due = due[:1]  # one at a time, to find the window over which the process dies
         try:
@@ -73,13 +74,13 @@ class Closing(Service):
             elif not report.shared:
                 self._deaths.pop(report.slot, None)
             if report.failure is not None and not report.shared:
-                self._order.rest(report.slot, time.monotonic())
+                self.order.rest(report.slot, time.monotonic())
         return _RETRY_SECONDS if any(report.shared for report in reports) else 0.0
 
     async def _count_death(self, slot: int, reason: str) -> None:
         """Set a window aside if its process ends repeatedly, for example for lack of memory, so that others can close."""
         self._deaths[slot] = deaths = self._deaths.get(slot, 0) + 1
-        self._order.rest(slot, time.monotonic())
+        self.order.rest(slot, time.monotonic())
         log.error("window not closed", window=utc_text(slot), reason=reason, times=deaths)
         if deaths >= _MOST_DEATHS:
             await self._worker.store.set_aside(slot, f"{reason} {deaths} times over this window")

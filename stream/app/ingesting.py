@@ -27,7 +27,8 @@ class Ingesting(Service):
     def __init__(self, worker: Worker) -> None:
         super().__init__()
         self._worker = worker
-        self._producer: AIOKafkaProducer | None = None
+        self.producer: AIOKafkaProducer | None = None
+        """Of reports on bad input; none before the start."""
         self._ingestor: Ingestor | None = None
 
     async def on_start(self) -> None:
@@ -42,17 +43,17 @@ class Ingesting(Service):
             log.error("ledger refused", reason=str(error))
             raise
         log.info("ledger verified", generation=generation)
-        self._producer = make_producer(worker.config.kafka)
-        await self._producer.start()
+        self.producer = make_producer(worker.config.kafka)
+        await self.producer.start()
         decoder = Decoder(worker.config, load_user_key(worker.config.privacy.user_key_file))
         self._ingestor = ingestor = Ingestor(worker.config, worker.redis, decoder, worker.metrics, self._report)
         worker.topic_exists = lambda: ingestor.topic_exists
 
     async def _report(self, message: Message) -> None:
-        assert self._producer is not None
+        assert self.producer is not None
         if self._worker.config.relation == NeighbouringRelation.PARTICIPATION:
             return  # under "participation" it is private how much arrived, and when
-        await self._producer.send(message.topic, message.value, key=message.key, headers=list(message.headers))
+        await self.producer.send(message.topic, message.value, key=message.key, headers=list(message.headers))
 
     @Service.task
     async def _read(self) -> None:
@@ -70,5 +71,5 @@ class Ingesting(Service):
         """Stop reading, and send the reports that are still queued."""
         if self._ingestor is not None:
             await self._ingestor.stop()
-        if self._producer is not None:
-            await self._producer.stop()
+        if self.producer is not None:
+            await self.producer.stop()

@@ -180,7 +180,12 @@ class _Batch:
 _scratch = bytearray(MAX_BATCH_BYTES)
 
 
-def _bounded(decompress_into: Callable[[bytes, bytearray], int]) -> Callable[[bytes], bytes]:
+def bounded(decompress_into: Callable[[bytes, bytearray], int]) -> Callable[[bytes], bytes]:
+    """A codec that unpacks at most :data:`MAX_BATCH_BYTES`, from one that unpacks into a buffer and returns the size.
+
+    Raises :class:`BatchTooLargeError`.
+    """
+
     def decode(payload: bytes) -> bytes:
         try:
             size = decompress_into(payload, _scratch)
@@ -191,7 +196,8 @@ def _bounded(decompress_into: Callable[[bytes, bytearray], int]) -> Callable[[by
     return decode
 
 
-def _gzip_decode(payload: bytes) -> bytes:
+def gzip_decode(payload: bytes) -> bytes:
+    """At most :data:`MAX_BATCH_BYTES` from a gzip of one or several members; raises :class:`BatchTooLargeError`."""
     stream, parts, left = zlib.decompressobj(31), [], MAX_BATCH_BYTES
     while payload:
         part = stream.decompress(payload, left + 1)
@@ -208,7 +214,8 @@ def _gzip_decode(payload: bytes) -> bytes:
 _XERIAL = b"\x82SNAPPY\x00"
 
 
-def _snappy_into(payload: bytes, scratch: bytearray) -> int:
+def snappy_into(payload: bytes, scratch: bytearray) -> int:
+    """Unpack Snappy, raw or in the frames of snappy-java, into ``scratch``; returns the size."""
     if bytes(payload[:8]) != _XERIAL:
         return int(cramjam.snappy.decompress_raw_into(payload, scratch))
     view, space, at, size = memoryview(payload), memoryview(scratch), 16, 0
@@ -232,10 +239,10 @@ def _install() -> None:
     else:
         modules.append(compiled_records)
     for module in modules:
-        module.gzip_decode = _gzip_decode
-        module.snappy_decode = _bounded(_snappy_into)
-        module.lz4_decode = _bounded(cramjam.lz4.decompress_into)
-        module.zstd_decode = _bounded(cramjam.zstd.decompress_into)
+        module.gzip_decode = gzip_decode
+        module.snappy_decode = bounded(snappy_into)
+        module.lz4_decode = bounded(cramjam.lz4.decompress_into)
+        module.zstd_decode = bounded(cramjam.zstd.decompress_into)
 
 
 _install()

@@ -141,11 +141,11 @@ class Decoder:
                 reason[position] = _CODE[self._why_undecodable(value)]
             else:
                 place(position)
-        rows, sound = self._columns(decoded, np.array(index, dtype=np.int64), reason, arrived_us)
+        rows, sound = self.columns(decoded, np.array(index, dtype=np.int64), reason, arrived_us)
         rejected = np.flatnonzero(reason != _SOUND)
         return Batch(rows, sound, self._slotting.slot_starts(rows["time"].astype(np.int64)), rejected, reason[rejected])
 
-    def _columns(
+    def columns(
         self, decoded: list[Any], index: NDArray[np.int64], reason: NDArray[np.uint8], arrived_us: Arrived
     ) -> tuple[NDArray[np.void], NDArray[np.int64]]:
         """Rows from the ``decoded`` messages at ``index``, with the index of each row; writes the ``reason`` of all others."""

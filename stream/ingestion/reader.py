@@ -68,7 +68,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._decoder = decoder
         self._metrics = metrics
         self._report = report
-        self._bounded: BoundedConsumer | None = None
+        self.bounded: BoundedConsumer | None = None
+        """What reads the feed; none before :meth:`run`."""
         self._stopping = asyncio.Event()
         self._done = asyncio.Event()
         self._done.set()
@@ -91,7 +92,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
 
         Raises :class:`stream.storage.row_store.StateError` if the feed belongs to another user key.
         """
-        self._bounded = bounded = BoundedConsumer(self._config.kafka)
+        self.bounded = bounded = BoundedConsumer(self._config.kafka)
         consumer = bounded.kafka
         self._done.clear()
         beside = [asyncio.create_task(self._send_reports())]
@@ -225,9 +226,9 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         return self._config.slotting.window(slot).end * 1_000_000 + self._delay_us
 
     def _go_to(self, partition: TopicPartition, offset: int) -> None:
-        assert self._bounded is not None
+        assert self.bounded is not None
         try:
-            self._bounded.kafka.seek(partition, offset)
+            self.bounded.kafka.seek(partition, offset)
         except IllegalStateError:
             return  # revoked meanwhile; its next owner asks state as well
         self._position[partition] = offset

@@ -59,11 +59,12 @@ class KafkaPublisher:
         *releases, marker = messages
         self._sent = {}
         for batch in (releases, [marker]):
-            waiting = [await self._send(message) for message in batch]
+            waiting = [await self.send(message) for message in batch]
             for message, metadata in zip(batch, await asyncio.gather(*waiting), strict=True):
                 self._sent[message.ce_id] = metadata
 
-    async def _send(self, message: Message) -> asyncio.Future[RecordMetadata]:
+    async def send(self, message: Message) -> asyncio.Future[RecordMetadata]:
+        """Hand ``message`` to the producer; the future tells where the broker stored it."""
         future: asyncio.Future[RecordMetadata] = await self._producer.send(
             message.topic,
             value=message.value,

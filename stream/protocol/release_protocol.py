@@ -92,7 +92,7 @@ class ReleaseProtocol:
         released, outbox = await self.store.released_or_committed(slot)
         if released is None and outbox is None:
             try:
-                window = await self._seal(slot)
+                window = await self.seal(slot)
                 rows = await self._read(window)
                 planned = await self._plan(window, rows)
                 for _ in range(PLAN_ATTEMPTS):
@@ -131,7 +131,7 @@ class ReleaseProtocol:
         if waiting is not None:
             await waiting
 
-    async def _seal(self, slot: int) -> Window:
+    async def seal(self, slot: int) -> Window:
         """Seal the slot, so that later rows are late. Returns the window, with its planned length if it was planned."""
         window = await self.planning.window(slot)
         await self.rows.seal(slot)

@@ -60,14 +60,15 @@ class Usual:
     """Computes usual values before any window of the store; decodes each window once."""
 
     def __init__(self) -> None:
-        self._decoded: dict[tuple[str, str], Columns] = {}
+        self.decoded: dict[tuple[str, str], Columns] = {}
+        """By (feed, start), of windows that the view still holds."""
         self._lock = threading.Lock()
 
     def earlier(self, view: View, window: WindowView) -> list[WindowView]:
         """Complete windows of the feed before ``window``, newest first, at most ``EARLIER``."""
         with self._lock:
-            for key in self._decoded.keys() - view.windows.keys():
-                del self._decoded[key]
+            for key in self.decoded.keys() - view.windows.keys():
+                del self.decoded[key]
         before = [other for other in view.ordered(window.feed) if other.complete and other.start < window.start]
         return before[:EARLIER]
 
@@ -91,9 +92,9 @@ class Usual:
     def _columns(self, window: WindowView) -> Columns:
         key = (window.feed, window.start)
         with self._lock:
-            if key not in self._decoded:
-                self._decoded[key] = _columns(window.in_order())
-            return self._decoded[key]
+            if key not in self.decoded:
+                self.decoded[key] = _columns(window.in_order())
+            return self.decoded[key]
 
 
 def _columns(values: Iterable[bytes]) -> Columns:

@@ -38,11 +38,12 @@ class Sending:
     def __init__(self, max_bytes: int = MAX_SENDING_BYTES) -> None:
         self._max_bytes = max_bytes
         self._readers: Counter[int] = Counter()
-        self._size = 0
+        self.size = 0
+        """Bytes of all bodies on their way."""
 
     def has_room_for(self, body: bytes) -> bool:
         """Whether ``body`` may be sent now; anything may where nothing else is."""
-        return id(body) in self._readers or not self._size or self._size + len(body) <= self._max_bytes
+        return id(body) in self._readers or not self.size or self.size + len(body) <= self._max_bytes
 
     def answer(
         self, request: web.Request, body: bytes, kind: str, headers: dict[str, str], charset: str | None = None
@@ -54,7 +55,7 @@ class Sending:
     def begin(self, body: bytes) -> None:
         """One more client is sent ``body``."""
         if not self._readers[id(body)]:
-            self._size += len(body)
+            self.size += len(body)
         self._readers[id(body)] += 1
 
     def end(self, body: bytes) -> None:
@@ -62,7 +63,7 @@ class Sending:
         self._readers[id(body)] -= 1
         if not self._readers[id(body)]:
             del self._readers[id(body)]
-            self._size -= len(body)
+            self.size -= len(body)
 
 
 class Pieces(Payload):

@@ -104,7 +104,8 @@ class View:
     ) -> None:
         """``max_windows``: the most windows with a close marker to keep, and the most without one."""
         self._max_windows, self._max_bytes, self._max_forgotten = max_windows, max_bytes, max_forgotten
-        self._forgotten: dict[tuple[str, str], None] = {}
+        self.forgotten: dict[tuple[str, str], None] = {}
+        """Feed and start of windows no longer kept, oldest first: what arrives of them is not taken for news."""
         self._size = 0
         self._unmarked: dict[tuple[str, str], WindowView] = {}
         self._unmarked_size = 0
@@ -117,7 +118,7 @@ class View:
         if body is None or not ce_id:
             return "invalid"
         key = (body["feed"], body["window"]["start"])
-        if key in self._forgotten:
+        if key in self.forgotten:
             return "forgotten"
         window = self.windows.get(key)
         if window is None:
@@ -164,9 +165,9 @@ class View:
         self._size -= window.size
         if self._unmarked.pop(key, None) is not None:
             self._unmarked_size -= window.size
-        self._forgotten[key] = None
-        if len(self._forgotten) > self._max_forgotten:
-            del self._forgotten[next(iter(self._forgotten))]
+        self.forgotten[key] = None
+        if len(self.forgotten) > self._max_forgotten:
+            del self.forgotten[next(iter(self.forgotten))]
 
     def completed(self, feed: str | None = None, after: int = 0) -> list[WindowView]:
         """Complete windows whose number is above ``after``, in the order of their markers."""

@@ -101,7 +101,8 @@ class Ledger:
         self._redis = redis
         self._keys = FeedKeys(feed)
         script = resources.files("stream.storage").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
-        self._charge = redis.register_script(script)
+        self.charge_script = redis.register_script(script)
+        """What charges and remembers a plan in one step."""
 
     async def generation(self) -> str | None:
         """Identity of this ledger; None if there is none, because it was never started or was lost."""
@@ -252,7 +253,7 @@ class Ledger:
             paid = "" if start + CHUNK < len(users) or refused else plan
             try:
                 fixed = [slot, budget, generation, self.committed, paid, basis, period.start]
-                answer = await self._charge(keys=keys, args=[*fixed, *pairs])
+                answer = await self.charge_script(keys=keys, args=[*fixed, *pairs])
             except ResponseError as error:
                 if "TERMS" in str(error):
                     raise TermsError(f"histograms begin with the period after {period.key}") from None

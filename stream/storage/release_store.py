@@ -65,7 +65,8 @@ class ReleaseStore:
         self._redis: Any = redis  # redis-py types its answers as text too; this client answers bytes
         self._keys = FeedKeys(feed)
         script = resources.files("stream.storage").joinpath("lua", "commit.lua").read_text(encoding="utf-8")
-        self._commit = redis.register_script(script)
+        self.commit_script = redis.register_script(script)
+        """What commits a window in one step."""
 
     async def released(self, slot: int) -> Released | None:
         """The record of a released window; None if the window is not released."""
@@ -151,7 +152,7 @@ class ReleaseStore:
         named = self._keys
         keys = [named.outbox(slot), named.closed, named.memory, named.charged(slot), named.sequence]
         try:
-            answer = await self._commit(keys=keys, args=[slot, outbox, before, after, plan_digest, number])
+            answer = await self.commit_script(keys=keys, args=[slot, outbox, before, after, plan_digest, number])
         except ResponseError as error:
             if "CHARGES" in str(error):
                 raise ChargesGoneError(str(error)) from None

@@ -35,7 +35,7 @@ async def worst_loss(redis: Redis, bug: str | None = None) -> int:
     if bug is not None:
         script = resources.files("stream.storage").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
         assert script.count(PLANTED[bug][0]) == 1
-        ledger._charge = redis.register_script(script.replace(*PLANTED[bug]))
+        ledger.charge_script = redis.register_script(script.replace(*PLANTED[bug]))
     for history in itertools.product(CALLS, repeat=3):
         await redis.flushdb()
         generation = await ledger.start_generation(birth=0)

@@ -184,7 +184,7 @@ def exponent_of(y: int, t: int, s: int, patch: pytest.MonkeyPatch) -> Fraction:
             told.exponent += Fraction(rest**2, 2 * whole**2)
         return np.ones(len(r), dtype=bool)
 
-    patch.setattr(gaussian, "_half_square_fraction", fraction)
+    patch.setattr(gaussian, "half_square_fraction", fraction)
     assert discrete_gaussian(told, t, s, 1).tolist() == [y]
     return Fraction(abs(y) * s, t) + told.exponent
 
@@ -207,7 +207,7 @@ def test_an_acceptance_that_forgets_its_cross_term_is_another_law(monkeypatch: p
     def forgetful(noise: Noise, numerator: Any, denominator: Any) -> Any:
         whole, rest = np.divmod(numerator, denominator)
         noise.bernoulli_exp(whole**2, 2)
-        return gaussian._half_square_fraction(noise, rest, denominator)
+        return gaussian.half_square_fraction(noise, rest, denominator)
 
     monkeypatch.setattr(gaussian, "bernoulli_exp_half_square", forgetful)
     wrong = [

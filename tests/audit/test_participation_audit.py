@@ -58,8 +58,8 @@ def noisy_numbers(
     plan, contributions = planned(config, towns.rows(events))
     if halved:
         plan = msgspec.structs.replace(plan, denominators_bytes=pack_integers(2 * plan.scales.denominator))
-    columns, seen = shipped_draw._columns, []
-    patch.setattr(shipped_draw, "_columns", lambda plan, noisy: seen.append(noisy) or columns(plan, noisy))
+    columns, seen = shipped_draw.columns_of, []
+    patch.setattr(shipped_draw, "columns_of", lambda plan, noisy: seen.append(noisy) or columns(plan, noisy))
     at = np.searchsorted(plan.cells, towns.cells)
     while len(seen) * len(towns.cells) < N:
         draw(plan, contributions, noise)

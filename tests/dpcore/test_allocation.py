@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize
+from scipy import optimize, sparse
 
 from dpcore import allocation as module
+from dpcore._allocation_program import Program
 from dpcore.allocation import (
     Sensitivities,
-    _Program,
     allocate,
     exact_charges,
     stack,
@@ -132,7 +132,7 @@ def test_any_prices_bound_the_optimum_from_below_and_their_scales_reach_it_from_
         matrix = rng.integers(0, 30, (3, 6))
         matrix[:, 0] = 1 + matrix[:, 0]
         beta, weight = rng.uniform(0.5, 3, 6), rng.uniform(1, 5, 3)
-        program = _Program.of(from_dense(matrix, weight), np.arange(3), beta)
+        program = Program.of(sparse.csr_matrix(matrix / beta), weight)
         optimum = reference(matrix, weight, beta)
         price = rng.random(6)
         for _ in range(10):

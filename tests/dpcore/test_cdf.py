@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpcore.cdf import ONE_SIDED, CDFs, _deviations, bin_edges, consistent_cells
+from dpcore._prefix_counts import prefix_deviations
+from dpcore.cdf import ONE_SIDED, CDFs, bin_edges, consistent_cells
 from dpcore.errors import BudgetError, ParameterError
 from dpcore.level_tree import LevelTree, choose_tree, consistent_leaves, noisy_levels, split_budget
 from dpcore.noise import Noise
@@ -66,7 +67,7 @@ def test_padding_by_more_than_eight_percent_wins_before_consistency_and_loses_af
 
     def error(tree: LevelTree) -> float:
         scales = np.concatenate([[0.0], 1 / tree.shares()])[None]
-        return float(np.square(_deviations(tree, scales, 0.0)).sum() / 2)
+        return float(np.square(prefix_deviations(tree, scales, 0.0)).sum() / 2)
 
     trees = {(a, b): LevelTree(64, (a, b)) for a in range(2, 17) for b in range(2, 17) if 64 <= a * b <= 96}
     before = {factors: tree.prefix_error() for factors, tree in trees.items()}

@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from dpcore.clipping import _capped, _cheapest, choose_clipping
+from dpcore._retained_counts import capped, cheapest
+from dpcore.clipping import choose_clipping
 from dpcore.contributions import Counts
 from dpcore.errors import ParameterError
 from dpcore.mean import Mean
@@ -46,7 +47,7 @@ def test_each_family_is_searched_exactly(by_price):
         price = rng.random(len(counts.samples))
         total = counts.by_cell(counts.samples)
         arguments = counts, total, price, 0.3
-        kept, cost = _cheapest(*arguments, 1) if by_price else _capped(*arguments)
+        kept, cost = cheapest(*arguments, 1) if by_price else capped(*arguments)
         for g in range(counts.n_cells):
             part = slice(counts.cell_start[g], counts.cell_start[g + 1])
             m, y = counts.samples[part], price[part]

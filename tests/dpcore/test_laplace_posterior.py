@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
+from dpcore._tilted_normal import truncated
 from dpcore.errors import ParameterError
-from dpcore.laplace_posterior import _truncated, laplace_posterior
+from dpcore.laplace_posterior import laplace_posterior
 
 
 @pytest.mark.parametrize("observed", [-30.0, -2.0, 0.0, 0.5, 7.0, 200.0])
@@ -103,7 +104,7 @@ def test_bad_input_is_refused(covariance: np.ndarray, observed: np.ndarray, scal
 
 @pytest.mark.parametrize("mean", [-4.0, -0.3, 0.0, 2.5, 9.0])
 def test_a_truncated_normal_has_the_moments_that_scipy_gives_it(mean: float) -> None:
-    log_mass, first, variance = (column[0] for column in _truncated(np.array([mean])))
+    log_mass, first, variance = (column[0] for column in truncated(np.array([mean])))
     above = stats.truncnorm(-mean, np.inf, loc=mean)
     assert log_mass == pytest.approx(stats.norm.logsf(0, loc=mean))
     assert first == pytest.approx(above.mean())

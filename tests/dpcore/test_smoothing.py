@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dpcore._smoothing_fit import Window, fit_of, prior_of, unseen_sites
 from dpcore.errors import ParameterError
 from dpcore.smoothing import (
     MOST_CELLS,
@@ -12,10 +13,6 @@ from dpcore.smoothing import (
     Dynamics,
     Releases,
     SmoothingState,
-    _fit,
-    _prior,
-    _unseen_sites,
-    _Window,
     smooth,
 )
 
@@ -140,13 +137,13 @@ def test_unseen_sites_have_the_variance_of_their_laplace_noise_and_the_unrelease
         np.ones(3),
         np.zeros((3, 0)),
     )
-    precision, shift = _unseen_sites(releases, 65.0)
+    precision, shift = unseen_sites(releases, 65.0)
     assert 1 / precision[:2] == pytest.approx([8.0, 0.5])
     assert shift[:2] / precision[:2] == pytest.approx([5.0, 7.0])
     assert (precision[2], shift[2]) == (0.0, 0.0)
 
 
-def window_beside_a_past() -> tuple[SmoothingState, _Window]:
+def window_beside_a_past() -> tuple[SmoothingState, Window]:
     """Six cells with a release (one of them without a value) beside five remembered ones, three of them the same cells."""
     rng = np.random.default_rng(11)
     past = SmoothingState(
@@ -163,10 +160,10 @@ def window_beside_a_past() -> tuple[SmoothingState, _Window]:
     scales = np.array([3.0, 1.0, np.inf, 8.0, 0.5, 2.0])
     events = np.array([5.0, 40.0, 7.0, 90.0, 1.0, 300.0])
     releases = Releases(CELLS[2:8], PLACES[2:8], rng.uniform(20, 50, 6), scales, events, rng.normal(size=(6, 1)))
-    return past, _Window.of(past, releases, 3, UPPER, Dynamics())
+    return past, Window.of(past, releases, 3, UPPER, Dynamics())
 
 
-def joint(window: _Window, past: SmoothingState, field: float, length: float) -> tuple[np.ndarray, np.ndarray]:
+def joint(window: Window, past: SmoothingState, field: float, length: float) -> tuple[np.ndarray, np.ndarray]:
     """(Mean, covariance) of the window's six cells given the past, by conditioning the joint normal distribution of all."""
     d, cells, places = Dynamics(), np.append(CELLS[:5], CELLS[2:8]), np.concatenate([PLACES[:5], PLACES[2:8]])
     middle = np.cos(np.radians(places[:, 0].mean()))
@@ -181,7 +178,7 @@ def joint(window: _Window, past: SmoothingState, field: float, length: float) ->
 
 def test_what_the_past_says_of_a_window_is_the_conditional_normal_distribution():
     past, window = window_beside_a_past()
-    prior, (mean, covariance) = _prior(window, 0.06, 4.0, Dynamics()), joint(window, past, 0.06, 4.0)
+    prior, (mean, covariance) = prior_of(window, 0.06, 4.0, Dynamics()), joint(window, past, 0.06, 4.0)
     assert window.seen.tolist() == [0, 1, 3, 4, 5], "an unreleased cell informs no other"
     assert prior.mean == pytest.approx(mean)
     assert prior.variance == pytest.approx(np.diag(covariance))
@@ -192,7 +189,7 @@ def test_a_fit_is_the_normal_posterior_given_what_each_release_says_alone():
     """The released cells' sites, as Gaussian observations of the joint distribution, give cells and trend."""
     past, window = window_beside_a_past()
     mean, covariance = joint(window, past, 0.06, 4.0)
-    fit = _fit(window, _prior(window, 0.06, 4.0, Dynamics()), 0.3, Dynamics())
+    fit = fit_of(window, prior_of(window, 0.06, 4.0, Dynamics()), 0.3, Dynamics())
     found, seen = fit.posterior, window.seen
     covariance = covariance + np.diag((0.3 * UPPER) ** 2 / (window.releases.events + (0.3 / 0.5) ** 2))
     gain = covariance[:, seen] @ np.linalg.inv(covariance[np.ix_(seen, seen)] + np.diag(1 / found.site_precision[seen]))

@@ -19,8 +19,12 @@ REASON = "# long: "
 EMPTY_NAMES = {"found", "held", "told", "some"}
 """They say that there is something, and not what."""
 
+ROOMS = ("stream", "dpcore", "bench")
+OF_OTHERS = {"_name"}
+"""Private names of ours that objects of other libraries have too: the metrics of prometheus_client."""
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-FILES = sorted(path for room in ("stream", "dpcore", "bench") for path in (REPO_ROOT / room).rglob("*.py"))
+FILES = sorted(path for room in ROOMS for path in (REPO_ROOT / room).rglob("*.py"))
 
 
 def functions_in(tree: ast.AST) -> Iterator[Function]:
@@ -97,6 +101,76 @@ def test_no_local_has_a_name_that_says_nothing() -> None:
         for name in locals_of(function) & EMPTY_NAMES
     ]
     assert not empty, "\n".join(sorted(empty))
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_names_of(source: str) -> set[str]:
+    """Names with a leading underscore that a file defines: functions, classes, globals, and attributes of ``self``."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Attribute(attr=name, ctx=ast.Store()) | ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+    return set(filter(is_private, names))
+
+
+def reaches_inside(source: str, private: set[str]) -> list[str]:
+    """Where a test imports a private name from ours, or uses an attribute that is one of our ``private`` names. What the
+    test's own classes define, they may use.
+    """
+    problems, own = [], private_names_of(source)
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.ImportFrom(module=str(module), names=aliases) if module.partition(".")[0] in ROOMS:
+                # Pieces with tests of their own lie in modules that are private as a whole, under public names.
+                reached = [
+                    alias.name for alias in aliases if is_private(alias.name) and not is_module(module, alias.name)
+                ]
+                problems += [f"{node.lineno}: imports {name} from {module}" for name in reached]
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name) if name in own:
+                pass
+            case ast.Attribute(attr=name) if is_private(name) and name in private - OF_OTHERS:
+                problems.append(f"{node.lineno}: uses {ast.unparse(node)}")
+    return problems
+
+
+def is_module(package: str, name: str) -> bool:
+    return (REPO_ROOT / package.replace(".", "/") / f"{name}.py").is_file()
+
+
+def test_tests_reach_our_code_through_public_names_alone() -> None:
+    private = set().union(*(private_names_of(path.read_text(encoding="utf-8")) for path in FILES))
+    problems = [
+        f"{path.relative_to(REPO_ROOT)}:{problem}"
+        for path in sorted((REPO_ROOT / "tests").rglob("*.py"))
+        for problem in reaches_inside(path.read_text(encoding="utf-8"), private)
+    ]
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from dpcore.noise import _draw",
+        "from stream.app import closing\nclosing._draw()",
+        "class A(Ours):\n    def f(self):\n        self._draw()",
+        "class A(Ours):\n    def _draw(self):\n        super()._draw()",
+    ],
+    ids=["import", "call", "subclass", "super"],
+)
+def test_a_test_that_reaches_inside_is_noticed(source: str) -> None:
+    assert reaches_inside(source, {"_draw"})
+
+
+def test_what_a_test_defines_itself_and_what_others_define_is_none_of_ours() -> None:
+    own = "class A:\n    def _draw(self):\n        self._draw()\n"
+    others = "from redis import _draw\nmetric._name\nfrom dpcore.spatial._mixture import Nodes\n"
+    assert not reaches_inside(own + others, {"_draw", "_name"})
 
 
 LONG = "def f():\n" + "    pass\n" * 60

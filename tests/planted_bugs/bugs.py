@@ -640,7 +640,7 @@ SMOOTHING = (
     ),
     Bug(
         "smoothing: noise is taken for half of what it is",
-        "dpcore/smoothing.py",
+        "dpcore/_smoothing_fit.py",
         "precision[known] = 1 / np.maximum(2 * np.square(releases.scales[known]), 1e-9 * upper**2)",
         "precision[known] = 1 / np.maximum(np.square(releases.scales[known]), 1e-9 * upper**2)",
         "tests/dpcore/test_smoothing.py",

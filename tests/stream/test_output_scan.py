@@ -284,8 +284,8 @@ def bad_input_reported(patch: pytest.MonkeyPatch) -> None:
     """As under "values": hexveil.rejected.v1 says how much was refused."""
 
     async def report(self: Ingesting, message: Message) -> None:
-        assert self._producer is not None
-        await self._producer.send(message.topic, message.value, key=message.key, headers=list(message.headers))
+        assert self.producer is not None
+        await self.producer.send(message.topic, message.value, key=message.key, headers=list(message.headers))
 
     patch.setattr(Ingesting, "_report", report)
 

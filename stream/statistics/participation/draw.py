@@ -49,7 +49,7 @@ def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -
             "version; release its window with that version"
         )
     noisy = draw(layout, exact_integers(plan, contributions), scales, plan.zcdp is not None, noise)
-    return _columns(plan, noisy)
+    return columns_of(plan, noisy)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def count_half_width(config: Config) -> float:
     return law.two_sided[0] * float(law.deviations[0] * np.sqrt(terms.layout.degree + 1))
 
 
-def _columns(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
+def columns_of(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
     """Every statistic from the ``noisy`` rows (R, C), in full weights: post-processing."""
     layout = planned_layout(plan)
     law = _Law.of(plan.scales.numerator, plan.scales.denominator, plan.zcdp is not None)

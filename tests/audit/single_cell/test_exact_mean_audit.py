@@ -16,6 +16,7 @@ import pytest
 import dpcore.single_cell.mean
 import dpcore.single_cell.range_mean
 from dpcore.budget import MICRO
+from dpcore.single_cell._range_plan import mean_within
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
 from dpcore.single_cell.range_mean import EpsilonQuantile, FixedQuantile, Levy, RangePlan
 from dpcore.single_cell.selection import select_quantiles, select_range
@@ -120,12 +121,11 @@ def test_range_selections_cost_exactly_what_they_claim_and_without_the_half_more
 def test_averages_outside_the_drawn_range_are_caught_exactly(
     make: Any, m: tuple[int, ...], upper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = dpcore.single_cell.range_mean._finish
 
     def unclipped(averages: Any, low: int, high: int, top: int, plan: Any, noise: Any) -> Any:
-        drawn = finish(np.full_like(averages, low), low, high, top, plan, noise)
+        drawn = mean_within(np.full_like(averages, low), low, high, top, plan, noise)
         object.__setattr__(drawn, "raw", float(averages.sum()) / len(averages))
         return drawn
 
-    monkeypatch.setattr(dpcore.single_cell.range_mean, "_finish", unclipped)
+    monkeypatch.setattr(dpcore.single_cell.range_mean, "mean_within", unclipped)
     assert worst_shares(make, m, upper).max() > 1 + TOLERANCE

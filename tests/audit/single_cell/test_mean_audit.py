@@ -15,6 +15,7 @@ import dpcore.single_cell.mean
 import dpcore.single_cell.range_mean
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
+from dpcore.single_cell._range_plan import mean_within
 from dpcore.single_cell.mean import GRID, ArrayAveraging, Baseline, PooledMinimax
 from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy, RangePlan
 from dpcore.single_cell.selection import range_bins, select_quantiles, select_range
@@ -151,13 +152,12 @@ def test_averages_that_are_not_clipped_to_the_range_are_caught(
     pair = [np.concatenate([base[: -m[-1]], np.full(m[-1], last)]) for last in (0, 800)]
     clipped = [samples(lambda s, x=x: mechanism.release(x, plan, s).raw, n=n) for x in pair]
     assert_private(epsilon_lower_bound(*clipped), 2.0)
-    finish = dpcore.single_cell.range_mean._finish
 
     def unclipped(averages: np.ndarray, low: int, high: int, *rest: Any) -> Any:
-        within = finish(np.full_like(averages, low), low, high, *rest)
+        within = mean_within(np.full_like(averages, low), low, high, *rest)
         return replace(within, raw=within.raw + (averages.sum() / len(averages) - low) / GRID)
 
-    monkeypatch.setattr(dpcore.single_cell.range_mean, "_finish", unclipped)
+    monkeypatch.setattr(dpcore.single_cell.range_mean, "mean_within", unclipped)
     leaking = [samples(lambda s, x=x: mechanism.release(x, plan, s).raw, n=n) for x in pair]
     assert_caught(epsilon_lower_bound(*leaking), 2.0)
 
@@ -168,9 +168,7 @@ def test_the_mean_within_a_range_costs_its_half_and_half_the_scale_more(make: An
     plan = make(800).plan(MANY, 2 * MICRO)
     sides = []
     for averages in (np.zeros(9, dtype=np.int64), np.append(np.zeros(8, dtype=np.int64), 800 * GRID)):
-        sides.append(
-            lambda source, z=averages: dpcore.single_cell.range_mean._finish(z, 0, 100 * GRID, 800, plan, source).raw
-        )
+        sides.append(lambda source, z=averages: mean_within(z, 0, 100 * GRID, 800, plan, source).raw)
     assert_private(epsilon_lower_bound(*(samples(side) for side in sides)), 1.0)
     half = half_scale()
     assert_caught(epsilon_lower_bound(*(samples(side, half) for side in sides)), 1.0)

@@ -16,9 +16,10 @@ from scipy.stats import beta
 from dpcore.budget import MICRO
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
+from dpcore.spatial._euler_program import Program
 from dpcore.spatial.domain import Domain
 from dpcore.spatial.euler import Euler, EulerHistogram
-from dpcore.spatial.euler_inference import _Program, infer, is_consistent, is_covert
+from dpcore.spatial.euler_inference import infer, is_consistent, is_covert
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.queries import QueryError, Rectangles
 from dpcore.spatial.regions import Footprints, Regions
@@ -138,7 +139,7 @@ def test_inferred_counts_are_integral_and_covert_and_answer_every_rectangle_mono
 def test_without_the_covertness_constraints_the_same_check_fails() -> None:
     caught = 0
     for seed in range(12):
-        components = _Program(noisy_array(seed), covert=False).solve()
+        components = Program(noisy_array(seed), covert=False).solve()
         assert components is not None, "difference constraints have integral vertices"
         assert is_consistent(components)
         caught += not honours_p4(components)
@@ -177,7 +178,7 @@ def test_halves_are_rounded_to_a_covert_array_at_the_same_distance(monkeypatch: 
     noisy[0, ::2] = 2, 1, 2
     noisy[0, 1::2] = 1, 2
     expected = infer(noisy)
-    monkeypatch.setattr(_Program, "relaxed", lambda self: np.array([2, 1, 1.5, 1.5, 2]))
+    monkeypatch.setattr(Program, "relaxed", lambda self: np.array([2, 1, 1.5, 1.5, 2]))
     result = infer(noisy)
     assert result.grade == "covert"
     assert result.distance == expected.distance == 1
@@ -185,12 +186,12 @@ def test_halves_are_rounded_to_a_covert_array_at_the_same_distance(monkeypatch: 
 
 def test_without_a_covert_rounding_the_result_is_consistent_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     noisy = noisy_array(3, n=4)
-    relaxed = _Program.relaxed
-    monkeypatch.setattr(_Program, "relaxed", lambda self: None if self.aux else relaxed(self))
+    relaxed = Program.relaxed
+    monkeypatch.setattr(Program, "relaxed", lambda self: None if self.aux else relaxed(self))
     result = infer(noisy)
     assert result.grade == "consistent"
     assert is_consistent(result.components)
-    monkeypatch.setattr(_Program, "relaxed", lambda self: None)
+    monkeypatch.setattr(Program, "relaxed", lambda self: None)
     assert infer(noisy).grade == "noisy"
 
 
@@ -207,7 +208,7 @@ def test_the_covertness_constraints_alone_are_not_integral() -> None:
             [-1, -1, -16, 8, 4, 10, -14],
         ]
     )
-    relaxed = _Program(noisy, covert=True).relaxed()
+    relaxed = Program(noisy, covert=True).relaxed()
     assert relaxed is not None
     assert np.abs(relaxed - noisy.ravel()).sum() == pytest.approx(261.5)
     assert (infer(noisy).grade, infer(noisy).distance) == ("covert", 262)

@@ -12,16 +12,12 @@ from scipy import integrate, stats
 
 from dpcore.noise import Noise
 from dpcore.spatial import HTF, Domain, Rectangles, SparseHierarchy, histogram_from_release
+from dpcore.spatial._mixture import Mixture, Nodes, gaussian_parts, laplace_parts
+from dpcore.spatial._surroundings import at_ring_density, density_image
 from dpcore.spatial.histogram import HistogramError, PartitionHistogram, SparseReading
 from dpcore.spatial.partition import FloatArray, LevelDraws, Tree, image_of, split_boxes
 from dpcore.spatial.posterior import (
     TRUSTED,
-    _at_ring_density,
-    _density_image,
-    _gaussian_parts,
-    _laplace_parts,
-    _Mixture,
-    _Nodes,
     expected_counts,
     sparse_counts,
 )
@@ -49,7 +45,7 @@ def tape(seed: int) -> Noise:
 @pytest.mark.parametrize("scale", [0.2, 1 / np.sqrt(2), 0.71, 3.0, 40.0])
 @pytest.mark.parametrize(
     ("parts", "density"),
-    [(_laplace_parts, stats.laplace(scale=1 / np.sqrt(2)).pdf), (_gaussian_parts, stats.norm.pdf)],
+    [(laplace_parts, stats.laplace(scale=1 / np.sqrt(2)).pdf), (gaussian_parts, stats.norm.pdf)],
 )
 def test_evidence_and_moments_equal_numerical_integration(parts: Any, density: Any, y: float, scale: float) -> None:
     evidence, first, second = parts(np.array([[y]]), np.array([[scale]]))
@@ -92,7 +88,7 @@ def test_a_ring_holds_the_density_of_one_box_size_on_every_side_within_the_grid(
     for (x0, x1, y0, y1), each in zip(boxes, density, strict=True):
         cells[x0:x1, y0:y1] = each
     areas = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
-    rings = _at_ring_density(_density_image((6, 8), boxes, density), boxes, density * areas)
+    rings = at_ring_density(density_image((6, 8), boxes, density), boxes, density * areas)
     for (x0, x1, y0, y1), area, ring in zip(boxes, areas, rings, strict=True):
         around = np.zeros((6, 8), dtype=bool)
         around[max(2 * x0 - x1, 0) : 2 * x1 - x0, max(2 * y0 - y1, 0) : 2 * y1 - y0] = True
@@ -104,7 +100,7 @@ def test_every_node_learns_in_exactly_one_group_of_like_places() -> None:
     rng = np.random.default_rng(6)
     n = 500
     columns = [10 ** rng.uniform(-3, 3, n) for _ in range(4)]
-    nodes = _Nodes(*columns, np.full(n, 4), rng.random(n) < 0.5, rng.random(n) < 0.5)
+    nodes = Nodes(*columns, np.full(n, 4), rng.random(n) < 0.5, rng.random(n) < 0.5)
     groups = nodes.groups()
     assert sorted(np.concatenate(groups).tolist()) == list(range(n))
     assert all(len(set(nodes.inner[group].tolist())) == 1 for group in groups)
@@ -114,7 +110,7 @@ def test_every_node_learns_in_exactly_one_group_of_like_places() -> None:
 @pytest.mark.parametrize(("zero", "empty"), [(0.999, True), (0.1, False), (0.0, False)])
 def test_a_node_is_dropped_where_it_is_surely_empty_and_kept_where_it_surely_is_not(zero: float, empty: bool) -> None:
     """A count of 0 with weight ``zero``, else of 30 ± 1 standard deviations of noise, one point each."""
-    posterior = _Mixture(np.array([[zero, 1 - zero]]), np.array([[30.0]]), np.array([[901.0]]))
+    posterior = Mixture(np.array([[zero, 1 - zero]]), np.array([[30.0]]), np.array([[901.0]]))
     assert posterior.mean == pytest.approx([30 * (1 - zero)])
     assert posterior.variance == pytest.approx([901 * (1 - zero) - (30 * (1 - zero)) ** 2])
     assert posterior.better_empty(np.ones(1), 20.0).tolist() == [empty]

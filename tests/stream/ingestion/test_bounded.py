@@ -22,10 +22,10 @@ from tests.support.feeding import create_topic, until
 from tests.support.ingesting import Ingesting
 
 CODECS = {
-    "gzip": (gzip_encode, bounded._gzip_decode),
-    "snappy": (snappy_encode, bounded._bounded(bounded._snappy_into)),
-    "lz4": (lz4_encode, bounded._bounded(cramjam.lz4.decompress_into)),
-    "zstd": (zstd_encode, bounded._bounded(cramjam.zstd.decompress_into)),
+    "gzip": (gzip_encode, bounded.gzip_decode),
+    "snappy": (snappy_encode, bounded.bounded(bounded.snappy_into)),
+    "lz4": (lz4_encode, bounded.bounded(cramjam.lz4.decompress_into)),
+    "zstd": (zstd_encode, bounded.bounded(cramjam.zstd.decompress_into)),
 }
 
 

@@ -286,10 +286,10 @@ def test_a_message_that_makes_the_columns_fail_is_refused_alone_wherever_it_lies
     """No such message is known; the batch is halved around one that a future mistake may let through."""
 
     class Faulty(Decoder):
-        def _columns(self, fixes, index, reason, now_us):
+        def columns(self, fixes, index, reason, now_us):
             if any(found.speed == 13.0 for found in fixes):
                 raise ZeroDivisionError
-            return super()._columns(fixes, index, reason, now_us)
+            return super().columns(fixes, index, reason, now_us)
 
     values = [fix(speed=13.0) if i in poison else (b"rubbish" if i % 7 == 3 else fix(speed=i)) for i in range(64)]
     values[13] = values[13] if 13 in poison else fix(speed=0)

@@ -63,7 +63,7 @@ class Redelivering(Ingestor):
         assigned = list(assigned)
         await super().on_partitions_assigned(assigned)
         for partition in assigned:
-            self._bounded.kafka.seek(partition, 0)
+            self.bounded.kafka.seek(partition, 0)
 
 
 async def _drop(message) -> None:

@@ -35,7 +35,7 @@ from tests.support.topics_reader import read_all
 
 def fails_for_the_first(error: BaseException) -> Callable[..., Any]:
     """A protocol whose sealing raises for the window of ``SLOT``."""
-    original = ReleaseProtocol._seal
+    original = ReleaseProtocol.seal
 
     async def failing(self: ReleaseProtocol, slot: int) -> Any:
         if slot == SLOT:
@@ -66,7 +66,7 @@ async def test_the_windows_after_it_are_closed_in_the_same_round(
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
     await create_topics(config)
     await fill(redis, config, 3)
-    monkeypatch.setattr(ReleaseProtocol, "_seal", fails_for_the_first(error))
+    monkeypatch.setattr(ReleaseProtocol, "seal", fails_for_the_first(error))
     reports = await close_windows(config, [SLOT, SLOT + HOUR, SLOT + 2 * HOUR])
     assert [report.failure for report in reports] == [failure, None, None]
     assert await starts_of_markers(kafka, topic_name) == ["13", "14"]
@@ -99,15 +99,15 @@ async def test_what_nobody_foresaw_rests_is_counted_and_is_set_aside_after_three
 
     monkeypatch.setattr(WorkProcess, "run", here)
     monkeypatch.setattr(RowStore, "now_us", read_clock)
-    monkeypatch.setattr(ReleaseProtocol, "_seal", fails_for_the_first(ZeroDivisionError("planted")))
+    monkeypatch.setattr(ReleaseProtocol, "seal", fails_for_the_first(ZeroDivisionError("planted")))
     worker = Worker(config)
     closing, now = Closing(worker), await worker.rows.now_us()
     await worker.rows.list_partitions(["t/0"], now + 2 * HOUR * 1_000_000)
     await worker.rows.read_through([ReadThrough("t/0", 120, 120, now + HOUR * 1_000_000)])
     try:
         for _ in range(3):
-            assert await closing._close([SLOT]) == 0.0, "another window that is due would wait"
-            assert closing._order.ready([SLOT, SLOT + HOUR], 0.0) == [SLOT + HOUR]
+            assert await closing.close([SLOT]) == 0.0, "another window that is due would wait"
+            assert closing.order.ready([SLOT, SLOT + HOUR], 0.0) == [SLOT + HOUR]
         assert await worker.store.slots_set_aside() == {SLOT}
         assert "ZeroDivisionError" in (await worker.store.reasons())[SLOT]
         assert worker.metrics.unexpected_failures._value.get() == 3

@@ -190,7 +190,7 @@ async def test_a_window_half_published_whose_commit_was_lost_is_not_drawn_again_
 
     async def half(self: KafkaPublisher, messages: Sequence[Message]) -> None:
         for message in messages[:2]:
-            await (await self._send(message))
+            await (await self.send(message))
         raise PublishError("the broker went away")
 
     with monkeypatch.context() as patch:

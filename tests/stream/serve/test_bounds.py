@@ -78,7 +78,7 @@ def test_what_was_forgotten_is_remembered_within_bounds(tmp_path: Path) -> None:
     for number in range(300):
         view.add(HEXAGON_SPEED, f"f{number}", forged(message, window=hour(number)), 0)
     assert view.add(HEXAGON_SPEED, "again", forged(message, window=hour(290)), 0) == "forgotten"
-    assert len(view._forgotten) == 50
+    assert len(view.forgotten) == 50
 
 
 def test_a_histogram_that_claims_more_cells_than_any_configuration_can_release_is_refused_before_it_is_built(

@@ -80,7 +80,7 @@ async def test_a_client_that_never_reads_holds_a_few_buffers_and_not_the_answer(
         print("bytes held per client", max(held))
         assert max(held) <= 6 * SEND_BUFFER
         async with asyncio.timeout(10):
-            assert service.answers.sending._size == len(BODY), "all are sent the same body"
+            assert service.answers.sending.size == len(BODY), "all are sent the same body"
 
 
 async def test_an_answer_written_at_once_is_held_whole_for_each_client() -> None:
@@ -102,7 +102,7 @@ async def test_a_client_that_does_not_read_loses_its_connection_and_others_are_s
         async with asyncio.timeout(10):
             while service.held():
                 await asyncio.sleep(0.05)
-        assert service.answers.sending._size == 0, "nothing is on its way any more"
+        assert service.answers.sending.size == 0, "nothing is on its way any more"
 
 
 async def test_answers_beyond_what_may_be_on_its_way_are_refused_until_there_is_room() -> None:

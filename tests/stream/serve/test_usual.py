@@ -104,7 +104,7 @@ def test_what_is_forgotten_by_the_view_is_forgotten_here(tmp_path: Path) -> None
     view = view_of(*(released(tmp_path, hour, 30.0, 1.0) for hour in range(3)))
     shown = newest(view)
     usual.over(shown, usual.earlier(view, shown))
-    assert len(usual._decoded) == 2
+    assert len(usual.decoded) == 2
     view.windows.clear()
     assert usual.earlier(view, shown) == []
-    assert usual._decoded == {}
+    assert usual.decoded == {}

@@ -141,7 +141,7 @@ async def test_with_increments_a_log_that_is_replayed_twice_counts_twice(loadabl
     await past_of(commit, loadable.redis)
     start = loadable.log.stat().st_size
     store = ReleaseStore(loadable.redis, "bus")
-    store._commit = loadable.redis.register_script(script.replace(sets, "redis.call('INCR', KEYS[5])"))
+    store.commit_script = loadable.redis.register_script(script.replace(sets, "redis.call('INCR', KEYS[5])"))
     await store.commit(SLOT + 3600, b"bytes", b"m1", b"m2", "second", 2)
     log = loadable.log.read_bytes()
     assert (await loadable.load(log + log[start:]))[KEYS.sequence.encode()] == b"3"

@@ -1,0 +1,79 @@
+"""The convex program that :func:`dpcore.allocation.allocate` solves: dual ascent, bounds and feasible scales at any prices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+FloatArray = npt.NDArray[np.float64]
+
+_EXPONENT = 2
+"""Of the multiplicative step: loss is homogeneous of degree −1/2 in the prices, so 2 solves a lone constraint."""
+_NEGLIGIBLE = 1e-9
+"""Share of the total price below which a slack user is left out of the restricted program."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Minimise Σ w_r/x_r subject to Σ_r (Δ[r,l]/β_l)·x_r ≤ 1: ``matrix`` rows × users of Δ/β, its transpose, ``weight`` w.
+
+    At prices y the Lagrangian is least at x_r = √(w_r / Σ_l y_l Δ[r,l]/β_l).
+    """
+
+    matrix: sparse.csr_matrix
+    transposed: sparse.csr_matrix
+    weight: FloatArray
+
+    @classmethod
+    def of(cls, matrix: sparse.csr_matrix, weight: FloatArray) -> Program:
+        """The program of rows each of which somebody can move."""
+        return cls(matrix, matrix.T.tocsr(), weight)
+
+    def first_prices(self) -> FloatArray:
+        """Prices (L,) in proportion to what each user moves, of the magnitude of the optimal ones."""
+        price = np.asarray(self.matrix.sum(axis=0)).ravel()
+        price *= self.weight.sum() / max(price.sum(), np.finfo(float).tiny)
+        return price
+
+    def ascend(self, price: FloatArray, steps: int) -> FloatArray:
+        """``steps`` multiplicative dual steps: price ← price·loss²."""
+        for _ in range(steps):
+            price = price * (self.transposed @ np.sqrt(self.weight / (self.matrix @ price))) ** _EXPONENT
+        return price
+
+    def ascend_binding(self, price: FloatArray, loss: FloatArray, steps: int) -> FloatArray:
+        """The same steps over those users alone whose constraint can bind: a price that counts, or too large a loss."""
+        kept = np.flatnonzero((price > _NEGLIGIBLE * price.sum()) | (loss > 1))
+        part = self.transposed[kept]
+        # A newly binding user starts at a price that can grow; one without any price could not.
+        seed = np.maximum(price[kept], _NEGLIGIBLE * price.sum())
+        raised = np.zeros(len(price))
+        raised[kept] = Program(part.T.tocsr(), part, self.weight).ascend(seed, steps)
+        return raised
+
+    def at(self, price: FloatArray) -> Point:
+        """What these prices prove and yield."""
+        pressed = self.matrix @ price
+        x = np.sqrt(self.weight / pressed)
+        loss = self.transposed @ x
+        root = np.sqrt(self.weight * pressed).sum()
+        # x divided by the largest loss among the users of its row is feasible.
+        scales = np.maximum.reduceat(loss[self.matrix.indices], self.matrix.indptr[:-1]) / x
+        bound = float(root**2 / price.sum())
+        return Point(loss, scales, float(self.weight @ scales), bound, price * (root / price.sum()) ** 2)
+
+
+@dataclass(frozen=True)
+class Point:
+    """At some prices: the ``loss``/β of every user (L,); feasible ``scales`` 1/x and their ``objective``; the lower ``bound``
+    of the optimum (Σ √(w·Δy))² / Σ βy, which the best multiple of the prices gives, and that multiple, ``prices`` (L,).
+    """
+
+    loss: FloatArray
+    scales: FloatArray
+    objective: float
+    bound: float
+    prices: FloatArray

@@ -1,0 +1,191 @@
+"""One window beside the past, and its posterior under each member of the grid of :class:`dpcore.smoothing.Dynamics`."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import linalg
+
+from dpcore._smoothing_model import Dynamics, FloatArray, IntArray, Releases, SmoothingState
+from dpcore.laplace_posterior import laplace_posterior
+from dpcore.model_averaging import ModelAverage, average
+from dpcore.shrinkage import local_kilometres
+
+MOST_INFORMATIVE = 400
+"""Most cells of the window, and most of the past, that inform the others; the noisier ones are only predicted."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The releases of one window beside the past: what all members of the grid share.
+
+    T remembered cells and S released ones inform the others. ``past_mean``, ``past_variance``: (T,), the lasting deviation of
+    each as far as its own history tells; ``seen``: (S,), positions of the released ones among the window's C cells;
+    ``distance``: (T + C, T + S) in km, and whether two of them are the ``same`` cell. ``design``: (C, 1 + k), how level and
+    effects enter each mean; ``trend`` (1 + k,) and its covariance: level and effects before the window.
+    """
+
+    releases: Releases
+    past_mean: FloatArray
+    past_variance: FloatArray
+    seen: IntArray
+    distance: FloatArray
+    same: npt.NDArray[np.bool_]
+    design: FloatArray
+    trend: FloatArray
+    trend_covariance: FloatArray
+    upper: float
+
+    @classmethod
+    def of(cls, past: SmoothingState, releases: Releases, hour_of_day: int, upper: float, d: Dynamics) -> Window:
+        """Choose the cells that inform the others, and read the level's profile at ``hour_of_day``."""
+        remembered = np.sort(np.argsort(-past.precision, kind="stable")[:MOST_INFORMATIVE])
+        seen = np.sort(np.argsort(releases.scales, kind="stable")[:MOST_INFORMATIVE])
+        seen = seen[releases.known[seen]]
+        weight = releases.events / releases.events.sum()
+        return cls(
+            releases,
+            past.shift[remembered] / past.precision[remembered],
+            1 / past.precision[remembered],
+            seen,
+            *_relations(past, remembered, releases, seen),
+            np.column_stack([np.ones(len(weight)), releases.covariates - weight @ releases.covariates]),
+            *_returned_to_profile(past, hour_of_day, upper, d),
+            upper,
+        )
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A member of the grid before the window's releases, sampling left out: mean and variance of each cell, (C,), and the
+    covariance of each with those that inform the others, (C, S).
+    """
+
+    mean: FloatArray
+    variance: FloatArray
+    covariance: FloatArray
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Mean ``value`` and variance of each cell, (C,); trend and its covariance; what each release says alone, as a Gaussian
+    of ``site_precision`` and mean ``site_shift``/``site_precision``, (C,); variance that ``sampling`` its events leaves, (C,).
+    """
+
+    value: FloatArray
+    variance: FloatArray
+    trend: FloatArray
+    trend_covariance: FloatArray
+    site_precision: FloatArray
+    site_shift: FloatArray
+    sampling: FloatArray
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One member of the grid, its standard deviation of one ``event`` as a share of U, and how well it explains the window."""
+
+    event: float
+    log_evidence: float
+    posterior: Posterior
+
+
+def _returned_to_profile(
+    past: SmoothingState, hour_of_day: int, upper: float, d: Dynamics
+) -> tuple[FloatArray, FloatArray]:
+    """(Trend, covariance) after the same hour of earlier days is read as an observation of the level."""
+    usual = float(past.profile_variance[hour_of_day]) + (d.profile_drift * upper) ** 2
+    gain = past.trend_covariance[:, 0] / (past.trend_covariance[0, 0] + usual)
+    if not np.isfinite(usual):
+        return past.trend, past.trend_covariance
+    trend = past.trend + gain * (past.profile[hour_of_day] - past.trend[0])
+    return trend, past.trend_covariance - np.outer(gain, past.trend_covariance[0])
+
+
+def fits_of(window: Window, d: Dynamics) -> list[Fit]:
+    """The window's posterior under every member of the grid."""
+    return [
+        fit_of(window, prior, event, d)
+        for prior in (prior_of(window, field, length, d) for field, length in itertools.product(d.field, d.length_km))
+        for event in d.event
+    ]
+
+
+def prior_of(window: Window, field: float, length: float, d: Dynamics) -> Prior:
+    """What the past and the trend say, for one standard deviation ``field`` (a share of U) and correlation ``length`` (km):
+    kriging of the lasting deviations, to which trend and passing deviations add their uncertainty.
+    """
+    T, upper = len(window.past_mean), window.upper
+    near = np.exp(-window.distance / length)
+    lasting = (field * upper) ** 2 * near + (d.own * upper) ** 2 * window.same
+    factor = linalg.cho_factor(lasting[:T, :T] + np.diag(window.past_variance), lower=True)
+    gain = linalg.cho_solve(factor, lasting[T:, :T].T)
+    from_trend = window.trend_covariance @ window.design.T
+    covariance = lasting[T:, T:] - gain.T @ lasting[T:, :T].T[:, window.seen]
+    covariance = covariance + window.design @ from_trend[:, window.seen] + (d.passing * upper) ** 2 * near[T:, T:]
+    variance = (field**2 + d.own**2 + d.passing**2) * upper**2 - np.einsum("ji,ij->i", gain, lasting[T:, :T])
+    variance = variance + np.einsum("ij,ji->i", window.design, from_trend)
+    return Prior(window.design @ window.trend + gain.T @ window.past_mean, variance, covariance)
+
+
+def fit_of(window: Window, prior: Prior, event: float, d: Dynamics) -> Fit:
+    """The posterior of one member of the grid, whose single events have the standard deviation ``event`` (a share of U)."""
+    releases, seen = window.releases, window.seen
+    sampling = (event * window.upper) ** 2 / (releases.events + (event / d.quiet) ** 2)
+    covariance = prior.covariance.copy()
+    covariance[seen, np.arange(len(seen))] += sampling[seen]
+    sites = laplace_posterior(covariance[seen], (releases.means - prior.mean)[seen], releases.scales[seen])
+    factor = linalg.cho_factor(covariance[seen] + np.diag(1 / sites.site_precision), lower=True)
+    weights = linalg.cho_solve(factor, sites.site_shift / sites.site_precision)
+    precision, shift = unseen_sites(releases, window.upper)
+    precision[seen] = sites.site_precision
+    shift[seen] = sites.site_shift + sites.site_precision * prior.mean[seen]
+    from_trend = (window.trend_covariance @ window.design.T)[:, seen]
+    posterior = Posterior(
+        prior.mean + covariance @ weights,
+        prior.variance + sampling - np.einsum("ij,ji->i", covariance, linalg.cho_solve(factor, covariance.T)),
+        window.trend + from_trend @ weights,
+        window.trend_covariance - from_trend @ linalg.cho_solve(factor, from_trend.T),
+        precision,
+        shift,
+        sampling,
+    )
+    return Fit(event, sites.log_evidence, posterior)
+
+
+def averaged_posterior(averaged: ModelAverage, posteriors: list[Posterior]) -> Posterior:
+    """The posteriors of all members of the grid as one, each weighing as much as its evidence."""
+    shares = averaged.shares
+    trend = average(shares, [each.trend for each in posteriors])
+    covariance = average(
+        shares, [each.trend_covariance + np.outer(each.trend - trend, each.trend - trend) for each in posteriors]
+    )
+    precision = average(shares, [each.site_precision for each in posteriors])
+    shift = average(shares, [each.site_shift for each in posteriors])
+    sampling = average(shares, [each.sampling for each in posteriors])
+    return Posterior(averaged.value, averaged.variance, trend, covariance, precision, shift, sampling)
+
+
+def _relations(
+    past: SmoothingState, remembered: IntArray, releases: Releases, seen: IntArray
+) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """(Distance in km, same cell): cells of the past and of the window, (T + C), against those that inform, (T + S)."""
+    places = np.concatenate([past.places[remembered], releases.places])
+    cells = np.concatenate([past.cells[remembered], releases.cells])
+    inform = np.concatenate([np.arange(len(remembered)), len(remembered) + seen])
+    at = local_kilometres(places[:, 0], places[:, 1])
+    distance = np.sqrt(np.square(at[:, None, :] - at[None, inform, :]).sum(axis=2))
+    return distance, cells[:, None] == cells[None, inform]
+
+
+def unseen_sites(releases: Releases, upper: float) -> tuple[FloatArray, FloatArray]:
+    """(Precision, shift) of every release read as Gaussian noise of the same variance: for those that only remember."""
+    precision = np.zeros(len(releases.cells))
+    known = releases.known
+    precision[known] = 1 / np.maximum(2 * np.square(releases.scales[known]), 1e-9 * upper**2)
+    shift = np.zeros(len(precision))
+    shift[known] = precision[known] * releases.means[known]
+    return precision, shift

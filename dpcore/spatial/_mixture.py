@@ -1,0 +1,198 @@
+"""Posterior of the counts of a tree's nodes of one level, each 0 or exponential around what its place suggests.
+
+How often a count is which, nodes in like places learn together, by expectation maximisation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import log_ndtr
+
+from dpcore.spatial.domain import FloatArray
+from dpcore.spatial.partition import IntArray
+
+BoolArray = npt.NDArray[np.bool_]
+
+SCALES = 2.0 ** np.arange(-3, 6)
+"""Means of the exponential parts of the prior, in units of the count that the parent's density suggests."""
+PARENT_BINS = np.array([-3, -2, -1, -0.3, 0.4, 1.1, 2, 3, 4.5])
+SURROUNDINGS_BINS = np.array([-4, -3, -2, -1, 0, 1, 2])
+"""Edges of the groups of like places: logarithms of counts suggested, in standard deviations of the node's noise."""
+ZERO_PSEUDO_COUNT = 5.0
+PART_PSEUDO_COUNT = 0.05
+"""Nodes that each part of the prior is assumed to have had before: a group of few nodes is taken for empty unless its draws
+say otherwise."""
+ITERATIONS = 30
+LEARNT_FROM = 2000
+"""Most nodes of one group from which expectation maximisation learns."""
+CHUNK = 1024
+"""Nodes computed at once, so that their arrays fit into a processor's cache."""
+ZERO_ADVANTAGE = 0.75
+"""A node is dropped unless keeping it promises less than this share of the error of dropping it."""
+THIN = 1.0
+"""Points per cell below which a large leaf is dropped: it would spread fractions of points over many cells."""
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Posterior ``mean`` and ``variance`` of nodes (n,), and which of them are better taken for ``empty``."""
+
+    mean: FloatArray
+    variance: FloatArray
+    empty: BoolArray
+
+    def put(self, nodes: IntArray, estimates: Estimates) -> None:
+        """Set those of ``nodes``."""
+        self.mean[nodes], self.variance[nodes] = estimates.mean, estimates.variance
+        self.empty[nodes] = estimates.empty
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """n nodes of one level before their own draws are read, (n,) each; counts in standard deviations of the node's noise.
+
+    ``expected``, ``around``: the count at the density of the parent, and of the surroundings. ``variance``: of the node's
+    noise, in points². ``inner``: it has children, so that its draw adds up many; ``uneven``: its parent's space is.
+    """
+
+    drawn: FloatArray
+    expected: FloatArray
+    around: FloatArray
+    variance: FloatArray
+    area: IntArray
+    inner: BoolArray
+    uneven: BoolArray
+
+    @property
+    def deviation(self) -> FloatArray:
+        """Standard deviation of the noise, in points."""
+        return np.asarray(np.sqrt(self.variance), dtype=np.float64)
+
+    def groups(self) -> list[IntArray]:
+        """Positions of the nodes in like places: these learn one prior together."""
+        place = np.digitize(np.log(np.maximum(self.expected, 1e-3)), PARENT_BINS) * (len(SURROUNDINGS_BINS) + 1)
+        place += np.digitize(np.log(np.maximum(self.around, 1e-4)), SURROUNDINGS_BINS)
+        place = 2 * place + self.inner
+        order = np.argsort(place, kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(place[order])) + 1)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Posterior of n counts: 0 or one of S exponential parts. ``weight``: (n, 1 + S), rows add up to 1; ``first`` and
+    ``second`` moments of the parts, (n, S), in standard deviations of the noise.
+    """
+
+    weight: FloatArray
+    first: FloatArray
+    second: FloatArray
+
+    @cached_property
+    def mean(self) -> FloatArray:
+        """Mean over all parts, (n,)."""
+        return np.asarray((self.weight[:, 1:] * self.first).sum(axis=1))
+
+    @property
+    def variance(self) -> FloatArray:
+        """Variance over all parts, (n,), above 0."""
+        return np.asarray(
+            np.maximum((self.weight[:, 1:] * self.second).sum(axis=1) - self.mean**2, 1e-9), dtype=np.float64
+        )
+
+    def better_empty(self, deviation: FloatArray, sanity: float) -> BoolArray:
+        """Which counts are better taken for 0, (n,): the error relative to max(count, ``sanity``) that 0 promises is not much
+        above that of the estimate given that there is something. ``deviation``: (n,), of the noise in points.
+        """
+        unit, rest = deviation[:, None], self.weight[:, 1:]
+        zero = self.weight[:, 0]
+        kept = unit[:, 0] * self.mean / np.maximum(1 - zero, 1e-9)
+        centre, width = self.first * unit, np.sqrt(np.maximum(self.second - self.first**2, 0.0)) * unit
+        error = np.hypot(centre - kept[:, None], 0.8 * width) / np.maximum(centre, sanity)
+        keeping = zero * kept / sanity + (rest * error).sum(axis=1)
+        dropping = (rest * np.minimum(centre / sanity, 1.0)).sum(axis=1)
+        return np.asarray(keeping > ZERO_ADVANTAGE * dropping)
+
+
+def estimates_of(nodes: Nodes, sanity: float | None) -> Estimates:
+    """Posterior of ``nodes``; without a ``sanity`` none is taken for empty."""
+    size, deviation = len(nodes.drawn), nodes.deviation
+    mean, variance, empty = np.zeros(size), np.zeros(size), np.zeros(size, dtype=bool)
+    for group in nodes.groups():
+        parts = gaussian_parts if nodes.inner[group[0]] else laplace_parts
+        sample = group[:: max(1, len(group) // LEARNT_FROM)]
+        share = _shares(parts(nodes.drawn[sample, None], _scales(nodes.expected[sample]))[0])
+        for start in range(0, len(group), CHUNK):
+            at = group[start : start + CHUNK]
+            evidence, first, second = parts(nodes.drawn[at, None], _scales(nodes.expected[at]))
+            posterior = Mixture(_normalised(evidence * share), first, second)
+            mean[at] = posterior.mean * deviation[at]
+            variance[at] = posterior.variance * nodes.variance[at]
+            if sanity is not None:
+                empty[at] = posterior.better_empty(deviation[at], sanity)
+    if sanity is not None:
+        empty |= (mean < THIN * nodes.area) & (mean > 2 * sanity) & ~nodes.inner & nodes.uneven
+    return Estimates(np.where(empty, 0.0, mean), np.where(empty, 0.0, variance), empty)
+
+
+def _scales(expected: FloatArray) -> FloatArray:
+    """Means of the exponential parts where ``expected`` is suggested, in standard deviations, shape (n, S)."""
+    return np.asarray(np.maximum(np.maximum(expected, 0.02)[:, None] * SCALES, 0.05), dtype=np.float64)
+
+
+def _shares(evidence: FloatArray) -> FloatArray:
+    """Shares of the parts of the prior, learnt from the nodes whose ``evidence`` this is, shape (1+S,)."""
+    share = np.full(evidence.shape[1], 1 / evidence.shape[1])
+    pseudo = np.full(evidence.shape[1], PART_PSEUDO_COUNT)
+    pseudo[0] = ZERO_PSEUDO_COUNT
+    for _ in range(ITERATIONS):
+        share = _normalised(evidence * share).sum(axis=0) + pseudo
+        share /= share.sum()
+    return share
+
+
+def _normalised(weight: FloatArray) -> FloatArray:
+    """Rows that add up to 1."""
+    return np.asarray(weight / weight.sum(axis=1, keepdims=True), dtype=np.float64)
+
+
+def laplace_parts(y: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Evidence of 0 and of each exponential ``scale`` (n, 1+S), and first and second moments (n, S), for a draw ``y``
+    with Laplace noise of standard deviation 1.
+    """
+    e = math.sqrt(2)
+    gap = e - 1 / scale
+    # At equal rates the closed forms divide by 0: such a scale is moved by a thousandth.
+    gap = np.copysign(np.maximum(np.abs(gap), 1e-3 * e), gap)
+    a = e - gap
+    up = np.maximum(y, 0.0)
+    height = a * (e / 2)
+    near = height * np.exp(-a * up)
+    # Below the draw the density is ∝ exp(gap·x), above it ∝ exp(−(a+e)·x).
+    per_gap = 1 / gap
+    below = (near - height * np.exp(-e * up)) * per_gap
+    edge = up * near * per_gap
+    below_first = edge - below * per_gap
+    below_second = up * edge - 2 * per_gap * below_first
+    step = 1 / (a + e)
+    above, centre = near * np.exp(-e * np.maximum(-y, 0.0)) * step, up + step
+    total = below + above + 1e-290
+    first = (below_first + above * centre) / total
+    second = (below_second + above * (centre**2 + step**2)) / total
+    return np.column_stack([e / 2 * np.exp(-e * np.abs(y)) + 1e-290, total]), first, second
+
+
+def gaussian_parts(y: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The same for Gaussian noise of standard deviation 1: draws of inner nodes add up many."""
+    a = 1 / scale
+    shifted = y - a
+    log_mass = log_ndtr(shifted)
+    evidence = np.exp(np.minimum(np.log(a) - a * y + a**2 / 2 + log_mass, 50.0))
+    ratio = np.exp(-(shifted**2) / 2 - math.log(2 * math.pi) / 2 - log_mass)
+    first = np.maximum(shifted + ratio, 0.0)
+    second = np.maximum(1 + shifted * (shifted + ratio), 0.0)
+    return np.column_stack([np.exp(-(y**2) / 2) / math.sqrt(2 * math.pi) + 1e-290, evidence]), first, second
