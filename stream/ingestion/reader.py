@@ -107,6 +107,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
                 raise
             log.warning("stopped while redis was unreachable; what was not stored is read again")
         finally:
+            self._stopping.set()  # the clients may lose a cancellation while their servers are away
             for task in beside:
                 task.cancel()
             await consumer.stop()
@@ -177,7 +178,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
 
     async def _look_for_ends(self, consumer: AIOKafkaConsumer) -> None:
         """Look up the ends of partitions repeatedly. While that fails, windows wait."""
-        while True:
+        while not self._stopping.is_set():
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 await self._look(consumer)
@@ -316,7 +317,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
 
     async def _send_reports(self) -> None:
         """Send reports from a queue of their own, so that a topic that does not answer never delays the feed."""
-        while True:
+        while not self._stopping.is_set():
             message = await self._reports.get()
             try:
                 await self._report(message)

@@ -14,6 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.admin.records_to_delete import RecordsToDelete
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from stream.ingestion.decoding import REASONS, Decoder
 from stream.local import RedisServer
@@ -260,3 +261,27 @@ async def test_windows_wait_for_partitions_that_were_assigned_but_not_read(kafka
     assert sorted(times) == [f"{topic}/{number}" for number in range(PARTITIONS)]
     assert [times[f"{topic}/{number}"].max_event_us is None for number in range(PARTITIONS)] == [False, True, True]
     assert np.ptp([moment.moved_us for moment in times.values()]) < 60_000_000
+
+
+async def test_no_task_of_a_reader_outlives_it_even_if_a_client_loses_a_cancellation(
+    kafka, redis_url, redis, topic_name, monkeypatch
+):
+    """A client whose server goes away may raise that instead of its cancellation."""
+    await create_topic(kafka, topic_name, 1)
+
+    async def deaf(self) -> int:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise RedisError("the server closed the connection") from None
+        return 0
+
+    mine = asyncio.all_tasks()
+    async with Ingesting(topic_name, kafka, redis_url) as ingesting:
+        await ingesting.ingestor.assigned.wait()
+        monkeypatch.setattr(RowStore, "now_us", deaf)
+        await asyncio.sleep(2.5)
+    left = {task for task in asyncio.all_tasks() - mine if task.get_coro().__qualname__.startswith("Ingestor.")}
+    if left:
+        _, left = await asyncio.wait(left, timeout=10)
+    assert not left
