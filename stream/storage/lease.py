@@ -38,18 +38,22 @@ class Lease:
         if not await self._redis.set(self._key, self._owner, nx=True, px=milliseconds):
             yield False
             return
-        renewing = asyncio.create_task(self._renew(milliseconds))
+        over = (
+            asyncio.Event()
+        )  # not a cancellation: the client of Redis may lose one, and then this would wait for ever
+        renewing = asyncio.create_task(self._renew(milliseconds, over))
         try:
             yield True
         finally:
-            renewing.cancel()
-            with suppress(asyncio.CancelledError):
-                await renewing
+            over.set()
+            await renewing
             with suppress(RedisError):
                 await self._redis.eval(_RELEASE, 1, self._key, self._owner)
 
-    async def _renew(self, milliseconds: int) -> None:
+    async def _renew(self, milliseconds: int, over: asyncio.Event) -> None:
         while True:
-            await asyncio.sleep(self._seconds / 3)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), self._seconds / 3)
+                return
             with suppress(RedisError):
                 await self._redis.eval(_RENEW, 1, self._key, self._owner, milliseconds)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dpcore.single_cell._range_plan
 import dpcore.single_cell.mean
 import dpcore.single_cell.range_mean
 from dpcore.budget import MICRO
+from dpcore.single_cell import _range_plan
 from dpcore.single_cell._range_plan import mean_within
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
 from dpcore.single_cell.range_mean import EpsilonQuantile, FixedQuantile, Levy, RangePlan
@@ -31,7 +31,7 @@ SIMPLE = [(Baseline, (2, 1), 4), (PooledMinimax, (3, 1), 4), (ArrayAveraging, (2
 @pytest.fixture(autouse=True)
 def whole_quanta(monkeypatch: pytest.MonkeyPatch) -> None:
     """Averages in whole quanta: the granularity is public and any; a coarse one can be enumerated."""
-    for module in (dpcore.single_cell.mean, dpcore.single_cell._range_plan, dpcore.single_cell.range_mean):
+    for module in (dpcore.single_cell.mean, _range_plan, dpcore.single_cell.range_mean):
         monkeypatch.setattr(module, "GRID", 1)
 
 
