@@ -28,4 +28,5 @@ def prefix_deviations(tree: LevelTree, scales: FloatArray, p: float) -> FloatArr
 
 
 def prefixes(leaves: FloatArray) -> FloatArray:
+    """Sums of the first 0, 1, …, K leaves of each row: shape (n, K) gives (n, K + 1)."""
     return np.concatenate([np.zeros((len(leaves), 1)), np.cumsum(leaves, axis=1)], axis=1)

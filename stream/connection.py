@@ -6,17 +6,15 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from aiokafka.helpers import create_ssl_context
-
 from stream.config import ConfigError
-from stream.config.servers import KafkaConfig, RedisConfig
+from stream.config.servers import KafkaConfig, ServerConfig
 
 
 def kafka_options(kafka: KafkaConfig) -> dict[str, Any]:
     """Keyword arguments for any aiokafka client. Raises :class:`ConfigError` for a file that cannot be used."""
     options: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap, "security_protocol": kafka.security_protocol}
     if kafka.encrypted:
-        options["ssl_context"] = tls_context(kafka)
+        options["ssl_context"] = tls_context(kafka, "kafka")
     if kafka.authenticated:
         options |= {
             "sasl_mechanism": kafka.sasl_mechanism,
@@ -32,32 +30,24 @@ def kafka_password(kafka: KafkaConfig) -> str:
     return first_line(kafka.password_file, "kafka.password_file")
 
 
-def tls_context(kafka: KafkaConfig) -> ssl.SSLContext:
-    """Verifies the broker by ``ca_file`` (default: the system's authorities); sends a client certificate if one is configured."""
-    files = tls_files(kafka, "kafka")
-    try:
-        context: ssl.SSLContext = create_ssl_context(
-            cafile=files["ca_file"], certfile=files["certificate_file"], keyfile=files["key_file"]
-        )
-    except ssl.SSLError as error:
-        raise unusable("kafka", error) from None
-    return context
+def tls_context(section: ServerConfig, name: str) -> ssl.SSLContext:
+    """Verifies the server by ``ca_file`` (default: the system's authorities); shows a client certificate if there is one.
 
-
-def tls_files(section: KafkaConfig | RedisConfig, name: str) -> dict[str, str | None]:
-    """Paths of the TLS files of a section, by their keys. Raises :class:`ConfigError` if one cannot be read."""
-    files: dict[str, str | None] = {}
+    ``name`` is the section's, for messages. Raises :class:`ConfigError` for files that cannot be used.
+    """
     for key in ("ca_file", "certificate_file", "key_file"):
         path: Path | None = getattr(section, key)
         if path is not None:
             _read(path, f"{name}.{key}")
-        files[key] = None if path is None else str(path)
-    return files
-
-
-def unusable(name: str, error: ssl.SSLError) -> ConfigError:
-    """The error to raise if the TLS files of section ``name`` do not belong together."""
-    return ConfigError(f"{name}: the TLS files cannot be used: {error}; give PEM files that belong together")
+    try:
+        context = ssl.create_default_context(cafile=section.ca_file)
+        if section.certificate_file is not None:
+            context.load_cert_chain(section.certificate_file, section.key_file)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{name}: the TLS files cannot be used: {error}; give PEM files that belong together"
+        ) from None
+    return context
 
 
 def first_line(path: Path, key: str) -> str:

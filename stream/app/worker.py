@@ -184,7 +184,7 @@ class Worker:
 
 
 def _faust_credentials(kafka: KafkaConfig) -> SASLCredentials | SSLCredentials | None:
-    context = tls_context(kafka) if kafka.encrypted else None
+    context = tls_context(kafka, "kafka") if kafka.encrypted else None
     if kafka.authenticated:
         return SASLCredentials(
             username=kafka.username, password=kafka_password(kafka), mechanism=kafka.sasl_mechanism, ssl_context=context

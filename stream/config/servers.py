@@ -37,12 +37,29 @@ def _redis_address(url: str) -> str:
     return url
 
 
-def _both_or_neither(certificate_file: Path | None, key_file: Path | None) -> None:
-    if (certificate_file is None) != (key_file is None):
-        raise ValueError("certificate_file and key_file go together; give both or neither")
+class ServerConfig(Section):
+    """How to prove to a server who we are, and the server to us. ``ca_file``: its authority; default: those of the system."""
+
+    username: str | None = None
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether connections use TLS."""
+        raise NotImplementedError
+
+    def check_tls_files(self, refusal: str) -> None:
+        """Raise :class:`ValueError` if TLS files are given but not used, with ``refusal``, or if one of a pair is missing."""
+        if not self.encrypted and (self.ca_file or self.certificate_file or self.key_file):
+            raise ValueError(refusal)
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file go together; give both or neither")
 
 
-class KafkaConfig(Section):
+class KafkaConfig(ServerConfig):
     """Brokers, consumer group, encryption and credentials."""
 
     bootstrap: Annotated[str, AfterValidator(_brokers)] = "127.0.0.1:9092"
@@ -52,11 +69,6 @@ class KafkaConfig(Section):
     replication_factor: int = Field(default=1, ge=1, le=100)
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
-    username: str | None = None
-    password_file: Path | None = None
-    ca_file: Path | None = None
-    certificate_file: Path | None = None
-    key_file: Path | None = None
 
     @property
     def encrypted(self) -> bool:
@@ -80,13 +92,11 @@ class KafkaConfig(Section):
                 f"security_protocol {self.security_protocol} {'needs' if self.authenticated else 'takes no'} username and "
                 "password_file; give both with SASL_SSL or SASL_PLAINTEXT, neither otherwise"
             )
-        if not self.encrypted and (self.ca_file or self.certificate_file or self.key_file):
-            raise ValueError(f"security_protocol {self.security_protocol} uses no TLS files; set it to SSL or SASL_SSL")
-        _both_or_neither(self.certificate_file, self.key_file)
+        self.check_tls_files(f"security_protocol {self.security_protocol} uses no TLS files; set it to SSL or SASL_SSL")
         return self
 
 
-class RedisConfig(Section):
+class RedisConfig(ServerConfig):
     """The Redis that holds state and ledger, and the credentials for it."""
 
     url: Annotated[str, AfterValidator(_redis_address)] = Field(
@@ -95,10 +105,6 @@ class RedisConfig(Section):
         description="an address like 'redis://127.0.0.1:6379/0', 'rediss://redis.example:6380/0' or 'unix:///run/redis.sock'",
     )
     username: str | None = Field(default=None, min_length=1)
-    password_file: Path | None = None
-    ca_file: Path | None = None
-    certificate_file: Path | None = None
-    key_file: Path | None = None
 
     @property
     def encrypted(self) -> bool:
@@ -116,9 +122,7 @@ class RedisConfig(Section):
             )
         if self.username is not None and self.password_file is None:
             raise ValueError(f"username {self.username} has no password_file; name the file that holds its password")
-        if not self.encrypted and (self.ca_file or self.certificate_file or self.key_file):
-            raise ValueError(f"{redacted(self.url)!r} uses no TLS files; write an address that begins with rediss://")
-        _both_or_neither(self.certificate_file, self.key_file)
+        self.check_tls_files(f"{redacted(self.url)!r} uses no TLS files; write an address that begins with rediss://")
         return self
 
     @property

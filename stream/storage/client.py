@@ -8,7 +8,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from stream.config.servers import RedisConfig
-from stream.connection import first_line, tls_files, unusable
+from stream.connection import first_line, tls_context
 
 
 def redis_client(redis: RedisConfig) -> Redis:
@@ -20,21 +20,15 @@ def redis_client(redis: RedisConfig) -> Redis:
     # Naming the client library needs a right of its own, and that exists since Redis 7.2 only.
     options: dict[str, Any] = {"driver_info": None}
     if redis.encrypted:
-        files = tls_files(redis, "redis")
-        try:
-            # The client would meet a useless file only when it connects, and take that for a server that is away.
-            context = ssl.create_default_context(cafile=files["ca_file"])
-            if files["certificate_file"] is not None:
-                context.load_cert_chain(files["certificate_file"], files["key_file"])
-        except ssl.SSLError as error:
-            raise unusable("redis", error) from None
+        # The client would meet a useless file only when it connects, and take that for a server that is away.
+        tls_context(redis, "redis")
         options |= {
             "ssl_cert_reqs": "required",
             "ssl_check_hostname": True,
             "ssl_min_version": ssl.TLSVersion.TLSv1_2,
-            "ssl_ca_certs": files["ca_file"],
-            "ssl_certfile": files["certificate_file"],
-            "ssl_keyfile": files["key_file"],
+            "ssl_ca_certs": redis.ca_file and str(redis.ca_file),
+            "ssl_certfile": redis.certificate_file and str(redis.certificate_file),
+            "ssl_keyfile": redis.key_file and str(redis.key_file),
         }
     if redis.password_file is not None:
         options |= {
