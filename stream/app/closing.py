@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 import structlog
-from mode import Service
-from redis.exceptions import RedisError
 
+from stream.app.looking import RETRY_SECONDS, Looking
 from stream.app.process import ProcessDiedError, WorkProcess
 from stream.app.worker import Worker
 from stream.protocol.close_process import close_in_process
@@ -17,45 +16,34 @@ from stream.windows import utc_text
 log = structlog.get_logger()
 
 _LOOK_SECONDS = 1.0
-_RETRY_SECONDS = 5.0
 _MOST_DEATHS = 3
 """How often a window may end the closing process, or fail for an unexpected reason, before it is set aside."""
 
 
-class Closing(Service):
+class Closing(Looking):
     """Watches how far the feed was read, and lets a separate process close the windows that are due."""
 
     def __init__(self, worker: Worker) -> None:
-        super().__init__()
-        self._worker = worker
+        super().__init__(worker)
         self._process = WorkProcess()
         self.order = ClosingOrder()
         """Which window is next, and which ones rest after a failure."""
         self._deaths: dict[int, int] = {}
 
-    @Service.task
-    async def _watch(self) -> None:
-        await self._worker.ready.wait()
-        while not self.should_stop:
-            pause = _LOOK_SECONDS
-            try:
-                due = await self._worker.to_close()
-                self._deaths = {slot: times for slot, times in self._deaths.items() if slot in due}
-                if due := self.order.ready(due, time.monotonic()):
-                    pause = await self._close_alone(due)
-            except RedisError as error:
-                self._worker.metrics.redis_errors.inc()
-                log.warning("redis unreachable", reason=str(error))
-                pause = _RETRY_SECONDS
-            await self.sleep(pause)
+    async def look(self) -> float:
+        """Close what is due and does not rest."""
+        due = await self.worker.to_close()
+        self._deaths = {slot: times for slot, times in self._deaths.items() if slot in due}
+        due = self.order.ready(due, time.monotonic())
+        return await self._close_alone(due) if due else _LOOK_SECONDS
 
     async def _close_alone(self, due: list[int]) -> float:
         """Close what is due unless another worker holds the lease, because the work of one of the two would be wasted."""
-        async with self._worker.lease.hold() as mine:
+        async with self.worker.lease.hold() as mine:
             if not mine:
                 return _LOOK_SECONDS
             # A recording is released in its own order: smoothing goes forward in time, and early windows spend budgets first.
-            recorded = self._worker.config.window.lateness == "event-time"
+            recorded = self.worker.config.window.lateness == "event-time"
             return await self.close(due if recorded else [self.order.following(due)])
 
     async def close(self, due: list[int]) -> float:
@@ -63,19 +51,19 @@ class Closing(Service):
         if self._deaths:
             due = due[:1]  # one at a time, to find the window over which the process dies
         try:
-            reports = await self._process.run(close_in_process, self._worker.config, due)
+            reports = await self._process.run(close_in_process, self.worker.config, due)
         except ProcessDiedError:
             await self._count_death(due[0], "closing process died")
-            return _RETRY_SECONDS
+            return RETRY_SECONDS
         for report in reports:
-            self._worker.record(report)
+            self.worker.record(report)
             if report.failure == "unexpected":
                 await self._count_death(report.slot, report.reason)
             elif not report.shared:
                 self._deaths.pop(report.slot, None)
             if report.failure is not None and not report.shared:
                 self.order.rest(report.slot, time.monotonic())
-        return _RETRY_SECONDS if any(report.shared for report in reports) else 0.0
+        return RETRY_SECONDS if any(report.shared for report in reports) else 0.0
 
     async def _count_death(self, slot: int, reason: str) -> None:
         """Set a window aside if its process ends repeatedly, for example for lack of memory, so that others can close."""
@@ -83,10 +71,10 @@ class Closing(Service):
         self.order.rest(slot, time.monotonic())
         log.error("window not closed", window=utc_text(slot), reason=reason, times=deaths)
         if deaths >= _MOST_DEATHS:
-            await self._worker.store.set_aside(slot, f"{reason} {deaths} times over this window")
+            await self.worker.store.set_aside(slot, f"{reason} {deaths} times over this window")
             del self._deaths[slot]
 
     async def on_stop(self) -> None:
         """Give the closing process some time to finish its step. What it leaves is finished after the next start."""
-        self._worker.end_soon()
+        self.worker.end_soon()
         await self._process.stop()

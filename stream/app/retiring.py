@@ -6,10 +6,9 @@ import time
 from datetime import timedelta
 
 import structlog
-from mode import Service
-from redis.exceptions import RedisError
 
 from dpcore.relation import NeighbouringRelation
+from stream.app.looking import Looking
 from stream.app.worker import Worker
 from stream.storage.retirement import Retirement
 from stream.windows import Period, utc_text
@@ -21,29 +20,24 @@ _KEPT = timedelta(days=2)
 """How long a period is kept after its last possible event, so that operators can look at it and retry set-aside windows."""
 
 
-class Retiring(Service):
+class Retiring(Looking):
     """Looks for periods to retire every ten minutes. Every worker does this; repeating it is harmless."""
 
+    away_seconds = _LOOK_SECONDS
+
     def __init__(self, worker: Worker) -> None:
-        super().__init__()
-        self._worker = worker
+        super().__init__(worker)
         self._retirement = Retirement(worker.redis, worker.config.feed.name, worker.config.slotting)
         self._swept: int | None = None
 
-    @Service.task
-    async def _retire(self) -> None:
-        await self._worker.ready.wait()
-        while not self.should_stop:
-            try:
-                await self.retire()
-            except RedisError as error:
-                self._worker.metrics.redis_errors.inc()
-                log.warning("redis unreachable", reason=str(error))
-            await self.sleep(_LOOK_SECONDS)
+    async def look(self) -> float:
+        """Retire what can be."""
+        await self.retire()
+        return _LOOK_SECONDS
 
     async def retire(self) -> None:
         """Retire the periods of which nothing can be released any more. Also deletes what an earlier attempt left."""
-        worker = self._worker
+        worker = self.worker
         retired = await worker.ledger.retired()
         period = await self._oldest_kept()
         if period is None or (retired is not None and retired > period.start):
@@ -61,7 +55,7 @@ class Retiring(Service):
 
         Two clocks must agree that earlier periods are over, so that one clock that is ahead cannot retire a period too early.
         """
-        worker, slotting = self._worker, self._worker.config.slotting
+        worker, slotting = self.worker, self.worker.config.slotting
         mark_us, now_us = await worker.due.mark_us(), await worker.rows.now_us()
         if mark_us is None:
             return None
