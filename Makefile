@@ -12,8 +12,8 @@
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
-# One more than the two cores of a small machine: many tests wait for servers.
-WORKERS ?= 3
+# Twice the two cores of a small machine: many tests wait for servers and clocks.
+WORKERS ?= 4
 BENCHMARKS ?= closing dashboard ingest libraries mechanisms papers range_intervals resolution scaling spatial spatial_tuning split_regret sse two_workers
 BIN := .venv/bin
 DEMO := .venv/.demo
