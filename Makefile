@@ -89,7 +89,7 @@ CORE := tests/dpcore $(addprefix tests/stream/,cli config ingestion messages pro
 lowest: $(READY) jars
 	$(BIN)/uv venv -q --clear $(LOWEST)
 	$(BIN)/uv pip compile -q pyproject.toml --extra gtfs --extra parquet --resolution lowest-direct -o $(LOWEST)/lowest.txt
-	$(BIN)/uv pip install -q --python $(LOWEST) -r $(LOWEST)/lowest.txt hypothesis jsonschema opendp psutil \
+	$(BIN)/uv pip install -q --python $(LOWEST) -r $(LOWEST)/lowest.txt hypothesis jsonschema matplotlib opendp playwright psutil \
 	  pytest pytest-asyncio pytest-timeout pytest-xdist
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q $(CORE)
 
