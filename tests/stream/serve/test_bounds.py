@@ -10,7 +10,8 @@ import h3
 import pytest
 
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, Message
-from stream.serve.window_store import MAX_HISTOGRAM_CELLS, View
+from stream.serve.received import MAX_HISTOGRAM_CELLS
+from stream.serve.window_store import View
 from tests.stream.serve.serving import released
 from tests.stream.serve.test_serve_histograms import with_histograms
 from tests.stream.serve.test_serve_stream import windows_of
