@@ -252,6 +252,22 @@ async def test_a_redis_that_may_evict_the_ledger_is_refused(
     assert report.failure is None
 
 
+async def test_a_full_redis_lets_a_window_wait_and_releases_it_once_it_has_room(
+    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
+) -> None:
+    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
+    await create_topics(config)
+    await store(redis, config, random_rows(4, 60))
+    await redis.config_set("maxmemory", "1")
+    try:
+        (report,) = await close_windows(config, [SLOT])
+    finally:
+        await redis.config_set("maxmemory", "0")
+    assert (report.failure, report.shared) == ("redis", True)
+    (report,) = await close_windows(config, [SLOT])
+    assert report.failure is None
+
+
 async def test_a_broker_that_does_not_show_the_topic_of_markers_starts_no_ledger(
     kafka: str, redis: Redis, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

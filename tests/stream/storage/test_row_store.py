@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from stream.storage.keys import FeedKeys
 from stream.storage.row_store import ROW, Arrivals, Behind, ReadThrough, RowStore, StateError
@@ -70,6 +71,21 @@ async def test_the_planted_bug_of_trusting_batch_boundaries_is_seen(redis):
     await redis.hset(FeedKeys("bus").offsets, "t/0", 10)
     await deliver(state, 10, 30)
     assert sorted(await stored_users(state)) != expected_users(30)
+
+
+async def test_a_full_redis_refuses_a_batch_as_a_whole_and_takes_it_once_it_has_room(redis):
+    state = RowStore(redis, "bus")
+    await deliver(state, 0, 20)
+    await redis.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(RedisError, match="maxmemory"):
+            await deliver(state, 20, 40)
+    finally:
+        await redis.config_set("maxmemory", "0")
+    assert await state.next_offsets() == {"t/0": 20}
+    assert sorted(await stored_users(state)) == expected_users(20)
+    await deliver(state, 20, 40)
+    assert sorted(await stored_users(state)) == expected_users(40)
 
 
 async def test_a_zombie_that_is_faster_than_the_new_owner_changes_nothing(redis):
