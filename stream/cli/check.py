@@ -11,6 +11,7 @@ import typer
 from dpcore.budget import from_micro
 from dpcore.errors import DPError
 from dpcore.relation import NeighbouringRelation
+from stream.cli.check_rules import rules_of, text_of
 from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
 from stream.config import Config
 
@@ -120,6 +121,8 @@ def register(app: typer.Typer) -> None:
         histogram = _histogram(settings, windows)
         if histogram is not None:
             report["histogram"] = histogram
+        rules = rules_of(settings)
+        report["rules"] = [rule._asdict() for rule in rules]
         if as_json:
             typer.echo(json.dumps(report))
             return
@@ -147,3 +150,5 @@ def register(app: typer.Typer) -> None:
                 f"Note: {_names(settings)[1]} pays for {full} of {windows} windows at "
                 f"{_names(settings)[0]}{besides}; a user who spends all of it in each contributes nothing after that."
             )
+        for line in text_of(rules):
+            typer.echo(line)

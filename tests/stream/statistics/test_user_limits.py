@@ -225,7 +225,7 @@ def test_what_public_counts_make_too_costly_is_left_out_and_said_in_the_close_ma
     rows = crowded_rows(2)
     _, _, marker = planned_and_drawn(statistics_of(tmp_path), rows)
     assert "cut_short" not in marker
-    monkeypatch.setattr(values_plan, "_MANY_PAIRS", 10)
+    monkeypatch.setattr(values_plan, "MAX_PAIRS", 10)
     monkeypatch.setattr(shrinkage, "MAX_CELLS", 5)
     plan, drawn, marker = planned_and_drawn(statistics_of(tmp_path), rows)
     assert marker["cut_short"] == ["suppression", "clipping", "empirical-bayes"]
