@@ -287,7 +287,7 @@ def bad_input_reported(patch: pytest.MonkeyPatch) -> None:
         assert self.producer is not None
         await self.producer.send(message.topic, message.value, key=message.key, headers=list(message.headers))
 
-    patch.setattr(Ingesting, "_report", report)
+    patch.setattr(Ingesting, "report", report)
 
 
 def windows_with_rows_only(patch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ def worker_parts(monkeypatch: pytest.MonkeyPatch, noise: Callable[[], Noise]) ->
     with monkeypatch.context() as patch:
         patch.setattr(reader, "time", clock)
         patch.setattr(RowStore, "now_us", lambda _: clock.now_us())
-        patch.setattr(reader.Ingestor, "_arrivals", lambda _, records: clock.arrivals(records))
+        patch.setattr(reader.Ingestor, "arrivals", lambda _, records: clock.arrivals(records))
         patch.setattr(close_process, "Noise", noise)
         for name, module in sys.modules.items():
             if noise is Swallowing and name.startswith(("stream.", "dpcore.spatial.", "dpcore.participation")):

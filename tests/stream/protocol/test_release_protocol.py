@@ -273,7 +273,7 @@ async def test_a_broker_that_does_not_show_the_topic_of_markers_starts_no_ledger
 ) -> None:
     """Whether the feed ever released is unknown then: an empty Redis beside it may be a lost one."""
     monkeypatch.setattr(markers, "WINDOW", topic_name)
-    monkeypatch.setattr(markers, "_TOPIC_SECONDS", 1.0)
+    monkeypatch.setattr(markers, "TOPIC_SECONDS", 1.0)
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     with pytest.raises(LedgerError, match="hexveil topics create"):
         await verify_ledger(config, redis)
