@@ -1,4 +1,4 @@
-"""What keeps the source legible: files of one subject, functions that fit on a screen, locals named for what they hold."""
+"""The source stays legible: files have one subject, functions fit on a screen, locals are named for what they hold."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def functions_in(tree: ast.AST) -> Iterator[Function]:
 
 
 def locals_of(function: Function) -> set[str]:
-    """Names that a function binds, not those of functions and classes inside it."""
+    """Names that a function binds, without those that functions and classes inside it bind."""
     arguments = function.args
     named = {
         argument.arg
@@ -64,7 +64,7 @@ def locals_of(function: Function) -> set[str]:
 
 
 def problems_of(source: str) -> list[str]:
-    """What is too long and has no reason beside it, and reasons beside what is short."""
+    """Functions that are too long without a stated reason, and reasons at functions that are short."""
     lines, problems = source.splitlines(), []
     for function in functions_in(ast.parse(source)):
         length, names = function.end_lineno - function.lineno + 1, len(locals_of(function))
@@ -146,7 +146,7 @@ def reaches_inside(source: str, private: set[str]) -> list[str]:
 
 
 def names_in(argument: ast.expr) -> set[str]:
-    """The parts of a literal name with dots; none of anything else."""
+    """The parts of a literal name with dots; an empty set for any other expression."""
     match argument:
         case ast.Constant(value=str(name)):
             return set(name.split("."))

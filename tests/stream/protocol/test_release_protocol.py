@@ -207,7 +207,7 @@ async def test_charges_lost_between_charge_and_commit_release_nothing_until_they
 
 
 async def test_a_draw_whose_charges_are_gone_is_never_committed(redis: Redis, tmp_path: Path) -> None:
-    """A replica that is behind takes over after the charge: plan and rows are there, what was spent is not."""
+    """A replica that is behind takes over after the charge. It has the plan and the rows, but not the charges."""
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(5, 80))
     publisher = Collected()
@@ -368,7 +368,7 @@ async def test_charges_are_paid_once_however_often_they_are_sent_and_never_beyon
 
 
 async def test_a_refused_user_changes_nobody_elses_charge(redis: Redis) -> None:
-    """Otherwise one user's presence would decide when another falls silent, and the individual ledger proves nothing."""
+    """Otherwise one user's presence would decide when the budget of another is spent, and the proof of the ledger would fail."""
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation(birth=0)
     users = np.array([7, 8, 9], dtype=np.uint64)
@@ -387,7 +387,7 @@ async def test_a_refused_user_changes_nobody_elses_charge(redis: Redis) -> None:
 async def test_a_worker_that_falls_asleep_before_its_commit_cannot_release_a_window_again(
     redis: Redis, tmp_path: Path
 ) -> None:
-    """Another worker releases and cleans up between this one's draw and commit: its draw must die unseen."""
+    """Another worker releases the window and cleans up between this worker's draw and commit; this draw must be discarded."""
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(8, 150))
     other, late = Collected(), Collected()

@@ -1,4 +1,4 @@
-"""Whatever anybody writes into the topics: what the service holds, and the work for it, is bounded, and good windows stay."""
+"""Whatever is written into the topics, the memory and work of the service are bounded, and complete windows stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event stream: every finished window once and in order, whoever lags or comes back, and nobody held up."""
+"""The event stream sends every finished window once and in order; a client that lags or reconnects delays no other."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_users_within_the_limits_count_in_full(tmp_path: Path) -> None:
 def test_of_a_user_above_a_limit_count_the_first_events_and_their_fullest_cells(
     cells: int, events: int, tmp_path: Path
 ) -> None:
-    """Against the rule said user by user, over 40 windows."""
+    """Compared with the rule applied user by user, in 40 windows."""
     for seed in range(40):
         rows = crowded_rows(seed)
         found = window_rows(rows, tmp_path, UserLimits(cells, events)).contributions

@@ -17,7 +17,7 @@ SLOTS = np.array([0, 3600, 7200])
 
 
 def rows_of(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A row for each offset that is not a multiple of 5 (those were refused), told by its user, in one of three slots."""
+    """A row in one of three slots for each offset that is not a multiple of 5 (those were refused); its user is the offset."""
     sound = offsets[offsets % 5 != 0]
     rows = np.zeros(len(sound), dtype=ROW)
     rows["user"], rows["time"] = sound, SLOTS[sound % 3] * 1_000_000 + sound
@@ -183,7 +183,7 @@ async def test_rows_are_late_by_their_append_time_whoever_delivers_them_and_howe
             state, late = RowStore(redis, "bus"), 0
             for first, following in itertools.pairwise(cuts):
                 if not len(rows_of(np.arange(first, following))[0]):
-                    continue  # a batch of nothing sound moves the time by what it says; here it would say nothing
+                    continue  # a batch without rows moves the time by its append times, and this one has none
                 back = max(0, first - 5)
                 result = await deliver(state, back, following, arrivals=arrivals)
                 late += result.late
