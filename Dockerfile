@@ -1,4 +1,8 @@
-FROM python:3.11-slim AS build
+# Of the base image, only the name and tag are known here. Give the digest that you have examined:
+#   docker build --build-arg BASE=python:3.11-slim@sha256:… .
+ARG BASE=python:3.11-slim
+
+FROM ${BASE} AS build
 WORKDIR /src
 RUN python -m venv /opt/hexveil
 COPY requirements.lock pyproject.toml LICENSE README.md hexveil.py ./
@@ -7,7 +11,7 @@ COPY stream stream
 RUN /opt/hexveil/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r requirements.lock && \
     /opt/hexveil/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation .
 
-FROM python:3.11-slim
+FROM ${BASE}
 RUN groupadd --gid 10001 hexveil && \
     useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin hexveil
 COPY --from=build /opt/hexveil /opt/hexveil
@@ -16,5 +20,8 @@ ENV PATH=/opt/hexveil/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
 WORKDIR /tmp
 STOPSIGNAL SIGTERM
+# Of the default command; whoever runs another one gives its own check, or none, as docker-compose.yml does.
+HEALTHCHECK --interval=15s --timeout=5s --start-period=30s --retries=4 \
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:6066/readyz', timeout=3)"]
 ENTRYPOINT ["hexveil"]
 CMD ["worker", "--config", "/etc/hexveil/hexveil.toml"]

@@ -20,6 +20,7 @@ import numpy as np
 from aiohttp.test_utils import TestClient, TestServer
 from playwright.async_api import Page, async_playwright
 
+from bench.configuration import bench_config
 from bench.progress import shown
 from bench.publishing import deliver
 from stream.config import Config
@@ -58,23 +59,15 @@ FULL = Sizes(hexagons=10_000, repeats=9)
 QUICK = Sizes(hexagons=500, repeats=1)
 
 
-def bench_config(bootstrap: str, folder: Path) -> Config:
-    return Config.model_validate(
-        {
-            "relation": "values",
-            "feed": {
-                "name": "bench",
-                "topic": "bench.positions",
-                "format": "canonical",
-                "timezone": "UTC",
-                "domain": {"south": 29.5, "west": -98.7, "north": 31.0, "east": -96.8},
-            },
-            "privacy": {"epsilon": 2.0, "budget": 48.0, "user_key_file": folder / "user.key"},
-            "hexagons": {"resolution": RESOLUTION},
-            "speed": {"upper_bound": 65.0, "statistics": ["mean"]},
-            "kafka": {"bootstrap": bootstrap},
-            "public": {"port": 0},
-        }
+def config_of(bootstrap: str, folder: Path) -> Config:
+    """Of a feed of means over a large area."""
+    return bench_config(
+        feed={"domain": {"south": 29.5, "west": -98.7, "north": 31.0, "east": -96.8}},
+        privacy={"user_key_file": folder / "user.key"},
+        hexagons={"resolution": RESOLUTION},
+        speed={"statistics": ["mean"]},
+        kafka={"bootstrap": bootstrap},
+        public={"port": 0},
     )
 
 
@@ -151,7 +144,7 @@ async def dashboard(sizes: Sizes) -> dict[str, Any]:
     if chromium is None:
         raise LocalServerError("no chromium on PATH; Debian: apt-get install chromium")
     with KafkaServer() as kafka, tempfile.TemporaryDirectory() as folder:
-        config = bench_config(kafka.bootstrap, Path(folder))
+        config = config_of(kafka.bootstrap, Path(folder))
         await create_topics(config)
         for hour in range(EARLIER):
             await publish(kafka.bootstrap, window_of(hour, sizes.hexagons))

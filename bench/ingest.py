@@ -28,6 +28,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from redis.asyncio import Redis
 
+from bench.configuration import bench_config
 from bench.progress import shown
 from stream.config import Config
 from stream.ingestion.decoding import Decoder
@@ -51,24 +52,14 @@ FULL = Sizes(events=600_000, repeats=3)
 QUICK = Sizes(events=500, repeats=1)
 
 
-def bench_config(bootstrap: str, redis_url: str) -> Config:
-    return Config.model_validate(
-        {
-            "relation": "values",
-            "feed": {
-                "name": "bench",
-                "topic": TOPIC,
-                "format": "itms",
-                "timezone": "Asia/Kolkata",
-                "domain": {"south": 20.9, "west": 72.6, "north": 21.4, "east": 73.1},
-            },
-            "window": {"lateness": "event-time"},
-            "privacy": {"epsilon": 2.0, "budget": 48.0},
-            "hexagons": {"resolution": 7},
-            "speed": {"upper_bound": 65.0},
-            "kafka": {"bootstrap": bootstrap, "group": "bench"},
-            "redis": {"url": redis_url},
-        }
+def config_of(bootstrap: str, redis_url: str) -> Config:
+    """Of a city in India in the format of its feed, with recorded times."""
+    domain = {"south": 20.9, "west": 72.6, "north": 21.4, "east": 73.1}
+    return bench_config(
+        feed={"topic": TOPIC, "format": "itms", "timezone": "Asia/Kolkata", "domain": domain},
+        window={"lateness": "event-time"},
+        kafka={"bootstrap": bootstrap},
+        redis={"url": redis_url},
     )
 
 
@@ -124,7 +115,7 @@ def report(count: int, cpu: float, wall: float) -> None:
 
 async def batches(bootstrap: str, redis_url: str, events: int) -> None:
     """The ingestor of Hexveil's worker."""
-    config, metrics = bench_config(bootstrap, redis_url), OperatorMetrics()
+    config, metrics = config_of(bootstrap, redis_url), OperatorMetrics()
 
     async def ignore(message: Message) -> None:
         raise RuntimeError(f"the bench sent something bad: {message.value!r}")
@@ -143,7 +134,7 @@ async def batches(bootstrap: str, redis_url: str, events: int) -> None:
 
 def agent(bootstrap: str, redis_url: str, events: int) -> None:
     """A plain Faust agent: per event, decode, slot, and one transaction that appends the row and moves the offset."""
-    config = bench_config(bootstrap, redis_url)
+    config = config_of(bootstrap, redis_url)
     app = faust.App(
         "bench-agent",
         broker=f"kafka://{bootstrap}",

@@ -26,6 +26,7 @@ from typing import Any
 
 import h3
 
+from bench.configuration import bench_config
 from bench.progress import shown
 from bench.publishing import deliver
 from stream.config import Config
@@ -55,23 +56,12 @@ FULL = Sizes(readers=1000, stalled=100, windows=30, cells=120, pause=0.2)
 QUICK = Sizes(readers=20, stalled=1, windows=2, cells=5, pause=0.05)
 
 
-def bench_config(bootstrap: str, port: int) -> Config:
-    return Config.model_validate(
-        {
-            "relation": "values",
-            "feed": {
-                "name": FEED,
-                "topic": "bench.positions",
-                "format": "canonical",
-                "timezone": "UTC",
-                "domain": {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2},
-            },
-            "privacy": {"epsilon": 2.0, "budget": 48.0},
-            "hexagons": {"resolution": 7},
-            "speed": {"upper_bound": 65.0},
-            "kafka": {"bootstrap": bootstrap, "group": "bench"},
-            "public": {"host": LOOPBACK, "port": port},
-        }
+def config_of(bootstrap: str, port: int) -> Config:
+    """Of the service on a port of loopback."""
+    return bench_config(
+        feed={"name": FEED, "domain": {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2}},
+        kafka={"bootstrap": bootstrap},
+        public={"host": LOOPBACK, "port": port},
     )
 
 
@@ -301,7 +291,7 @@ def streams(sizes: Sizes) -> dict[str, Any]:
     cores = sorted(os.sched_getaffinity(0))
     own, others = {cores[0]}, set(cores[1:]) or set(cores)
     with tempfile.TemporaryDirectory() as folder, KafkaServer() as kafka:
-        config = bench_config(kafka.bootstrap, free_port())
+        config = config_of(kafka.bootstrap, free_port())
         asyncio.run(create_topics(config))
         served = Served(config, Path(folder), own)
         with closing_all(served):

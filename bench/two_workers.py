@@ -47,7 +47,7 @@ class Sizes:
 FULL, QUICK = Sizes(windows=20), Sizes(windows=3)
 
 
-def bench_config(feed: str, kafka: str, redis_url: str, folder: str) -> Config:
+def config_of(feed: str, kafka: str, redis_url: str, folder: str) -> Config:
     settings = {"feed.name": feed, "kafka.bootstrap": kafka, "redis.url": redis_url}
     return load_config(
         REPO_ROOT / "config" / "bus-fleet.toml", **settings, **{"privacy.user_key_file": f"{folder}/user.key"}
@@ -60,7 +60,7 @@ def run(quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hexveil-bench-") as folder, KafkaServer() as kafka, RedisServer() as redis:
         figures = {}
         for mode in shown(("without", "with"), "two workers"):
-            config = bench_config(f"{mode}-lease", kafka.bootstrap, redis.url, folder)
+            config = config_of(f"{mode}-lease", kafka.bootstrap, redis.url, folder)
             figures[f"{mode}_lease"] = asyncio.run(_measure(config, mode, folder, sizes))
     return {"windows": sizes.windows, "workers": 2} | figures
 
@@ -169,4 +169,4 @@ if __name__ == "__main__":
     mode, *given = sys.argv[1:]
     if mode == "without":
         Lease.hold = _everybody  # type: ignore[method-assign]
-    print(asyncio.run(_close_until_told(bench_config(*given))), flush=True)
+    print(asyncio.run(_close_until_told(config_of(*given))), flush=True)

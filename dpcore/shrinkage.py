@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import linalg
 
+from dpcore.earth import EARTH_M
 from dpcore.errors import ParameterError
 from dpcore.laplace_posterior import laplace_posterior
 from dpcore.model_averaging import ModelAverage
@@ -22,8 +23,6 @@ from dpcore.model_averaging import ModelAverage
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-EARTH_KM = 6371.0
-"""Mean radius of the Earth in km."""
 FIELD_SHARES = (0.02, 0.06)
 """Candidate standard deviations of the spatial field, as shares of the range U."""
 LENGTH_KM = 5.0
@@ -40,7 +39,7 @@ EFFECT_SHARES = (0.04, 0.1)
 """Candidate standard deviations of the effect of one standard deviation of a covariate, as shares of U."""
 MOST_INFORMATIVE = 600
 """Cells that inform the field; in a larger area the noisiest ones are only predicted."""
-_BLOCK = 1024
+BLOCK = 1024
 """Cells predicted at a time, so that memory grows with the cells and not with their square."""
 
 
@@ -60,7 +59,7 @@ class Shrunken:
 def local_kilometres(latitude: FloatArray, longitude: FloatArray) -> FloatArray:
     """Degrees (C,) to plane coordinates in km, shape (C, 2), around the middle of the area (equirectangular)."""
     middle = np.cos(np.radians(np.mean(latitude)))
-    return np.asarray(EARTH_KM * np.radians(np.column_stack([longitude * middle, latitude])))
+    return np.asarray(EARTH_M / 1000 * np.radians(np.column_stack([longitude * middle, latitude])))
 
 
 def shrink(
@@ -199,8 +198,8 @@ def _predictions(
     """(Mean beside the first guess, variance) of every cell under every candidate, shape (candidates, C) each."""
     shape = len(candidates), len(prior.events)
     values, variances = np.zeros(shape), np.zeros(shape)
-    for start in range(0, shape[1], _BLOCK):
-        cells = np.arange(start, min(start + _BLOCK, shape[1]))
+    for start in range(0, shape[1], BLOCK):
+        cells = np.arange(start, min(start + BLOCK, shape[1]))
         relations = prior.relations(informative, cells)
         for i, (candidate, posterior) in enumerate(zip(candidates, posteriors, strict=True)):
             known = prior.covariance(relations, cells, candidate)

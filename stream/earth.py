@@ -1,14 +1,13 @@
-"""The earth as a sphere: one radius for every distance."""
+"""Distances on the earth as a sphere."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from dpcore.earth import EARTH_M
 
-EARTH_M = 6_371_008.8
-"""Mean radius in metres (IUGG)."""
+FloatArray = npt.NDArray[np.float64]
 
 
 def great_circle_m(lat: FloatArray, lng: FloatArray, to_lat: FloatArray, to_lng: FloatArray) -> FloatArray:

@@ -20,7 +20,7 @@ from tests.support.redis_servers import EMBEDDED
 
 # Brokers of the tests live for seconds or minutes: the optimising compiler would cost more than it saves.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
-# Tests start hundreds of Python processes: none of them compiles what another has compiled.
+# Tests start hundreds of Python processes; with cached bytecode each module is compiled only once.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -39,7 +39,7 @@ LONG = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long tests first, as many for each process: one waits while another computes, and none is left alone at the end."""
+    """Run long tests first and divide them evenly: while one waits another computes, and none runs alone at the end."""
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
     long = [item for item in items if item.path.name in LONG]
     others = iter([item for item in items if item.path.name not in LONG])

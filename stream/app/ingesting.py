@@ -46,10 +46,11 @@ class Ingesting(Service):
         self.producer = make_producer(worker.config.kafka)
         await self.producer.start()
         decoder = Decoder(worker.config, load_user_key(worker.config.privacy.user_key_file))
-        self._ingestor = ingestor = Ingestor(worker.config, worker.redis, decoder, worker.metrics, self._report)
+        self._ingestor = ingestor = Ingestor(worker.config, worker.redis, decoder, worker.metrics, self.report)
         worker.topic_exists = lambda: ingestor.topic_exists
 
-    async def _report(self, message: Message) -> None:
+    async def report(self, message: Message) -> None:
+        """Send a report on bad input, except under "participation"."""
         assert self.producer is not None
         if self._worker.config.relation == NeighbouringRelation.PARTICIPATION:
             return  # under "participation" it is private how much arrived, and when

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ import typer
 from dpcore.budget import from_micro
 from dpcore.errors import DPError
 from dpcore.relation import NeighbouringRelation
+from stream.cli.check_rules import rules_of, text_of
 from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
 from stream.config import Config
 
@@ -90,6 +92,58 @@ def _histogram_text(settings: Config, costs: dict[str, Any]) -> str:
     return text
 
 
+def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[str, Any] | None) -> dict[str, object]:
+    """What ``--json`` prints, except for the file and the rules."""
+    windows = settings.privacy.period // settings.window.slot
+    report: dict[str, object] = {
+        "relation": settings.relation,
+        "unit": f"one user for {settings.privacy.period}",
+        "budget": settings.privacy.budget,
+        "epsilon_per_window": settings.privacy.epsilon,
+        "windows_per_period": windows,
+        "windows_with_full_epsilon": min(settings.privacy.ledger_budget // settings.window_grant, windows),
+    }
+    if settings.publication is not None:
+        instants = settings.publication
+        report["published_after_end_seconds"] = (instants.delay + instants.margin).total_seconds()
+    if released is not None:
+        report |= released
+    if settings.privacy.accounting == "zcdp":
+        report |= settings.privacy.model_dump(include={"accounting", "rho", "rho_budget", "delta"})
+    if histogram is not None:
+        report["histogram"] = histogram
+    return report
+
+
+def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dict[str, Any] | None) -> Iterator[str]:
+    """What the configuration promises, for people."""
+    yield (
+        f"Promise: for one user of feed '{settings.feed.name}' and one ledger period ({_span(settings.privacy.period)}), everything "
+        f"published is {_promise(settings)} under relation '{settings.relation}'."
+    )
+    if released is not None:
+        yield (
+            f"Every window publishes {released['cells']} cells, visited or not, and one close marker. The count of a cell counts "
+            f"{_COUNTED[released['weight']]}. Its 95 % interval is ± {released['count_half_width']:g} in every cell."
+        )
+    if settings.publication is not None:
+        instants = settings.publication
+        yield (
+            f"A window is published {(instants.delay + instants.margin).total_seconds():g} s after its end, whatever it holds; one "
+            f"whose draw takes longer, a multiple of {instants.margin.total_seconds():g} s later."
+        )
+    if histogram is not None:
+        yield _histogram_text(settings, histogram)
+    windows = settings.privacy.period // settings.window.slot
+    full = settings.privacy.ledger_budget // settings.window_grant
+    if full < windows:
+        besides = f" and {histogram['cost_per_window']:g} for histograms" if histogram is not None else ""
+        yield (
+            f"Note: {_names(settings)[1]} pays for {full} of {windows} windows at "
+            f"{_names(settings)[0]}{besides}; a user who spends all of it in each contributes nothing after that."
+        )
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
@@ -99,51 +153,12 @@ def register(app: typer.Typer) -> None:
         chosen = choose_config(config)
         settings = read_config(chosen)
         released = _participation(settings)
-        windows = settings.privacy.period // settings.window.slot
-        full = settings.privacy.ledger_budget // settings.window_grant
-        report: dict[str, object] = {
-            "config": str(chosen.file),
-            "relation": settings.relation,
-            "unit": f"one user for {settings.privacy.period}",
-            "budget": settings.privacy.budget,
-            "epsilon_per_window": settings.privacy.epsilon,
-            "windows_per_period": windows,
-            "windows_with_full_epsilon": min(full, windows),
-        }
-        if settings.publication is not None:
-            instants = settings.publication
-            report["published_after_end_seconds"] = (instants.delay + instants.margin).total_seconds()
-        if released is not None:
-            report |= released
-        if settings.privacy.accounting == "zcdp":
-            report |= settings.privacy.model_dump(include={"accounting", "rho", "rho_budget", "delta"})
-        histogram = _histogram(settings, windows)
-        if histogram is not None:
-            report["histogram"] = histogram
+        histogram = _histogram(settings, settings.privacy.period // settings.window.slot)
+        rules = rules_of(settings)
         if as_json:
-            typer.echo(json.dumps(report))
+            report = {"config": str(chosen.file)} | _report(settings, released, histogram)
+            typer.echo(json.dumps(report | {"rules": [rule._asdict() for rule in rules]}))
             return
         typer.echo(f"{chosen.file}: sound")
-        typer.echo(
-            f"Promise: for one user of feed '{settings.feed.name}' and one ledger period ({_span(settings.privacy.period)}), everything "
-            f"published is {_promise(settings)} under relation '{settings.relation}'."
-        )
-        if released is not None:
-            typer.echo(
-                f"Every window publishes {released['cells']} cells, visited or not, and one close marker. The count of a cell counts "
-                f"{_COUNTED[released['weight']]}. Its 95 % interval is ± {released['count_half_width']:g} in every cell."
-            )
-        if settings.publication is not None:
-            instants = settings.publication
-            typer.echo(
-                f"A window is published {(instants.delay + instants.margin).total_seconds():g} s after its end, whatever it holds; one "
-                f"whose draw takes longer, a multiple of {instants.margin.total_seconds():g} s later."
-            )
-        if histogram is not None:
-            typer.echo(_histogram_text(settings, histogram))
-        if full < windows:
-            besides = f" and {histogram['cost_per_window']:g} for histograms" if histogram is not None else ""
-            typer.echo(
-                f"Note: {_names(settings)[1]} pays for {full} of {windows} windows at "
-                f"{_names(settings)[0]}{besides}; a user who spends all of it in each contributes nothing after that."
-            )
+        for line in (*_sentences(settings, released, histogram), *text_of(rules)):
+            typer.echo(line)

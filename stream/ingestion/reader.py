@@ -260,7 +260,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             self._go_to(partition, begin)
 
     async def _take(self, partition: TopicPartition, records: Sequence[FeedRecord], begin: int) -> None:
-        appended = await self._arrivals(records)
+        appended = await self.arrivals(records)
         batch = self._decoder.decode([record.value for record in records], appended)
         offsets = np.fromiter((record.offset for record in records), np.int64, len(records))
         following = int(offsets[-1]) + 1
@@ -290,7 +290,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         if len(batch.rejected):
             self._report_rejected(partition, batch, offsets)
 
-    async def _arrivals(self, records: Sequence[FeedRecord]) -> Arrived:
+    async def arrivals(self, records: Sequence[FeedRecord]) -> Arrived:
         """When the broker appended each record, µs UTC; for recordings, the present time."""
         if not self._by_append_time:
             return await self._retry(self._rows.now_us)

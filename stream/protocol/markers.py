@@ -14,7 +14,7 @@ from stream.connection import kafka_options
 from stream.messages.message import WINDOW
 from stream.storage.ledger import LedgerError
 
-_TOPIC_SECONDS = 10.0
+TOPIC_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
 
 
@@ -75,7 +75,7 @@ def _marker(value: bytes, where: str) -> Marker:
 
 async def _partitions(consumer: AIOKafkaConsumer) -> list[TopicPartition]:
     """Partitions of the topic of close markers. Waits some seconds, because brokers list a new topic only after a moment."""
-    deadline = time.monotonic() + _TOPIC_SECONDS
+    deadline = time.monotonic() + TOPIC_SECONDS
     while True:
         partitions = [TopicPartition(WINDOW, number) for number in consumer.partitions_for_topic(WINDOW) or ()]
         if partitions or time.monotonic() > deadline:

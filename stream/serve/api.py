@@ -81,6 +81,7 @@ class Service:
         self._reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reading
+        self.intake.close()
 
     async def end_streams(self, app: web.Application) -> None:
         """End all open event streams."""

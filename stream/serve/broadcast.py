@@ -54,7 +54,7 @@ class Broadcast:
         self, view: View, metrics: PublicMetrics, ready: asyncio.Event, max_streams: int, queue: int = 64
     ) -> None:
         self._view, self._metrics, self._ready = view, metrics, ready
-        self._max_streams, self._queue = max_streams, queue
+        self._max_streams, self.queue = max_streams, queue
         self._streams: set[_Stream] = set()
 
     def announce(self, window: WindowView) -> None:
@@ -93,7 +93,7 @@ class Broadcast:
             raise Problem(
                 503, f"all {self._max_streams} event streams are taken", "try again later", {"Retry-After": "30"}
             )
-        stream = _Stream(feed, asyncio.Queue(self._queue), request.transport)
+        stream = _Stream(feed, asyncio.Queue(self.queue), request.transport)
         self._streams.add(stream)
         self._metrics.sse_clients.inc()
         try:

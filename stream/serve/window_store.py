@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Literal
 
-import h3
 import msgspec
 
-from dpcore.errors import ParameterError
-from dpcore.spatial import histogram_from_release
-from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest, validator
-from stream.windows import EARLIEST_S
+from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, digest
+from stream.serve.received import Received, received
 
 MAX_WINDOWS = 24 * 35
 """Number of windows to keep; those whose close markers arrived first are removed first."""
@@ -20,13 +16,6 @@ MAX_BYTES = 1 << 30
 """Bytes of message values to keep. Windows without a close marker get at most a quarter of it."""
 MAX_FORGOTTEN = 100_000
 """Number of removed windows whose starts are remembered, so that they are not stored again."""
-MAX_HISTOGRAM_CELLS = 1 << 20
-"""Largest number of cells of a histogram's domain: 1024 x 1024, the most that a configuration allows."""
-
-_EARLIEST_YEAR = datetime.fromtimestamp(EARLIEST_S, UTC).year
-"""No feed is older than this, so an earlier window must be forged."""
-
-TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
 
 Outcome = Literal["taken", "duplicate", "invalid", "forgotten", "completed"]
 
@@ -55,22 +44,43 @@ class WindowView:
     """Its server-sent event, encoded when it is first needed."""
     _final: list[bytes] | None = None
 
-    def check(self) -> bool:
-        """Whether the messages agree with the close marker in number and digest. Once true, it stays true."""
-        messages, value = self.promised
-        if not self.complete and self.marker is not None and messages == len(self.cells) + len(self.histograms):
-            cells = self.in_order()
-            histograms = [self.histograms[mechanism] for mechanism in sorted(self.histograms)]
-            if digest(cells + histograms) == value:
-                self.complete, self._final = True, cells
-                self.seen.clear()
-        return self.complete
+    @property
+    def full(self) -> bool:
+        """Whether as many messages are here as the close marker promises, so that their digest can be compared."""
+        return self.marker is not None and self.promised[0] == len(self.cells) + len(self.histograms)
 
-    def holds(self, topic: str, body: dict[str, Any], value: bytes) -> bool:
+    def agreeing(self) -> list[bytes] | None:
+        """The values of the cells in order, if the messages of a full window have the digest of its close marker.
+
+        Changes nothing, and takes time in proportion to the window: the event loop leaves it to a thread.
+        """
+        cells = self.in_order()
+        histograms = [self.histograms[mechanism] for mechanism in sorted(self.histograms)]
+        return cells if digest(cells + histograms) == self.promised[1] else None
+
+    def put(self, message: Received) -> None:
+        """Store a checked message."""
+        if message.topic == HEXAGON_SPEED:
+            self.cells[message.part] = message.value
+        elif message.topic == SPATIAL_HISTOGRAM:
+            self.histograms[message.part] = message.value
+            self.histogram_summaries[message.part] = message.summary
+        else:
+            self.marker, self.number, self.promised = message.value, message.number, message.promised
+        self.seen.add(message.ce_id)
+        self.size += len(message.value)
+
+    def finish(self, cells: list[bytes]) -> None:
+        """Mark the window as complete; it stays so. ``cells``: what :meth:`agreeing` returned."""
+        self.complete, self._final = True, cells
+        self.seen.clear()
+
+    def holds(self, message: Received) -> bool:
         """Whether a complete window has this message with the same bytes, so that a repetition is no contradiction."""
-        if topic == HEXAGON_SPEED:
-            return self.cells.get(body["cell"]) == value
-        return value == (self.histograms.get(body["mechanism"]) if topic == SPATIAL_HISTOGRAM else self.marker)
+        if message.topic == HEXAGON_SPEED:
+            return self.cells.get(message.part) == message.value
+        of_histogram = message.topic == SPATIAL_HISTOGRAM
+        return message.value == (self.histograms.get(message.part) if of_histogram else self.marker)
 
     def in_order(self) -> list[bytes]:
         """Values of the cells in ascending order of cell."""
@@ -110,43 +120,46 @@ class View:
         self._unmarked: dict[tuple[str, str], WindowView] = {}
         self._unmarked_size = 0
         self.windows: dict[tuple[str, str], WindowView] = {}
-        self.last_completed: WindowView | None = None
 
     def add(self, topic: str, ce_id: str, value: bytes, number: int = 0) -> Outcome:
-        """Store one message of an output topic. ``number``: its position there, from 1."""
-        body = _decode(topic, value)
-        if body is None or not ce_id:
-            return "invalid"
-        key = (body["feed"], body["window"]["start"])
+        """Check one message of an output topic and store it. ``number``: its position there, from 1."""
+        message = received(topic, ce_id, value, number)
+        outcome: Outcome = "invalid" if message is None else self.put(message)
+        if message is None or outcome != "taken":
+            return outcome
+        window = self.full(message)
+        cells = None if window is None else window.agreeing()
+        if window is None or cells is None:
+            return "taken"
+        window.finish(cells)
+        return "completed"
+
+    def put(self, message: Received) -> Outcome:
+        """Store a checked message. Whether its window is complete now, the caller asks next: see :meth:`full`."""
+        key = (message.feed, message.start)
         if key in self.forgotten:
             return "forgotten"
         window = self.windows.get(key)
         if window is None:
-            window = self.windows[key] = self._unmarked[key] = WindowView(*key, body["window"]["end"])
-        if ce_id in window.seen or (window.complete and window.holds(topic, body, value)):
+            window = self.windows[key] = self._unmarked[key] = WindowView(*key, message.end)
+        if message.ce_id in window.seen or (window.complete and window.holds(message)):
             return "duplicate"
-        if window.complete or window.end != body["window"]["end"]:
+        if window.complete or window.end != message.end:
             return "invalid"
-        try:
-            _put(window, topic, value, body, number)
-        except ParameterError:
-            if not window.seen:
-                del self.windows[key], self._unmarked[key]  # this message alone created the window
-            return "invalid"
-        window.seen.add(ce_id)
-        window.size += len(value)
-        self._size += len(value)
+        window.put(message)
+        self._size += len(message.value)
         if key in self._unmarked:
-            self._unmarked_size += len(value)
+            self._unmarked_size += len(message.value)
             if window.number is not None:
                 del self._unmarked[key]
                 self._unmarked_size -= window.size
-        completed = not window.complete and window.check()
         self._forget()
-        if not completed:
-            return "taken"
-        self.last_completed = window
-        return "completed"
+        return "taken"
+
+    def full(self, message: Received) -> WindowView | None:
+        """The window of a message that was just stored, if it is full and may therefore be complete."""
+        window = self.windows.get((message.feed, message.start))
+        return window if window is not None and window.full else None
 
     def _forget(self) -> None:
         """Remove windows until the limits hold. Windows without a close marker never displace those that have one."""
@@ -195,37 +208,3 @@ class View:
 
 def _by_number(window: WindowView) -> int:
     return 0 if window.number is None else window.number
-
-
-def _decode(topic: str, value: bytes) -> dict[str, Any] | None:
-    """The decoded message if it matches its schema and its times are valid; else None."""
-    if topic not in TOPICS:
-        return None
-    try:
-        body = msgspec.json.decode(value)
-        if not validator(topic).is_valid(body):
-            return None
-        for moment in (body["window"]["start"], body["window"]["end"]):
-            if datetime.fromisoformat(moment).year < _EARLIEST_YEAR:
-                return None  # no feed is as old: it is forged
-        if topic == HEXAGON_SPEED and not h3.is_valid_cell(body["cell"]):
-            return None
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return None
-    return body  # type: ignore[no-any-return]
-
-
-def _put(window: WindowView, topic: str, value: bytes, body: dict[str, Any], number: int) -> None:
-    if topic == HEXAGON_SPEED:
-        window.cells[body["cell"]] = value
-    elif topic == SPATIAL_HISTOGRAM:
-        domain, mechanism = body["domain"], body["mechanism"]
-        if domain["rows"] * domain["columns"] > MAX_HISTOGRAM_CELLS:
-            raise ParameterError(f"{domain['rows']} x {domain['columns']} cells are above {MAX_HISTOGRAM_CELLS}")
-        histogram_from_release(body)
-        window.histograms[mechanism] = value
-        summary = {name: part for name, part in body.items() if name not in ("feed", "window", "structure")}
-        window.histogram_summaries[mechanism] = msgspec.json.encode(summary)
-    else:
-        window.marker, window.number = value, number
-        window.promised = (body["messages"], body["digest"])

@@ -160,7 +160,7 @@ def half_scale() -> Noise:
 
 
 class Replayed:
-    """Planted bug: entropy that starts over for every release, as from a fixed seed."""
+    """Planted bug: the source of entropy starts again for every release, as it would from a fixed seed."""
 
     def __init__(self) -> None:
         self._seed = Noise()
@@ -177,7 +177,7 @@ def _columns(values: npt.ArrayLike) -> FloatArray:
 
 
 def _joint_features(a: FloatArray, b: FloatArray) -> list[Callable[[FloatArray], FloatArray]]:
-    """Functions of whole rows, fitted to the first halves; none for a single column."""
+    """Functions of whole rows, fitted to the first halves; an empty list if there is only one column."""
     if a.shape[1] == 1:
         return []
     direction = _discriminant(a, b)

@@ -1,4 +1,4 @@
-"""Exact laws of single-cell mechanisms by enumeration: every path of their private choices, every released number.
+"""Exact laws of single-cell mechanisms by enumeration of every path of their private choices and every released number.
 
 The mechanism runs as it is; its source of noise hands out one choice after the other, in turn, and multiplies up the
 probabilities of what the mechanism asked for. A reader who sees the width of the noise and the noisy integer sees at least
@@ -43,7 +43,7 @@ class Path(Noise):
     def exponential(
         self, costs: Any, numerator: int, denominator: int, *, offsets: Any = None, weights: Any = None
     ) -> Any:
-        """The selections asked for, one choice each."""
+        """One choice for each selection that is asked for."""
         bounds = [0, len(costs)] if offsets is None else offsets
         measure = np.ones(len(costs)) if weights is None else np.asarray(weights, dtype=np.float64)
         law = measure * np.exp(-np.asarray(costs) * (self.boldness * numerator / denominator))
@@ -51,17 +51,17 @@ class Path(Noise):
         return np.array([self._choose(group) for group in groups])
 
     def below(self, bound: Any, size: int | None = None) -> Any:
-        """Uniform integers, one choice each."""
+        """One choice for each uniform integer that is asked for."""
         return np.array([self._choose(np.full(int(b), 1 / int(b))) for b in np.atleast_1d(bound)])
 
     def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
-        """No noise yet: its law is known."""
+        """Adds no noise: the law of the noise is known and applied afterwards."""
         self.scale = int(numerator), int(denominator)
         return np.zeros(1, dtype=np.int64)
 
 
 def paths(draw: Callable[[Path], Any], boldness: int = 1) -> Iterator[tuple[Path, Any]]:
-    """Every path of ``draw``'s choices, with what it drew."""
+    """Every path through the choices that ``draw`` makes, each with its result."""
     choices: list[int] | None = []
     while choices is not None:
         path = Path(choices, boldness)
@@ -95,7 +95,7 @@ class Enumerated:
         return found
 
     def loss(self, one: Law, other: Law) -> float:
-        """Largest |log ratio| of the two laws over everything that can be seen."""
+        """Largest |log ratio| of the two laws over all outputs."""
         worst = 0.0
         for key in one.keys() | other.keys():
             if key not in one or key not in other:
@@ -104,7 +104,7 @@ class Enumerated:
             if t == 0:
                 worst = max(worst, np.inf if a.keys() != b.keys() else max(abs(np.log(a[x] / b[x])) for x in a))
                 continue
-            # Beyond the extreme integers both tails fall at one rate: their ratio stays what it is there.
+            # Beyond the extreme integers both tails fall at the same rate, so the ratio of the laws no longer changes.
             seen = np.arange(min(*a, *b) - 1, max(*a, *b) + 2)
             sides = []
             for row in (a, b):

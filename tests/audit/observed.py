@@ -29,7 +29,7 @@ class Observation:
 
 
 class _Added(np.ndarray):
-    """Silent noise that writes down what it is added to; it must reach the sum as it was drawn."""
+    """Noise of 0 that records the integers to which it is added, and refuses any other use."""
 
     observation: Observation
 
@@ -62,7 +62,7 @@ class _Observing(Noise):
 
 @contextmanager
 def gaussians_observed() -> Iterator[None]:
-    """While this runs, Gaussians asked of an observing noise are silent and on record."""
+    """While the block runs, Gaussian draws from an observing noise are 0 and are recorded."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(participation, "discrete_gaussian", lambda noise, t, s: noise.asked(t, s, gaussian=True))
         yield

@@ -149,7 +149,7 @@ def test_a_continuous_normal_rounded_to_integers_has_another_divergence_and_is_c
 
 
 def test_continuous_noise_is_off_the_grid_of_released_integers() -> None:
-    """Planted bug: a float is added to a sum of quanta. Its last digits tell the sum; an integer has none."""
+    """Planted bug: a float is added to a sum of quanta, and its last digits reveal the sum. Integers have no such digits."""
     exact = np.arange(1000)
     assert np.issubdtype((exact + discrete_gaussian(Noise(), 40, 1, 1000)).dtype, np.integer)
     leaking = exact + np.random.default_rng(1).normal(0, 40, 1000)
@@ -158,7 +158,7 @@ def test_continuous_noise_is_off_the_grid_of_released_integers() -> None:
 
 
 class Told(Noise):
-    """Proposals are given, every event happens; the exponents of the events are written down."""
+    """The proposals are given and every event happens, so that the exponents of the events can be recorded."""
 
     def __init__(self, proposal: int) -> None:
         super().__init__()
@@ -311,7 +311,7 @@ def test_a_pure_release_counted_as_rho_is_squared_and_halved_never_taken_as_it_i
 
 
 def test_opendp_gives_the_same_rho_for_the_same_noise() -> None:
-    import opendp.prelude as opendp  # a second of imports, for this test alone
+    import opendp.prelude as opendp  # these imports take a second and only this test needs them
 
     opendp.enable_features("contrib")
     space = opendp.atom_domain(T=int), opendp.absolute_distance(T=float)

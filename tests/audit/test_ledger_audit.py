@@ -1,4 +1,4 @@
-"""The order of charge, draw and commit in the shipped protocol: nothing is drawn that was not paid, nothing is drawn twice.
+"""The order of charge, draw and commit in the shipped protocol: nothing is drawn before it is charged, and nothing twice.
 
 The real :class:`ReleaseProtocol` against a real server. Its noise looks into the ledger at the moment it is asked for: then
 every user of the stored plan must have paid their charge, whichever step an earlier attempt died after.
@@ -32,7 +32,7 @@ CONFIGS = {"values": bus_config, "participation": riders}
 
 
 class Paid(Noise):
-    """Noise that finds, whenever it is asked for, every charge of the stored plan in the ledger."""
+    """Noise that checks, whenever it is drawn, that every charge of the stored plan is in the ledger."""
 
     def __init__(self, server: sync_redis.Redis, keys: FeedKeys) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Paid(Noise):
 
 
 def blocking(redis: Redis) -> sync_redis.Redis:
-    """A client that waits, of the same server."""
+    """A client of the same server whose calls block."""
     given = redis.connection_pool.connection_kwargs
     if "path" in given:
         return sync_redis.Redis(unix_socket_path=given["path"])
@@ -145,7 +145,7 @@ PERIOD = Period(0, 2 * SLOT, "p")
 
 
 async def ledger_of(redis: Redis) -> tuple[Ledger, str]:
-    """A ledger, and its generation."""
+    """A ledger and its generation."""
     ledger = Ledger(redis, "bus")
     return ledger, await ledger.start_generation(birth=0)
 

@@ -113,12 +113,12 @@ def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charg
         lost = loss_between(whole, observe(*planned(config, rows[rows["user"] != user])))
         assert lost * unit <= charge <= config.privacy.ledger_grant
         worst = max(worst, lost * unit)
-    tight = 0.99 if accounting == "pure" else 0.2  # squares of a weight that is divided add up to less
+    tight = 0.99 if accounting == "pure" else 0.2  # if a weight is divided, the squares of its parts add up to less
     assert worst > tight * config.privacy.ledger_grant, "the audit would not see a charge that is too small"
 
 
 def test_a_user_who_cannot_pay_is_exactly_absent(tmp_path: Path) -> None:
-    """One unit short of the charge: the integers are those of a window without the user; with it, they are not."""
+    """If the budget is one unit below the charge, the integers are those of a window without the user; with a budget that is enough, they differ."""
     config = pure(tmp_path, "share", **{"hexagons.resolution": 7})
     rows = random_rows(3, 100)
     users = np.unique(rows["user"])

@@ -45,7 +45,7 @@ def honest(counts: Counts, left: np.ndarray, config: Config) -> Plan:
 
 
 def in_carried_ranges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
-    """The real planner, with ranges of users' means that earlier releases gave: another one in each cell."""
+    """The real planner with ranges of users' means that follow from earlier releases and differ between cells."""
     plan = honest(counts, left, config)
     lower = 500 * np.arange(len(plan.cells))
     return msgspec.structs.replace(plan, lower_bytes=pack_integers(lower), upper_bytes=pack_integers(lower + 3000))

@@ -12,12 +12,20 @@ import pytest
 import yaml
 
 from stream.config import load_config
+from stream.serve.sending import MAX_SENDING_BYTES
+from stream.serve.window_store import MAX_BYTES
 
 
 @pytest.fixture(scope="module")
 def compose(repo_root: Path) -> dict[str, Any]:
     parsed: dict[str, Any] = yaml.safe_load((repo_root / "docker-compose.yml").read_text())
     return parsed
+
+
+def bytes_of(size: str) -> int:
+    """Bytes of ``512m`` or ``1gb``, as Compose, Redis and Java write them."""
+    number, unit = re.fullmatch(r"(\d+)([kmg])b?", size.lower()).groups()
+    return int(number) << {"k": 10, "m": 20, "g": 30}[unit]
 
 
 def _mounts(service: dict[str, Any]) -> list[list[str]]:
@@ -116,8 +124,49 @@ def test_secrets_stay_out_of_the_repository_and_the_image(compose: dict[str, Any
 def test_redis_keeps_every_write_and_never_evicts(compose: dict[str, Any]) -> None:
     redis = compose["services"]["redis"]
     command = " ".join(redis["command"])
-    assert "--appendonly yes --appendfsync always --maxmemory-policy noeviction" in command
+    assert "--appendonly yes --appendfsync always" in command
+    assert "--maxmemory-policy noeviction" in command
     assert redis["volumes"] == ["redis:/data"]
+
+
+def test_every_service_has_limits_of_memory_and_of_processes(compose: dict[str, Any], repo_root: Path) -> None:
+    total = 0
+    for name, service in compose["services"].items():
+        assert service["mem_limit"] == service["memswap_limit"], f"{name} may swap"
+        total += bytes_of(service["mem_limit"])
+        assert 0 < service["pids_limit"] <= 1024, name
+    assert f"{total / (1 << 30):g} GiB" in (repo_root / "docker-compose.yml").read_text()
+
+
+def test_redis_has_room_to_rewrite_its_file_when_it_is_full(compose: dict[str, Any]) -> None:
+    redis = compose["services"]["redis"]
+    most = bytes_of(redis["command"][redis["command"].index("--maxmemory") + 1])
+    assert 2 * most <= bytes_of(redis["mem_limit"])
+
+
+def test_a_service_holds_more_memory_than_its_program_is_told_to_use(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    heap = re.search(r"-Xmx(\w+)", services["kafka"]["environment"]["KAFKA_HEAP_OPTS"])
+    assert heap is not None
+    assert 1.5 * bytes_of(heap[1]) <= bytes_of(services["kafka"]["mem_limit"])
+    held = MAX_BYTES + MAX_SENDING_BYTES
+    assert 1.5 * held <= bytes_of(services["serve"]["mem_limit"])
+
+
+def test_every_service_that_stays_says_how_it_is_except_sources(compose: dict[str, Any], repo_root: Path) -> None:
+    checks = {name: service.get("healthcheck") for name, service in compose["services"].items()}
+    assert {name for name, check in checks.items() if check == {"disable": True}} == {"topics", "simulate"}
+    assert {name for name, check in checks.items() if check is None} == {"grafana"}
+    recipe = (repo_root / "Dockerfile").read_text()
+    assert "HEALTHCHECK " in recipe
+    assert str(checks["worker"]["test"][-1]) in recipe
+
+
+def test_the_base_of_both_stages_is_the_same_argument(compose: dict[str, Any], repo_root: Path) -> None:
+    lines = (repo_root / "Dockerfile").read_text().splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("FROM ")] == ["${BASE}", "${BASE}"]
+    (default,) = [line.removeprefix("ARG BASE=") for line in lines if line.startswith("ARG BASE=")]
+    assert compose["services"]["worker"]["build"]["args"] == {"BASE": f"${{HEXVEIL_BASE:-{default}}}"}
 
 
 def test_a_simulated_fleet_runs_in_the_demo_profile_only(compose: dict[str, Any]) -> None:

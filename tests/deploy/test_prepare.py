@@ -1,4 +1,4 @@
-"""What a machine lacks for `make demo` and `make test` is told all at once, in one message."""
+"""One message names everything that a machine lacks for `make demo` and `make test`."""
 
 from __future__ import annotations
 

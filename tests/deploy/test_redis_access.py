@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -26,6 +25,7 @@ from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys
 from tests.support import shipped
 from tests.support.builders import bus_config
+from tests.support.environment import environment
 from tests.support.redis_servers import pytest_generate_tests  # noqa: F401 - each test on both servers
 from tests.support.topics_reader import read_all
 
@@ -80,11 +80,11 @@ class Guarded:
     def environment(self, name: str, **more: str) -> dict[str, str]:
         """Of a process that is ``name`` to this server."""
         ours = {
-            "HEXVEIL_REDIS__URL": self.url(),
-            "HEXVEIL_REDIS__USERNAME": name,
-            "HEXVEIL_REDIS__PASSWORD_FILE": str(self.password_file(name)),
+            "redis.url": self.url(),
+            "redis.username": name,
+            "redis.password_file": str(self.password_file(name)),
         }
-        return os.environ | {"PYTHONPATH": str(REPO_ROOT)} | ours | more
+        return environment(ours | more)
 
     def tester(self, **options: object) -> redis.Redis:
         return redis.Redis.from_url(self.url(), username="tester", password="t-secret", **options)
@@ -114,15 +114,15 @@ async def test_worker_and_operator_do_their_work_with_the_documented_rights_and_
     guarded: Guarded, kafka: str, topic_name: str, tmp_path: Path
 ) -> None:
     feed = {
-        "HEXVEIL_FEED__NAME": topic_name,
-        "HEXVEIL_FEED__TOPIC": topic_name,
-        "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
-        "HEXVEIL_KAFKA__GROUP": topic_name,
-        "HEXVEIL_PRIVACY__USER_KEY_FILE": str(tmp_path / "user.key"),
-        "HEXVEIL_OPERATOR__PORT": str(free_port()),
-        "HEXVEIL_WINDOW__LATENESS": "event-time",
-        "HEXVEIL_WINDOW__IDLE_TIMEOUT": "2s",
-        "HEXVEIL_CONFIG": str(shipped.BUS),
+        "feed.name": topic_name,
+        "feed.topic": topic_name,
+        "kafka.bootstrap": kafka,
+        "kafka.group": topic_name,
+        "privacy.user_key_file": str(tmp_path / "user.key"),
+        "operator.port": str(free_port()),
+        "window.lateness": "event-time",
+        "window.idle_timeout": "2s",
+        "config": str(shipped.BUS),
     }
     await create_topics(bus_config(tmp_path, **{"feed.topic": topic_name, "kafka.bootstrap": kafka}))
     recording = tmp_path / "hour.ndjson"
@@ -295,17 +295,16 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, key: str, content: 
 
 def test_a_worker_that_redis_refuses_says_so_and_ends(guarded: Guarded, kafka: str, tmp_path: Path) -> None:
     (tmp_path / "wrong").write_text("guess\n")
-    environment = guarded.environment(
-        "worker",
-        HEXVEIL_CONFIG=str(shipped.BUS),
-        HEXVEIL_KAFKA__BOOTSTRAP=kafka,
-        HEXVEIL_OPERATOR__PORT=str(free_port()),
-        HEXVEIL_REDIS__PASSWORD_FILE=str(tmp_path / "wrong"),
-        HEXVEIL_PRIVACY__USER_KEY_FILE=str(tmp_path / "user.key"),
-    )
+    settings = {
+        "config": str(shipped.BUS),
+        "kafka.bootstrap": kafka,
+        "operator.port": str(free_port()),
+        "redis.password_file": str(tmp_path / "wrong"),
+        "privacy.user_key_file": str(tmp_path / "user.key"),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "stream", "worker"],
-        env=environment,
+        env=guarded.environment("worker", **settings),
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -51,7 +51,7 @@ class Desk:
         return [sys.executable, "-c", text] if block.language == "python" else ["bash", "-euo", "pipefail", "-c", text]
 
     def run(self, block: Block) -> None:
-        """Run it to its end, which must be the one that the page says."""
+        """Run the block; it must end with the exit code that the page states."""
         done = subprocess.run(
             self.command(block),
             cwd=self.folder,

@@ -33,7 +33,7 @@ DIRECTIVES = ("", "exit", "background", "small", "elsewhere", "not")
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block of a page; ``line`` is where it begins, ``how`` what is said about its test."""
+    """One fenced block of a page. ``line``: where it begins; ``how``: what the page says about testing it."""
 
     page: str
     line: int

@@ -83,7 +83,7 @@ def test_half_of_a_simple_bound_is_not_enough() -> None:
 def test_the_conversion_agrees_with_the_published_implementation() -> None:
     """OpenDP's zCDP-to-approximate-DP map at scale 4, δ = 10⁻³ states 0.6880024554878086."""
     assert epsilon_of_rho(NANO // 32, 1e-3) == pytest.approx(0.6880024554878, abs=1.1e-6)
-    import opendp.prelude as opendp  # a second of imports, for this test alone
+    import opendp.prelude as opendp  # these imports take a second and only this test needs them
 
     opendp.enable_features("contrib")
     space = opendp.atom_domain(T=int), opendp.absolute_distance(T=float)

@@ -104,7 +104,7 @@ def test_opendp_draws_from_the_same_distribution() -> None:
 
     A scale 10 % off fails the first with power above 1 - 1e-6, the second, at 1e-3, with power 0.9999.
     """
-    import opendp.prelude as opendp  # a second of imports, for this test alone
+    import opendp.prelude as opendp  # these imports take a second and only this test needs them
 
     opendp.enable_features("contrib")
     space = opendp.vector_domain(opendp.atom_domain(T=int)), opendp.l2_distance(T=float)

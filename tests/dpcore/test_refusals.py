@@ -170,7 +170,7 @@ def test_bad_input_is_refused_with_the_value_and_the_remedy(case: str, name: str
 
 @pytest.mark.parametrize("name", CELLS)
 def test_one_user_one_sample_equal_values_and_a_range_of_0_have_defined_means(name: str) -> None:
-    """Without noise the released number is the value; with U = 0 it is 0, without noise, at no charge to anybody."""
+    """Without noise the released number is the value. With U = 0 it is 0, has no noise and charges nobody."""
     make = CELLS[name]
     for samples, values in (((1,), (37,)), ((5,), (37,) * 5), ((2, 3, 1), (37,) * 6)):
         mechanism = make(U)

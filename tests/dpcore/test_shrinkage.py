@@ -121,7 +121,7 @@ def dense(means, scales, events, where, covariate) -> np.ndarray:
 def test_block_by_block_is_the_posterior_of_all_cells_at_once(monkeypatch):
     """More cells than inform each other, in blocks that do not divide their number."""
     monkeypatch.setattr(shrinkage, "MOST_INFORMATIVE", 60)
-    monkeypatch.setattr(shrinkage, "_BLOCK", 37)
+    monkeypatch.setattr(shrinkage, "BLOCK", 37)
     where, events, _, scales, means = city(np.random.default_rng(8), 150)
     covariate = np.log(events)
     found = shrink(means, scales, events, upper=UPPER, positions_km=where, covariates=covariate[:, None])

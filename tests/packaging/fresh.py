@@ -43,7 +43,7 @@ def run(*command: str | Path, cwd: Path = Path("/")) -> str:
 
 
 def clean() -> dict[str, str]:
-    """This environment without what would lead back to this tree or configure Hexveil."""
+    """The present environment without variables that lead to this tree or configure Hexveil."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HEXVEIL", "VIRTUAL"))}
 
 
@@ -67,7 +67,7 @@ def install(archive: Path, folder: Path) -> None:
 
 
 def install_linked(archive: Path, folder: Path) -> None:
-    """The same without a download: what ``archive`` requires, and no more, linked from the environment of the tests."""
+    """The same without a download: what ``archive`` requires is linked from the environment of the tests."""
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
     run(*pip, "install", "-q", "--no-deps", archive)

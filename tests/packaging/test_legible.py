@@ -1,4 +1,4 @@
-"""What keeps the source legible: files of one subject, functions that fit on a screen, locals named for what they hold."""
+"""The source stays legible: files have one subject, functions fit on a screen, locals are named for what they hold."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ EMPTY_NAMES = {"found", "held", "told", "some"}
 """They say that there is something, and not what."""
 
 ROOMS = ("stream", "dpcore", "bench")
+BY_NAME = {"setattr", "delattr", "getattr", "hasattr", "object"}
+"""Functions that reach an attribute by its name in a string: Python's, and those of pytest's and unittest's patches."""
 OF_OTHERS = {"_name"}
 """Private names of ours that objects of other libraries have too: the metrics of prometheus_client."""
 
@@ -32,7 +34,7 @@ def functions_in(tree: ast.AST) -> Iterator[Function]:
 
 
 def locals_of(function: Function) -> set[str]:
-    """Names that a function binds, not those of functions and classes inside it."""
+    """Names that a function binds, without those that functions and classes inside it bind."""
     arguments = function.args
     named = {
         argument.arg
@@ -62,7 +64,7 @@ def locals_of(function: Function) -> set[str]:
 
 
 def problems_of(source: str) -> list[str]:
-    """What is too long and has no reason beside it, and reasons beside what is short."""
+    """Functions that are too long without a stated reason, and reasons at functions that are short."""
     lines, problems = source.splitlines(), []
     for function in functions_in(ast.parse(source)):
         length, names = function.end_lineno - function.lineno + 1, len(locals_of(function))
@@ -136,7 +138,19 @@ def reaches_inside(source: str, private: set[str]) -> list[str]:
                 pass
             case ast.Attribute(attr=name) if is_private(name) and name in private - OF_OTHERS:
                 problems.append(f"{node.lineno}: uses {ast.unparse(node)}")
+            case ast.Call(func=called, args=arguments) if ast.unparse(called).rpartition(".")[2] in BY_NAME:
+                names = {name for argument in arguments[:2] for name in names_in(argument)}
+                reached = sorted(names & (private - OF_OTHERS - own))
+                problems += [f"{node.lineno}: names {name} in {ast.unparse(called)}" for name in reached]
     return problems
+
+
+def names_in(argument: ast.expr) -> set[str]:
+    """The parts of a literal name with dots; an empty set for any other expression."""
+    match argument:
+        case ast.Constant(value=str(name)):
+            return set(name.split("."))
+    return set()
 
 
 def is_module(package: str, name: str) -> bool:
@@ -160,8 +174,14 @@ def test_tests_reach_our_code_through_public_names_alone() -> None:
         "from stream.app import closing\nclosing._draw()",
         "class A(Ours):\n    def f(self):\n        self._draw()",
         "class A(Ours):\n    def _draw(self):\n        super()._draw()",
+        "monkeypatch.setattr(closing, '_draw', 1)",
+        "patch.setattr('stream.app.closing._draw', 1)",
+        "setattr(closing, '_draw', 1)",
+        "getattr(closing, '_draw')",
+        "patch.delattr(closing, '_draw')",
+        "mock.patch.object(closing, '_draw')",
     ],
-    ids=["import", "call", "subclass", "super"],
+    ids=["import", "call", "subclass", "super", "patched", "dotted", "set", "got", "deleted", "mocked"],
 )
 def test_a_test_that_reaches_inside_is_noticed(source: str) -> None:
     assert reaches_inside(source, {"_draw"})
@@ -170,6 +190,7 @@ def test_a_test_that_reaches_inside_is_noticed(source: str) -> None:
 def test_what_a_test_defines_itself_and_what_others_define_is_none_of_ours() -> None:
     own = "class A:\n    def _draw(self):\n        self._draw()\n"
     others = "from redis import _draw\nmetric._name\nfrom dpcore.spatial._mixture import Nodes\n"
+    others += "setattr(closing, 'draw', '_draw')\nsetattr(metric, '_name', 1)\n"
     assert not reaches_inside(own + others, {"_draw", "_name"})
 
 

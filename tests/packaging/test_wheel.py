@@ -169,7 +169,7 @@ def test_benchmarks_say_that_they_live_in_the_source_tree(desk: Desk) -> None:
     shutil.which("java") is None, reason="no Java on PATH: what the demo needs of it is tried elsewhere"
 )
 def test_the_demo_wants_no_clone(desk: Desk) -> None:
-    """Its list of jars is in the wheel; where Kafka is insisted on and neither they nor Maven are there, it says so."""
+    """The wheel contains the list of jars. If Kafka is required and neither jars nor Maven exist, the demo says so."""
     tools = desk.folder / "tools"
     tools.mkdir()
     java = shutil.which("java")

@@ -47,7 +47,7 @@ def noticed(bug: Bug, copy: Path) -> str:
     whole = file.read_text(encoding="utf-8")
     if whole.count(bug.before) != 1:
         return "misplaced"
-    # A file of its own: the other name of this one is the tree's.
+    # Replace the file, because the copy is a hard link to the file of the tree.
     file.unlink()
     file.write_text(whole.replace(bug.before, bug.after), encoding="utf-8")
     try:
@@ -59,7 +59,7 @@ def noticed(bug: Bug, copy: Path) -> str:
 
 
 def failing_without_a_bug(bugs: Iterable[Bug], copy: Path, jobs: int) -> str:
-    """What pytest says of the tests named, and of more that the same words select, if not all pass; else nothing."""
+    """What pytest prints about the selected tests if not all of them pass; otherwise an empty string."""
     named = list(bugs)
     files = sorted({bug.test for bug in named})
     words = sorted({f"({bug.select})" for bug in named})

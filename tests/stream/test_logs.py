@@ -1,4 +1,4 @@
-"""Logs are JSON, one object a line, whoever writes; what repeats is told when it begins and counted after it."""
+"""Logs are one JSON object per line, also those of libraries; a repeated line is written once and then counted."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ Leak = Callable[[pytest.MonkeyPatch], None]
 
 
 def status_by_raw_count(patch: pytest.MonkeyPatch) -> None:
-    """A cell nobody visited is called suppressed."""
+    """Planted bug: a cell that nobody visited is marked as suppressed."""
 
     def leaking(counts: Any, *rest: Any) -> Plan:
         plan = plan_window(counts, *rest)
@@ -259,7 +259,7 @@ def _visited(counts: Any, message: Message) -> bool:
 
 
 def messages_for_visited_cells(patch: pytest.MonkeyPatch) -> None:
-    """As under "values": no message where nobody was."""
+    """Planted bug, as under "values": cells without users have no message."""
     _messages(patch, lambda messages, counts: [m for m in messages if _visited(counts, m)])
 
 
@@ -287,11 +287,11 @@ def bad_input_reported(patch: pytest.MonkeyPatch) -> None:
         assert self.producer is not None
         await self.producer.send(message.topic, message.value, key=message.key, headers=list(message.headers))
 
-    patch.setattr(Ingesting, "_report", report)
+    patch.setattr(Ingesting, "report", report)
 
 
 def windows_with_rows_only(patch: pytest.MonkeyPatch) -> None:
-    """As under "values": a window that nobody visited is not released."""
+    """Planted bug, as under "values": a window without rows is not released."""
     due = Worker.due_slots
 
     async def visited(self: Worker) -> list[int]:
@@ -302,7 +302,7 @@ def windows_with_rows_only(patch: pytest.MonkeyPatch) -> None:
 
 
 def timestamp_of_the_last_event(patch: pytest.MonkeyPatch) -> None:
-    """The record's time tells how much was there, a millisecond an event."""
+    """Planted bug: the record's time reveals the number of events, a millisecond each."""
     _messages(
         patch,
         lambda messages, counts: [

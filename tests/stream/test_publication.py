@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from stream.app.process import WorkProcess
 from stream.app.publishing import Publishing
 from stream.app.worker import Worker
 from stream.config import Config
-from stream.local import REPO_ROOT, free_port
+from stream.local import free_port
 from stream.messages.message import HEXAGON_SPEED, WINDOW
 from stream.messages.topics import create_topics
 from stream.statistics import window_release
@@ -38,6 +37,7 @@ from stream.storage.row_store import ReadThrough, RowStore
 from stream.windows import PublicationTimes
 from tests.support import shipped
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
+from tests.support.environment import worker_environment
 from tests.support.feeding import until
 
 BOX = {"south": 30.17, "west": -97.75, "north": 30.30, "east": -97.66}
@@ -215,21 +215,9 @@ async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_p
     kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
 ) -> None:
     margin = 12.0
-    env = os.environ | {
-        "PYTHONPATH": str(REPO_ROOT),
-        "HEXVEIL_FEED__NAME": topic_name,
-        "HEXVEIL_FEED__TOPIC": topic_name,
-        "HEXVEIL_FEED__DOMAIN": json.dumps(BOX),
-        "HEXVEIL_HEXAGONS__RESOLUTION": "7",
-        "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
-        "HEXVEIL_KAFKA__GROUP": topic_name,
-        "HEXVEIL_REDIS__URL": redis_url,
-        "HEXVEIL_OPERATOR__PORT": str(free_port()),
-        "HEXVEIL_PRIVACY__USER_KEY_FILE": str(tmp_path / "user.key"),
-        "HEXVEIL_WINDOW__SLOT": "3s",
-        "HEXVEIL_WINDOW__ALLOWED_DELAY": "0s",
-        "HEXVEIL_WINDOW__PUBLICATION_MARGIN": f"{margin:.0f}s",
-    }
+    area = {"feed.domain": json.dumps(BOX), "hexagons.resolution": "7"}
+    ticks = {"window.slot": "3s", "window.allowed_delay": "0s", "window.publication_margin": f"{margin:.0f}s"}
+    env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **area, **ticks)
     hexveil, at = [sys.executable, "-m", "stream"], ["--config", str(shipped.RIDERS)]
     for command in (["topics", "create", *at], ["ledger", "adopt", *at, "--no-other-ledger"]):
         subprocess.run([*hexveil, *command], env=env, cwd=tmp_path, check=True)

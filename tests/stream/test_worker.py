@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import os
 import re
 import signal
 import subprocess
@@ -25,13 +24,14 @@ from redis.asyncio import Redis
 from dpcore.contributions import Contributions
 from stream.config import Config
 from stream.ingestion.pseudonyms import Pseudonyms, load_user_key
-from stream.local import REPO_ROOT, free_port
+from stream.local import free_port
 from stream.messages.message import HEXAGON_SPEED, WINDOW, schema
 from stream.statistics.pipeline import plan_window
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from tests.support import shipped
 from tests.support.builders import bus_config
+from tests.support.environment import worker_environment
 from tests.support.topics_reader import read_all
 
 
@@ -88,18 +88,8 @@ def test_a_recorded_day_survives_a_killed_worker_with_every_window_released_once
 
     path = shared_data / "capmetro" / "2017-03-21.csv.gz"
     port = free_port()
-    env = os.environ | {
-        "PYTHONPATH": str(REPO_ROOT),
-        "HEXVEIL_FEED__NAME": topic_name,
-        "HEXVEIL_FEED__TOPIC": topic_name,
-        "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
-        "HEXVEIL_KAFKA__GROUP": topic_name,
-        "HEXVEIL_REDIS__URL": redis_url,
-        "HEXVEIL_OPERATOR__PORT": str(port),
-        "HEXVEIL_PRIVACY__USER_KEY_FILE": str(tmp_path / "user.key"),
-        "HEXVEIL_WINDOW__LATENESS": "event-time",
-        "HEXVEIL_WINDOW__IDLE_TIMEOUT": "4s",
-    }
+    recorded = {"window.lateness": "event-time", "window.idle_timeout": "4s"}
+    env = worker_environment(tmp_path, kafka, redis_url, port, topic_name, **recorded)
     config = bus_config(tmp_path, **{"feed.name": topic_name, "feed.topic": topic_name, "kafka.bootstrap": kafka})
     hexveil = [sys.executable, "-m", "stream"]
     at = ["--config", str(shipped.BUS)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from tests.stream.serve.serving import serving
 from tests.support.builders import SLOT
+from tests.support.environment import worker_environment
 from tests.support.feeding import create_topic, produce
 from tests.support.topics_reader import read_all
 
@@ -52,19 +52,8 @@ def events(users: int = 40) -> list[bytes]:
 async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the_api_and_from_a_file(
     kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
 ) -> None:
-    env = os.environ | {
-        "PYTHONPATH": str(REPO_ROOT),
-        "HEXVEIL_FEED__NAME": topic_name,
-        "HEXVEIL_FEED__TOPIC": topic_name,
-        "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
-        "HEXVEIL_KAFKA__GROUP": topic_name,
-        "HEXVEIL_REDIS__URL": redis_url,
-        "HEXVEIL_OPERATOR__PORT": str(free_port()),
-        "HEXVEIL_PRIVACY__USER_KEY_FILE": str(tmp_path / "user.key"),
-        "HEXVEIL_WINDOW__LATENESS": "event-time",
-        "HEXVEIL_WINDOW__IDLE_TIMEOUT": "4s",
-        "HEXVEIL_HISTOGRAM": json.dumps(SETTINGS),
-    }
+    settings = {"window.lateness": "event-time", "window.idle_timeout": "4s", "histogram": json.dumps(SETTINGS)}
+    env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **settings)
     hexveil = [sys.executable, "-m", "stream"]
     bus = REPO_ROOT / "config" / "bus-fleet.toml"
     await create_topic(kafka, topic_name, 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -25,6 +24,7 @@ from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, RedisServer, free_por
 from stream.logs import QUIET_SECONDS
 from stream.messages.topics import create_topics
 from tests.support.builders import bus_config
+from tests.support.environment import worker_environment
 
 STOP_SECONDS = 10.0
 BUS = str(REPO_ROOT / "config" / "bus-fleet.toml")
@@ -33,18 +33,11 @@ BUS = str(REPO_ROOT / "config" / "bus-fleet.toml")
 class RunningWorker:
     """A worker process and its log."""
 
-    def __init__(self, folder: Path, bootstrap: str, redis_url: str, port: int, **variables: str) -> None:
+    def __init__(self, folder: Path, bootstrap: str, redis_url: str, port: int, **settings: str) -> None:
         self.log, self.port = folder / "worker.log", port
-        env = os.environ | {
-            "PYTHONPATH": str(REPO_ROOT),
-            "HEXVEIL_KAFKA__BOOTSTRAP": bootstrap,
-            "HEXVEIL_REDIS__URL": redis_url,
-            "HEXVEIL_OPERATOR__PORT": str(port),
-            "HEXVEIL_PRIVACY__USER_KEY_FILE": str(folder / "user.key"),
-        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "stream", "worker", "--config", BUS],
-            env=env | variables,
+            env=worker_environment(folder, bootstrap, redis_url, port, **settings),
             cwd=folder,
             stdout=subprocess.DEVNULL,
             stderr=self.log.open("w"),
@@ -92,8 +85,8 @@ class RunningWorker:
 def start(tmp_path: Path) -> Iterator[Callable[..., RunningWorker]]:
     running: list[RunningWorker] = []
 
-    def begin(*arguments: Any, **variables: str) -> RunningWorker:
-        running.append(RunningWorker(tmp_path, *arguments, **variables))
+    def begin(*arguments: Any, **settings: str) -> RunningWorker:
+        running.append(RunningWorker(tmp_path, *arguments, **settings))
         return running[-1]
 
     yield begin
@@ -160,7 +153,7 @@ def test_a_worker_that_still_waits_ends_at_once(start: Callable[..., RunningWork
 def test_a_worker_without_its_topic_ends_with_the_name_and_the_command_and_claims_nothing(
     kafka: str, own_redis: RedisServer, start: Callable[..., RunningWorker], topic_name: str
 ) -> None:
-    worker = start(kafka, own_redis.url, free_port(), HEXVEIL_FEED__TOPIC=topic_name)
+    worker = start(kafka, own_redis.url, free_port(), **{"feed.topic": topic_name})
     assert worker.process.wait(90) == 1
     (last,) = worker.told("cannot go on")
     assert topic_name in last["reason"]
@@ -174,7 +167,7 @@ async def test_a_topic_that_is_deleted_makes_the_worker_unready_until_it_is_ther
 ) -> None:
     config = bus_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic_name})
     await create_topics(config)
-    worker = start(kafka, own_redis.url, free_port(), HEXVEIL_FEED__TOPIC=topic_name, HEXVEIL_FEED__NAME=topic_name)
+    worker = start(kafka, own_redis.url, free_port(), **{"feed.topic": topic_name, "feed.name": topic_name})
     await asyncio.to_thread(worker.wait_for, worker.is_ready)
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
     await admin.start()

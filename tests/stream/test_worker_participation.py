@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -20,12 +19,13 @@ from aiokafka import AIOKafkaProducer
 from redis.asyncio import Redis
 
 from stream.config import load_config
-from stream.local import REPO_ROOT, free_port
+from stream.local import free_port
 from stream.messages.message import HEXAGON_SPEED, REJECTED, WINDOW
 from stream.statistics.participation.public_cells import public_cells
 from stream.storage.keys import FeedKeys
 from tests.support import shipped
 from tests.support.builders import zcdp_config
+from tests.support.environment import worker_environment
 from tests.support.topics_reader import read_all
 
 _DOMAIN = '{"south": 30.2, "west": -97.75, "north": 30.3, "east": -97.6}'
@@ -35,21 +35,9 @@ _DOMAIN = '{"south": 30.2, "west": -97.75, "north": 30.3, "east": -97.6}'
 async def test_every_window_is_released_on_the_tick_with_the_same_number_of_messages_visited_or_not(
     kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, accounting: str
 ) -> None:
-    env = os.environ | {
-        "PYTHONPATH": str(REPO_ROOT),
-        "HEXVEIL_FEED__NAME": topic_name,
-        "HEXVEIL_FEED__TOPIC": topic_name,
-        "HEXVEIL_FEED__DOMAIN": _DOMAIN,
-        "HEXVEIL_HEXAGONS__RESOLUTION": "7",
-        "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
-        "HEXVEIL_KAFKA__GROUP": topic_name,
-        "HEXVEIL_REDIS__URL": redis_url,
-        "HEXVEIL_OPERATOR__PORT": str(free_port()),
-        "HEXVEIL_PRIVACY__USER_KEY_FILE": str(tmp_path / "user.key"),
-        "HEXVEIL_WINDOW__SLOT": "3s",
-        "HEXVEIL_WINDOW__ALLOWED_DELAY": "1s",
-        "HEXVEIL_WINDOW__PUBLICATION_MARGIN": "5s",
-    }
+    area = {"feed.domain": _DOMAIN, "hexagons.resolution": "7"}
+    ticks = {"window.slot": "3s", "window.allowed_delay": "1s", "window.publication_margin": "5s"}
+    env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **area, **ticks)
     riders = str(shipped.RIDERS)
     if accounting == "zcdp":
         zcdp_config(tmp_path)

@@ -15,7 +15,7 @@ from stream.storage.row_store import RowStore
 
 
 class Collected:
-    """A publisher that keeps what it was given."""
+    """A publisher that records the messages instead of sending them."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []

@@ -1,4 +1,4 @@
-"""A server that tells to be Redis 6.2: it answers HELLO, INFO, PING and TIME, and knows nothing else.
+"""A server that claims to be Redis 6.2. It answers HELLO, INFO, PING and TIME, and no other command.
 
 No package here brings one so old. Run it with ``--port N``, as ``redis-server`` is.
 """

@@ -83,7 +83,7 @@ class _Overwhelming(np.ndarray):
 
 
 class Swallowing(Noise):
-    """Recorded noise that swallows what it is added to, and choices that ignore their costs.
+    """Recorded noise that replaces the number to which it is added, and choices that ignore their costs.
 
     It makes the noisy numbers and choices of any two histories equal, as their noise might. A release that is a function of
     these and of public numbers alone is then the same to the byte; whatever still differs did not pass through noise.
@@ -144,7 +144,7 @@ def worker_parts(monkeypatch: pytest.MonkeyPatch, noise: Callable[[], Noise]) ->
     with monkeypatch.context() as patch:
         patch.setattr(reader, "time", clock)
         patch.setattr(RowStore, "now_us", lambda _: clock.now_us())
-        patch.setattr(reader.Ingestor, "_arrivals", lambda _, records: clock.arrivals(records))
+        patch.setattr(reader.Ingestor, "arrivals", lambda _, records: clock.arrivals(records))
         patch.setattr(close_process, "Noise", noise)
         for name, module in sys.modules.items():
             if noise is Swallowing and name.startswith(("stream.", "dpcore.spatial.", "dpcore.participation")):
@@ -299,7 +299,7 @@ def _cells(found: Transcript) -> list[str]:
 
 
 def _paths(template: str, windows: Sequence[str], cells: Sequence[str]) -> list[str]:
-    """Requests that fit ``template``, and some that do not; none of an open stream."""
+    """Requests that match ``template``, and some that do not; event streams are left out."""
     if template.endswith("/stream"):
         return []
     paths = [template]

@@ -15,8 +15,8 @@ import structlog
 
 from stream.messages.lines import LineError, read_line
 from stream.messages.message import OUTPUT_TOPICS, WINDOW
-from stream.serve.reading.intake import Intake
-from stream.serve.window_store import TOPICS, View
+from stream.serve.reading.intake import Arrival, Intake
+from stream.serve.received import TOPICS, received
 
 log = structlog.get_logger()
 
@@ -139,7 +139,7 @@ class FileSource:
         self._path = path
         self._followers: dict[Path, Follower] = {}
         self._markers = 0
-        self._refused = 0
+        self._refused = False
         self._said = ""
 
     async def run(self, intake: Intake) -> None:
@@ -177,34 +177,39 @@ class FileSource:
         """Whether the file had anything new."""
         position, passed_over = follower.position, follower.passed_over
         try:
-            lines = await asyncio.to_thread(follower.lines)
+            arrivals, refusals, reason = await intake.in_thread(self._next, follower)
         except OSError as error:
             self._say(f"{follower.path}: {error.strerror or error}")
             return False
         if follower.passed_over > passed_over:
             intake.refuse(follower.passed_over - passed_over)
             self._tell_refused(follower.path, f"longer than {MAX_LINE} bytes, or cut short")
-        for line in filter(None, lines):
-            self._take_line(intake, follower.path, line)
-        await asyncio.sleep(0)
+        if refusals:
+            intake.refuse(refusals)
+            self._tell_refused(follower.path, reason)
+        await intake.take(arrivals)
         return follower.position != position
 
-    def _take_line(self, intake: Intake, path: Path, text: bytes) -> None:
-        try:
-            line = read_line(text)
-        except LineError as error:
-            intake.refuse()
-            self._tell_refused(path, str(error))
-            return
-        if line.topic in TOPICS or line.topic not in OUTPUT_TOPICS:
-            number = self._markers + 1
-            self._markers += line.topic == WINDOW
-            intake.take(line.topic, line.ce_id, bytes(line.value), number)
+    def _next(self, follower: Follower) -> tuple[list[Arrival], int, str]:
+        """The next messages of a file, the number of lines that are none, and what is wrong with the first of these."""
+        arrivals: list[Arrival] = []
+        refusals, reason = 0, ""
+        for text in filter(None, follower.lines()):
+            try:
+                line = read_line(text)
+            except LineError as error:
+                refusals, reason = refusals + 1, reason or str(error)
+                continue
+            if line.topic in TOPICS or line.topic not in OUTPUT_TOPICS:
+                number = self._markers + 1
+                self._markers += line.topic == WINDOW
+                arrivals.append(Arrival(line.topic, line.ce_id, bytes(line.value), number))
+        return arrivals, refusals, reason
 
     def _tell_refused(self, path: Path, reason: str) -> None:
         if not self._refused:
             log.warning("a line is not a release; further ones are only counted", file=str(path), reason=reason[:200])
-        self._refused += 1
+        self._refused = True
 
     def _say(self, problem: str) -> None:
         if problem != self._said:
@@ -238,9 +243,8 @@ def feed_in(path: Path) -> str | None:
                 read = read_line(line)
             except LineError:
                 continue
-            view = View()
-            if view.add(read.topic, read.ce_id, bytes(read.value)) == "taken":
-                return next(iter(view.windows.values())).feed
+            if (message := received(read.topic, read.ce_id, bytes(read.value))) is not None:
+                return message.feed
     except OSError as error:
         raise ReleaseSourceError(f"{path}: {error.strerror or error}; give a file that can be read") from None
     if seen:

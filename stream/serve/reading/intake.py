@@ -3,37 +3,79 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from stream.serve.metrics import PublicMetrics
+from stream.serve.received import Received, received
 from stream.serve.window_store import View, WindowView
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+PIECE_BYTES = 256 << 10
+"""Messages are checked by this many bytes at a time; between two pieces the event loop answers readers."""
+
+
+class Arrival(NamedTuple):
+    """A message as a source found it, not checked yet. ``number``: a close marker's position among the markers, from 1."""
+
+    topic: str
+    ce_id: str
+    value: bytes
+    number: int
 
 
 class Intake:
-    """Puts messages into the store, counts them, and announces each window that becomes complete."""
+    """Puts messages into the store, counts them, and announces each window that becomes complete.
+
+    Whatever takes time in proportion to a message or a window happens in a thread: decoding, the schema, histograms and
+    digests. The thread is the intake's own, so that readers who ask for much cannot hold it up. The store is changed in the
+    event loop alone.
+    """
 
     def __init__(self, view: View, metrics: PublicMetrics, announce: Callable[[WindowView], None]) -> None:
         self.view = view
         self._metrics = metrics
         self._announce = announce
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="intake")
         self.caught_up = asyncio.Event()
         """Set by the source once it has passed on everything that existed at the start. No window is announced before that."""
 
-    def take(self, topic: str, ce_id: str, value: bytes, number: int) -> None:
-        """Take one message of an output topic. ``number``: a close marker's position among the markers, from 1."""
+    async def take(self, arrivals: Sequence[Arrival]) -> None:
+        """Take messages of output topics in their order. One source calls this, and waits before it calls it again."""
+        for piece in _pieces(arrivals):
+            for message in await self.in_thread(_checked, piece):
+                await self._put(message)
+
+    async def in_thread(self, work: Callable[[Argument], Result], argument: Argument) -> Result:
+        """What ``work`` returns for ``argument``, worked out in the intake's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, argument)
+
+    async def _put(self, message: Received | None) -> None:
         self._metrics.messages.inc()
-        outcome = self.view.add(topic, ce_id, value, number)
+        outcome = "invalid" if message is None else self.view.put(message)
         if outcome == "invalid":
             self._metrics.invalid.inc()
         elif outcome == "duplicate":
             self._metrics.duplicate.inc()
-        elif outcome == "completed" and (window := self.view.last_completed):
-            self._metrics.windows.inc()
-            self._metrics.last_window_seconds.set(datetime.fromisoformat(window.end).timestamp())
-            if self.caught_up.is_set():
-                self._announce(window)
+        elif outcome == "taken" and message is not None and (window := self.view.full(message)):
+            cells = await self.in_thread(WindowView.agreeing, window)
+            if cells is not None:
+                self._complete(window, cells)
+
+    def _complete(self, window: WindowView, cells: list[bytes]) -> None:
+        window.finish(cells)
+        self._metrics.windows.inc()
+        self._metrics.last_window_seconds.set(datetime.fromisoformat(window.end).timestamp())
+        if self.caught_up.is_set():
+            self._announce(window)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def refuse(self, count: int = 1) -> None:
         """Count something that is not a message."""
@@ -49,3 +91,21 @@ class Source(Protocol):
 
     async def run(self, intake: Intake) -> None:
         """Pass messages to ``intake`` until cancelled. Its server or file may disappear and come back."""
+
+
+def _pieces(arrivals: Sequence[Arrival]) -> Iterator[list[Arrival]]:
+    """The messages in their order, :data:`PIECE_BYTES` together, or one message that has more."""
+    piece: list[Arrival] = []
+    size = 0
+    for arrival in arrivals:
+        if piece and size + len(arrival.value) > PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(arrival)
+        size += len(arrival.value)
+    if piece:
+        yield piece
+
+
+def _checked(piece: list[Arrival]) -> list[Received | None]:
+    return [received(*arrival) for arrival in piece]

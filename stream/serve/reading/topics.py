@@ -18,14 +18,15 @@ from aiokafka.structs import ConsumerRecord
 from stream.config.servers import KafkaConfig
 from stream.connection import kafka_options
 from stream.messages.message import WINDOW
-from stream.serve.reading.intake import Intake
-from stream.serve.window_store import TOPICS
+from stream.serve.reading.intake import Arrival, Intake
+from stream.serve.received import TOPICS
 
 log = structlog.get_logger()
 
 _RETRY_SECONDS = 2.0
 _POLL_MS = 500
-_BATCH = 5000
+_BATCH = 500
+"""Messages that the client library unpacks in one go, in the event loop."""
 
 Positions = dict[TopicPartition, int]
 
@@ -92,8 +93,7 @@ async def _take_until(intake: Intake, consumer: AIOKafkaConsumer, begin: Positio
         consumer.seek(partition, offset)
     while not await _reached(consumer, ends):
         for records in (await consumer.getmany(timeout_ms=_POLL_MS, max_records=_BATCH)).values():
-            for record in records:
-                _take(intake, record)
+            await intake.take([_arrival(record) for record in records])
 
 
 async def _follow(intake: Intake, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
@@ -107,17 +107,15 @@ async def _follow(intake: Intake, consumer: AIOKafkaConsumer, partitions: list[T
                 markers += records
                 ends = await consumer.end_offsets(others)
             else:
-                for record in records:
-                    _take(intake, record)
+                await intake.take([_arrival(record) for record in records])
         if markers and await _reached(consumer, ends):
-            for record in markers:
-                _take(intake, record)
+            await intake.take([_arrival(record) for record in markers])
             markers = []
 
 
-def _take(intake: Intake, record: ConsumerRecord) -> None:
+def _arrival(record: ConsumerRecord) -> Arrival:
     ce_id = (dict(record.headers).get("ce_id") or b"").decode(errors="replace")
-    intake.take(record.topic, ce_id, record.value or b"", record.offset + 1)
+    return Arrival(record.topic, ce_id, record.value or b"", record.offset + 1)
 
 
 def _problem(partitions: dict[str, set[int]]) -> str | None:

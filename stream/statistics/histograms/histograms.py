@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.budget import from_micro
+from dpcore.earth import EARTH_M
 from dpcore.noise import Noise
 from dpcore.spatial import (
     HTF,
@@ -37,7 +38,6 @@ from dpcore.spatial.euler import Euler
 from dpcore.spatial.regions import Regions, extract_regions
 from dpcore.spatial.release import Released, rounded
 from stream.config import Config
-from stream.earth import EARTH_M
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.plan import HistogramPlan, Plan, PlanError, RegionPlan
 from stream.windows import utc_text

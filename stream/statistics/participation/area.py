@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dpcore.earth import EARTH_M
 from stream.config import ConfigError
-from stream.earth import EARTH_M
 
 Position = tuple[float, float]
 """Longitude and latitude in degrees, in GeoJSON's order."""

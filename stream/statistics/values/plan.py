@@ -28,8 +28,8 @@ from stream.windows import Period, Window
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
-_MANY_PAIRS = 200_000
-"""(cell, user) pairs above which no candidate but the plain one is tried: each of the others takes seconds there."""
+MAX_PAIRS = 200_000
+"""(cell, user) pairs up to which more than the plain candidate is tried: beyond, each of the others takes seconds."""
 
 
 def plan_values(
@@ -124,7 +124,7 @@ def _enough_users(counts: Counts, samples: IntArray, min_users: int) -> IntArray
 def _proposals(public: PublicWindow) -> tuple[list[IntArray], tuple[str, ...]]:
     """Retained samples (P,) to choose among, everything that is admitted first; and the steps that were cut short.
 
-    What is too costly is decided by public counts, never by a clock: above :data:`_MANY_PAIRS` pairs neither suppression nor
+    What is too costly is decided by public counts, never by a clock: above :data:`MAX_PAIRS` pairs neither suppression nor
     joint clipping is tried, and suppression ends at its limit of evaluations. So whoever plans the window decides the same.
     """
     counts, speed = public.counts, public.config.speed
@@ -134,7 +134,7 @@ def _proposals(public: PublicWindow) -> tuple[list[IntArray], tuple[str, ...]]:
     if not active.any():
         return proposals, ()
     part = _active_part(counts, plain)
-    few_pairs = len(part.samples) <= _MANY_PAIRS
+    few_pairs = len(part.samples) <= MAX_PAIRS
     chosen = []
     if speed.suppression == "chop-user":
         suppression = _suppressed(part, public.config) if few_pairs else None

@@ -125,7 +125,7 @@ def split(last: int, upper: int) -> np.ndarray:
 
 @pytest.mark.parametrize("make", [Levy, FixedQuantile, EpsilonQuantile])
 def test_private_ranges_are_private_together_with_the_mean(make: Any) -> None:
-    """ε = 2, outputs (mean, scale): the scale tells the width of the range."""
+    """ε = 2. The outputs are (mean, scale), because the scale reveals the width of the range."""
     mechanism = make(800)
     plan = mechanism.plan(MANY, 2 * MICRO)
     assert isinstance(plan, RangePlan)
@@ -145,7 +145,7 @@ def test_private_ranges_are_private_together_with_the_mean(make: Any) -> None:
 def test_averages_that_are_not_clipped_to_the_range_are_caught(
     make: Any, m: np.ndarray, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ε = 2. Everybody near the same speed but for one, who moves across the whole range."""
+    """ε = 2. All users are near the same speed except one, whose value moves across the whole range."""
     mechanism = make(800)
     plan = mechanism.plan(m, 2 * MICRO)
     base = np.repeat(np.linspace(380, 420, len(m)).astype(np.int64), m)

@@ -49,7 +49,7 @@ def test_the_choice_follows_goal_cells_and_points_per_cell(
 
 
 class Recorded(Silence):
-    """Noise of 0 that keeps the scales it was asked for."""
+    """Noise of 0 that records the scales with which it is drawn."""
 
     def __init__(self) -> None:
         super().__init__()

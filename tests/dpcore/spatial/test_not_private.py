@@ -1,4 +1,4 @@
-"""The baselines that look at the data are no better private than they are: they cannot be released or reached by the service."""
+"""Baselines that read the data are not private, so the service can neither release nor reach them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ DOMAIN = Domain.unit_cells(64, 64)
 
 
 def town(seed: int = 1, points: int = 60_000) -> np.ndarray:
-    """A dense quarter in one corner; three quarters of the box are empty."""
+    """Points fill one quarter of the box densely; the other three are empty."""
     rng = np.random.default_rng(seed)
     x, y = np.clip(rng.normal(12, 4, (2, points)), 0, 24).astype(int)
     counts = np.zeros(DOMAIN.shape, dtype=np.int64)
@@ -117,7 +117,7 @@ def test_a_node_is_dropped_where_it_is_surely_empty_and_kept_where_it_surely_is_
 
 
 def unpaid(counts: FloatArray, variances: FloatArray) -> LevelDraws:
-    """Draws of one level that cost nothing."""
+    """Draws of one level without any budget."""
     return LevelDraws(counts, variances, np.zeros(len(counts), dtype=np.int64), np.ones(len(counts), dtype=bool))
 
 

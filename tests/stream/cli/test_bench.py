@@ -1,4 +1,4 @@
-"""``hexveil bench``: one way to run every benchmark, quick figures marked, misuse told before anything is measured."""
+"""``hexveil bench`` runs every benchmark, marks quick figures, and reports misuse before anything is measured."""
 
 from __future__ import annotations
 

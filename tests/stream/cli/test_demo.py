@@ -108,7 +108,7 @@ def test_ctrl_c_after_the_first_release_ends_with_a_summary_and_leaves_no_proces
         assert demo.stdout is not None
         first = demo.stdout.readline()
         children = psutil.Process(demo.pid).children(recursive=True)
-        os.killpg(demo.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+        os.killpg(demo.pid, signal.SIGINT)  # a terminal sends it to every process of the group
         rest, errors = demo.communicate(timeout=60)
     assert demo.returncode == 0, errors
     assert "cells" in first

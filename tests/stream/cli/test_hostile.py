@@ -1,4 +1,4 @@
-"""Commands given what they should not be given: a sentence and an exit code, never a traceback."""
+"""Commands with wrong arguments or input end with a sentence and an exit code, never with a traceback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def toml(old: str, new: str) -> Callable[[Path], None]:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to stand in; nothing answers on the network."""
+    """An empty working folder; no server answers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:9")

@@ -1,4 +1,4 @@
-"""Addresses are shown without what is secret in them, whoever shows them."""
+"""Every address is shown without its credentials, in messages, logs and tables."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def event(user: str, moment: float, speed: float = 20.0) -> bytes:
 
 
 async def speeds(redis: Redis) -> dict[int, list[int]]:
-    """Values of the rows of every open slot: they tell the events apart."""
+    """Values of the rows of every open slot; each event has a value of its own."""
     state = RowStore(redis, "bus")
     return {slot: sorted((await state.read_rows(slot))["value"].tolist()) for slot in await state.open_slots()}
 

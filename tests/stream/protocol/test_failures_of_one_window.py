@@ -89,7 +89,7 @@ async def test_a_ledger_that_no_window_can_be_charged_to_stops_the_round(
 async def test_what_nobody_foresaw_rests_is_counted_and_is_set_aside_after_three_times(
     kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker's own service, over a window whose closing raises what no step is known to raise."""
+    """The worker's own service closes a window, and the closing raises an error that no step is known to raise."""
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
     await create_topics(config)
     await fill(redis, config, 2)

@@ -1,4 +1,4 @@
-"""Limits of a user through the closing process: what is beyond them is counted for the operator and told to nobody else."""
+"""Limits of a user in the closing process: events beyond them are counted in an operator metric and nowhere else."""
 
 from __future__ import annotations
 

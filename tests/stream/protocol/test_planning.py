@@ -1,4 +1,4 @@
-"""The loop of plan and charge: a plan that meets an exhausted budget is replaced, and gives way after a few attempts."""
+"""The loop of plan and charge: a plan that meets an exhausted budget is replaced, at most a few times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEDGER = FeedKeys("bus").ledger("2017-03-21")
 
 
 class Refusing(Planning):
-    """Somebody's budget is spent elsewhere before every charge."""
+    """Before every charge, another window spends the budget of one of the users."""
 
     async def charge(self, plan: Plan) -> np.ndarray:
         return plan.charged_users()[0][:1]

@@ -207,7 +207,7 @@ async def test_charges_lost_between_charge_and_commit_release_nothing_until_they
 
 
 async def test_a_draw_whose_charges_are_gone_is_never_committed(redis: Redis, tmp_path: Path) -> None:
-    """A replica that is behind takes over after the charge: plan and rows are there, what was spent is not."""
+    """A replica that is behind takes over after the charge. It has the plan and the rows, but not the charges."""
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(5, 80))
     publisher = Collected()
@@ -252,12 +252,28 @@ async def test_a_redis_that_may_evict_the_ledger_is_refused(
     assert report.failure is None
 
 
+async def test_a_full_redis_lets_a_window_wait_and_releases_it_once_it_has_room(
+    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
+) -> None:
+    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
+    await create_topics(config)
+    await store(redis, config, random_rows(4, 60))
+    await redis.config_set("maxmemory", "1")
+    try:
+        (report,) = await close_windows(config, [SLOT])
+    finally:
+        await redis.config_set("maxmemory", "0")
+    assert (report.failure, report.shared) == ("redis", True)
+    (report,) = await close_windows(config, [SLOT])
+    assert report.failure is None
+
+
 async def test_a_broker_that_does_not_show_the_topic_of_markers_starts_no_ledger(
     kafka: str, redis: Redis, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the feed ever released is unknown then: an empty Redis beside it may be a lost one."""
     monkeypatch.setattr(markers, "WINDOW", topic_name)
-    monkeypatch.setattr(markers, "_TOPIC_SECONDS", 1.0)
+    monkeypatch.setattr(markers, "TOPIC_SECONDS", 1.0)
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     with pytest.raises(LedgerError, match="hexveil topics create"):
         await verify_ledger(config, redis)
@@ -352,7 +368,7 @@ async def test_charges_are_paid_once_however_often_they_are_sent_and_never_beyon
 
 
 async def test_a_refused_user_changes_nobody_elses_charge(redis: Redis) -> None:
-    """Otherwise one user's presence would decide when another falls silent, and the individual ledger proves nothing."""
+    """Otherwise one user's presence would decide when the budget of another is spent, and the proof of the ledger would fail."""
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation(birth=0)
     users = np.array([7, 8, 9], dtype=np.uint64)
@@ -371,7 +387,7 @@ async def test_a_refused_user_changes_nobody_elses_charge(redis: Redis) -> None:
 async def test_a_worker_that_falls_asleep_before_its_commit_cannot_release_a_window_again(
     redis: Redis, tmp_path: Path
 ) -> None:
-    """Another worker releases and cleans up between this one's draw and commit: its draw must die unseen."""
+    """Another worker releases the window and cleans up between this worker's draw and commit; this draw must be discarded."""
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(8, 150))
     other, late = Collected(), Collected()

@@ -1,4 +1,4 @@
-"""A window that fails for its content stops nobody: withheld where that is public, set aside otherwise. Real Redis."""
+"""A window that fails because of its content stops no other; it is withheld where that is public, else set aside. Real Redis."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def fails(step: str, error: BaseException) -> Callable[[pytest.MonkeyPatch], Non
 async def test_an_epsilon_that_no_number_of_a_window_can_be_had_for_withholds_it_in_public(
     redis: Redis, tmp_path: Path
 ) -> None:
-    """Fewer µε than numbers that a user enters: a function of counts. No mechanism is reached and nobody is charged."""
+    """There are fewer µε than numbers that a user enters, which counts decide. No mechanism runs and nobody is charged."""
     config = bus_config(tmp_path, **{"privacy.epsilon": 1e-6, "privacy.budget": 1e-6})
     await fill(redis, config, 1)
     out = Collected()

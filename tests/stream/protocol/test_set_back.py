@@ -1,4 +1,4 @@
-"""A Redis that forgot charges: the number of committed windows, in every close marker, gives it away. Real Kafka and Redis."""
+"""If Redis forgets charges, the number of committed windows in every close marker shows it. Real Kafka and Redis."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_a_restored_backup_releases_and_charges_nothing_and_without_it_the
     assert [report.failure for report in await deployment.release(1, 2)] == [None, None]
     if set_back:
         deployment.set_back()
-    close_process.forget_everything()  # another process: what this one has seen is forgotten
+    close_process.forget_everything()  # as in another process, which has not seen the markers
     before = await deployment.spent()
     reports = await deployment.release(3)
     markers_now = await deployment.published()
@@ -151,7 +151,7 @@ async def test_a_restored_backup_releases_and_charges_nothing_and_without_it_the
 async def test_a_backup_that_knows_the_newest_window_but_lacks_an_older_one_released_later_is_refused(
     deployment: Deployment,
 ) -> None:
-    """The newest marker by time is known to Redis; only the number tells."""
+    """Redis knows the newest marker by time; only the number of windows shows that Redis was set back."""
     await deployment.fill(3)
     await deployment.release(2)
     deployment.backup()
@@ -162,7 +162,7 @@ async def test_a_backup_that_knows_the_newest_window_but_lacks_an_older_one_rele
 
 
 async def test_keys_put_back_under_a_running_redis_are_noticed_by_a_running_worker(deployment: Deployment) -> None:
-    """Neither its process nor its replication history changes: nothing but the number gives it away."""
+    """Neither its process nor its replication history changes; only the number of windows shows it."""
     await deployment.fill(3)
     client = Redis.from_url(deployment.server.url)
     await deployment.release(0)
@@ -184,7 +184,7 @@ async def test_keys_put_back_under_a_running_redis_are_noticed_by_a_running_work
 async def test_a_window_half_published_whose_commit_was_lost_is_not_drawn_again_by_the_same_worker(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, set_back: bool
 ) -> None:
-    """Some messages are out, the close marker is not: the topic cannot tell, but the process knows what it committed."""
+    """Some messages are published and the close marker is not. The topic does not show it, but the process knows what it committed."""
     await deployment.fill(1)
     deployment.backup()
 
@@ -408,7 +408,7 @@ async def test_markers_that_retention_deleted_or_a_topic_made_anew_are_no_reason
 
 
 async def test_another_window_under_the_last_number_is_refused(private: Config, topic_name: str, redis: Redis) -> None:
-    """Redis was set back and went another way: the numbers agree, what was released does not."""
+    """Redis was set back and then released other windows: the numbers agree, but the released windows differ."""
     await redis.set(FeedKeys("bus").generation, "g")
     await redis.set(FeedKeys("bus").sequence, 1)
     window = {"messages": 1}

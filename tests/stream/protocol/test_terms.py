@@ -61,7 +61,7 @@ def zcdp(tmp_path: Path, budget: float) -> Config:
 async def test_a_budget_raised_in_a_period_holds_from_the_next_one_on_and_every_marker_says_what_holds(
     redis: Redis, tmp_path: Path, config_of: Callable[[Path, float], Config]
 ) -> None:
-    """Readers were told B for the period; twice as much for those who have spent it would be half a fresh budget."""
+    """Close markers state B for the period; a doubled budget would grant B again to users who have spent it."""
     low, high = config_of(tmp_path, 2.0), config_of(tmp_path, 4.0)
     first = marker(await release(redis, low, SLOT))
     again = marker(await release(redis, high, SLOT + HOUR))
@@ -107,7 +107,7 @@ def histograms(messages: list[Message]) -> int:
 
 
 async def test_histograms_switched_on_under_values_begin_with_the_next_period(redis: Redis, tmp_path: Path) -> None:
-    """Exact losses follow from who else was there; admission to a histogram must not."""
+    """Exact losses depend on which other users took part; admission to a histogram must not depend on that."""
     config = with_histograms("values", tmp_path, ["ug"])
     alone = config.model_copy(update={"histogram": None})
     slots = [SLOT, SLOT + HOUR, SLOT + DAY, SLOT + DAY + HOUR, SLOT + DAY + 2 * HOUR]
@@ -136,7 +136,7 @@ async def test_histograms_planned_before_exact_losses_were_charged_elsewhere_are
 
 
 async def test_histograms_under_participation_may_begin_at_any_time(redis: Redis, tmp_path: Path) -> None:
-    """There a charge follows from a user's own data whatever is released."""
+    """Under this relation a charge depends on the user's own data alone, whatever is released."""
     config = with_histograms("participation", tmp_path, ["ug"])
     alone = config.model_copy(update={"histogram": None})
     found = [

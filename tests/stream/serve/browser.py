@@ -38,7 +38,7 @@ TILE = 512
 
 
 class Watched:
-    """What a page asked for and complained of."""
+    """Requests and errors of a page."""
 
     def __init__(self, page: Page) -> None:
         self.requests: list[str] = []
@@ -76,7 +76,7 @@ async def opened(
     clock: datetime | None = None,
     **options: Any,
 ) -> AsyncIterator[Page]:
-    """The dashboard, painted; afterwards no request went elsewhere and, unless ``errors``, nothing was complained of."""
+    """The dashboard once it is painted. Afterwards no request went elsewhere and, unless ``errors``, no error was logged."""
     context = await browser.new_context(viewport=size, reduced_motion="reduce", **options)  # type: ignore[arg-type]
     try:
         page = await context.new_page()

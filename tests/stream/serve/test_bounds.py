@@ -1,4 +1,4 @@
-"""Whatever anybody writes into the topics: what the service holds, and the work for it, is bounded, and good windows stay."""
+"""Whatever is written into the topics, the memory and work of the service are bounded, and complete windows stay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import h3
 import pytest
 
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, Message
-from stream.serve.window_store import MAX_HISTOGRAM_CELLS, View
+from stream.serve.received import MAX_HISTOGRAM_CELLS
+from stream.serve.window_store import View
 from tests.stream.serve.serving import released
 from tests.stream.serve.test_serve_histograms import with_histograms
 from tests.stream.serve.test_serve_stream import windows_of

@@ -22,7 +22,7 @@ CLIENTS = 20
 
 
 class Large:
-    """A service with one large answer; it remembers the connections it answers on."""
+    """A service with one large answer; it records the connections on which it answers."""
 
     def __init__(self, answers: Answers | None) -> None:
         self.answers, self.transports = answers, []
@@ -84,7 +84,7 @@ async def test_a_client_that_never_reads_holds_a_few_buffers_and_not_the_answer(
 
 
 async def test_an_answer_written_at_once_is_held_whole_for_each_client() -> None:
-    """The planted bug: what the service did before."""
+    """Planted bug: the whole body is handed to the transport at once."""
     service = Large(None)
     async with unread(service):
         print("bytes held per client", max(service.held()))

@@ -1,4 +1,4 @@
-"""The public service on a real broker: rebuilt from the topics, honest about what is complete, nothing from inside."""
+"""The public service on a real broker is rebuilt from the topics, marks incomplete windows, and shows nothing from inside."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_window_is_complete_only_when_marker_count_and_digest_agree(tmp_path: 
 
 
 def mutations(value: object) -> Iterator[object]:
-    """Every value with one part of it dropped, replaced or added to."""
+    """Every value with one part removed, replaced or added."""
     yield from (None, "x", -1, 1e308, [], {"x": 1})
     if isinstance(value, dict):
         yield value | {"extra": 1}

@@ -1,4 +1,4 @@
-"""The event stream: every finished window once and in order, whoever lags or comes back, and nobody held up."""
+"""The event stream sends every finished window once and in order; a client that lags or reconnects delays no other."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_a_client_that_does_not_read_holds_nobody_up_and_is_cut_off(
     windows = windows_of(tmp_path, overrides, 12)
     async with serving(bus_config(tmp_path, **overrides)) as client:
         service = client.server.app[SERVICE]
-        monkeypatch.setattr(service.broadcast, "_queue", 4)
+        monkeypatch.setattr(service.broadcast, "queue", 4)
         stalled = socket.socket()
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.connect((client.host, client.port))

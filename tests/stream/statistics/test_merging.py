@@ -1,4 +1,4 @@
-"""Adaptive resolution in the service: sparse hexagons answer through their parents, and nobody pays twice."""
+"""Adaptive resolution in the service: sparse hexagons are released through their parents, and nobody is charged twice."""
 
 from __future__ import annotations
 

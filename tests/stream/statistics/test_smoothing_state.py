@@ -1,4 +1,4 @@
-"""What a feed remembers of its own releases: a function of what it published, moved once with each window."""
+"""The smoothing state of a feed is a function of its releases and changes once with each window."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_users_within_the_limits_count_in_full(tmp_path: Path) -> None:
 def test_of_a_user_above_a_limit_count_the_first_events_and_their_fullest_cells(
     cells: int, events: int, tmp_path: Path
 ) -> None:
-    """Against the rule said user by user, over 40 windows."""
+    """Compared with the rule applied user by user, in 40 windows."""
     for seed in range(40):
         rows = crowded_rows(seed)
         found = window_rows(rows, tmp_path, UserLimits(cells, events)).contributions
@@ -225,7 +225,7 @@ def test_what_public_counts_make_too_costly_is_left_out_and_said_in_the_close_ma
     rows = crowded_rows(2)
     _, _, marker = planned_and_drawn(statistics_of(tmp_path), rows)
     assert "cut_short" not in marker
-    monkeypatch.setattr(values_plan, "_MANY_PAIRS", 10)
+    monkeypatch.setattr(values_plan, "MAX_PAIRS", 10)
     monkeypatch.setattr(shrinkage, "MAX_CELLS", 5)
     plan, drawn, marker = planned_and_drawn(statistics_of(tmp_path), rows)
     assert marker["cut_short"] == ["suppression", "clipping", "empirical-bayes"]

@@ -346,7 +346,7 @@ async def test_a_stored_plan_of_one_unit_is_neither_charged_nor_drawn_under_the_
 
 
 async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent(redis: Redis, tmp_path: Path) -> None:
-    """Five hours of a city; nobody is ever charged above rho_budget, and who has spent it falls silent."""
+    """Five hours of a city: nobody is ever charged above rho_budget, and users who have spent it contribute nothing."""
     config = zcdp_config(
         tmp_path,
         rho=0.05,

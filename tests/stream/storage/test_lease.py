@@ -1,4 +1,4 @@
-"""A lease saves work: one owner at a time, renewed while it is held, gone after its owner is. Real Redis."""
+"""A lease has one owner at a time, is renewed while its owner lives, and ends after the owner does. Real Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can never be released again leaves Redis, and can then never be charged: no flood grows the ledger for ever."""
+"""Periods of which nothing can be released leave Redis and are never charged again, so no flood grows the ledger for ever."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def period(day: int, timezone_hours: int = 5) -> Period:
 
 
 async def release_days(redis: Redis, feed: str, days: range, users: int) -> None:
-    """Every hour of ``days`` released, with as many users charged in each day; a flood: nobody comes twice."""
+    """Release every hour of ``days`` and charge as many users in each day, all of them new, as a flood would."""
     ledger, keys = Ledger(redis, feed), FeedKeys(feed)
     generation = await ledger.start_generation(birth=0)
     records: dict[str, bytes] = {}
@@ -199,7 +199,7 @@ async def used_memory(redis: Redis) -> int:
 
 
 async def flood(redis: Redis, retires: bool) -> list[int]:
-    """Memory after each of five rounds, of four days each, in which 20 000 fake users are charged: nobody comes twice."""
+    """Memory after each of five rounds of four days, in each of which 20 000 new fake users are charged."""
     found = []
     for day in range(0, 20, 4):
         await release_days(redis, "bus", range(day, day + 4), users=5_000)

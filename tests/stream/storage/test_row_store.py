@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from stream.storage.keys import FeedKeys
 from stream.storage.row_store import ROW, Arrivals, Behind, ReadThrough, RowStore, StateError
@@ -16,7 +17,7 @@ SLOTS = np.array([0, 3600, 7200])
 
 
 def rows_of(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A row for each offset that is not a multiple of 5 (those were refused), told by its user, in one of three slots."""
+    """A row in one of three slots for each offset that is not a multiple of 5 (those were refused); its user is the offset."""
     sound = offsets[offsets % 5 != 0]
     rows = np.zeros(len(sound), dtype=ROW)
     rows["user"], rows["time"] = sound, SLOTS[sound % 3] * 1_000_000 + sound
@@ -70,6 +71,21 @@ async def test_the_planted_bug_of_trusting_batch_boundaries_is_seen(redis):
     await redis.hset(FeedKeys("bus").offsets, "t/0", 10)
     await deliver(state, 10, 30)
     assert sorted(await stored_users(state)) != expected_users(30)
+
+
+async def test_a_full_redis_refuses_a_batch_as_a_whole_and_takes_it_once_it_has_room(redis):
+    state = RowStore(redis, "bus")
+    await deliver(state, 0, 20)
+    await redis.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(RedisError, match="maxmemory"):
+            await deliver(state, 20, 40)
+    finally:
+        await redis.config_set("maxmemory", "0")
+    assert await state.next_offsets() == {"t/0": 20}
+    assert sorted(await stored_users(state)) == expected_users(20)
+    await deliver(state, 20, 40)
+    assert sorted(await stored_users(state)) == expected_users(40)
 
 
 async def test_a_zombie_that_is_faster_than_the_new_owner_changes_nothing(redis):
@@ -167,7 +183,7 @@ async def test_rows_are_late_by_their_append_time_whoever_delivers_them_and_howe
             state, late = RowStore(redis, "bus"), 0
             for first, following in itertools.pairwise(cuts):
                 if not len(rows_of(np.arange(first, following))[0]):
-                    continue  # a batch of nothing sound moves the time by what it says; here it would say nothing
+                    continue  # a batch without rows moves the time by its append times, and this one has none
                 back = max(0, first - 5)
                 result = await deliver(state, back, following, arrivals=arrivals)
                 late += result.late

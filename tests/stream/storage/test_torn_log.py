@@ -60,7 +60,7 @@ async def everything(redis: Redis) -> dict[bytes, Any]:
 
 @dataclass
 class Loadable:
-    """A server that reads its append-only file again when told to, as it does at a start."""
+    """A server that reloads its append-only file on request, as it does at a start."""
 
     redis: Redis
     log: Path

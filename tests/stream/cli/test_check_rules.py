@@ -1,0 +1,77 @@
+"""``hexveil check`` prints every public rule that bounds an event, a user or a window."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stream.cli import app
+from tests.support import shipped
+
+BUS, RIDERS = str(shipped.BUS), str(shipped.RIDERS)
+
+
+def output(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["check", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def rules(config: str) -> dict[str, dict[str, Any]]:
+    return {rule["key"]: rule for rule in json.loads(output("--config", config, "--json"))["rules"]}
+
+
+def test_every_rule_under_values_is_there_with_its_value_and_unit() -> None:
+    by_key = rules(BUS)
+    values = {key: (rule["bounds"], rule["value"], rule["unit"], rule["fixed"]) for key, rule in by_key.items()}
+    assert values == {
+        "window.allowed_delay": ("an event", 300, "s", False),
+        "window.max_age": ("an event", 86_400, "s", False),
+        "window.max_future": ("an event", 300, "s", False),
+        "message": ("an event", 65_536, "bytes", True),
+        "batch": ("an event", 16 << 20, "bytes", True),
+        "window.max_events_per_user": ("a user", 100_000, "events", False),
+        "window.max_cells_per_user": ("a user", 1_000, "cells", False),
+        "speed.upper_bound": ("a user", 65, "km/h", False),
+        "window.slot": ("a window", 3_600, "s", False),
+        "speed.min_users": ("a window", 1, "users", False),
+        "pairs": ("a window", 200_000, "pairs", True),
+        "suppression": ("a window", 2_000_000, "evaluations", True),
+        "shrinkage": ("a window", 20_000, "cells", True),
+    }
+
+
+def test_under_participation_no_rule_depends_on_counts_and_those_of_the_public_list_are_there() -> None:
+    by_key = rules(RIDERS)
+    assert not by_key.keys() & {"speed.min_users", "pairs", "suppression", "shrinkage"}
+    assert by_key["participation.cells_per_user"]["value"] == 8
+    assert by_key["participation.max_cells"]["value"] == 5_000
+    assert by_key["window.publication_margin"]["value"] == 60
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "line"),
+    [
+        ("HEXVEIL_WINDOW__MAX_CELLS_PER_USER", "77", "  window.max_cells_per_user: 77 cells: "),
+        ("HEXVEIL_WINDOW__MAX_EVENTS_PER_USER", "77777", "  window.max_events_per_user: 77 777 events: "),
+        ("HEXVEIL_WINDOW__MAX_AGE", "90m", "  window.max_age: 90 min: "),
+        ("HEXVEIL_WINDOW__PUBLICATION_MARGIN", "90s", "  window.publication_margin: 90 s: "),
+        ("HEXVEIL_WINDOW__LATENESS", "event-time", "  window.idle_timeout: 5 min: "),
+        ("HEXVEIL_WINDOW__LATENESS", "event-time", "  window.max_age: 36500 d: "),
+    ],
+)
+def test_the_lines_state_what_was_configured(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, line: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert any(text.startswith(line) for text in output("--config", BUS).splitlines())
+
+
+def test_a_histogram_bounds_the_fixes_of_a_user(tmp_path: Path) -> None:
+    file = tmp_path / "hexveil.toml"
+    file.write_text(Path(RIDERS).read_text() + '\n[histogram]\nmechanisms = ["ug"]\nepsilon = 1.0\n')
+    assert rules(str(file))["histogram.fixes_per_user"]["value"] == 1

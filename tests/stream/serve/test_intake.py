@@ -1,0 +1,182 @@
+"""While releases are taken in, whatever their size, the event loop goes on answering readers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import h3
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from stream.messages.lines import line_of
+from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, digest, window_message
+from stream.serve.api import SERVICE, make_app
+from stream.serve.metrics import PublicMetrics
+from stream.serve.reading.files import FileSource
+from stream.serve.reading.intake import PIECE_BYTES, Argument, Arrival, Intake, Result
+from stream.serve.received import MAX_ID_BYTES, MAX_LISTED_BYTES
+from stream.serve.window_store import View, WindowView
+from stream.windows import Window
+from tests.stream.serve.serving import released
+from tests.stream.serve.test_serve_histograms import histogram_message
+from tests.support.builders import SLOT, bus_config
+
+HOUR = Window(SLOT, SLOT + 3600)
+GRID_SIDE = 400
+"""Cells along each side of a large histogram, whose message then has about 300 kB."""
+MOST_SECONDS = 240
+"""How long a machine that is busy with other things may take to read a large file."""
+LONGEST_TURN_SECONDS = 0.05
+"""Processor time that the process may spend between two turns of a waiting task of the event loop."""
+
+
+def large_window(tmp_path: Path, feed: str, cells: int, histograms: int) -> list[Message]:
+    """A window of small messages, one per cell, and large ones, one per histogram, with its marker last."""
+    *small, marker = released(tmp_path, **{"feed.name": feed})
+    body = json.loads(small[0].value)
+    chosen = sorted(h3.grid_disk(h3.latlng_to_cell(30.27, -97.74, 10), 100))[:cells]
+    made = [window_message(HEXAGON_SPEED, feed, HOUR, cell, cell, body | {"cell": cell}) for cell in chosen]
+    body = json.loads(histogram_message(feed, "ug").value)
+    body["domain"] |= {"rows": GRID_SIDE, "columns": GRID_SIDE}
+    edges, row = list(range(GRID_SIDE + 1)), [column % 7 for column in range(GRID_SIDE)]
+    body["structure"] = {
+        "kind": "grid",
+        "x_edges": edges,
+        "y_edges": edges,
+        "counts": [row] * GRID_SIDE,
+        "variances": 2.0,
+    }
+    for mechanism in (f"m{number:04d}" for number in range(histograms)):
+        made.append(window_message(SPATIAL_HISTOGRAM, feed, HOUR, mechanism, feed, body | {"mechanism": mechanism}))
+    promise = {"messages": len(made), "digest": digest(message.value for message in made)}
+    return [*made, window_message(WINDOW, feed, HOUR, "close", feed, json.loads(marker.value) | promise)]
+
+
+@asynccontextmanager
+async def watched_turns() -> AsyncIterator[Callable[[], float]]:
+    """A task that wakes every millisecond and notes the processor time that this process spent meanwhile.
+
+    A busy machine delays the task, too, but then this process spends no processor time. What holds the interpreter's lock in
+    another thread counts, because the event loop waits for it. Yields a function that returns the share of the processor time
+    that went into turns longer than :data:`LONGEST_TURN_SECONDS`, within which nobody is answered.
+    """
+    turns: list[float] = []
+
+    async def note() -> None:
+        while True:
+            before = time.process_time()
+            await asyncio.sleep(0.001)
+            turns.append(time.process_time() - before)
+
+    noting = asyncio.create_task(note())
+    try:
+        await asyncio.sleep(0.01)
+        yield lambda: sum(turn for turn in turns if turn > LONGEST_TURN_SECONDS) / sum(turns)
+    finally:
+        noting.cancel()
+
+
+async def test_50_mb_of_releases_keep_no_reader_waiting_for_50_ms(tmp_path: Path) -> None:
+    messages = large_window(tmp_path, "bus", cells=20_000, histograms=120)
+    assert sum(len(message.value) for message in messages) > 50e6
+    releases = tmp_path / "releases.ndjson"
+    releases.write_text("".join(map(line_of, messages)))
+    # The schema is compiled with the first message that is checked; a service that ran for a while has done so.
+    View().add(messages[0].topic, messages[0].ce_id, messages[0].value)
+    app = make_app(bus_config(tmp_path), source=FileSource(releases))
+    async with watched_turns() as share_held, TestClient(TestServer(app)) as client:
+        async with asyncio.timeout(MOST_SECONDS):
+            while not app[SERVICE].view.completed("bus"):
+                assert (await client.get("/healthz")).status == 200
+                await asyncio.sleep(0.05)
+        assert share_held() < 0.1
+
+
+async def share_held_by(messages: list[Message]) -> float:
+    """Share of long turns while an intake takes ``messages``."""
+    intake = Intake(View(), PublicMetrics(), lambda window: None)
+    async with watched_turns() as share_held:
+        await intake.take([Arrival(message.topic, message.ce_id, message.value, 1) for message in messages])
+        await asyncio.sleep(0.01)
+        intake.close()
+        return share_held()
+
+
+async def test_checked_in_the_event_loop_the_same_releases_keep_them_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def at_once(self: Intake, work: Callable[[Argument], Result], argument: Argument) -> Result:
+        return work(argument)
+
+    messages = large_window(tmp_path, "bus", cells=5_000, histograms=30)
+    assert await share_held_by(messages) < 0.1
+    monkeypatch.setattr(Intake, "in_thread", at_once)
+    assert await share_held_by(messages) > 0.5
+
+
+async def test_messages_are_checked_in_their_order_and_in_pieces_of_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces: list[list[Arrival]] = []
+    in_thread = Intake.in_thread
+
+    async def noted(self: Intake, work: Callable[[Argument], Result], argument: Argument) -> Result:
+        if isinstance(argument, list):
+            pieces.append(argument)
+        return await in_thread(self, work, argument)
+
+    monkeypatch.setattr(Intake, "in_thread", noted)
+    messages = large_window(tmp_path, "bus", cells=2_000, histograms=3)
+    arrivals = [Arrival(message.topic, message.ce_id, message.value, 1) for message in messages]
+    announced: list[WindowView] = []
+    intake = Intake(View(), PublicMetrics(), announced.append)
+    intake.caught_up.set()
+    await intake.take(arrivals)
+    intake.close()
+    assert [arrival for piece in pieces for arrival in piece] == arrivals
+    assert len(pieces) >= 7
+    assert all(len(piece) == 1 or sum(len(a.value) for a in piece) <= PIECE_BYTES for piece in pieces)
+    assert [window.complete for window in announced] == [True]
+
+
+async def test_readers_who_ask_for_much_do_not_hold_up_the_intake(tmp_path: Path) -> None:
+    arrivals = [Arrival(message.topic, message.ce_id, message.value, 1) for message in released(tmp_path)]
+    announced: list[WindowView] = []
+    intake = Intake(View(), PublicMetrics(), announced.append)
+    intake.caught_up.set()
+    end = threading.Event()
+    asked = [asyncio.create_task(asyncio.to_thread(end.wait)) for _ in range(200)]
+    try:
+        await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            await intake.take(arrivals)
+        assert len(announced) == 1
+    finally:
+        end.set()
+        await asyncio.gather(*asked)
+        intake.close()
+
+
+async def test_a_marker_a_summary_or_an_identifier_that_is_too_long_is_refused_and_none_of_it_kept(
+    tmp_path: Path,
+) -> None:
+    *cells, marker = released(tmp_path)
+    histogram = histogram_message("bus", "ug")
+    long = "u" * MAX_LISTED_BYTES
+    body = json.loads(marker.value)
+    body["period"] |= {"timezone": long}
+    view = View()
+    assert view.add(WINDOW, marker.ce_id, json.dumps(body).encode()) == "invalid"
+    assert (
+        view.add(SPATIAL_HISTOGRAM, "x", json.dumps(json.loads(histogram.value) | {"mechanism": long}).encode())
+        == "invalid"
+    )
+    assert view.add(HEXAGON_SPEED, "x" * (MAX_ID_BYTES + 1), cells[0].value) == "invalid"
+    assert not view.windows
+    assert view.add(HEXAGON_SPEED, cells[0].ce_id, cells[0].value) == "taken"

@@ -1,0 +1,134 @@
+"""``hexveil doctor`` asks a real broker for what the feed needs, says whether it holds, and the remedy that it names works."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from redis.asyncio import Redis
+
+from stream.config import Config
+from stream.doctor import Finding, examine
+from stream.ingestion.bounded import MAX_FETCH_BYTES
+from stream.messages.topics import INPUT_SETTINGS
+from tests.support.builders import bus_config
+
+DELETED = {"cleanup.policy": "delete"}
+
+
+@asynccontextmanager
+async def administering(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        yield admin
+    finally:
+        await admin.close()
+
+
+class Feed:
+    """An input topic of its own on a real broker, as a configuration names it."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.topic = config, config.feed.topic
+
+    async def create(self, settings: Mapping[str, str]) -> None:
+        async with administering(self.config.kafka.bootstrap) as admin:
+            await admin.create_topics([NewTopic(self.topic, 1, 1, topic_configs=dict(settings))])
+
+    async def alter(self, settings: Mapping[str, str]) -> None:
+        resource = ConfigResource(ConfigResourceType.TOPIC, self.topic, dict(settings))
+        async with administering(self.config.kafka.bootstrap) as admin:
+            await admin.alter_configs([resource])
+
+    async def finding(self, check: str) -> Finding:
+        """What doctor says of the topic, once the broker shows it with its settings."""
+        async with asyncio.timeout(30):
+            while True:
+                findings = {finding.check: finding for finding in await examine(self.config)}
+                if check in findings and " ?" not in findings[check].found:
+                    return findings[check]
+                await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+def feed(kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str) -> Feed:
+    overrides = {"feed.topic": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url}
+    return Feed(bus_config(tmp_path, **overrides))
+
+
+async def test_a_topic_that_the_broker_does_not_stamp_is_found_and_the_remedy_mends_it(feed: Feed) -> None:
+    await feed.create({"message.timestamp.type": "CreateTime"})
+    finding = await feed.finding(f"append time of {feed.topic}")
+    assert not finding.ok
+    assert finding.found == "message.timestamp.type CreateTime"
+    (remedy,) = [word for word in finding.remedy.replace(":", " ").split() if "=LogAppendTime" in word]
+    assert f"--entity-name {feed.topic} " in finding.remedy
+    await feed.alter(dict([remedy.split("=")]))
+    async with asyncio.timeout(30):
+        while not (finding := await feed.finding(f"append time of {feed.topic}")).ok:
+            await asyncio.sleep(0.1)
+
+
+async def test_a_topic_as_hexveil_creates_it_passes(feed: Feed) -> None:
+    await feed.create(INPUT_SETTINGS | DELETED)
+    for check in (f"append time of {feed.topic}", f"batches of {feed.topic}", "broker clock"):
+        assert (await feed.finding(check)).ok, check
+
+
+@pytest.mark.parametrize(
+    ("settings", "ok"),
+    [
+        (DELETED | {"max.message.bytes": str(MAX_FETCH_BYTES)}, True),
+        (DELETED | {"max.message.bytes": str(MAX_FETCH_BYTES + 1)}, False),
+        ({"cleanup.policy": "compact", "max.message.bytes": "1048588"}, False),
+        ({"cleanup.policy": "compact,delete", "max.message.bytes": "1048588"}, False),
+    ],
+    ids=["largest", "larger", "compacted", "compacted and deleted"],
+)
+async def test_batches_have_a_limit_and_no_event_is_compacted_away(
+    feed: Feed, settings: dict[str, str], ok: bool
+) -> None:
+    await feed.create(settings)
+    finding = await feed.finding(f"batches of {feed.topic}")
+    assert finding.ok == ok, finding
+    assert f"max.message.bytes {settings['max.message.bytes']}" in finding.found
+    assert f"cleanup.policy {settings['cleanup.policy']}" in finding.found
+    assert "--add-config max.message.bytes=1048588,cleanup.policy=delete" in finding.remedy
+
+
+@pytest.mark.parametrize(("ahead_seconds", "ok"), [(600, False), (-600, True)])
+async def test_an_event_that_was_stamped_ahead_of_redis_is_found(feed: Feed, ahead_seconds: int, ok: bool) -> None:
+    # A broker whose clock is ahead stamps like a producer that may choose its time and chooses one ahead.
+    await feed.create({"message.timestamp.type": "CreateTime"})
+    async with AIOKafkaProducer(bootstrap_servers=feed.config.kafka.bootstrap) as producer:
+        stamp = round(1000 * (time.time() + ahead_seconds))
+        await producer.send_and_wait(feed.topic, b"{}", timestamp_ms=stamp)
+    finding = await feed.finding("broker clock")
+    assert finding.ok == ok, finding
+    assert ok or "events were appended 59" in finding.found or "events were appended 600" in finding.found
+    assert ok or "synchronise the clocks" in finding.remedy
+
+
+async def test_a_feed_of_recordings_needs_no_append_time(feed: Feed) -> None:
+    overrides = {
+        "feed.topic": feed.topic,
+        "kafka.bootstrap": feed.config.kafka.bootstrap,
+        "redis.url": feed.config.redis.url,
+        "window.lateness": "event-time",
+    }
+    recorded = Feed(bus_config(feed.config.privacy.user_key_file.parent, **overrides))
+    await recorded.create({"message.timestamp.type": "CreateTime"})
+    assert (await recorded.finding(f"batches of {feed.topic}")).ok
+    findings = await examine(recorded.config)
+    assert f"append time of {feed.topic}" not in {finding.check for finding in findings}
+    (clock,) = [finding for finding in findings if finding.check == "broker clock"]
+    assert clock.ok
+    assert "not checked" in clock.found
