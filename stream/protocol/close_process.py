@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 from aiokafka.errors import KafkaError
 from redis.exceptions import RedisError
@@ -18,7 +19,7 @@ from stream.logs import configure_logs
 from stream.protocol.content import ContentError
 from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
-from stream.protocol.release_protocol import ReleaseProtocol
+from stream.protocol.release_protocol import Hooks, ReleaseProtocol
 from stream.statistics.plan import PlanError
 from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
@@ -148,10 +149,11 @@ class _Servers:
     def rows(self) -> RowStore:
         return RowStore(self.check.redis, self.config.feed.name)
 
-    def _protocol(self, **counting: Callable[..., None]) -> ReleaseProtocol:
+    def _protocol(self, **hooks: Unpack[Hooks]) -> ReleaseProtocol:
         check = self.check
+        hooks["before_publishing"] = check.verify
         return ReleaseProtocol.connect(
-            self.config, check.redis, self.rows, check.ledger, self.publisher, Noise(), **counting
+            self.config, check.redis, self.rows, check.ledger, self.publisher, Noise(), **hooks
         )
 
     async def close(self, slot: int, *, publishes: bool) -> CloseReport:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypedDict, Unpack
 
 import msgspec
 import numpy as np
@@ -38,10 +38,20 @@ class _Status(msgspec.Struct):
     status: str = ""
 
 
+class Hooks(TypedDict, total=False):
+    """What :class:`ReleaseProtocol` calls on its way."""
+
+    before_publishing: Callable[[], Awaitable[None] | None]
+    after_step: Callable[[str], Awaitable[None] | None]
+    on_redraw: Callable[[], None]
+    on_beyond_limits: Callable[[int], None]
+
+
 @dataclass(frozen=True)
 class ReleaseProtocol:
     """The parts of the protocol for one feed.
 
+    ``before_publishing`` is called once the committed bytes were read, and raises if what was published since contradicts them.
     ``after_step`` is called after each finished step, ``on_redraw`` when a draw was discarded unseen, ``on_beyond_limits``
     with the number of events that do not count because their user is above a limit of the window, each time rows are read.
     """
@@ -53,6 +63,7 @@ class ReleaseProtocol:
     ledger: Ledger
     publisher: Publisher
     noise: Noise
+    before_publishing: Callable[[], Awaitable[None] | None] = lambda: None
     after_step: Callable[[str], Awaitable[None] | None] = lambda _: None
     on_redraw: Callable[[], None] = lambda: None
     on_beyond_limits: Callable[[int], None] = lambda _: None
@@ -66,14 +77,12 @@ class ReleaseProtocol:
         ledger: Ledger,
         publisher: Publisher,
         noise: Noise,
-        after_step: Callable[[str], Awaitable[None] | None] = lambda _: None,
-        on_redraw: Callable[[], None] = lambda: None,
-        on_beyond_limits: Callable[[int], None] = lambda _: None,
+        **hooks: Unpack[Hooks],
     ) -> Self:
-        """The protocol of one configuration, with its state in ``redis``."""
+        """The protocol of one configuration, with its state in ``redis``. ``hooks``: the fields of the same names."""
         statistics, store = GuardedStatistics(WindowStatistics(config)), ReleaseStore(redis, config.feed.name)
         planning = Planning(config, statistics, store, ledger)
-        return cls(statistics, planning, store, rows, ledger, publisher, noise, after_step, on_redraw, on_beyond_limits)
+        return cls(statistics, planning, store, rows, ledger, publisher, noise, **hooks)
 
     async def close(self, slot: int) -> Released:
         """Commit one window and publish it; continues after the step that an earlier attempt reached.
@@ -113,18 +122,28 @@ class ReleaseProtocol:
     async def publish(self, slot: int) -> Released:
         """Publish a committed window, confirm it by reading it back, and delete what closing it needed.
 
-        Errors of Redis and Kafka are passed on. Raises :class:`LedgerError` if the committed bytes are gone.
+        Errors of Redis and Kafka are passed on. Raises :class:`LedgerError` if the committed bytes are gone, and what
+        ``before_publishing`` raises.
         """
         released, outbox = await self.store.released_or_committed(slot)
         if released is None:
             if outbox is None:
                 raise _commit_gone(slot)
             messages = decode_outbox(outbox)
+            await self._before_publishing()
             await self._publish(messages)
             await self._confirm(messages)
             released = await self._remember(slot, messages)
         await self._clean(slot)
         return released
+
+    async def _before_publishing(self) -> None:
+        """Ask whether anything was published that contradicts the committed bytes. They were read before, so if Redis was set
+        back and a window is published a second time, this comes after its first close marker.
+        """
+        waiting = self.before_publishing()
+        if waiting is not None:
+            await waiting
 
     async def _done(self, step: str) -> None:
         waiting = self.after_step(step)

@@ -521,6 +521,14 @@ COMMIT = (
         "very_different_cost",
     ),
     Bug(
+        "publication: the close markers are not read again",
+        "stream/protocol/close_process.py",
+        'hooks["before_publishing"] = check.verify',
+        'hooks.pop("before_publishing", None)',
+        "tests/stream/protocol/test_set_back.py",
+        "after_the_last_look",
+    ),
+    Bug(
         "closing: one window's failure ends the round",
         "stream/protocol/close_process.py",
         "if publishes else None\n        except Exception as error:\n            return _failed(slot, error, started)",

@@ -32,7 +32,7 @@ from stream.messages.message import WINDOW, Message
 from stream.messages.topics import create_topics
 from stream.protocol import close_process, markers
 from stream.protocol.close_process import close_windows
-from stream.protocol.ledger_check import verify_ledger
+from stream.protocol.ledger_check import LedgerCheck, verify_ledger
 from stream.protocol.markers import read_markers
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
 from stream.statistics import window_release
@@ -233,6 +233,37 @@ async def test_a_replica_that_takes_over_after_the_last_look_neither_charges_nor
         await worker.close(SLOT)
     assert publisher.messages == []
     assert await redis.get(FeedKeys("bus").outbox(SLOT)) is None
+
+
+@pytest.mark.parametrize("own", [0, 1], ids=["the same window", "another window"])
+async def test_a_redis_set_back_after_the_last_look_at_the_markers_publishes_nothing_that_they_contradict(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, own: int
+) -> None:
+    """Another worker releases between this one's look and its commit, and the release is lost: the topic alone knows of it."""
+    await deployment.fill(2)
+    client = Redis.from_url(deployment.server.url)
+    look, looks = LedgerCheck.verify, []
+
+    async def overtaken(self: LedgerCheck) -> None:
+        await look(self)
+        looks.append(1)
+        if len(looks) == 1:
+            older = {key: await client.dump(key) for key in await client.keys()}
+            assert [report.failure for report in await deployment.release(0)] == [None]
+            await client.flushall()
+            for key, value in older.items():
+                await client.restore(key, 0, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerCheck, "verify", overtaken)
+        (report,) = await deployment.release(own)
+    await client.aclose()
+    assert report.failure == "ledger", report
+    assert [marker["sequence"] for marker in await deployment.published()] == [1]
+    bodies = defaultdict(set)
+    for record in await read_all(deployment.config.kafka.bootstrap, deployment.config.feed.name):
+        bodies[dict(record.headers)["ce_id"]].add(record.value)
+    assert all(len(values) == 1 for values in bodies.values()), "a second draw is out"
 
 
 async def test_a_draw_of_a_plan_whose_own_charges_are_gone_is_never_committed_though_everybody_paid_something(
