@@ -1,0 +1,189 @@
+"""Runs the faults of one site one after the other, measures how long each feed takes to publish again, and has it checked."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from bench.faults.checker import Recording, Violation, check, due
+from bench.faults.injectors import FAULTS
+from bench.faults.observing import ledger, outputs, recount
+from bench.faults.site import Site, SiteSizes
+
+_PATIENCE_SECONDS = 180.0
+"""How long a feed may take to publish again before the campaign gives up on it."""
+_DRAIN_SECONDS = 240.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which faults, how many at most and for how long at most. ``lasting``: bounds of the seconds that a fault lasts."""
+
+    faults: tuple[str, ...]
+    count: int
+    seconds: float
+    lasting: tuple[float, float]
+
+
+@dataclass
+class Outcome:
+    """What a site went through, and what the checker says of each of its feeds."""
+
+    faults: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    recovery: list[tuple[float, str]] = field(default_factory=list)
+    """Seconds until a feed published again, and after which fault."""
+    violations: list[str] = field(default_factory=list)
+    recordings: list[Recording] = field(default_factory=list)
+    windows: int = 0
+    messages: int = 0
+    repeats: int = 0
+    events: int = 0
+    accepted: int = 0
+
+    def add(self, other: Outcome) -> None:
+        """Add what another site went through."""
+        for name, times in other.faults.items():
+            self.faults[name] += times
+        for name in ("recovery", "violations", "recordings"):
+            getattr(self, name).extend(getattr(other, name))
+        for name in ("windows", "messages", "repeats", "events", "accepted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+def order_of(schedule: Schedule, rng: np.random.Generator) -> Iterator[str]:
+    """The names of the faults in turn: every one once in random order, then again in another."""
+    left = schedule.count
+    while left > 0:
+        yield from rng.permutation(schedule.faults).tolist()[:left]
+        left -= len(schedule.faults)
+
+
+def run_site(sizes: SiteSizes, schedule: Schedule, seed: int, told: Callable[[str], None]) -> Outcome:
+    """Run one site to its end and check it. ``told`` is called after every fault with a line about it."""
+    outcome = Outcome()
+    with tempfile.TemporaryDirectory(prefix="hexveil-faults-") as folder:
+        site = Site(Path(folder), sizes, seed)
+        with site.running():
+            told("the servers and workers run")
+            _begin(site)
+            _inject(site, schedule, outcome, told)
+            _drain(site, outcome, told)
+    return outcome
+
+
+def _begin(site: Site) -> None:
+    """Wait until every feed has published a window: before, there is nothing to lose."""
+    for feed in site.feeds:
+        if site.observer.next_window(feed.name, 0.0, _PATIENCE_SECONDS) is None:
+            raise RuntimeError(f"feed {feed.name} published nothing; its worker's log:\n{_log(site, feed.name)}")
+
+
+def _inject(site: Site, schedule: Schedule, outcome: Outcome, told: Callable[[str], None]) -> None:
+    deadline = time.monotonic() + schedule.seconds
+    for name in order_of(schedule, site.rng):
+        if time.monotonic() > deadline:
+            break
+        ended = FAULTS[name](site, float(site.rng.uniform(*schedule.lasting)))
+        outcome.faults[name] += 1
+        slowest = 0.0
+        for feed in ended.feeds:
+            seconds = site.observer.next_window(feed, ended.at, _PATIENCE_SECONDS)
+            if seconds is None:
+                outcome.violations.append(f"{feed} published nothing for {_PATIENCE_SECONDS:.0f} s after: {name}")
+                told(f"{feed}: the end of its worker's log:\n{_log(site, feed)}")
+                seconds = _PATIENCE_SECONDS
+            outcome.recovery.append((seconds, name))
+            slowest = max(slowest, seconds)
+        told(f"{name}: {', '.join(ended.feeds)} published again after {slowest:.1f} s")
+
+
+def _drain(site: Site, outcome: Outcome, told: Callable[[str], None]) -> None:
+    """Stop sending, wait for every due window, stop the workers, and check each feed."""
+    site.feeder.stop()
+    sizes, ended = site.sizes, time.time()
+    until = ended + sizes.ahead + 3 * sizes.slot
+    recordings = []
+    for feed in site.feeds:
+        counted = recount(site.bootstrap, feed.config)
+        outcome.events += counted.events
+        outcome.accepted += counted.accepted
+        last = until if feed.kind == "riders" else float("inf")
+        recording = Recording(feed.config, counted.windows(), [], {}, {}, last, feed.withholdings)
+        recordings.append(recording)
+        if feed.kind != "riders":
+            site.observer.wait_for(feed.name, due(recording), _DRAIN_SECONDS)
+    for feed in site.feeds:
+        last_slot = int(until) // sizes.slot * sizes.slot - sizes.slot
+        if feed.kind == "riders":
+            site.observer.wait_for(feed.name, [last_slot], _DRAIN_SECONDS)
+            first = min(site.observer.seen[feed.name], default=last_slot)
+            site.observer.wait_for(feed.name, range(first, last_slot, sizes.slot), _DRAIN_SECONDS)
+    site.end_workers()
+    released = outputs(site.bootstrap)
+    for feed, recording in zip(site.feeds, recordings, strict=True):
+        whole = Recording(
+            recording.config,
+            recording.windows,
+            released[feed.name],
+            ledger(site.redis.url, feed.name),
+            dict(site.observer.seen[feed.name]),
+            recording.until,
+            recording.withholdings,
+        )
+        _judge(whole, outcome, told)
+
+
+def _judge(recording: Recording, outcome: Outcome, told: Callable[[str], None]) -> None:
+    name = recording.config.feed.name
+    violations = check(recording)
+    outcome.recordings.append(recording)
+    outcome.windows += len(recording.markers)
+    outcome.messages += len(recording.outputs)
+    outcome.repeats += len(recording.outputs) - len(recording.distinct)
+    outcome.violations += [f"{name}: {_said(violation)}" for violation in violations]
+    told(f"{name}: {len(recording.markers)} windows, {len(violations)} violations")
+
+
+def _said(violation: Violation) -> str:
+    return f"{violation.rule}: {violation.window} {violation.what}"
+
+
+def _log(site: Site, name: str) -> str:
+    file = next(feed.file for feed in site.feeds if feed.name == name).parent / "worker.log"
+    return "\n".join(file.read_text(errors="replace").splitlines()[-30:])
+
+
+def figures(outcome: Outcome, seconds: float) -> dict[str, object]:
+    """The results as JSON can hold them; recovery in seconds."""
+    times = np.array([time for time, _ in outcome.recovery] or [0.0])
+    slowest: dict[str, float] = {}
+    for recovery, name in outcome.recovery:
+        slowest[name] = max(slowest.get(name, 0.0), round(recovery, 1))
+    return {
+        "seconds": round(seconds),
+        "faults": sum(outcome.faults.values()),
+        "windows": outcome.windows,
+        "events": outcome.events,
+        "events_in_time": outcome.accepted,
+        "messages": outcome.messages,
+        "repeated_messages": outcome.repeats,
+        "violations": sorted(outcome.violations),
+        "recovery_seconds": {
+            "p50": round(float(np.quantile(times, 0.5)), 1),
+            "p99": round(float(np.quantile(times, 0.99)), 1),
+            "max": round(float(times.max()), 1),
+        },
+        "faults_of_each_kind": dict(sorted(outcome.faults.items())),
+        "slowest_recovery_of_each_kind": dict(sorted(slowest.items())),
+    }
+
+
+def seeds(seed: int, sites: Sequence[SiteSizes]) -> list[int]:
+    """A seed for each site."""
+    return [int(value) for value in np.random.default_rng(seed).integers(1 << 31, size=len(sites))]
