@@ -16,9 +16,9 @@ from bench.faults.injectors import FAULTS
 from bench.faults.observing import ledger, outputs, recount
 from bench.faults.site import Site, SiteSizes
 
-_PATIENCE_SECONDS = 180.0
+_PATIENCE_SECONDS = 300.0
 """How long a feed may take to publish again before the campaign gives up on it."""
-_DRAIN_SECONDS = 240.0
+_DRAIN_SECONDS = 600.0
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ class Feeder(threading.Thread):
     def begin(self) -> None:
         """Start, and return once the producer is connected."""
         self.start()
-        self._ready.wait(60)
+        self._ready.wait(300)
 
     def stop(self) -> None:
         """Stop sending; returns once everything was acknowledged or given up."""
@@ -149,7 +149,7 @@ class Feeder(threading.Thread):
 
     def send(self, topic: str, values: Sequence[bytes | None], codec: str | None = None) -> None:
         """Send further ``values``, in one batch per partition; returns once the broker acknowledged them."""
-        asyncio.run_coroutine_threadsafe(self._send(topic, values, codec), self._loop).result(120)
+        asyncio.run_coroutine_threadsafe(self._send(topic, values, codec), self._loop).result(300)
 
     def bomb(self, topic: str, codec: str) -> None:
         """Send one message of zeros that is small on disk and large in memory."""

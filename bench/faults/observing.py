@@ -43,7 +43,8 @@ class Observer(threading.Thread):
 
     def next_window(self, feed: str, after: float, seconds: float) -> float | None:
         """Seconds from ``after`` (epoch seconds) until a window of ``feed`` appeared; None if none did in ``seconds``."""
-        while time.time() < after + seconds:
+        deadline = time.time() + seconds
+        while time.time() < deadline:
             times = [at for at in list(self.seen[feed].values()) if at > after]
             if times:
                 return min(times) - after

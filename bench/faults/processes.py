@@ -84,7 +84,7 @@ class PublicService:
         end_process(self.process, 10.0)
 
 
-def wait_until_ready(processes: list[Worker] | list[PublicService], seconds: float = 120.0) -> None:
+def wait_until_ready(processes: list[Worker] | list[PublicService], seconds: float = 600.0) -> None:
     """Wait until all of ``processes`` are ready. Raises :class:`RuntimeError` with the end of the log otherwise."""
     deadline = time.monotonic() + seconds
     for process in processes:

@@ -24,6 +24,8 @@ from stream.local import KafkaServer, RedisServer
 from stream.messages.topics import create_topics
 from stream.storage.ledger import Ledger
 
+_START_SECONDS = 600.0
+"""For a server to start on a machine that others use."""
 _INTERNAL = "\n".join(
     f"{topic}.replication.factor=3"
     for topic in ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
@@ -69,7 +71,7 @@ class Site:
     def __init__(self, folder: Path, sizes: SiteSizes, seed: int) -> None:
         self.sizes, self.rng = sizes, np.random.default_rng(seed)
         self.brokers = brokers(folder, sizes.brokers)
-        self.redis = RedisServer(folder / "redis")
+        self.redis = RedisServer(folder / "redis", start_seconds=_START_SECONDS)
         self.bootstrap = ",".join(broker.bootstrap for broker in self.brokers)
         self.feeds: list[Feed] = []
         for number, kind in enumerate(sizes.kinds):
@@ -145,14 +147,14 @@ async def _prepare(config: Config) -> None:
 def brokers(folder: Path, count: int) -> list[KafkaServer]:
     """Brokers of one cluster, not started. With several, the first is the controller, too."""
     if count == 1:
-        return [KafkaServer(folder / "kafka")]
+        return [KafkaServer(folder / "kafka", start_seconds=_START_SECONDS)]
     cluster = uuid.uuid4().hex[:22]
-    first = KafkaServer(folder / "kafka-1", settings=_INTERNAL)
+    first = KafkaServer(folder / "kafka-1", start_seconds=_START_SECONDS, settings=_INTERNAL)
     servers = [first]
     for node in range(2, count + 1):
         own = f"process.roles=broker\nnode.id={node}\nlisteners=PLAINTEXT://{{host}}:{{port}}\n"
         own += f"controller.quorum.voters=1@{{host}}:{first.controller_port}\n{_INTERNAL}"
-        servers.append(KafkaServer(folder / f"kafka-{node}", settings=own))
+        servers.append(KafkaServer(folder / f"kafka-{node}", start_seconds=_START_SECONDS, settings=own))
     for node, server in enumerate(servers, 1):
         _format(server.folder / "data", cluster, node)
     return servers
