@@ -62,7 +62,7 @@ FULL = Sizes(((_ONE_BROKER, _ALL_DAY), (_ONE_BROKER, _ALL_DAY), (_THREE_BROKERS,
 QUICK = Sizes(
     (
         (
-            SiteSizes(("maps", "riders"), workers=1, brokers=1, rate=1_000, slot=1, ahead=2),
+            SiteSizes(("maps", "riders"), workers=1, brokers=1, rate=1_000, slot=2, ahead=2),
             Schedule(_QUICK_FAULTS, count=len(_QUICK_FAULTS), seconds=25.0, lasting=(0.5, 1.0)),
         ),
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from bench.faults.checker import Recording, Violation, check, due
 from bench.faults.injectors import FAULTS
-from bench.faults.observing import ledger, outputs, recount
+from bench.faults.observing import committed, ledger, outputs, recount
 from bench.faults.site import Site, SiteSizes
 
 _PATIENCE_SECONDS = 300.0
@@ -124,6 +124,8 @@ def _drain(site: Site, outcome: Outcome, told: Callable[[str], None]) -> None:
             site.observer.wait_for(feed.name, [last_slot], _DRAIN_SECONDS)
             first = min(site.observer.seen[feed.name], default=last_slot)
             site.observer.wait_for(feed.name, range(first, last_slot, sizes.slot), _DRAIN_SECONDS)
+    for feed in site.feeds:
+        _wait_for_what_is_committed(site, feed.name)
     site.end_workers()
     released = outputs(site.bootstrap)
     for feed, recording in zip(site.feeds, recordings, strict=True):
@@ -137,6 +139,13 @@ def _drain(site: Site, outcome: Outcome, told: Callable[[str], None]) -> None:
             recording.withholdings,
         )
         _judge(whole, outcome, told)
+
+
+def _wait_for_what_is_committed(site: Site, feed: str) -> None:
+    """Wait for a moment at which everything committed was published, so that no number is missing."""
+    deadline = time.monotonic() + _DRAIN_SECONDS
+    while len(site.observer.seen[feed]) < committed(site.redis.url, feed) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _judge(recording: Recording, outcome: Outcome, told: Callable[[str], None]) -> None:

@@ -66,7 +66,10 @@ class Observer(threading.Thread):
             consumer = AIOKafkaConsumer(bootstrap_servers=self._brokers, metadata_max_age_ms=5_000)
             try:
                 await consumer.start()
-                partitions = [TopicPartition(WINDOW, number) for number in consumer.partitions_for_topic(WINDOW) or ()]
+                while not (numbers := consumer.partitions_for_topic(WINDOW)) and not self._over.is_set():
+                    await consumer._client.force_metadata_update()
+                    await asyncio.sleep(_POLL_SECONDS)
+                partitions = [TopicPartition(WINDOW, number) for number in numbers or ()]
                 consumer.assign(partitions)
                 for partition in partitions:
                     consumer.seek(partition, position.get(partition, 0))
