@@ -63,7 +63,7 @@ QUICK = Sizes(
     (
         (
             SiteSizes(("maps", "riders"), workers=1, brokers=1, rate=1_000, slot=2, ahead=2),
-            Schedule(_QUICK_FAULTS, count=len(_QUICK_FAULTS), seconds=25.0, lasting=(0.5, 1.0)),
+            Schedule(_QUICK_FAULTS, count=len(_QUICK_FAULTS), seconds=120.0, lasting=(0.5, 1.0), waits=False),
         ),
     )
 )

@@ -5,30 +5,36 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from bench.faults.checker import Recording, Violation, check, due
-from bench.faults.injectors import FAULTS
+from bench.faults.injectors import FAULTS, Ended
 from bench.faults.observing import committed, ledger, outputs, recount
 from bench.faults.site import Site, SiteSizes
 
 _PATIENCE_SECONDS = 300.0
 """How long a feed may take to publish again before the campaign gives up on it."""
 _DRAIN_SECONDS = 600.0
+_REVIVE_SECONDS = 5.0
+"""How often workers that ended by themselves are looked for."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which faults, how many at most and for how long at most. ``lasting``: bounds of the seconds that a fault lasts."""
+    """Which faults, how many at most and for how long at most. ``lasting``: bounds of the seconds that a fault lasts.
+
+    ``waits``: whether the next fault waits until every feed has recovered from this one.
+    """
 
     faults: tuple[str, ...]
     count: int
     seconds: float
     lasting: tuple[float, float]
+    waits: bool = True
 
 
 @dataclass
@@ -64,16 +70,17 @@ def order_of(schedule: Schedule, rng: np.random.Generator) -> Iterator[str]:
         left -= len(schedule.faults)
 
 
-def run_site(sizes: SiteSizes, schedule: Schedule, seed: int, told: Callable[[str], None]) -> Outcome:
-    """Run one site to its end and check it. ``told`` is called after every fault with a line about it."""
+def run_site(sizes: SiteSizes, schedule: Schedule, seed: int, say: Callable[[str], None]) -> Outcome:
+    """Run one site to its end and check it. ``say`` is called after every fault with a line about it."""
     outcome = Outcome()
     with tempfile.TemporaryDirectory(prefix="hexveil-faults-") as folder:
         site = Site(Path(folder), sizes, seed)
         with site.running():
-            told("the servers and workers run")
+            say("the servers and workers run")
             _begin(site)
-            _inject(site, schedule, outcome, told)
-            _drain(site, outcome, told)
+            injected = _inject(site, schedule, outcome, say)
+            _drain(site, outcome, say)
+            _measure(site, injected, outcome)
     return outcome
 
 
@@ -84,26 +91,55 @@ def _begin(site: Site) -> None:
             raise RuntimeError(f"feed {feed.name} published nothing; its worker's log:\n{_log(site, feed.name)}")
 
 
-def _inject(site: Site, schedule: Schedule, outcome: Outcome, told: Callable[[str], None]) -> None:
-    deadline = time.monotonic() + schedule.seconds
+def _inject(site: Site, schedule: Schedule, outcome: Outcome, say: Callable[[str], None]) -> list[tuple[str, Ended]]:
+    """The faults, each with its end."""
+    deadline, injected = time.monotonic() + schedule.seconds, []
     for name in order_of(schedule, site.rng):
         if time.monotonic() > deadline:
             break
         ended = FAULTS[name](site, float(site.rng.uniform(*schedule.lasting)))
+        injected.append((name, ended))
         outcome.faults[name] += 1
+        site.revive()
         slowest = 0.0
-        for feed in ended.feeds:
-            seconds = site.observer.next_window(feed, ended.at, _PATIENCE_SECONDS)
+        for feed in ended.feeds if schedule.waits else ():
+            seconds = _next_window(site, feed, ended.at)
             if seconds is None:
-                outcome.violations.append(f"{feed} published nothing for {_PATIENCE_SECONDS:.0f} s after: {name}")
-                told(f"{feed}: the end of its worker's log:\n{_log(site, feed)}")
-                seconds = _PATIENCE_SECONDS
-            outcome.recovery.append((seconds, name))
-            slowest = max(slowest, seconds)
-        told(f"{name}: {', '.join(ended.feeds)} published again after {slowest:.1f} s")
+                say(f"{feed} published nothing; the end of its worker's log:\n{_log(site, feed)}")
+            slowest = max(slowest, seconds or _PATIENCE_SECONDS)
+        say(f"{name}: {', '.join(ended.feeds)}" + f" published again after {slowest:.1f} s" * schedule.waits)
+    return injected
 
 
-def _drain(site: Site, outcome: Outcome, told: Callable[[str], None]) -> None:
+def _next_window(site: Site, feed: str, after: float) -> float | None:
+    """Seconds from ``after`` until ``feed`` published a window; None if it did not in :data:`_PATIENCE_SECONDS`."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        seconds = site.observer.next_window(feed, after, _REVIVE_SECONDS)
+        if seconds is not None:
+            return seconds
+        site.revive()
+    return None
+
+
+def _wait_for(site: Site, feed: str, slots: Collection[int]) -> None:
+    """Wait until all of ``slots`` are published, or :data:`_DRAIN_SECONDS` are over."""
+    deadline = time.monotonic() + _DRAIN_SECONDS
+    while not site.observer.wait_for(feed, slots, _REVIVE_SECONDS) and time.monotonic() < deadline:
+        site.revive()
+
+
+def _measure(site: Site, injected: Sequence[tuple[str, Ended]], outcome: Outcome) -> None:
+    """Note how long after each fault every feed that it concerned published a window."""
+    for name, ended in injected:
+        for feed in ended.feeds:
+            later = [seen - ended.at for seen in site.observer.seen[feed].values() if seen > ended.at]
+            outcome.recovery.append((min(later, default=_PATIENCE_SECONDS), name))
+            if not later:
+                outcome.violations.append(f"{feed} published nothing after: {name}")
+
+
+def _drain(site: Site, outcome: Outcome, say: Callable[[str], None]) -> None:
     """Stop sending, wait for every due window, stop the workers, and check each feed."""
     site.feeder.stop()
     sizes, ended = site.sizes, time.time()
@@ -117,28 +153,20 @@ def _drain(site: Site, outcome: Outcome, told: Callable[[str], None]) -> None:
         recording = Recording(feed.config, counted.windows(), [], {}, {}, last, feed.withholdings)
         recordings.append(recording)
         if feed.kind != "riders":
-            site.observer.wait_for(feed.name, due(recording), _DRAIN_SECONDS)
+            _wait_for(site, feed.name, due(recording))
     for feed in site.feeds:
         last_slot = int(until) // sizes.slot * sizes.slot - sizes.slot
         if feed.kind == "riders":
-            site.observer.wait_for(feed.name, [last_slot], _DRAIN_SECONDS)
+            _wait_for(site, feed.name, [last_slot])
             first = min(site.observer.seen[feed.name], default=last_slot)
-            site.observer.wait_for(feed.name, range(first, last_slot, sizes.slot), _DRAIN_SECONDS)
+            _wait_for(site, feed.name, range(first, last_slot, sizes.slot))
     for feed in site.feeds:
         _wait_for_what_is_committed(site, feed.name)
     site.end_workers()
     released = outputs(site.bootstrap)
     for feed, recording in zip(site.feeds, recordings, strict=True):
-        whole = Recording(
-            recording.config,
-            recording.windows,
-            released[feed.name],
-            ledger(site.redis.url, feed.name),
-            dict(site.observer.seen[feed.name]),
-            recording.until,
-            recording.withholdings,
-        )
-        _judge(whole, outcome, told)
+        spent, seen = ledger(site.redis.url, feed.name), dict(site.observer.seen[feed.name])
+        _judge(replace(recording, outputs=released[feed.name], ledger=spent, seen=seen), outcome, say)
 
 
 def _wait_for_what_is_committed(site: Site, feed: str) -> None:
@@ -148,7 +176,7 @@ def _wait_for_what_is_committed(site: Site, feed: str) -> None:
         time.sleep(0.05)
 
 
-def _judge(recording: Recording, outcome: Outcome, told: Callable[[str], None]) -> None:
+def _judge(recording: Recording, outcome: Outcome, say: Callable[[str], None]) -> None:
     name = recording.config.feed.name
     violations = check(recording)
     outcome.recordings.append(recording)
@@ -156,7 +184,7 @@ def _judge(recording: Recording, outcome: Outcome, told: Callable[[str], None]) 
     outcome.messages += len(recording.outputs)
     outcome.repeats += len(recording.outputs) - len(recording.distinct)
     outcome.violations += [f"{name}: {_said(violation)}" for violation in violations]
-    told(f"{name}: {len(recording.markers)} windows, {len(violations)} violations")
+    say(f"{name}: {len(recording.markers)} windows, {len(violations)} violations")
 
 
 def _said(violation: Violation) -> str:

@@ -72,7 +72,7 @@ class Recording:
     seen: Mapping[int, float]
     until: float
     withholdings: Sequence[Withholding] = ()
-    _bodies: dict[str, Any] = field(default_factory=dict)
+    _bodies: dict[str, Any] = field(default_factory=dict, init=False)
 
     @cached_property
     def distinct(self) -> dict[str, bytes]:

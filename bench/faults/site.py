@@ -121,6 +121,13 @@ class Site:
             for server in (self.redis, *self.brokers):
                 server.stop()
 
+    def revive(self) -> None:
+        """Start every worker anew that ended by itself, as a service manager does: one that starts without its ledger ends."""
+        for feed in self.feeds:
+            for worker in [worker for worker in feed.workers if not worker.runs]:
+                feed.workers.remove(worker)
+                feed.start_worker()
+
     def end_workers(self) -> None:
         """End every worker; what is not released stays in Redis."""
         for feed in self.feeds:

@@ -11,7 +11,7 @@ from bench import faults
 def test_every_window_of_a_short_campaign_is_released_once_whatever_fails() -> None:
     outcome, figures = faults.run_sizes(faults.QUICK)
     assert figures["violations"] == []
-    assert figures["faults"] >= 12
+    assert figures["faults"] >= 5
     assert figures["windows"] >= 10
     relations = {recording.config.relation for recording in outcome.recordings}
     assert relations == {"values", "participation"}
