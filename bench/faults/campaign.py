@@ -97,7 +97,11 @@ def _inject(site: Site, schedule: Schedule, outcome: Outcome, say: Callable[[str
     for name in order_of(schedule, site.rng):
         if time.monotonic() > deadline:
             break
-        ended = FAULTS[name](site, float(site.rng.uniform(*schedule.lasting)))
+        try:
+            ended = FAULTS[name](site, float(site.rng.uniform(*schedule.lasting)))
+        except RuntimeError as error:
+            outcome.violations.append(f"{name}: {error}")
+            ended = Ended(time.time(), [])
         injected.append((name, ended))
         outcome.faults[name] += 1
         site.revive()
