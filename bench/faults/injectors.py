@@ -33,7 +33,7 @@ Injector = Callable[[Site, float], Ended]
 """The second argument: for how many seconds a fault that lasts is to last."""
 
 
-def _some_feed(site: Site) -> Feed:
+def _any_feed(site: Site) -> Feed:
     return site.feeds[site.choose(site.feeds)]
 
 
@@ -41,7 +41,7 @@ def _a_worker(site: Site, feed: Feed) -> Worker:
     return feed.workers[site.choose(feed.workers)]
 
 
-def _replace(feed: Feed, worker: Worker, *, clock_off: float = 0.0) -> Ended:
+def _started_instead(feed: Feed, worker: Worker, *, clock_off: float = 0.0) -> Ended:
     feed.workers.remove(worker)
     feed.start_worker(clock_off=clock_off)
     return Ended(time.time(), [feed.name])
@@ -53,31 +53,31 @@ def _now(site: Site) -> Ended:
 
 def worker_killed(site: Site, seconds: float) -> Ended:
     """SIGKILL to a worker, and a new one at once."""
-    feed = _some_feed(site)
+    feed = _any_feed(site)
     worker = _a_worker(site, feed)
     worker.kill()
-    return _replace(feed, worker)
+    return _started_instead(feed, worker)
 
 
 def worker_restarted(site: Site, seconds: float) -> Ended:
     """SIGTERM to a worker, and a new one once it has ended."""
-    feed = _some_feed(site)
+    feed = _any_feed(site)
     worker = _a_worker(site, feed)
     worker.end()
-    return _replace(feed, worker)
+    return _started_instead(feed, worker)
 
 
 def worker_clock_off(site: Site, seconds: float) -> Ended:
     """A worker is replaced by one whose clock is an hour ahead or behind."""
-    feed = _some_feed(site)
+    feed = _any_feed(site)
     worker = _a_worker(site, feed)
     worker.end()
-    return _replace(feed, worker, clock_off=_HOUR if site.rng.random() < 0.5 else -_HOUR)
+    return _started_instead(feed, worker, clock_off=_HOUR if site.rng.random() < 0.5 else -_HOUR)
 
 
 def workers_away(site: Site, seconds: float) -> Ended:
     """SIGKILL to all workers of a feed, and new ones after ``seconds``."""
-    feed = _some_feed(site)
+    feed = _any_feed(site)
     for worker in feed.workers:
         worker.kill()
     count = len(feed.workers)
@@ -90,7 +90,7 @@ def workers_away(site: Site, seconds: float) -> Ended:
 
 def worker_stopped(site: Site, seconds: float) -> Ended:
     """SIGSTOP to a worker, SIGCONT after ``seconds``."""
-    feed = _some_feed(site)
+    feed = _any_feed(site)
     worker = _a_worker(site, feed)
     worker.send(signal.SIGSTOP)
     time.sleep(seconds)
@@ -104,7 +104,7 @@ def _children(site: Site, feed: Feed) -> list[int]:
 
 def child_killed(site: Site, seconds: float) -> Ended:
     """SIGKILL to a process that closes or publishes windows."""
-    feed = _some_feed(site)
+    feed = _any_feed(site)
     if pids := _children(site, feed):
         with suppress(ProcessLookupError):
             os.kill(pids[site.choose(pids)], signal.SIGKILL)
@@ -113,7 +113,7 @@ def child_killed(site: Site, seconds: float) -> Ended:
 
 def child_stopped(site: Site, seconds: float) -> Ended:
     """SIGSTOP to a process that closes or publishes windows, SIGCONT after ``seconds``."""
-    feed = _some_feed(site)
+    feed = _any_feed(site)
     pids = _children(site, feed)
     if pids:
         pid = pids[site.choose(pids)]
@@ -126,7 +126,7 @@ def child_stopped(site: Site, seconds: float) -> Ended:
 
 def worker_joins_and_leaves(site: Site, seconds: float) -> Ended:
     """One more worker joins the group; another one leaves it once the new one has partitions."""
-    feed = _some_feed(site)
+    feed = _any_feed(site)
     leaving = _a_worker(site, feed)
     with suppress(RuntimeError):  # it ended by itself, and is started again later
         wait_until_ready([feed.start_worker()])
@@ -209,42 +209,42 @@ def broker_away(site: Site, seconds: float) -> Ended:
 
 def hostile(site: Site, seconds: float) -> Ended:
     """Messages that no vehicle sends."""
-    feed = _some_feed(site)
+    feed = _any_feed(site)
     site.feeder.send(feed.stream.topic, hostile_messages(time.time()))
     return Ended(time.time(), [feed.name])
 
 
 def bomb(site: Site, seconds: float) -> Ended:
     """A batch that is small on disk and large in memory."""
-    feed = _some_feed(site)
+    feed = _any_feed(site)
     site.feeder.bomb(feed.stream.topic, ("gzip", "zstd", "lz4")[int(site.rng.integers(3))])
     return Ended(time.time(), [feed.name])
 
 
 def flood_of_one(site: Site, seconds: float) -> Ended:
     """One user sends far more than counts."""
-    feed = _some_feed(site)
+    feed = _any_feed(site)
     site.feeder.send(feed.stream.topic, feed.stream.flood_of_one(_FLOOD, time.time()))
     return Ended(time.time(), [feed.name])
 
 
 def invented_users(site: Site, seconds: float) -> Ended:
     """Ten thousand users that nobody ever saw."""
-    feed = _some_feed(site)
+    feed = _any_feed(site)
     site.feeder.send(feed.stream.topic, feed.stream.invented_users(_INVENTED, time.time()))
     return Ended(time.time(), [feed.name])
 
 
 def old_hours(site: Site, seconds: float) -> Ended:
     """Events of many past hours."""
-    feed = _some_feed(site)
+    feed = _any_feed(site)
     site.feeder.send(feed.stream.topic, feed.stream.old_hours(time.time()))
     return Ended(time.time(), [feed.name])
 
 
 def producers_clock_off(site: Site, seconds: float) -> Ended:
     """The clocks of a third of the users are off for ``seconds``: by a second, or by an hour."""
-    feed = _some_feed(site)
+    feed = _any_feed(site)
     feed.stream.clock_off_ms = int(site.rng.choice([1_000, -1_000, 3_600_000, -3_600_000]))
     time.sleep(seconds)
     feed.stream.clock_off_ms = 0
