@@ -27,6 +27,7 @@ sys.dont_write_bytecode = False
 LONG = (
     "test_demo.py",
     "test_documents.py",
+    "test_faults.py",
     "test_lateness.py",
     "test_local.py",
     "test_publication.py",

@@ -14,6 +14,7 @@ from stream.cli.options import UNREACHABLE, USAGE, AsJson, stop
 BENCHMARKS = {
     "closing": "processor time to close a window as rows, users, cells and pairs grow, and the growth exponents",
     "dashboard": "time until Chromium has painted a new window of 10 000 hexagons",
+    "faults": "hundreds of faults against real servers, and an independent check of everything that was released",
     "ingest": "events per second from Kafka into durable Redis state, compared with a plain Faust agent",
     "libraries": "means per hexagon of one hour, and noise, compared with OpenDP and, if installed, PipelineDP",
     "mechanisms": "speed of noise, CHOP-USER and exact-loss allocation on 10⁶ pairs",

@@ -1,0 +1,310 @@
+"""The checker of the fault campaign: nothing to say of a true recording, and every planted bug noticed by its rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from bench.faults.checker import OutputRecord, Recording, Withholding, check
+from bench.faults.feeding import Stream, hostile_messages
+from bench.faults.feeds import KINDS, read_config, write_config
+from bench.faults.recount import InputRecord, Recount
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.ingestion.decoding import Decoder
+from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest
+from stream.statistics.window_release import Allowance, WindowStatistics
+
+SLOT, AHEAD = 4, 8
+BEGIN = 1_780_000_200  # 2026-05-28, the start of a slot, in the middle of a period
+KEY = bytes(range(32))
+WINDOWS = 14
+
+
+def config_of(kind: str, folder: Path) -> Config:
+    file = write_config(
+        folder,
+        kind,
+        kind,
+        bootstrap="127.0.0.1:9",
+        replicas=1,
+        redis="redis://127.0.0.1:10/0",
+        slot=SLOT,
+        ahead=AHEAD,
+    )
+    return read_config(file)
+
+
+def sent_of(config: Config, seconds: int) -> list[InputRecord]:
+    """What vehicles and attackers send in ``seconds`` from :data:`BEGIN`, in one partition."""
+    stream = Stream(config.feed.topic, 100, SLOT, AHEAD, np.random.default_rng(1))
+    records = []
+    for tenth in range(0, seconds * 10, 2):
+        now = BEGIN + tenth / 10
+        values: list[bytes | None] = [*stream.events(20, now)]
+        if tenth == 200:
+            values += hostile_messages(now) + stream.flood_of_one(6_000, now) + stream.old_hours(now)
+        records += [InputRecord(round(now * 1e6), value) for value in values]
+    return records
+
+
+def in_time_rows(config: Config, records: list[InputRecord]) -> dict[int, np.ndarray]:
+    """Rows of every window as the service reads them."""
+    arrived = np.array([record.appended_us for record in records])
+    batch = Decoder(config, KEY).decode([record.value for record in records], arrived)
+    in_time = arrived[batch.index] <= (batch.slots + SLOT + 1) * 1_000_000
+    return {int(slot): batch.rows[in_time & (batch.slots == slot)] for slot in np.unique(batch.slots[in_time])}
+
+
+def released_by_the_service(
+    config: Config, rows_of: dict[int, np.ndarray], slots: list[int]
+) -> tuple[list[Message], dict[str, dict[int, int]]]:
+    """What the service's own pure steps release of ``slots``, and what they charge."""
+    statistics, memory, messages = WindowStatistics(config), b"", []
+    ledger: dict[str, dict[int, int]] = {}
+    none = next(iter(rows_of.values()))[:0]
+    for number, slot in enumerate(slots, 1):
+        window = config.slotting.window(slot)
+        rows = statistics.arrange(rows_of.get(slot, none), window)
+        spent = ledger.setdefault(config.slotting.period_of(slot).key, {})
+        left = [config.privacy.ledger_budget - spent.get(user, 0) for user in rows.counts.users.tolist()]
+        allowance = Allowance(np.array(left, dtype=np.int64), None, False)
+        plan = statistics.plan(rows, window, allowance, memory, "9d5b1c3e-0c46-4b6c-9c7a-0d3f0f6b2a11")
+        for user, charge in zip(*(column.tolist() for column in plan.charged_users()), strict=True):
+            spent[user] = spent.get(user, 0) + charge
+        made, after = statistics.compose(plan, statistics.draw(plan, rows, Noise()), memory, number)
+        memory = after or memory
+        messages += made
+    return messages, ledger
+
+
+def recorded(kind: str, folder: Path) -> Recording:
+    config = config_of(kind, folder)
+    records = sent_of(config, WINDOWS * SLOT)
+    counted = Recount(config, KEY)
+    counted.add(0, records)
+    windows = counted.windows()
+    slots = sorted(windows) if kind != "riders" else list(range(BEGIN, BEGIN + (WINDOWS + 3) * SLOT, SLOT))
+    messages, ledger = released_by_the_service(config, in_time_rows(config, records), slots)
+    outputs = [OutputRecord(message.topic, message.ce_id, message.value) for message in messages]
+    seen = {slot: slot + SLOT + 2.5 for slot in slots}
+    until = slots[-1] + SLOT if kind == "riders" else float("inf")
+    return Recording(config, windows, outputs, ledger, seen, until)
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
+    return {kind: recorded(kind, tmp_path_factory.mktemp(kind)) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_services_own_steps_release_breaks_no_rule(recordings: dict[str, Recording], kind: str) -> None:
+    recording = recordings[kind]
+    assert check(recording) == []
+    assert len(recording.markers) >= WINDOWS
+    budget = recording.config.privacy.ledger_budget
+    if kind != "plain":
+        assert budget in {spent for period in recording.ledger.values() for spent in period.values()}
+
+
+def test_repetitions_of_the_same_bytes_break_no_rule(recordings: dict[str, Recording]) -> None:
+    recording = recordings["maps"]
+    assert check(changed(recording, outputs=[*recording.outputs, *recording.outputs[:200]])) == []
+
+
+def changed(recording: Recording, **parts: object) -> Recording:
+    """The recording with other parts."""
+    return dataclasses.replace(recording, **parts)
+
+
+def slot_in_the_middle(recording: Recording) -> int:
+    return sorted(recording.markers)[len(recording.markers) // 2]
+
+
+def messages_of(recording: Recording, slot: int) -> list[OutputRecord]:
+    start = recording.config.slotting.window(slot)
+    text = f'"start":"{np.datetime64(start.start, "s")}Z"'.encode()
+    return [record for record in recording.outputs if text in record.value.split(b'"period"')[0]]
+
+
+def rewritten(recording: Recording, topic: str, change: Callable[[dict], object], slot: int | None = None) -> Recording:
+    """``change`` made to one message of a window, with a marker whose digest fits."""
+    slot = slot_in_the_middle(recording) if slot is None else slot
+    window = messages_of(recording, slot)
+    target = next(record for record in window if record.topic == topic)
+    body = json.loads(target.value)
+    change(body)
+    new = {target: target._replace(value=msgspec.json.encode(body))}
+    parts = sorted((r for r in window if r.topic != WINDOW), key=lambda record: record.ce_id)
+    old_marker = next(record for record in window if record.topic == WINDOW)
+    if topic != WINDOW:
+        marker = json.loads(old_marker.value) | {"digest": digest(new.get(part, part).value for part in parts)}
+        new[old_marker] = old_marker._replace(value=msgspec.json.encode(marker))
+    return changed(recording, outputs=[new.get(record, record) for record in recording.outputs])
+
+
+def without(recording: Recording, records: list[OutputRecord]) -> Recording:
+    return changed(recording, outputs=[record for record in recording.outputs if record not in records])
+
+
+def a_window_is_missing(recording: Recording) -> Recording:
+    return without(recording, messages_of(recording, slot_in_the_middle(recording)))
+
+
+def a_window_is_drawn_twice(recording: Recording) -> Recording:
+    again = []
+    for record in messages_of(recording, slot_in_the_middle(recording)):
+        body = json.loads(record.value)
+        if "mean" in body:
+            body["mean"]["raw"] += 1.0
+        again.append(record._replace(value=msgspec.json.encode(body)))
+    return changed(recording, outputs=[*recording.outputs, *again])
+
+
+def a_message_is_lost(recording: Recording) -> Recording:
+    window = messages_of(recording, slot_in_the_middle(recording))
+    return without(recording, [next(record for record in window if record.topic == HEXAGON_SPEED)])
+
+
+def a_marker_is_lost(recording: Recording) -> Recording:
+    window = messages_of(recording, slot_in_the_middle(recording))
+    return without(recording, [record for record in window if record.topic == WINDOW])
+
+
+def an_event_is_counted_twice(recording: Recording) -> Recording:
+    return rewritten(recording, HEXAGON_SPEED, lambda body: body.update(events=body["events"] + 1))
+
+
+def a_user_is_not_counted(recording: Recording) -> Recording:
+    return rewritten(recording, HEXAGON_SPEED, lambda body: body.update(users=body["users"] - 1))
+
+
+def a_digest_is_wrong(recording: Recording) -> Recording:
+    return rewritten(recording, WINDOW, lambda body: body.update(digest="sha256:" + 64 * "0"))
+
+
+def a_number_is_given_twice(recording: Recording) -> Recording:
+    return rewritten(recording, WINDOW, lambda body: body.update(sequence=body["sequence"] - 1))
+
+
+def another_ledger_releases(recording: Recording) -> Recording:
+    other = "1c5b1c3e-0c46-4b6c-9c7a-0d3f0f6b2a11"
+    return rewritten(recording, WINDOW, lambda body: body.update(generation=other))
+
+
+def a_window_forgets_the_memory(recording: Recording) -> Recording:
+    return rewritten(recording, WINDOW, lambda body: body["memory"].update(before=None))
+
+
+def another_epsilon_is_stated(recording: Recording) -> Recording:
+    return rewritten(recording, WINDOW, lambda body: body.update(epsilon=2.0))
+
+
+def with_charge(recording: Recording, change: Callable[[int], int]) -> Recording:
+    period, charges = max(recording.ledger.items(), key=lambda item: len(item[1]))
+    user = max(charges, key=lambda user: charges[user])
+    return changed(recording, ledger=recording.ledger | {period: charges | {user: change(charges[user])}})
+
+
+def a_user_is_charged_above_the_budget(recording: Recording) -> Recording:
+    return with_charge(recording, lambda _: recording.config.privacy.ledger_budget + 1)
+
+
+def a_charge_is_lost(recording: Recording) -> Recording:
+    return with_charge(recording, lambda spent: spent - 100_000)
+
+
+def a_charge_is_paid_twice(recording: Recording) -> Recording:
+    return with_charge(recording, lambda spent: spent + 100_000)
+
+
+def a_lost_ledger_releases(recording: Recording) -> Recording:
+    slot = slot_in_the_middle(recording)
+    seen, number = recording.seen[slot], recording.markers[slot]["sequence"]
+    return changed(recording, withholdings=[Withholding(seen - 1, seen + 1, number - 1)])
+
+
+def a_window_is_published_early(recording: Recording) -> Recording:
+    slot = slot_in_the_middle(recording)
+    return changed(recording, seen=dict(recording.seen) | {slot: slot + SLOT + 0.5})
+
+
+def rows_are_lost(recording: Recording) -> Recording:
+    """As if the service had counted no rows: what it released is noise around nothing."""
+    changes: dict[OutputRecord, OutputRecord] = {}
+    for slot, counts in recording.windows.items():
+        hexagons = [record for record in messages_of(recording, slot) if record.topic == HEXAGON_SPEED]
+        for record in hexagons:
+            body = json.loads(record.value)
+            body["users"]["raw"] -= len(np.unique(counts.user)) / len(hexagons)
+            changes[record] = record._replace(value=msgspec.json.encode(body))
+    return changed(recording, outputs=[changes.get(record, record) for record in recording.outputs])
+
+
+def a_message_does_not_fit(recording: Recording) -> Recording:
+    return rewritten(recording, HEXAGON_SPEED, lambda body: body.update(vehicle="bus-7"))
+
+
+BUGS: dict[Callable[[Recording], Recording], tuple[str, tuple[str, ...]]] = {
+    a_window_is_missing: ("a due window is released once", KINDS),
+    a_window_is_drawn_twice: ("a repeat has the same bytes", KINDS),
+    a_message_is_lost: ("a marker states its messages", KINDS),
+    a_marker_is_lost: ("a due window is released once", KINDS),
+    an_event_is_counted_twice: ("counts are those of the input", ("maps", "plain")),
+    a_user_is_not_counted: ("counts are those of the input", ("maps", "plain")),
+    rows_are_lost: ("counts are those of the input", ("riders",)),
+    a_digest_is_wrong: ("a marker states its messages", KINDS),
+    a_number_is_given_twice: ("windows are numbered by one ledger", KINDS),
+    another_ledger_releases: ("windows are numbered by one ledger", KINDS),
+    a_window_forgets_the_memory: ("windows are numbered by one ledger", KINDS),
+    another_epsilon_is_stated: ("a marker states its messages", KINDS),
+    a_user_is_charged_above_the_budget: ("the ledger holds what was released", KINDS),
+    a_charge_is_lost: ("the ledger holds what was released", KINDS),
+    a_charge_is_paid_twice: ("the ledger holds what was released", KINDS),
+    a_lost_ledger_releases: ("a lost ledger releases nothing", KINDS),
+    a_window_is_published_early: ("a window waits for its instant", KINDS),
+    a_message_does_not_fit: ("a message fits its schema", KINDS),
+}
+"""What each planted bug breaks, and in which kinds of feeds it can be."""
+
+
+@pytest.mark.parametrize(
+    ("bug", "kind"), [(bug, kind) for bug, (_, kinds) in BUGS.items() for kind in kinds], ids=lambda given: str(given)
+)
+def test_a_planted_bug_breaks_its_rule(
+    recordings: dict[str, Recording], bug: Callable[[Recording], Recording], kind: str
+) -> None:
+    violations = check(bug(recordings[kind]))
+    assert BUGS[bug][0] in {violation.rule for violation in violations}, violations
+
+
+@pytest.mark.parametrize("kind", ["maps", "plain"])
+def test_an_event_that_came_too_late_and_is_counted_breaks_a_rule(
+    recordings: dict[str, Recording], tmp_path: Path, kind: str
+) -> None:
+    recording = recordings[kind]
+    config = recording.config
+    records = sent_of(config, WINDOWS * SLOT)
+    slot = slot_in_the_middle(recording)
+    place = next(k for k, record in enumerate(records) if record.appended_us > slot * 1_000_000)
+    late = InputRecord((slot + SLOT + 2) * 1_000_000, records[place].value)
+    counted = Recount(config, KEY)
+    counted.add(0, [*records[:place], *records[place + 1 :]])
+    counted.add(1, [late])
+    violations = check(changed(recording, windows=counted.windows()))
+    assert "counts are those of the input" in {violation.rule for violation in violations}
+
+
+def test_the_recount_agrees_with_the_service_on_hostile_messages(tmp_path: Path) -> None:
+    config = config_of("plain", tmp_path)
+    values = hostile_messages(float(BEGIN))
+    arrived = (BEGIN + 1) * 1_000_000
+    counted = Recount(config, KEY)
+    counted.add(0, [InputRecord(arrived, value) for value in values])
+    assert counted.accepted == len(Decoder(config, KEY).decode(values, arrived).rows) >= 3
