@@ -70,9 +70,7 @@ def replay(
             help="Offline: folder of a ledger that is kept after the run. Without it, every run starts with full budgets."
         ),
     ] = None,
-    any_speed: Annotated[
-        bool, typer.Option("--any-speed", help="Accept speeds even if positions show that their unit is another one.")
-    ] = False,
+    any_speed: Annotated[bool, typer.Option("--any-speed", help="Accept speeds that positions contradict.")] = False,
     config: ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -81,16 +79,21 @@ def replay(
     pace = parse_pace(speed)
     try:
         settings = (load_to_release if offline else load_config)(choose_config(config))
-        chosen = file_format or settings.feed.format
+        file_format = file_format or settings.feed.format
         if offline:
-            _replay_offline(settings, file, chosen, _span(settings, start, end), state, out, force, any_speed, as_json)
-            return
-        source = Replay(file, chosen, settings.feed, order=cast("Order", order), loop=loop)
-        messages = recognised(source, settings, file, chosen, any_speed=any_speed)
+            span = _span(settings, start, end)
+            return _replay_offline(settings, file, file_format, span, state, out, force, any_speed, as_json)
+        source = Replay(file, file_format, settings.feed, order=cast("Order", order), loop=loop)
+        feed_kafka(
+            settings,
+            recognised(source, settings, file, file_format, any_speed=any_speed),
+            Pacer(pace),
+            limit=limit,
+            share_read=None if file == STDIN else lambda: source.share_read,
+            as_json=as_json,
+        )
     except (ConfigError, RecordingError, SpanError) as error:
         raise refuse(error) from None
-    share_read = None if file == STDIN else lambda: source.share_read
-    feed_kafka(settings, messages, Pacer(pace), limit=limit, share_read=share_read, as_json=as_json)
 
 
 def _check_options(

@@ -70,11 +70,19 @@ class SpeedCheck:
         return self.reported / self.derived if self.derived > 0 else float("nan")
 
     @property
+    def is_compared(self) -> bool:
+        """Whether there are enough steps, and vehicles move."""
+        return self.pairs >= LEAST_PAIRS and self.derived >= _MOVES_KMH
+
+    @property
     def contradicts(self) -> bool:
-        """Whether vehicles move, and the reported speeds cannot be those of this movement."""
-        return (
-            self.pairs >= LEAST_PAIRS and self.derived >= _MOVES_KMH and not _WRONG_BELOW <= self.ratio <= _WRONG_ABOVE
-        )
+        """Whether the reported speeds cannot be those of the movement."""
+        return self.is_compared and not _WRONG_BELOW <= self.ratio <= _WRONG_ABOVE
+
+    @property
+    def fits(self) -> bool:
+        """Whether the reported speeds agree with the movement."""
+        return _FITS_ABOVE <= self.ratio <= _FITS_BELOW
 
     def sentence(self, declared: str) -> str:
         """What contradicts what, and the likely cause."""
