@@ -28,10 +28,12 @@ async def observe_topic(kafka: KafkaConfig, topic: str, limit: int) -> Observati
 
     Raises :class:`TopicUnreachableError` and :class:`InspectionError`.
     """
-    consumer = AIOKafkaConsumer(topic, **kafka_options(kafka), group_id=None, auto_offset_reset="earliest")
+    # It subscribes to nothing: a subscription to a missing topic would wait for it without end.
+    consumer = AIOKafkaConsumer(**kafka_options(kafka), group_id=None, enable_auto_commit=False)
     try:
         await consumer.start()
-        values, arrived = await _newest(consumer, topic, limit)
+        there = topic in await consumer.topics()
+        values, arrived = await _newest(consumer, topic, limit) if there else ([], [])
     except (KafkaError, OSError) as error:
         raise TopicUnreachableError(f"Kafka at {kafka.bootstrap} does not answer: {error}") from None
     finally:
@@ -47,7 +49,9 @@ async def _newest(consumer: AIOKafkaConsumer, topic: str, limit: int) -> tuple[l
     """Messages, and when the broker appended each (µs UTC), below 0 if it does not say."""
     values: list[bytes] = []
     arrived: list[int] = []
+    await consumer._client.set_topics([topic])
     partitions = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
+    consumer.assign(partitions)
     begins, ends = await consumer.beginning_offsets(partitions), await consumer.end_offsets(partitions)
     left = {partition for partition in partitions if begins[partition] < ends[partition]}
     for partition in left:
