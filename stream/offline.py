@@ -8,13 +8,13 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from io import UnsupportedOperation
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
-from stream.ingestion.decoding import Decoder
+from stream.ingestion.decoding import Batch, Decoder
 from stream.ingestion.formats import user_identity
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.ingestion.refusals import Refusals
@@ -31,11 +31,15 @@ from stream.local import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
 from stream.protocol.release_protocol import ReleaseProtocol
-from stream.sources.recognition import require_events
+from stream.sources.opening import open_recording
+from stream.sources.recognition import require_events, require_speeds, speed_problem
 from stream.sources.recording import Recording
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
 from stream.windows import SpanError, Window, utc_text
+
+if TYPE_CHECKING:
+    from stream.sources.tables import Table
 
 Progress = Callable[[int, int], None]
 
@@ -44,7 +48,10 @@ _ANY_AGE = timedelta(days=36500)
 
 @dataclass(frozen=True)
 class OfflineSummary:
-    """Summary of an offline replay; inside the trust boundary. ``outside``: valid events before or after the span."""
+    """Summary of an offline replay; inside the trust boundary. ``outside``: valid events before or after the span.
+
+    ``implausible``: why the speeds cannot be right.
+    """
 
     events: int
     rejected: dict[str, int]
@@ -57,6 +64,7 @@ class OfflineSummary:
     outside: int
     examples: dict[str, str]
     likely_cause: str | None
+    implausible: str | None = None
 
 
 @dataclass
@@ -114,14 +122,24 @@ def read_recording(
     decoder = Decoder(ageless(config), load_user_key(config.privacy.user_key_file))
     parts: list[npt.NDArray[np.void]] = []
     refusals = Refusals(config.feed, file_format)
-    now_us = time.time_ns() // 1000
-    with Recording(path, file_format, config.feed) as recording:
-        for block in recording:
-            batch = decoder.decode(block.values, now_us)
+    with open_recording(path, file_format, config.feed) as recording:
+        for batch, values in _batches(recording, decoder, time.time_ns() // 1000):
             parts.append(batch.rows)
-            refusals.add(block.values, batch)
+            refusals.add(values, batch)
             on_progress(recording.position, recording.size)
     return (np.concatenate(parts) if parts else np.zeros(0, dtype=ROW)), refusals
+
+
+def _batches(
+    recording: Recording | Table, decoder: Decoder, now_us: int
+) -> Iterator[tuple[Batch, Sequence[bytes | None]]]:
+    """Each block of a recording, decoded, and its messages."""
+    if isinstance(recording, Recording):
+        for block in recording:
+            yield decoder.decode(block.values, now_us), block.values
+    else:
+        for columns in recording.columns():
+            yield decoder.decode_columns(columns, now_us), recording.messages(columns)
 
 
 def _within(rows: npt.NDArray[np.void], span: Window, path: Path, relation: str) -> npt.NDArray[np.void]:
@@ -152,6 +170,7 @@ def replay_offline(
     *,
     span: Window | None = None,
     state: Path | None = None,
+    any_speed: bool = False,
     on_progress: Progress = lambda done, size: None,
 ) -> OfflineSummary:
     """Release every window of a recording to ``out``.
@@ -160,6 +179,9 @@ def replay_offline(
     where every window of it is released, because which ones are released must not depend on the recording. Raises
     :class:`SpanError`. ``state``: folder of the embedded Redis. With it, the ledger is kept after the run, and a released window
     is not released again. Without it, every run starts with full budgets, so the losses of two published runs add up.
+
+    ``any_speed``: release speeds even if positions show that they are in another unit. Under "participation" they always
+    are, because what is released must not depend on the recording; the summary says it.
     """
     started = time.monotonic()
     if config.relation == NeighbouringRelation.PARTICIPATION and span is None:
@@ -170,6 +192,9 @@ def replay_offline(
     rows, refusals = read_recording(config, path, file_format, on_progress)
     if config.relation == NeighbouringRelation.VALUES:
         require_events(path, len(rows), refusals)
+        if not any_speed:
+            require_speeds(path, rows, config.feed, file_format)
+    problem = speed_problem(rows, config.feed, file_format)
     if span is not None:
         rows = _within(rows, span, path, config.relation)
     by_slot = split_by_slot(rows, config)
@@ -184,9 +209,10 @@ def replay_offline(
         with RedisServer(folder, appendfsync="always" if state else "no") as server:
             fingerprint = key_fingerprint(load_user_key(config.privacy.user_key_file))
             identity = user_identity(config.feed, file_format)
-            return asyncio.run(
+            summary = asyncio.run(
                 _release(config, server.url, by_slot, slots, len(rows), refusals, out, started, fingerprint, identity)
             )
+    return summary if problem is None else replace(summary, implausible=problem[0])
 
 
 async def claim_feed(config: Config, redis: Redis, fingerprint: str, identity: str) -> Ledger:

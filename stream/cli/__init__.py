@@ -26,6 +26,7 @@ SUBJECTS = (
     "replay",
     "simulate",
     "gtfs-rt",
+    "inspect",
     "evaluate",
     "query",
     "topics",

@@ -23,6 +23,7 @@ from stream.sources.delivery import Pacer
 from stream.sources.lines import RecordingError
 from stream.sources.recognition import recognised
 from stream.sources.replay import Order, Replay
+from stream.sources.standard_input import STDIN
 from stream.windows import SpanError, Window
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(help="CSV or NDJSON, plain or .gz.")],
+    file: Annotated[Path, typer.Argument(help="Parquet, CSV or NDJSON (also .gz); '-' is standard input.")],
     file_format: Annotated[
         str | None,
         typer.Option("--format", help="canonical, capmetro, capmetro-2015, itms or declared; default: feed.format."),
@@ -69,27 +70,41 @@ def replay(
             help="Offline: folder of a ledger that is kept after the run. Without it, every run starts with full budgets."
         ),
     ] = None,
+    any_speed: Annotated[bool, typer.Option("--any-speed", help="Accept speeds that positions contradict.")] = False,
     config: ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Send a recording to the feed's Kafka topic, or release it without Kafka (--offline)."""
-    _check_options(file, order, offline, out, start, end, state)
+    _check_options(file, order, offline, loop, out, start, end, state)
     pace = parse_pace(speed)
     try:
         settings = (load_to_release if offline else load_config)(choose_config(config))
-        chosen = file_format or settings.feed.format
+        file_format = file_format or settings.feed.format
         if offline:
-            _replay_offline(settings, file, chosen, _span(settings, start, end), state, out, force, as_json)
-            return
-        source = Replay(file, chosen, settings.feed, order=cast("Order", order), loop=loop)
-        messages = recognised(source, settings, file, chosen)
+            span = _span(settings, start, end)
+            return _replay_offline(settings, file, file_format, span, state, out, force, any_speed, as_json)
+        source = Replay(file, file_format, settings.feed, order=cast("Order", order), loop=loop)
+        feed_kafka(
+            settings,
+            recognised(source, settings, file, file_format, any_speed=any_speed),
+            Pacer(pace),
+            limit=limit,
+            share_read=None if file == STDIN else lambda: source.share_read,
+            as_json=as_json,
+        )
     except (ConfigError, RecordingError, SpanError) as error:
         raise refuse(error) from None
-    feed_kafka(settings, messages, Pacer(pace), limit=limit, share_read=lambda: source.share_read, as_json=as_json)
 
 
 def _check_options(
-    file: Path, order: str, offline: bool, out: Path | None, start: str | None, end: str | None, state: Path | None
+    file: Path,
+    order: str,
+    offline: bool,
+    loop: bool,
+    out: Path | None,
+    start: str | None,
+    end: str | None,
+    state: Path | None,
 ) -> None:
     """Raises :class:`typer.BadParameter` for options that contradict each other."""
     if order not in ("time", "file"):
@@ -98,7 +113,11 @@ def _check_options(
         raise typer.BadParameter("give both --from and --until, or neither", param_hint="--from")
     if not offline and (start or state or out):
         raise typer.BadParameter("--from, --until, --state and --out belong to --offline", param_hint="--offline")
-    if out is not None and out.exists() and out.samefile(file):
+    if file == STDIN:
+        if loop:
+            raise typer.BadParameter("standard input cannot be read again", param_hint="--loop")
+        return
+    if out is not None and out.exists() and file.exists() and out.samefile(file):
         raise typer.BadParameter(f"{out} is the recording itself", param_hint="--out")
 
 
@@ -115,6 +134,7 @@ def _replay_offline(
     state: Path | None,
     out: Path | None,
     force: bool,
+    any_speed: bool,
     as_json: bool,
 ) -> None:
     """Write releases to ``out`` or stdout, and progress and the summary to stderr."""
@@ -138,6 +158,7 @@ def _replay_offline(
                 releases,
                 span=span,
                 state=state,
+                any_speed=any_speed,
                 on_progress=lambda done, size: bars.update(reading, completed=done, total=size or None),
             )
     except ParquetMissingError:
@@ -166,6 +187,8 @@ def _tell(summary: OfflineSummary, out: Path | None, as_json: bool) -> None:
         typer.echo(f"  {count} {reason}, like {summary.examples[reason]}", err=True)
     if summary.likely_cause is not None:
         typer.echo(summary.likely_cause, err=True)
+    if summary.implausible is not None:
+        typer.echo(f"Note: {summary.implausible}", err=True)
     typer.echo(
         f"{summary.events} events ({rejected} rejected), {len(summary.windows)} windows released, "
         f"{summary.already_released} released before, {summary.messages} messages in {summary.seconds:.1f} s"

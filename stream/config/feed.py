@@ -57,14 +57,27 @@ SpeedUnit = Literal["km/h", "m/s", "mph", "kn"]
 
 
 class FeedFields(Section):
-    """Paths of the fields of a declared feed. Dots separate levels, a number is a list index (``location.coordinates.1``)."""
+    """Paths of the fields of a declared feed. Dots separate levels, a number is a list index (``location.coordinates.1``).
+
+    ``timezone``: the zone of times that have no offset from UTC. Without it such times are refused.
+    """
 
     user: FieldPath
     time: FieldPath
     lat: FieldPath
     lng: FieldPath
     speed: FieldPath
-    time_format: Literal["rfc3339", "epoch-s", "epoch-ms"] = "rfc3339"
+    time_format: Literal["rfc3339", "epoch-s", "epoch-ms", "epoch-us"] = "rfc3339"
+    timezone: TimezoneName | None = None
+
+    @model_validator(mode="after")
+    def _numbers_have_no_zone(self) -> Self:
+        if self.timezone is not None and self.time_format != "rfc3339":
+            raise ValueError(
+                f"timezone is for texts without an offset, but time_format is {self.time_format!r}, whose numbers count from "
+                "1970 in UTC; remove timezone"
+            )
+        return self
 
     @property
     def paths(self) -> tuple[str, str, str, str, str]:

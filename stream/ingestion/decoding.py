@@ -81,6 +81,22 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class FixColumns:
+    """Fixes of a table, shape (n,): identifiers, µs UTC, degrees, and speed in the feed's unit.
+
+    ``missing``: a field is empty. ``wrong``: a field has a value of another type. The values of such rows do not matter.
+    """
+
+    user: list[Any]
+    time_us: NDArray[np.int64]
+    lat: NDArray[np.float64]
+    lng: NDArray[np.float64]
+    speed: NDArray[np.float64]
+    missing: NDArray[np.bool_]
+    wrong: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
 class _Fixes:
     """Columns of decoded messages, shape (n,): pseudonym, µs UTC, degrees, speed in the feed's unit."""
 
@@ -141,25 +157,43 @@ class Decoder:
                 reason[position] = _CODE[self._why_undecodable(value)]
             else:
                 place(position)
-        rows, sound = self.columns(decoded, np.array(index, dtype=np.int64), reason, arrived_us)
-        rejected = np.flatnonzero(reason != _SOUND)
-        return Batch(rows, sound, self._slotting.slot_starts(rows["time"].astype(np.int64)), rejected, reason[rejected])
-
-    def columns(
-        self, decoded: list[Any], index: NDArray[np.int64], reason: NDArray[np.uint8], arrived_us: Arrived
-    ) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-        """Rows from the ``decoded`` messages at ``index``, with the index of each row; writes the ``reason`` of all others."""
         users, times, lats, lngs, speeds = (list(map(getter, decoded)) for getter in self._format.getters)
+        columns = _times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
+        return self.judged(users, columns, np.array(index, dtype=np.int64), reason, arrived_us)
+
+    def decode_columns(self, columns: FixColumns, arrived_us: Arrived) -> Batch:
+        """Rows from columns, by the same rules as :meth:`decode`. ``arrived_us``: when they arrived, µs UTC."""
+        reason = np.full(len(columns.user), _SOUND, dtype=np.uint8)
+        finite = np.isfinite(columns.lat) & np.isfinite(columns.lng) & np.isfinite(columns.speed)
+        for failed, why in (
+            (columns.missing, Reason.MISSING_FIELD),
+            (columns.wrong, Reason.WRONG_TYPE),
+            (~finite, Reason.NOT_FINITE),
+        ):
+            reason[failed & (reason == _SOUND)] = _CODE[why]
+        index = np.flatnonzero(reason == _SOUND)
+        users = [columns.user[at] for at in index.tolist()]
+        chosen = columns.time_us[index], columns.lat[index], columns.lng[index], columns.speed[index]
+        return self.judged(users, chosen, index, reason, arrived_us)
+
+    def judged(
+        self,
+        users: list[Any],
+        columns: tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]],
+        index: NDArray[np.int64],
+        reason: NDArray[np.uint8],
+        arrived_us: Arrived,
+    ) -> Batch:
+        """The batch of which ``columns`` (time, lat, lng, speed) are the messages at ``index``; writes the ``reason`` of each."""
         pseudonyms, verdict = self._pseudonymise(users)
-        fixes = _Fixes(
-            pseudonyms, _times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
-        )
+        fixes = _Fixes(pseudonyms, *columns)
         self._judge(fixes, arrived_us if isinstance(arrived_us, int) else arrived_us[index], verdict)
         reason[index] = verdict
         sound = verdict == _SOUND
         if not sound.all():
             index, fixes = index[sound], fixes.where(sound)
-        return self._rows(fixes), index
+        rows, rejected = self._rows(fixes), np.flatnonzero(reason != _SOUND)
+        return Batch(rows, index, self._slotting.slot_starts(fixes.time_us), rejected, reason[rejected])
 
     def _judge(self, fixes: _Fixes, arrived_us: Arrived, verdict: NDArray[np.uint8]) -> None:
         """For each fix without a verdict, write the first reason to refuse it into ``verdict``."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Annotated, Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -120,16 +121,17 @@ def _declared_decoder(fields: FeedFields) -> Callable[[bytes], _Fix]:
     user, time, lat, lng, speed = (
         field_path(text) for text in (fields.user, fields.time, fields.lat, fields.lng, fields.speed)
     )
-    factor = 1000 if fields.time_format == "epoch-s" else 1
+    to_ms = {"epoch-s": 1000, "epoch-us": 0.001}.get(fields.time_format, 1)
     rfc3339 = fields.time_format == "rfc3339"
+    zone = None if fields.timezone is None else ZoneInfo(fields.timezone)
 
     def decode_declared(message: bytes) -> _Fix:
         tree = decode(message)
         moment = walk(tree, time)
         if rfc3339:
-            moment = msgspec.convert(moment, Instant)
+            moment = msgspec.convert(moment, Instant) if zone is None else read_instant(moment, zone)
         elif type(moment) in (int, float):
-            moment *= factor
+            moment *= to_ms
         values = {
             "user": walk(tree, user),
             "time": moment,
@@ -140,6 +142,22 @@ def _declared_decoder(fields: FeedFields) -> Callable[[bytes], _Fix]:
         return msgspec.convert(values, _Fix)
 
     return decode_declared
+
+
+def read_instant(text: object, zone: ZoneInfo) -> datetime:
+    """ISO 8601 text as an aware datetime; a time without an offset is local time in ``zone``.
+
+    Raises :class:`ValueError` for other values, and for a local time that occurs twice or never because clocks are changed.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is not a text")
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is not None:
+        return moment
+    moment = moment.replace(tzinfo=zone)
+    if moment.utcoffset() != moment.replace(fold=1).utcoffset():
+        raise ValueError(f"{text} occurs twice or never in {zone.key}")
+    return moment
 
 
 def field_path(text: str) -> tuple[str | int, ...]:

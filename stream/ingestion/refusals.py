@@ -144,7 +144,8 @@ class Refusals:
         remedy = {
             "seconds": "set feed.format = 'declared' and time_format = 'epoch-s' in [feed.fields]",
             "milliseconds": "set time_format = 'epoch-ms' in [feed.fields]",
-        }.get(unit, "divide the times so that they are milliseconds")
+            "microseconds": "set feed.format = 'declared' and time_format = 'epoch-us' in [feed.fields]",
+        }.get(unit, "divide the times so that they are microseconds")
         return f"Likely {time:.0f} is a time in {unit} ({datetime.fromtimestamp(seconds, UTC):%Y-%m-%d}): {remedy}."
 
     def _wrong_type(self, fix: dict[str, Any]) -> str | None:
@@ -160,13 +161,13 @@ class Refusals:
         except ValueError:
             return (
                 f"Likely the time {shown} is not of the declared time_format: write RFC 3339 like "
-                "'2017-03-21T07:00:00-05:00', or set time_format in [feed.fields] to 'epoch-s' or 'epoch-ms'."
+                "'2017-03-21T07:00:00-05:00', or set time_format in [feed.fields] to 'epoch-s', 'epoch-ms' or 'epoch-us'."
             )
         if has_offset:
             return None
         return (
             f"Likely the time {shown} has no offset from UTC, so it may be ambiguous: write it like "
-            "'2017-03-21T07:00:00-05:00'."
+            "'2017-03-21T07:00:00-05:00', or set timezone in [feed.fields] to its zone, like 'America/Chicago'."
         )
 
     def _other_format(self, message: bytes) -> str:

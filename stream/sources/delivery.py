@@ -194,12 +194,19 @@ async def deliver(
 ) -> None:
     """Send ``blocks`` in order at the pace until ``stopped`` or ``limit`` messages. Returns once all have arrived.
 
-    A message that goes back in time is due together with the latest one before it. An error of the source is raised after
+    After an empty block, everything is sent at once. A message that goes back in time is due together with the latest one before it. An error of the source is raised after
     all messages before it were delivered.
     """
     latest = np.iinfo(np.int64).min
     try:
         for block in blocks:
+            if not block.values:  # the source is silent at present
+                await sender.flush()
+                await asyncio.sleep(_NAP_S)
+                report()
+                if stopped():
+                    break
+                continue
             due = np.maximum.accumulate(np.maximum(block.due, latest))
             n = len(due) if limit is None else min(len(due), limit - progress.sent)
             start = 0
@@ -217,8 +224,7 @@ async def deliver(
                 report()
                 await asyncio.sleep(0)
                 start = stop
-            if len(due):
-                latest = int(due[-1])
+            latest = int(due[-1])
             if stopped() or progress.sent == limit:
                 break
             if pacer.speed is not None:

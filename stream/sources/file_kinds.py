@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import zlib
 from pathlib import Path
 
 from stream.config.feed import FeedFields
 from stream.ingestion.formats import known_fields
 
+SEPARATORS = (",", ";", "\t", "|")
+"""Separators of columns that are recognised by the header."""
 _HEAD = 4096
 _GZIP = b"\x1f\x8b"
 _BEGINNINGS = (
-    (b"PAR1", "a Parquet file: write it as NDJSON or CSV first, for example with pandas"),
+    (b"PAR1", "a Parquet file that ends too early or is damaged"),
     (b"PK\x03\x04", "a zip archive: unpack it first"),
     (b"BZh", "compressed by bzip2: unpack it, or compress it with gzip"),
     (b"\x28\xb5\x2f\xfd", "compressed by zstd: unpack it, or compress it with gzip"),
@@ -36,9 +39,6 @@ def seems_to_be(path: Path) -> str | None:
             return f"It seems to be {what}."
     if head.startswith(_GTFS_RT_VERSION) and head[2:3] == b"\x0a" and head[4:5] in (b"1", b"2"):
         return "It seems to be a GTFS-realtime message: send it with 'hexveil gtfs-rt'."
-    line = text.partition(b"\n")[0]
-    if b"\0" not in line and max(map(line.count, (b",", b";", b"\t"))) >= 4 and not line.startswith(b"{"):
-        return "It seems to be CSV: give it a name that ends in .csv or .csv.gz."
     return None
 
 
@@ -51,15 +51,33 @@ def _head(path: Path) -> bytes:
         return b""
 
 
-def wrong_header(line: bytes, names: list[str], missing: set[str], fields: FeedFields) -> str:
-    """Why the header ``line`` of a CSV with the columns ``names`` does not fit the format, with the remedy."""
-    for separator, called in ((b";", "semicolons"), (b"\t", "tabs"), (b"|", "bars")):
-        if line.count(separator) > line.count(b","):
-            return f"its columns are separated by {called}; write it with commas, and decimal points in numbers"
+def columns_of(header: bytes, fields: FeedFields) -> tuple[str, list[str]]:
+    """Separator and column names of a CSV's header: those with most of ``fields``, else those with most columns."""
+    readings = [(separator, _split(header, separator)) for separator in SEPARATORS]
+    return max(readings, key=lambda reading: (len(set(fields.paths) & set(reading[1])), len(reading[1])))
+
+
+def is_header(line: bytes, fields: FeedFields) -> bool:
+    """Whether the first line of a file is the header of a CSV: it names the ``fields``, or has five columns and is not JSON."""
+    if line.lstrip(b"\xef\xbb\xbf \t")[:1] in (b"", b"{", b"[", b"<") or b"\0" in line:
+        return False
+    _, names = columns_of(line, fields)
+    return set(fields.paths) <= set(names) or (len(names) >= 5 and all(name.isprintable() for name in names))
+
+
+def _split(header: bytes, separator: str) -> list[str]:
+    try:
+        return next(csv.reader([header.decode("utf-8-sig").rstrip("\r")], delimiter=separator), [])
+    except (UnicodeDecodeError, csv.Error):
+        return []
+
+
+def wrong_header(names: list[str], missing: set[str], fields: FeedFields) -> str:
+    """Why a CSV with the columns ``names`` does not fit the format, with the remedy."""
     fitting = next((name for name, known in known_fields().items() if set(known.paths) <= set(names)), None)
     hint = "" if fitting is None else f"; its header has the columns of {fitting!r}: give --format {fitting}"
     if any("." in path for path in fields.paths):
-        return f"the format is nested, and nested formats are read from NDJSON only; write one JSON object a line{hint}"
+        return f"the format is nested, and nested formats are not read from CSV; write one JSON object a line{hint}"
     if hint:
         return f"no column {', '.join(sorted(missing))} in its header{hint}"
     return (

@@ -37,7 +37,7 @@ def in_time_order(blocks: Iterable[Messages], run_rows: int = RUN_ROWS) -> Itera
                 block = next(source, None)
             except Exception as error:  # the rows that were read before the error are still sent
                 block, failure = None, error
-            if block is not None:
+            if block is not None and block.values:
                 unsorted.append(block)
                 rows += len(block.values)
                 unread += block.unread

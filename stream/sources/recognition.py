@@ -8,16 +8,24 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stream.config import Config
+from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.ingestion.decoding import Decoder
+from stream.ingestion.formats import feed_format
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.ingestion.refusals import Refusals
 from stream.sources.file_kinds import seems_to_be
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
+from stream.sources.plausibility import check_rows
 
 _HELD = 100_000
 """Number of events that are searched for one that the feed accepts, before any event is sent."""
+_COMPARED = 20_000
+"""Number of accepted events whose speeds are compared with their positions."""
 _AT_ONCE = 1_000
 
 
@@ -32,23 +40,58 @@ def require_events(path: Path, events: int, refusals: Refusals) -> None:
     raise RecordingError("\n".join([f"{path}: none of its {refusals.refused} events can be used", *reasons]))
 
 
-def recognised(blocks: Iterable[Messages], config: Config, path: Path, file_format: str) -> Iterator[Messages]:
-    """All of ``blocks``. The first ones are read immediately, until there is an event that the feed accepts.
+def speed_problem(rows: NDArray[np.void], feed: FeedConfig, file_format: str) -> tuple[str, bool] | None:
+    """Why the speeds of a recording cannot be right, with the remedy, and whether another unit would fit; None if they can."""
+    kmh = feed_format(feed.model_copy(update={"format": file_format})).kmh
+    declared = next(unit for unit, factor in SPEED_TO_KMH.items() if factor == kmh)
+    check = check_rows(rows, declared)
+    if not check.contradicts:
+        return None
+    if check.unit is None:
+        remedy = "hexveil inspect says more"
+    elif file_format in ("canonical", "declared"):
+        remedy = f"set feed.speed_unit = {check.unit!r}"
+    else:
+        remedy = "give another --format, or declare the fields and the unit in [feed]"
+    return f"{check.sentence(declared)}: {remedy}.", check.unit is not None
 
-    Raises :class:`RecordingError` with the reasons if none of the first hundred thousand events is accepted.
+
+def require_speeds(path: Path, rows: NDArray[np.void], feed: FeedConfig, file_format: str) -> None:
+    """Raise :class:`RecordingError` if positions show that the speeds of a recording are in another unit than declared."""
+    problem = speed_problem(rows, feed, file_format)
+    if problem is not None and problem[1]:
+        raise RecordingError(f"{path}: {problem[0]} If they are right as they are, give --any-speed")
+
+
+def recognised(
+    blocks: Iterable[Messages], config: Config, path: Path, file_format: str, *, any_speed: bool = False
+) -> Iterator[Messages]:
+    """All of ``blocks``. The first ones are read immediately, until twenty thousand events are accepted or the source is silent.
+
+    Raises :class:`RecordingError` with the reasons if none of the first hundred thousand events is accepted, and, without
+    ``any_speed``, if the speeds of the accepted ones are in another unit.
     """
     # Any key will do, because these pseudonyms are discarded.
     decoder, refusals = Decoder(config, secrets.token_bytes(KEY_BYTES)), Refusals(config.feed, file_format)
     looked_at: list[Messages] = []
+    rows: list[NDArray[np.void]] = []
     source = iter(blocks)
     for block in source:
+        if not block.values:
+            if refusals.taken:
+                break
+            continue
         looked_at.append(block)
         for at in range(0, len(block.values), _AT_ONCE):
             values = block.values[at : at + _AT_ONCE]
-            refusals.add(values, decoder.decode(values, time.time_ns() // 1000))
-            if refusals.taken or refusals.refused >= _HELD:
+            batch = decoder.decode(values, time.time_ns() // 1000)
+            refusals.add(values, batch)
+            rows.append(batch.rows)
+            if refusals.taken >= _COMPARED or refusals.taken + refusals.refused >= _HELD:
                 break
-        if refusals.taken or refusals.refused >= _HELD:
+        if refusals.taken >= _COMPARED or refusals.taken + refusals.refused >= _HELD:
             break
     require_events(path, refusals.taken, refusals)
+    if not any_speed:
+        require_speeds(path, np.concatenate(rows), config.feed, file_format)
     return chain(looked_at, source)

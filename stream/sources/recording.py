@@ -18,14 +18,34 @@ import numpy as np
 
 from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.ingestion.formats import feed_format, field_path, time_us, walk
-from stream.sources.file_kinds import wrong_header
-from stream.sources.lines import Lines, RecordingError
+from stream.sources.file_kinds import columns_of, is_header, wrong_header
+from stream.sources.lines import Lines, RecordingError, Stored
 from stream.sources.messages import Messages
 
 FORMATS: tuple[str, ...] = get_args(FeedConfig.model_fields["format"].annotation)
 
+TIME_UNITS = {
+    "epoch-s": timedelta(seconds=1),
+    "epoch-ms": timedelta(milliseconds=1),
+    "epoch-us": timedelta(microseconds=1),
+}
+
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+
+
+def require_format(path: Path, file_format: str, feed: FeedConfig) -> None:
+    """Raise :class:`RecordingError` if a recording in ``file_format`` cannot be read, or not be converted for ``feed``."""
+    if file_format not in FORMATS or (file_format == "declared" and feed.fields is None):
+        known = ", ".join(FORMATS)
+        raise RecordingError(
+            f"{path}: cannot read format {file_format!r}; use one of {known} (declared: [feed.fields])"
+        )
+    if feed.format not in ("canonical", file_format):
+        raise RecordingError(
+            f"{path}: a {file_format} recording cannot be sent to a feed of format {feed.format!r}; "
+            f"set feed.format to 'canonical' or {file_format!r}"
+        )
 
 
 class Recording:
@@ -36,24 +56,24 @@ class Recording:
     CSV columns, and for a format that this feed does not accept.
     """
 
-    def __init__(self, path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0)) -> None:
-        if file_format not in FORMATS or (file_format == "declared" and feed.fields is None):
-            known = ", ".join(FORMATS)
-            raise RecordingError(
-                f"{path}: cannot read format {file_format!r}; use one of {known} (declared: [feed.fields])"
-            )
-        if feed.format not in ("canonical", file_format):
-            raise RecordingError(
-                f"{path}: a {file_format} recording cannot be sent to a feed of format {feed.format!r}; "
-                f"set feed.format to 'canonical' or {file_format!r}"
-            )
+    def __init__(
+        self,
+        path: Path,
+        file_format: str,
+        feed: FeedConfig,
+        shift: timedelta = timedelta(0),
+        stored: Stored | None = None,
+    ) -> None:
+        """``stored``: the bytes of ``path``, if it is open already."""
+        require_format(path, file_format, feed)
         self._format = feed_format(feed.model_copy(update={"format": file_format}))
         self._as_is = feed.format == file_format
         self._factor = self._format.kmh / SPEED_TO_KMH[feed.speed_unit]
         self._shift = shift
         self._is_csv = ".csv" in path.suffixes
+        self._separator = ","
         self.path = path
-        self._lines = Lines(path)
+        self._lines = Lines(path, stored)
 
     @property
     def position(self) -> int:
@@ -75,9 +95,13 @@ class Recording:
         blocks = iter(self._lines)
         last = 0
         names: list[str] | None = None
+        at_start = True
         for lines in blocks:
-            if self._is_csv and names is None:
-                names = self._header(lines.pop(0))
+            if lines and at_start:
+                at_start = False
+                self._is_csv = self._is_csv or is_header(lines[0], self._format.fields)
+                if self._is_csv:
+                    names = self._header(lines.pop(0))
             time: list[int] = []
             keys: list[bytes | None] = []
             values: list[bytes] = []
@@ -103,14 +127,11 @@ class Recording:
             raise RecordingError(f"{self.path} is empty; a CSV must begin with a header line")
 
     def _header(self, line: bytes) -> list[str]:
-        try:
-            names = next(csv.reader([line.decode("utf-8-sig").rstrip("\r")]), [])
-        except (UnicodeDecodeError, csv.Error):
-            names = []
         fields = self._format.fields
+        self._separator, names = columns_of(line, fields)
         missing = set(fields.paths) - set(names)
         if missing:
-            raise RecordingError(f"{self.path}: {wrong_header(line, names, missing, self._format.fields)}")
+            raise RecordingError(f"{self.path}: {wrong_header(names, missing, fields)}")
         self._numeric = {names.index(name) for name in (fields.lat, fields.lng, fields.speed)}
         self._time_column = names.index(fields.time)
         return names
@@ -119,11 +140,12 @@ class Recording:
         """The row as a JSON object, or the line itself if it is not a row of this table."""
         try:
             text = line.decode()
-            row: list[Any] = next(csv.reader([text])) if '"' in text else text.split(",")
+            separator = self._separator
+            row: list[Any] = next(csv.reader([text], delimiter=separator)) if '"' in text else text.split(separator)
             if len(row) != len(names):
                 return line
             for column in self._numeric:
-                row[column] = float(row[column])
+                row[column] = float(row[column] if separator == "," else row[column].replace(",", "."))
         except (UnicodeDecodeError, csv.Error, ValueError):
             return line
         time = row[self._time_column]
@@ -155,5 +177,5 @@ class Recording:
         if isinstance(time, str):
             holder[leaf] = (msgspec.convert(time, datetime) + self._shift).isoformat()
         else:
-            holder[leaf] = time + self._shift / timedelta(seconds=1 if fields.time_format == "epoch-s" else 0.001)
+            holder[leaf] = time + self._shift / TIME_UNITS.get(fields.time_format, TIME_UNITS["epoch-ms"])
         return _encode(tree)

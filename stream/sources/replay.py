@@ -9,8 +9,8 @@ from typing import Literal
 
 from stream.config.feed import FeedConfig
 from stream.sources.messages import Messages
+from stream.sources.opening import open_recording
 from stream.sources.ordering import in_time_order
-from stream.sources.recording import Recording
 
 Order = Literal["time", "file"]
 
@@ -20,14 +20,14 @@ class Replay:
 
     ``order`` is ``"time"`` (sorted, like a live feed) or ``"file"`` (as in the file). Raises
     :class:`~stream.sources.lines.RecordingError` at once for a file or format that cannot be read, and later if the file is
-    cut short.
+    cut short. Standard input cannot be looped.
     """
 
     def __init__(
         self, path: Path, file_format: str, feed: FeedConfig, *, order: Order = "time", loop: bool = False
     ) -> None:
         self._path, self._file_format, self._feed, self._order, self._loop = path, file_format, feed, order, loop
-        self._recording = Recording(path, file_format, feed)
+        self._recording = open_recording(path, file_format, feed)
 
     @property
     def share_read(self) -> float:
@@ -50,4 +50,4 @@ class Replay:
             if not self._loop or first is None or last is None:
                 return
             shift += timedelta(days=timedelta(microseconds=last - first).days + 1)
-            self._recording = Recording(self._path, self._file_format, self._feed, shift)
+            self._recording = open_recording(self._path, self._file_format, self._feed, shift)

@@ -55,7 +55,7 @@ def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
     The user is ``vehicle.id``, else the licence plate, else the label. An entity's own ``id`` is not used, because it may
     change between snapshots. Raises :class:`SnapshotError` for bytes that are not such a feed.
     """
-    message = _parse(body)
+    message = parse_feed(body)
     clock_s: int | None = message.header.timestamp
     if clock_s is None or not EARLIEST_S <= clock_s < LATEST_S:
         clock_s = None if received_us is None else received_us // 1_000_000
@@ -115,8 +115,8 @@ def _read(
     return None
 
 
-def _parse(body: bytes) -> gtfs_realtime_pb2.FeedMessage:
-    """The decoded message, from protobuf, JSON or text."""
+def parse_feed(body: bytes) -> gtfs_realtime_pb2.FeedMessage:
+    """The decoded message, from protobuf, JSON or text. Raises :class:`SnapshotError`."""
     if len(body) > LARGEST_SNAPSHOT:
         raise SnapshotError(f"{len(body)} bytes are more than the {LARGEST_SNAPSHOT} of one snapshot")
     message = gtfs_realtime_pb2.FeedMessage()

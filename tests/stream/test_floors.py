@@ -11,7 +11,7 @@ FLOORS = (
     {"config", "earth", "windows", "messages", "connection", "metrics", "local", "logs", "server_version"},
     {"storage", "ingestion", "statistics"},
     {"protocol", "sources", "serve"},
-    {"app", "awaiting", "embedded", "offline", "evaluation", "doctor"},
+    {"app", "awaiting", "embedded", "offline", "evaluation", "inspection", "doctor"},
     {"cli"},
 )
 """Rooms (folders and single files of ``stream``) from the ground up; ``dpcore`` is below all of them."""

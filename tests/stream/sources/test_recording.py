@@ -172,7 +172,7 @@ def test_a_damaged_gzip_is_an_error_in_words(tmp_path: Path) -> None:
     [
         (b"", "capmetro", "canonical", "empty"),
         (b"a,b\n1,2\n", "capmetro", "canonical", "no column"),
-        (CAPMETRO_HEADER, "itms", "canonical", "NDJSON only"),
+        (CAPMETRO_HEADER, "itms", "canonical", "not read from CSV"),
         (CAPMETRO_HEADER, "capmetro", "itms", "cannot be sent to a feed of format 'itms'"),
         (CAPMETRO_HEADER, "capmetro-2015", "capmetro", "cannot be sent"),
         (CAPMETRO_HEADER, "gpx", "canonical", "cannot read format"),

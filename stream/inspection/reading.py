@@ -1,0 +1,271 @@
+"""Reads a file, the bytes of an answer, or messages of a topic for an inspection, and recognises what they are."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stream.ingestion.formats import field_path, walk
+from stream.inspection.columns import ROLES, format_of, guess_fields, paths_of
+from stream.inspection.observations import Observations, as_numbers, as_times, numbered
+from stream.sources.file_kinds import SEPARATORS, seems_to_be
+from stream.sources.lines import Lines, RecordingError, open_stored
+
+_decode = msgspec.json.Decoder().decode
+_LARGEST = 32 << 20
+_SAMPLE = 50
+"""Number of objects whose fields are looked at."""
+
+
+class InspectionError(ValueError):
+    """A source that cannot be inspected; the message says why and what to do."""
+
+
+def observe_file(path: Path, limit: int) -> Observations:
+    """At most ``limit`` rows of a Parquet, CSV or NDJSON file or standard input, or all of a GTFS-realtime snapshot or a folder of them.
+
+    Raises :class:`InspectionError`.
+    """
+    try:
+        if path.is_dir():
+            return _snapshots(sorted(entry for entry in path.iterdir() if entry.is_file()), "a folder of snapshots")
+        stored = open_stored(path)
+        if stored.peek(4)[:4] == b"PAR1":
+            stored.close()
+            return _parquet(path, limit)
+        if _is_protobuf(stored.peek(16)):
+            stored.close()
+            return _snapshots([path], "GTFS-realtime")
+        lines = chain.from_iterable(Lines(path, stored))
+        return observe_lines(islice(filter(None, (line.rstrip(b"\r") for line in lines)), limit + 1), limit, path)
+    except (RecordingError, OSError, EOFError) as error:
+        raise InspectionError(str(error)) from None
+
+
+def observe_lines(lines: Iterable[bytes], limit: int, path: Path | None = None) -> Observations:
+    """Observations of lines of JSON, or of a table whose first line is its header."""
+    source = iter(lines)
+    first = next(source, b"").removeprefix(b"\xef\xbb\xbf")
+    if first.lstrip()[:1] in (b"{", b"["):
+        return observe_messages(islice(chain([first], source), limit), None)
+    try:
+        header = first.decode()
+    except UnicodeDecodeError:
+        header = ""
+    separator = max(SEPARATORS, key=header.count)
+    names = next(csv.reader([header], delimiter=separator), [])
+    roles = _roles(set(names), path)
+    index = {role: names.index(name) for role, name in roles.items()}
+    columns: dict[str, list[Any]] = {role: [] for role in ROLES}
+    unread: Counter[str] = Counter()
+    for row in csv.reader(_texts(source, unread), delimiter=separator):
+        if len(row) != len(names):
+            unread["another number of columns"] += 1
+            continue
+        for role in ROLES:
+            columns[role].append(row[index[role]] if role in index else None)
+    called = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}[separator]
+    return _observations(f"CSV, separated by {called}", set(names), roles, columns, unread)
+
+
+def observe_messages(messages: Iterable[bytes], arrived_us: NDArray[np.int64] | None) -> Observations:
+    """Observations of JSON objects. ``arrived_us``: when each arrived, µs UTC."""
+    trees: list[Any] = []
+    unread: Counter[str] = Counter()
+    readable: list[int] = []
+    for at, message in enumerate(messages):
+        try:
+            tree = _decode(message)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            unread["no JSON"] += 1
+            continue
+        if isinstance(tree, dict):
+            trees.append(tree)
+            readable.append(at)
+        else:
+            unread["no JSON object"] += 1
+    paths = set(chain.from_iterable(map(paths_of, trees[:_SAMPLE])))
+    roles = _roles(paths, None)
+    columns = {role: _values(trees, roles.get(role)) for role in ROLES}
+    arrived = None if arrived_us is None else arrived_us[readable]
+    return _observations("JSON, one object per line", paths, roles, columns, unread, arrived)
+
+
+def _values(trees: Sequence[Any], path: str | None) -> list[Any]:
+    if path is None:
+        return [None] * len(trees)
+    keys = field_path(path)
+    values: list[Any] = []
+    for tree in trees:
+        try:
+            value = walk(tree, keys)
+        except LookupError:
+            value = None
+        values.append(value if isinstance(value, int | float | str) else None)
+    return values
+
+
+def _texts(lines: Iterable[bytes], unread: Counter[str]) -> Iterator[str]:
+    for line in lines:
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            unread["no UTF-8"] += 1
+            continue
+        if text.count('"') % 2 or "\0" in text or len(text) > 1 << 16:
+            unread["no row of a table"] += 1
+        else:
+            yield text
+
+
+def _roles(paths: set[str], path: Path | None) -> dict[str, str]:
+    roles = guess_fields(sorted(paths))
+    missing = [role for role in ROLES if role not in roles and role != "speed"]
+    if missing:
+        kind = (path and seems_to_be(path)) or ""
+        shown = ", ".join(sorted(paths))[:200]
+        raise InspectionError(
+            f"no field looks like {', '.join(missing)} among {shown!r}; rename fields, or declare them in [feed.fields]. {kind}".strip()
+        )
+    return roles
+
+
+def _observations(
+    kind: str,
+    paths: set[str],
+    roles: dict[str, str],
+    columns: dict[str, list[Any]],
+    unread: Counter[str],
+    arrived_us: NDArray[np.int64] | None = None,
+) -> Observations:
+    times, time_format, local = as_times(columns["time"])
+    name, fields = format_of(paths, roles)
+    if name == "canonical" and time_format in ("epoch-s", "epoch-us"):
+        name, fields = format_of(set(), roles)
+    if fields is not None:
+        fields = fields.model_copy(update={"time_format": time_format})
+    return Observations(
+        kind=kind,
+        format=name,
+        fields=fields,
+        user=numbered(columns["user"]),
+        time_us=times,
+        lat=as_numbers(columns["lat"]),
+        lng=as_numbers(columns["lng"]),
+        speed=as_numbers(columns["speed"]),
+        arrived_us=np.full(len(times), -1, dtype=np.int64) if arrived_us is None else arrived_us,
+        speed_unit={"itms": "km/h", "capmetro": "m/s"}.get(name),
+        local=local,
+        unread=unread,
+    )
+
+
+def _parquet(path: Path, limit: int) -> Observations:
+    try:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        from pyarrow.parquet import ParquetFile
+    except ModuleNotFoundError:
+        raise InspectionError(f"{path}: Parquet needs pyarrow; pip install 'hexveil[parquet]'") from None
+    columns: dict[str, list[Any]] = {role: [] for role in ROLES}
+    stamped = naive = False
+    rows = 0
+    try:
+        with ParquetFile(path) as file:
+            names = set(file.schema_arrow.names)
+            roles = _roles(names, None)
+            for batch in file.iter_batches(columns=list(roles.values())):
+                rows += batch.num_rows
+                for role in ROLES:
+                    array = batch.column(roles[role]) if role in roles else pa.nulls(batch.num_rows)
+                    if pa.types.is_timestamp(array.type):
+                        stamped, naive = True, array.type.tz is None
+                        array = pc.cast(array, pa.timestamp("us", array.type.tz), safe=False).cast(pa.int64())
+                    columns[role] += array.to_pylist()
+                if rows >= limit:
+                    break
+    except InspectionError:
+        raise
+    except Exception as error:  # whatever error hostile bytes cause
+        raise InspectionError(f"{path}: not a readable Parquet file ({str(error)[:160]})") from None
+    kept = {role: values[:limit] for role, values in columns.items()}
+    seen = _observations("Parquet", names, roles, kept, Counter())
+    if not stamped:
+        return seen
+    fields = seen.fields and seen.fields.model_copy(update={"time_format": "rfc3339"})
+    return replace(seen, fields=fields, local=naive)
+
+
+def _is_protobuf(head: bytes) -> bool:
+    """Whether the first bytes are those of a GTFS-realtime message: its header with the version."""
+    return head[:1] == b"\x0a" and head[2:3] == b"\x0a" and head[4:5] in (b"1", b"2")
+
+
+def observe_snapshot(body: bytes) -> Observations:
+    """Observations of one GTFS-realtime answer. Raises :class:`InspectionError`."""
+    return _of_snapshots([("the answer", body)], "GTFS-realtime")
+
+
+def _snapshots(files: list[Path], kind: str) -> Observations:
+    return _of_snapshots(((str(path), _body(path)) for path in files), kind)
+
+
+def _body(path: Path) -> bytes:
+    """One snapshot, decompressed; at most as much as a snapshot may have, and one byte."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        return file.read(_LARGEST + 1)
+
+
+def _of_snapshots(bodies: Iterable[tuple[str, bytes]], kind: str) -> Observations:
+    try:
+        from stream.sources.vehicle_positions import SnapshotError, parse_feed
+    except ModuleNotFoundError:
+        raise InspectionError("GTFS-realtime needs its bindings; pip install 'hexveil[gtfs]'") from None
+    columns: dict[str, list[Any]] = {role: [] for role in ROLES}
+    arrived: list[int] = []
+    unread: Counter[str] = Counter()
+    for name, body in bodies:
+        try:
+            message = parse_feed(body)
+        except SnapshotError as error:
+            unread["no snapshot"] += 1
+            if not arrived:
+                unread[f"{name}: {error}"] += 1
+            continue
+        for entity in message.entity:
+            vehicle = entity.vehicle
+            if not entity.HasField("vehicle") or not vehicle.HasField("position"):
+                unread["no position"] += 1
+                continue
+            where = vehicle.position
+            columns["user"].append(vehicle.vehicle.id or vehicle.vehicle.license_plate or vehicle.vehicle.label or None)
+            columns["time"].append(vehicle.timestamp or message.header.timestamp)
+            columns["lat"].append(where.latitude)
+            columns["lng"].append(where.longitude)
+            columns["speed"].append(where.speed if where.HasField("speed") else None)
+            arrived.append(message.header.timestamp * 1_000_000 or -1)
+    if not arrived:
+        raise InspectionError(f"no vehicle positions in it: {', '.join(unread) or 'it is empty'}")
+    return Observations(
+        kind=kind,
+        format="canonical",
+        fields=None,
+        user=numbered(columns["user"]),
+        time_us=np.array(columns["time"], dtype=np.float64).astype(np.int64) * 1_000_000,
+        lat=as_numbers(columns["lat"]).round(6),
+        lng=as_numbers(columns["lng"]).round(6),
+        speed=as_numbers(columns["speed"]),
+        arrived_us=np.array(arrived, dtype=np.int64),
+        speed_unit="m/s",
+        unread=unread,
+    )

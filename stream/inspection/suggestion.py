@@ -1,0 +1,202 @@
+"""Says in sentences what is wrong with a feed, and suggests a configuration with the reason of each line. Pure.
+
+Only facts of the feed are suggested: its format, units, place and hexagons. Nothing that protects (epsilon, budget, upper
+bounds) is, because it must not follow from what is protected. Under "participation" positions are protected as well, so
+the place and the hexagons are left to the operator.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+
+from stream.config.feed import FeedFields
+from stream.inspection.measures import Measures
+from stream.inspection.observations import Observations
+
+ENOUGH_VEHICLES = 3.0
+"""Mean number of vehicles in a visited hexagon and hour for which a mean of speeds is worth releasing."""
+_SPREAD = 0.1
+_NO_SPEED, _MOST_ZERO = 0.5, 0.95
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """One key of a configuration: its value as TOML, and why."""
+
+    section: str
+    key: str
+    value: str
+    reason: str
+
+
+def problems(seen: Observations, measures: Measures) -> list[str]:
+    """Faults of the feed, the gravest first, each with what to do about it."""
+    if not measures.usable:
+        return [f"None of its {measures.rows} fixes can be used: see the counts above."]
+    sentences = [*_speed_problems(seen, measures)]
+    shares = (
+        (measures.origin, "lie at 0, 0: units without reception. They are refused as out-of-domain"),
+        (measures.swapped, "have latitude and longitude exchanged. They are refused as out-of-domain"),
+        (measures.outside_globe, "lie outside the globe. They are refused as out-of-domain"),
+        (measures.bad_time, "have a time before 2000 or after 2100: clocks that were never set. They are refused"),
+        (measures.without_user, "name no vehicle, so nobody's budget could be charged. They are refused"),
+        (measures.without_position, "have no position. They are refused"),
+        (measures.repeats, "repeat a vehicle and time. Each counts once"),
+    )
+    sentences += [f"{count} of {measures.rows} fixes {what}." for count, what in shares if count]
+    if measures.disorder:
+        sentences.append(
+            f"{measures.disorder} fixes come after a later one of their vehicle. hexveil replay sorts recordings; live, they count "
+            "while their window is open."
+        )
+    if measures.teleporting_vehicles:
+        sentences.append(
+            f"{measures.teleporting_vehicles} of {measures.vehicles} vehicles jump faster than 200 km/h over more than 1 km "
+            f"({measures.teleports} times): errors of position, or two vehicles with one identifier."
+        )
+    if measures.frozen_vehicles:
+        sentences.append(
+            f"{measures.frozen_vehicles} of {measures.vehicles} vehicles repeat one position to the last digit for more than 20 min: "
+            "parked, or stuck."
+        )
+    if measures.late.get("ahead", 0) > 0:
+        sentences.append(
+            f"{measures.late['ahead']:.2%} of the fixes have a time more than a minute after their arrival: wrong clocks. "
+            "window.max_future says how far ahead is accepted."
+        )
+    if measures.late.get("5m", 0) > 0.01:
+        sentences.append(
+            f"{measures.late['5m']:.1%} of the fixes arrive more than 5 min after their time: raise window.allowed_delay, or they "
+            "are late."
+        )
+    return sentences
+
+
+def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
+    speeds, remedy = measures.speeds, "derive speeds from positions: hexveil gtfs-rt --speeds derived does it live"
+    if speeds.known < _NO_SPEED:
+        return [f"{1 - speeds.known:.0%} of the fixes have no speed; {remedy}."]
+    if speeds.zero + speeds.tiny > _MOST_ZERO:
+        return [
+            f"{speeds.zero:.0%} of the speeds are 0 and {speeds.tiny:.0%} above 0 but below 0.01, so they are no measurements; "
+            f"{remedy}."
+        ]
+    if speeds.tiny > 0.2:
+        return [f"{speeds.tiny:.0%} of the speeds are above 0 but below 0.01: rounding, no measurements; {remedy}."]
+    sentences = [f"{speeds.negative:.2%} of the speeds are negative. They are refused."] if speeds.negative else []
+    if speeds.pairs and not speeds.fits and speeds.derived_kmh is not None and speeds.derived_kmh >= 3:
+        sentences.append(
+            f"The speeds fit in no unit: positions give {speeds.derived_kmh:.1f} km/h in the mean, and reported over derived is "
+            + ", ".join(f"{quotient:g} in {unit}" for unit, quotient in speeds.quotients.items())
+            + f"; {remedy}."
+        )
+    return sentences
+
+
+def speed_unit(seen: Observations, measures: Measures) -> tuple[str, str]:
+    """The unit of speed and why: that of the format if positions agree, else one that fits them."""
+    speeds, fixed = measures.speeds, seen.speed_unit
+    if fixed is not None and (fixed in speeds.fits or not speeds.fits):
+        return fixed, "the format says so" + (", and positions agree" if fixed in speeds.fits else "")
+    if not speeds.fits:
+        return "km/h", "not known: positions and speeds say too little; ask whoever runs the feed"
+    roads = [unit for unit in speeds.fits if unit != "kn"] or speeds.fits
+    best = min(roads, key=lambda unit: abs(math.log(speeds.quotients[unit] / 1.1)))
+    others = [unit for unit in speeds.fits if unit != best]
+    return best, (
+        f"reported over derived is {speeds.quotients[best]:g}; usual are 1.0 to 1.2"
+        + (f". {' and '.join(others)} would fit, too: ask whoever runs the feed" if others else "")
+    )
+
+
+def suggestions(seen: Observations, measures: Measures) -> list[Suggestion]:
+    """Keys of ``[feed]``, ``[feed.fields]`` and ``[hexagons]`` that fit the feed."""
+    if not measures.usable or measures.box is None:
+        return []
+    unit, why = speed_unit(seen, measures)
+    name, fields = seen.format, seen.fields
+    if name == "capmetro" and unit == "mph":
+        name, why = "capmetro-2015", f"the columns of capmetro, with speeds in mph: {why}"
+    lines = [
+        Suggestion("feed", "format", _toml(name), _why_format(seen, name)),
+        Suggestion("feed", "timezone", '"UTC"', "set it to the city's zone: timeslots and periods are aligned in it"),
+    ]
+    if name in ("canonical", "declared"):
+        unit = "km/h" if seen.kind.startswith(("GTFS", "a folder")) else unit
+        why = "hexveil gtfs-rt converts speeds" if seen.kind.startswith(("GTFS", "a folder")) else why
+        lines.append(Suggestion("feed", "speed_unit", _toml(unit), why))
+    lines.append(
+        Suggestion("feed", "domain", _domain(measures.box), "where the fixes are, with a margin; check it on a map")
+    )
+    if fields is not None:
+        lines += _fields(fields, seen.local)
+    dense = [item for item in measures.densities if item.vehicles_per_cell_hour >= ENOUGH_VEHICLES]
+    chosen = dense[-1] if dense else measures.densities[0]
+    lines.append(
+        Suggestion(
+            "hexagons",
+            "resolution",
+            str(chosen.resolution),
+            f"{chosen.vehicles_per_cell_hour:.1f} vehicles in a visited hexagon and hour, {chosen.cells_per_vehicle_hour:.1f} "
+            "hexagons of a vehicle in an hour",
+        )
+    )
+    return lines
+
+
+def _why_format(seen: Observations, name: str) -> str:
+    if seen.kind.startswith(("GTFS", "a folder")):
+        return "hexveil gtfs-rt sends canonical events"
+    return f"{seen.kind}; " + (
+        "its fields are named below" if name == "declared" else "it has the fields of this format"
+    )
+
+
+def _fields(fields: FeedFields, local: bool) -> list[Suggestion]:
+    lines = [
+        Suggestion("feed.fields", role, _toml(path), "by its name")
+        for role, path in zip(("user", "time", "lat", "lng", "speed"), fields.paths, strict=True)
+    ]
+    lines.append(Suggestion("feed.fields", "time_format", _toml(fields.time_format), "by its values"))
+    if local:
+        lines.append(
+            Suggestion("feed.fields", "timezone", '"UTC"', "its times have no zone: set that of the recording")
+        )
+    return lines
+
+
+def _domain(box: tuple[float, float, float, float]) -> str:
+    south, west, north, east = box
+    south, north = math.floor(south * 10 - 10 * _SPREAD) / 10, math.ceil(north * 10 + 10 * _SPREAD) / 10
+    west, east = math.floor(west * 10 - 10 * _SPREAD) / 10, math.ceil(east * 10 + 10 * _SPREAD) / 10
+    south, north, west, east = max(south, -90), min(north, 90), max(west, -180), min(east, 180)
+    return f"{{ south = {south:g}, west = {west:g}, north = {north:g}, east = {east:g} }}"
+
+
+def _toml(text: str) -> str:
+    return json.dumps(text)  # a basic string of TOML has the escapes of JSON
+
+
+def configuration(template: str, lines: list[Suggestion], relation: str) -> str:
+    """The shipped ``template`` with the suggested lines in place of its own, each with its reason.
+
+    Under "participation" the domain and the hexagons are not taken from the recording: the domain is left out, so that
+    ``hexveil check`` asks for it.
+    """
+    text = template
+    for line in lines:
+        if line.section == "feed.fields":
+            continue
+        if relation == "participation" and line.key == "resolution":
+            continue
+        new = f"{line.key} = {line.value}  # {line.reason}"
+        if relation == "participation" and line.key == "domain":
+            new = "# domain = { south = …, west = …, north = …, east = … }  # a public fact of the city, not of the recording"
+        line_of_key = re.search(rf"^{line.key} = .*$", text, re.MULTILINE)
+        assert line_of_key is not None, "the template has every key that is suggested"
+        text = text[: line_of_key.start()] + new + text[line_of_key.end() :]
+    fields = [f"{line.key} = {line.value}  # {line.reason}" for line in lines if line.section == "feed.fields"]
+    return text.rstrip("\n") + "\n" + ("\n[feed.fields]\n" + "\n".join(fields) + "\n" if fields else "")

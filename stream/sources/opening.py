@@ -1,0 +1,38 @@
+"""Opens a recording by what it contains, whatever its name: lines (NDJSON, CSV) or Parquet, from a file or standard input."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stream.config.feed import FeedConfig
+from stream.sources.lines import RecordingError, open_stored
+from stream.sources.recording import Recording, require_format
+from stream.sources.standard_input import StandardInput
+
+if TYPE_CHECKING:
+    from stream.sources.tables import Table
+
+_PARQUET = b"PAR1"
+
+
+def open_recording(
+    path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0)
+) -> Recording | Table:
+    """The recording at ``path``, or on standard input if that is ``-``; ``shift`` is added to every event time.
+
+    Raises :class:`RecordingError` for what cannot be read.
+    """
+    require_format(path, file_format, feed)
+    stored = open_stored(path)
+    if stored.peek(len(_PARQUET))[: len(_PARQUET)] != _PARQUET:
+        return Recording(path, file_format, feed, shift, stored)
+    try:
+        from stream.sources.tables import Table
+    except ModuleNotFoundError:
+        raise RecordingError(f"{path}: Parquet needs pyarrow; pip install 'hexveil[parquet]'") from None
+    if isinstance(stored, StandardInput):
+        return Table(path, stored.spool(), file_format, feed, shift)
+    stored.close()
+    return Table(path, path, file_format, feed, shift)

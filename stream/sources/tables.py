@@ -1,0 +1,294 @@
+"""Reads Parquet as columns, never as one object per row, and turns columns into messages where Kafka needs them.
+
+A time is a timestamp of Parquet, a number in ``time_format``, or text. A timestamp or text without a zone needs
+``feed.fields.timezone``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import IO, Any, Self, overload
+from zoneinfo import ZoneInfo
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyarrow.parquet import ParquetFile
+
+from stream.config.feed import SPEED_TO_KMH, FeedConfig, FeedFields
+from stream.ingestion.decoding import FixColumns
+from stream.ingestion.formats import feed_format, field_path, parse_time, read_instant, time_us
+from stream.sources.file_kinds import wrong_header
+from stream.sources.lines import RecordingError
+from stream.sources.messages import Messages
+
+_ROWS_AT_ONCE = 65_536
+_LONGEST_METADATA = 64 << 20
+_QUARTER_US = 900_000_000
+"""Clocks are changed at full quarters of an hour."""
+_UNIX = datetime(1970, 1, 1)
+_MICROSECONDS = {"epoch-s": 1e6, "epoch-ms": 1e3, "epoch-us": 1.0}
+_FAR_US = 2.0**62
+
+_Times = tuple[NDArray[np.int64], NDArray[np.bool_]]
+_encode = msgspec.json.Encoder().encode
+
+
+class Table:
+    """One Parquet file as columns or messages for ``feed``, in file order; iterated once.
+
+    ``position`` and ``size``: rows, for a progress bar. ``shift`` is added to every time. Raises
+    :class:`~stream.sources.lines.RecordingError` for a file that is no Parquet, or whose columns are missing or of another type.
+    """
+
+    def __init__(
+        self, path: Path, source: Path | IO[bytes], file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0)
+    ) -> None:
+        """``source``: the file, or its bytes; ``path`` names it in errors."""
+        self.path = path
+        self._fields = feed_format(feed.model_copy(update={"format": file_format})).fields
+        self._number_us = _MICROSECONDS.get(
+            self._fields.time_format, None if file_format == "declared" else _MICROSECONDS["epoch-ms"]
+        )
+        self._factor = (
+            feed_format(feed.model_copy(update={"format": file_format})).kmh / SPEED_TO_KMH[feed.speed_unit]
+            if feed.format == "canonical"
+            else 1.0
+        )
+        self._target = feed_format(feed).fields
+        self._canonical = feed.format == "canonical"
+        self._shift_us = shift // timedelta(microseconds=1)
+        self.position = 0
+        try:
+            self._file = ParquetFile(source, thrift_string_size_limit=_LONGEST_METADATA)
+            self.size = int(self._file.metadata.num_rows)
+            self._paths = self._column_paths()
+        except RecordingError:
+            raise
+        except Exception as error:  # whatever error hostile bytes cause
+            raise RecordingError(f"{path}: not a readable Parquet file ({_first_line(error)})") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def columns(self) -> Iterator[FixColumns]:
+        """Blocks of columns, with speeds in the unit that ``feed`` declares."""
+        roots = sorted({str(path[0]) for path in self._paths.values()})
+        try:
+            for batch in self._file.iter_batches(_ROWS_AT_ONCE, columns=roots):
+                self.position += batch.num_rows
+                if batch.num_rows:
+                    yield self._read(batch)
+        except RecordingError:
+            raise
+        except Exception as error:  # whatever error hostile bytes cause
+            raise RecordingError(
+                f"{self.path}: damaged after row {self.position} ({_first_line(error)}); write it again"
+            ) from None
+
+    def messages(self, columns: FixColumns) -> TableMessages:
+        """The rows of ``columns`` as messages of the feed, made one by one when they are asked for."""
+        return TableMessages(columns, self._target, canonical=self._canonical)
+
+    def __iter__(self) -> Iterator[Messages]:
+        for columns in self.columns():
+            values = list(self.messages(columns))
+            unread = columns.missing | columns.wrong
+            keys = [
+                None if bad else str(user).encode() for user, bad in zip(columns.user, unread.tolist(), strict=True)
+            ]
+            sound = np.where(unread, 0, np.arange(len(values)))
+            due = columns.time_us[np.maximum.accumulate(sound)]
+            yield Messages(due, keys, values, int(unread.sum()))
+
+    def _column_paths(self) -> dict[str, tuple[str | int, ...]]:
+        schema = self._file.schema_arrow
+        names = ("user", "time", "lat", "lng", "speed")
+        paths: dict[str, tuple[str | int, ...]] = {}
+        for name, text in zip(names, self._fields.paths, strict=True):
+            paths[name] = (text,) if text in schema.names else field_path(text)
+        missing = {str(path[0]) for path in paths.values()} - set(schema.names)
+        if missing:
+            raise RecordingError(f"{self.path}: {wrong_header(schema.names, missing, self._fields)}")
+        return paths
+
+    def _read(self, batch: pa.RecordBatch) -> FixColumns:
+        arrays = {name: _at(batch, path) for name, path in self._paths.items()}
+        missing = np.zeros(batch.num_rows, dtype=bool)
+        for array in arrays.values():
+            missing |= array.is_null().to_numpy(zero_copy_only=False)
+        users, of_another_type = _users(arrays["user"], self._fields.user, self.path)
+        times, wrong = self._times(arrays["time"])
+        wrong |= of_another_type
+        numbers = []
+        for name in ("lat", "lng", "speed"):
+            values, unreadable = _numbers(arrays[name], getattr(self._fields, name), self.path)
+            wrong |= unreadable
+            numbers.append(values)
+        lat, lng, speed = numbers
+        return FixColumns(users, times + self._shift_us, lat, lng, speed * self._factor, missing, wrong)
+
+    def _times(self, array: pa.Array) -> _Times:
+        kind, name = array.type, self._fields.time
+        zone = None if self._fields.timezone is None else ZoneInfo(self._fields.timezone)
+        if pa.types.is_timestamp(kind):
+            whole = _numpy(pc.cast(array, pa.timestamp("us", kind.tz), safe=False).cast(pa.int64()), 0)
+            if kind.tz is not None:
+                return whole, np.zeros(len(whole), dtype=bool)
+            if zone is None:
+                raise RecordingError(
+                    f"{self.path}: the times in column {name!r} have no zone; set feed.format = 'declared', and in [feed.fields] "
+                    "timezone to that of the recording, like 'UTC' or 'America/Chicago'"
+                )
+            return _of_local(whole, zone)
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            if self._number_us is None:
+                raise RecordingError(
+                    f"{self.path}: column {name!r} contains numbers ({kind}), and time_format is 'rfc3339'; set it to 'epoch-s', "
+                    "'epoch-ms' or 'epoch-us' in [feed.fields]"
+                )
+            return _of_numbers(array, self._number_us)
+        if _is_text(kind):
+            return _of_texts(array, zone)
+        raise RecordingError(
+            f"{self.path}: column {name!r} is {kind}, which is no time; name another one in [feed.fields]"
+        )
+
+
+class TableMessages(Sequence[bytes]):
+    """Rows of columns as messages in JSON. A field without a value is left out, so that the service says what is missing."""
+
+    def __init__(self, columns: FixColumns, fields: FeedFields, *, canonical: bool) -> None:
+        self._columns = columns
+        self._paths = [field_path(path) for path in fields.paths]
+        self._unit = "epoch-ms" if canonical else fields.time_format
+
+    def __len__(self) -> int:
+        return len(self._columns.user)
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[bytes]: ...
+    def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
+        if isinstance(at, slice):
+            return [self[index] for index in range(*at.indices(len(self)))]
+        columns, tree = self._columns, dict[Any, Any]()
+        user = columns.user[at]
+        place = float(columns.lat[at]), float(columns.lng[at]), round(float(columns.speed[at]), 6)
+        empty = bool(columns.missing[at] or columns.wrong[at])
+        for path, value in zip(self._paths, (user, self._time(int(columns.time_us[at])), *place), strict=True):
+            if value is not None and not (empty and value != value):
+                _put(tree, path, value)
+        return _encode(_lists(tree))
+
+    def _time(self, us: int) -> int | float | str:
+        per = _MICROSECONDS.get(self._unit)
+        if per is None:
+            return f"{np.datetime64(us, 'us')}Z"
+        return us // int(per) if us % int(per) == 0 else us / per
+
+
+def _put(tree: dict[Any, Any], path: tuple[str | int, ...], value: Any) -> None:
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = value
+
+
+def _lists(tree: Any) -> Any:
+    """The tree with lists in place of dicts whose keys are numbers."""
+    if not isinstance(tree, dict):
+        return tree
+    inner = {key: _lists(value) for key, value in tree.items()}
+    if inner and all(isinstance(key, int) for key in inner):
+        return [inner.get(at) for at in range(max(inner) + 1)]
+    return inner
+
+
+def _at(batch: pa.RecordBatch, path: tuple[str | int, ...]) -> pa.Array:
+    array = batch.column(str(path[0]))
+    for key in path[1:]:
+        array = pc.list_element(array, key) if isinstance(key, int) else pc.struct_field(array, key)
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _numpy(array: pa.Array, instead: float) -> NDArray[Any]:
+    """Values, with ``instead`` where there is none."""
+    return np.asarray(array.fill_null(instead).to_numpy(zero_copy_only=False))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _users(array: pa.Array, name: str, path: Path) -> tuple[list[Any], NDArray[np.bool_]]:
+    if not (_is_text(array.type) or pa.types.is_integer(array.type)):
+        raise RecordingError(f"{path}: column {name!r} is {array.type}; a user is a text or a whole number")
+    return array.to_pylist(), np.zeros(len(array), dtype=bool)
+
+
+def _numbers(array: pa.Array, name: str, path: Path) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Numbers, and which values are none. Raises :class:`RecordingError` for a column of another type."""
+    kind = array.type
+    if pa.types.is_null(kind):
+        return np.full(len(array), np.nan), np.zeros(len(array), dtype=bool)
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        likely = "; write numbers, not texts" if _is_text(kind) else ""
+        raise RecordingError(f"{path}: column {name!r} is {kind}, not a number{likely}")
+    return _numpy(pc.cast(array, pa.float64(), safe=False), np.nan), np.zeros(len(array), dtype=bool)
+
+
+def _of_numbers(array: pa.Array, unit_us: float) -> _Times:
+    if pa.types.is_integer(array.type) and unit_us == 1:
+        return _numpy(pc.cast(array, pa.int64(), safe=False), 0), np.zeros(len(array), dtype=bool)
+    numbers = _numpy(pc.cast(array, pa.float64(), safe=False), 0.0)
+    finite = np.isfinite(numbers)
+    with np.errstate(over="ignore", invalid="ignore"):
+        us = np.clip(np.where(finite, numbers, 0.0) * unit_us, -_FAR_US, _FAR_US)
+    return np.rint(us).astype(np.int64), ~finite
+
+
+def _of_local(local_us: NDArray[np.int64], zone: ZoneInfo) -> _Times:
+    """µs UTC of local times; those that occur twice or never are wrong."""
+    quarters, which = np.unique(local_us // _QUARTER_US, return_inverse=True)
+    offsets = np.zeros(len(quarters), dtype=np.int64)
+    wrong = np.zeros(len(quarters), dtype=bool)
+    for at, quarter in enumerate(quarters.tolist()):
+        try:
+            moment = (_UNIX + timedelta(microseconds=quarter * _QUARTER_US)).replace(tzinfo=zone)
+            offset = moment.utcoffset() or timedelta(0)
+            wrong[at] = offset != moment.replace(fold=1).utcoffset()
+        except OverflowError:
+            wrong[at] = True
+        else:
+            offsets[at] = offset // timedelta(microseconds=1)
+    return local_us - offsets[which], wrong[which]
+
+
+def _of_texts(array: pa.Array, zone: ZoneInfo | None) -> _Times:
+    if zone is None:
+        try:
+            parsed = pc.cast(array, pa.timestamp("us", "UTC")).cast(pa.int64())
+        except pa.ArrowInvalid:
+            pass  # at least one text is no time: read them one by one
+        else:
+            return _numpy(parsed, 0), np.zeros(len(array), dtype=bool)
+    times = np.zeros(len(array), dtype=np.int64)
+    wrong = np.zeros(len(array), dtype=bool)
+    for at, text in enumerate(array.to_pylist()):
+        try:
+            times[at] = parse_time(text) if zone is None else time_us(read_instant(text, zone))
+        except (ValueError, OverflowError):
+            wrong[at] = text is not None
+    return times, wrong
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

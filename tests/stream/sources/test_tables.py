@@ -1,0 +1,285 @@
+"""Parquet, CSV of any separator and standard input give the same events as JSON; wrong units are recognised and said."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stream.config.feed import FeedConfig, FeedFields
+from stream.ingestion.decoding import Decoder
+from stream.offline import read_recording
+from stream.sources.lines import RecordingError
+from stream.sources.opening import open_recording
+from stream.sources.recognition import recognised, speed_problem
+from stream.sources.recording import Recording
+from stream.sources.replay import Replay
+from stream.storage.row_store import ROW
+from tests.support.builders import SLOT
+from tests.support.feeding import make_config
+
+AUSTIN = {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2}
+N = 400
+ZONE = "America/Chicago"
+MOMENTS = [datetime.fromtimestamp(SLOT + 15 * n, UTC) + timedelta(microseconds=250_000 * (n % 4)) for n in range(N)]
+FIELDS = {"user": "vehicle", "time": "seen", "lat": "y", "lng": "x", "speed": "v"}
+
+
+def columns(times: Any = None, **changes: Any) -> dict[str, Any]:
+    """A fleet of four that drives north at 36 km/h, in the columns that FIELDS names."""
+    return {
+        "vehicle": [f"bus-{n % 4}" for n in range(N)],
+        "seen": pa.array(MOMENTS, pa.timestamp("us", "UTC")) if times is None else times,
+        "y": [30.0 + (n // 4) * 60 * 10 / 111_195 for n in range(N)],
+        "x": [-97.7] * N,
+        "v": [36.0] * N,
+        "route": ["7"] * N,
+    } | changes
+
+
+def declared(unit: str = "km/h", **changes: Any) -> FeedConfig:
+    return FeedConfig(
+        name="bus",
+        topic="bus",
+        timezone=ZONE,
+        domain=AUSTIN,
+        format="declared",
+        speed_unit=unit,
+        fields=FeedFields(**(FIELDS | changes)),
+    )
+
+
+def rows_of(path: Path, feed: FeedConfig, tmp_path: Path) -> np.ndarray:
+    config = make_config().model_copy(update={"feed": feed})
+    privacy = config.privacy.model_copy(update={"user_key_file": tmp_path / "user.key"})
+    rows, _ = read_recording(config.model_copy(update={"privacy": privacy}), path, "declared")
+    assert rows.dtype == ROW
+    return rows
+
+
+def write(path: Path, **table: Any) -> Path:
+    pq.write_table(pa.table(table), path, row_group_size=150)
+    return path
+
+
+EPOCH_US = [round(moment.timestamp() * 1_000_000) for moment in MOMENTS]
+TIMES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "timestamps in UTC": (None, {}),
+    "timestamps of a zone": (pa.array(MOMENTS, pa.timestamp("ns", "Asia/Shanghai")), {}),
+    "local timestamps": (
+        pa.array([us - 5 * 3_600_000_000 for us in EPOCH_US], pa.timestamp("us")),
+        {"timezone": ZONE},
+    ),
+    "seconds": ([us / 1e6 for us in EPOCH_US], {"time_format": "epoch-s"}),
+    "milliseconds": ([us // 1000 for us in EPOCH_US], {"time_format": "epoch-ms"}),
+    "microseconds": (EPOCH_US, {"time_format": "epoch-us"}),
+    "texts": ([moment.isoformat() for moment in MOMENTS], {}),
+    "local texts": (
+        [(moment.replace(tzinfo=None) - timedelta(hours=5)).isoformat(" ") for moment in MOMENTS],
+        {"timezone": ZONE},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_every_form_of_time_gives_the_same_rows_from_parquet_ndjson_and_csv(name: str, tmp_path: Path) -> None:
+    times, changes = TIMES[name]
+    table = columns(times)
+    feed = declared(**changes)
+    rows = rows_of(write(tmp_path / "day.parquet", **table), feed, tmp_path)
+    assert len(rows) == N
+    assert rows["time"].tolist() == EPOCH_US
+    if not isinstance(table["seen"], pa.Array):  # JSON and CSV have no timestamps of their own
+        lists = {column: table[column] for column in FIELDS.values()}
+        objects = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+        lines = tmp_path / "day.ndjson"
+        lines.write_text("".join(json.dumps(item) + "\n" for item in objects))
+        assert (rows_of(lines, feed, tmp_path) == rows).all()
+        for separator, number in ((",", str), (";", lambda x: str(x).replace(".", ",")), ("\t", str), ("|", str)):
+            texts = [[str(i["vehicle"]), str(i["seen"]), *(number(i[c]) for c in "yxv")] for i in objects]
+            body = "\n".join(separator.join(line) for line in [list(lists), *texts])
+            path = tmp_path / "day.gz"
+            path.write_bytes(gzip.compress(body.encode()))
+            assert (rows_of(path, feed, tmp_path) == rows).all(), separator
+
+
+def test_a_local_time_that_occurs_twice_or_never_is_refused_alone(tmp_path: Path) -> None:
+    local = ["2017-11-05T01:30:00", "2017-03-12T02:30:00", "2017-03-21T07:00:00", None]
+    feed = declared(timezone=ZONE)
+    for times in (pa.array(local), pa.array([t and datetime.fromisoformat(t) for t in local], pa.timestamp("us"))):
+        table = {name: column[:4] for name, column in columns(times).items()}
+        assert rows_of(write(tmp_path / "day.parquet", **table), feed, tmp_path)["time"].tolist() == [SLOT * 10**6]
+
+
+def test_rows_without_a_value_are_refused_with_the_reason_that_json_would_have(tmp_path: Path) -> None:
+    table = columns(
+        v=[None, float("nan"), -1.0, 1e300] + [36.0] * (N - 4), vehicle=["a", "b", "c", "d", "", None] + ["e"] * (N - 6)
+    )
+    config = make_config()
+    feed = declared()
+    decoder = Decoder(config.model_copy(update={"feed": feed}), b"k" * 32)
+    with open_recording(write(tmp_path / "day.parquet", **table), "declared", feed) as recording:
+        assert not isinstance(recording, Recording)
+        (block,) = recording.columns()
+        batch = decoder.decode_columns(block, 2 * SLOT * 10**6)
+        from_json = decoder.decode(list(recording.messages(block)), 2 * SLOT * 10**6)
+    assert batch.rejected.tolist() == [0, 1, 2, 4, 5]
+    again = from_json.rejected.tolist(), from_json.reason.tolist()
+    # JSON has no NaN, so what is not a number arrives as null, which is missing as well.
+    assert again[0] == batch.rejected.tolist()
+    assert [again[1][i] for i in (0, 2, 3, 4)] == [batch.reason.tolist()[i] for i in (0, 2, 3, 4)]
+    assert (from_json.rows == batch.rows).all()
+
+
+def test_nested_columns_are_found_by_their_path_and_sent_as_the_feed_has_them(tmp_path: Path) -> None:
+    table = columns()
+    table |= {"at": [{"coordinates": [-97.7, 30.25]}] * N, "id": [{"plate": "a"}] * N}
+    feed = declared(lat="at.coordinates.1", lng="at.coordinates.0", user="id.plate")
+    messages = list(Replay(write(tmp_path / "day", **table), "declared", feed))
+    assert sum(len(block.values) for block in messages) == N
+    assert json.loads(messages[0].values[0]) == {
+        "id": {"plate": "a"},
+        "seen": f"{MOMENTS[0]:%Y-%m-%dT%H:%M:%S}.000000Z",
+        "at": {"coordinates": [-97.7, 30.25]},
+        "v": 36.0,
+    }
+    assert messages[0].keys[0] == b"a"
+
+
+def test_a_canonical_feed_gets_parquet_in_its_own_unit_and_a_loop_moves_time_by_whole_days(tmp_path: Path) -> None:
+    canonical = declared("mph").model_copy(update={"format": "canonical", "fields": None})
+    table = columns(EPOCH_US, v=[10.0] * N)
+    names = {"vehicle": "vehicle_id", "seen": "timestamp", "y": "latitude", "x": "longitude", "v": "speed"}
+    path = write(
+        tmp_path / "day.parquet",
+        **{new: table[old] for old, new in names.items()} | {"timestamp": pa.array(MOMENTS, pa.timestamp("ms", "UTC"))},
+    )
+    passes = iter(Replay(path, "capmetro", canonical, loop=True))
+    first, second = next(passes), next(passes)
+    assert json.loads(first.values[0])["speed"] == pytest.approx(10 * 3.6 / 1.609344, abs=1e-6)
+    assert (second.due - first.due == 86_400_000_000).all()
+
+
+WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no such column": ({}, {"lat": "latitude"}, "no column latitude"),
+    "no zone": ({"seen": pa.array(EPOCH_US, pa.timestamp("us"))}, {}, "have no zone; set feed.format"),
+    "numbers for texts": ({"seen": EPOCH_US}, {}, "set it to 'epoch-s'"),
+    "texts for numbers": ({"y": ["30.25"] * N}, {}, "write numbers, not texts"),
+    "no identifiers": ({"vehicle": [1.5] * N}, {}, "a user is a text or a whole number"),
+    "a day is no time": ({"seen": pa.array([17_000] * N, pa.date32())}, {}, "which is no time"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_table_that_does_not_fit_is_refused_with_the_remedy(name: str, tmp_path: Path) -> None:
+    changes, fields, says = WRONG[name]
+    path = write(tmp_path / "day.parquet", **columns(**changes))
+    with pytest.raises(RecordingError, match=says):
+        rows_of(path, declared(**fields), tmp_path)
+
+
+def test_a_zone_for_numbers_is_refused() -> None:
+    with pytest.raises(ValueError, match="remove timezone"):
+        declared(time_format="epoch-s", timezone="UTC")
+
+
+@pytest.mark.parametrize(
+    ("declared_unit", "per_kmh", "likely"),
+    [
+        ("km/h", 1 / 3.6, "m/s"),
+        ("m/s", 1.0, "km/h"),
+        ("m/s", 1 / 1.609344, "mph"),
+        ("mph", 1 / 3.6, "m/s"),
+        ("km/h", 1.0, None),
+        ("km/h", 1 / 1.4, None),
+        ("km/h", 0.0, "no real speeds"),
+    ],
+)
+def test_a_wrong_unit_of_speed_is_recognised_by_the_positions(
+    declared_unit: str, per_kmh: float, likely: str | None, tmp_path: Path
+) -> None:
+    feed = declared(declared_unit)
+    path = write(tmp_path / "day.parquet", **columns(v=[36.0 * per_kmh] * N))
+    problem = speed_problem(rows_of(path, feed, tmp_path), feed, "declared")
+    assert (problem is None) == (likely is None)
+    config = make_config().model_copy(update={"feed": feed})
+    if problem is not None:
+        assert likely is not None
+        assert likely in problem[0]
+        assert problem[1] == (per_kmh > 0)
+    if problem is not None and problem[1]:
+        with pytest.raises(RecordingError, match=f"Likely the speeds are in {likely}.*--any-speed"):
+            recognised(Replay(path, "declared", feed), config, path, "declared")
+    else:
+        recognised(Replay(path, "declared", feed), config, path, "declared")
+    recognised(Replay(path, "declared", feed), config, path, "declared", any_speed=True)
+
+
+def test_parquet_and_lines_are_read_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = declared()
+    path = write(tmp_path / "day.parquet", **columns())
+    expected = rows_of(path, feed, tmp_path)
+    lines = b"".join(value + b"\n" for block in Replay(path, "declared", feed, order="file") for value in block.values)
+    for body in (path.read_bytes(), lines, gzip.compress(lines)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(body)))
+        assert (rows_of(Path("-"), feed, tmp_path) == expected).all()
+
+
+def test_events_of_a_pipe_come_as_they_are_written_and_silence_is_an_empty_block() -> None:
+    program = (
+        "import sys; from pathlib import Path; from stream.sources.lines import Lines\n"
+        "for lines in Lines(Path('-')): print(len(lines), flush=True)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    for burst in (3, 2):
+        child.stdin.write(b"{}\n" * burst)
+        child.stdin.flush()
+        counts = _until(iter(child.stdout.readline, b""), burst)
+        assert counts[-1] == burst
+        time.sleep(0.2)
+    child.stdin.close()
+    rest = [int(line) for line in child.stdout]
+    assert 0 in rest
+    assert sum(rest) == 0
+    assert child.wait(10) == 0
+
+
+def _until(lines: Iterator[bytes], total: int) -> list[int]:
+    counts: list[int] = []
+    while sum(counts) < total:
+        counts.append(int(next(lines)))
+    return counts
+
+
+def test_no_bytes_after_the_magic_number_end_in_another_error(tmp_path: Path) -> None:
+    rng, feed = np.random.default_rng(7), declared()
+    good = write(tmp_path / "good", **columns()).read_bytes()
+    for n in range(200):
+        body = bytearray(good)
+        for _ in range(int(rng.integers(1, 6))):
+            body[int(rng.integers(4, len(body)))] = int(rng.integers(0, 256))
+        path = tmp_path / "bad"
+        path.write_bytes(bytes(body) if n % 4 else b"PAR1" + rng.bytes(int(rng.integers(0, 4000))) + b"PAR1")
+        try:
+            with open_recording(path, "declared", feed) as recording:
+                for _ in recording:
+                    pass
+        except RecordingError:
+            continue
