@@ -58,12 +58,12 @@ class Sizes:
 FULL = Sizes(
     side=1024,
     points=1_000_000,
-    sets=4,
+    sets=2,
     repeats=1,
     queries=2_000,
     sigmas=(20.0, 50.0, 100.0),
-    heights=(6, 8, 10, 12, 14, 16, 18),
-    stop_counts=(0.0, 20.0, 100.0, 500.0, 2_500.0),
+    heights=(6, 10, 14, 18),
+    stop_counts=(0.0, 20.0, 100.0, 500.0),
 )
 QUICK = Sizes(
     side=64,
@@ -106,7 +106,6 @@ def mechanisms() -> dict[str, SpatialMechanism]:
         "kdtree": KdTree(),
         "kdtree uniform": KdTree("uniform"),
         "quadtree": QuadTree(),
-        "quadtree uniform": QuadTree("uniform"),
         "privlet": Privlet(),
         "singular": Singular(),
         "uniform": Uniform(),
