@@ -23,12 +23,9 @@ from dpcore.spatial import (
     AdaptiveGrid,
     Auto,
     KdTree,
-    Privlet,
     QuadTree,
-    Singular,
     SparseHierarchy,
     SpatialMechanism,
-    Uniform,
     UniformGrid,
 )
 
@@ -104,11 +101,7 @@ def mechanisms() -> dict[str, SpatialMechanism]:
         "ag": AdaptiveGrid(),
         "ug": UniformGrid(),
         "kdtree": KdTree(),
-        "kdtree uniform": KdTree("uniform"),
         "quadtree": QuadTree(),
-        "privlet": Privlet(),
-        "singular": Singular(),
-        "uniform": Uniform(),
         "auto": Auto(),
         "sparse relative": SparseHierarchy(goal="relative"),
     }
