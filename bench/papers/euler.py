@@ -105,12 +105,12 @@ def ranges(domain: Domain, queries: int, seed: int = 5) -> dict[str, Rectangles]
     rng, side = np.random.default_rng(seed), domain.rows
 
     def placed(rows: int, columns: int) -> Rectangles:
-        x, y = rng.integers(0, side - rows + 1, queries), rng.integers(0, side - columns + 1, queries)
+        x, y = (rng.integers(0, side - length + 1, queries).astype(np.float64) for length in (rows, columns))
         return Rectangles(x, x + rows, y, y + columns)
 
     made = {f"{share:.0%}".replace("%", " %"): max(1, round(side * share**0.5)) for share in (0.01, 0.04, 0.25)}
     squares = {name: placed(length, length) for name, length in made.items()}
-    whole = Rectangles([0], [side], [0], [side])
+    whole = Rectangles.of_cells(np.array([[0, side - 1, 0, side - 1]]))
     return squares | {"strips of 25 %": placed(max(1, side // 4), side), "100 %": whole}
 
 

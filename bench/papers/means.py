@@ -25,7 +25,7 @@ from stream.statistics.values.cell_means import MECHANISMS
 Cell = tuple[np.ndarray, np.ndarray]
 """(Samples per user (L,), their values (N,) in quanta, sorted by user)."""
 QUANTILES = (1.0, 0.75, 0.5)
-"""Recorded cells: the busiest, and those at the upper quartile and the median of events, among cells of 10 users or more."""
+"""Recorded cells: the busiest, and those at the upper quartile and the median of events, among cells of 10 users or more, if any."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Sizes:
     """Draws of a cell's values; trials are divided among them."""
 
 
-FULL = Sizes(factors=(1, 10, 100), epsilons=("0.1", "0.5", "1.0"), trials=60, values=3)
+FULL = Sizes(factors=(1, 16), epsilons=("0.1", "0.5", "1.0"), trials=60, values=2)
 QUICK = Sizes(factors=(1, 10), epsilons=("1.0",), trials=4, values=2)
 
 
@@ -65,7 +65,7 @@ def recipes() -> dict[str, Callable[[str, int, int], Cell]]:
     hour = recorded_hour()
     users = np.bincount(hour.counts.pair_cell, minlength=hour.counts.n_cells)
     events = hour.counts.by_cell(hour.counts.samples)
-    crowded = np.flatnonzero(users >= 10)
+    crowded = np.flatnonzero(users >= min(10, users.max()))
     ordered = crowded[np.argsort(events[crowded], kind="stable")]
     for quantile in QUANTILES:
         cell = int(ordered[round(quantile * (len(ordered) - 1))])
@@ -82,10 +82,11 @@ def errors(
     by_mechanism = {}
     for name, mechanism in MECHANISMS.items():
         made = mechanism(UPPER)
-        plan = made.plan(cells[0][0], micro)
+        planned, plan = cells[0][0], made.plan(cells[0][0], micro)
         total, trials = 0.0, 0
         for samples, values in cells:
-            plan = made.plan(samples, micro) if samples is not cells[0][0] else plan
+            if not np.array_equal(samples, planned):
+                planned, plan = samples, made.plan(samples, micro)
             truth = values.mean()
             for _ in range(sizes.trials // sizes.values):
                 total += abs(made.release(values, plan, noise).value - truth)
