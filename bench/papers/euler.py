@@ -133,7 +133,7 @@ def measured(given: Users, epsilon: str, sizes: Sizes) -> dict[str, dict[str, fl
     """Way → shape → mean absolute error in percent of all regions; beside them violations, L1 distance and seconds."""
     domain, cells = given.domain, Domain.unit_cells(*given.domain.shape)
     truth = EulerHistogram(cells, Footprints.of(given.regions, domain, given.diameter).total(), 0.0, "covert")
-    queries, everybody = ranges(domain, sizes.queries), len(given.regions)
+    queries = ranges(domain, sizes.queries)
     rows: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(sizes.repeats):
         drawn = Euler(given.diameter).fit(given.regions, domain, to_micro(epsilon, round_up=False), Noise()).components
@@ -145,7 +145,7 @@ def measured(given: Users, epsilon: str, sizes: Sizes) -> dict[str, dict[str, fl
             release = EulerHistogram(cells, components, 0.0, "noisy")
             for shape, query in queries.items():
                 off = np.abs(release.answers(query) - truth.answers(query))
-                row[shape] = 100 * float(off.mean()) / everybody
+                row[shape] = 100 * float(off.mean()) / len(given.regions)
             rows[way].append(row)
     return {way: {key: round(float(np.mean([row[key] for row in of])), 3) for key in of[0]} for way, of in rows.items()}
 

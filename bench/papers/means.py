@@ -77,7 +77,7 @@ def errors(
     make: Callable[[str, int, int], Cell], kind: str, factor: int, epsilon: str, sizes: Sizes
 ) -> dict[str, float]:
     """Mean absolute error of every mechanism in km/h against the mean of all samples."""
-    noise, micro = Noise(), to_micro(epsilon, round_up=False)
+    micro = to_micro(epsilon, round_up=False)
     cells = [make(kind, factor, seed) for seed in range(sizes.values)]
     by_mechanism = {}
     for name, mechanism in MECHANISMS.items():
@@ -89,7 +89,7 @@ def errors(
                 planned, plan = samples, made.plan(samples, micro)
             truth = values.mean()
             for _ in range(sizes.trials // sizes.values):
-                total += abs(made.release(values, plan, noise).value - truth)
+                total += abs(made.release(values, plan, Noise()).value - truth)
                 trials += 1
         by_mechanism[name] = round(total / trials / 100, 4)
     return by_mechanism
