@@ -191,7 +191,7 @@ def regions(
     exact = EulerHistogram(domain, Footprints.of(shapes, domain, diameter).total(), 0.0, "covert")
     ranges = candidates(counts, rng, counts.shape[0] // REGION_CELLS)
     ranges = chosen(ranges, exact.answers(ranges), most)
-    return Euler(diameter).fit(shapes, domain, micro, Noise()), ranges, exact.answers(ranges)
+    return Euler(diameter, inference="covert").fit(shapes, domain, micro, Noise()), ranges, exact.answers(ranges)
 
 
 def run(quick: bool) -> dict[str, Any]:

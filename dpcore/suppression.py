@@ -78,15 +78,16 @@ def suppress(
     min_users: int = 1,
     stop_at: int = 1,
     threshold: float = math.inf,
+    max_evaluations: float = math.inf,
 ) -> Suppression:
     """Suppress level by level at a fixed ``epsilon_micro`` (µε) per cell, down to ``stop_at`` cells per user.
 
     Stops before the first level on which a cell's error would pass ``threshold`` (the paper takes
     :func:`unsuppressed_noise`), or a cell would fall below ``min_users`` contributors. Relation "values". Raises
-    :class:`BudgetError`, :class:`ParameterError`.
+    :class:`BudgetError`, :class:`ParameterError`, and :class:`CostLimitError` where it would take more than ``max_evaluations``.
     """
     _validate(epsilon_micro, statistics, min_users)
-    return _run(CellTable.of(counts), epsilon_micro, statistics, min_users, stop_at, threshold, math.inf)
+    return _run(CellTable.of(counts), epsilon_micro, statistics, min_users, stop_at, threshold, max_evaluations)
 
 
 def unsuppressed_noise(counts: Counts, epsilon_micro: float, statistics: Sequence[Statistic] = STATISTICS) -> float:

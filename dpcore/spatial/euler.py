@@ -25,7 +25,7 @@ from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid
-from dpcore.spatial.euler_inference import Grade, infer
+from dpcore.spatial.euler_inference import Grade, Inference, infer
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.intervals import Intervals, NoisySums, between
 from dpcore.spatial.mechanism import laplace_variance, noisy_counts
@@ -132,13 +132,15 @@ class EulerHistogram:
 class Euler:
     """ε-DP counts of the regions that meet any rectangle of cells, for regions of diameter at most ``diameter`` (B).
 
-    ``regions_per_user`` (r) multiplies the sensitivity; further regions of a user are left out. ``inference`` makes the
-    counts covert where the grid has at most :data:`MAX_INFERENCE_CELLS` cells. Raises :class:`ParameterError`.
+    ``regions_per_user`` (r) multiplies the sensitivity; further regions of a user are left out. ``inference``: "none"
+    releases the unbiased draws; "consistent" and "covert" move them to the nearest counts that regions could have left, where
+    the grid has at most :data:`MAX_INFERENCE_CELLS` cells. Where most components are empty that raises answers over many
+    cells (docs/reproductions.md). Raises :class:`ParameterError`.
     """
 
     diameter: float
     regions_per_user: int = 1
-    inference: bool = True
+    inference: Inference = "none"
     relation: NeighbouringRelation = NeighbouringRelation.PARTICIPATION
 
     def __post_init__(self) -> None:
@@ -146,6 +148,8 @@ class Euler:
             raise ParameterError(f"diameter {self.diameter} is not a positive length; give the public bound B")
         if self.regions_per_user < 1:
             raise ParameterError(f"{self.regions_per_user} regions per user; give at least 1")
+        if self.inference not in get_args(Inference):
+            raise ParameterError(f"inference {self.inference!r}; give none, consistent or covert")
         if self.relation != NeighbouringRelation.PARTICIPATION:
             raise ParameterError(
                 f"relation {self.relation!r}: where a user is must be private here; use 'participation'"
@@ -166,8 +170,6 @@ class Euler:
         true = Footprints.of(regions.at_most(self.regions_per_user), domain, self.diameter).total()
         noisy = noisy_counts(true, epsilon_micro, sensitivity, noise)
         variance = laplace_variance(epsilon_micro, sensitivity)
-        if not self.inference or domain.cells > MAX_INFERENCE_CELLS:
-            return EulerHistogram(domain, noisy, variance, "noisy")
-        inferred = infer(noisy)
+        inferred = infer(noisy, self.inference if domain.cells <= MAX_INFERENCE_CELLS else "none")
         drawn = None if inferred.grade == "noisy" else noisy
         return EulerHistogram(domain, inferred.components, variance, inferred.grade, drawn)

@@ -19,6 +19,8 @@ from dpcore.spatial.domain import IntGrid
 
 Grade = Literal["noisy", "consistent", "covert"]
 """What holds of the counts: nothing; C1 and C2; C1, C2 and covertness."""
+Inference = Literal["none", "consistent", "covert"]
+"""What counts are inferred to be: nothing, so that answers stay unbiased; or a :data:`Grade`."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,16 @@ class Inferred:
     distance: int
 
 
-def infer(noisy: IntGrid) -> Inferred:
-    """A covert integer array nearest to ``noisy`` in L1; merely C1 and C2 if none is found.
+def infer(noisy: IntGrid, inference: Inference = "covert") -> Inferred:
+    """A covert, or merely a consistent, integer array nearest to ``noisy`` in L1; merely C1 and C2 if no covert one is found.
 
     The relaxation is mostly integral, but not always: the covertness constraints have half-integral vertices. Where a few
     components come out as halves, an integer program over them alone rounds each up or down; at 40 × 40 cells that adds at
     most a few units to a distance of some 200 000.
     """
-    solution = Program(noisy, covert=True).solve()
+    if inference == "none":
+        return Inferred(noisy, "noisy", 0)
+    solution = Program(noisy, covert=True).solve() if inference == "covert" else None
     if solution is not None and is_covert(solution):
         return Inferred(solution, "covert", int(np.abs(solution - noisy).sum()))
     # C1 and C2 are difference constraints: totally unimodular, so every vertex of the relaxation is integral.

@@ -18,7 +18,7 @@ BENCHMARKS = {
     "ingest": "events per second from Kafka into durable Redis state, compared with a plain Faust agent",
     "libraries": "means per hexagon of one hour, and noise, compared with OpenDP and, if installed, PipelineDP",
     "mechanisms": "speed of noise, CHOP-USER and exact-loss allocation on 10⁶ pairs",
-    "papers": "claims of the papers on E2EPriv and HTF, measured with this implementation (--plot)",
+    "papers": "claims of the papers, measured with this implementation (--plot); one part alone: papers.htf, say",
     "range_intervals": "how often intervals of range counts contain the true number, by class of counts, and their widths",
     "resolution": "accuracy of merged sparse hexagons, on a recorded day",
     "scaling": "accuracy of means as samples and users grow, and what CHOP-USER saves (--plot)",
@@ -29,6 +29,8 @@ BENCHMARKS = {
     "two_workers": "messages that two workers of one feed publish twice, with and without the lease",
 }
 """Name of each benchmark, which is its module in ``bench``, and what it measures."""
+PARTS = tuple(f"papers.{part}" for part in ("cdf", "e2epriv", "euler", "htf", "means", "suppression"))
+"""Parts of a benchmark that also run alone."""
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("bench", epilog="\n\n".join(f"{name}: {what}" for name, what in BENCHMARKS.items()))
     def bench(
-        name: Annotated[str, typer.Argument(help=f"One of: {', '.join(BENCHMARKS)}.")],
+        name: Annotated[str, typer.Argument(help=f"One of: {', '.join((*BENCHMARKS, *PARTS))}.")],
         quick: Annotated[
             bool,
             typer.Option(
@@ -61,7 +63,7 @@ def register(app: typer.Typer) -> None:
 
         Benchmarks that need recordings look for them in the folder named by HEXVEIL_DATA. They skip what they do not find.
         """
-        if name not in BENCHMARKS:
+        if name not in (*BENCHMARKS, *PARTS):
             stop(f"there is no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}", USAGE)
         try:
             module = import_module(f"bench.{name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -29,6 +29,9 @@ Mechanism = Literal[
 ]
 MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
 
+Parameters = dict[str, Any]
+"""Arguments of a mechanism by name: numbers and text."""
+
 MAX_MESSAGE_BYTES = 900_000
 """Largest message that a configuration may lead to, in bytes; Kafka brokers refuse 1 MiB."""
 _PARTITIONS = ("auto", "ag", "quadtree", "kdtree", "htf", "sparse")
@@ -43,13 +46,64 @@ numbers could exceed the assumed bytes."""
 
 
 class EulerConfig(Section):
-    """Regions of users: the convex hull of the ``nearest`` fixes around the place where a user mostly was, shrunk to a diameter."""
+    """Regions of users: the convex hull of the ``nearest`` fixes around the place where a user mostly was, shrunk to a diameter.
+
+    ``inference``: what the counts are made before they are published; "none" keeps answers unbiased.
+    """
 
     rows: int = Field(default=8, ge=1, le=64)
     columns: int = Field(default=8, ge=1, le=64)
     nearest: int = Field(default=12, ge=1, le=64)
     diameter_m: float = Field(default=5_000.0, gt=0, le=1_000_000)
     bandwidth_m: float = Field(default=300.0, gt=0, le=1_000_000)
+    inference: Literal["none", "consistent", "covert"] = "none"
+
+
+class E2EPrivConfig(Section):
+    """How "e2epriv" chooses its size: ``size_share`` of ε; errors divide by ρ at least, ``rho`` or ``rho_share`` of all points.
+
+    ``tuning_areas``: shares of the box that the tuning queries cover as squares; without any they are random ranges.
+    """
+
+    size_share: float = Field(default=0.2, ge=0.05, le=0.9)
+    rho: float = Field(default=20.0, ge=1, le=1_000_000)
+    rho_share: float = Field(default=0.01, ge=0, le=1)
+    tuning_areas: tuple[Annotated[float, Field(gt=0, le=1)], ...] = ()
+
+    @property
+    def parameters(self) -> Parameters:
+        """Arguments of :class:`~dpcore.spatial.e2epriv.E2EPriv`."""
+        return self.model_dump(exclude={"tuning_areas"})
+
+
+class HTFConfig(Section):
+    """How "htf" grows: cuts by ``split`` in at most ``rounds`` (0: as many as needed), at most ``max_height`` levels, a node
+    stops at ``stop_cells`` cells or ``stop_count`` points; ``split_share`` of ε for cuts, ``stop_share`` of the rest for stops.
+    """
+
+    split: Literal["exponential", "search"] = "exponential"
+    rounds: int = Field(default=0, ge=0, le=10)
+    max_height: int = Field(default=20, ge=1, le=20)
+    margin: float = Field(default=0.45, ge=0, le=0.5)
+    extra_levels: int = Field(default=2, ge=0, le=20)
+    stop_cells: int = Field(default=1, ge=1, le=1_000_000)
+    stop_count: float = Field(default=20.0, ge=0, le=1_000_000)
+    split_share: float = Field(default=0.1, ge=0.01, le=0.8)
+    stop_share: float = Field(default=0.6, ge=0.01, le=0.95)
+
+
+class QuadTreeConfig(Section):
+    """Budgets of the levels of "quadtree", and its height; without one it goes down to single cells."""
+
+    budget: Literal["uniform", "geometric"] = "geometric"
+    height: int | None = Field(default=None, ge=0, le=10)
+
+
+class KdTreeConfig(Section):
+    """Budgets of the levels of "kdtree", and the most levels it may have."""
+
+    budget: Literal["uniform", "geometric"] = "geometric"
+    max_height: int = Field(default=16, ge=1, le=16)
 
 
 class HistogramConfig(Section):
@@ -66,6 +120,10 @@ class HistogramConfig(Section):
     sizes: tuple[int, ...] = ()
     tuning_queries: int = Field(default=600, ge=1, le=10_000)
     euler: EulerConfig | None = None
+    e2epriv: E2EPrivConfig | None = None
+    htf: HTFConfig | None = None
+    quadtree: QuadTreeConfig | None = None
+    kdtree: KdTreeConfig | None = None
 
     @model_validator(mode="after")
     def _mechanisms_fit(self) -> Self:
@@ -104,6 +162,31 @@ class HistogramConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _parameters_can_be_drawn(self) -> Self:
+        for name in ("e2epriv", "htf", "quadtree", "kdtree"):
+            if getattr(self, name) is not None and name not in self.mechanisms:
+                raise ValueError(
+                    f"[histogram.{name}] is given, but mechanisms lack {name!r}; name it or leave the table out"
+                )
+        if self.htf is not None:
+            from dpcore.spatial.htf import HTF  # scipy comes with it, which other configurations save
+
+            # Users are charged before the draw, and the noisy number of points decides the height: any must be affordable.
+            tree = HTF(**self.htf.model_dump())
+            _, rest_micro = BudgetSplit.by_weights(
+                self.epsilons_micro["htf"], [tree.height_share, 1 - tree.height_share]
+            ).shares
+            try:
+                for height in range(1, tree.max_height + 1):
+                    tree.path_budget(rest_micro, height)
+            except BudgetError:
+                raise ValueError(
+                    f"[histogram.htf]: {height} levels leave some of them less than 1e-6 of epsilon; lower max_height, or raise "
+                    "epsilon, split_share or stop_share"
+                ) from None
+        return self
+
+    @model_validator(mode="after")
     def _messages_fit(self) -> Self:
         for name in self.mechanisms:
             size = self.largest_message(name)
@@ -114,6 +197,13 @@ class HistogramConfig(Section):
                     f"1 MiB); lower {grid}"
                 )
         return self
+
+    @property
+    def parameters(self) -> dict[str, Parameters]:
+        """Arguments of the mechanisms that have a table of their own, by name."""
+        tables: dict[str, Section | None] = {"htf": self.htf, "quadtree": self.quadtree, "kdtree": self.kdtree}
+        given = {name: table.model_dump() for name, table in tables.items() if table is not None}
+        return given | ({} if self.e2epriv is None else {"e2epriv": self.e2epriv.parameters})
 
     @property
     def grid_sizes(self) -> tuple[int, ...]:

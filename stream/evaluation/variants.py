@@ -10,7 +10,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.statistics.values.cell_means import MECHANISMS
 
-_PLAIN = {"allocation": "uniform", "suppression": "none", "clipping": "none", "sum_cap": 0.0}
+_PLAIN = {"allocation": "uniform", "suppression": "none", "clipping": "none", "sum_cap": 0.0, "keep": "epsilon"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "uniform": _PLAIN,
     "chop-user": _PLAIN | {"suppression": "chop-user"},

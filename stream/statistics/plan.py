@@ -45,20 +45,24 @@ class ZcdpTerms(msgspec.Struct, frozen=True):
 
 
 class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How a user's region is computed from their fixes, and the grid that counts regions; lengths in metres."""
+    """How a user's region is computed from their fixes, and the grid that counts regions; lengths in metres.
+
+    Plans without ``inference`` are of versions that made all counts covert.
+    """
 
     rows: int
     columns: int
     nearest: int
     diameter_m: float
     bandwidth_m: float
+    inference: Literal["none", "consistent", "covert"] = "covert"
 
 
 class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Plan of the window's spatial histograms: ``epsilons`` (µε) of each of ``mechanisms``, on a public box and grid.
 
     Every user contributes who has a fix in the box and pays ``cost`` (in the ledger's unit, for all histograms).
-    ``fixes_digest``: digest of all fixes in the box.
+    ``fixes_digest``: digest of all fixes in the box. ``parameters``: arguments of mechanisms other than their defaults.
     """
 
     mechanisms: tuple[str, ...]
@@ -77,6 +81,8 @@ class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):
     tuning_queries: int
     regions: RegionPlan | None
     fixes_digest: str
+    tuning_areas: tuple[float, ...] = ()
+    parameters: dict[str, dict[str, Any]] = {}
 
     @property
     def box(self) -> BoundingBox:

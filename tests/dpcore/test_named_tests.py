@@ -57,3 +57,18 @@ def test_a_name_without_a_test_is_noticed() -> None:
     this = "tests/dpcore/test_named_tests.py"
     assert missing(f"{this}::test_of_nothing") == [f"{this}::test_of_nothing"]
     assert not missing(f"{this}::test_a_name_without_a_test_is_noticed")
+
+
+def unknown(page: str) -> set[str]:
+    """Tests that a page names in backticks and no file of the tests defines."""
+    defined = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    return {name for name in re.findall(r"`(test_\w+)`", page) if f"def {name}(" not in defined}
+
+
+def test_every_mistake_in_a_source_names_a_test_that_exists() -> None:
+    page = (ROOT / "docs" / "errata.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith(("| [", "| talk"))]
+    assert len(rows) > 20
+    assert not [row for row in rows if "test_" not in row]
+    assert not unknown(page)
+    assert unknown("`test_of_nothing`") == {"test_of_nothing"}

@@ -33,6 +33,14 @@ def test_the_printed_item_level_variance_sensitivity_is_wrong() -> None:
     assert set(Variance(upper, 1).sensitivities(counts, counts.samples).tolist()) == {int(-(-expected // 1))}
 
 
+def test_the_two_cases_of_the_clipping_bias_are_printed_the_wrong_way_round() -> None:
+    """N = 4, n = 3: the worst is 3·U²/16, which the printed case for n > N/2, U²⌊N/2⌋⌈N/2⌉/N², puts at 4·U²/16."""
+    values = np.array(list(itertools.product((0.0, 1.0), repeat=4)))
+    worst = np.abs(values.var(axis=1) - values[:, :3].var(axis=1)).max()
+    assert worst == pytest.approx(3 * (4 - 3) / 16)
+    assert worst < 2 * 2 / 16
+
+
 @pytest.mark.parametrize("total", range(1, 9))
 def test_clipping_bias_is_the_worst_case_by_brute_force(total: int) -> None:
     for kept in range(1, total + 1):

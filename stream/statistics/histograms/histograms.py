@@ -7,6 +7,7 @@ own rows. All histograms use the same users, so their shares of ε add up. A use
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +35,7 @@ from dpcore.spatial import (
     UniformGrid,
 )
 from dpcore.spatial.domain import IntGrid
+from dpcore.spatial.e2epriv import Objective
 from dpcore.spatial.euler import Euler
 from dpcore.spatial.regions import Regions, extract_regions
 from dpcore.spatial.release import Released, rounded
@@ -87,6 +89,8 @@ def plan_histograms(fixes: Fixes | None, config: Config) -> HistogramPlan | None
         tuning_queries=settings.tuning_queries,
         regions=None if euler is None else RegionPlan(**euler.model_dump()),
         fixes_digest=fixes.digest,
+        tuning_areas=() if settings.e2epriv is None else settings.e2epriv.tuning_areas,
+        parameters=settings.parameters,
     )
 
 
@@ -160,34 +164,42 @@ def regions_of(plan: HistogramPlan, fixes: Fixes) -> Regions:
 def _draw_regions(plan: HistogramPlan, fixes: Fixes, epsilon: int, noise: Noise) -> Histogram:
     assert plan.regions is not None
     metres = region_domain(plan)
-    released = Euler(plan.regions.diameter_m).fit(regions_of(plan, fixes), metres, epsilon, noise)
+    euler = Euler(plan.regions.diameter_m, inference=plan.regions.inference)
+    released = euler.fit(regions_of(plan, fixes), metres, epsilon, noise)
     return replace(released, domain=replace(domain_of(plan), rows=plan.regions.rows, columns=plan.regions.columns))
 
 
 def mechanism_of(name: str, plan: HistogramPlan) -> SpatialMechanism:
     """The mechanism of that name with the plan's parameters."""
+    given = plan.parameters.get(name, {})
     if name == "e2epriv":
-        return E2EPriv(
-            plan.sizes, _tuning_queries(plan), objective="relative" if plan.goal == "relative" else "weighted"
-        )
-    mechanisms: dict[str, SpatialMechanism] = {
-        "auto": Auto(plan.goal),
-        "uniform": Uniform(),
-        "singular": Singular(),
-        "ug": UniformGrid(),
-        "ag": AdaptiveGrid(),
-        "quadtree": QuadTree(),
-        "kdtree": KdTree(),
-        "privlet": Privlet(),
-        "htf": HTF(goal=plan.goal),
-        "sparse": SparseHierarchy(goal=plan.goal),
+        objective: Objective = "relative" if plan.goal == "relative" else "weighted"
+        return E2EPriv(plan.sizes, _tuning_queries(plan), objective=objective, **given)
+    mechanisms: dict[str, Callable[[], SpatialMechanism]] = {
+        "auto": lambda: Auto(plan.goal),
+        "uniform": Uniform,
+        "singular": Singular,
+        "ug": UniformGrid,
+        "ag": AdaptiveGrid,
+        "quadtree": lambda: QuadTree(**given),
+        "kdtree": lambda: KdTree(**given),
+        "privlet": Privlet,
+        "htf": lambda: HTF(goal=plan.goal, **given),
+        "sparse": lambda: SparseHierarchy(goal=plan.goal),
     }
-    return mechanisms[name]
+    return mechanisms[name]()
 
 
 def _tuning_queries(plan: HistogramPlan) -> Rectangles:
-    """Random rectangles of whole cells, the same in every window."""
-    corners = np.random.default_rng(_TUNING_SEED).integers(0, [plan.rows, plan.columns], (plan.tuning_queries, 2, 2))
+    """Random rectangles of whole cells, the same in every window; squares of the configured shares of the box, if any."""
+    rng = np.random.default_rng(_TUNING_SEED)
+    if plan.tuning_areas:
+        side = np.sqrt(np.resize(np.array(plan.tuning_areas), plan.tuning_queries))[:, None]
+        shape = np.array([plan.rows, plan.columns])
+        lengths = np.maximum(np.rint(side * shape), 1).astype(np.int64)
+        low = rng.integers(0, shape - lengths + 1)
+        return Rectangles(low[:, 0], (low + lengths)[:, 0], low[:, 1], (low + lengths)[:, 1])
+    corners = rng.integers(0, [plan.rows, plan.columns], (plan.tuning_queries, 2, 2))
     low, high = corners.min(axis=1), corners.max(axis=1) + 1
     return Rectangles(low[:, 0], high[:, 0], low[:, 1], high[:, 1])
 

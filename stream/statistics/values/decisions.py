@@ -27,17 +27,20 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PublicWindow:
-    """What a decision may depend on. ``admitted``: samples (P,) of users who take part. ``cap``: most that one user adds to Σx."""
+    """What a decision may depend on. ``admitted``: samples (P,) of users who take part. ``cap``: most that one user adds to Σx.
+    ``allowance``: µε that a user may lose by speed in this window.
+    """
 
     counts: Counts
     admitted: IntArray
     config: Config
     cap: int | None
+    allowance: int
 
     @property
     def allowances(self) -> IntArray:
-        """µε that each user may lose by speed in this window, shape (L,)."""
-        return np.full(self.counts.n_users, self.config.privacy.epsilon_micro, dtype=np.int64)
+        """The allowance of each user, shape (L,)."""
+        return np.full(self.counts.n_users, self.allowance, dtype=np.int64)
 
     def statistics(self, names: Sequence[str]) -> CellStatistics:
         """The statistics behind the released ``names``."""
@@ -74,7 +77,7 @@ def decide_allocated(window: PublicWindow, retained: IntArray) -> Decision:
 def decide_single_cell(window: PublicWindow, retained: IntArray) -> Decision:
     """Means by the configured single-cell mechanism at one ε per cell, the other statistics allocated what is left."""
     counts, speed, allowances = window.counts, window.config.speed, window.allowances
-    epsilon = cell_epsilon(counts, retained, window.config.privacy.epsilon_micro // len(speed.statistics))
+    epsilon = cell_epsilon(counts, retained, window.allowance // len(speed.statistics))
     means = plan_cell_means(speed.mean_mechanism, counts, retained, speed.upper_quanta, epsilon)
     total, kept = counts.by_cell(window.admitted), counts.by_cell(retained)
     off = np.minimum(means.predicted_error / speed.upper_quanta + clipping_bias(total, kept), 1.0)

@@ -16,7 +16,16 @@ from dpcore.mean import sum_cap
 from dpcore.relation import NeighbouringRelation
 from dpcore.resolution import regroup
 from dpcore.scales import LaplaceScales
-from dpcore.suppression import STATISTICS, Suppression, sweep_chop_user
+from dpcore.suppression import (
+    MAX_EVALUATIONS,
+    STATISTICS,
+    Statistic,
+    Suppression,
+    suppress,
+    sweep_chop_user,
+    unsuppressed_noise,
+)
+from dpcore.suppression_levels import CostLimitError
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.statistics.merging import merge_hexagons
@@ -58,8 +67,8 @@ def plan_values(
     if merged is not None:
         counts = regroup(counts, merged)
     admitted = np.where(admits[counts.pair_user], counts.samples, 0)
-    public = PublicWindow(counts, admitted, config, _cap(counts, admitted, config))
-    proposals, cut_short = _proposals(public)
+    public = PublicWindow(counts, admitted, config, _cap(counts, admitted, config), config.privacy.epsilon_micro)
+    public, proposals, cut_short = (_error_kept if speed.keep == "error" else _epsilon_kept)(public)
     decision = min((decide(public, retained) for retained in proposals), key=lambda decision: decision.error)
     charges = decision.charges
     if config.histogram is not None:
@@ -121,7 +130,7 @@ def _enough_users(counts: Counts, samples: IntArray, min_users: int) -> IntArray
     return np.where(contributors[counts.pair_cell] >= min_users, samples, 0)
 
 
-def _proposals(public: PublicWindow) -> tuple[list[IntArray], tuple[str, ...]]:
+def _epsilon_kept(public: PublicWindow) -> tuple[PublicWindow, list[IntArray], tuple[str, ...]]:
     """Retained samples (P,) to choose among, everything that is admitted first; and the steps that were cut short.
 
     What is too costly is decided by public counts, never by a clock: above :data:`MAX_PAIRS` pairs neither suppression nor
@@ -129,27 +138,57 @@ def _proposals(public: PublicWindow) -> tuple[list[IntArray], tuple[str, ...]]:
     """
     counts, speed = public.counts, public.config.speed
     plain = _enough_users(counts, public.admitted, speed.min_users)
-    active = plain > 0
     proposals, cut_short = [plain], []
-    if not active.any():
-        return proposals, ()
+    if not plain.any():
+        return public, proposals, ()
     part = _active_part(counts, plain)
     few_pairs = len(part.samples) <= MAX_PAIRS
-    chosen = []
     if speed.suppression == "chop-user":
         suppression = _suppressed(part, public.config) if few_pairs else None
-        chosen += [] if suppression is None else [suppression.samples]
+        proposals += [] if suppression is None else [_in_place(plain, suppression.samples)]
         if suppression is None or not suppression.complete:
             cut_short.append("suppression")
     if speed.clipping == "joint" and speed.allocation == "exact-loss" and speed.mean_mechanism == "allocated":
-        chosen += [_clipped(part, public)] if few_pairs else []
+        proposals += [_in_place(plain, _clipped(part, public))] if few_pairs else []
         if not few_pairs:
             cut_short.append("clipping")
-    for samples in chosen:
-        retained = np.zeros_like(plain)
-        retained[active] = samples
-        proposals.append(retained)
-    return proposals, tuple(cut_short)
+    return public, proposals, tuple(cut_short)
+
+
+def _error_kept(public: PublicWindow) -> tuple[PublicWindow, list[IntArray], tuple[str, ...]]:
+    """As :func:`_epsilon_kept`, but ε per cell stays and the loss falls: CHOP-USER in the form of its source.
+
+    ε per cell is ε/K before anything is suppressed, K the most cells of a user. Users are dropped from cells while no cell's
+    predicted worst error passes the largest noise before. With K′ cells left every user's allowance is ε·K′/K, rounded
+    down: a function of public counts, never above ε. Charges are held to it as to ε. Too costly windows keep ε and all cells.
+    """
+    counts, config = public.counts, public.config
+    plain = _enough_users(counts, public.admitted, config.speed.min_users)
+    if not plain.any():
+        return public, [plain], ()
+    part, micro = _active_part(counts, plain), config.privacy.epsilon_micro
+    per_cell = micro / int(np.bincount(part.pair_user).max())
+    threshold = unsuppressed_noise(part, per_cell, _suppressed_statistics(config))
+    try:
+        suppression = suppress(
+            part,
+            per_cell,
+            statistics=_suppressed_statistics(config),
+            min_users=config.speed.min_users,
+            threshold=threshold,
+            max_evaluations=MAX_EVALUATIONS if len(part.samples) <= MAX_PAIRS else 0,
+        )
+    except CostLimitError:
+        return public, [plain], ("suppression",)
+    allowance = micro * suppression.max_cells // suppression.max_cells_before
+    return replace(public, allowance=allowance), [_in_place(plain, suppression.samples)], ()
+
+
+def _in_place(plain: IntArray, samples: IntArray) -> IntArray:
+    """``samples`` of the pairs that are active in ``plain`` (P,), 0 elsewhere."""
+    retained = np.zeros_like(plain)
+    retained[plain > 0] = samples
+    return retained
 
 
 def _active_part(counts: Counts, samples: IntArray) -> Counts:
@@ -160,11 +199,16 @@ def _active_part(counts: Counts, samples: IntArray) -> Counts:
     return Counts(counts.cells[cells], counts.users[users], pair_cell, pair_user, samples[active])
 
 
+def _suppressed_statistics(config: Config) -> list[Statistic]:
+    """The statistics whose errors suppression compares."""
+    return [name for name in STATISTICS if name in config.speed.statistics] or ["mean"]
+
+
 def _suppressed(part: Counts, config: Config) -> Suppression:
     return sweep_chop_user(
         part,
         config.privacy.epsilon_micro,
-        statistics=[name for name in STATISTICS if name in config.speed.statistics] or ["mean"],
+        statistics=_suppressed_statistics(config),
         min_users=config.speed.min_users,
     )
 

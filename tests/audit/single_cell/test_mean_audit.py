@@ -66,21 +66,26 @@ def test_a_user_with_few_samples_loses_only_their_smaller_charge(make: Any) -> N
     assert_private(audited(mechanism, plan, neighbours(m, 1)), plan.charges[1] / MICRO)
 
 
-def test_dividing_by_the_printed_k_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """K instead of K̄ under the sum, with the noise of K̄: ε = 1.5."""
+def test_a_sum_over_k_under_the_noise_of_k_bar_is_caught_and_the_printed_pair_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The talk prints 1/K before the sum and in the noise: private, though no mean. Its 1/K above our 1/K̄-noise costs ε = 1.5."""
     mechanism, m = ArrayAveraging(UPPER, capacity=3), np.array([2, 2, 3])
     plan = mechanism.plan(m, MICRO)
-    printed = int(plan.retained.sum()) // plan.grouping.capacity
-    assert (printed, plan.grouping.n_arrays) == (2, 3)
+    arrays = plan.grouping.n_arrays
+    divisor = int(plan.retained.sum()) // plan.grouping.capacity
+    assert (divisor, arrays) == (2, 3)
     pair = neighbours(m, 0)
     assert_private(audited(mechanism, plan, pair), 1.0)
     averages = dpcore.single_cell.mean.array_averages
 
     def inflated(*given: Any) -> np.ndarray:
-        return averages(*given) * plan.grouping.n_arrays // printed
+        return averages(*given) * arrays // divisor
 
     monkeypatch.setattr(dpcore.single_cell.mean, "array_averages", inflated)
     assert_caught(audited(mechanism, plan, pair), 1.0)
+    printed = replace(plan, numerator=plan.numerator * arrays, denominator=plan.denominator * divisor)
+    assert_private(audited(mechanism, printed, pair), 1.0)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,15 @@ def test_dividing_by_the_printed_k_releases_one_and_a_half_times_the_bound() -> 
     assert len(fills) * 1.0 / printed == 1.5
 
 
+def test_the_printed_clipping_bias_is_that_of_a_pooled_mean_and_array_averages_have_more() -> None:
+    """[M] prints U(1 − ΣΓ/Σm). With m = (3, 1) and arrays of 3 nothing is clipped, so it is 0; but one sample weighs ½, not ¼."""
+    samples = np.array([3, 1])
+    grouping = bestfit(samples, 3)
+    assert 1 - grouping.retained.sum() / samples.sum() == 0
+    averages = np.array([0.0, 1.0])  # the values of the second user are U = 1, all others 0
+    assert averages.mean() - 1 / 4 == grouping.bias_bound(4) == 0.25
+
+
 @pytest.mark.parametrize(("samples", "capacity"), [([2, 5], 1), ([2, 5], 6), ([], 1), ([0, 3], 1), ([1.5, 2.0], 1)])
 def test_out_of_bounds_is_refused(samples: list[float], capacity: int) -> None:
     with pytest.raises(ParameterError):

@@ -32,7 +32,7 @@ def every_mechanism(sizes: tuple[int, ...], queries: Rectangles) -> dict[str, Sp
         "kdtree uniform": KdTree("uniform"),
         "htf": HTF(),
         "htf search": HTF("search"),
-        "htf as printed": HTF("search", margin=0.0, extra_levels=0),
+        "htf with its search": HTF("search", margin=0.0, extra_levels=0),
         "privlet": Privlet(),
         "e2epriv": E2EPriv(sizes, queries),
         "e2epriv relative": E2EPriv(sizes, queries, objective="relative"),

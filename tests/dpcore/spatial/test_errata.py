@@ -53,6 +53,59 @@ def test_a_sensitivity_that_follows_the_number_of_points_breaks_the_budget_and_a
     assert losses["public"] <= 1.0 < losses["follows |D|"]
 
 
+def test_without_a_cap_one_point_moves_a_relative_error_by_hundreds_and_with_it_by_its_sensitivity() -> None:
+    """[E], relative objective. Two cells in one block, 20 points in the queried one and 10⁶ beside it; ρ = 20.
+
+    The block answers 500 010 for 20, a relative error of 24 999.5; with a point more it is 1 190 lower. κ bounds it.
+    """
+    domain = Domain.unit_cells(2, 1)
+    changes = {}
+    for cap in (1e9, 4.0):
+        mechanism = E2EPriv(
+            (1,), Rectangles([0], [1], [0], [1]), "relative", rho=20.0, rho_share=0.0, cap=cap, expected_points=0
+        )
+        errors = [mechanism.errors(np.array([[d], [10**6]]), domain, 1.0, 0) for d in (20, 21)]
+        changes[cap] = abs(float(errors[0][0][0] - errors[1][0][0]))
+        assert changes[cap] <= errors[0][1]
+    assert changes[4.0] < 1 < 1_000 < changes[1e9]
+
+
+def test_with_a_sensitivity_per_size_the_error_chosen_exceeds_the_bound_and_with_one_for_all_it_does_not() -> None:
+    """[E], Theorem 7.11: an excess above 2Δ/ε₁·(ln|𝒢| + t) has probability at most exp(−t); exact probabilities.
+
+    It needs one Δ. Errors 100·Δ_r with Δ = 1 and 2 are equal once each is divided by its own: the worse size, 100 above
+    the better one, is chosen half the time, at any ε₁; the bound with the larger Δ says 0.02 at ε₁ = 1 and excess 17.
+    """
+    errors, own = np.array([100.0, 200.0]), np.array([1.0, 2.0])
+    weights = np.exp(-errors / own / 2)
+    excess, bound = 100.0, 2 * own.max() * (math.log(2) + 4)
+    assert excess > 5 * bound
+    assert weights[1] / weights.sum() == 0.5 > math.exp(-4)
+
+    rng = np.random.default_rng(3)
+    queries = Rectangles.of_cells(np.array([[0, 3, 0, 3], [2, 12, 5, 15], [0, 15, 0, 9]]))
+    mechanism = E2EPriv((1, 2, 4, 8, 16), queries, expected_points=500)
+    for _ in range(20):
+        counts = rng.poisson(rng.gamma(0.2, 10, (16, 16)))
+        measured, sensitivity = mechanism.errors(counts, Domain.unit_cells(16, 16), 1.0, 500)
+        costs = mechanism.costs(counts, Domain.unit_cells(16, 16), 1.0, 500)
+        chances = np.exp(-(costs - costs.min()) / (2 * mechanism.cost_sensitivity(1)))
+        chances /= chances.sum()
+        for t in (0.0, 1.0, 4.0):
+            beyond = measured - measured.min() > 2 * sensitivity * 1.001 * (math.log(5) + t)
+            assert chances[beyond].sum() <= math.exp(-t)
+
+
+def test_truncation_before_inference_biases_small_answers_and_leaving_it_out_does_not() -> None:
+    """[B], Algorithm 2 sets negative counts to 0 first. 40 × 40 empty cells, recorded noise of scale 9, 1 600 cells:
+    truncated, a cell answers 4.5 on average; as drawn, 0 within four standard errors.
+    """
+    cells = Noise(np.random.default_rng(4).bytes).discrete_laplace(9, 1, size=1_600)
+    error = math.sqrt(2) * 9 / 40
+    assert abs(cells.mean()) < 4 * error
+    assert np.maximum(cells, 0).mean() > 4.5 - 4 * error > 4 * error
+
+
 def test_the_noise_of_a_query_grows_with_the_root_of_its_cells() -> None:
     """[E] bounds it by λ‖α‖₁, loose by √cells. Recorded noise, 400 draws of 256 cells: the mean is near √(2·256)·λ·0.8."""
     edges = np.arange(17)
@@ -86,7 +139,7 @@ def test_a_path_spends_the_same_wherever_it_ends(height: int) -> None:
 
 
 def test_a_root_that_stops_at_once_spends_everything_and_divides_by_nothing() -> None:
-    """[H] divides the counts' budget by the heights below a leaf, which is 0 there."""
+    """[H] gives a leaf ε_remain, which is 0 where the levels above spent everything: a noise scale of 1/0."""
     for shape in ((1, 1), (1, 2), (2, 2)):
         counts = np.zeros(shape, dtype=np.int64)
         tree = HTF().tree(counts, Domain.unit_cells(*shape), 1_000_000, Noise(), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from dpcore.noise import Noise
 from dpcore.spatial._euler_program import Program
 from dpcore.spatial.domain import Domain
 from dpcore.spatial.euler import Euler, EulerHistogram
-from dpcore.spatial.euler_inference import infer, is_consistent, is_covert
+from dpcore.spatial.euler_inference import Inference, infer, is_consistent, is_covert
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.queries import QueryError, Rectangles
 from dpcore.spatial.regions import Footprints, Regions
@@ -92,7 +93,7 @@ def test_the_noise_has_the_scale_of_the_sensitivity() -> None:
     # n = 4 · 199² draws of scale 9/2: the mean absolute value has relative standard error 0.25 %, the standard deviation
     # 0.28 %. The bounds are eight and fourteen of them, α < 10⁻¹⁴; a sensitivity of 8 or 10 is 11 % off, power > 0.999.
     domain = grid(100, 100)
-    fits = [Euler(1.0, inference=False).fit(Regions.of_polygons([]), domain, 2 * MICRO, Noise()) for _ in range(4)]
+    fits = [Euler(1.0).fit(Regions.of_polygons([]), domain, 2 * MICRO, Noise()) for _ in range(4)]
     drawn = np.concatenate([released.components.ravel() for released in fits])
     assert np.abs(drawn).mean() == pytest.approx(mean_absolute(9 / 2), rel=0.02)
     assert np.abs(drawn).mean() != pytest.approx(mean_absolute(8 / 2), rel=0.02), "the planted sensitivity is caught"
@@ -219,19 +220,36 @@ def test_large_noisy_grids_are_inferred_covertly_whether_or_not_the_relaxation_i
         assert infer(noisy_array(seed, n=24, scale=20.0)).grade == "covert"
 
 
-def test_inference_lowers_the_error() -> None:
+def test_the_inference_that_is_asked_for_is_what_is_released_and_none_is_the_unbiased_draw() -> None:
+    """The same tape: what was drawn is released as it is by default, and beside the counts after any inference."""
+    domain, regions = grid(6, 6), Regions.of_polygons([[(2.5, 2.5)], [(4.5, 1.5)]])
+    released = {
+        inference: Euler(1.0, inference=inference).fit(regions, domain, MICRO, Noise(np.random.default_rng(5).bytes))
+        for inference in get_args(Inference)
+    }
+    drawn = Euler(1.0).fit(regions, domain, MICRO, Noise(np.random.default_rng(5).bytes))
+    assert (drawn.grade, drawn.drawn) == ("noisy", None)
+    assert (released["none"].components == drawn.components).all()
+    for inference, holds in (("consistent", is_consistent), ("covert", is_covert)):
+        assert released[inference].grade == inference
+        assert holds(released[inference].components)
+        assert (released[inference].drawn == drawn.components).all()
+    assert not is_covert(released["consistent"].components), "covertness is more than consistency"
+
+
+def test_inference_lowers_the_error_of_small_ranges_where_regions_are_dense() -> None:
     domain = grid(12, 12)
     rng = np.random.default_rng(2)
     regions = Regions.of_polygons(list(rng.normal(6, 2, (400, 1, 2)) + rng.normal(0, 0.2, (400, 5, 2))))
     true = histogram(Footprints.of(regions, domain, 1.0).total())
     boxes = every_rectangle(12, 12)
     error = {}
-    for inference in (True, False):
+    for inference in ("covert", "none"):
         # Recorded tapes: both kinds see the same noise, and the comparison is the same in every run.
         tapes = [Noise(np.random.default_rng(seed).bytes) for seed in range(8)]
         runs = [Euler(1.0, inference=inference).fit(regions, domain, MICRO, tape) for tape in tapes]
         error[inference] = np.mean([np.abs(run.answers(boxes) - true.answers(boxes)).mean() for run in runs])
-    assert error[True] < error[False]
+    assert error["covert"] < error["none"]
 
 
 def test_intervals_hold_without_inference() -> None:
@@ -240,7 +258,7 @@ def test_intervals_hold_without_inference() -> None:
     boxes = every_rectangle(12, 12)
     covered = []
     for _ in range(24):
-        run = Euler(1.0, inference=False).fit(Regions.of_polygons([]), domain, MICRO, Noise())
+        run = Euler(1.0).fit(Regions.of_polygons([]), domain, MICRO, Noise())
         intervals = run.intervals(boxes)
         assert intervals is not None
         covered.append(intervals.hold(np.zeros(len(boxes))).mean())
@@ -264,7 +282,7 @@ def epsilon_lower_bound(scale_factor: float, epsilon: float) -> float:
     diamonds = np.array([(-0.3, 0), (0.3, 0), (0, -0.3), (0, 0.3)])
     present = Regions.of_polygons(list(np.stack([x, y], axis=1)[:, None, :] + diamonds))
     hits = {}
-    euler = Euler(1.0, inference=False)
+    euler = Euler(1.0)
     for name, regions in (("present", present), ("absent", Regions.of_polygons([]))):
         hits[name] = 0
         for _ in range(3):
@@ -289,7 +307,7 @@ def test_the_audit_catches_half_the_noise() -> None:
 
 def test_a_release_comes_back_as_it_went() -> None:
     regions = Regions.of_polygons([[(0.5, 0.5), (2.5, 0.7), (1.5, 2.5)]])
-    released = Euler(1.0).fit(regions, grid(4, 3), MICRO, Noise())
+    released = Euler(1.0, inference="covert").fit(regions, grid(4, 3), MICRO, Noise())
     back = EulerHistogram.from_release(json.loads(json.dumps(released.to_release())))
     boxes = every_rectangle(4, 3)
     assert (back.answers(boxes) == released.answers(boxes)).all()
@@ -315,7 +333,7 @@ def test_an_empty_rectangle_is_zero_and_one_through_cells_is_refused() -> None:
 def test_forty_by_forty_with_ten_thousand_regions_is_covert() -> None:
     rng = np.random.default_rng(1)
     regions = Regions.of_polygons(list(rng.normal(20, 7, (10_000, 1, 2)) + rng.normal(0, 0.5, (10_000, 12, 2))))
-    released = Euler(2.0).fit(regions, grid(40, 40), MICRO, Noise())
+    released = Euler(2.0, inference="covert").fit(regions, grid(40, 40), MICRO, Noise())
     assert released.grade == "covert"
 
 
@@ -325,6 +343,7 @@ def test_forty_by_forty_with_ten_thousand_regions_is_covert() -> None:
         lambda: Euler(0.0),
         lambda: Euler(float("nan")),
         lambda: Euler(1.0, regions_per_user=0),
+        lambda: Euler(1.0, inference="truncated"),  # type: ignore[arg-type]
         lambda: Euler(1.0, relation="values"),  # type: ignore[arg-type]
         lambda: Euler(1.0).fit(Regions.of_polygons([]), grid(2, 2), 0, Noise()),
     ],
@@ -357,4 +376,5 @@ def test_a_document_that_is_no_euler_histogram_is_refused(document: dict[str, ob
 def test_a_grid_of_one_cell_or_one_row_works() -> None:
     for rows, columns in ((1, 1), (1, 4), (4, 1)):
         domain = Domain(0.0, 0.0, float(rows), float(columns), rows, columns)
-        assert Euler(1.0).fit(Regions.of_polygons([[(0.5, 0.5)]]), domain, MICRO, Noise()).grade == "covert"
+        euler = Euler(1.0, inference="covert")
+        assert euler.fit(Regions.of_polygons([[(0.5, 0.5)]]), domain, MICRO, Noise()).grade == "covert"

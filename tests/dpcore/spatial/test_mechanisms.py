@@ -230,6 +230,7 @@ def test_integer_split_costs_move_by_at_most_their_sensitivity(points: int) -> N
 
 @pytest.mark.parametrize(("epsilon", "height"), [(100_000, 15), (300_000, 16), (500_000, 17)])
 def test_floor_gives_the_reported_heights_where_rounding_does_not(epsilon: int, height: int) -> None:
+    """[H], Eq. 10 prints log₂(|D|ε/10) without rounding, and reports 15, 16 and 17 for ε = 0.1, 0.3 and 0.5."""
     assert height_of(3_500_000, epsilon, 1, 26) == height
     rounded = [round(math.log2(3_500_000 * e / 10)) for e in (0.1, 0.3, 0.5)]
     assert rounded != [15, 16, 17]

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import bench
-from bench import scaling, split_regret
+from bench import papers, scaling, split_regret
 from stream.cli import app
-from stream.cli.bench import BENCHMARKS
+from stream.cli.bench import BENCHMARKS, PARTS
 
 
 def hexveil_bench(*arguments: str) -> Result:
@@ -38,6 +38,21 @@ def test_every_benchmark_of_the_source_tree_is_named_and_has_the_one_shape() -> 
     assert {tuple(inspect.signature(run).parameters) for run in runs.values()} == {("quick",)}
     drawing = {name for name in runs if hasattr(modules[name], "plot")}
     assert drawing == {name for name, what in BENCHMARKS.items() if "--plot" in what}
+
+
+def test_every_part_of_the_papers_runs_alone_too() -> None:
+    modules = {name: import_module(f"bench.{name}") for name in PARTS}
+    assert {name.removeprefix("papers.") for name in PARTS} == set(papers.PARTS)
+    assert {tuple(inspect.signature(module.run).parameters) for module in modules.values()} == {("quick",)}
+    assert all(hasattr(module, "plot") for module in modules.values())
+
+
+def test_a_part_is_measured_and_drawn_by_its_dotted_name(tmp_path: Path) -> None:
+    result = hexveil_bench("papers.cdf", "--quick", "--json", "--plot", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert (figures["benchmark"], round(figures["best_branching"], 1)) == ("papers.cdf", 16.8)
+    assert [path.name for path in tmp_path.iterdir()] == ["papers-cdf.svg"]
 
 
 @pytest.mark.parametrize(("arguments", "variable"), [(["--quick"], ""), ([], "1")])

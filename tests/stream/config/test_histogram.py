@@ -11,12 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from dpcore.noise import Noise
+from dpcore.spatial import E2EPriv
 from stream.cli import app
 from stream.config import Config, ConfigError, load_config
 from stream.config.histogram import MAX_MESSAGE_BYTES, MECHANISMS
 from stream.local import REPO_ROOT
 from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.statistics.histograms.fixes import fixes_of, histogram_box
+from stream.statistics.histograms.histograms import draw_histograms, mechanism_of
+from stream.statistics.plan import decode_plan, encode_plan
 from tests.stream.statistics.test_histograms import planned
 from tests.support.builders import EVERY_MECHANISM, bus_config, located_rows, with_histograms
 from tests.support.releasing import build_messages
@@ -120,6 +123,55 @@ def test_whatever_is_accepted_can_be_drawn_in_the_bytes_that_were_foreseen(
             (message,) = [m for m in messages if m.topic == SPATIAL_HISTOGRAM]
             assert config.histogram is not None
             assert len(message.value) <= config.histogram.largest_message(name) + 1_000 < MAX_MESSAGE_BYTES + 1_000
+
+
+VARIED: dict[str, dict[str, Any]] = {
+    "e2epriv": {"size_share": 0.9, "rho": 5.0, "rho_share": 0.0, "tuning_areas": [0.01, 0.25, 1.0]},
+    "htf": {"split": "search", "rounds": 3, "max_height": 6, "stop_cells": 5, "stop_count": 100.0, "stop_share": 0.3},
+    "quadtree": {"budget": "uniform", "height": 3},
+    "kdtree": {"budget": "uniform", "max_height": 4},
+    "euler": {"rows": 4, "columns": 4, "inference": "consistent"},
+}
+"""Tables of mechanisms with what their papers vary."""
+
+
+@pytest.mark.parametrize("name", VARIED)
+def test_what_a_paper_varies_can_be_configured_and_reaches_the_mechanism(tmp_path: Path, name: str) -> None:
+    plain = {} if name != "euler" else {"histogram.euler": {"rows": 4, "columns": 4}}
+    plan, _, fixes = planned(with_histograms("values", tmp_path, [name], **plain), located_rows(1, 60, users=40))
+    varied = with_histograms("values", tmp_path, [name], **{f"histogram.{name}": VARIED[name]})
+    other, _, _ = planned(varied, located_rows(1, 60, users=40))
+    assert plan.histogram is not None
+    assert other.histogram is not None
+    assert decode_plan(encode_plan(other)).histogram == other.histogram
+    (drawn,) = draw_histograms(other, fixes, Noise())
+    assert drawn.mechanism == name
+    if name == "euler":
+        assert drawn.histogram.to_release()["structure"]["grade"] == "consistent"
+        return
+    mechanism, by_default = mechanism_of(name, other.histogram), mechanism_of(name, plan.histogram)
+    for key, value in VARIED[name].items():
+        if key != "tuning_areas":
+            assert getattr(mechanism, key) == value != getattr(by_default, key)
+    if isinstance(mechanism, E2EPriv):
+        assert len(set(mechanism.queries.areas().tolist())) == 3, "one size of squares per configured area"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "table", "says"),
+    [
+        ("ug", {"histogram.htf": {}}, "mechanisms lack 'htf'"),
+        ("htf", {"histogram.htf": {"split_share": 0.01}, "histogram.epsilon": 0.001}, "lower max_height"),
+        ("htf", {"histogram.htf": {"rounds": 11}}, "histogram.htf.rounds"),
+        ("e2epriv", {"histogram.e2epriv": {"tuning_areas": [0.0]}}, "tuning_areas"),
+        ("quadtree", {"histogram.quadtree": {"budget": "square"}}, "histogram.quadtree.budget"),
+    ],
+)
+def test_a_parameter_that_a_draw_could_fail_on_is_refused_before_anybody_is_charged(
+    tmp_path: Path, mechanism: str, table: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        with_histograms("values", tmp_path, [mechanism], **table)
 
 
 def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""Measures [T]'s comparison of mechanisms for a whole distribution: error of a prefix count, before and after consistency.
+
+One user's value moves from one bin to another, so Δ = 2 for the counts of a level. Figures are root mean square errors of the
+K prefix counts in units of Δ/ε. Those before consistency are exact; those after it are means over ``draws``, with the total
+known, as under relation "values".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.progress import shown
+from dpcore.level_tree import MAX_BRANCHING, MAX_PADDING_PERCENT, LevelTree, choose_tree, consistent_leaves
+
+WIDEST = 64
+"""Largest branching that the search without our cap tries."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    bins: tuple[int, ...]
+    draws: int
+
+
+FULL = Sizes(bins=(16, 32, 64, 128, 256, 289, 512, 1024, 2048, 4096), draws=200)
+QUICK = Sizes(bins=(16, 256), draws=20)
+
+
+def equal_shares(tree: LevelTree) -> np.ndarray:
+    """The same ε for every level."""
+    return np.full(tree.height, 1 / tree.height)
+
+
+def before(tree: LevelTree, shares: np.ndarray) -> float:
+    """Root mean square error of a prefix count as drawn, in Δ/ε."""
+    total = sum(digits / share**2 for digits, share in zip(tree.digit_sums(), shares, strict=True))
+    return math.sqrt(2 * total / tree.bins)
+
+
+def after(tree: LevelTree, shares: np.ndarray, draws: int) -> float:
+    """The same after weighted least squares with a known total, over ``draws``."""
+    rng, levels = np.random.default_rng(tree.bins), []
+    for nodes, real, share in zip(
+        tree.levels(np.zeros((1, tree.bins), np.int64)), tree.real_nodes(), shares, strict=True
+    ):
+        level = np.zeros((draws, nodes.shape[1]))
+        level[:, :real] = rng.laplace(0, 1 / share, (draws, real))
+        levels.append(level)
+    variances = np.tile(2 / shares**2, (draws, 1))
+    leaves = consistent_leaves(tree, np.zeros(draws), np.zeros(draws), levels, variances)
+    prefixes = np.cumsum(leaves, axis=1)[:, :-1]
+    return math.sqrt(float(np.square(prefixes).sum(axis=1).mean()) / tree.bins)
+
+
+def interval_queries(bins: int) -> float:
+    """Every prefix count is a query of its own: one value moves up to K − 1 of them by 1, which is Δ/2 each."""
+    return math.sqrt(2) * (bins - 1) / 2
+
+
+def trees(bins: int) -> Iterator[LevelTree]:
+    """Trees of two to four levels with branching up to :data:`WIDEST` and at most 8 % padding; the last level fills up."""
+    most = bins * (100 + MAX_PADDING_PERCENT) // 100
+    stack: list[tuple[int, ...]] = [(n,) for n in range(2, WIDEST + 1)]
+    while stack:
+        factors = stack.pop()
+        last = -(-bins // math.prod(factors))
+        if 2 <= last <= WIDEST and math.prod(factors) * last <= most:
+            yield LevelTree(bins, (*factors, last))
+        if len(factors) < 3 and last > 4:
+            stack += [(*factors, n) for n in range(2, min(factors[-1], last) + 1)]
+
+
+def compared(bins: int, draws: int) -> dict[str, Any]:
+    """Mechanism → its factors and its errors before and after consistency, at ``bins``."""
+    histogram = LevelTree(bins, (bins,))
+    binary = LevelTree(bins, (2,) * (bins - 1).bit_length())
+    uniform = min(trees(bins), key=lambda tree: before(tree, equal_shares(tree)))
+    optimal = min(trees(bins), key=lambda tree: before(tree, tree.shares()))
+    ours = choose_tree(bins)
+    chosen = {
+        "histogram": (histogram, equal_shares(histogram)),
+        "binary tree": (binary, equal_shares(binary)),
+        "level-uniform tree, equal ε": (uniform, equal_shares(uniform)),
+        "level-uniform tree, best ε": (optimal, optimal.shares()),
+        f"ours (at most {MAX_BRANCHING})": (ours, ours.shares()),
+    }
+    rows: dict[str, Any] = {
+        name: {
+            "factors": list(tree.factors),
+            "before": round(before(tree, shares), 2),
+            "after": round(after(tree, shares, draws), 2),
+        }
+        for name, (tree, shares) in chosen.items()
+    }
+    return rows | {"interval queries": {"before": round(interval_queries(bins), 2)}}
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """``bins``: K → mechanism → errors; ``best_branching``: the n that minimises (n − 1)/ln³n."""
+    sizes = QUICK if quick else FULL
+    branching = np.linspace(2, 64, 62_001)
+    best = float(branching[np.argmin((branching - 1) / np.log(branching) ** 3)])
+    by_bins = {bins: compared(bins, sizes.draws) for bins in shown(sizes.bins, "distributions")}
+    return {"best_branching": round(best, 2), "bins": by_bins}
+
+
+def plot(figures: dict[str, Any], folder: Path) -> None:
+    """``papers-cdf.svg``: error of a prefix count against K, before and after consistency."""
+    from matplotlib.figure import Figure
+
+    table = figures["bins"]
+    sheet = Figure(figsize=(10, 4), layout="constrained")
+    for axes, when in zip(sheet.subplots(1, 2, sharey=True), ("before", "after"), strict=True):
+        for name in next(iter(table.values())):
+            rows = {int(bins): row[name][when] for bins, row in table.items() if when in row[name]}
+            if rows:
+                axes.plot(list(rows), list(rows.values()), marker="o", label=name)
+        axes.set(xscale="log", yscale="log", xlabel="bins K", title=f"{when} consistency")
+    sheet.axes[0].set_ylabel("error of a prefix count, Δ/ε")
+    sheet.axes[0].legend(fontsize=8)
+    sheet.savefig(folder / "papers-cdf.svg")

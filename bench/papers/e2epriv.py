@@ -1,0 +1,125 @@
+"""Measures what [E] reports of E2EPriv: median relative error of square queries, without a least divisor.
+
+[E], Figs. 5, 10 and 11. Its sets are not published: ours are thinned from a public grid, or generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.papers.questions import Questions, squares
+from bench.papers.sets import Grid, population, thinned
+from bench.progress import shown
+from bench.recordings import absent
+from bench.spatial import Fit, path_of, private, recorded, tuning_queries
+from dpcore.noise import Noise
+from dpcore.spatial import Auto, E2EPriv, SparseHierarchy, UniformGrid
+from dpcore.spatial.not_private import best_non_private, leaky
+
+STROKE = path_of("Stroke")
+AREAS = (0.01, 0.04, 0.09, 0.16, 0.25, 0.64)
+"""Shares of the whole area that [E] queries."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """``places``: queries per share of the area; ``repeats`` of each mechanism; ``side`` of the made-up grids."""
+
+    places: int
+    repeats: int
+    epsilons: tuple[str, ...]
+    shares: tuple[float, ...]
+    side: int
+    points: tuple[int, int]
+
+
+FULL = Sizes(
+    places=100,
+    repeats=8,
+    epsilons=("0.2", "0.6", "1.0"),
+    shares=(0.2, 0.25, 0.5, 0.75),
+    side=1024,
+    points=(869_976, 6_442_841),
+)
+QUICK = Sizes(
+    places=20,
+    repeats=2,
+    epsilons=("1.0",),
+    shares=(0.2, 0.5),
+    side=64,
+    points=(20_000, 60_000),
+)
+
+
+def end_to_end(sizes: Sequence[int], side: int, shares: Sequence[float]) -> dict[str, Fit]:
+    """[E]'s mechanism by the share of ε that chooses the size, its baselines, and ours."""
+    queries = tuning_queries(side)
+    base = E2EPriv(tuple(sizes), queries)
+    return {
+        **{f"e2epriv {share:.0%}": private(E2EPriv(tuple(sizes), queries, size_share=share)) for share in shares},
+        "e2epriv relative": private(E2EPriv(tuple(sizes), queries, objective="relative")),
+        "heuristic (UG)": private(UniformGrid()),
+        "NOT-PRIVATE leaky": lambda counts, domain, micro: leaky(base, counts, domain, micro, Noise()).answers,
+        "NOT-PRIVATE best": lambda counts, domain, micro: best_non_private(base, counts, domain).answers,
+        "auto": private(Auto()),
+        "sparse": private(SparseHierarchy(goal="relative")),
+    }
+
+
+def measured(sizes: Sizes) -> dict[str, Any]:
+    """Set → ε → mechanism → median relative error in % per share of the area ([E], Figs. 5, 10 and 11)."""
+    medium, large = sizes.points
+    sets: dict[str, tuple[Grid, Sequence[int]]] = {
+        f"population-like, {medium} points": (population(medium, sizes.side, 1), _between(sizes.side, 200, 400)),
+        f"concentrated, {large} points": (
+            population(large, sizes.side, 2, towns=80, concentration=1.6),
+            _between(sizes.side, 300, 800),
+        ),
+    }
+    if not absent(STROKE):
+        sets = {"Stroke, 8938 points": (thinned(recorded(("Stroke",))["Stroke"], 8938, 3), range(30, 81, 10))} | sets
+    figures: dict[str, Any] = {}
+    for name, (counts, candidates) in sets.items():
+        side = len(counts)
+        questions = Questions.of(counts, [squares(side, share, sizes.places, 10 + k) for k, share in enumerate(AREAS)])
+        figures[name] = {epsilon: {} for epsilon in sizes.epsilons}
+        for epsilon in sizes.epsilons:
+            for label, fit in shown(end_to_end(candidates, side, sizes.shares).items(), f"{name}, ε = {epsilon}"):
+                draws = [questions.relative_errors(fit, epsilon) for _ in range(sizes.repeats)]
+                of_areas = [np.concatenate(errors) for errors in zip(*draws, strict=True)]
+                figures[name][epsilon][label] = [round(100 * float(np.median(errors)), 2) for errors in of_areas]
+    return figures
+
+
+def _between(side: int, low: int, high: int) -> list[int]:
+    """Five grid sizes from ``low`` to ``high`` on 1024 cells a side, fewer on smaller grids."""
+    return sorted({max(1, round(size * side / 1024)) for size in np.linspace(low, high, 5)})
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Set → ε → mechanism → errors, and which recording is absent."""
+    figures = {"sets": measured(QUICK if quick else FULL)}
+    return figures | ({"without": missing} if (missing := absent(STROKE)) else {})
+
+
+def plot(figures: dict[str, Any], folder: Path) -> None:
+    """``papers-e2epriv.svg``: error by query size, a panel per set at the largest ε."""
+    from matplotlib.figure import Figure
+
+    sets = figures["sets"]
+    sheet = Figure(figsize=(4.2 * len(sets), 3.8), layout="constrained")
+    panels = sheet.subplots(1, len(sets), squeeze=False)[0]
+    for axes, (title, by_epsilon) in zip(panels, sets.items(), strict=True):
+        epsilon = max(by_epsilon, key=float)
+        for label, errors in by_epsilon[epsilon].items():
+            axes.plot(range(len(AREAS)), errors, marker="o", markersize=3, label=label)
+        axes.set(title=f"{title}\nε = {epsilon}", yscale="log", xticks=range(len(AREAS)), xlabel="area of a query")
+        axes.set_xticklabels([f"{share:.0%}" for share in AREAS])
+    panels[0].set_ylabel("median relative error, %")
+    panels[-1].legend(fontsize=7)
+    sheet.savefig(folder / "papers-e2epriv.svg")

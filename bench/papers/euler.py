@@ -1,0 +1,178 @@
+"""Measures what [B] reports of Euler histograms: errors of range counts by inference, violated constraints and distances.
+
+[B], Figs. 7 to 14, in a reduced form: taxis in a box of 20 km with cells of 0.66, 1 and 2 km and B = 2 km (T-Drive), cabs on
+4 × 4 cells of 0.8 km, and generated regions, many in the middle or few over the whole box. [B] sets negative counts to 0
+before inference; we infer from the draws, and by default do not infer. Errors are in percent of all regions.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.progress import shown
+from bench.recordings import absent, recordings
+from bench.spatial import synthetic_regions
+from dpcore.budget import to_micro
+from dpcore.noise import Noise
+from dpcore.spatial import Domain, Rectangles
+from dpcore.spatial.domain import IntGrid
+from dpcore.spatial.euler import Euler, EulerHistogram
+from dpcore.spatial.euler_inference import Inference, infer
+from dpcore.spatial.regions import Footprints, Regions, extract_regions
+
+TAXIS = "tdrive/tdrive-600.csv.gz"
+CENTRE = 39.9087, 116.3975
+"""Middle of the box, latitude and longitude: Tiananmen."""
+METRES = 111_195.0
+"""Of a degree of latitude."""
+BOX, DIAMETER = 20_000.0, 2_000.0
+"""Side of the taxis' box, and the bound B of their regions, in metres."""
+WAYS = ("none", "truncated", "consistent", "covert", "truncated, then covert")
+SHAPES = ("1 %", "4 %", "25 %", "strips of 25 %", "100 %")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    sides: tuple[int, ...]
+    epsilons: tuple[str, ...]
+    repeats: int
+    queries: int
+    crowd: int
+
+
+FULL = Sizes(sides=(10, 20, 30), epsilons=("0.1", "1.0"), repeats=4, queries=60, crowd=10_000)
+QUICK = Sizes(sides=(10,), epsilons=("1.0",), repeats=1, queries=10, crowd=500)
+
+
+@dataclass(frozen=True)
+class Users:
+    """Regions in the box of ``domain``, of diameter at most ``diameter``."""
+
+    regions: Regions
+    domain: Domain
+    diameter: float
+
+
+def taxis() -> Regions:
+    """One region per taxi in metres from the box's corner: the 64 fixes nearest to where it mostly was; fixes outside are left out."""
+    with gzip.open(recordings() / TAXIS, "rb") as packed, io.TextIOWrapper(packed, "utf-8", newline="") as text:
+        rows = csv.reader(text)
+        next(rows)
+        fixes = np.array([(row[0], row[2], row[3]) for row in rows], dtype=np.float64)
+    x = (fixes[:, 1] - CENTRE[0]) * METRES + BOX / 2
+    y = (fixes[:, 2] - CENTRE[1]) * METRES * np.cos(np.radians(CENTRE[0])) + BOX / 2
+    inside = (x >= 0) & (x < BOX) & (y >= 0) & (y < BOX)
+    user = fixes[inside, 0].astype(np.int64)
+    return extract_regions(user, x[inside], y[inside], nearest=64, bandwidth=300.0)
+
+
+def generated(number: int, side: int, *, even: bool, seed: int = 3) -> Regions:
+    """``number`` regions about a cell wide on side × side unit cells, over the whole box or around its middle."""
+    if not even:
+        return synthetic_regions(number, side, seed)
+    rng = np.random.default_rng(seed)
+    corners = rng.uniform(0.5, side - 0.5, (number, 1, 2)) + rng.uniform(-0.5, 0.5, (number, 12, 2))
+    return Regions(np.arange(number + 1) * 12, corners[..., 0].ravel(), corners[..., 1].ravel(), np.arange(number))
+
+
+def users(sizes: Sizes) -> dict[str, Users]:
+    """The sets by name."""
+    crowd = generated(sizes.crowd, 20, even=False)
+    sets = {
+        f"{sizes.crowd} in the middle, 20 × 20": Users(crowd, Domain.unit_cells(20, 20), 2.0),
+        "182 evenly, 20 × 20": Users(generated(182, 20, even=True), Domain.unit_cells(20, 20), 2.0),
+        "500 cabs, 4 × 4": Users(generated(500, 4, even=True), Domain.unit_cells(4, 4), 1.0),
+    }
+    if not absent(TAXIS):
+        regions = taxis()
+        for side in sizes.sides:
+            name = f"{len(regions)} taxis, cells of {BOX / side / 1000:.2g} km"
+            sets[name] = Users(regions, Domain(0.0, 0.0, BOX, BOX, side, side), DIAMETER)
+    return sets
+
+
+def ranges(domain: Domain, queries: int, seed: int = 5) -> dict[str, Rectangles]:
+    """Ranges of whole cells by shape, in cells."""
+    rng, side = np.random.default_rng(seed), domain.rows
+
+    def placed(rows: int, columns: int) -> Rectangles:
+        x, y = (rng.integers(0, side - length + 1, queries).astype(np.float64) for length in (rows, columns))
+        return Rectangles(x, x + rows, y, y + columns)
+
+    made = {f"{share:.0%}".replace("%", " %"): max(1, round(side * share**0.5)) for share in (0.01, 0.04, 0.25)}
+    squares = {name: placed(length, length) for name, length in made.items()}
+    whole = Rectangles.of_cells(np.array([[0, side - 1, 0, side - 1]]))
+    return squares | {"strips of 25 %": placed(max(1, side // 4), side), "100 %": whole}
+
+
+def inferred(noisy: IntGrid, way: str) -> IntGrid:
+    """Components as released ``way``."""
+    if way.startswith("truncated"):
+        positive = np.maximum(noisy, 0)
+        return infer(positive).components if "covert" in way else positive
+    inference: Inference = "covert" if way == "covert" else "consistent" if way == "consistent" else "none"
+    return infer(noisy, inference).components
+
+
+def violated(h: npt.NDArray[np.int64]) -> float:
+    """Percent of edges and vertices above one of the two components beside them: C1 and C2."""
+    above = [across[1::2] > np.minimum(across[:-1:2], across[2::2]) for across in (h, h.T)]
+    return 100 * float(np.concatenate([each.ravel() for each in above]).mean())
+
+
+def measured(given: Users, epsilon: str, sizes: Sizes) -> dict[str, dict[str, float]]:
+    """Way → shape → mean absolute error in percent of all regions; beside them violations, L1 distance and seconds."""
+    domain, cells = given.domain, Domain.unit_cells(*given.domain.shape)
+    truth = EulerHistogram(cells, Footprints.of(given.regions, domain, given.diameter).total(), 0.0, "covert")
+    queries = ranges(domain, sizes.queries)
+    rows: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    for _ in range(sizes.repeats):
+        drawn = Euler(given.diameter).fit(given.regions, domain, to_micro(epsilon, round_up=False), Noise()).components
+        for way in WAYS:
+            start = time.process_time()
+            components = inferred(drawn, way)
+            row = {"seconds": time.process_time() - start, "violated": violated(components)}
+            row["distance"] = float(np.abs(components - drawn).sum())
+            release = EulerHistogram(cells, components, 0.0, "noisy")
+            for shape, query in queries.items():
+                off = np.abs(release.answers(query) - truth.answers(query))
+                row[shape] = 100 * float(off.mean()) / len(given.regions)
+            rows[way].append(row)
+    return {way: {key: round(float(np.mean([row[key] for row in of])), 3) for key in of[0]} for way, of in rows.items()}
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """``sets``: set → ε → way → figures."""
+    sizes = QUICK if quick else FULL
+    figures = {
+        name: {epsilon: measured(given, epsilon, sizes) for epsilon in sizes.epsilons}
+        for name, given in shown(users(sizes).items(), "regions")
+    }
+    without = absent(TAXIS)
+    return {"sets": figures} | ({"without": without} if without else {})
+
+
+def plot(figures: dict[str, Any], folder: Path) -> None:
+    """``papers-euler.svg``: error by shape of a range, a panel per set, at the largest ε."""
+    from matplotlib.figure import Figure
+
+    sets = figures["sets"]
+    sheet = Figure(figsize=(4.2 * len(sets), 4.2), layout="constrained")
+    for axes, (name, by_epsilon) in zip(sheet.subplots(1, len(sets), squeeze=False)[0], sets.items(), strict=True):
+        epsilon = max(by_epsilon, key=float)
+        for way, row in by_epsilon[epsilon].items():
+            axes.plot(range(len(SHAPES)), [row[shape] for shape in SHAPES], marker="o", markersize=3, label=way)
+        axes.set(title=f"{name}\nε = {epsilon}", yscale="log", xticks=range(len(SHAPES)))
+        axes.set_xticklabels(SHAPES, rotation=30)
+    sheet.axes[0].set_ylabel("error, % of all regions")
+    sheet.axes[0].legend(fontsize=7)
+    sheet.savefig(folder / "papers-euler.svg")
