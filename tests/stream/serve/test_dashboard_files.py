@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.local import REPO_ROOT
 from stream.serve.api import make_app
-from stream.serve.limits import LIMITS
 from stream.serve.static_files import BasemapError, check_basemap, read_assets
 from tests.support.builders import bus_config
 
@@ -113,13 +112,6 @@ async def test_the_page_has_no_inline_script_and_names_no_other_host() -> None:
     assert "<script>" not in page
     assert "style=" not in page
     assert "http" not in page
-
-
-def test_every_limit_that_readers_see_is_among_the_known_limits() -> None:
-    text = (REPO_ROOT / "docs" / "known-limits.md").read_text().replace("\n  ", " ").casefold()
-    for limit in LIMITS:
-        words = str(limit["title"]).rstrip(".").casefold()
-        assert words in text, words
 
 
 async def test_a_basemap_is_served_by_byte_ranges(tmp_path: Path) -> None:

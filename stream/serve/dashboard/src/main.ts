@@ -14,9 +14,10 @@ import { Drawing, areaCard } from './measure';
 import { parsePlace, placeText } from './place';
 import { setUpShortcuts } from './shortcuts';
 import { Table } from './table';
+import { fillPage, say, type Values } from './texts';
 import { setUpTheme } from './theme';
 import { freshness, setUpTimeline, showBadge, showTimeline } from './timeline';
-import { when } from './times';
+import { clock, day, when } from './times';
 import type { Box, WindowCells, WindowSummary } from './types';
 import { View } from './view';
 
@@ -27,6 +28,7 @@ const DOWNLOADS = [
   ['geojson', 'GeoJSON'],
 ] as const;
 
+fillPage();
 const root = document.documentElement;
 const view = new View();
 const place = parsePlace(location.hash);
@@ -34,6 +36,7 @@ if (place.statistic) view.statistic = place.statistic;
 if (place.values) view.kind = place.values;
 view.chosenScheme = place.colours ?? null;
 view.selected = place.cell ?? null;
+view.box = place.cell ? null : (place.area ?? null);
 view.live = !place.window;
 
 let map: HexagonMap;
@@ -82,6 +85,7 @@ async function start(): Promise<void> {
     },
     press: (button) => byId(button).click(),
   });
+  byId('newest').addEventListener('click', () => live(true));
   byId('details-close').addEventListener('click', () => closeDetails());
   byId('box-button').addEventListener('click', () => (drawing.active ? drawing.end(null) : drawArea()));
   document.addEventListener('click', (event) => closeMenu(event.target as Node));
@@ -89,6 +93,7 @@ async function start(): Promise<void> {
     if (event.key === 'Escape') closeMenu(document.body);
   });
   addEventListener('hashchange', () => location.reload());
+  if (view.box) setBox(view.box);
   await refresh();
   const known = Math.max(0, ...view.windows.map((window) => window.event_id ?? 0));
   api.follow(view.feed, known, onWindow, onLink);
@@ -97,10 +102,11 @@ async function start(): Promise<void> {
 
 /** Ask for the windows there are, and show the one asked for or the newest. */
 async function refresh(): Promise<void> {
-  await api.caughtUp(() => showBadge({ state: 'waiting', text: 'The server is reading past windows' }));
+  await api.caughtUp(() => showBadge({ state: 'waiting', text: say('badge.reading') }));
   view.windows = (await api.windows(view.feed)).filter((window) => window.complete).reverse();
   const asked = view.window?.window.start ?? place.window;
   const wanted = view.live ? undefined : view.windows.find((window) => window.window.start === asked);
+  if (!view.live && !wanted && asked && view.windows.length) return showGone(asked);
   view.live = !wanted;
   await show(wanted ?? view.windows.at(-1));
 }
@@ -134,9 +140,8 @@ const load = (window: WindowSummary): Promise<WindowCells> => {
 
 async function show(window: WindowSummary | undefined): Promise<void> {
   const mine = (turn += 1);
-  byId('empty').hidden = Boolean(window);
   if (!window) {
-    byId('empty-text').textContent = 'Windows appear here by themselves as they are released. The first comes when its timeslot has ended and late events had their time.';
+    showCard('empty');
     return tell(ready);
   }
   byId('notice').hidden = true;
@@ -146,9 +151,28 @@ async function show(window: WindowSummary | undefined): Promise<void> {
   if (mine !== turn) return;
   performance.measure('hexveil:fetch', 'asked');
   view.setWindow(cells, usual.earlier_windows, usual.cells);
+  if (cells.marker?.withheld) showCard('withheld');
+  else byId('empty').hidden = true;
   if (!placed) fit();
   await paint();
   performance.measure('hexveil:update', 'asked');
+}
+
+/** The card in the middle of the map: why there is nothing on it. */
+function showCard(subject: 'empty' | 'gone' | 'withheld', values: Values = {}): void {
+  byId('empty').hidden = false;
+  byId('empty-title').textContent = say(`${subject}.title`);
+  byId('empty-text').textContent = say(`${subject}.text`, values);
+  byId('newest').hidden = subject !== 'gone';
+}
+
+/** The window that the address names is not kept: say so, and show no other in its place. */
+async function showGone(start: string): Promise<void> {
+  turn += 1;
+  view.clear();
+  const at = (time: string) => `${day(time, view.zone)}, ${clock(time, view.zone)} (${view.zone})`;
+  showCard('gone', { window: at(start), first: at(view.windows[0]!.window.start), last: at(view.windows.at(-1)!.window.end) });
+  await paint();
 }
 
 function fit(): void {
@@ -236,8 +260,9 @@ function measure(box: Box): void {
   if (drawing.active) drawing.end(null);
   view.selected = null;
   setBox(box);
+  writePlace();
   showDetails();
-  byId('status').textContent = byId('area-mean')?.textContent ?? 'No published cell has its centre in the area.';
+  byId('status').textContent = byId('area-mean')?.firstChild?.textContent ?? say('area.nothing');
 }
 
 function showArea(): void {
@@ -293,7 +318,7 @@ function closeMenu(target: Node): void {
 function announce(): void {
   if (!view.window) return;
   const published = [...view.cells.values()].filter((cell) => cell.status === 'published').length;
-  byId('status').textContent = `${when(view.window.window, view.zone)}: ${view.cells.size} cells, ${published} published.`;
+  byId('status').textContent = say('status.window', { window: when(view.window.window, view.zone), cells: view.cells.size, published });
 }
 
 function tell(then?: () => void): void {
@@ -312,6 +337,7 @@ function writePlace(): void {
     colours: view.chosenScheme ?? undefined,
     values: view.kind === 'raw' ? 'raw' : undefined,
     cell: view.selected ?? undefined,
+    area: view.box ?? undefined,
   });
   history.replaceState(null, '', text);
 }
@@ -320,13 +346,13 @@ function writePlace(): void {
 function fail(error: unknown): void {
   const notice = byId('notice');
   notice.hidden = false;
-  notice.textContent = `This window could not be read: ${error instanceof api.ApiError ? error.message : 'the server does not answer'}.`;
+  notice.textContent = say('failed.window', { reason: error instanceof api.ApiError ? error.message : say('failed.server') });
   showTimeline(view);
 }
 
 start().catch((error: unknown) => {
   byId('empty').hidden = false;
-  byId('empty').querySelector('h2')!.textContent = 'The server does not answer';
-  byId('empty-text').textContent = `${error instanceof Error ? error.message : String(error)}. Reload the page to try again.`;
+  byId('empty-title').textContent = say('failed.title');
+  byId('empty-text').textContent = say('failed.text', { reason: error instanceof Error ? error.message : String(error) });
   root.dataset.ready = 'failed';
 });

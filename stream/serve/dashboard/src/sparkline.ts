@@ -3,6 +3,7 @@
 import uPlot from 'uplot';
 import { make } from './dom';
 import { shown, speed, type Kind, type Shown, type Statistic } from './statistics';
+import { say } from './texts';
 import { clock, day, known as knownZone, weekday } from './times';
 import type { Hexagon } from './types';
 
@@ -81,9 +82,15 @@ export function sparkline(
 }
 
 function describe(past: Hexagon[], known: Shown[], zone: string): string {
-  if (known.length < 2) return 'No past releases of this statistic to plot yet.';
+  if (known.length < 2) return say('cell.few');
   const lowest = known.reduce((a, b) => (b.value < a.value ? b : a));
   const highest = known.reduce((a, b) => (b.value > a.value ? b : a));
   const since = past[0]!.window.start;
-  return `${known.length} windows since ${day(since, zone)} ${clock(since, zone)}: ${speed(lowest.value, lowest)} to ${speed(highest.value, highest)} km/h; the band is the 95 % interval.`;
+  return say('cell.plot', {
+    count: known.length,
+    since: `${day(since, zone)}, ${clock(since, zone)}`,
+    low: speed(lowest.value, lowest),
+    high: speed(highest.value, highest),
+    unit: 'km/h',
+  });
 }

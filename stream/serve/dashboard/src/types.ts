@@ -41,6 +41,9 @@ export interface Marker {
   feed: string;
   relation: 'values' | 'participation';
   epsilon: number;
+  /** ε of all spatial histograms together, which is spent besides; absent where there are none. */
+  histogram_epsilon?: number;
+  withheld?: boolean;
   budget: number;
   accounting?: 'zcdp';
   rho?: number;
@@ -87,10 +90,10 @@ export interface Usual {
   cells: UsualCell[];
 }
 
+/** A limit of the promise; `name` names its text in every language. */
 export interface Limit {
+  name: string;
   relation: Marker['relation'] | null;
-  title: string;
-  text: string;
 }
 
 export interface Settings {

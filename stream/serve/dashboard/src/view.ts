@@ -15,7 +15,7 @@ import {
   type Shown,
   type Statistic,
 } from './statistics';
-import type { Box, Hexagon, Limit, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
+import type { Box, Hexagon, Limit, Marker, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
 import type { Look } from './map';
 
 export interface Reading {
@@ -52,8 +52,20 @@ export class View {
     if (!this.available(this.statistic)) this.statistic = this.statistics()[0] ?? 'mean';
   }
 
+  /** Show no window: the one that was asked for is not kept. */
+  clear(): void {
+    this.window = null;
+    this.cells.clear();
+    this.usual.clear();
+  }
+
+  get relation(): Marker['relation'] {
+    return this.window?.marker?.relation ?? 'values';
+  }
+
+  /** The feed's zone, by the window on display or the newest. */
   get zone(): string {
-    return this.window?.marker?.period.timezone ?? 'UTC';
+    return (this.window ?? this.windows.at(-1))?.marker?.period.timezone ?? 'UTC';
   }
 
   get upper(): number {
@@ -65,7 +77,7 @@ export class View {
   }
 
   available(statistic: Statistic): boolean {
-    return this.window?.marker?.statistics.includes(STATISTICS[statistic].from) ?? false;
+    return this.window?.marker?.statistics.includes(STATISTICS[statistic]) ?? false;
   }
 
   statistics(): Statistic[] {
@@ -74,8 +86,18 @@ export class View {
 
   /** Whether the window holds modelled values of the statistic. */
   get modelled(): boolean {
-    const name = STATISTICS[this.statistic].from;
+    const name = STATISTICS[this.statistic];
     return this.window?.hexagons.some((hexagon) => hexagon.post_processed?.[name]) ?? false;
+  }
+
+  /** What the map shows of the chosen kind. */
+  get shownKind(): Kind {
+    return this.modelled ? this.kind : 'raw';
+  }
+
+  /** Mechanisms of the window's spatial histograms. */
+  get histograms(): string[] {
+    return this.window?.histograms ?? [];
   }
 
   get comparable(): boolean {

@@ -4,7 +4,7 @@ import { counted, together } from '../src/area';
 import { cellAt, shapeOf } from '../src/hexagons';
 import { parsePlace, placeText } from '../src/place';
 import { absoluteBreaks, classify, comparison, countText, opacity, RELATIVE_BREAKS, sentence, shown, usualOf } from '../src/statistics';
-import { hours, span, when } from '../src/times';
+import { ago, hours, span, when } from '../src/times';
 import type { Estimate, Hexagon } from '../src/types';
 
 const WINDOW = { start: '2017-03-21T12:00:00Z', end: '2017-03-21T13:00:00Z' };
@@ -76,13 +76,18 @@ test('an area adds independent noise, of Laplace or of Gauss', () => {
 test('an address shows the same place again, and nothing hostile comes out of one', () => {
   const place = { at: { zoom: 10.5, lat: 30.25, lng: -97.75 }, window: WINDOW.start, statistic: 'p85' as const, cell: '87489e342ffffff' };
   assert.deepEqual(parsePlace(placeText(place)), place);
-  assert.deepEqual(parsePlace('#at=99/1/1&window=<b>&cell=../../x&statistic=constructor&colours=1'), {});
+  const { cell: _, ...rest } = place;
+  const withArea = { ...rest, area: [-97.81234, 30.2, -97.7, 30.3] as [number, number, number, number] };
+  assert.deepEqual(parsePlace(placeText(withArea)), withArea);
+  assert.deepEqual(parsePlace('#at=99/1/1&window=<b>&cell=../../x&area=1,2,3&statistic=constructor&colours=1'), {});
 });
 
 test('times are said in the feed’s zone, or in UTC where no such zone is known', () => {
   assert.equal(when(WINDOW, 'America/Chicago'), 'Tue, 21 Mar 2017, 07:00–08:00');
   assert.equal(hours(WINDOW, '<b>nowhere</b>'), '12:00–13:00');
-  assert.deepEqual([20, 90 * 60, 3 * 86_400].map((seconds) => span(seconds * 1000)), ['less than a minute', '2 h', '3 days']);
+  const said = (tell: (milliseconds: number) => string) => [20, 90 * 60, 3 * 86_400, 30 * 86_400, 264 * 86_400, 3400 * 86_400].map((seconds) => tell(seconds * 1000));
+  assert.deepEqual(said(span), ['less than a minute', '2 hours', '3 days', '4 weeks', '9 months', '9 years']);
+  assert.deepEqual(said(ago), ['less than a minute ago', '2 hours ago', '3 days ago', '4 weeks ago', '9 months ago', '9 years ago']);
 });
 
 test('a cell is found at its centre, the finer before the coarser', () => {
@@ -102,8 +107,8 @@ test('a cell without the finer cells that are published apart keeps a hole', () 
 
 test('a range count says what was counted and holds its number, or says that it has no interval', () => {
   const one = { value: 0, interval: [0, 14] as [number, number], mechanism: 'auto', fixes_per_user: 1 };
-  assert.equal(counted(one), 'Users in the box, each where they were last, by the spatial histogram (auto): 0, 95 % interval 0–14.');
-  assert.match(counted({ ...one, fixes_per_user: 3 }), /^Fixes in the box, at most 3 of one user, by/);
+  assert.equal(counted(one), 'Users whose last position was in the box, by the spatial histogram (auto): 0, 95 % interval 0–14.');
+  assert.match(counted({ ...one, fixes_per_user: 3 }), /^Positions in the box, at most 3 of one user, by/);
   assert.match(counted({ ...one, mechanism: 'euler' }), /^Regions of users/);
-  assert.match(counted({ ...one, interval: null }), /: 0, no interval, for the release does not describe its noise\.$/);
+  assert.match(counted({ ...one, interval: null }), /: 0, no interval, because the release does not describe its noise\.$/);
 });
