@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from stream.config import Config
+from stream.messages.tables import can_write_parquet
 from stream.serve.cell_history import Usual
 from stream.serve.hexagons import known_window
 from stream.serve.limits import LIMITS
@@ -101,6 +102,7 @@ class Pages:
                 "feed": config.feed.name,
                 "domain": [domain.west, domain.south, domain.east, domain.north],
                 "basemap": basemap is not None,
+                "parquet": can_write_parquet(),
                 "limits": LIMITS,
             }
         )
@@ -131,9 +133,10 @@ class Pages:
     async def usual(self, request: web.Request) -> web.Response:
         """Usual values of the cells before a window."""
         window = known_window(self._view, request.query.get("window"), self._feed)
-        earlier = self._usual.earlier(self._view, window)
-        key = key_of("usual", window.start, [other.tag for other in earlier])
-        return await self._answers.answer(request, key, partial(self._usual.over, window, earlier), JSON, "revalidate")
+        days, earlier = self._usual.earlier(self._view, window)
+        key = key_of("usual", window.start, days, [other.tag for other in earlier])
+        make = partial(self._usual.over, window, days, earlier)
+        return await self._answers.answer(request, key, make, JSON, "revalidate")
 
     async def tiles(self, request: web.Request) -> web.StreamResponse:
         """The basemap, as a whole or by byte ranges."""

@@ -51,6 +51,9 @@ export function downloadAddress(feed: string, start: string, format: string): st
   return `api/v1/windows/${encodeURIComponent(start)}/download.${format}?feed=${encodeURIComponent(feed)}`;
 }
 
+export const rangeAddress = (feed: string, from: string, to: string, format: string) =>
+  `api/v1/download.${format}?${new URLSearchParams({ from, to, feed })}`;
+
 const RETRY = 2_000;
 
 const pause = (milliseconds: number) => new Promise((resolve) => setTimeout(resolve, milliseconds));

@@ -43,7 +43,7 @@ const noiseVariance = (scale: number, accounting: Hexagon['accounting']) => (acc
 
 function clipped(value: number, half: number, upper: number): Shown {
   const clip = (number: number) => Math.min(Math.max(number, 0), upper);
-  return { value: clip(value), low: clip(value - half), high: clip(value + half) };
+  return { value: clip(value), low: clip(value - half), high: clip(value + half), deviation: half / 1.96, quantile: 1.96 };
 }
 
 /** "Users whose last position was in the box, by the spatial histogram (auto): 12, 95 % interval 3–30." */

@@ -61,13 +61,13 @@ function check(id: string, chosen: string, enabled: (name: string) => boolean): 
 function legend(view: View, looks: Look[]): HTMLElement[] {
   const against = view.scheme === 'usual';
   const labels = against ? RELATIVE_LABELS.map((key) => say(key)) : absoluteLabels(view.breaks, topOf(view.statistic, view.upper));
-  const title = against ? say('legend.against') : 'km/h';
+  const title = against ? view.usually('legend.against') : 'km/h';
   const rows = labels.map((label, index) => row(label, view.colours[index]!));
   const extra = [
     looks.some((look) => look.hatched) && row(say('legend.not-published'), 'hatch'),
     looks.some((look) => !look.hatched && look.index < 0) && row(say('legend.unknown'), 'unknown'),
   ].filter((item) => item !== false);
-  const fainter = [1, 2, 3, 4].map((spans) => swatch(view.colours.at(-1)!, opacity(spans)));
+  const fainter = [1, 2, 3, 4].map((spans) => swatch(view.colours[labels.length - (against ? 2 : 1)]!, opacity(spans)));
   return [
     make('h3', {}, title),
     make('ul', {}, ...rows, ...extra),

@@ -6,6 +6,7 @@ import { sparkline } from './sparkline';
 import { STATISTICS, comparison, countText, interval, isNoisy, sentence, shown, speed, type Statistic } from './statistics';
 import { decimals, say } from './texts';
 import { when } from './times';
+import type { UsualValue } from './types';
 import type { View } from './view';
 
 /** The main line of a reading with a mark of its kind; where there is no reading, why. */
@@ -21,7 +22,13 @@ export function statement(view: View, cell: string): HTMLElement[] {
   return [
     make('p', { class: 'reading' }, sentence(now), chip(now.method ? 'modelled' : 'raw')),
     make('p', { class: 'quiet' }, say(`${view.statistic}.name`), usual ? `, ${comparison(now, usual)}` : ''),
+    ...(usual ? [make('p', { class: 'quiet' }, usually(view, usual))] : []),
   ];
+}
+
+/** "Usual on Tuesday at 07:00: 25 km/h, which varied by 1.2 km/h over 4 such windows". */
+function usually(view: View, { value, spread, windows }: UsualValue): string {
+  return view.usually('usual', { value: decimals(value, 1), spread: decimals(spread, 1), unit: 'km/h', windows });
 }
 
 export function cellCard(view: View, cell: string): HTMLElement[] {

@@ -7,7 +7,8 @@ import * as api from './api';
 import { setUpAbout } from './about';
 import { setUpControls, showControls } from './controls';
 import { cellCard, statement } from './details';
-import { byId, make } from './dom';
+import { byId } from './dom';
+import { setUpDownloads, showDownloads } from './downloads';
 import { boundsOf, centre } from './hexagons';
 import { HexagonMap } from './map';
 import { Drawing, areaCard } from './measure';
@@ -22,11 +23,6 @@ import type { Box, WindowCells, WindowSummary } from './types';
 import { View } from './view';
 
 const REMEMBERED = 12;
-const DOWNLOADS = [
-  ['csv', 'CSV'],
-  ['parquet', 'Parquet'],
-  ['geojson', 'GeoJSON'],
-] as const;
 
 fillPage();
 const root = document.documentElement;
@@ -54,6 +50,7 @@ async function start(): Promise<void> {
   const settings = await api.settings();
   view.feed = settings.feed;
   view.limits = settings.limits;
+  view.parquet = settings.parquet;
   const { at } = place;
   map = new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain });
   drawing = new Drawing(map, (box) => {
@@ -71,6 +68,7 @@ async function start(): Promise<void> {
     kind: (kind) => change(() => (view.kind = kind)),
   });
   setUpAbout(view);
+  setUpDownloads(view);
   setUpShortcuts(map.map.getCanvas(), {
     earlier: () => to(view.index - 1),
     later: () => to(view.index + 1),
@@ -88,10 +86,6 @@ async function start(): Promise<void> {
   byId('newest').addEventListener('click', () => live(true));
   byId('details-close').addEventListener('click', () => closeDetails());
   byId('box-button').addEventListener('click', () => (drawing.active ? drawing.end(null) : drawArea()));
-  document.addEventListener('click', (event) => closeMenu(event.target as Node));
-  document.addEventListener('keydown', (event) => {
-    if (event.key === 'Escape') closeMenu(document.body);
-  });
   addEventListener('hashchange', () => location.reload());
   if (view.box) setBox(view.box);
   await refresh();
@@ -150,7 +144,7 @@ async function show(window: WindowSummary | undefined): Promise<void> {
   const [cells, usual] = await Promise.all([load(window), api.usual(window.window.start)]);
   if (mine !== turn) return;
   performance.measure('hexveil:fetch', 'asked');
-  view.setWindow(cells, usual.earlier_windows, usual.cells);
+  view.setWindow(cells, usual);
   if (cells.marker?.withheld) showCard('withheld');
   else byId('empty').hidden = true;
   if (!placed) fit();
@@ -189,7 +183,7 @@ async function paint(): Promise<void> {
   const looks = view.looks();
   showControls(view, looks);
   showTimeline(view);
-  showDownloads();
+  showDownloads(view);
   showDetails();
   table.render();
   hover(0, 0, undefined);
@@ -298,21 +292,6 @@ function hover(x: number, y: number, cell: string | undefined): void {
   const left = Math.min(x + 16, frame.width - tip.offsetWidth - 8);
   const top = y + 18 + tip.offsetHeight > frame.height ? y - tip.offsetHeight - 12 : y + 18;
   tip.style.transform = `translate(${Math.max(left, 8)}px, ${Math.max(top, 8)}px)`;
-}
-
-function showDownloads(): void {
-  const start = view.window?.window.start;
-  byId('downloads').hidden = !start;
-  if (!start) return;
-  const links = DOWNLOADS.map(([format, label]) =>
-    make('li', {}, make('a', { href: api.downloadAddress(view.feed, start, format), download: true }, label)),
-  );
-  byId('download-list').replaceChildren(...links);
-}
-
-function closeMenu(target: Node): void {
-  const menu = byId<HTMLDetailsElement>('downloads');
-  if (!menu.contains(target)) menu.open = false;
 }
 
 function announce(): void {

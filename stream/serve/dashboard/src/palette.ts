@@ -4,6 +4,9 @@ export type Theme = 'light' | 'dark';
 
 export const RD_YL_BU = ['#d7191c', '#fdae61', '#ffffbf', '#abd9e9', '#2c7bb6'];
 
+/** A cell whose difference from usual may be noise: visible on light and on dark land. */
+export const WITHIN_NOISE = '#b4bbc0';
+
 const VIRIDIS = ['#440154', '#482878', '#3e4989', '#31688e', '#26828e', '#1f9e89', '#35b779', '#6ece58', '#b5de2b', '#fde725'];
 
 /** `count` colours of viridis from slow to fast. */

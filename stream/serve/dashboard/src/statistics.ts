@@ -18,9 +18,16 @@ export interface Shown {
   value: number;
   low: number;
   high: number;
+  /** Standard deviation of the noise, and how many of them the 95 % error of a difference is at most. */
+  deviation: number;
+  quantile: number;
   method?: string;
   outside?: boolean;
 }
+
+/** Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95 %. */
+const NORMAL = 1.96;
+export const LAPLACE = 2.12;
 
 const root = (number: number) => Math.sqrt(Math.max(number, 0));
 
@@ -31,7 +38,11 @@ export function shown(hexagon: Hexagon, statistic: Statistic, kind: Kind): Shown
   if (hexagon.status !== 'published' || !released) return null;
   const derived = kind === 'modelled' ? hexagon.post_processed?.[name] : undefined;
   const [low, high] = derived?.interval ?? released.interval;
-  const found: Shown = { value: (derived ?? released).value, low, high };
+  const gaussian = Boolean(derived) || hexagon.accounting === 'zcdp';
+  const quantile = gaussian ? NORMAL : LAPLACE;
+  // Where a mean is a ratio of noisy numbers, its interval says more than one scale.
+  const deviation = Math.max((high - low) / (2 * quantile), derived ? 0 : released.scale * (gaussian ? 1 : Math.SQRT2));
+  const found: Shown = { value: (derived ?? released).value, low, high, deviation, quantile };
   if (derived) found.method = derived.method;
   else if (low === high && released.scale > 0) found.outside = true;
   if (statistic !== 'spread') return found;
@@ -49,7 +60,7 @@ export function usualOf(cell: UsualCell | undefined, statistic: Statistic, now: 
 
 /** Upper ends of all classes but the last, as shares of the usual value. */
 export const RELATIVE_BREAKS = [0.7, 0.9, 1.1, 1.3];
-export const RELATIVE_LABELS: TextKey[] = ['legend.slower', 'legend.bit-slower', 'legend.same', 'legend.bit-faster', 'legend.faster'];
+export const RELATIVE_LABELS: TextKey[] = ['legend.slower', 'legend.bit-slower', 'legend.same', 'legend.bit-faster', 'legend.faster', 'legend.within'];
 
 /** Class ends in km/h, narrow where city traffic is. */
 const SPEEDS = [10, 15, 20, 25, 30, 40, 50, 70, 90, 110];
@@ -99,21 +110,30 @@ export const sentence = (now: Shown) =>
     ? say('reading.outside', { value: speed(now.value, now), unit: 'km/h' })
     : say('reading', { value: speed(now.value, now), unit: 'km/h', low: speed(now.low, now), high: speed(now.high, now) });
 
+/** How far the value is from usual in km/h, the 95 % error of that by noise, and whether noise alone does not explain it. */
+export function difference(now: Shown, usual: UsualValue): { value: number; error: number; clear: boolean } {
+  const value = now.value - usual.value;
+  const error = now.quantile * Math.hypot(now.deviation, usual.deviation);
+  return { value, error, clear: !now.outside && Math.abs(value) > error };
+}
+
 /** "8 % slower than usual". */
-export function difference(now: Shown, usual: UsualValue): string {
+export function relative(now: Shown, usual: UsualValue): string {
   const percent = Math.round((now.value / usual.value - 1) * 100);
   if (!percent) return say('comparison.same');
   return say(percent < 0 ? 'comparison.slower' : 'comparison.faster', { percent: Math.abs(percent) });
 }
 
-/** "8 % slower than usual (25 km/h over 14 earlier windows)". */
-export const comparison = (now: Shown, usual: UsualValue) =>
-  say('comparison.of', {
-    comparison: difference(now, usual),
-    value: decimals(usual.value, 0),
+/** "8 % slower than usual: −2.0 ± 0.9 km/h, the error being noise". */
+export function comparison(now: Shown, usual: UsualValue): string {
+  const { value, error, clear } = difference(now, usual);
+  return say('comparison.of', {
+    comparison: clear ? relative(now, usual) : say('comparison.within'),
+    difference: (value < 0 ? '−' : '+') + decimals(Math.abs(value), 1),
+    error: decimals(error, 1),
     unit: 'km/h',
-    windows: usual.windows,
   });
+}
 
 export const isNoisy = (number: number | Estimate): number is Estimate => typeof number !== 'number';
 

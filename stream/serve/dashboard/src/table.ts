@@ -1,7 +1,7 @@
 /** The cells of the window as a table: what the map shows, for keyboard and screen reader. */
 
 import { byId, chip, make } from './dom';
-import { countText, difference, interval, isNoisy, speed } from './statistics';
+import { countText, difference, interval, isNoisy, relative, speed } from './statistics';
 import { say } from './texts';
 import type { Reading, View } from './view';
 import { hours } from './times';
@@ -16,7 +16,7 @@ const ORDER: Record<Column, (reading: Reading) => number | string> = {
   cell: ({ hexagon }) => hexagon.cell,
   value: ({ now }) => now?.value ?? -1,
   interval: ({ now }) => (now ? now.high - now.low : Infinity),
-  usual: ({ now, usual }) => (now && usual ? now.value / usual.value : Infinity),
+  usual: ({ now, usual }) => (now && usual ? (difference(now, usual).clear ? now.value / usual.value : 1) : Infinity),
   events: ({ hexagon }) => number(hexagon.events),
   users: ({ hexagon }) => number(hexagon.users),
 };
@@ -144,7 +144,7 @@ export class Table {
       selected ? { 'aria-current': 'true' } : {},
       make('th', { scope: 'row' }, button),
       ...value,
-      make('td', {}, now && usual ? difference(now, usual) : '–'),
+      make('td', {}, now && usual ? (difference(now, usual).clear ? relative(now, usual) : say('table.within')) : '–'),
       make('td', { class: 'number' }, countText(hexagon.events)),
       make('td', { class: 'number' }, countText(hexagon.users)),
     );

@@ -28,6 +28,13 @@ export const clock = (time: string, zone: string) => format(zone, CLOCK).format(
 export const day = (time: string, zone: string) => format(zone, DAY).format(new Date(time));
 export const weekday = (time: string, zone: string) => format(zone, { weekday: 'short', day: 'numeric' }).format(new Date(time));
 
+/** "Tuesday". */
+export const dayOfWeek = (time: string, zone: string) => format(zone, { weekday: 'long' }).format(new Date(time));
+
+/** Whether it is Saturday or Sunday there. */
+export const weekend = (time: string, zone: string) =>
+  ['Sat', 'Sun'].includes(new Intl.DateTimeFormat('en', { timeZone: known(zone), weekday: 'short' }).format(new Date(time)));
+
 /** "14:00–15:00". */
 export const hours = (window: Bounds, zone: string) => `${clock(window.start, zone)}–${clock(window.end, zone)}`;
 

@@ -74,8 +74,15 @@ export interface WindowCells extends WindowSummary {
 export interface UsualValue {
   value: number;
   interval: [number, number];
+  /** Standard deviation of the noise in the value. */
+  deviation: number;
+  /** How much the cell varied from window to window beyond noise. */
+  spread: number;
   windows: number;
 }
+
+/** Which days are usual: of the same day of the week, of working days or of weekends, or of any. */
+export type Days = 'weekday' | 'kind' | 'any';
 
 export interface UsualCell {
   cell: string;
@@ -86,6 +93,7 @@ export interface UsualCell {
 export interface Usual {
   feed: string;
   window: Bounds;
+  days: Days;
   earlier_windows: number;
   cells: UsualCell[];
 }
@@ -100,6 +108,8 @@ export interface Settings {
   feed: string;
   domain: [number, number, number, number];
   basemap: boolean;
+  /** Whether the server can write Parquet. */
+  parquet: boolean;
   limits: Limit[];
 }
 

@@ -3,7 +3,7 @@ import { test } from 'node:test';
 import { counted, together } from '../src/area';
 import { cellAt, shapeOf } from '../src/hexagons';
 import { parsePlace, placeText } from '../src/place';
-import { absoluteBreaks, classify, comparison, countText, opacity, RELATIVE_BREAKS, sentence, shown, usualOf } from '../src/statistics';
+import { absoluteBreaks, classify, LAPLACE, comparison, countText, opacity, RELATIVE_BREAKS, sentence, shown, usualOf } from '../src/statistics';
 import { ago, hours, span, when } from '../src/times';
 import type { Estimate, Hexagon } from '../src/types';
 
@@ -42,7 +42,7 @@ test('a cell is full only while its interval stays in one class, and fades with 
   const breaks = absoluteBreaks('mean', 65);
   assert.deepEqual(breaks, [10, 15, 20, 25, 30, 40, 50]);
   const strengths = [[26, 29], [22, 29], [18, 29], [2, 60]].map(([low, high]) =>
-    opacity(classify({ value: 27, low: low!, high: high! }, breaks, 1).spans));
+    opacity(classify({ value: 27, low: low!, high: high!, deviation: 1, quantile: 2 }, breaks, 1).spans));
   assert.equal(strengths[0], 0.92);
   assert.deepEqual([...strengths].sort((a, b) => b - a), strengths);
   assert.equal(new Set(strengths).size, 4);
@@ -51,10 +51,21 @@ test('a cell is full only while its interval stays in one class, and fades with 
 test('usual is compared only where it is known to within itself over three windows', () => {
   const now = shown(hexagon(), 'mean', 'raw')!;
   const usual = (windows: number, low: number, high: number) =>
-    usualOf({ cell: '', raw: { mean: { value: 25, interval: [low, high], windows } }, post_processed: {} }, 'mean', now);
-  assert.equal(comparison(now, usual(14, 23, 27)!), '8 % slower than usual (25 km/h over 14 earlier windows)');
+    usualOf({ cell: '', raw: { mean: { value: 25, interval: [low, high], deviation: 0.1, spread: 1, windows } }, post_processed: {} }, 'mean', now);
+  assert.equal(comparison(now, usual(14, 23, 27)!), 'no difference from usual beyond the noise: −2.0 ± 4.0 km/h, the error being noise');
+  const certain = shown(hexagon({ mean: estimate(23, 22, 24, 0.5) }), 'mean', 'raw')!;
+  assert.equal(comparison(certain, usual(14, 23, 27)!), '8 % slower than usual: −2.0 ± 1.5 km/h, the error being noise');
   assert.equal(usual(2, 23, 27), null);
   assert.equal(usual(14, 5, 45), null);
+});
+
+test('the error of a difference covers 95 % of Laplace noise, alone or with other Laplace noise', () => {
+  const beyond = (x: number, s: number, t: number) =>
+    s === t ? Math.exp(-x / s) * (1 + x / (2 * s)) : (s * s * Math.exp(-x / s) - t * t * Math.exp(-x / t)) / (s * s - t * t);
+  for (let t = 0.001; t <= 1; t += 0.001) {
+    const x = LAPLACE * Math.SQRT2 * Math.hypot(1, t);
+    assert.ok(beyond(x, 1, Math.abs(t - 1) < 1e-6 ? 1 : t) <= 0.05, String(t));
+  }
 });
 
 test('counts are said as exact or as about', () => {
