@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import mimetypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -36,14 +37,18 @@ POLICY = "; ".join(
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
-        "frame-ancestors 'none'",
     )
 )
-SECURITY = {
-    "Content-Security-Policy": POLICY,
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-}
+
+
+def security_headers(frame_ancestors: Sequence[str]) -> dict[str, str]:
+    """Headers of the page's files; only pages of ``frame_ancestors`` may show it in a frame."""
+    framing = " ".join(frame_ancestors) or "'none'"
+    return {
+        "Content-Security-Policy": f"{POLICY}; frame-ancestors {framing}",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+    }
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,7 @@ class Pages:
         self._assets = read_assets()
         self._view, self._answers, self._basemap = view, answers, basemap
         self._feed = config.feed.name
+        self._security = security_headers(config.public.frame_ancestors)
         self._usual = Usual()
         domain = config.feed.domain
         self._settings = msgspec.json.encode(
@@ -115,7 +121,7 @@ class Pages:
             raise web.HTTPNotFound
         # Names under assets/ contain a hash of the content, so they never change; the page itself must be revalidated.
         kept = "public, max-age=31536000, immutable" if name else "no-cache"
-        headers = SECURITY | {"ETag": f'W/"{asset.tag}"', "Cache-Control": kept, "Vary": "Accept-Encoding"}
+        headers = self._security | {"ETag": f'W/"{asset.tag}"', "Cache-Control": kept, "Vary": "Accept-Encoding"}
         if any(offered.value in (asset.tag, "*") for offered in request.if_none_match or ()):
             return web.Response(status=304, headers=headers)
         packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))

@@ -44,7 +44,11 @@ let painted = 0;
 let placed = Boolean(place.at);
 const remembered = new Map<string, Promise<WindowCells>>();
 
-const theme = setUpTheme((chosen) => void map.setTheme(chosen).then(() => showDetails()));
+const theme = setUpTheme((chosen) => {
+  view.theme = chosen;
+  void map.setTheme(chosen).then(paint);
+});
+view.theme = theme;
 
 async function start(): Promise<void> {
   const settings = await api.settings();

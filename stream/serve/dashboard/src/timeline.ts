@@ -38,8 +38,10 @@ export function showTimeline(view: View): void {
   if (!bounds) return;
   const strong = document.createElement('strong');
   strong.textContent = hours(bounds, zone);
-  output.append(strong, ` ${day(bounds.start, zone)}`);
-  output.title = zone;
+  const place = document.createElement('span');
+  place.className = 'zone';
+  place.textContent = zone;
+  output.append(strong, ` ${day(bounds.start, zone)} `, place);
   const label = (time: string) => `${day(time, zone).replace(/ \d{4}$/, '')} ${clock(time, zone)}`;
   byId('slider-first').textContent = windows.length > 1 ? label(windows[0]!.window.start) : '';
   byId('slider-last').textContent = windows.length > 1 ? label(windows.at(-1)!.window.end) : '';

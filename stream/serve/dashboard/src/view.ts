@@ -3,7 +3,7 @@
 import { cellAt } from './hexagons';
 import { say, type Values } from './texts';
 import { clock, dayOfWeek, weekend } from './times';
-import { RD_YL_BU, WITHIN_NOISE, viridis } from './palette';
+import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
 import {
   RELATIVE_BREAKS,
   STATISTICS,
@@ -31,6 +31,7 @@ export class View {
   feed = '';
   limits: Limit[] = [];
   parquet = false;
+  theme: Theme = 'light';
   /** Complete windows of the feed, oldest first. */
   windows: WindowSummary[] = [];
   /** The window on display. */
@@ -119,7 +120,7 @@ export class View {
   }
 
   get colours(): string[] {
-    return this.scheme === 'usual' ? [...RD_YL_BU, WITHIN_NOISE] : viridis(this.breaks.length + 1);
+    return this.scheme === 'usual' ? [...RD_YL_BU, WITHIN_NOISE] : viridis(this.breaks.length + 1, this.theme);
   }
 
   read(hexagon: Hexagon): Reading {

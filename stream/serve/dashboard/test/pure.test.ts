@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { counted, together } from '../src/area';
 import { cellAt, shapeOf } from '../src/hexagons';
+import { MAP_COLOURS, viridis } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
 import { absoluteBreaks, classify, LAPLACE, comparison, countText, opacity, RELATIVE_BREAKS, sentence, shown, usualOf } from '../src/statistics';
 import { ago, hours, span, when } from '../src/times';
@@ -91,6 +92,21 @@ test('an address shows the same place again, and nothing hostile comes out of on
   const withArea = { ...rest, area: [-97.81234, 30.2, -97.7, 30.3] as [number, number, number, number] };
   assert.deepEqual(parsePlace(placeText(withArea)), withArea);
   assert.deepEqual(parsePlace('#at=99/1/1&window=<b>&cell=../../x&area=1,2,3&statistic=constructor&colours=1'), {});
+});
+
+test('every class of speed is visible on the land of both themes, and a faster class is lighter', () => {
+  const channels = (colour: string) => [1, 3, 5].map((at) => Number.parseInt(colour.slice(at, at + 2), 16) / 255);
+  const luminance = (rgb: number[]) => {
+    const [red, green, blue] = rgb.map((value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * red! + 0.7152 * green! + 0.0722 * blue!;
+  };
+  const land = channels(MAP_COLOURS.dark.land);
+  const drawn = viridis(10, 'dark').map((colour) => luminance(channels(colour).map((value, at) => 0.92 * value + 0.08 * land[at]!)));
+  for (const light of drawn) assert.ok((light + 0.05) / (luminance(land) + 0.05) >= 3);
+  for (const theme of ['light', 'dark'] as const) {
+    const lights = viridis(10, theme).map((colour) => luminance(channels(colour)));
+    assert.deepEqual(lights, lights.toSorted((a, b) => a - b));
+  }
 });
 
 test('times are said in the feed’s zone, or in UTC where no such zone is known', () => {
