@@ -112,7 +112,8 @@ class Usual:
                 alike["kind"].append(other)
             if other_day == day:
                 alike["weekday"].append(other)
-        days = next((days for days in DAYS if len(alike[days]) >= ENOUGH), "any")
+        enough: list[Days] = [days for days in DAYS if len(alike[days]) >= ENOUGH]
+        days: Days = enough[0] if enough else "any"
         return Earlier(days, alike[days][:EARLIER])
 
     def over(self, window: WindowView, days: Days, earlier: list[WindowView]) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from decimal import ROUND_HALF_UP, Decimal
@@ -258,6 +259,7 @@ async def test_windows_arrive_live_wait_while_paused_and_live_returns(browser: B
         await publish(config.kafka.bootstrap, window(config, 3))
         await expect(slider).to_have_attribute("max", "3")
         await expect(page.locator("#window-text")).to_contain_text("07:00–08:00")
+        await expect(page.locator("#window-text .zone")).to_have_text("America/Chicago")
         await live.click()
         await shows(page, 3)
         await expect(live).to_have_text("Following")
@@ -407,6 +409,36 @@ async def test_downloads_are_linked_and_are_the_window(browser: Browser, config:
             answer = await client.get(f"/{await link.get_attribute('href')}")
             assert answer.status == 200
             assert "attachment" in answer.headers["Content-Disposition"]
+
+
+async def test_parquet_is_offered_only_where_the_server_can_write_it(
+    browser: Browser, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    async with city(browser, config, window(config, 0)) as (page, _):
+        await page.locator("#downloads summary").click()
+        await expect(page.locator("#download-list a")).to_have_text(["CSV", "GeoJSON"] * 2)
+
+
+async def test_speeds_are_said_in_mph_where_the_reader_wants_them_and_so_they_stay(
+    browser: Browser, config: Config
+) -> None:
+    messages = window(config, 0)
+    mean = bodies(messages)[BUSY]["mean"]["value"]
+    async with city(browser, config, messages, f"#at=11/30.25/-97.7&cell={BUSY}") as (page, _):
+        await expect(page.locator("#legend h3")).to_have_text("km/h")
+        await choose(page, "mph")
+        for _ in range(2):
+            said = re.compile(rf"^{round(mean / 1.609344, 1):.1f} mph, 95 % interval")
+            await expect(page.locator("#details .reading")).to_have_text(said)
+            await expect(page.locator("#legend h3")).to_have_text("mph")
+            await expect(page.locator("#legend li").nth(1)).to_have_text("5–10")
+            await expect(page.locator(".maplibregl-ctrl-scale")).to_have_text(re.compile("mi|ft"))
+            await page.reload()
+            await page.wait_for_selector("html[data-ready]")
+        await no_violation(page)
+        await choose(page, "km/h")
+        await expect(page.locator("#details .reading")).to_contain_text("km/h")
 
 
 async def test_about_the_noise_says_what_the_marker_promises(browser: Browser, config: Config) -> None:

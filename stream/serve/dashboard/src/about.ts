@@ -4,6 +4,7 @@ import { byId, chip, make } from './dom';
 import { say, sayIfKnown } from './texts';
 import { hours, length, span, when } from './times';
 import { SHORTCUTS } from './shortcuts';
+import { inUnit, unit } from './units';
 import type { Limit, Marker } from './types';
 import type { View } from './view';
 
@@ -55,6 +56,8 @@ function histograms(view: View, marker: Marker): Fact[] {
   ];
 }
 
+const bound = (kmh: number) => plain(Number(inUnit(kmh).toFixed(1)));
+
 function facts(view: View, marker: Marker): Fact[] {
   const { period, clipping, relation, statistics } = marker;
   const cells = [...view.cells.values()];
@@ -66,7 +69,7 @@ function facts(view: View, marker: Marker): Fact[] {
     [say('about.relation'), relation],
     ...(marker.accounting === 'zcdp' ? concentrated(marker) : pure(marker)),
     ...histograms(view, marker),
-    [say('about.clipping'), say('about.clipping-text', { ...clipping })],
+    [say('about.clipping'), say('about.clipping-text', { lower: bound(clipping.lower), upper: bound(clipping.upper), unit: unit() })],
     [say('about.statistics'), statistics.join(', ')],
     [say('about.cells'), say('about.cells-text', { count: cells.length, hours: hours(bounds, view.zone), published })],
   ];

@@ -12,6 +12,7 @@ import {
   type Scheme,
   type Statistic,
 } from './statistics';
+import { unit, type Unit } from './units';
 import type { Look } from './map';
 import type { View } from './view';
 
@@ -19,6 +20,7 @@ export interface Choices {
   statistic(statistic: Statistic): void;
   scheme(scheme: Scheme): void;
   kind(kind: Kind): void;
+  unit(unit: Unit): void;
 }
 
 const radios = (id: string) => [...byId(id).querySelectorAll<HTMLInputElement>('input')];
@@ -35,6 +37,7 @@ export function setUpControls(choices: Choices): void {
   listen<Statistic>('statistics', choices.statistic);
   listen<Scheme>('schemes', choices.scheme);
   listen<Kind>('kinds', choices.kind);
+  listen<Unit>('units', choices.unit);
   const small = matchMedia('(max-width: 719px)');
   const fold = byId<HTMLDetailsElement>('controls-fold');
   fold.open = !small.matches;
@@ -47,6 +50,7 @@ export function showControls(view: View, looks: Look[]): void {
   check('statistics', view.statistic, (name) => view.available(name as Statistic));
   check('schemes', view.scheme, (name) => name === 'absolute' || view.comparable);
   check('kinds', view.shownKind, (name) => name === 'raw' || view.modelled);
+  check('units', unit(), () => true);
   byId('controls-title').textContent = say(`${view.statistic}.name`);
   byId('legend').replaceChildren(...legend(view, looks));
 }
@@ -61,7 +65,7 @@ function check(id: string, chosen: string, enabled: (name: string) => boolean): 
 function legend(view: View, looks: Look[]): HTMLElement[] {
   const against = view.scheme === 'usual';
   const labels = against ? RELATIVE_LABELS.map((key) => say(key)) : absoluteLabels(view.breaks, topOf(view.statistic, view.upper));
-  const title = against ? view.usually('legend.against') : 'km/h';
+  const title = against ? view.usually('legend.against') : unit();
   const rows = labels.map((label, index) => row(label, view.colours[index]!));
   const extra = [
     looks.some((look) => look.hatched) && row(say('legend.not-published'), 'hatch'),

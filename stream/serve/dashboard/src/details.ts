@@ -6,6 +6,7 @@ import { sparkline } from './sparkline';
 import { STATISTICS, comparison, countText, interval, isNoisy, sentence, shown, speed, type Statistic } from './statistics';
 import { decimals, say } from './texts';
 import { when } from './times';
+import { inUnit, unit } from './units';
 import type { UsualValue } from './types';
 import type { View } from './view';
 
@@ -28,7 +29,7 @@ export function statement(view: View, cell: string): HTMLElement[] {
 
 /** "Usual on Tuesday at 07:00: 25 km/h, which varied by 1.2 km/h over 4 such windows". */
 function usually(view: View, { value, spread, windows }: UsualValue): string {
-  return view.usually('usual', { value: decimals(value, 1), spread: decimals(spread, 1), unit: 'km/h', windows });
+  return view.usually('usual', { value: decimals(inUnit(value), 1), spread: decimals(inUnit(spread), 1), unit: unit(), windows });
 }
 
 export function cellCard(view: View, cell: string): HTMLElement[] {
@@ -65,13 +66,13 @@ function allStatistics(view: View, cell: string): HTMLElement {
     if (!released) return [];
     const modelled = shown(hexagon, statistic, 'modelled');
     const estimate = hexagon[STATISTICS[statistic]]!;
-    const clamped = estimate.clamped && statistic !== 'spread' ? say('cell.clamped', { raw: decimals(estimate.raw, 0) }) : '';
+    const clamped = estimate.clamped && statistic !== 'spread' ? say('cell.clamped', { raw: decimals(inUnit(estimate.raw), 0) }) : '';
     const lines = [line([say(`${statistic}.short`), chip('raw')], speed(released.value, released), interval(released), clamped)];
     if (modelled?.method) lines.push(line([chip('modelled')], speed(modelled.value, modelled), interval(modelled), modelled.method));
     return lines;
   });
   if (!rows.length) return make('span');
-  const head = [say('cell.statistic'), 'km/h', say('cell.interval'), say('cell.note')].map((label) => make('th', { scope: 'col' }, label));
+  const head = [say('cell.statistic'), unit(), say('cell.interval'), say('cell.note')].map((label) => make('th', { scope: 'col' }, label));
   return make('table', { class: 'small' }, make('thead', {}, make('tr', {}, ...head)), make('tbody', {}, ...rows));
 }
 

@@ -18,6 +18,7 @@ import { Table } from './table';
 import { fillPage, say, type Values } from './texts';
 import { setUpTheme } from './theme';
 import { freshness, setUpTimeline, showBadge, showTimeline } from './timeline';
+import { choose as chooseUnit } from './units';
 import { clock, day, when } from './times';
 import type { Box, WindowCells, WindowSummary } from './types';
 import { View } from './view';
@@ -70,6 +71,11 @@ async function start(): Promise<void> {
     statistic: (statistic) => change(() => (view.statistic = statistic)),
     scheme: (scheme) => change(() => (view.chosenScheme = scheme)),
     kind: (kind) => change(() => (view.kind = kind)),
+    unit: (unit) =>
+      change(() => {
+        chooseUnit(unit);
+        map.setUnit();
+      }),
   });
   setUpAbout(view);
   setUpDownloads(view);

@@ -4,6 +4,7 @@ import uPlot from 'uplot';
 import { make } from './dom';
 import { shown, speed, type Kind, type Shown, type Statistic } from './statistics';
 import { say } from './texts';
+import { inUnit, unit } from './units';
 import { clock, day, known as knownZone, weekday } from './times';
 import type { Hexagon } from './types';
 
@@ -30,7 +31,7 @@ export function sparkline(
   const style = getComputedStyle(document.documentElement);
   const colour = (name: string) => style.getPropertyValue(name).trim();
   const at = past.map((release) => Date.parse(release.window.start) / 1000);
-  const line = (pick: (value: Shown) => number) => values.map((value) => (value ? pick(value) : null));
+  const line = (pick: (value: Shown) => number) => values.map((value) => (value ? inUnit(pick(value)) : null));
   const days = at.at(-1)! - at[0]! > 2 * 86_400;
   const tick = (second: number) => (days ? weekday : clock)(new Date(second * 1000).toISOString(), zone);
   const axis = {
@@ -60,7 +61,7 @@ export function sparkline(
         legend: { show: false },
         cursor: { show: false },
         tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), knownZone(zone)),
-        scales: { y: { range: (_, __, high) => [0, Math.min(Math.max(high * 1.05, 10), upper)] } },
+        scales: { y: { range: (_, __, high) => [0, Math.min(Math.max(high * 1.05, 10), inUnit(upper))] } },
         axes: [
           { ...axis, size: 26, space: 60, values: (_, splits) => splits.map(tick) },
           { ...axis, size: 30, space: 30 },
@@ -91,6 +92,6 @@ function describe(past: Hexagon[], known: Shown[], zone: string): string {
     since: `${day(since, zone)}, ${clock(since, zone)}`,
     low: speed(lowest.value, lowest),
     high: speed(highest.value, highest),
-    unit: 'km/h',
+    unit: unit(),
   });
 }

@@ -1,6 +1,7 @@
 /** What a cell says under the chosen statistic, and the classes it falls into. Pure. */
 
 import { decimals, say, type TextKey } from './texts';
+import { fromUnit, inUnit, unit } from './units';
 import type { Estimate, Hexagon, Measured, UsualCell, UsualValue } from './types';
 
 export type Statistic = 'mean' | 'p50' | 'p85' | 'spread';
@@ -62,23 +63,26 @@ export function usualOf(cell: UsualCell | undefined, statistic: Statistic, now: 
 export const RELATIVE_BREAKS = [0.7, 0.9, 1.1, 1.3];
 export const RELATIVE_LABELS: TextKey[] = ['legend.slower', 'legend.bit-slower', 'legend.same', 'legend.bit-faster', 'legend.faster', 'legend.within'];
 
-/** Class ends in km/h, narrow where city traffic is. */
-const SPEEDS = [10, 15, 20, 25, 30, 40, 50, 70, 90, 110];
+/** Class ends in the unit of speeds, narrow where city traffic is. */
+const SPEEDS = { 'km/h': [10, 15, 20, 25, 30, 40, 50, 70, 90, 110], mph: [5, 10, 15, 20, 25, 30, 40, 50, 60, 70] };
 const SPREADS = [2.5, 5, 7.5, 10, 15, 20, 30, 40];
 
 /** Largest possible value: speeds are clipped to [0, upper], so their standard deviation is at most half of that. */
 export const topOf = (statistic: Statistic, upper: number) => (statistic === 'spread' ? upper / 2 : upper);
 
-/** Upper ends of all classes but the last, in km/h, for speeds clipped to [0, upper]. */
+/** Upper ends of all classes but the last, in km/h but round in the chosen unit, for speeds clipped to [0, upper]. */
 export const absoluteBreaks = (statistic: Statistic, upper: number): number[] =>
-  (statistic === 'spread' ? SPREADS : SPEEDS).filter((end) => end < topOf(statistic, upper));
+  (statistic === 'spread' ? SPREADS : SPEEDS[unit()]).map(fromUnit).filter((end) => end < topOf(statistic, upper));
 
 export function absoluteLabels(breaks: number[], top: number): string[] {
   const ends = [0, ...breaks, top];
   return ends.slice(1).map((end, index) => `${plain(ends[index]!)}–${plain(end)}`);
 }
 
-const plain = (number: number) => decimals(number, Number.isInteger(number) ? 0 : 1);
+function plain(kmh: number): string {
+  const tenths = Math.round(inUnit(kmh) * 10);
+  return decimals(tenths / 10, tenths % 10 ? 1 : 0);
+}
 
 /** Index of the class that holds `value`. */
 export function classOf(value: number, breaks: number[]): number {
@@ -96,9 +100,9 @@ export function classify(now: Shown, breaks: number[], reference: number): { ind
 /** Opacity of a cell whose interval touches that many classes: full only when it touches one. */
 export const opacity = (spans: number) => (spans <= 1 ? 0.92 : spans === 2 ? 0.66 : spans === 3 ? 0.48 : 0.3);
 
-/** "23" or, where the interval is narrower than 4 km/h, "23.4". */
+/** "23" or, where the interval is narrower than 4, "23.4". */
 export function speed(value: number, now: { low: number; high: number }): string {
-  return decimals(value, now.high - now.low < 4 ? 1 : 0);
+  return decimals(inUnit(value), inUnit(now.high - now.low) < 4 ? 1 : 0);
 }
 
 /** "19–27". */
@@ -107,8 +111,8 @@ export const interval = (now: Shown) => `${speed(now.low, now)}–${speed(now.hi
 /** "23 km/h, 95 % interval 19–27, noise from privacy". */
 export const sentence = (now: Shown) =>
   now.outside
-    ? say('reading.outside', { value: speed(now.value, now), unit: 'km/h' })
-    : say('reading', { value: speed(now.value, now), unit: 'km/h', low: speed(now.low, now), high: speed(now.high, now) });
+    ? say('reading.outside', { value: speed(now.value, now), unit: unit() })
+    : say('reading', { value: speed(now.value, now), unit: unit(), low: speed(now.low, now), high: speed(now.high, now) });
 
 /** How far the value is from usual in km/h, the 95 % error of that by noise, and whether noise alone does not explain it. */
 export function difference(now: Shown, usual: UsualValue): { value: number; error: number; clear: boolean } {
@@ -129,9 +133,9 @@ export function comparison(now: Shown, usual: UsualValue): string {
   const { value, error, clear } = difference(now, usual);
   return say('comparison.of', {
     comparison: clear ? relative(now, usual) : say('comparison.within'),
-    difference: (value < 0 ? '−' : '+') + decimals(Math.abs(value), 1),
-    error: decimals(error, 1),
-    unit: 'km/h',
+    difference: (value < 0 ? '−' : '+') + decimals(inUnit(Math.abs(value)), 1),
+    error: decimals(inUnit(error), 1),
+    unit: unit(),
   });
 }
 

@@ -3,6 +3,7 @@
 import { byId, chip, make } from './dom';
 import { countText, difference, interval, isNoisy, relative, speed } from './statistics';
 import { say } from './texts';
+import { unit } from './units';
 import type { Reading, View } from './view';
 import { hours } from './times';
 
@@ -103,7 +104,7 @@ export class Table {
   private table(readings: Reading[]): HTMLTableElement {
     const heads: [Column, string][] = [
       ['cell', say('table.cell')],
-      ['value', `${say(`${this.view.statistic}.name`)}, km/h`],
+      ['value', `${say(`${this.view.statistic}.name`)}, ${unit()}`],
       ['interval', say('table.interval')],
       ['usual', say('table.usual')],
       ['events', say('table.events')],

@@ -4,8 +4,9 @@ import { counted, together } from '../src/area';
 import { cellAt, shapeOf } from '../src/hexagons';
 import { MAP_COLOURS, viridis } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
-import { absoluteBreaks, classify, LAPLACE, comparison, countText, opacity, RELATIVE_BREAKS, sentence, shown, usualOf } from '../src/statistics';
+import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, opacity, RELATIVE_BREAKS, sentence, shown, usualOf } from '../src/statistics';
 import { ago, hours, span, when } from '../src/times';
+import { choose } from '../src/units';
 import type { Estimate, Hexagon } from '../src/types';
 
 const WINDOW = { start: '2017-03-21T12:00:00Z', end: '2017-03-21T13:00:00Z' };
@@ -66,6 +67,17 @@ test('the error of a difference covers 95 % of Laplace noise, alone or with othe
   for (let t = 0.001; t <= 1; t += 0.001) {
     const x = LAPLACE * Math.SQRT2 * Math.hypot(1, t);
     assert.ok(beyond(x, 1, Math.abs(t - 1) < 1e-6 ? 1 : t) <= 0.05, String(t));
+  }
+});
+
+test('speeds are said in mph where that is chosen, in classes that are round in it', () => {
+  choose('mph');
+  try {
+    assert.equal(sentence(shown(hexagon(), 'mean', 'raw')!), '14 mph, 95 % interval 12–17, noise from privacy');
+    assert.deepEqual(absoluteLabels(absoluteBreaks('mean', 65), 65).slice(0, 3), ['0–5', '5–10', '10–15']);
+    assert.equal(absoluteLabels(absoluteBreaks('mean', 65), 65).at(-1), '40–40.4');
+  } finally {
+    choose('km/h');
   }
 });
 
