@@ -176,31 +176,23 @@ def _weighted(parts: list[tuple[CellArray, FloatArray]], top: float) -> Iterator
     total = np.bincount(index, weights)
     mean = np.bincount(index, weights * values) / total
     deviation = 1 / np.sqrt(total)
-    half = _Z95 * deviation
-    windows = np.bincount(index)
-    excess = np.bincount(index, weights * (values - mean[index]) ** 2) - (windows - 1)
-    share = total - np.bincount(index, weights**2) / total
-    spread = np.sqrt(np.clip(np.divide(excess, share, out=np.zeros_like(share), where=windows > 1), 0.0, None))
-    for cell, value, low, high, noise, between, number in zip(
-        cells.tolist(),
-        np.clip(mean, 0.0, top).tolist(),
-        np.clip(mean - half, 0.0, top).tolist(),
-        np.clip(mean + half, 0.0, top).tolist(),
-        deviation.tolist(),
-        spread.tolist(),
-        windows.tolist(),
-        strict=True,
-    ):
+    ends = [np.clip(mean + z * deviation, 0.0, top) for z in (0.0, -_Z95, _Z95)]
+    columns = np.round([*ends, deviation, _spread(index, values, weights)], 4)
+    for cell, number, row in zip(cells.tolist(), np.bincount(index).tolist(), columns.T.tolist(), strict=True):
         yield (
             cell,
-            {
-                "value": round(value, 3),
-                "interval": [round(low, 3), round(high, 3)],
-                "deviation": round(noise, 4),
-                "spread": round(between, 3),
-                "windows": number,
-            },
+            {"value": row[0], "interval": row[1:3], "deviation": row[3], "spread": row[4], "windows": number},
         )
+
+
+def _spread(index: npt.NDArray[np.intp], values: FloatArray, weights: FloatArray) -> FloatArray:
+    """Standard deviation between windows that noise does not explain, of each cell; 0 for a cell with one window."""
+    total, windows = np.bincount(index, weights), np.bincount(index)
+    mean = np.bincount(index, weights * values) / total
+    excess = np.bincount(index, weights * (values - mean[index]) ** 2) - (windows - 1)
+    share = total - np.bincount(index, weights**2) / total
+    variance = np.divide(excess, share, out=np.zeros_like(share), where=windows > 1)
+    return np.asarray(np.sqrt(np.clip(variance, 0.0, None)))
 
 
 def _zone(window: WindowView) -> str:

@@ -50,9 +50,9 @@ function fill(view: View): void {
   fields.addEventListener('change', update);
   update();
   byId('download-list').replaceChildren(
-    make('h3', {}, say('download.this')),
+    make('h2', {}, say('download.this')),
     links(view, (format) => downloadAddress(view.feed, start, format)),
-    make('h3', {}, say('download.range')),
+    make('h2', {}, say('download.range')),
     fields,
     range,
   );
