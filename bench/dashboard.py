@@ -35,7 +35,9 @@ from stream.windows import Window, utc_text
 EARLIER = 4
 """Windows that exist before the page is opened. With fewer, there is no usual speed for the colours."""
 RESOLUTION = 8
-START = 1_790_000_000 // 3600 * 3600
+START = 1_780_000_000 // 3600 * 3600
+WEEK = 7 * 86_400
+"""Seconds. Windows are a week apart, because usual is of the same hour and weekday."""
 ARGUMENTS = (
     "--no-sandbox",
     "--use-angle=swiftshader",
@@ -71,11 +73,11 @@ def config_of(bootstrap: str, folder: Path) -> Config:
     )
 
 
-def window_of(hour: int, hexagons: int) -> list[Message]:
+def window_of(week: int, hexagons: int) -> list[Message]:
     """A released window of ``hexagons`` cells with intervals of all widths."""
-    rng = np.random.default_rng(hour)
+    rng = np.random.default_rng(week)
     cells = sorted(h3.grid_disk(h3.latlng_to_cell(30.27, -97.74, RESOLUTION), 58))[:hexagons]
-    window = Window(START + hour * 3600, START + (hour + 1) * 3600)
+    window = Window(START + week * WEEK, START + week * WEEK + 3600)
     bounds = {"start": utc_text(window.start), "end": utc_text(window.end)}
     speeds, scales = rng.uniform(8, 55, len(cells)).round(2).tolist(), rng.gamma(2, 1.0, len(cells)).round(4).tolist()
     common = {"resolution": RESOLUTION, "relation": "values", "epsilon": 2.0}
@@ -93,7 +95,7 @@ def window_of(hour: int, hexagons: int) -> list[Message]:
             "users": 20,
         }
         messages.append(window_message(HEXAGON_SPEED, "bench", window, cell, cell, body | {"mean": mean}))
-    day = START // 86_400 * 86_400
+    day = window.start // 86_400 * 86_400
     marker = {
         "feed": "bench",
         "window": bounds,
@@ -105,7 +107,7 @@ def window_of(hour: int, hexagons: int) -> list[Message]:
         "messages": len(messages),
         "digest": digest(message.value for message in messages),
         "generation": "11111111-1111-4111-8111-111111111111",
-        "sequence": hour + 1,
+        "sequence": week + 1,
     }
     return [*messages, window_message(WINDOW, "bench", window, "close", "bench", marker)]
 
@@ -122,10 +124,10 @@ async def publish(bootstrap: str, messages: list[Message]) -> None:
 async def measure(page: Page, bootstrap: str, sizes: Sizes) -> dict[str, list[float]]:
     """Milliseconds of each kind, one per repeat."""
     milliseconds: dict[str, list[float]] = {"update": [], "fetch": [], "change": [], "longest_task": []}
-    for hour in shown(range(EARLIER, EARLIER + sizes.repeats), "dashboard"):
+    for week in shown(range(EARLIER, EARLIER + sizes.repeats), "dashboard"):
         await page.evaluate("() => { performance.clearMeasures(); window.longest = 0; }")
-        await publish(bootstrap, window_of(hour, sizes.hexagons))
-        await page.wait_for_selector(f'html[data-window="{utc_text(START + hour * 3600)}"]', timeout=120_000)
+        await publish(bootstrap, window_of(week, sizes.hexagons))
+        await page.wait_for_selector(f'html[data-window="{utc_text(START + week * WEEK)}"]', timeout=120_000)
         for choice in ("absolute", "usual"):
             painted = await page.evaluate("document.documentElement.dataset.painted")
             await page.locator(f"input[value={choice}]").check(force=True)
@@ -146,13 +148,13 @@ async def dashboard(sizes: Sizes) -> dict[str, Any]:
     with KafkaServer() as kafka, tempfile.TemporaryDirectory() as folder:
         config = config_of(kafka.bootstrap, Path(folder))
         await create_topics(config)
-        for hour in range(EARLIER):
-            await publish(kafka.bootstrap, window_of(hour, sizes.hexagons))
+        for week in range(EARLIER):
+            await publish(kafka.bootstrap, window_of(week, sizes.hexagons))
         async with TestClient(TestServer(make_app(config))) as client, async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
             page = await browser.new_page(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
             await page.goto(str(client.make_url("/")))
-            newest = utc_text(START + (EARLIER - 1) * 3600)
+            newest = utc_text(START + (EARLIER - 1) * WEEK)
             await page.wait_for_selector(f'html[data-window="{newest}"]', timeout=120_000)
             await page.evaluate(_LONG_TASKS)
             milliseconds = await measure(page, kafka.bootstrap, sizes)

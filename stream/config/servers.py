@@ -140,18 +140,24 @@ class SurfaceConfig(Section):
 
 
 class PublicConfig(SurfaceConfig):
-    """The public server: its address, the sites whose pages may read it from a browser, and its limits."""
+    """The public server: its address, the sites whose pages may read or embed it, and its limits.
+
+    ``cors_origins``: whose pages may read the API from a browser. ``frame_ancestors``: whose pages may show the dashboard in a
+    frame; none by default.
+    """
 
     cors_origins: tuple[str, ...] = ()
+    frame_ancestors: tuple[str, ...] = ()
     max_streams: int = Field(default=2_000, ge=1, le=100_000)
     max_windows: int = Field(default=840, ge=1, le=1_000_000)
 
     @model_validator(mode="after")
     def _origins_are_origins(self) -> Self:
-        for origin in self.cors_origins:
-            if origin != "*" and not re.fullmatch(r"https?://[a-z0-9.-]+(:\d{1,5})?", origin):
-                raise ValueError(
-                    f"cors_origins names {origin!r}, which is not an origin; write scheme, host and port only, "
-                    "like 'https://maps.example.org', or '*' for every site"
-                )
+        for name, origins in (("cors_origins", self.cors_origins), ("frame_ancestors", self.frame_ancestors)):
+            for origin in origins:
+                if origin != "*" and not re.fullmatch(r"https?://[a-z0-9.-]+(:\d{1,5})?", origin):
+                    raise ValueError(
+                        f"{name} names {origin!r}, which is not an origin; write scheme, host and port only, "
+                        "like 'https://maps.example.org', or '*' for every site"
+                    )
         return self

@@ -116,6 +116,15 @@ def require_parquet() -> None:
         raise ParquetMissingError(str(error)) from None
 
 
+def can_write_parquet() -> bool:
+    """Whether pyarrow is installed."""
+    try:
+        require_parquet()
+    except ParquetMissingError:
+        return False
+    return True
+
+
 def _columns(rows: Iterable[Row]) -> list[str]:
     columns: dict[str, None] = dict.fromkeys(FIRST)
     for row in rows:

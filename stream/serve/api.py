@@ -20,6 +20,7 @@ from stream.serve.histograms import Histograms
 from stream.serve.metrics import PublicMetrics
 from stream.serve.operations import bound, operations
 from stream.serve.parameters import read_all
+from stream.serve.ranges import Ranges
 from stream.serve.reading.intake import Intake, Source
 from stream.serve.reading.topics import TopicSource
 from stream.serve.responses import JSON, Answers, key_of
@@ -43,7 +44,11 @@ class Service:
         self.intake = Intake(self.view, self.metrics, lambda window: self.broadcast.announce(window))
         self.broadcast = Broadcast(self.view, self.metrics, self.intake.caught_up, config.public.max_streams)
         self.operations = operations(
-            config.feed.name, Hexagons(self.view, self.answers), Histograms(self.view, self.answers), self.broadcast
+            config.feed.name,
+            Hexagons(self.view, self.answers),
+            Ranges(self.view, self.answers),
+            Histograms(self.view, self.answers),
+            self.broadcast,
         )
         self._document = msgspec.json.encode(openapi.document(self.operations))
 

@@ -1,11 +1,18 @@
-"""The usual value of a cell: the mean of its earlier releases, weighted by precision. Pure; uses released values only."""
+"""The usual value of a cell: the mean of its earlier releases at the same time of day, weighted by precision.
+
+Pure; uses released values only.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any
+from datetime import datetime, time
+from functools import lru_cache
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
@@ -13,8 +20,16 @@ import numpy.typing as npt
 
 from stream.serve.window_store import View, WindowView
 
-EARLIER = 7 * 24
-"""Number of earlier windows that are used."""
+EARLIER = 28
+"""Largest number of earlier windows that are used."""
+LOOK_BACK = 10_000
+"""Number of earlier windows among which they are sought."""
+ENOUGH = 3
+"""Fewest windows of a kind that say what is usual."""
+
+Days = Literal["weekday", "kind", "any"]
+"""Which days are compared: the same day of the week; Monday to Friday, or the weekend; all days."""
+DAYS: tuple[Days, ...] = ("weekday", "kind", "any")
 _Z95 = 1.959964
 
 FloatArray = npt.NDArray[np.float64]
@@ -46,8 +61,20 @@ class _Clipping(msgspec.Struct):
     upper: float
 
 
+class _Period(msgspec.Struct):
+    timezone: str
+
+
 class _Marker(msgspec.Struct):
     clipping: _Clipping
+    period: _Period
+
+
+class Earlier(NamedTuple):
+    """The windows that say what is usual, newest first: all begin at the same local time, on ``days``."""
+
+    days: Days
+    windows: list[WindowView]
 
 
 _RELEASED = ("mean", "variance", "p15", "p50", "p85")
@@ -64,15 +91,32 @@ class Usual:
         """By (feed, start), of windows that the view still holds."""
         self._lock = threading.Lock()
 
-    def earlier(self, view: View, window: WindowView) -> list[WindowView]:
-        """Complete windows of the feed before ``window``, newest first, at most ``EARLIER``."""
+    def earlier(self, view: View, window: WindowView) -> Earlier:
+        """Complete windows of the feed before ``window`` that begin at the same local time, at most :data:`EARLIER`.
+
+        They are of the same day of the week if there are :data:`ENOUGH`; else of the same kind of day; else of any day.
+        """
         with self._lock:
             for key in self.decoded.keys() - view.windows.keys():
                 del self.decoded[key]
-        before = [other for other in view.ordered(window.feed) if other.complete and other.start < window.start]
-        return before[:EARLIER]
+        zone = _zone(window)
+        day, begin = _local(window.start, zone)
+        before = (other for other in view.ordered(window.feed) if other.complete and other.start < window.start)
+        alike: dict[Days, list[WindowView]] = {days: [] for days in DAYS}
+        for other in islice(before, LOOK_BACK):
+            other_day, other_begin = _local(other.start, zone)
+            if other_begin != begin:
+                continue
+            alike["any"].append(other)
+            if (other_day < 5) == (day < 5):
+                alike["kind"].append(other)
+            if other_day == day:
+                alike["weekday"].append(other)
+        enough: list[Days] = [days for days in DAYS if len(alike[days]) >= ENOUGH]
+        days: Days = enough[0] if enough else "any"
+        return Earlier(days, alike[days][:EARLIER])
 
-    def over(self, window: WindowView, earlier: list[WindowView]) -> bytes:
+    def over(self, window: WindowView, days: Days, earlier: list[WindowView]) -> bytes:
         """Usual values of every cell over the ``earlier`` complete windows, as JSON. Safe to call from any thread."""
         columns = [self._columns(other) for other in earlier]
         by_cell: dict[int, dict[str, Any]] = {}
@@ -84,6 +128,7 @@ class Usual:
             {
                 "feed": window.feed,
                 "window": {"start": window.start, "end": window.end},
+                "days": days,
                 "earlier_windows": len(earlier),
                 "cells": [by_cell[cell] for cell in sorted(by_cell)],
             }
@@ -119,22 +164,51 @@ def _columns(values: Iterable[bytes]) -> Columns:
 
 
 def _weighted(parts: list[tuple[CellArray, FloatArray]], top: float) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Mean per cell weighted by 1/variance, clamped to [0, top], with a 95 % interval that assumes independent windows."""
+    """Mean per cell weighted by 1/variance, clamped to [0, top], with a 95 % interval that assumes independent windows.
+
+    ``deviation`` is the standard deviation of the noise in that mean. ``spread`` is how much the cell itself varies from window
+    to window: the root of the variance between windows that their noise does not explain (DerSimonian and Laird, Controlled
+    Clinical Trials 7, 1986, section 3).
+    """
     cells, index = np.unique(np.concatenate([part for part, _ in parts]), return_inverse=True)
     values, deviations = np.concatenate([table for _, table in parts], axis=1)
     weights = deviations**-2.0
     total = np.bincount(index, weights)
     mean = np.bincount(index, weights * values) / total
-    half = _Z95 / np.sqrt(total)
-    for cell, value, low, high, windows in zip(
-        cells.tolist(),
-        np.clip(mean, 0.0, top).tolist(),
-        np.clip(mean - half, 0.0, top).tolist(),
-        np.clip(mean + half, 0.0, top).tolist(),
-        np.bincount(index).tolist(),
-        strict=True,
-    ):
-        yield cell, {"value": round(value, 3), "interval": [round(low, 3), round(high, 3)], "windows": windows}
+    deviation = 1 / np.sqrt(total)
+    ends = [np.clip(mean + z * deviation, 0.0, top) for z in (0.0, -_Z95, _Z95)]
+    columns = np.round([*ends, deviation, _spread(index, values, weights)], 4)
+    for cell, number, row in zip(cells.tolist(), np.bincount(index).tolist(), columns.T.tolist(), strict=True):
+        yield (
+            cell,
+            {"value": row[0], "interval": row[1:3], "deviation": row[3], "spread": row[4], "windows": number},
+        )
+
+
+def _spread(index: npt.NDArray[np.intp], values: FloatArray, weights: FloatArray) -> FloatArray:
+    """Standard deviation between windows that noise does not explain, of each cell; 0 for a cell with one window."""
+    total, windows = np.bincount(index, weights), np.bincount(index)
+    mean = np.bincount(index, weights * values) / total
+    excess = np.bincount(index, weights * (values - mean[index]) ** 2) - (windows - 1)
+    share = total - np.bincount(index, weights**2) / total
+    variance = np.divide(excess, share, out=np.zeros_like(share), where=windows > 1)
+    return np.asarray(np.sqrt(np.clip(variance, 0.0, None)))
+
+
+def _zone(window: WindowView) -> str:
+    """The time zone that the window's close marker names."""
+    return "UTC" if window.marker is None else msgspec.json.decode(window.marker, type=_Marker).period.timezone
+
+
+@lru_cache(maxsize=2 * LOOK_BACK)
+def _local(start: str, zone: str) -> tuple[int, time]:
+    """Day of the week, Monday 0, and time of day in ``zone``; in UTC if no such zone is known."""
+    try:
+        place = ZoneInfo(zone)
+    except (KeyError, ValueError, OSError):
+        place = ZoneInfo("UTC")
+    local = datetime.fromisoformat(start).astimezone(place)
+    return local.weekday(), local.time()
 
 
 def _top(statistic: str, windows: list[WindowView]) -> float:

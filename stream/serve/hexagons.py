@@ -95,8 +95,13 @@ class Hexagons:
                 request, key, lambda: table_of(values, suffix), FILES[suffix], "immutable", name
             )
         except ParquetMissingError:
-            remedy = "install it beside the service: pip install 'hexveil[parquet]'; or download .csv or .geojson"
-            raise Problem(501, "Parquet needs pyarrow, which this service does not have", remedy) from None
+            raise no_parquet() from None
+
+
+def no_parquet() -> Problem:
+    """The answer where Parquet is asked of a service without pyarrow."""
+    remedy = "install it beside the service: pip install 'hexveil[parquet]'; or download .csv or .geojson"
+    return Problem(501, "Parquet needs pyarrow, which this service does not have", remedy)
 
 
 def _wanted(cell: str, box: Box | None, resolution: int | None) -> bool:

@@ -23,14 +23,15 @@ _TAGS = {
     "Hexagons": "Speed statistics of cells, as they were released.",
     "Histograms": "Spatial histograms and range queries over them.",
     "Stream": "News of finished windows.",
-    "Downloads": "Complete windows as files.",
+    "Downloads": "Complete windows as files, one by one or those of a range together.",
 }
 _ERRORS = {
     400: "A parameter is wrong: title says value and bound, detail the remedy.",
     404: "There is no such window, histogram or mechanism.",
     409: "The window is not complete yet.",
+    413: "The range holds more than one answer may: ask for a shorter one.",
     501: "This service cannot write Parquet.",
-    503: "All event streams are taken; Retry-After says when to try again.",
+    503: "Too much is asked at once; Retry-After says when to try again.",
 }
 _MESSAGES = {"HexagonSpeed": HEXAGON_SPEED, "SpatialHistogram": SPATIAL_HISTOGRAM, "CloseMarker": WINDOW}
 

@@ -13,6 +13,7 @@ from stream.serve import parameters as p
 from stream.serve.broadcast import Broadcast
 from stream.serve.hexagons import FILES, Hexagons
 from stream.serve.histograms import Histograms
+from stream.serve.ranges import Ranges
 from stream.serve.responses import GEOJSON, JSON
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
@@ -35,7 +36,9 @@ class Operation:
     tag: str = "Windows"
 
 
-def operations(feed: str, hexagons: Hexagons, histograms: Histograms, broadcast: Broadcast) -> list[Operation]:
+def operations(
+    feed: str, hexagons: Hexagons, ranges: Ranges, histograms: Histograms, broadcast: Broadcast
+) -> list[Operation]:
     """Every path under :data:`BASE` but the document itself."""
     named = p.feed(feed)
     return [
@@ -53,7 +56,7 @@ def operations(feed: str, hexagons: Hexagons, histograms: Histograms, broadcast:
             conditional=False,
             tag="Stream",
         ),
-        *_of_downloads(hexagons, named),
+        *_of_downloads(hexagons, ranges, named),
     ]
 
 
@@ -137,7 +140,7 @@ def _of_histograms(histograms: Histograms, feed: p.Parameter) -> list[Operation]
     ]
 
 
-def _of_downloads(hexagons: Hexagons, feed: p.Parameter) -> list[Operation]:
+def _of_downloads(hexagons: Hexagons, ranges: Ranges, feed: p.Parameter) -> list[Operation]:
     return [
         Operation(
             f"{BASE}/windows/{{window}}/download.{suffix}",
@@ -147,6 +150,18 @@ def _of_downloads(hexagons: Hexagons, feed: p.Parameter) -> list[Operation]:
             (p.WINDOW_PATH, feed),
             {kind: "DownloadFeatures" if suffix == "geojson" else None},
             (404, 409, 501) if suffix == "parquet" else (404, 409),
+            tag="Downloads",
+        )
+        for suffix, kind in FILES.items()
+    ] + [
+        Operation(
+            f"{BASE}/download.{suffix}",
+            f"downloadRange{suffix.capitalize()}",
+            f"Every complete window of a range of time as one {suffix}, oldest first",
+            partial(ranges.download, suffix=suffix),
+            (p.FROM, p.TO, feed),
+            {kind: "DownloadFeatures" if suffix == "geojson" else None},
+            (404, 413, 501, 503) if suffix == "parquet" else (404, 413, 503),
             tag="Downloads",
         )
         for suffix, kind in FILES.items()

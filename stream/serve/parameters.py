@@ -154,6 +154,24 @@ WINDOW_QUERY = Parameter(
 WINDOW_PATH = Parameter(
     "window", "Start of the window.", _START_SCHEMA, _START_EXAMPLE, _start, where="path", required=True
 )
+FROM = Parameter(
+    "from",
+    "Windows that begin at this time or later.",
+    _START_SCHEMA,
+    _START_EXAMPLE,
+    _start,
+    required=True,
+    argument="first",
+)
+TO = Parameter(
+    "to",
+    "Windows that begin before this time.",
+    _START_SCHEMA,
+    "2017-03-22T12:00:00Z",
+    _start,
+    required=True,
+    argument="last",
+)
 CELL_PATH = Parameter(
     "cell",
     "H3 index.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import mimetypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -15,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from stream.config import Config
+from stream.messages.tables import can_write_parquet
 from stream.serve.cell_history import Usual
 from stream.serve.hexagons import known_window
 from stream.serve.limits import LIMITS
@@ -35,14 +37,18 @@ POLICY = "; ".join(
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
-        "frame-ancestors 'none'",
     )
 )
-SECURITY = {
-    "Content-Security-Policy": POLICY,
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-}
+
+
+def security_headers(frame_ancestors: Sequence[str]) -> dict[str, str]:
+    """Headers of the page's files; only pages of ``frame_ancestors`` may show it in a frame."""
+    framing = " ".join(frame_ancestors) or "'none'"
+    return {
+        "Content-Security-Policy": f"{POLICY}; frame-ancestors {framing}",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+    }
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,7 @@ class Pages:
         self._assets = read_assets()
         self._view, self._answers, self._basemap = view, answers, basemap
         self._feed = config.feed.name
+        self._security = security_headers(config.public.frame_ancestors)
         self._usual = Usual()
         domain = config.feed.domain
         self._settings = msgspec.json.encode(
@@ -101,6 +108,7 @@ class Pages:
                 "feed": config.feed.name,
                 "domain": [domain.west, domain.south, domain.east, domain.north],
                 "basemap": basemap is not None,
+                "parquet": can_write_parquet(),
                 "limits": LIMITS,
             }
         )
@@ -113,7 +121,7 @@ class Pages:
             raise web.HTTPNotFound
         # Names under assets/ contain a hash of the content, so they never change; the page itself must be revalidated.
         kept = "public, max-age=31536000, immutable" if name else "no-cache"
-        headers = SECURITY | {"ETag": f'W/"{asset.tag}"', "Cache-Control": kept, "Vary": "Accept-Encoding"}
+        headers = self._security | {"ETag": f'W/"{asset.tag}"', "Cache-Control": kept, "Vary": "Accept-Encoding"}
         if any(offered.value in (asset.tag, "*") for offered in request.if_none_match or ()):
             return web.Response(status=304, headers=headers)
         packed = accepts_gzip(request.headers.get("Accept-Encoding", ""))
@@ -131,9 +139,10 @@ class Pages:
     async def usual(self, request: web.Request) -> web.Response:
         """Usual values of the cells before a window."""
         window = known_window(self._view, request.query.get("window"), self._feed)
-        earlier = self._usual.earlier(self._view, window)
-        key = key_of("usual", window.start, [other.tag for other in earlier])
-        return await self._answers.answer(request, key, partial(self._usual.over, window, earlier), JSON, "revalidate")
+        days, earlier = self._usual.earlier(self._view, window)
+        key = key_of("usual", window.start, days, [other.tag for other in earlier])
+        make = partial(self._usual.over, window, days, earlier)
+        return await self._answers.answer(request, key, make, JSON, "revalidate")
 
     async def tiles(self, request: web.Request) -> web.StreamResponse:
         """The basemap, as a whole or by byte ranges."""

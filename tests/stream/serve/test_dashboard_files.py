@@ -15,9 +15,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from typer.testing import CliRunner
 
 from stream.cli import app
+from stream.config import ConfigError
 from stream.local import REPO_ROOT
 from stream.serve.api import make_app
-from stream.serve.limits import LIMITS
 from stream.serve.static_files import BasemapError, check_basemap, read_assets
 from tests.support.builders import bus_config
 
@@ -98,6 +98,23 @@ async def test_files_come_compressed_with_entity_tags_and_a_strict_policy(tmp_pa
         assert await plain.read() == (STATIC / "index.html").read_bytes()
 
 
+async def test_the_page_is_framed_by_those_whom_the_configuration_names_and_else_by_nobody(tmp_path: Path) -> None:
+    sites = ["https://desk.example.org", "http://127.0.0.1:8000"]
+    for named, said in (([], "'none'"), (sites, " ".join(sites))):
+        config = bus_config(tmp_path, **{"public.frame_ancestors": named})
+        async with TestClient(TestServer(make_app(config))) as client:
+            policy = (await client.get("/")).headers["Content-Security-Policy"]
+            assert policy.endswith(f"; frame-ancestors {said}")
+
+
+@pytest.mark.parametrize(
+    "site", ["https://x.example/path", "'self'; script-src *", "x.example", "https://x\r\nSet-Cookie:a"]
+)
+def test_a_frame_ancestor_that_is_no_origin_is_refused(tmp_path: Path, site: str) -> None:
+    with pytest.raises(ConfigError, match="frame_ancestors"):
+        bus_config(tmp_path, **{"public.frame_ancestors": [site]})
+
+
 @pytest.mark.parametrize(
     "path", ["/assets/nothing.js", "/assets/..%2fbuild.json", "/index.html", "/dashboard/basemap.pmtiles", "/x"]
 )
@@ -113,13 +130,6 @@ async def test_the_page_has_no_inline_script_and_names_no_other_host() -> None:
     assert "<script>" not in page
     assert "style=" not in page
     assert "http" not in page
-
-
-def test_every_limit_that_readers_see_is_among_the_known_limits() -> None:
-    text = (REPO_ROOT / "docs" / "known-limits.md").read_text().replace("\n  ", " ").casefold()
-    for limit in LIMITS:
-        words = str(limit["title"]).rstrip(".").casefold()
-        assert words in text, words
 
 
 async def test_a_basemap_is_served_by_byte_ranges(tmp_path: Path) -> None:

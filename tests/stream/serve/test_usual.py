@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from stream.messages.message import Message, digest
 from stream.serve.cell_history import Usual
 from stream.serve.window_store import View, WindowView
 from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, city_config, window
+
+DAY, WEEK = 24, 7 * 24
+"""Hours."""
 
 
 def released(tmp_path: Path, hour: int, raw: float, scale: float, **more: Any) -> list[Message]:
@@ -39,7 +43,7 @@ def view_of(*windows: list[Message]) -> View:
 
 def usual_in(view: View, shown: WindowView) -> dict[str, Any]:
     usual = Usual()
-    return json.loads(usual.over(shown, usual.earlier(view, shown)))
+    return json.loads(usual.over(shown, *usual.earlier(view, shown)))
 
 
 def of(found: dict[str, Any], cell: str) -> dict[str, Any]:
@@ -51,7 +55,9 @@ def newest(view: View) -> WindowView:
 
 
 def test_the_more_certain_release_weighs_more_and_intervals_narrow(tmp_path: Path) -> None:
-    view = view_of(released(tmp_path, 0, 30.0, 1.0), released(tmp_path, 1, 20.0, 2.0), released(tmp_path, 2, 0.0, 1.0))
+    view = view_of(
+        released(tmp_path, 0, 30.0, 1.0), released(tmp_path, DAY, 20.0, 2.0), released(tmp_path, 2 * DAY, 0.0, 1.0)
+    )
     found = of(usual_in(view, newest(view)), BUSY)
     weights = (1 / 2, 1 / 8)
     mean = (30 * weights[0] + 20 * weights[1]) / sum(weights)
@@ -65,15 +71,15 @@ def test_gaussian_noise_of_the_same_scale_is_half_the_variance(tmp_path: Path) -
     zcdp = {"accounting": "zcdp", "rho": 0.05, "delta": 1e-6}
     widths = []
     for more in ({}, zcdp):
-        view = view_of(released(tmp_path, 0, 30.0, 1.0, **more), released(tmp_path, 1, 0.0, 1.0))
+        view = view_of(released(tmp_path, 0, 30.0, 1.0, **more), released(tmp_path, DAY, 0.0, 1.0))
         low, high = of(usual_in(view, newest(view)), BUSY)["interval"]
         widths.append(high - low)
     assert widths[0] / widths[1] == pytest.approx(math.sqrt(2), abs=1e-3)
 
 
 def test_neither_the_window_itself_nor_a_later_one_is_usual(tmp_path: Path) -> None:
-    view = view_of(*(released(tmp_path, hour, 10.0 * hour, 1.0) for hour in range(4)))
-    shown = view.find("2017-03-21T13:00:00Z", "bus")
+    view = view_of(*(released(tmp_path, day * DAY, 10.0 * day, 1.0) for day in range(4)))
+    shown = view.find("2017-03-22T12:00:00Z", "bus")
     assert shown is not None
     found = usual_in(view, shown)
     assert found["earlier_windows"] == 1
@@ -85,14 +91,14 @@ def test_neither_the_window_itself_nor_a_later_one_is_usual(tmp_path: Path) -> N
 
 def test_a_window_without_its_marker_says_nothing_of_what_is_usual(tmp_path: Path) -> None:
     *unmarked, _ = released(tmp_path, 0, 10.0, 1.0)
-    view = view_of(released(tmp_path, 1, 10.0, 1.0))
+    view = view_of(released(tmp_path, DAY, 10.0, 1.0))
     for message in unmarked:
         view.add(message.topic, message.ce_id, message.value)
     assert usual_in(view, newest(view))["earlier_windows"] == 0
 
 
 def test_suppressed_cells_have_no_usual_value_and_values_stay_in_range(tmp_path: Path) -> None:
-    view = view_of(released(tmp_path, 0, -300.0, 5.0), released(tmp_path, 1, 0.0, 1.0))
+    view = view_of(released(tmp_path, 0, -300.0, 5.0), released(tmp_path, DAY, 0.0, 1.0))
     found = usual_in(view, newest(view))
     assert sorted(row["cell"] for row in found["cells"]) == sorted(set(CELLS) - {LONELY})
     assert of(found, BUSY)["value"] == 0.0
@@ -101,10 +107,62 @@ def test_suppressed_cells_have_no_usual_value_and_values_stay_in_range(tmp_path:
 
 def test_what_is_forgotten_by_the_view_is_forgotten_here(tmp_path: Path) -> None:
     usual = Usual()
-    view = view_of(*(released(tmp_path, hour, 30.0, 1.0) for hour in range(3)))
+    view = view_of(*(released(tmp_path, day * DAY, 30.0, 1.0) for day in range(3)))
     shown = newest(view)
-    usual.over(shown, usual.earlier(view, shown))
+    usual.over(shown, *usual.earlier(view, shown))
     assert len(usual.decoded) == 2
     view.windows.clear()
-    assert usual.earlier(view, shown) == []
+    assert usual.earlier(view, shown).windows == []
     assert usual.decoded == {}
+
+
+def starts(view: View, shown: WindowView) -> tuple[str, list[int]]:
+    """Which days say what is usual in that window, and the windows' hours before it."""
+    days, windows = Usual().earlier(view, shown)
+    return days, [round((moment(shown) - moment(other)) / 3600) for other in windows]
+
+
+def moment(window: WindowView) -> float:
+    return datetime.fromisoformat(window.start).timestamp()
+
+
+def test_usual_is_of_the_same_hour_and_weekday_where_there_are_three_such_windows(tmp_path: Path) -> None:
+    hours = [*(week * WEEK for week in range(4)), 1, 3 * WEEK - 1, *(3 * WEEK - day * DAY for day in (1, 2, 3))]
+    view = view_of(*(released(tmp_path, hour, 30.0, 1.0) for hour in sorted(hours)))
+    assert starts(view, newest(view)) == ("weekday", [WEEK, 2 * WEEK, 3 * WEEK])
+
+
+def test_usual_is_of_the_same_kind_of_day_and_then_of_any_day_and_never_of_another_hour(tmp_path: Path) -> None:
+    """2017-03-21 is a Tuesday: Friday is 3 days later, Monday 6."""
+    view = view_of(*(released(tmp_path, day * DAY, 30.0, 1.0) for day in range(7)))
+    assert starts(view, newest(view)) == ("kind", [3 * DAY, 4 * DAY, 5 * DAY, 6 * DAY])
+    view = view_of(*(released(tmp_path, day * DAY, 30.0, 1.0) for day in (3, 4, 5, 6)))
+    assert starts(view, newest(view)) == ("any", [1 * DAY, 2 * DAY, 3 * DAY])
+    view = view_of(*(released(tmp_path, hour, 30.0, 1.0) for hour in range(5)))
+    assert starts(view, newest(view)) == ("any", [])
+
+
+def test_the_same_hour_is_the_local_one_when_clocks_change(tmp_path: Path) -> None:
+    """Chicago's clocks went forward on 2017-03-12 and back on 2017-11-05, so 12:00 UTC is an hour off after that Sunday."""
+    before, after = 32 * WEEK, 33 * WEEK
+    view = view_of(*(released(tmp_path, hour, 30.0, 1.0) for hour in (before - WEEK, before, after, after + 1)))
+    assert starts(view, newest(view)) == ("any", [WEEK + 1, 2 * WEEK + 1])
+
+
+def test_the_spread_is_what_noise_does_not_explain(tmp_path: Path) -> None:
+    """Values 20, 30, 40 with noise of variance 2 have a variance of 100 between them, 98 of which is the cell's own."""
+    view = view_of(*(released(tmp_path, day * DAY, raw, 1.0) for day, raw in enumerate((20.0, 30.0, 40.0, 0.0))))
+    said = of(usual_in(view, newest(view)), BUSY)
+    assert said["spread"] == pytest.approx(math.sqrt(98), abs=1e-3)
+    assert said["deviation"] == pytest.approx(math.sqrt(2 / 3), abs=1e-3)
+    view = view_of(*(released(tmp_path, day * DAY, raw, 9.0) for day, raw in enumerate((29.0, 30.0, 31.0, 0.0))))
+    assert of(usual_in(view, newest(view)), BUSY)["spread"] == 0.0
+
+
+def test_a_zone_that_nobody_knows_counts_as_utc(tmp_path: Path) -> None:
+    for zone in ("Nowhere/At-All", "../../etc/passwd", "Europe", "<b>"):
+        *cells, marker = released(tmp_path, 0, 30.0, 1.0)
+        body = json.loads(marker.value)
+        strange = json.dumps(body | {"period": body["period"] | {"timezone": zone}}).encode()
+        view = view_of([*cells, marker._replace(value=strange)])
+        assert usual_in(view, newest(view))["earlier_windows"] == 0

@@ -1,17 +1,12 @@
 /** "About the noise": what the numbers of this window promise, in words. */
 
-import { byId, make } from './dom';
+import { byId, chip, make } from './dom';
+import { say, sayIfKnown } from './texts';
 import { hours, length, span, when } from './times';
 import { SHORTCUTS } from './shortcuts';
-import type { Marker } from './types';
+import { inUnit, unit } from './units';
+import type { Limit, Marker } from './types';
 import type { View } from './view';
-
-const RELATIONS = {
-  values:
-    'What a user measured is hidden: two histories that differ in all measured speeds of one user give nearly the same numbers. Who reported, where, when and how often is public.',
-  participation:
-    'That a user took part at all is hidden: two histories that differ by everything one user did give nearly the same numbers. Counts carry noise too.',
-};
 
 export function setUpAbout(view: View): void {
   const dialog = byId<HTMLDialogElement>('about');
@@ -25,50 +20,89 @@ export function setUpAbout(view: View): void {
 
 type Fact = [term: string, ...said: (string | HTMLElement)[]];
 
+/** A number without the digits that floating point adds. */
+const plain = (number: number) => String(Number(number.toPrecision(12))).replace('.', say('decimal'));
+
 /** What pure epsilon promises. */
 const pure = ({ epsilon, budget, period }: Marker): Fact[] => [
-  ['ε per window', `${epsilon} for one user, over all cells and statistics together`],
-  ['ε per period', `${budget} for one user: nothing published in ${span(length(period))} changes the odds of any guess about one user by more than a factor e`, make('sup', {}, String(budget))],
+  [say('about.epsilon'), say('about.epsilon-text', { epsilon: plain(epsilon) })],
+  [say('about.budget'), `${say('about.budget-text', { budget: plain(budget), period: span(length(period)) })}`, make('sup', {}, plain(budget))],
 ];
 
 /** What rho-zCDP promises, and the (ε, δ) it converts to. */
-const concentrated = ({ epsilon, budget, rho, rho_budget, delta, period }: Marker): Fact[] => [
-  ['Accounting', 'zero-concentrated differential privacy (zCDP), discrete Gaussian noise'],
-  ['ρ per window', `${rho} for one user, over all cells and statistics together; that is ε ${epsilon} at δ ${delta}`],
-  ['ρ per period', `${rho_budget} for one user; that is ε ${budget} at δ ${delta}: but for a chance of ${delta}, nothing published in ${span(length(period))} changes the odds of any guess about one user by more than a factor e`, make('sup', {}, String(budget))],
-];
-
-function body(view: View): HTMLElement[] {
-  const marker = view.window?.marker;
-  const how = [
-    make('h3', {}, 'How to read the map'),
-    make('p', {}, 'Random noise was added to every number before it was published, so that no number tells much about any one user. The 95 % interval says how far the noise may have moved it. A cell is fainter when its interval spans more than one class of the legend, and hatched when it was not published. Zooming in or waiting does not remove the noise: it was drawn once.'),
-    make('p', {}, make('span', { class: 'chip' }, 'modelled'), ' values were computed from published noisy numbers alone, at no further cost to anyone’s privacy. “As released” shows what the mechanism published, clamped to the possible range.'),
-    make('p', {}, '“Usual” is the mean of the cell’s own earlier published values, the more certain ones weighing more; nothing unpublished enters it.'),
-  ];
-  if (!marker || !view.window) return [make('p', {}, 'No window was released yet; the figures appear here with the first.'), ...how];
-  const { period, clipping, relation, statistics } = marker;
-  const cells = [...view.cells.values()];
-  const facts: Fact[] = [
-    ['Window', `${when(view.window.window, view.zone)} (${period.timezone})`],
-    ['Who is protected', `one user (vehicle or device) for one period of ${span(length(period))}`],
-    ['Relation', relation],
-    ...(marker.accounting === 'zcdp' ? concentrated(marker) : pure(marker)),
-    ['Clipping', `speeds below ${clipping.lower} or above ${clipping.upper} ${clipping.unit} count as those bounds`],
-    ['Statistics', statistics.join(', ')],
-    ['Cells', `${cells.length} in ${hours(view.window.window, view.zone)}, ${cells.filter((cell) => cell.status === 'published').length} published`],
-  ];
-  const limits = view.limits.filter((limit) => limit.relation === null || limit.relation === relation);
+function concentrated({ epsilon, budget, rho = 0, rho_budget = 0, delta = 0, period }: Marker): Fact[] {
+  const common = { delta: String(delta).replace('.', say('decimal')), epsilon: plain(epsilon), budget: plain(budget), period: span(length(period)) };
   return [
-    make('p', { class: 'lead' }, RELATIONS[relation]),
-    make('dl', { class: 'facts' }, ...facts.flatMap(([term, ...said]) => [make('dt', {}, term), make('dd', {}, ...said)])),
-    ...how,
-    make('h3', {}, 'Known limits'),
-    make('ul', {}, ...limits.map(({ title, text }) => make('li', {}, make('strong', {}, title), ` ${text}`))),
-    make('h3', {}, 'Keys while the map has the focus'),
-    make('dl', { class: 'keys' }, ...SHORTCUTS.flatMap(([keys, meaning]) => [make('dt', {}, keys), make('dd', {}, meaning)])),
-    make('p', { class: 'quiet' }, 'Land outline: Natural Earth, public domain. ', licences()),
+    [say('about.accounting'), say('about.accounting-text')],
+    [say('about.rho'), say('about.rho-text', { ...common, rho: plain(rho) })],
+    [say('about.rho-budget'), say('about.rho-budget-text', { ...common, rho: plain(rho_budget) }), make('sup', {}, plain(budget))],
   ];
 }
 
-const licences = () => make('a', { href: 'licences.md' }, 'Licences of the software in this page');
+/** The spatial histograms of the window, their ε, and what a user spends on everything together. */
+function histograms(view: View, marker: Marker): Fact[] {
+  if (!view.histograms.length) return [];
+  const names = view.histograms.join(', ');
+  const counted = marker.histogram_epsilon;
+  if (counted === undefined) return [[say('about.histograms'), chip('histogram'), ` ${say('about.histograms-unstated', { names })}`]];
+  const { epsilon, rho } = marker;
+  const spent =
+    marker.accounting === 'zcdp'
+      ? say('about.total-rho', { rho: plain(rho ?? 0) })
+      : say('about.total-text', { epsilon: plain(epsilon), histograms: plain(counted), total: plain(epsilon + counted) });
+  return [
+    [say('about.histograms'), chip('histogram'), ` ${say('about.histograms-text', { names, epsilon: plain(counted) })}`],
+    [say('about.total'), spent],
+  ];
+}
+
+const bound = (kmh: number) => plain(Number(inUnit(kmh).toFixed(1)));
+
+function facts(view: View, marker: Marker): Fact[] {
+  const { period, clipping, relation, statistics } = marker;
+  const cells = [...view.cells.values()];
+  const bounds = view.window!.window;
+  const published = cells.filter((cell) => cell.status === 'published').length;
+  return [
+    [say('about.window'), `${when(bounds, view.zone)} (${period.timezone})`],
+    [say('about.who'), say('about.who-text', { period: span(length(period)) })],
+    [say('about.relation'), relation],
+    ...(marker.accounting === 'zcdp' ? concentrated(marker) : pure(marker)),
+    ...histograms(view, marker),
+    [say('about.clipping'), say('about.clipping-text', { lower: bound(clipping.lower), upper: bound(clipping.upper), unit: unit() })],
+    [say('about.statistics'), statistics.join(', ')],
+    [say('about.cells'), say('about.cells-text', { count: cells.length, hours: hours(bounds, view.zone), published })],
+  ];
+}
+
+function body(view: View): HTMLElement[] {
+  const marker = view.window?.marker;
+  const relation = marker?.relation ?? 'values';
+  const how = [
+    make('h3', {}, say('about.how')),
+    ...(marker ? [make('p', {}, say(`about.noise.${relation}`))] : []),
+    make('p', {}, say('about.interval')),
+    make('p', {}, chip('modelled'), ` ${say('about.modelled')}`),
+    make('p', {}, chip('raw'), ` ${say('about.raw')}`),
+    make('p', {}, chip('histogram'), ` ${say('about.counted')}`),
+    make('p', {}, say('about.usual')),
+  ];
+  if (!marker || !view.window) return [make('p', {}, say('about.none')), ...how];
+  const limits = view.limits.filter((limit) => limit.relation === null || limit.relation === relation);
+  return [
+    make('p', { class: 'lead' }, say(`about.relation.${relation}`)),
+    make('dl', { class: 'facts' }, ...facts(view, marker).flatMap(([term, ...said]) => [make('dt', {}, term), make('dd', {}, ...said)])),
+    ...how,
+    make('h3', {}, say('about.limits')),
+    make('ul', {}, ...limits.flatMap(limitItem)),
+    make('h3', {}, say('about.keys')),
+    make('dl', { class: 'keys' }, ...SHORTCUTS.flatMap(([keys, meaning]) => [make('dt', {}, sayIfKnown(keys) ?? keys), make('dd', {}, say(meaning))])),
+    make('p', { class: 'quiet' }, `${say('about.land')} `, make('a', { href: 'licences.md' }, say('about.licences'))),
+  ];
+}
+
+/** A limit in words; none that this page has no words for. */
+function limitItem({ name }: Limit): HTMLElement[] {
+  const [title, text] = [sayIfKnown(`limit.${name}.title`), sayIfKnown(`limit.${name}.text`)];
+  return title && text ? [make('li', {}, make('strong', {}, title), ` ${text}`)] : [];
+}

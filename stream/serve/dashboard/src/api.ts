@@ -1,5 +1,6 @@
 /** Requests to the read API; every address is relative to the page. */
 
+import { say } from './texts';
 import type { Box, Hexagon, Settings, Usual, WindowCells, WindowSummary } from './types';
 
 export class ApiError extends Error {
@@ -18,7 +19,7 @@ async function get<T>(path: string, query: Record<string, string> = {}): Promise
   if (!response.ok) {
     const problem = body as { title?: string; detail?: string } | null;
     const said = [problem?.title, problem?.detail].filter(Boolean).join(': ');
-    throw new ApiError(response.status, said || `the server answered ${response.status}`);
+    throw new ApiError(response.status, said || say('failed.status', { status: response.status }));
   }
   return body as T;
 }
@@ -49,6 +50,9 @@ export const count = (feed: string, start: string, mechanism: string, box: Box) 
 export function downloadAddress(feed: string, start: string, format: string): string {
   return `api/v1/windows/${encodeURIComponent(start)}/download.${format}?feed=${encodeURIComponent(feed)}`;
 }
+
+export const rangeAddress = (feed: string, from: string, to: string, format: string) =>
+  `api/v1/download.${format}?${new URLSearchParams({ from, to, feed })}`;
 
 const RETRY = 2_000;
 

@@ -3,6 +3,7 @@
 import type { Counted } from './api';
 import { inside } from './hexagons';
 import { isNoisy, type Shown } from './statistics';
+import { decimals, say } from './texts';
 import type { Box, Hexagon } from './types';
 
 export interface Together {
@@ -42,14 +43,12 @@ const noiseVariance = (scale: number, accounting: Hexagon['accounting']) => (acc
 
 function clipped(value: number, half: number, upper: number): Shown {
   const clip = (number: number) => Math.min(Math.max(number, 0), upper);
-  return { value: clip(value), low: clip(value - half), high: clip(value + half) };
+  return { value: clip(value), low: clip(value - half), high: clip(value + half), deviation: half / 1.96, quantile: 1.96 };
 }
 
-/** "Users in the box, each where they were last, by the spatial histogram (auto): 12, 95 % interval 3–30." */
+/** "Users whose last position was in the box, by the spatial histogram (auto): 12, 95 % interval 3–30." */
 export function counted({ value, interval, mechanism, fixes_per_user: most }: Counted): string {
-  const fixes = most === 1 ? 'Users in the box, each where they were last' : `Fixes in the box, at most ${most} of one user`;
-  const what = mechanism === 'euler' ? 'Regions of users that meet the whole grid cells around the box' : fixes;
-  const number = Math.max(value, 0).toFixed(0);
-  const range = interval ? `95 % interval ${interval[0]}–${interval[1]}` : 'no interval, for the release does not describe its noise';
-  return `${what}, by the spatial histogram (${mechanism}): ${number}, ${range}.`;
+  const what = mechanism === 'euler' ? 'area.regions' : most === 1 ? 'area.users' : 'area.fixes';
+  const range = interval ? say('area.interval', { low: interval[0], high: interval[1] }) : say('area.no-interval');
+  return say(what, { mechanism, most, value: decimals(Math.max(value, 0), 0), range });
 }

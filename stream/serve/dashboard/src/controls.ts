@@ -1,6 +1,7 @@
 /** The card of choices: statistic, colours, kind of value, and the legend. */
 
-import { byId, make } from './dom';
+import { byId, chip, make } from './dom';
+import { say } from './texts';
 import {
   RELATIVE_LABELS,
   STATISTICS,
@@ -11,6 +12,7 @@ import {
   type Scheme,
   type Statistic,
 } from './statistics';
+import { unit, type Unit } from './units';
 import type { Look } from './map';
 import type { View } from './view';
 
@@ -18,21 +20,24 @@ export interface Choices {
   statistic(statistic: Statistic): void;
   scheme(scheme: Scheme): void;
   kind(kind: Kind): void;
+  unit(unit: Unit): void;
 }
 
 const radios = (id: string) => [...byId(id).querySelectorAll<HTMLInputElement>('input')];
 
 export function setUpControls(choices: Choices): void {
   const list = byId('statistics');
-  for (const [name, { label, title }] of Object.entries(STATISTICS)) {
+  for (const name of Object.keys(STATISTICS) as Statistic[]) {
+    const title = say(`${name}.title`);
     const input = make('input', { type: 'radio', name: 'statistic', value: name, 'aria-label': title });
-    list.append(make('label', { title }, input, make('span', {}, label)));
+    list.append(make('label', { title }, input, make('span', {}, say(`${name}.short`))));
   }
   const listen = <T extends string>(id: string, then: (value: T) => void) =>
     byId(id).addEventListener('change', (event) => then((event.target as HTMLInputElement).value as T));
   listen<Statistic>('statistics', choices.statistic);
   listen<Scheme>('schemes', choices.scheme);
   listen<Kind>('kinds', choices.kind);
+  listen<Unit>('units', choices.unit);
   const small = matchMedia('(max-width: 719px)');
   const fold = byId<HTMLDetailsElement>('controls-fold');
   fold.open = !small.matches;
@@ -44,9 +49,9 @@ export function showControls(view: View, looks: Look[]): void {
   if (!view.window) return;
   check('statistics', view.statistic, (name) => view.available(name as Statistic));
   check('schemes', view.scheme, (name) => name === 'absolute' || view.comparable);
-  check('kinds', view.modelled && view.kind === 'modelled' ? 'modelled' : 'raw', (name) => name === 'raw' || view.modelled);
-  const title = STATISTICS[view.statistic].title.split(':')[0]!;
-  byId('controls-title').textContent = title;
+  check('kinds', view.shownKind, (name) => name === 'raw' || view.modelled);
+  check('units', unit(), () => true);
+  byId('controls-title').textContent = say(`${view.statistic}.name`);
   byId('legend').replaceChildren(...legend(view, looks));
 }
 
@@ -59,23 +64,24 @@ function check(id: string, chosen: string, enabled: (name: string) => boolean): 
 
 function legend(view: View, looks: Look[]): HTMLElement[] {
   const against = view.scheme === 'usual';
-  const labels = against ? RELATIVE_LABELS : absoluteLabels(view.breaks, topOf(view.statistic, view.upper));
-  const title = against ? 'Against the usual speed of each cell' : 'km/h';
+  const labels = against ? RELATIVE_LABELS.map((key) => say(key)) : absoluteLabels(view.breaks, topOf(view.statistic, view.upper));
+  const title = against ? view.usually('legend.against') : unit();
   const rows = labels.map((label, index) => row(label, view.colours[index]!));
   const extra = [
-    looks.some((look) => look.hatched) && row('not published', 'hatch'),
-    looks.some((look) => !look.hatched && look.index < 0) && row('usual speed not known well', 'unknown'),
+    looks.some((look) => look.hatched) && row(say('legend.not-published'), 'hatch'),
+    looks.some((look) => !look.hatched && look.index < 0) && row(say('legend.unknown'), 'unknown'),
   ].filter((item) => item !== false);
-  const fainter = [1, 2, 3, 4].map((spans) => swatch(view.colours.at(-1)!, opacity(spans)));
+  const fainter = [1, 2, 3, 4].map((spans) => swatch(view.colours[labels.length - (against ? 2 : 1)]!, opacity(spans)));
   return [
     make('h3', {}, title),
     make('ul', {}, ...rows, ...extra),
-    make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), 'Fainter: the 95 % interval spans 2, 3 or more classes'),
-    view.kind === 'modelled' && view.modelled
-      ? make('p', { class: 'note' }, make('span', { class: 'chip' }, 'modelled'), ' Estimates of a model from noisy releases')
-      : make('p', { class: 'note' }, 'Values as released, noise from privacy included'),
+    make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say('legend.fainter')),
+    note(view.shownKind, say(`legend.${view.shownKind}`)),
+    ...(view.histograms.length ? [note('histogram', say('legend.histograms', { names: view.histograms.join(', ') }))] : []),
   ];
 }
+
+const note = (kind: Kind | 'histogram', text: string) => make('p', { class: 'note' }, chip(kind), ` ${text}`);
 
 const row = (label: string, colour: string) => make('li', {}, swatch(colour, 1), label);
 

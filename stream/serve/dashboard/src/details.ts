@@ -1,46 +1,63 @@
 /** The card of the selected cell. */
 
 import { ApiError, history } from './api';
-import { make } from './dom';
+import { chip, make } from './dom';
 import { sparkline } from './sparkline';
-import { STATISTICS, comparison, countText, interval, sentence, shown, speed, type Statistic } from './statistics';
+import { STATISTICS, comparison, countText, interval, isNoisy, sentence, shown, speed, type Statistic } from './statistics';
+import { decimals, say } from './texts';
 import { when } from './times';
+import { inUnit, unit } from './units';
+import type { UsualValue } from './types';
 import type { View } from './view';
 
-/** The main line of a reading, with a mark where it is a model's. */
+/** The main line of a reading with a mark of its kind; where there is no reading, why. */
 export function statement(view: View, cell: string): HTMLElement[] {
   const hexagon = view.cells.get(cell);
-  if (!hexagon) return [make('p', { class: 'reading' }, 'Nothing was released about this cell in this window.')];
+  if (!hexagon) return [make('p', { class: 'reading' }, say('reading.none')), make('p', { class: 'quiet' }, say(`reason.none.${view.relation}`))];
   const { now, usual } = view.read(hexagon);
-  if (!now) return [make('p', { class: 'reading' }, 'Not published in this window.')];
-  const name = STATISTICS[view.statistic].title.split(':')[0]!;
+  if (!now) {
+    const count = isNoisy(hexagon.users) ? 0 : hexagon.users;
+    const reason = say(`reason.not-published.${hexagon.relation}`, { count });
+    return [make('p', { class: 'reading' }, say('reading.not-published')), make('p', { class: 'quiet' }, reason)];
+  }
   return [
-    make('p', { class: 'reading' }, sentence(now), now.method && make('span', { class: 'chip' }, 'modelled')),
-    make('p', { class: 'quiet' }, name, usual ? `, ${comparison(now, usual)}` : ''),
+    make('p', { class: 'reading' }, sentence(now), chip(now.method ? 'modelled' : 'raw')),
+    make('p', { class: 'quiet' }, say(`${view.statistic}.name`), usual ? `, ${comparison(now, usual)}` : ''),
+    ...(usual ? [make('p', { class: 'quiet' }, usually(view, usual))] : []),
   ];
+}
+
+/** "Usual on Tuesday at 07:00: 25 km/h, which varied by 1.2 km/h over 4 such windows". */
+function usually(view: View, { value, spread, windows }: UsualValue): string {
+  return view.usually('usual', { value: decimals(inUnit(value), 1), spread: decimals(inUnit(spread), 1), unit: unit(), windows });
 }
 
 export function cellCard(view: View, cell: string): HTMLElement[] {
   const hexagon = view.cells.get(cell);
-  const past = make('div', {}, make('p', { class: 'quiet' }, 'Loading the past…'));
+  const past = make('div', {}, make('p', { class: 'quiet' }, say('cell.loading')));
   void fillPast(view, cell, past);
   const parts: HTMLElement[] = [
-    make('h2', {}, 'Cell ', make('code', {}, cell)),
+    make('h2', {}, `${say('cell.title')} `, make('code', {}, cell)),
     make('p', { class: 'quiet' }, view.window ? when(view.window.window, view.zone) : ''),
     ...statement(view, cell),
   ];
   if (hexagon) {
     parts.push(
-      make('dl', {}, ...pair('Events', countText(hexagon.events)), ...pair('Users', countText(hexagon.users)),
-        ...pair('ε in this window', String(hexagon.epsilon)), ...pair('H3 resolution', String(hexagon.resolution))),
+      make('dl', {}, ...pair('cell.events', countText(hexagon.events)), ...pair('cell.users', countText(hexagon.users)),
+        ...pair('cell.epsilon', decimal(hexagon.epsilon)), ...pair('cell.resolution', String(hexagon.resolution))),
       allStatistics(view, cell),
     );
   }
-  parts.push(make('h3', {}, 'Past'), past);
+  parts.push(make('h3', {}, say('cell.past')), past);
   return parts;
 }
 
-const pair = (term: string, text: string) => [make('dt', {}, term), make('dd', {}, text)];
+const decimal = (number: number) => String(number).replace('.', say('decimal'));
+
+const pair = (term: 'cell.events' | 'cell.users' | 'cell.epsilon' | 'cell.resolution', text: string) => [
+  make('dt', {}, say(term)),
+  make('dd', {}, text),
+];
 
 function allStatistics(view: View, cell: string): HTMLElement {
   const hexagon = view.cells.get(cell)!;
@@ -48,19 +65,19 @@ function allStatistics(view: View, cell: string): HTMLElement {
     const released = shown(hexagon, statistic, 'raw');
     if (!released) return [];
     const modelled = shown(hexagon, statistic, 'modelled');
-    const estimate = hexagon[STATISTICS[statistic].from]!;
-    const clamped = estimate.clamped && statistic !== 'spread' ? `clamped from ${estimate.raw.toFixed(0)}` : '';
-    const lines = [line(STATISTICS[statistic].label, speed(released.value, released), interval(released), clamped)];
-    if (modelled?.method) lines.push(line(make('span', { class: 'chip' }, 'modelled'), speed(modelled.value, modelled), interval(modelled), modelled.method));
+    const estimate = hexagon[STATISTICS[statistic]]!;
+    const clamped = estimate.clamped && statistic !== 'spread' ? say('cell.clamped', { raw: decimals(inUnit(estimate.raw), 0) }) : '';
+    const lines = [line([say(`${statistic}.short`), chip('raw')], speed(released.value, released), interval(released), clamped)];
+    if (modelled?.method) lines.push(line([chip('modelled')], speed(modelled.value, modelled), interval(modelled), modelled.method));
     return lines;
   });
   if (!rows.length) return make('span');
-  const head = ['Released', 'km/h', '95 % interval', 'Note'].map((label) => make('th', { scope: 'col' }, label));
+  const head = [say('cell.statistic'), unit(), say('cell.interval'), say('cell.note')].map((label) => make('th', { scope: 'col' }, label));
   return make('table', { class: 'small' }, make('thead', {}, make('tr', {}, ...head)), make('tbody', {}, ...rows));
 }
 
-const line = (label: string | HTMLElement, value: string, range: string, note: string) =>
-  make('tr', {}, make('th', { scope: 'row' }, label), make('td', { class: 'number' }, value), make('td', { class: 'number' }, range),
+const line = (label: (string | HTMLElement)[], value: string, range: string, note: string) =>
+  make('tr', {}, make('th', { scope: 'row' }, ...label), make('td', { class: 'number' }, value), make('td', { class: 'number' }, range),
     make('td', { class: 'quiet' }, note));
 
 async function fillPast(view: View, cell: string, target: HTMLElement): Promise<void> {
@@ -69,7 +86,7 @@ async function fillPast(view: View, cell: string, target: HTMLElement): Promise<
     const current = view.window?.window.start ?? '';
     target.replaceChildren(sparkline(releases, view.statistic, view.kind, view.zone, current, view.upper));
   } catch (error) {
-    const reason = error instanceof ApiError ? error.message : 'the server does not answer';
-    target.replaceChildren(make('p', { class: 'quiet' }, `The past could not be read: ${reason}.`));
+    const reason = error instanceof ApiError ? error.message : say('failed.server');
+    target.replaceChildren(make('p', { class: 'quiet' }, say('cell.past-failed', { reason })));
   }
 }

@@ -1,5 +1,7 @@
 /** Elements by id, and elements made from parts. Text is always set as text. */
 
+import { say } from './texts';
+
 export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
   const found = document.getElementById(id);
   if (!found) throw new Error(`the page has no element #${id}`);
@@ -20,3 +22,6 @@ export function make<K extends keyof HTMLElementTagNameMap>(
   element.append(...parts.filter((part): part is Node | string => Boolean(part)));
   return element;
 }
+
+/** A mark that says whether a number is a model's, as it was released, or a histogram's. */
+export const chip = (kind: 'modelled' | 'raw' | 'histogram') => make('span', { class: 'chip' }, say(`chip.${kind}`));

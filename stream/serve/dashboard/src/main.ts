@@ -7,26 +7,25 @@ import * as api from './api';
 import { setUpAbout } from './about';
 import { setUpControls, showControls } from './controls';
 import { cellCard, statement } from './details';
-import { byId, make } from './dom';
+import { byId } from './dom';
+import { setUpDownloads, showDownloads } from './downloads';
 import { boundsOf, centre } from './hexagons';
 import { HexagonMap } from './map';
 import { Drawing, areaCard } from './measure';
 import { parsePlace, placeText } from './place';
 import { setUpShortcuts } from './shortcuts';
 import { Table } from './table';
+import { fillPage, say, type Values } from './texts';
 import { setUpTheme } from './theme';
 import { freshness, setUpTimeline, showBadge, showTimeline } from './timeline';
-import { when } from './times';
+import { choose as chooseUnit } from './units';
+import { clock, day, when } from './times';
 import type { Box, WindowCells, WindowSummary } from './types';
 import { View } from './view';
 
 const REMEMBERED = 12;
-const DOWNLOADS = [
-  ['csv', 'CSV'],
-  ['parquet', 'Parquet'],
-  ['geojson', 'GeoJSON'],
-] as const;
 
+fillPage();
 const root = document.documentElement;
 const view = new View();
 const place = parsePlace(location.hash);
@@ -34,6 +33,7 @@ if (place.statistic) view.statistic = place.statistic;
 if (place.values) view.kind = place.values;
 view.chosenScheme = place.colours ?? null;
 view.selected = place.cell ?? null;
+view.box = place.cell ? null : (place.area ?? null);
 view.live = !place.window;
 
 let map: HexagonMap;
@@ -45,12 +45,17 @@ let painted = 0;
 let placed = Boolean(place.at);
 const remembered = new Map<string, Promise<WindowCells>>();
 
-const theme = setUpTheme((chosen) => void map.setTheme(chosen).then(() => showDetails()));
+const theme = setUpTheme((chosen) => {
+  view.theme = chosen;
+  void map.setTheme(chosen).then(paint);
+});
+view.theme = theme;
 
 async function start(): Promise<void> {
   const settings = await api.settings();
   view.feed = settings.feed;
   view.limits = settings.limits;
+  view.parquet = settings.parquet;
   const { at } = place;
   map = new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain });
   drawing = new Drawing(map, (box) => {
@@ -66,8 +71,14 @@ async function start(): Promise<void> {
     statistic: (statistic) => change(() => (view.statistic = statistic)),
     scheme: (scheme) => change(() => (view.chosenScheme = scheme)),
     kind: (kind) => change(() => (view.kind = kind)),
+    unit: (unit) =>
+      change(() => {
+        chooseUnit(unit);
+        map.setUnit();
+      }),
   });
   setUpAbout(view);
+  setUpDownloads(view);
   setUpShortcuts(map.map.getCanvas(), {
     earlier: () => to(view.index - 1),
     later: () => to(view.index + 1),
@@ -82,13 +93,11 @@ async function start(): Promise<void> {
     },
     press: (button) => byId(button).click(),
   });
+  byId('newest').addEventListener('click', () => live(true));
   byId('details-close').addEventListener('click', () => closeDetails());
   byId('box-button').addEventListener('click', () => (drawing.active ? drawing.end(null) : drawArea()));
-  document.addEventListener('click', (event) => closeMenu(event.target as Node));
-  document.addEventListener('keydown', (event) => {
-    if (event.key === 'Escape') closeMenu(document.body);
-  });
   addEventListener('hashchange', () => location.reload());
+  if (view.box) setBox(view.box);
   await refresh();
   const known = Math.max(0, ...view.windows.map((window) => window.event_id ?? 0));
   api.follow(view.feed, known, onWindow, onLink);
@@ -97,10 +106,11 @@ async function start(): Promise<void> {
 
 /** Ask for the windows there are, and show the one asked for or the newest. */
 async function refresh(): Promise<void> {
-  await api.caughtUp(() => showBadge({ state: 'waiting', text: 'The server is reading past windows' }));
+  await api.caughtUp(() => showBadge({ state: 'waiting', text: say('badge.reading') }));
   view.windows = (await api.windows(view.feed)).filter((window) => window.complete).reverse();
   const asked = view.window?.window.start ?? place.window;
   const wanted = view.live ? undefined : view.windows.find((window) => window.window.start === asked);
+  if (!view.live && !wanted && asked && view.windows.length) return showGone(asked);
   view.live = !wanted;
   await show(wanted ?? view.windows.at(-1));
 }
@@ -134,9 +144,8 @@ const load = (window: WindowSummary): Promise<WindowCells> => {
 
 async function show(window: WindowSummary | undefined): Promise<void> {
   const mine = (turn += 1);
-  byId('empty').hidden = Boolean(window);
   if (!window) {
-    byId('empty-text').textContent = 'Windows appear here by themselves as they are released. The first comes when its timeslot has ended and late events had their time.';
+    showCard('empty');
     return tell(ready);
   }
   byId('notice').hidden = true;
@@ -145,10 +154,29 @@ async function show(window: WindowSummary | undefined): Promise<void> {
   const [cells, usual] = await Promise.all([load(window), api.usual(window.window.start)]);
   if (mine !== turn) return;
   performance.measure('hexveil:fetch', 'asked');
-  view.setWindow(cells, usual.earlier_windows, usual.cells);
+  view.setWindow(cells, usual);
+  if (cells.marker?.withheld) showCard('withheld');
+  else byId('empty').hidden = true;
   if (!placed) fit();
   await paint();
   performance.measure('hexveil:update', 'asked');
+}
+
+/** The card in the middle of the map: why there is nothing on it. */
+function showCard(subject: 'empty' | 'gone' | 'withheld', values: Values = {}): void {
+  byId('empty').hidden = false;
+  byId('empty-title').textContent = say(`${subject}.title`);
+  byId('empty-text').textContent = say(`${subject}.text`, values);
+  byId('newest').hidden = subject !== 'gone';
+}
+
+/** The window that the address names is not kept: say so, and show no other in its place. */
+async function showGone(start: string): Promise<void> {
+  turn += 1;
+  view.clear();
+  const at = (time: string) => `${day(time, view.zone)}, ${clock(time, view.zone)} (${view.zone})`;
+  showCard('gone', { window: at(start), first: at(view.windows[0]!.window.start), last: at(view.windows.at(-1)!.window.end) });
+  await paint();
 }
 
 function fit(): void {
@@ -165,7 +193,7 @@ async function paint(): Promise<void> {
   const looks = view.looks();
   showControls(view, looks);
   showTimeline(view);
-  showDownloads();
+  showDownloads(view);
   showDetails();
   table.render();
   hover(0, 0, undefined);
@@ -236,8 +264,9 @@ function measure(box: Box): void {
   if (drawing.active) drawing.end(null);
   view.selected = null;
   setBox(box);
+  writePlace();
   showDetails();
-  byId('status').textContent = byId('area-mean')?.textContent ?? 'No published cell has its centre in the area.';
+  byId('status').textContent = byId('area-mean')?.firstChild?.textContent ?? say('area.nothing');
 }
 
 function showArea(): void {
@@ -275,25 +304,10 @@ function hover(x: number, y: number, cell: string | undefined): void {
   tip.style.transform = `translate(${Math.max(left, 8)}px, ${Math.max(top, 8)}px)`;
 }
 
-function showDownloads(): void {
-  const start = view.window?.window.start;
-  byId('downloads').hidden = !start;
-  if (!start) return;
-  const links = DOWNLOADS.map(([format, label]) =>
-    make('li', {}, make('a', { href: api.downloadAddress(view.feed, start, format), download: true }, label)),
-  );
-  byId('download-list').replaceChildren(...links);
-}
-
-function closeMenu(target: Node): void {
-  const menu = byId<HTMLDetailsElement>('downloads');
-  if (!menu.contains(target)) menu.open = false;
-}
-
 function announce(): void {
   if (!view.window) return;
   const published = [...view.cells.values()].filter((cell) => cell.status === 'published').length;
-  byId('status').textContent = `${when(view.window.window, view.zone)}: ${view.cells.size} cells, ${published} published.`;
+  byId('status').textContent = say('status.window', { window: when(view.window.window, view.zone), cells: view.cells.size, published });
 }
 
 function tell(then?: () => void): void {
@@ -312,6 +326,7 @@ function writePlace(): void {
     colours: view.chosenScheme ?? undefined,
     values: view.kind === 'raw' ? 'raw' : undefined,
     cell: view.selected ?? undefined,
+    area: view.box ?? undefined,
   });
   history.replaceState(null, '', text);
 }
@@ -320,13 +335,13 @@ function writePlace(): void {
 function fail(error: unknown): void {
   const notice = byId('notice');
   notice.hidden = false;
-  notice.textContent = `This window could not be read: ${error instanceof api.ApiError ? error.message : 'the server does not answer'}.`;
+  notice.textContent = say('failed.window', { reason: error instanceof api.ApiError ? error.message : say('failed.server') });
   showTimeline(view);
 }
 
 start().catch((error: unknown) => {
   byId('empty').hidden = false;
-  byId('empty').querySelector('h2')!.textContent = 'The server does not answer';
-  byId('empty-text').textContent = `${error instanceof Error ? error.message : String(error)}. Reload the page to try again.`;
+  byId('empty-title').textContent = say('failed.title');
+  byId('empty-text').textContent = say('failed.text', { reason: error instanceof Error ? error.message : String(error) });
   root.dataset.ready = 'failed';
 });

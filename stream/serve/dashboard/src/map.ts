@@ -18,6 +18,7 @@ import { Protocol } from 'pmtiles';
 import { ground, streets, type Ground } from './basemap';
 import { shapeKey, shapeOf, type Shape } from './hexagons';
 import { MAP_COLOURS, type MapColours, type Theme } from './palette';
+import { unit } from './units';
 import type { Box, Hexagon, Settings } from './types';
 
 /** How one hexagon looks: its class (-1: none known), its opacity, whether it is hatched. */
@@ -34,6 +35,7 @@ interface State {
   h: number;
 }
 
+const SCALES = { 'km/h': 'metric', mph: 'imperial' } as const;
 const HIDDEN: State = { c: -1, o: 0, h: 0 };
 const EMPTY = { type: 'FeatureCollection' as const, features: [] };
 
@@ -50,6 +52,7 @@ export class HexagonMap {
   private done: Promise<void>;
   private below: Ground | null = null;
   private readonly protocol = new Protocol();
+  private readonly scale = new ScaleControl({ unit: SCALES[unit()] });
 
   constructor(
     container: HTMLElement,
@@ -76,7 +79,7 @@ export class HexagonMap {
     this.map.touchZoomRotate.disableRotation();
     this.map.keyboard.disableRotation();
     this.map.addControl(new NavigationControl({ showCompass: false }), 'bottom-right');
-    this.map.addControl(new ScaleControl({ unit: 'metric' }), 'bottom-left');
+    this.map.addControl(this.scale, 'bottom-left');
     this.map.setMissingStyleImageResolver((id) => this.addHatch(id));
     this.done = new Promise((resolve) => this.map.once('load', () => resolve()));
     if (settings.basemap) {
@@ -269,6 +272,11 @@ export class HexagonMap {
   async outline(box: Box | null): Promise<void> {
     this.area = box;
     await this.inTurn(() => void this.source('area').setData(this.areaData()));
+  }
+
+  /** Show distances in the unit of speeds. */
+  setUnit(): void {
+    this.scale.setUnit(SCALES[unit()]);
   }
 
   /** Redraw in another theme. */

@@ -2,9 +2,10 @@
 
 import { ApiError, count } from './api';
 import { counted, together } from './area';
-import { byId, make } from './dom';
+import { byId, chip, make } from './dom';
 import type { HexagonMap } from './map';
 import { sentence } from './statistics';
+import { decimals, say, type TextKey } from './texts';
 import { when } from './times';
 import type { Box } from './types';
 import type { View } from './view';
@@ -81,27 +82,27 @@ export class Drawing {
 export function areaCard(view: View, suggestion: Box, measure: (box: Box) => void): HTMLElement[] {
   const box = view.box;
   return [
-    make('h2', {}, 'Area'),
-    make('p', { class: 'quiet' }, box && view.window ? when(view.window.window, view.zone) : 'Draw a box on the map, or give its bounds.'),
+    make('h2', {}, say('area.title')),
+    make('p', { class: 'quiet' }, box && view.window ? when(view.window.window, view.zone) : say('area.how')),
     ...(box ? answers(view, box) : []),
     bounds(box ?? suggestion, measure),
   ];
 }
 
-const SIDES = ['West', 'South', 'East', 'North'];
+const SIDES: TextKey[] = ['area.west', 'area.south', 'area.east', 'area.north'];
 
 function bounds(box: Box, measure: (box: Box) => void): HTMLElement {
   const inputs = SIDES.map((side, index) =>
-    make('input', { type: 'number', step: 'any', name: side, required: true, value: box[index]!.toFixed(4) }),
+    make('input', { type: 'number', step: 'any', name: side.slice(5), required: true, value: box[index]!.toFixed(4) }),
   );
   const problem = make('p', { class: 'problem', role: 'alert' });
-  const labels = SIDES.map((side, index) => make('label', {}, side, inputs[index]!));
-  const form = make('form', { class: 'bounds' }, ...labels, make('button', { type: 'submit' }, 'Measure'), problem);
+  const labels = SIDES.map((side, index) => make('label', {}, say(side), inputs[index]!));
+  const form = make('form', { class: 'bounds' }, ...labels, make('button', { type: 'submit' }, say('area.measure')), problem);
   form.addEventListener('submit', (event) => {
     event.preventDefault();
     const [west, south, east, north] = inputs.map((input) => input.valueAsNumber) as Box;
     const good = west < east && south < north && west >= -180 && east <= 180 && south >= -90 && north <= 90;
-    problem.textContent = good ? '' : 'West must be below east and south below north, in degrees.';
+    problem.textContent = good ? '' : say('area.wrong');
     if (good) measure([west, south, east, north]);
   });
   return form;
@@ -109,30 +110,30 @@ function bounds(box: Box, measure: (box: Box) => void): HTMLElement {
 
 function answers(view: View, box: Box): HTMLElement[] {
   const found = together(view.cells.values(), box, view.upper);
-  const histogram = make('div', { id: 'histogram-count' }, 'Asking the spatial histogram…');
+  const histogram = make('div', { id: 'histogram-count' }, say('area.asking'));
   void fillCounts(view, box, histogram);
   const { value, low, high, exact } = found.events;
-  const range = exact ? 'exact, counts are public' : `95 % noise interval ${low.toFixed(0)}–${high.toFixed(0)}`;
-  const none = make('p', { class: 'reading' }, 'No published cell has its centre in here.');
+  const range = exact ? say('area.exact') : say('area.noisy', { low: decimals(low, 0), high: decimals(high, 0) });
+  const none = make('p', { class: 'reading' }, say('area.nothing'));
   return [
-    found.mean ? make('p', { class: 'reading', id: 'area-mean' }, sentence(found.mean)) : none,
-    make('p', { class: 'quiet' }, `Mean speed over ${found.published} published of ${found.cells} cells with their centre inside, weighted by events, from values as released.`),
-    make('p', {}, `Events in these cells: ${value.toFixed(0)} (${range}): every report counts, over whole cells.`),
+    found.mean ? make('p', { class: 'reading', id: 'area-mean' }, sentence(found.mean), chip('raw')) : none,
+    make('p', { class: 'quiet' }, say('area.mean', { published: found.published, cells: found.cells })),
+    make('p', {}, say('area.events', { value: decimals(value, 0), range })),
     histogram,
   ];
 }
 
 /** What every spatial histogram of the window says of the box. */
 async function fillCounts(view: View, box: Box, target: HTMLElement): Promise<void> {
-  const mechanisms = view.window?.histograms ?? [];
+  const mechanisms = view.histograms;
   if (!mechanisms.length) {
-    target.textContent = 'This window has no spatial histogram, so nothing is known about parts of cells.';
+    target.textContent = say('area.no-histogram');
     return;
   }
   const start = view.window!.window.start;
   const said = mechanisms.map((mechanism) =>
     count(view.feed, start, mechanism, box).then(counted, (error: unknown) =>
-      `The spatial histogram (${mechanism}) could not be asked: ${error instanceof ApiError ? error.message : 'the server does not answer'}.`),
+      say('area.histogram-failed', { mechanism, reason: error instanceof ApiError ? error.message : say('failed.server') })),
   );
-  target.replaceChildren(...(await Promise.all(said)).map((text) => make('p', {}, text)));
+  target.replaceChildren(...(await Promise.all(said)).map((text) => make('p', {}, chip('histogram'), ` ${text}`)));
 }

@@ -4,11 +4,19 @@ export type Theme = 'light' | 'dark';
 
 export const RD_YL_BU = ['#d7191c', '#fdae61', '#ffffbf', '#abd9e9', '#2c7bb6'];
 
+/** A cell whose difference from usual may be noise: visible on light and on dark land. */
+export const WITHIN_NOISE = '#b4bbc0';
+
 const VIRIDIS = ['#440154', '#482878', '#3e4989', '#31688e', '#26828e', '#1f9e89', '#35b779', '#6ece58', '#b5de2b', '#fde725'];
 
+/** Viridis with its dark end mixed with white, so that every colour has a contrast of 3 with dark land and lightness still rises. */
+const VIRIDIS_ON_DARK = ['#916a9a', '#8c78aa', '#8087b1', '#7096b1', '#60a3ac', '#49b09f', '#41bb81', '#6ece58', '#b5de2b', '#fde725'];
+
 /** `count` colours of viridis from slow to fast. */
-export const viridis = (count: number): string[] =>
-  Array.from({ length: count }, (_, index) => VIRIDIS[Math.round((index * (VIRIDIS.length - 1)) / Math.max(count - 1, 1))]!);
+export function viridis(count: number, theme: Theme): string[] {
+  const ramp = theme === 'dark' ? VIRIDIS_ON_DARK : VIRIDIS;
+  return Array.from({ length: count }, (_, index) => ramp[Math.round((index * (ramp.length - 1)) / Math.max(count - 1, 1))]!);
+}
 
 export interface MapColours {
   sea: string;

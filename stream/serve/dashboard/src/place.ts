@@ -1,6 +1,7 @@
 /** What the address says after '#': place, window and what is shown, so that a link shows the same. Pure but for `location`. */
 
 import { isValidCell } from 'h3-js';
+import type { Box } from './types';
 import type { Kind, Scheme, Statistic } from './statistics';
 
 export interface Place {
@@ -10,10 +11,24 @@ export interface Place {
   colours?: Scheme;
   values?: Kind;
   cell?: string;
+  area?: Box;
 }
 
 const oneOf = <T extends string>(text: string | null, choices: readonly T[]): T | undefined =>
   choices.find((choice) => choice === text);
+
+/** A start as messages write it. */
+function parseWindow(text: string): string | undefined {
+  return /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$/.test(text) && !Number.isNaN(Date.parse(text)) ? text : undefined;
+}
+
+/** Bounds in degrees to the fifth decimal. */
+function parseArea(text: string): Box | undefined {
+  if (!/^(-?\d{1,3}(\.\d{1,5})?(,|$)){4}$/.test(text)) return undefined;
+  const [west, south, east, north] = text.split(',').map(Number) as Box;
+  const proper = -180 <= west && west < east && east <= 180 && -90 <= south && south < north && north <= 90;
+  return proper ? [west, south, east, north] : undefined;
+}
 
 export function parsePlace(hash: string): Place {
   const fields = new URLSearchParams(hash.replace(/^#/, ''));
@@ -23,8 +38,9 @@ export function parsePlace(hash: string): Place {
     place.at = { zoom: zoom!, lat, lng };
   }
   const known = {
-    window: /^[0-9-]{10}T[0-9:]{8}Z$/.exec(fields.get('window') ?? '')?.[0],
+    window: parseWindow(fields.get('window') ?? ''),
     cell: isValidCell(fields.get('cell') ?? '') ? fields.get('cell')! : undefined,
+    area: parseArea(fields.get('area') ?? ''),
     statistic: oneOf(fields.get('statistic'), ['mean', 'p50', 'p85', 'spread'] as const),
     colours: oneOf(fields.get('colours'), ['usual', 'absolute'] as const),
     values: oneOf(fields.get('values'), ['modelled', 'raw'] as const),
@@ -35,7 +51,7 @@ export function parsePlace(hash: string): Place {
 export function placeText(place: Place): string {
   const { at, ...rest } = place;
   const parts = Object.entries(rest).filter(([, value]) => value);
-  const fields = parts.map(([key, value]) => `${key}=${encodeURIComponent(value as string).replaceAll('%3A', ':')}`);
+  const fields = parts.map(([key, value]) => `${key}=${encodeURIComponent(String(value)).replaceAll('%3A', ':').replaceAll('%2C', ',')}`);
   if (at) fields.unshift(`at=${at.zoom.toFixed(2)}/${at.lat.toFixed(4)}/${at.lng.toFixed(4)}`);
   return `#${fields.join('&')}`;
 }

@@ -1,5 +1,7 @@
 /** Keys of the map. They act while the map has the focus only, so that they never take a letter from anything else. */
 
+import type { TextKey } from './texts';
+
 export interface Actions {
   earlier(): void;
   later(): void;
@@ -11,16 +13,17 @@ export interface Actions {
   press(button: 'box-button' | 'table-button' | 'about-button'): void;
 }
 
-export const SHORTCUTS: [keys: string, meaning: string][] = [
-  ['Arrow keys, +, −', 'move and zoom the map'],
-  ['Enter', 'select the cell under the cross'],
-  ['Escape', 'close what is open'],
-  [', and .', 'earlier and later window'],
-  ['L', 'live or paused'],
-  ['1 to 4', 'statistic'],
-  ['A', 'measure an area'],
-  ['T', 'cells as a table'],
-  ['?', 'about the noise'],
+/** Every key, as it is printed or by the name of a text, and what it does. */
+export const SHORTCUTS: [keys: string, meaning: TextKey][] = [
+  ['keys.move', 'keys.move-text'],
+  ['Enter', 'keys.enter-text'],
+  ['Escape', 'keys.escape-text'],
+  ['keys.windows', 'keys.windows-text'],
+  ['L', 'keys.l-text'],
+  ['keys.statistic', 'keys.statistic-text'],
+  ['A', 'keys.a-text'],
+  ['T', 'keys.t-text'],
+  ['?', 'keys.about-text'],
 ];
 
 export function setUpShortcuts(canvas: HTMLElement, actions: Actions): void {

@@ -3,6 +3,8 @@
 import uPlot from 'uplot';
 import { make } from './dom';
 import { shown, speed, type Kind, type Shown, type Statistic } from './statistics';
+import { say } from './texts';
+import { inUnit, unit } from './units';
 import { clock, day, known as knownZone, weekday } from './times';
 import type { Hexagon } from './types';
 
@@ -29,7 +31,7 @@ export function sparkline(
   const style = getComputedStyle(document.documentElement);
   const colour = (name: string) => style.getPropertyValue(name).trim();
   const at = past.map((release) => Date.parse(release.window.start) / 1000);
-  const line = (pick: (value: Shown) => number) => values.map((value) => (value ? pick(value) : null));
+  const line = (pick: (value: Shown) => number) => values.map((value) => (value ? inUnit(pick(value)) : null));
   const days = at.at(-1)! - at[0]! > 2 * 86_400;
   const tick = (second: number) => (days ? weekday : clock)(new Date(second * 1000).toISOString(), zone);
   const axis = {
@@ -59,7 +61,7 @@ export function sparkline(
         legend: { show: false },
         cursor: { show: false },
         tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), knownZone(zone)),
-        scales: { y: { range: (_, __, high) => [0, Math.min(Math.max(high * 1.05, 10), upper)] } },
+        scales: { y: { range: (_, __, high) => [0, Math.min(Math.max(high * 1.05, 10), inUnit(upper))] } },
         axes: [
           { ...axis, size: 26, space: 60, values: (_, splits) => splits.map(tick) },
           { ...axis, size: 30, space: 30 },
@@ -81,9 +83,15 @@ export function sparkline(
 }
 
 function describe(past: Hexagon[], known: Shown[], zone: string): string {
-  if (known.length < 2) return 'No past releases of this statistic to plot yet.';
+  if (known.length < 2) return say('cell.few');
   const lowest = known.reduce((a, b) => (b.value < a.value ? b : a));
   const highest = known.reduce((a, b) => (b.value > a.value ? b : a));
   const since = past[0]!.window.start;
-  return `${known.length} windows since ${day(since, zone)} ${clock(since, zone)}: ${speed(lowest.value, lowest)} to ${speed(highest.value, highest)} km/h; the band is the 95 % interval.`;
+  return say('cell.plot', {
+    count: known.length,
+    since: `${day(since, zone)}, ${clock(since, zone)}`,
+    low: speed(lowest.value, lowest),
+    high: speed(highest.value, highest),
+    unit: unit(),
+  });
 }

@@ -1,17 +1,15 @@
 /** What a cell says under the chosen statistic, and the classes it falls into. Pure. */
 
+import { decimals, say, type TextKey } from './texts';
+import { fromUnit, inUnit, unit } from './units';
 import type { Estimate, Hexagon, Measured, UsualCell, UsualValue } from './types';
 
 export type Statistic = 'mean' | 'p50' | 'p85' | 'spread';
 export type Kind = 'modelled' | 'raw';
 export type Scheme = 'usual' | 'absolute';
 
-export const STATISTICS: Record<Statistic, { label: string; title: string; from: Measured }> = {
-  mean: { label: 'Mean', title: 'Mean speed', from: 'mean' },
-  p50: { label: 'p50', title: 'Median speed (p50)', from: 'p50' },
-  p85: { label: 'p85', title: '85th percentile of speed (p85)', from: 'p85' },
-  spread: { label: 'Spread', title: 'Spread: standard deviation of speed', from: 'variance' },
-};
+/** Every statistic with the released number that it is read from. */
+export const STATISTICS: Record<Statistic, Measured> = { mean: 'mean', p50: 'p50', p85: 'p85', spread: 'variance' };
 
 /**
  * A number with its 95 % interval, in km/h. `method` names the model where it is not the released value. `outside`:
@@ -21,20 +19,31 @@ export interface Shown {
   value: number;
   low: number;
   high: number;
+  /** Standard deviation of the noise, and how many of them the 95 % error of a difference is at most. */
+  deviation: number;
+  quantile: number;
   method?: string;
   outside?: boolean;
 }
+
+/** Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95 %. */
+const NORMAL = 1.96;
+export const LAPLACE = 2.12;
 
 const root = (number: number) => Math.sqrt(Math.max(number, 0));
 
 /** The value to display; null where the cell was not published or has no such statistic. */
 export function shown(hexagon: Hexagon, statistic: Statistic, kind: Kind): Shown | null {
-  const name = STATISTICS[statistic].from;
+  const name = STATISTICS[statistic];
   const released = hexagon[name];
   if (hexagon.status !== 'published' || !released) return null;
   const derived = kind === 'modelled' ? hexagon.post_processed?.[name] : undefined;
   const [low, high] = derived?.interval ?? released.interval;
-  const found: Shown = { value: (derived ?? released).value, low, high };
+  const gaussian = Boolean(derived) || hexagon.accounting === 'zcdp';
+  const quantile = gaussian ? NORMAL : LAPLACE;
+  // Where a mean is a ratio of noisy numbers, its interval says more than one scale.
+  const deviation = Math.max((high - low) / (2 * quantile), derived ? 0 : released.scale * (gaussian ? 1 : Math.SQRT2));
+  const found: Shown = { value: (derived ?? released).value, low, high, deviation, quantile };
   if (derived) found.method = derived.method;
   else if (low === high && released.scale > 0) found.outside = true;
   if (statistic !== 'spread') return found;
@@ -44,7 +53,7 @@ export function shown(hexagon: Hexagon, statistic: Statistic, kind: Kind): Shown
 /** The cell's usual value of that statistic, of the same kind as what is shown. */
 export function usualOf(cell: UsualCell | undefined, statistic: Statistic, now: Shown): UsualValue | null {
   const table = now.method ? cell?.post_processed : cell?.raw;
-  const found = table?.[STATISTICS[statistic].from];
+  const found = table?.[STATISTICS[statistic]];
   if (!found || statistic === 'spread') return null;
   const [low, high] = found.interval;
   return found.value > 0 && found.windows >= 3 && high - low <= found.value ? found : null;
@@ -52,31 +61,28 @@ export function usualOf(cell: UsualCell | undefined, statistic: Statistic, now: 
 
 /** Upper ends of all classes but the last, as shares of the usual value. */
 export const RELATIVE_BREAKS = [0.7, 0.9, 1.1, 1.3];
-export const RELATIVE_LABELS = [
-  'more than 30 % slower',
-  '10–30 % slower',
-  'as usual, ±10 %',
-  '10–30 % faster',
-  'more than 30 % faster',
-];
+export const RELATIVE_LABELS: TextKey[] = ['legend.slower', 'legend.bit-slower', 'legend.same', 'legend.bit-faster', 'legend.faster', 'legend.within'];
 
-/** Class ends in km/h, narrow where city traffic is. */
-const SPEEDS = [10, 15, 20, 25, 30, 40, 50, 70, 90, 110];
+/** Class ends in the unit of speeds, narrow where city traffic is. */
+const SPEEDS = { 'km/h': [10, 15, 20, 25, 30, 40, 50, 70, 90, 110], mph: [5, 10, 15, 20, 25, 30, 40, 50, 60, 70] };
 const SPREADS = [2.5, 5, 7.5, 10, 15, 20, 30, 40];
 
 /** Largest possible value: speeds are clipped to [0, upper], so their standard deviation is at most half of that. */
 export const topOf = (statistic: Statistic, upper: number) => (statistic === 'spread' ? upper / 2 : upper);
 
-/** Upper ends of all classes but the last, in km/h, for speeds clipped to [0, upper]. */
+/** Upper ends of all classes but the last, in km/h but round in the chosen unit, for speeds clipped to [0, upper]. */
 export const absoluteBreaks = (statistic: Statistic, upper: number): number[] =>
-  (statistic === 'spread' ? SPREADS : SPEEDS).filter((end) => end < topOf(statistic, upper));
+  (statistic === 'spread' ? SPREADS : SPEEDS[unit()]).map(fromUnit).filter((end) => end < topOf(statistic, upper));
 
 export function absoluteLabels(breaks: number[], top: number): string[] {
   const ends = [0, ...breaks, top];
   return ends.slice(1).map((end, index) => `${plain(ends[index]!)}–${plain(end)}`);
 }
 
-const plain = (number: number) => String(Math.round(number * 10) / 10);
+function plain(kmh: number): string {
+  const tenths = Math.round(inUnit(kmh) * 10);
+  return decimals(tenths / 10, tenths % 10 ? 1 : 0);
+}
 
 /** Index of the class that holds `value`. */
 export function classOf(value: number, breaks: number[]): number {
@@ -94,9 +100,9 @@ export function classify(now: Shown, breaks: number[], reference: number): { ind
 /** Opacity of a cell whose interval touches that many classes: full only when it touches one. */
 export const opacity = (spans: number) => (spans <= 1 ? 0.92 : spans === 2 ? 0.66 : spans === 3 ? 0.48 : 0.3);
 
-/** "23" or, where the interval is narrower than 4 km/h, "23.4". */
+/** "23" or, where the interval is narrower than 4, "23.4". */
 export function speed(value: number, now: { low: number; high: number }): string {
-  return value.toFixed(now.high - now.low < 4 ? 1 : 0);
+  return decimals(inUnit(value), inUnit(now.high - now.low) < 4 ? 1 : 0);
 }
 
 /** "19–27". */
@@ -105,14 +111,32 @@ export const interval = (now: Shown) => `${speed(now.low, now)}–${speed(now.hi
 /** "23 km/h, 95 % interval 19–27, noise from privacy". */
 export const sentence = (now: Shown) =>
   now.outside
-    ? `Noise carried this value beyond ${speed(now.value, now)} km/h, the end of the possible range`
-    : `${speed(now.value, now)} km/h, 95 % interval ${interval(now)}, noise from privacy`;
+    ? say('reading.outside', { value: speed(now.value, now), unit: unit() })
+    : say('reading', { value: speed(now.value, now), unit: unit(), low: speed(now.low, now), high: speed(now.high, now) });
 
-/** "8 % slower than usual (25 km/h in 14 earlier windows)". */
-export function comparison(now: Shown, usual: UsualValue): string {
+/** How far the value is from usual in km/h, the 95 % error of that by noise, and whether noise alone does not explain it. */
+export function difference(now: Shown, usual: UsualValue): { value: number; error: number; clear: boolean } {
+  const value = now.value - usual.value;
+  const error = now.quantile * Math.hypot(now.deviation, usual.deviation);
+  return { value, error, clear: !now.outside && Math.abs(value) > error };
+}
+
+/** "8 % slower than usual". */
+export function relative(now: Shown, usual: UsualValue): string {
   const percent = Math.round((now.value / usual.value - 1) * 100);
-  const said = percent === 0 ? 'as usual' : `${Math.abs(percent)} % ${percent < 0 ? 'slower' : 'faster'} than usual`;
-  return `${said} (${usual.value.toFixed(0)} km/h over ${usual.windows} earlier windows)`;
+  if (!percent) return say('comparison.same');
+  return say(percent < 0 ? 'comparison.slower' : 'comparison.faster', { percent: Math.abs(percent) });
+}
+
+/** "8 % slower than usual: −2.0 ± 0.9 km/h, the error being noise". */
+export function comparison(now: Shown, usual: UsualValue): string {
+  const { value, error, clear } = difference(now, usual);
+  return say('comparison.of', {
+    comparison: clear ? relative(now, usual) : say('comparison.within'),
+    difference: (value < 0 ? '−' : '+') + decimals(inUnit(Math.abs(value)), 1),
+    error: decimals(inUnit(error), 1),
+    unit: unit(),
+  });
 }
 
 export const isNoisy = (number: number | Estimate): number is Estimate => typeof number !== 'number';
@@ -120,6 +144,6 @@ export const isNoisy = (number: number | Estimate): number is Estimate => typeof
 /** "1 328", or "about 120 (95 % interval 80–160)" where even counts carry noise. */
 export function countText(number: number | Estimate): string {
   if (!isNoisy(number)) return number.toLocaleString('en').replaceAll(',', '\u202f');
-  const [low, high] = number.interval;
-  return `about ${number.value.toFixed(0)} (95 % interval ${low.toFixed(0)}–${high.toFixed(0)})`;
+  const [low, high] = number.interval.map((end) => decimals(end, 0));
+  return say('count.noisy', { value: decimals(number.value, 0), low: low!, high: high! });
 }

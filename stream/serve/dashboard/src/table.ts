@@ -1,7 +1,9 @@
 /** The cells of the window as a table: what the map shows, for keyboard and screen reader. */
 
-import { byId, make } from './dom';
-import { comparison, countText, interval, isNoisy, speed, STATISTICS } from './statistics';
+import { byId, chip, make } from './dom';
+import { countText, difference, interval, isNoisy, relative, speed } from './statistics';
+import { say } from './texts';
+import { unit } from './units';
 import type { Reading, View } from './view';
 import { hours } from './times';
 
@@ -15,7 +17,7 @@ const ORDER: Record<Column, (reading: Reading) => number | string> = {
   cell: ({ hexagon }) => hexagon.cell,
   value: ({ now }) => now?.value ?? -1,
   interval: ({ now }) => (now ? now.high - now.low : Infinity),
-  usual: ({ now, usual }) => (now && usual ? now.value / usual.value : Infinity),
+  usual: ({ now, usual }) => (now && usual ? (difference(now, usual).clear ? now.value / usual.value : 1) : Infinity),
   events: ({ hexagon }) => number(hexagon.events),
   users: ({ hexagon }) => number(hexagon.users),
 };
@@ -88,8 +90,12 @@ export class Table {
     const rows = readings.slice(this.page * PAGE, (this.page + 1) * PAGE);
     const focused = (document.activeElement as HTMLElement | null)?.dataset.cell;
     byId('table-title').textContent = this.view.window
-      ? `${readings.length} cells, ${hours(this.view.window.window, this.view.zone)}`
-      : 'No window released yet';
+      ? say('table.title', {
+          count: readings.length,
+          hours: hours(this.view.window.window, this.view.zone),
+          kind: say(`chip.${this.view.shownKind}`),
+        })
+      : say('empty.title');
     byId('table-scroll').replaceChildren(this.table(rows));
     byId('table-pager').replaceChildren(...(pages > 1 ? this.pager(pages) : []));
     if (focused) this.buttons().find((button) => button.dataset.cell === focused)?.focus();
@@ -97,12 +103,12 @@ export class Table {
 
   private table(readings: Reading[]): HTMLTableElement {
     const heads: [Column, string][] = [
-      ['cell', 'Cell'],
-      ['value', `${STATISTICS[this.view.statistic].title.split(':')[0]}, km/h`],
-      ['interval', '95 % interval'],
-      ['usual', 'Against usual'],
-      ['events', 'Events'],
-      ['users', 'Users'],
+      ['cell', say('table.cell')],
+      ['value', `${say(`${this.view.statistic}.name`)}, ${unit()}`],
+      ['interval', say('table.interval')],
+      ['usual', say('table.usual')],
+      ['events', say('table.events')],
+      ['users', say('table.users')],
     ];
     const head = make('tr', {}, ...heads.map(([column, label]) => this.head(column, label)));
     const selectedHere = readings.some(({ hexagon }) => hexagon.cell === this.view.selected);
@@ -131,15 +137,15 @@ export class Table {
     const button = make('button', { type: 'button', 'data-cell': hexagon.cell, tabindex: tabbed ? 0 : -1 }, hexagon.cell);
     button.addEventListener('click', () => this.choose(hexagon.cell));
     const value = now
-      ? [make('td', { class: 'number' }, speed(now.value, now), now.method && make('span', { class: 'chip' }, 'modelled')),
+      ? [make('td', { class: 'number' }, speed(now.value, now), now.method && chip('modelled')),
          make('td', { class: 'number' }, interval(now))]
-      : [make('td', { colspan: 2, class: 'none' }, 'not published')];
+      : [make('td', { colspan: 2, class: 'none' }, say('table.not-published'))];
     return make(
       'tr',
       selected ? { 'aria-current': 'true' } : {},
       make('th', { scope: 'row' }, button),
       ...value,
-      make('td', {}, now && usual ? comparison(now, usual).replace(/ than usual.*| \(.*/, '') : '–'),
+      make('td', {}, now && usual ? (difference(now, usual).clear ? relative(now, usual) : say('table.within')) : '–'),
       make('td', { class: 'number' }, countText(hexagon.events)),
       make('td', { class: 'number' }, countText(hexagon.users)),
     );
@@ -156,6 +162,6 @@ export class Table {
       });
       return button;
     };
-    return [step('Previous', -1), make('span', {}, `Page ${this.page + 1} of ${pages}`), step('Next', 1)];
+    return [step(say('table.previous'), -1), make('span', {}, say('table.page', { page: this.page + 1, pages })), step(say('table.next'), 1)];
   }
 }

@@ -1,7 +1,8 @@
 /** Window slider, live or paused, and how fresh the newest window is. */
 
 import { byId } from './dom';
-import { day, clock, hours, length, span, when } from './times';
+import { say } from './texts';
+import { ago, clock, day, hours, length, when } from './times';
 import type { View } from './view';
 
 export interface Moves {
@@ -28,17 +29,19 @@ export function showTimeline(view: View): void {
   byId<HTMLButtonElement>('later').disabled = index < 0 || index >= windows.length - 1;
   const button = byId('live-button');
   button.setAttribute('aria-pressed', String(view.live));
-  button.setAttribute('aria-label', view.live ? 'Following new windows; pause' : 'Paused; follow new windows');
-  byId('live-text').textContent = view.live ? 'Live' : 'Paused';
+  button.setAttribute('title', say(view.live ? 'timeline.pause' : 'timeline.follow'));
+  byId('live-text').textContent = say(view.live ? 'timeline.following' : 'timeline.paused');
   const bounds = view.window?.window;
-  slider.setAttribute('aria-valuetext', bounds ? when(bounds, zone) : 'no window');
+  slider.setAttribute('aria-valuetext', bounds ? when(bounds, zone) : say('timeline.none'));
   const output = byId('window-text');
   output.replaceChildren();
   if (!bounds) return;
   const strong = document.createElement('strong');
   strong.textContent = hours(bounds, zone);
-  output.append(strong, ` ${day(bounds.start, zone)}`);
-  output.title = zone;
+  const place = document.createElement('span');
+  place.className = 'zone';
+  place.textContent = zone;
+  output.append(strong, ` ${day(bounds.start, zone)} `, place);
   const label = (time: string) => `${day(time, zone).replace(/ \d{4}$/, '')} ${clock(time, zone)}`;
   byId('slider-first').textContent = windows.length > 1 ? label(windows[0]!.window.start) : '';
   byId('slider-last').textContent = windows.length > 1 ? label(windows.at(-1)!.window.end) : '';
@@ -52,15 +55,15 @@ export interface Freshness {
 /** How fresh the newest window is. Stale: it ended more than two window lengths ago and none came since as long. */
 export function freshness(view: View, linked: boolean, arrived: number | null, now: number): Freshness {
   const newest = view.windows.at(-1);
-  if (!linked) return { state: 'offline', text: 'Connection lost, trying again' };
-  if (!newest) return { state: 'waiting', text: 'Waiting for the first window' };
+  if (!linked) return { state: 'offline', text: say('badge.offline') };
+  if (!newest) return { state: 'waiting', text: say('badge.waiting') };
   const age = now - Date.parse(newest.window.end);
   const patience = 2 * length(newest.window);
-  if (age <= patience) return { state: 'live', text: `Up to date, last window ended ${span(age)} ago` };
+  if (age <= patience) return { state: 'live', text: say('badge.fresh', { ago: ago(age) }) };
   if (arrived !== null && now - arrived <= Math.min(patience, 60_000)) {
-    return { state: 'live', text: `Windows are arriving, of ${span(age)} ago` };
+    return { state: 'live', text: say('badge.arriving', { ago: ago(age) }) };
   }
-  return { state: 'stale', text: `Stale: last window ended ${span(age)} ago` };
+  return { state: 'stale', text: say('badge.stale', { ago: ago(age) }) };
 }
 
 export function showBadge({ state, text }: Freshness): void {

@@ -1,5 +1,6 @@
 /** Windows as people say them, in the feed's time zone. Pure. */
 
+import { locale, say } from './texts';
 import type { Bounds } from './types';
 
 const formats = new Map<string, Intl.DateTimeFormat>();
@@ -15,17 +16,24 @@ export function known(zone: string): string {
 
 function format(zone: string, options: Intl.DateTimeFormatOptions): Intl.DateTimeFormat {
   const key = zone + JSON.stringify(options);
-  const found = formats.get(key) ?? new Intl.DateTimeFormat('en-GB', { timeZone: known(zone), ...options });
-  formats.set(key, found);
-  return found;
+  const kept = formats.get(key) ?? new Intl.DateTimeFormat(locale, { timeZone: known(zone), ...options });
+  formats.set(key, kept);
+  return kept;
 }
 
-const CLOCK: Intl.DateTimeFormatOptions = { hour: '2-digit', minute: '2-digit' };
+const CLOCK: Intl.DateTimeFormatOptions = { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' };
 const DAY: Intl.DateTimeFormatOptions = { weekday: 'short', day: 'numeric', month: 'short', year: 'numeric' };
 
 export const clock = (time: string, zone: string) => format(zone, CLOCK).format(new Date(time));
 export const day = (time: string, zone: string) => format(zone, DAY).format(new Date(time));
 export const weekday = (time: string, zone: string) => format(zone, { weekday: 'short', day: 'numeric' }).format(new Date(time));
+
+/** "Tuesday". */
+export const dayOfWeek = (time: string, zone: string) => format(zone, { weekday: 'long' }).format(new Date(time));
+
+/** Whether it is Saturday or Sunday there. */
+export const weekend = (time: string, zone: string) =>
+  ['Sat', 'Sun'].includes(new Intl.DateTimeFormat('en', { timeZone: known(zone), weekday: 'short' }).format(new Date(time)));
 
 /** "14:00–15:00". */
 export const hours = (window: Bounds, zone: string) => `${clock(window.start, zone)}–${clock(window.end, zone)}`;
@@ -33,15 +41,36 @@ export const hours = (window: Bounds, zone: string) => `${clock(window.start, zo
 /** "Fri, 20 Nov 2026, 14:00–15:00". */
 export const when = (window: Bounds, zone: string) => `${day(window.start, zone)}, ${hours(window, zone)}`;
 
-/** "3 min", "2 h", "9 years": whole units, the largest that fits. */
-export function span(milliseconds: number): string {
+type Unit = 'minute' | 'hour' | 'day' | 'week' | 'month' | 'year';
+
+/** Each unit with its minutes, and the number of minutes from which the next unit fits better. */
+const UNITS: [unit: Unit, minutes: number, until: number][] = [
+  ['minute', 1, 90],
+  ['hour', 60, 48 * 60],
+  ['day', 1_440, 21 * 1_440],
+  ['week', 7 * 1_440, 63 * 1_440],
+  ['month', 30.44 * 1_440, 730 * 1_440],
+  ['year', 365.25 * 1_440, Infinity],
+];
+
+function whole(milliseconds: number): [count: number, unit: Unit] {
   const minutes = Math.max(Math.round(milliseconds / 60_000), 0);
-  if (minutes < 1) return 'less than a minute';
-  if (minutes < 90) return `${minutes} min`;
-  const hoursPast = Math.round(minutes / 60);
-  if (hoursPast < 48) return `${hoursPast} h`;
-  const days = Math.round(hoursPast / 24);
-  return days < 730 ? `${days} days` : `${Math.round(days / 365)} years`;
+  const [unit, size] = UNITS.find(([, , until]) => minutes < until)!;
+  return [Math.round(minutes / size), unit];
+}
+
+/** "3 minutes", "2 hours", "9 months": whole units, the largest that fits. */
+export function span(milliseconds: number): string {
+  const [count, unit] = whole(milliseconds);
+  if (!count) return say('span.minute');
+  return new Intl.NumberFormat(locale, { style: 'unit', unit, unitDisplay: 'long' }).format(count);
+}
+
+/** "3 minutes ago", "9 months ago". */
+export function ago(milliseconds: number): string {
+  const [count, unit] = whole(milliseconds);
+  if (!count) return say('ago.minute');
+  return new Intl.RelativeTimeFormat(locale, { numeric: 'always' }).format(-count, unit);
 }
 
 export const length = (window: Bounds) => Date.parse(window.end) - Date.parse(window.start);

@@ -41,6 +41,9 @@ export interface Marker {
   feed: string;
   relation: 'values' | 'participation';
   epsilon: number;
+  /** ε of all spatial histograms together, which is spent besides; absent where there are none. */
+  histogram_epsilon?: number;
+  withheld?: boolean;
   budget: number;
   accounting?: 'zcdp';
   rho?: number;
@@ -71,8 +74,15 @@ export interface WindowCells extends WindowSummary {
 export interface UsualValue {
   value: number;
   interval: [number, number];
+  /** Standard deviation of the noise in the value. */
+  deviation: number;
+  /** How much the cell varied from window to window beyond noise. */
+  spread: number;
   windows: number;
 }
+
+/** Which days are usual: of the same day of the week, of working days or of weekends, or of any. */
+export type Days = 'weekday' | 'kind' | 'any';
 
 export interface UsualCell {
   cell: string;
@@ -83,20 +93,23 @@ export interface UsualCell {
 export interface Usual {
   feed: string;
   window: Bounds;
+  days: Days;
   earlier_windows: number;
   cells: UsualCell[];
 }
 
+/** A limit of the promise; `name` names its text in every language. */
 export interface Limit {
+  name: string;
   relation: Marker['relation'] | null;
-  title: string;
-  text: string;
 }
 
 export interface Settings {
   feed: string;
   domain: [number, number, number, number];
   basemap: boolean;
+  /** Whether the server can write Parquet. */
+  parquet: boolean;
   limits: Limit[];
 }
 

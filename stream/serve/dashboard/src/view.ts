@@ -1,12 +1,15 @@
 /** What is on display: the window, its cells, what is usual there, and what the reader chose. */
 
 import { cellAt } from './hexagons';
-import { RD_YL_BU, viridis } from './palette';
+import { say, type Values } from './texts';
+import { clock, dayOfWeek, weekend } from './times';
+import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
 import {
   RELATIVE_BREAKS,
   STATISTICS,
   absoluteBreaks,
   classify,
+  difference,
   opacity,
   shown,
   usualOf,
@@ -15,7 +18,7 @@ import {
   type Shown,
   type Statistic,
 } from './statistics';
-import type { Box, Hexagon, Limit, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
+import type { Box, Days, Hexagon, Limit, Marker, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
 import type { Look } from './map';
 
 export interface Reading {
@@ -27,6 +30,8 @@ export interface Reading {
 export class View {
   feed = '';
   limits: Limit[] = [];
+  parquet = false;
+  theme: Theme = 'light';
   /** Complete windows of the feed, oldest first. */
   windows: WindowSummary[] = [];
   /** The window on display. */
@@ -40,20 +45,34 @@ export class View {
   box: Box | null = null;
   cells = new Map<string, Hexagon>();
   earlierWindows = 0;
+  days: Days = 'any';
   private usual = new Map<string, UsualCell>();
   private resolutions: number[] = [];
 
-  setWindow(window: WindowCells, earlierWindows: number, usual: UsualCell[]): void {
+  setWindow(window: WindowCells, usual: Usual): void {
     this.window = window;
     this.cells = new Map(window.hexagons.map((hexagon) => [hexagon.cell, hexagon]));
     this.resolutions = [...new Set(window.hexagons.map((hexagon) => hexagon.resolution))].sort((a, b) => b - a);
-    this.earlierWindows = earlierWindows;
-    this.usual = new Map(usual.map((cell) => [cell.cell, cell]));
+    this.earlierWindows = usual.earlier_windows;
+    this.days = usual.days;
+    this.usual = new Map(usual.cells.map((cell) => [cell.cell, cell]));
     if (!this.available(this.statistic)) this.statistic = this.statistics()[0] ?? 'mean';
   }
 
+  /** Show no window: the one that was asked for is not kept. */
+  clear(): void {
+    this.window = null;
+    this.cells.clear();
+    this.usual.clear();
+  }
+
+  get relation(): Marker['relation'] {
+    return this.window?.marker?.relation ?? 'values';
+  }
+
+  /** The feed's zone, by the window on display or the newest. */
   get zone(): string {
-    return this.window?.marker?.period.timezone ?? 'UTC';
+    return (this.window ?? this.windows.at(-1))?.marker?.period.timezone ?? 'UTC';
   }
 
   get upper(): number {
@@ -65,7 +84,7 @@ export class View {
   }
 
   available(statistic: Statistic): boolean {
-    return this.window?.marker?.statistics.includes(STATISTICS[statistic].from) ?? false;
+    return this.window?.marker?.statistics.includes(STATISTICS[statistic]) ?? false;
   }
 
   statistics(): Statistic[] {
@@ -74,8 +93,18 @@ export class View {
 
   /** Whether the window holds modelled values of the statistic. */
   get modelled(): boolean {
-    const name = STATISTICS[this.statistic].from;
+    const name = STATISTICS[this.statistic];
     return this.window?.hexagons.some((hexagon) => hexagon.post_processed?.[name]) ?? false;
+  }
+
+  /** What the map shows of the chosen kind. */
+  get shownKind(): Kind {
+    return this.modelled ? this.kind : 'raw';
+  }
+
+  /** Mechanisms of the window's spatial histograms. */
+  get histograms(): string[] {
+    return this.window?.histograms ?? [];
   }
 
   get comparable(): boolean {
@@ -91,12 +120,20 @@ export class View {
   }
 
   get colours(): string[] {
-    return this.scheme === 'usual' ? RD_YL_BU : viridis(this.breaks.length + 1);
+    return this.scheme === 'usual' ? [...RD_YL_BU, WITHIN_NOISE] : viridis(this.breaks.length + 1, this.theme);
   }
 
   read(hexagon: Hexagon): Reading {
     const now = shown(hexagon, this.statistic, this.kind);
     return { hexagon, now, usual: now && usualOf(this.usual.get(hexagon.cell), this.statistic, now) };
+  }
+
+  /** "Compared with usual on Tuesday at 07:00", or what is usual there of one cell. */
+  usually(prefix: 'legend.against' | 'usual', values: Values = {}): string {
+    const { start } = this.window!.window;
+    const kind = weekend(start, this.zone) ? 'kind.weekend' : 'kind.workday';
+    const days = this.days === 'kind' ? (kind as 'kind.weekend' | 'kind.workday') : this.days;
+    return say(`${prefix}.${days}`, { weekday: dayOfWeek(start, this.zone), time: clock(start, this.zone), ...values });
   }
 
   at(lng: number, lat: number): Hexagon | undefined {
@@ -109,8 +146,17 @@ export class View {
       const { now, usual } = this.read(hexagon);
       if (!now) return { hexagon, index: -1, opacity: 0, hatched: true };
       if (scheme === 'usual' && !usual) return { hexagon, index: -1, opacity: 0.3, hatched: false };
-      const { index, spans } = classify(now, breaks, scheme === 'usual' ? usual!.value : 1);
+      if (scheme === 'usual') return { hexagon, hatched: false, ...againstUsual(now, usual!) };
+      const { index, spans } = classify(now, breaks, 1);
       return { hexagon, index, opacity: opacity(spans), hatched: false };
     });
   }
+}
+
+/** Class and strength of a difference; a class of its own where noise explains it. */
+function againstUsual(now: Shown, usual: UsualValue): { index: number; opacity: number } {
+  const { error, clear } = difference(now, usual);
+  if (!clear) return { index: RELATIVE_BREAKS.length + 1, opacity: opacity(1) };
+  const { index, spans } = classify({ ...now, low: now.value - error, high: now.value + error }, RELATIVE_BREAKS, usual.value);
+  return { index, opacity: opacity(spans) };
 }

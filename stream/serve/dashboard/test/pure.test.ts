@@ -2,9 +2,11 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { counted, together } from '../src/area';
 import { cellAt, shapeOf } from '../src/hexagons';
+import { MAP_COLOURS, viridis } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
-import { absoluteBreaks, classify, comparison, countText, opacity, RELATIVE_BREAKS, sentence, shown, usualOf } from '../src/statistics';
-import { hours, span, when } from '../src/times';
+import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, opacity, RELATIVE_BREAKS, sentence, shown, usualOf } from '../src/statistics';
+import { ago, hours, span, when } from '../src/times';
+import { choose } from '../src/units';
 import type { Estimate, Hexagon } from '../src/types';
 
 const WINDOW = { start: '2017-03-21T12:00:00Z', end: '2017-03-21T13:00:00Z' };
@@ -42,7 +44,7 @@ test('a cell is full only while its interval stays in one class, and fades with 
   const breaks = absoluteBreaks('mean', 65);
   assert.deepEqual(breaks, [10, 15, 20, 25, 30, 40, 50]);
   const strengths = [[26, 29], [22, 29], [18, 29], [2, 60]].map(([low, high]) =>
-    opacity(classify({ value: 27, low: low!, high: high! }, breaks, 1).spans));
+    opacity(classify({ value: 27, low: low!, high: high!, deviation: 1, quantile: 2 }, breaks, 1).spans));
   assert.equal(strengths[0], 0.92);
   assert.deepEqual([...strengths].sort((a, b) => b - a), strengths);
   assert.equal(new Set(strengths).size, 4);
@@ -51,10 +53,32 @@ test('a cell is full only while its interval stays in one class, and fades with 
 test('usual is compared only where it is known to within itself over three windows', () => {
   const now = shown(hexagon(), 'mean', 'raw')!;
   const usual = (windows: number, low: number, high: number) =>
-    usualOf({ cell: '', raw: { mean: { value: 25, interval: [low, high], windows } }, post_processed: {} }, 'mean', now);
-  assert.equal(comparison(now, usual(14, 23, 27)!), '8 % slower than usual (25 km/h over 14 earlier windows)');
+    usualOf({ cell: '', raw: { mean: { value: 25, interval: [low, high], deviation: 0.1, spread: 1, windows } }, post_processed: {} }, 'mean', now);
+  assert.equal(comparison(now, usual(14, 23, 27)!), 'no difference from usual beyond the noise: −2.0 ± 4.0 km/h, the error being noise');
+  const certain = shown(hexagon({ mean: estimate(23, 22, 24, 0.5) }), 'mean', 'raw')!;
+  assert.equal(comparison(certain, usual(14, 23, 27)!), '8 % slower than usual: −2.0 ± 1.5 km/h, the error being noise');
   assert.equal(usual(2, 23, 27), null);
   assert.equal(usual(14, 5, 45), null);
+});
+
+test('the error of a difference covers 95 % of Laplace noise, alone or with other Laplace noise', () => {
+  const beyond = (x: number, s: number, t: number) =>
+    s === t ? Math.exp(-x / s) * (1 + x / (2 * s)) : (s * s * Math.exp(-x / s) - t * t * Math.exp(-x / t)) / (s * s - t * t);
+  for (let t = 0.001; t <= 1; t += 0.001) {
+    const x = LAPLACE * Math.SQRT2 * Math.hypot(1, t);
+    assert.ok(beyond(x, 1, Math.abs(t - 1) < 1e-6 ? 1 : t) <= 0.05, String(t));
+  }
+});
+
+test('speeds are said in mph where that is chosen, in classes that are round in it', () => {
+  choose('mph');
+  try {
+    assert.equal(sentence(shown(hexagon(), 'mean', 'raw')!), '14 mph, 95 % interval 12–17, noise from privacy');
+    assert.deepEqual(absoluteLabels(absoluteBreaks('mean', 65), 65).slice(0, 3), ['0–5', '5–10', '10–15']);
+    assert.equal(absoluteLabels(absoluteBreaks('mean', 65), 65).at(-1), '40–40.4');
+  } finally {
+    choose('km/h');
+  }
 });
 
 test('counts are said as exact or as about', () => {
@@ -76,13 +100,33 @@ test('an area adds independent noise, of Laplace or of Gauss', () => {
 test('an address shows the same place again, and nothing hostile comes out of one', () => {
   const place = { at: { zoom: 10.5, lat: 30.25, lng: -97.75 }, window: WINDOW.start, statistic: 'p85' as const, cell: '87489e342ffffff' };
   assert.deepEqual(parsePlace(placeText(place)), place);
-  assert.deepEqual(parsePlace('#at=99/1/1&window=<b>&cell=../../x&statistic=constructor&colours=1'), {});
+  const { cell: _, ...rest } = place;
+  const withArea = { ...rest, area: [-97.81234, 30.2, -97.7, 30.3] as [number, number, number, number] };
+  assert.deepEqual(parsePlace(placeText(withArea)), withArea);
+  assert.deepEqual(parsePlace('#at=99/1/1&window=<b>&cell=../../x&area=1,2,3&statistic=constructor&colours=1'), {});
+});
+
+test('every class of speed is visible on the land of both themes, and a faster class is lighter', () => {
+  const channels = (colour: string) => [1, 3, 5].map((at) => Number.parseInt(colour.slice(at, at + 2), 16) / 255);
+  const luminance = (rgb: number[]) => {
+    const [red, green, blue] = rgb.map((value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * red! + 0.7152 * green! + 0.0722 * blue!;
+  };
+  const land = channels(MAP_COLOURS.dark.land);
+  const drawn = viridis(10, 'dark').map((colour) => luminance(channels(colour).map((value, at) => 0.92 * value + 0.08 * land[at]!)));
+  for (const light of drawn) assert.ok((light + 0.05) / (luminance(land) + 0.05) >= 3);
+  for (const theme of ['light', 'dark'] as const) {
+    const lights = viridis(10, theme).map((colour) => luminance(channels(colour)));
+    assert.deepEqual(lights, lights.toSorted((a, b) => a - b));
+  }
 });
 
 test('times are said in the feed’s zone, or in UTC where no such zone is known', () => {
   assert.equal(when(WINDOW, 'America/Chicago'), 'Tue, 21 Mar 2017, 07:00–08:00');
   assert.equal(hours(WINDOW, '<b>nowhere</b>'), '12:00–13:00');
-  assert.deepEqual([20, 90 * 60, 3 * 86_400].map((seconds) => span(seconds * 1000)), ['less than a minute', '2 h', '3 days']);
+  const said = (tell: (milliseconds: number) => string) => [20, 90 * 60, 3 * 86_400, 30 * 86_400, 264 * 86_400, 3400 * 86_400].map((seconds) => tell(seconds * 1000));
+  assert.deepEqual(said(span), ['less than a minute', '2 hours', '3 days', '4 weeks', '9 months', '9 years']);
+  assert.deepEqual(said(ago), ['less than a minute ago', '2 hours ago', '3 days ago', '4 weeks ago', '9 months ago', '9 years ago']);
 });
 
 test('a cell is found at its centre, the finer before the coarser', () => {
@@ -102,8 +146,8 @@ test('a cell without the finer cells that are published apart keeps a hole', () 
 
 test('a range count says what was counted and holds its number, or says that it has no interval', () => {
   const one = { value: 0, interval: [0, 14] as [number, number], mechanism: 'auto', fixes_per_user: 1 };
-  assert.equal(counted(one), 'Users in the box, each where they were last, by the spatial histogram (auto): 0, 95 % interval 0–14.');
-  assert.match(counted({ ...one, fixes_per_user: 3 }), /^Fixes in the box, at most 3 of one user, by/);
+  assert.equal(counted(one), 'Users whose last position was in the box, by the spatial histogram (auto): 0, 95 % interval 0–14.');
+  assert.match(counted({ ...one, fixes_per_user: 3 }), /^Positions in the box, at most 3 of one user, by/);
   assert.match(counted({ ...one, mechanism: 'euler' }), /^Regions of users/);
-  assert.match(counted({ ...one, interval: null }), /: 0, no interval, for the release does not describe its noise\.$/);
+  assert.match(counted({ ...one, interval: null }), /: 0, no interval, because the release does not describe its noise\.$/);
 });

@@ -1,0 +1,63 @@
+"""Handler for the complete windows of a range of time as one file, bounded in size and in number at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from stream.messages.tables import ParquetMissingError, table_of
+from stream.serve.hexagons import FILES, no_parquet
+from stream.serve.responses import Answers, Problem, key_of
+from stream.serve.window_store import View
+
+MAX_RANGE_BYTES = 16 << 20
+"""Bytes of message values in one range: some 40 000 cells. As rows in memory they take ten times as much."""
+MAX_WAITING = 4
+"""Ranges that may wait while another one is written."""
+
+
+class Ranges:
+    """Writes one range after the other, so that many requests for large ranges cannot fill the memory."""
+
+    def __init__(self, view: View, answers: Answers) -> None:
+        self._view = view
+        self._answers = answers
+        self._turn = asyncio.Semaphore(1)
+        self._waiting = 0
+
+    async def download(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
+        """The cells of every complete window that begins in [first, last), oldest first."""
+        windows = [
+            window for window in reversed(self._view.ordered(feed)) if window.complete and first <= window.start < last
+        ]
+        if not windows:
+            raise Problem(
+                404,
+                f"no complete window of feed {feed!r} begins in [{first}, {last})",
+                "see /api/v1/windows for starts",
+            )
+        size = sum(window.size for window in windows)
+        if size > MAX_RANGE_BYTES:
+            raise Problem(
+                413,
+                f"the {len(windows)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}",
+                "ask for a shorter range, or for the windows one by one",
+            )
+        if self._waiting >= MAX_WAITING:
+            raise Problem(503, "too many ranges are asked for at once", "try again later", {"Retry-After": "30"})
+        key = key_of("range", suffix, [window.tag for window in windows])
+        compact = [moment.replace("-", "").replace(":", "") for moment in (first, last)]
+        name = f"hexveil-{feed}-{compact[0]}-{compact[1]}.{suffix}"
+
+        def make() -> bytes:
+            return table_of([value for window in windows for value in window.in_order()], suffix)
+
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await self._answers.answer(request, key, make, FILES[suffix], "revalidate", name)
+        except ParquetMissingError:
+            raise no_parquet() from None
+        finally:
+            self._waiting -= 1

@@ -1,0 +1,67 @@
+"""What the dashboard says: one file of texts for each language, and nothing said elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from stream.local import REPO_ROOT
+from stream.serve.limits import LIMITS
+
+SOURCES = REPO_ROOT / "stream" / "serve" / "dashboard"
+TEXTS = SOURCES / "src" / "texts"
+LANGUAGES = sorted(path.stem for path in TEXTS.glob("*.json"))
+PUT_TOGETHER = re.compile(
+    r"(mean|p50|p85|spread)\.(short|name|title)|chip\..+|kind\..+|legend\.(modelled|raw)|(legend\.against|usual)\..+|download\.(from|to)"
+    r"|(reason|about\.relation|about\.noise)\..+|limit\..+|(empty|gone|withheld)\.(title|text)"
+)
+"""Keys that the source puts together from parts."""
+
+
+def texts_of(language: str) -> dict[str, Any]:
+    texts: dict[str, Any] = json.loads((TEXTS / f"{language}.json").read_text(encoding="utf-8"))
+    return texts
+
+
+def forms(text: str | dict[str, str]) -> list[str]:
+    return [text] if isinstance(text, str) else list(text.values())
+
+
+def placeholders(text: str) -> set[str]:
+    return set(re.findall(r"\{(\w+)\}", text))
+
+
+ENGLISH = texts_of("en")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_language_has_the_same_texts_with_the_same_placeholders(language: str) -> None:
+    texts = texts_of(language)
+    assert list(texts) == list(ENGLISH)
+    for key, text in texts.items():
+        for form in forms(text):
+            assert form.strip(), key
+            assert placeholders(form) == placeholders(forms(ENGLISH[key])[0]), f"{language}: {key}"
+
+
+def test_every_text_is_used_and_no_source_writes_sentences_itself() -> None:
+    files = [SOURCES / "index.html", *(SOURCES / "src").glob("*.ts")]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    whole = [key for key in ENGLISH if not PUT_TOGETHER.fullmatch(key)]
+    unused = [key for key in whole if f"'{key}'" not in source and f'"{key}"' not in source]
+    assert not unused
+    page = (SOURCES / "index.html").read_text(encoding="utf-8").partition("<noscript>")[0]
+    assert set(re.findall(r">\s*([A-Za-z][^<]*?)\s*<", page)) == {"Hexveil", "km/h", "mph"}
+    assert "aria-label=" not in page
+
+
+def test_the_limits_that_the_server_names_have_texts_and_are_among_the_known_limits() -> None:
+    known = (REPO_ROOT / "docs" / "known-limits.md").read_text(encoding="utf-8").replace("\n  ", " ").casefold()
+    named = {f"limit.{limit['name']}.{part}" for limit in LIMITS for part in ("title", "text")}
+    assert named == {key for key in ENGLISH if key.startswith("limit.")}
+    for limit in LIMITS:
+        words = ENGLISH[f"limit.{limit['name']}.title"].rstrip(".").casefold()
+        assert words in known, words
