@@ -23,6 +23,7 @@ __all__ = [
     "clipping",
     "contributions",
     "distribution",
+    "earth",
     "errors",
     "gaussian",
     "laplace_posterior",
