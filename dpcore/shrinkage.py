@@ -94,13 +94,8 @@ def shrink(
     prior = _Prior(upper, level, events, _standardised(covariates, events), positions_km)
     candidates = _candidates(EFFECT_SHARES if covariates is not None else (0.0,))
     posteriors = _posteriors(prior, candidates, informative, (means - guess)[informative], scales[informative])
-    values, variances = _predictions(prior, candidates, informative, posteriors)
-    others = [
-        _without_own(posterior, informative, *each)
-        for posterior, *each in zip(posteriors, values, variances, strict=True)
-    ]
-    averaged = _averaged(candidates, posteriors, others)
-    prediction = Prediction(guess + averaged.value, averaged.variance)
+    foretold = _foretold(prior, candidates, informative, posteriors)
+    prediction = Prediction(guess + foretold.value, foretold.variance)
     observed = Observed(means, scales, events.astype(np.float64))
     after = (calibration or Calibration()).after(prediction, observed)
     return Shrunken(*after.estimate(prediction, observed, upper), after)
@@ -119,10 +114,18 @@ def _candidates(slopes: tuple[float, ...]) -> list[_Candidate]:
     return [_Candidate(*shares) for shares in itertools.product(slopes, FIELD_SHARES, EVENT_SHARES)]
 
 
-def _averaged(
-    candidates: list[_Candidate], posteriors: list[_Posterior], predictions: list[Prediction]
+def _foretold(
+    prior: _Prior, candidates: list[_Candidate], informative: IntArray, posteriors: list[_Posterior]
 ) -> ModelAverage:
-    """Average of the M candidates' predictions; intervals rest on the widest standard deviation of one event."""
+    """What the candidates say of each cell, (C,), without the cell's own release, beside the first guess; intervals rest on the
+    widest standard deviation of one event.
+    """
+    predictions = [
+        _without_own(posterior, informative, value, variance)
+        for posterior, value, variance in zip(
+            posteriors, *_predictions(prior, candidates, informative, posteriors), strict=True
+        )
+    ]
     return ModelAverage.of(
         [posterior.log_evidence for posterior in posteriors],
         [prediction.mean for prediction in predictions],

@@ -87,12 +87,11 @@ def identity(memory: Memory | None) -> str | None:
 
 def shrunk(bodies: Sequence[dict[str, Any]], upper: float) -> dict[str, Derived]:
     """The shrunk mean of each body, shape (C,), by name, from the bodies of this window alone, as published."""
-    released = [g for g, body in enumerate(bodies) if "mean" in body]
-    if not released:
+    releases, places = _releases(bodies)
+    if not len(places):
         return {}
-    releases, order = _releases([bodies[g] for g in released])
     columns = shrink_releases(releases, upper, Calibration())
-    return {"mean": _derived("empirical-bayes", columns, np.array(released)[order], len(bodies))}
+    return {"mean": _derived("empirical-bayes", columns, places, len(bodies))}
 
 
 def step(
@@ -113,18 +112,13 @@ def step(
     """
     late = memory is not None and window.start < memory.end
     usable = memory if memory is not None and not late and memory.upper == upper else None
-    released = [g for g, body in enumerate(bodies) if "mean" in body]
-    releases, order = _releases([bodies[g] for g in released])
-    places, hours = np.array(released, dtype=np.int64)[order], window.start / 3600
+    releases, places = _releases(bodies)
+    hours = window.start / 3600
     hour = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
-    before = None if usable is None else _state(usable)
+    before, shrinkage = (None, Calibration()) if usable is None else (_state(usable), _faded_shrinkage(usable, hours))
     state, smoothed = smooth(before, releases, hours=hours, hour_of_day=hour, upper=upper)
     derived = {SMOOTHED: _derived("kalman", smoothed, places, len(bodies))}
-    shrinkage = Calibration()
-    if usable is not None and before is not None:
-        passed = max(hours - before.hours, 0.0)
-        shrinkage = _calibration(usable.shrinkage).faded(float(np.exp(-passed / CALIBRATION_HOURS)))
-    if shrinking and released:
+    if shrinking and len(places):
         columns = shrink_releases(releases, upper, shrinkage)
         shrinkage = columns.calibration
         derived = {"mean": _derived("empirical-bayes", columns, places, len(bodies))} | derived
@@ -156,6 +150,7 @@ def _releases(bodies: Sequence[dict[str, Any]]) -> tuple[Releases, npt.NDArray[n
     """The observations in published bodies, sorted by cell, and the position of each in ``bodies``."""
     cells = np.array([int(body["cell"], 16) for body in bodies], dtype=np.uint64)
     order = np.argsort(cells, kind="stable")
+    order = order[np.array(["mean" in bodies[g] for g in order], dtype=bool)]
     bodies = [bodies[g] for g in order]
     means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
     scales = np.array([body["mean"]["scale"] * _laplace_share(body) for body in bodies], dtype=np.float64)
@@ -198,6 +193,11 @@ def _state(memory: Memory) -> SmoothingState:
 
 def _calibration(stored: bytes) -> Calibration:
     return Calibration(np.frombuffer(stored, "<f8").reshape(len(CLASSES), -1))
+
+
+def _faded_shrinkage(memory: Memory, hours: float) -> Calibration:
+    """What earlier windows said about the intervals of shrunk means, as much of it as counts at ``hours``."""
+    return _calibration(memory.shrinkage).faded(float(np.exp((memory.hours - hours) / CALIBRATION_HOURS)))
 
 
 def _memory(

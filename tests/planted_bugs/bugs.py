@@ -654,6 +654,14 @@ SMOOTHING = (
         "tests/dpcore/test_smoothing.py",
         "unseen_sites",
     ),
+    Bug(
+        "smoothing: intervals are as wide as the model foretells",
+        "dpcore/interval_calibration.py",
+        "return np.asarray(2.0 ** (centre + CAUTION * spread))",
+        "return np.ones(len(CLASSES))",
+        "tests/dpcore/test_interval_calibration.py",
+        "cover_95_percent",
+    ),
 )
 
 BUGS = (*PLAN, *CHARGE, *DRAW, *LEDGER, *COMMIT, *STATE, *HISTOGRAMS, *SMOOTHING)
