@@ -86,7 +86,8 @@ def shrink(
     """
     _validate(means, scales, events, upper)
     if not len(means):
-        return Shrunken(*np.zeros((3, 0)), calibration or Calibration())
+        empty = np.zeros(0)
+        return Shrunken(empty, empty, empty, calibration or Calibration())
     informative = np.sort(np.argsort(scales, kind="stable")[:MOST_INFORMATIVE])
     informative = informative[np.isfinite(scales[informative])]
     guess = np.full(len(means), upper / 2) if baseline is None else baseline
