@@ -3,8 +3,8 @@
 A model foretells the mean of a cell from all *other* releases of the window, and from the past: a normal distribution. The
 cell's own release, with its known Laplace noise, tests that. If the model's variance is wrong by a factor c, releases are most
 likely under the variance times c. For each class of cells, by their events, the evidence of every factor of a fixed grid is
-added up over cells, and over windows if the caller keeps it. The calibrated estimate is the exact posterior of a normal
-distribution, its variance times the class's factor, beside the cell's own release.
+added up over cells, and over windows if the caller keeps it. The interval is that of the exact posterior of a normal
+distribution, its variance times the class's factor, beside the cell's own release. The model's value stays as it is.
 
 Proof that this is post-processing: nothing comes in but the prediction, the released means, their stated scales and the
 events. A prediction is made of the same of this window and of earlier ones. Events are public ("values"), or themselves
@@ -70,14 +70,6 @@ class Observed(NamedTuple):
     events: FloatArray
 
 
-class Calibrated(NamedTuple):
-    """``value``, and ``low`` and ``high`` of its 95 % interval, (C,), in the unit of the means."""
-
-    value: FloatArray
-    low: FloatArray
-    high: FloatArray
-
-
 def _no_evidence() -> FloatArray:
     return np.zeros((len(CLASSES), len(FACTORS)))
 
@@ -125,16 +117,22 @@ class Calibration:
         spread = np.sqrt(np.maximum(weight @ np.square(logs) - np.square(centre), 0.0))
         return np.asarray(2.0 ** (centre + CAUTION * spread))
 
-    def estimate(self, prediction: Prediction, observed: Observed, upper: float) -> Calibrated:
-        """The calibrated posterior of every cell beside its own release, clipped to [0, ``upper``]."""
+    def interval(self, prediction: Prediction, observed: Observed) -> tuple[FloatArray, FloatArray]:
+        """The ends of the 95 % interval of every cell, (C,): quantiles of the calibrated posterior beside its own release."""
         variance = prediction.variance * self.factors[class_of(observed.events)]
         known = np.isfinite(observed.scales)
         means = np.where(known, observed.means, prediction.mean)
         scales = np.where(known, _usable(observed.scales, variance), np.inf)
-        beside = prediction.mean, variance, means, scales
-        value = np.where(known, tilted(*beside[:3], np.where(known, scales, 1.0))[1], prediction.mean)
-        ends = [tilted_quantile(*beside, share) for share in (0.025, 0.975)]
-        return Calibrated(*np.clip([value, *ends], 0.0, upper))
+        low, high = (tilted_quantile(prediction.mean, variance, means, scales, share) for share in (0.025, 0.975))
+        return low, high
+
+    def estimate(
+        self, value: FloatArray, prediction: Prediction, observed: Observed, upper: float
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """The model's own ``value`` of every cell, (C,), and the ends of its interval, which holds it: clipped to [0, ``upper``]."""
+        low, high = self.interval(prediction, observed)
+        value, low, high = np.clip([value, np.minimum(low, value), np.maximum(high, value)], 0.0, upper)
+        return value, low, high
 
 
 def class_of(events: FloatArray) -> npt.NDArray[np.int64]:

@@ -95,11 +95,11 @@ def shrink(
     prior = _Prior(upper, level, events, _standardised(covariates, events), positions_km)
     candidates = _candidates(EFFECT_SHARES if covariates is not None else (0.0,))
     posteriors = _posteriors(prior, candidates, informative, (means - guess)[informative], scales[informative])
-    foretold = _foretold(prior, candidates, informative, posteriors)
+    averaged, foretold = _averaged(prior, candidates, informative, posteriors)
     prediction = Prediction(guess + foretold.value, foretold.variance)
     observed = Observed(means, scales, events.astype(np.float64))
     after = (calibration or Calibration()).after(prediction, observed)
-    return Shrunken(*after.estimate(prediction, observed, upper), after)
+    return Shrunken(*after.estimate(guess + averaged.value, prediction, observed, upper), after)
 
 
 class _Candidate(NamedTuple):
@@ -115,23 +115,23 @@ def _candidates(slopes: tuple[float, ...]) -> list[_Candidate]:
     return [_Candidate(*shares) for shares in itertools.product(slopes, FIELD_SHARES, EVENT_SHARES)]
 
 
-def _foretold(
+def _averaged(
     prior: _Prior, candidates: list[_Candidate], informative: IntArray, posteriors: list[_Posterior]
-) -> ModelAverage:
-    """What the candidates say of each cell, (C,), without the cell's own release, beside the first guess; intervals rest on the
-    widest standard deviation of one event.
+) -> tuple[ModelAverage, ModelAverage]:
+    """What the candidates say of each cell, (C,), beside the first guess: with the cell's own release, and without it. Intervals
+    rest on the widest standard deviation of one event.
     """
+    values, variances = _predictions(prior, candidates, informative, posteriors)
     predictions = [
         _without_own(posterior, informative, value, variance)
-        for posterior, value, variance in zip(
-            posteriors, *_predictions(prior, candidates, informative, posteriors), strict=True
-        )
+        for posterior, value, variance in zip(posteriors, values, variances, strict=True)
     ]
-    return ModelAverage.of(
-        [posterior.log_evidence for posterior in posteriors],
-        [prediction.mean for prediction in predictions],
-        [prediction.variance for prediction in predictions],
-        [candidate.event == max(EVENT_SHARES) for candidate in candidates],
+    logs = [posterior.log_evidence for posterior in posteriors]
+    cautious = [candidate.event == max(EVENT_SHARES) for candidate in candidates]
+    means, spreads = [each.mean for each in predictions], [each.variance for each in predictions]
+    return (
+        ModelAverage.of(logs, list(values), list(variances), cautious),
+        ModelAverage.of(logs, means, spreads, cautious),
     )
 
 

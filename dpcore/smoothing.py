@@ -89,7 +89,7 @@ def smooth(
     new = SmoothingState(
         *cells, posterior.trend, posterior.trend_covariance, profile, profile_variance, hours, calibration
     )
-    return new, Smoothed(*calibration.estimate(prediction, observed, upper))
+    return new, Smoothed(*calibration.estimate(posterior.value, prediction, observed, upper))
 
 
 def _averaged(fits: list[Fit], d: Dynamics) -> tuple[Posterior, Prediction]:

@@ -42,9 +42,9 @@ def coverage(wrong: dict[float, float], scale: float, calibrated: bool, seed: in
         prediction = Prediction(mean, np.full(len(events), 16.0))
         calibration = calibration.after(prediction, observed)
         used = calibration if calibrated else as_foretold()
-        found = used.estimate(prediction, observed, UPPER)
+        low, high = used.interval(prediction, observed)
         for each in wrong:
-            inside = (found.low <= truth) & (truth <= found.high)
+            inside = (low <= truth) & (truth <= high)
             covered[each] += inside[events == each].tolist() if window >= LEARNING else []
     return {events: float(np.mean(inside)) for events, inside in covered.items()}
 
@@ -125,9 +125,18 @@ def test_an_unreleased_cell_has_the_interval_of_the_prediction_and_says_nothing(
         Observed(np.array([np.nan]), np.array([np.inf]), np.array([BUSY])),
     )
     assert np.array_equal(Calibration().after(prediction, observed).evidence, Calibration().evidence)
-    found, factor = Calibration().estimate(prediction, observed, UPPER), Calibration().factors[4]
-    assert found.value == pytest.approx(30.0)
-    assert found.high - found.low == pytest.approx(2 * 1.96 * 2 * np.sqrt(factor), rel=1e-3)
+    (low, high), factor = Calibration().interval(prediction, observed), Calibration().factors[4]
+    assert low + high == pytest.approx(60.0)
+    assert high - low == pytest.approx(2 * 1.96 * 2 * np.sqrt(factor), rel=1e-3)
+
+
+def test_the_published_interval_holds_the_published_value_and_both_stay_in_range() -> None:
+    prediction = Prediction(np.array([30.0, -50.0, 900.0]), np.full(3, 4.0))
+    observed = Observed(np.array([31.0, -60.0, 950.0]), np.full(3, 5.0), np.full(3, BUSY))
+    value, low, high = Calibration().estimate(np.array([60.0, -50.0, 900.0]), prediction, observed, 80.0)
+    assert value.tolist() == [60.0, 0.0, 80.0]
+    assert high[0] == 60.0, "stretched to the value"
+    assert np.all((low >= 0) & (low <= value) & (value <= high) & (high <= 80))
 
 
 def test_evidence_of_another_shape_or_not_finite_is_refused() -> None:

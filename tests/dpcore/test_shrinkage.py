@@ -10,9 +10,7 @@ import pytest
 
 from dpcore import shrinkage
 from dpcore.errors import ParameterError
-from dpcore.interval_calibration import Calibration, Observed, Prediction
 from dpcore.laplace_posterior import laplace_posterior
-from dpcore.model_averaging import ModelAverage
 from dpcore.shrinkage import local_kilometres, shrink
 
 UPPER = 80.0
@@ -97,13 +95,13 @@ def test_the_order_of_cells_does_not_matter():
 
 
 def dense(means, scales, events, where, covariate) -> np.ndarray:
-    """The estimate by the model's covariance of all cells at once: what :func:`shrink` computes block by block."""
+    """The posterior mean by the model's covariance of all cells at once: what :func:`shrink` computes block by block."""
     C = len(means)
     informative = np.sort(np.argsort(scales, kind="stable")[: shrinkage.MOST_INFORMATIVE])
     centred = covariate - np.average(covariate, weights=events)
     unit = centred / np.sqrt(np.average(np.square(centred), weights=events))
     near = np.exp(-np.linalg.norm(where[:, None] - where[None], axis=2) / shrinkage.LENGTH_KM)
-    logs, centres, spreads, cautious = [], [], [], []
+    logs, estimates = [], []
     for slope, field, event in itertools.product(
         shrinkage.EFFECT_SHARES, shrinkage.FIELD_SHARES, shrinkage.EVENT_SHARES
     ):
@@ -112,20 +110,12 @@ def dense(means, scales, events, where, covariate) -> np.ndarray:
         known = UPPER**2 * kernel[:, informative]
         sites = laplace_posterior(known[informative], means[informative] - UPPER / 2, scales[informative])
         noise = np.diag(1 / sites.site_precision)
-        gain = np.linalg.solve(known[informative] + noise, known.T).T
-        value = gain @ (sites.site_shift / sites.site_precision)
-        variance = UPPER**2 * np.diag(kernel) - np.einsum("ij,ij->i", gain, known)
-        precision, shift = np.zeros(C), np.zeros(C)
-        precision[informative], shift[informative] = sites.site_precision, sites.site_shift
-        others = Prediction.without_own(value, variance, precision, shift)
+        said = np.linalg.solve(known[informative] + noise, sites.site_shift / sites.site_precision)
         logs.append(sites.log_evidence)
-        centres.append(UPPER / 2 + others.mean)
-        spreads.append(others.variance)
-        cautious.append(event == max(shrinkage.EVENT_SHARES))
-    averaged = ModelAverage.of(logs, centres, spreads, cautious)
-    prediction = Prediction(averaged.value, averaged.variance)
-    observed = Observed(means, scales, events.astype(np.float64))
-    return Calibration().after(prediction, observed).estimate(prediction, observed, UPPER).value
+        estimates.append(UPPER / 2 + known @ said)
+    share = np.exp(np.array(logs) - max(logs))
+    assert len(estimates[0]) == C
+    return np.clip(share / share.sum() @ np.array(estimates), 0, UPPER)
 
 
 def test_block_by_block_is_the_posterior_of_all_cells_at_once(monkeypatch):
