@@ -1,10 +1,14 @@
 """Calibration of modelled intervals by the releases themselves: post-processing of released values, so it costs nothing.
 
 A model foretells the mean of a cell from all *other* releases of the window, and from the past: a normal distribution. The
-cell's own release, with its known Laplace noise, tests that. If the model's variance is wrong by a factor c, releases are most
+cell's own release, with its known Laplace noise, tests that. If the model's variance is too small by a factor c, releases are most
 likely under the variance times c. For each class of cells, by their events, the evidence of every factor of a fixed grid is
 added up over cells, and over windows if the caller keeps it. The interval is that of the exact posterior of a normal
 distribution, its variance times the class's factor, beside the cell's own release. The model's value stays as it is.
+
+Calibration is one-sided: no factor is below 1. An interval that claims 95 % and covers less is false; one that covers more is
+only wide. Few released values may by chance look closer to the model than the truth is, so evidence from them may widen an
+interval, never narrow it.
 
 Proof that this is post-processing: nothing comes in but the prediction, the released means, their stated scales and the
 events. A prediction is made of the same of this window and of earlier ones. Events are public ("values"), or themselves
@@ -13,7 +17,7 @@ compute, and functions of a private transcript lose nothing (Dwork and Roth, *Th
 Privacy*, 2014, proposition 2.1). It is deterministic.
 
 Source of the idea: innovations test a filter's variances, Durbin and Koopman (2012), section 2.12. Laplace noise and classes are
-ours. Where noise is much larger than the model's error, no factor can be learnt; there the prior rules.
+ours. Where noise is much larger than the model's error, no factor can be learnt; there the prior rules, about 1.6.
 """
 
 from __future__ import annotations
@@ -31,16 +35,14 @@ FloatArray = npt.NDArray[np.float64]
 
 CLASSES = (1, 4, 12, 40, 120, 400)
 """Least number of events of a cell in each class."""
-FACTORS = tuple(2.0 ** (step / 2) for step in range(-8, 13))
-"""Candidate factors on the model's variance."""
-PRIOR_CENTRE, PRIOR_SPREAD = -1.0, 2.0
-"""Mean and standard deviation of the prior of log₂ of the factor: both models are made rather too wide than too narrow."""
+FACTORS = tuple(2.0 ** (step / 2) for step in range(13))
+"""Candidate factors on the model's variance, from 1: evidence never narrows an interval."""
+PRIOR_SPREAD = 1.0
+"""Scale of the half-normal prior of log₂ of the factor: most likely the model is right."""
 SHARED = 0.1
 """Weight of the evidence of all other classes in each class."""
 MOST_PER_CELL = 8.0
 """The most by which one release counts against a factor, in natural logarithms: a freak cell must not decide for its class."""
-CAUTION = 0.75
-"""By so many of its own standard deviations log₂ of the factor is raised, because too narrow an interval is worse."""
 FINEST_SCALE = 1e-3
 """Smaller scales are raised to this share of the prediction's standard deviation; the difference is too small to matter."""
 
@@ -107,15 +109,13 @@ class Calibration:
 
     @property
     def factors(self) -> FloatArray:
-        """The factor of each class, (classes,), from the mean and standard deviation of its logarithm given the evidence."""
+        """The factor of each class, (classes,), at least 1: from the mean of its logarithm given the evidence."""
         logs = np.log2(FACTORS)
         shared = self.evidence + SHARED * (self.evidence.sum(axis=0) - self.evidence)
-        shared = shared - 0.5 * ((logs - PRIOR_CENTRE) / PRIOR_SPREAD) ** 2
+        shared = shared - 0.5 * (logs / PRIOR_SPREAD) ** 2
         weight = np.exp(shared - shared.max(axis=1, keepdims=True))
         weight = weight / weight.sum(axis=1, keepdims=True)
-        centre = weight @ logs
-        spread = np.sqrt(np.maximum(weight @ np.square(logs) - np.square(centre), 0.0))
-        return np.asarray(2.0 ** (centre + CAUTION * spread))
+        return np.asarray(2.0 ** (weight @ logs))
 
     def interval(self, prediction: Prediction, observed: Observed) -> tuple[FloatArray, FloatArray]:
         """The ends of the 95 % interval of every cell, (C,): quantiles of the calibrated posterior beside its own release."""

@@ -657,10 +657,18 @@ SMOOTHING = (
     Bug(
         "smoothing: intervals are as wide as the model foretells",
         "dpcore/interval_calibration.py",
-        "return np.asarray(2.0 ** (centre + CAUTION * spread))",
+        "return np.asarray(2.0 ** (weight @ logs))",
         "return np.ones(len(CLASSES))",
         "tests/dpcore/test_interval_calibration.py",
         "cover_95_percent",
+    ),
+    Bug(
+        "smoothing: intervals are narrowed by releases that are close to the model",
+        "dpcore/interval_calibration.py",
+        "for step in range(13))",
+        "for step in range(-8, 13))",
+        "tests/dpcore/test_interval_calibration.py",
+        "never_narrow",
     ),
 )
 
