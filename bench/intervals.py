@@ -25,6 +25,7 @@ from dpcore.interval_calibration import CLASSES, class_of
 from dpcore.noise import Noise
 from stream.config import Config, load_config
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
+from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.local import REPO_ROOT
 from stream.offline import read_recording, split_by_slot
 from stream.statistics.merging import by_planned_cells
@@ -36,14 +37,15 @@ from stream.statistics.values.draw import exact_values
 FloatArray = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.void]
 Columns = defaultdict[str, list[FloatArray]]
-"""By estimator: events, width, whether covered, absolute error, (4, C) of each window."""
+"""By estimator: events, width, whether covered, absolute error, (4, C) of each window and draw."""
 
 DAYS = ("2016-11-25", "2017-03-16", "2015-09-06", "2016-11-26", "2017-03-21")
 FLEETS = {"fleet of 31": (31, 17), "fleet of 320": (320, 6), "fleet of 541": (541, 10)}
 """Vehicles and hours of the simulator's cities."""
 SEEN = ("2016-11-25", "2017-03-16", "dense and slow", "two speeds", "fleet of 31", "fleet of 320")
 CONFIG = REPO_ROOT / "config" / "bus-fleet.toml"
-SEED = 5
+SEED, DRAWS = 5, 2
+"""Seed of generated cities, and draws of every feed: each has its own tape and its own memory."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,13 @@ def path_of(day: str) -> str:
 
 
 def config_of(feed: str, folder: Path) -> Config:
-    """The shipped configuration with the mean alone, at ε = 2 for every hour."""
-    upper = KINDS[feed].upper if feed in KINDS else 80.0
-    settings = {"speed.statistics": ["mean"], "speed.upper_bound": upper, "privacy.user_key_file": str(folder / "key")}
+    """The shipped configuration with the mean alone, at ε = 2 for every hour. Its user key, in ``folder``, is always the same,
+    because pseudonyms order users, and so say which of them gets which number of the tape.
+    """
+    upper, key = KINDS[feed].upper if feed in KINDS else 80.0, folder / "key"
+    key.write_bytes(bytes(KEY_BYTES))
+    key.chmod(0o600)
+    settings = {"speed.statistics": ["mean"], "speed.upper_bound": upper, "privacy.user_key_file": str(key)}
     return load_config(CONFIG, **settings)
 
 
@@ -132,14 +138,16 @@ def _name(c: int) -> str:
 
 
 def measured(feed: str) -> Iterator[dict[str, Any]]:
-    """The tables of one feed."""
+    """The tables of one feed, over all draws."""
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(feed, Path(folder))
+        windows = list(planned_windows(config, split_by_slot(events_of(feed, config), config)))
         columns: Columns = defaultdict(list)
-        memory: Memory | None = None
-        for planned in planned_windows(config, split_by_slot(events_of(feed, config), config)):
-            noise = Noise(tape(f"{feed}/{planned.plan.window.start}"))
-            memory = judged(planned, config, noise, memory, columns)
+        for drawing in range(1, DRAWS + 1):
+            memory: Memory | None = None
+            for planned in windows:
+                noise = Noise(tape(f"{feed}/{planned.plan.window.start}/{drawing}"))
+                memory = judged(planned, config, noise, memory, columns)
     for estimator, each in columns.items():
         yield table(feed, estimator, each)
 
