@@ -26,6 +26,7 @@ __all__ = [
     "earth",
     "errors",
     "gaussian",
+    "interval_calibration",
     "laplace_posterior",
     "level_tree",
     "mean",

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from scipy import linalg
 
 from dpcore._smoothing_model import Dynamics, FloatArray, IntArray, Releases, SmoothingState
+from dpcore.interval_calibration import Prediction
 from dpcore.laplace_posterior import laplace_posterior
 from dpcore.model_averaging import ModelAverage, average
 from dpcore.shrinkage import local_kilometres
@@ -86,11 +87,14 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Fit:
-    """One member of the grid, its standard deviation of one ``event`` as a share of U, and how well it explains the window."""
+    """One member of the grid, its standard deviation of one ``event`` as a share of U, how well it explains the window, and what
+    it says about each cell without the cell's own release.
+    """
 
     event: float
     log_evidence: float
     posterior: Posterior
+    prediction: Prediction
 
 
 def _returned_to_profile(
@@ -153,7 +157,10 @@ def fit_of(window: Window, prior: Prior, event: float, d: Dynamics) -> Fit:
         shift,
         sampling,
     )
-    return Fit(event, sites.log_evidence, posterior)
+    own_precision, own_shift = np.zeros_like(precision), np.zeros_like(shift)
+    own_precision[seen], own_shift[seen] = precision[seen], shift[seen]
+    prediction = Prediction.without_own(posterior.value, posterior.variance, own_precision, own_shift)
+    return Fit(event, sites.log_evidence, posterior, prediction)
 
 
 def averaged_posterior(averaged: ModelAverage, posteriors: list[Posterior]) -> Posterior:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 from scipy import linalg
 
 from dpcore.errors import ParameterError
+from dpcore.interval_calibration import Calibration
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.uint64]
@@ -50,7 +51,8 @@ class SmoothingState:
     ``precision``, ``shift``: (K,), the lasting deviation of each cell as a Gaussian of that precision and mean
     shift / precision. ``trend`` (1 + k,): level and effects. ``profile`` (24,): the level at each hour of the day, with an
     infinite variance where no window was seen. ``places``: (K, 2) latitude and longitude in degrees. ``hours``: time of the
-    state. Raises :class:`ParameterError` for columns that do not fit or are not finite.
+    state. ``calibration``: how wide releases show intervals to be. Raises :class:`ParameterError` for columns that do not fit
+    or are not finite.
     """
 
     cells: IdArray
@@ -62,6 +64,7 @@ class SmoothingState:
     profile: FloatArray
     profile_variance: FloatArray
     hours: float
+    calibration: Calibration = field(default_factory=Calibration)
 
     def __post_init__(self) -> None:
         K = len(self.cells)

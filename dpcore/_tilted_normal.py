@@ -33,3 +33,23 @@ def truncated(mean: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(Log mass, mean, variance) of a normal variable of this mean and variance 1 where it is above 0, (n,) each."""
     hazard = np.sqrt(2 / np.pi) / special.erfcx(-mean / np.sqrt(2))
     return special.log_ndtr(mean), mean + hazard, 1 - hazard * (hazard + mean)
+
+
+def tilted_quantile(
+    mean: FloatArray, variance: FloatArray, observed: FloatArray, scale: FloatArray, share: float
+) -> FloatArray:
+    """The number below which N(mean, variance) times the Laplace density has this ``share`` of its mass, (n,): by the inverse
+    of the normal distribution on the side of ``observed`` where it lies. An infinite scale leaves the normal distribution.
+    """
+    sd = np.sqrt(variance)
+    above, below = (mean - variance / scale - observed) / sd, (mean + variance / scale - observed) / sd
+    log_above = special.log_ndtr(above) - (mean - observed) / scale
+    log_below = special.log_ndtr(-below) + (mean - observed) / scale
+    top = np.logaddexp(log_above, log_below)
+    mass_below = np.exp(log_below - top)
+    # The share of the lower side's own mass, in logarithms because that mass may be tiny; else the upper tail's.
+    in_lower = np.minimum(np.log(share) + top - log_below, 0.0) + special.log_ndtr(-below)
+    in_upper = np.minimum(np.log1p(-share) + top - log_above, 0.0) + special.log_ndtr(above)
+    lower = sd * (below + special.ndtri_exp(in_lower))
+    upper = sd * (above - special.ndtri_exp(in_upper))
+    return np.asarray(observed + np.where(share < mass_below, np.minimum(lower, 0.0), np.maximum(upper, 0.0)))

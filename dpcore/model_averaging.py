@@ -43,16 +43,6 @@ class ModelAverage:
         spread = [variance + np.square(mean - value) for mean, variance in zip(values, variances, strict=True)]
         return cls(shares, value, average(widest, spread))
 
-    @property
-    def standard_error(self) -> FloatArray:
-        """Square root of the variance, (C,); rounding below 0 counts as 0."""
-        return np.asarray(np.sqrt(np.maximum(self.variance, 0.0)))
-
-    def interval(self, upper: float) -> FloatArray:
-        """Value and ends of its 95 % interval, shape (3, C), clipped to [0, ``upper``]."""
-        reach = 1.96 * self.standard_error
-        return np.asarray(np.clip([self.value, self.value - reach, self.value + reach], 0.0, upper))
-
 
 def evidence_shares(log_evidence: FloatArray) -> FloatArray:
     """Weights in proportion to the evidence, shape (M,), from its natural logarithms; -inf leaves a candidate out."""

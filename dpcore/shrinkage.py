@@ -2,7 +2,8 @@
 
 Model: released mean = θ + Laplace noise of known scale; θ = intercept + public covariates + a spatial field of
 exponential correlation + what sampling n events leaves. The noise is read as Laplace by expectation propagation, the few
-hyperparameters are averaged over a fixed grid by their evidence. Only released values, public scales and counts come in.
+hyperparameters are averaged over a fixed grid by their evidence. Each release tests what the model says without it, which
+calibrates the intervals (:mod:`dpcore.interval_calibration`). Only released values, public scales and counts come in.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from scipy import linalg
 
 from dpcore.earth import EARTH_M
 from dpcore.errors import ParameterError
+from dpcore.interval_calibration import Calibration, Observed, Prediction
 from dpcore.laplace_posterior import laplace_posterior
 from dpcore.model_averaging import ModelAverage
 
@@ -45,15 +47,16 @@ BLOCK = 1024
 
 @dataclass(frozen=True)
 class Shrunken:
-    """Post-processed means: ``value``, ``low`` and ``high`` (95 % under the model) of shape (C,), in the unit of U.
+    """Post-processed means: ``value``, ``low`` and ``high`` (95 %, calibrated by releases), shape (C,), in the unit of U; and the
+    ``calibration`` after these releases, which the next window may begin with.
 
-    Never a substitute for the released value: the interval rests on the model, not on the mechanism.
+    Never a substitute for the released value: the interval rests on the model, not on the mechanism alone.
     """
 
     value: FloatArray
     low: FloatArray
     high: FloatArray
-    standard_error: FloatArray
+    calibration: Calibration
 
 
 def local_kilometres(latitude: FloatArray, longitude: FloatArray) -> FloatArray:
@@ -71,18 +74,20 @@ def shrink(
     positions_km: FloatArray | None = None,
     covariates: FloatArray | None = None,
     baseline: FloatArray | None = None,
+    calibration: Calibration | None = None,
 ) -> Shrunken:
     """Posterior means of C cells from released ``means`` with Laplace ``scales`` (C,), in the unit of ``upper`` (U).
 
     ``events``: public counts n (C,). ``positions_km``: (C, 2), without it the field has no neighbours. ``covariates``:
     (C, k) public columns, each standardised here. ``baseline``: (C,) public first guess, in the unit of U. Infinite
     scales are allowed: nothing was released there, predict. Time and memory grow in step with C: at most
-    :data:`MOST_INFORMATIVE` cells inform the others. Raises :class:`ParameterError`.
+    :data:`MOST_INFORMATIVE` cells inform the others. ``calibration``: what earlier windows said about the intervals. Raises
+    :class:`ParameterError`.
     """
     _validate(means, scales, events, upper)
     if not len(means):
         empty = np.zeros(0)
-        return Shrunken(empty, empty, empty, empty)
+        return Shrunken(empty, empty, empty, calibration or Calibration())
     informative = np.sort(np.argsort(scales, kind="stable")[:MOST_INFORMATIVE])
     informative = informative[np.isfinite(scales[informative])]
     guess = np.full(len(means), upper / 2) if baseline is None else baseline
@@ -90,10 +95,11 @@ def shrink(
     prior = _Prior(upper, level, events, _standardised(covariates, events), positions_km)
     candidates = _candidates(EFFECT_SHARES if covariates is not None else (0.0,))
     posteriors = _posteriors(prior, candidates, informative, (means - guess)[informative], scales[informative])
-    values, variances = _predictions(prior, candidates, informative, posteriors)
-    averaged = _averaged(candidates, posteriors, guess + values, variances)
-    value, low, high = averaged.interval(upper)
-    return Shrunken(value, low, high, averaged.standard_error)
+    averaged, foretold = _averaged(prior, candidates, informative, posteriors)
+    prediction = Prediction(guess + foretold.value, foretold.variance)
+    observed = Observed(means, scales, events.astype(np.float64))
+    after = (calibration or Calibration()).after(prediction, observed)
+    return Shrunken(*after.estimate(guess + averaged.value, prediction, observed, upper), after)
 
 
 class _Candidate(NamedTuple):
@@ -110,14 +116,22 @@ def _candidates(slopes: tuple[float, ...]) -> list[_Candidate]:
 
 
 def _averaged(
-    candidates: list[_Candidate], posteriors: list[_Posterior], values: FloatArray, variances: FloatArray
-) -> ModelAverage:
-    """Average of the candidates' predictions (M, C); intervals rest on the widest standard deviation of one event."""
-    return ModelAverage.of(
-        [posterior.log_evidence for posterior in posteriors],
-        list(values),
-        list(variances),
-        [candidate.event == max(EVENT_SHARES) for candidate in candidates],
+    prior: _Prior, candidates: list[_Candidate], informative: IntArray, posteriors: list[_Posterior]
+) -> tuple[ModelAverage, ModelAverage]:
+    """What the candidates say of each cell, (C,), beside the first guess: with the cell's own release, and without it. Intervals
+    rest on the widest standard deviation of one event.
+    """
+    values, variances = _predictions(prior, candidates, informative, posteriors)
+    predictions = [
+        _without_own(posterior, informative, value, variance)
+        for posterior, value, variance in zip(posteriors, values, variances, strict=True)
+    ]
+    logs = [posterior.log_evidence for posterior in posteriors]
+    cautious = [candidate.event == max(EVENT_SHARES) for candidate in candidates]
+    means, spreads = [each.mean for each in predictions], [each.variance for each in predictions]
+    return (
+        ModelAverage.of(logs, list(values), list(variances), cautious),
+        ModelAverage.of(logs, means, spreads, cautious),
     )
 
 
@@ -169,10 +183,13 @@ class _Relations(NamedTuple):
 
 
 class _Posterior(NamedTuple):
-    """Of one candidate, what predicts any cell: √ of the sites' precisions, a Cholesky factor, the weighed shifts."""
+    """Of one candidate, what predicts any cell: √ of the sites' precisions, the sites' shifts, a Cholesky factor, the weighed
+    shifts.
+    """
 
     log_evidence: float
     root: FloatArray
+    shift: FloatArray
     factor: FloatArray
     weighed: FloatArray
 
@@ -188,7 +205,7 @@ def _posteriors(
         root = np.sqrt(sites.site_precision)
         factor = linalg.cholesky(np.eye(len(root)) + root[:, None] * kernel * root, lower=True)
         weighed = linalg.solve_triangular(factor, sites.site_shift / root, lower=True)
-        posteriors.append(_Posterior(sites.log_evidence, root, factor, weighed))
+        posteriors.append(_Posterior(sites.log_evidence, root, sites.site_shift, factor, weighed))
     return posteriors
 
 
@@ -207,6 +224,13 @@ def _predictions(
             values[i, cells] = gain.T @ posterior.weighed
             variances[i, cells] = prior.variance(cells, candidate) - np.einsum("ij,ij->j", gain, gain)
     return values, variances
+
+
+def _without_own(posterior: _Posterior, informative: IntArray, value: FloatArray, variance: FloatArray) -> Prediction:
+    """What one candidate says of each cell, (C,), without the cell's own release, beside the first guess."""
+    precision, shift = np.zeros_like(value), np.zeros_like(value)
+    precision[informative], shift[informative] = np.square(posterior.root), posterior.shift
+    return Prediction.without_own(value, variance, precision, shift)
 
 
 def _validate(means: FloatArray, scales: FloatArray, events: IntArray, upper: float) -> None:

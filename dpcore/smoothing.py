@@ -6,7 +6,8 @@ level also returns to its profile over the day. Deviations are correlated in spa
 
 The method: one Kalman step per window. The past is kept as one Gaussian observation of each cell's lasting deviation, which
 fades with time. The window's Laplace noise is read by expectation propagation (:mod:`dpcore.laplace_posterior`). Parameters
-that nobody knows are averaged over a fixed grid (:mod:`dpcore.model_averaging`). The caller keeps the state between windows.
+that nobody knows are averaged over a fixed grid (:mod:`dpcore.model_averaging`). Each release tests what the model says without
+it, which calibrates the intervals (:mod:`dpcore.interval_calibration`). The caller keeps the state between windows.
 Source: Durbin and Koopman, *Time Series Analysis by State Space Methods* (2012), chapter 4, for the Kalman step; Rasmussen and
 Williams, *Gaussian Processes for Machine Learning* (2006), section 2.2, for the spatial field.
 """
@@ -17,9 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpcore._smoothing_fit import MOST_INFORMATIVE, Posterior, Window, averaged_posterior, fits_of
+from dpcore._smoothing_fit import MOST_INFORMATIVE, Fit, Posterior, Window, averaged_posterior, fits_of
 from dpcore._smoothing_model import HOURS_OF_DAY, Dynamics, FloatArray, IdArray, IntArray, Releases, SmoothingState
 from dpcore.errors import ParameterError
+from dpcore.interval_calibration import Observed, Prediction
 from dpcore.model_averaging import ModelAverage
 
 __all__ = [
@@ -42,13 +44,15 @@ MOST_CELLS = 5_000
 """Most cells that a state remembers."""
 FORGOTTEN = 0.01
 """A cell is forgotten once the precision of its past is below this share of the precision of the model's prior."""
+CALIBRATION_HOURS = 168.0
+"""After so many hours the evidence that calibrates intervals has faded to 1/e."""
 OLDEST_HOURS = 336.0
 """A state older than two weeks is forgotten as a whole."""
 
 
 @dataclass(frozen=True)
 class Smoothed:
-    """Post-processed means: ``value``, ``low``, ``high`` (95 % under the model), shape (C,), in the unit of U."""
+    """Post-processed means: ``value``, ``low``, ``high`` (95 %, calibrated by releases), shape (C,), in the unit of U."""
 
     value: FloatArray
     low: FloatArray
@@ -76,19 +80,29 @@ def smooth(
         empty = np.zeros(0)
         return past, Smoothed(empty, empty, empty)
     window = Window.of(past, releases, hour_of_day, upper, d)
-    fits = fits_of(window, d)
-    averaged = ModelAverage.of(
-        [fit.log_evidence for fit in fits],
-        [fit.posterior.value for fit in fits],
-        [fit.posterior.variance for fit in fits],
-        [fit.event == max(d.event) for fit in fits],
-    )
-    posterior = averaged_posterior(averaged, [fit.posterior for fit in fits])
+    posterior, prediction = _averaged(fits_of(window, d), d)
+    observed = Observed(releases.means, releases.scales, releases.events)
+    calibration = past.calibration.after(prediction, observed)
     profile, profile_variance = past.profile.copy(), past.profile_variance.copy()
     profile[hour_of_day], profile_variance[hour_of_day] = posterior.trend[0], posterior.trend_covariance[0, 0]
     cells = _remembered(past, window, posterior, d)
-    new = SmoothingState(*cells, posterior.trend, posterior.trend_covariance, profile, profile_variance, hours)
-    return new, Smoothed(*averaged.interval(upper))
+    new = SmoothingState(
+        *cells, posterior.trend, posterior.trend_covariance, profile, profile_variance, hours, calibration
+    )
+    return new, Smoothed(*calibration.estimate(posterior.value, prediction, observed, upper))
+
+
+def _averaged(fits: list[Fit], d: Dynamics) -> tuple[Posterior, Prediction]:
+    """The posteriors, and the predictions without each cell's own release, averaged over the grid."""
+    logs, cautious = [fit.log_evidence for fit in fits], [fit.event == max(d.event) for fit in fits]
+    posteriors, predictions = [fit.posterior for fit in fits], [fit.prediction for fit in fits]
+    averaged = ModelAverage.of(
+        logs, [each.value for each in posteriors], [each.variance for each in posteriors], cautious
+    )
+    foretold = ModelAverage.of(
+        logs, [each.mean for each in predictions], [each.variance for each in predictions], cautious
+    )
+    return averaged_posterior(averaged, posteriors), Prediction(foretold.value, foretold.variance)
 
 
 def _validate(state: SmoothingState | None, releases: Releases, hours: float, hour_of_day: int, upper: float) -> None:
@@ -132,6 +146,7 @@ def _aged(state: SmoothingState | None, effects: int, hours: float, upper: float
         state.profile,
         state.profile_variance,
         hours,
+        state.calibration.faded(float(np.exp(-passed / CALIBRATION_HOURS))),
     )
 
 

@@ -16,6 +16,7 @@ BENCHMARKS = {
     "dashboard": "time until Chromium has painted a new window of 10 000 hexagons",
     "faults": "hundreds of faults against real servers, and an independent check of everything that was released",
     "ingest": "events per second from Kafka into durable Redis state, compared with a plain Faust agent",
+    "intervals": "how often intervals of modelled means contain the true mean, by class of events per cell, and their widths",
     "libraries": "means per hexagon of one hour, and noise, compared with OpenDP and, if installed, PipelineDP",
     "mechanisms": "speed of noise, CHOP-USER and exact-loss allocation on 10⁶ pairs",
     "papers": "claims of the papers, measured with this implementation (--plot); one part alone: papers.htf, say",

@@ -111,7 +111,7 @@ def _score_values(
         _score_noise(tables[name, "released"], name, column, target[name], places)
     _score_distributions(plan, places.cells, kept, tables)
     bodies = release_bodies(plan, places.cells.counts, columns, config)
-    derived, memory = post_process(plan, places.cells.counts, columns, bodies, config, memory)
+    derived, memory = post_process(plan, bodies, config, memory)
     pooled = exact_values(plan, places.cells)
     for estimate in derived.values():
         table = tables["mean", estimate.method]
@@ -167,7 +167,7 @@ def _score_participation(
     truth, weight = exact_values(plan, contributions), _events(contributions)[listed]
     columns = draw(plan, contributions, Noise())
     bodies = release_bodies(plan, counts, columns, config)
-    derived, memory = post_process(plan, counts, columns, bodies, config, memory)
+    derived, memory = post_process(plan, bodies, config, memory)
     released: list[tuple[str, str, Columns | Derived]] = [(name, "released", columns[name]) for name in columns]
     for name, estimator, column in released + [("mean", estimate.method, estimate) for estimate in derived.values()]:
         if name not in truth:

@@ -31,8 +31,8 @@ from stream.statistics.merging import excluded
 from stream.statistics.participation.draw import draw_participation
 from stream.statistics.participation.plan import plan_participation
 from stream.statistics.plan import DECIMALS, Columns, Derived, Plan
-from stream.statistics.shrinkage import shrink_values, too_costly
-from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, step
+from stream.statistics.shrinkage import shrinks, too_costly
+from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, shrunk, step
 from stream.statistics.values.draw import draw_values
 from stream.statistics.values.plan import plan_values
 from stream.windows import Period, Window, utc_text
@@ -124,23 +124,17 @@ def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Co
 
 
 def post_process(
-    plan: Plan,
-    counts: Counts,
-    columns: dict[str, Columns],
-    bodies: list[Body],
-    config: Config,
-    memory: Memory | None,
+    plan: Plan, bodies: list[Body], config: Config, memory: Memory | None
 ) -> tuple[dict[str, Derived], Memory | None]:
     """Estimates from released values and public facts alone, and the memory after the window; they cost no budget.
 
-    The new memory depends only on ``bodies``, as published, and on ``memory``: see :mod:`stream.statistics.smoothing_state`.
+    They depend only on ``bodies``, as published, and on ``memory``: see :mod:`stream.statistics.smoothing_state`.
     """
-    derived = shrink_values(plan, counts, columns, config) if plan.relation == NeighbouringRelation.VALUES else {}
-    if "kalman" not in config.speed.post_processing or "mean" not in columns:
-        return derived, memory
-    upper = plan.upper_quanta * SPEED_QUANTUM_KMH
-    memory, smoothed = step(memory, bodies, plan.window, upper=upper, timezone=config.feed.timezone)
-    return derived | {SMOOTHED: smoothed}, memory
+    shrinking, upper = shrinks(plan, config), plan.upper_quanta * SPEED_QUANTUM_KMH
+    if "kalman" not in config.speed.post_processing or "mean" not in plan.statistics:
+        return shrunk(bodies, upper) if shrinking else {}, memory
+    after, derived = step(memory, bodies, plan.window, upper=upper, timezone=config.feed.timezone, shrinking=shrinking)
+    return derived, after
 
 
 def compose(
@@ -159,7 +153,7 @@ def compose(
     """
     bodies = release_bodies(plan, counts, columns, config)
     before = identity(memory)
-    derived, memory = post_process(plan, counts, columns, bodies, config, memory)
+    derived, memory = post_process(plan, bodies, config, memory)
     remembered = {"memory": {"before": before, "after": identity(memory)}} if SMOOTHED in derived else {}
     if derived:
         for g, body in enumerate(bodies):

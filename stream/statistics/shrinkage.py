@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import h3
 import numpy as np
 
-from dpcore.contributions import Counts
-from dpcore.shrinkage import local_kilometres, shrink
+from dpcore.interval_calibration import Calibration
+from dpcore.shrinkage import Shrunken, local_kilometres, shrink
+from dpcore.smoothing import Releases
 from stream.config import Config
-from stream.messages.message import cell_text
-from stream.statistics.plan import Columns, Derived, Plan
+from stream.statistics.plan import Plan
 
 MAX_CELLS = 20_000
 """Published cells up to which means are shrunk: some 3 s on one core. The number of cells is public under "values"."""
@@ -20,27 +19,23 @@ def too_costly(plan: Plan, config: Config) -> bool:
     return _configured(plan, config) and int(plan.published.sum()) > MAX_CELLS
 
 
+def shrinks(plan: Plan, config: Config) -> bool:
+    """Whether the means of the window are shrunk."""
+    return _configured(plan, config) and not too_costly(plan, config)
+
+
 def _configured(plan: Plan, config: Config) -> bool:
     return "mean" in plan.statistics and "empirical-bayes" in config.speed.post_processing
 
 
-def shrink_values(plan: Plan, counts: Counts, columns: dict[str, Columns], config: Config) -> dict[str, Derived]:
-    """Estimates from released values and public counts alone; they cost no budget. None where that is :func:`too_costly`."""
-    published = np.flatnonzero(plan.published)
-    if not _configured(plan, config) or not len(published) or too_costly(plan, config):
-        return {}
-    mean = columns["mean"]
-    events = counts.by_cell(counts.samples)[published]
-    places = np.array([h3.cell_to_latlng(cell_text(cell)) for cell in counts.cells[published].tolist()])
-    shrunk = shrink(
-        mean.raw[published],
-        mean.scale[published],
-        events,
-        upper=mean.top,
-        positions_km=local_kilometres(places[:, 0], places[:, 1]),
-        covariates=np.log([events, events / np.diff(counts.cell_start)[published]]).T,
+def shrink_releases(releases: Releases, upper: float, calibration: Calibration) -> Shrunken:
+    """Estimates from released values and public counts alone; they cost no budget. ``calibration``: of earlier windows."""
+    return shrink(
+        releases.means,
+        releases.scales,
+        releases.events.astype(np.int64),
+        upper=upper,
+        positions_km=local_kilometres(releases.places[:, 0], releases.places[:, 1]),
+        covariates=np.column_stack([np.log(releases.events), releases.covariates]),
+        calibration=calibration,
     )
-    spread = [np.zeros(counts.n_cells) for _ in range(3)]
-    for column, values in zip(spread, (shrunk.value, shrunk.low, shrunk.high), strict=True):
-        column[published] = values
-    return {"mean": Derived("empirical-bayes", *spread)}

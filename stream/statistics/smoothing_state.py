@@ -1,6 +1,6 @@
-"""The memory of a feed: the state of smoothing over time, computed from released values alone.
+"""The memory of a feed: the state of smoothing over time, and how wide releases show modelled intervals to be.
 
-A step reads only the bodies of a window's messages, as published. So it costs no budget under either relation, and every
+It is computed from released values alone. A step reads only the bodies of a window's messages, as published. So it costs no budget under either relation, and every
 reader of the output topics could compute the same memory. Pure: encode, decode, step.
 """
 
@@ -18,14 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.errors import ParameterError
+from dpcore.interval_calibration import CLASSES, Calibration
 from dpcore.relation import NeighbouringRelation
-from dpcore.smoothing import Releases, SmoothingState, smooth
+from dpcore.shrinkage import Shrunken
+from dpcore.smoothing import CALIBRATION_HOURS, Releases, Smoothed, SmoothingState, smooth
 from stream.statistics.plan import Derived
+from stream.statistics.shrinkage import shrink_releases
 from stream.windows import Window
 
 FloatArray = npt.NDArray[np.float64]
 
-VERSION = 2
+VERSION = 3
 """Version of the stored form. A memory of another version is not used."""
 SMOOTHED = "mean_smoothed"
 """Name of the smoothed mean under ``post_processed``."""
@@ -48,6 +51,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     profile: bytes
     profile_variance: bytes
     hours: float
+    calibration: bytes
+    shrinkage: bytes
+    """Evidence on how wide intervals must be, of smoothed and of shrunk means: see :mod:`dpcore.interval_calibration`."""
     seen: bytes = b""
     low: bytes = b""
     high: bytes = b""
@@ -66,6 +72,7 @@ def decode_memory(blob: bytes | None) -> Memory | None:
     try:
         memory = msgspec.msgpack.decode(blob, type=Memory)
         _state(memory)
+        _calibration(memory.shrinkage)
         ends = [np.frombuffer(column, "<f8") for column in (memory.low, memory.high)]
     except (msgspec.DecodeError, ParameterError, ValueError):
         return None
@@ -78,32 +85,53 @@ def identity(memory: Memory | None) -> str | None:
     return None if memory is None else f"sha256:{hashlib.sha256(encode_memory(memory)).hexdigest()}"
 
 
+def shrunk(bodies: Sequence[dict[str, Any]], upper: float) -> dict[str, Derived]:
+    """The shrunk mean of each body, shape (C,), by name, from the bodies of this window alone, as published."""
+    releases, places = _releases(bodies)
+    if not len(places):
+        return {}
+    columns = shrink_releases(releases, upper, Calibration())
+    return {"mean": _derived("empirical-bayes", columns, places, len(bodies))}
+
+
 def step(
-    memory: Memory | None, bodies: Sequence[dict[str, Any]], window: Window, *, upper: float, timezone: str
-) -> tuple[Memory | None, Derived]:
-    """The memory after ``window`` and the smoothed mean of each body, shape (C,), from the bodies as published.
+    memory: Memory | None,
+    bodies: Sequence[dict[str, Any]],
+    window: Window,
+    *,
+    upper: float,
+    timezone: str,
+    shrinking: bool,
+) -> tuple[Memory | None, dict[str, Derived]]:
+    """The memory after ``window``, and the smoothed mean of each body, shape (C,), by name, from the bodies as published; with
+    ``shrinking`` also the shrunk mean.
 
     ``upper``: U in km/h. A window that begins before the memory's end is smoothed without the memory and does not change it,
     because time only goes forward. After a change of U, smoothing starts anew, because earlier means were clipped to another
     bound.
     """
     late = memory is not None and window.start < memory.end
-    usable = memory is not None and not late and memory.upper == upper
-    released = [g for g, body in enumerate(bodies) if "mean" in body]
-    releases, order = _releases([bodies[g] for g in released])
+    usable = memory if memory is not None and not late and memory.upper == upper else None
+    releases, places = _releases(bodies)
     hours = window.start / 3600
     hour = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
-    state, smoothed = smooth(
-        _state(memory) if usable and memory is not None else None, releases, hours=hours, hour_of_day=hour, upper=upper
-    )
-    table = np.zeros((3, len(bodies)))
-    table[:, np.array(released, dtype=np.int64)[order]] = smoothed.value, smoothed.low, smoothed.high
+    before, shrinkage = (None, Calibration()) if usable is None else (_state(usable), _faded_shrinkage(usable, hours))
+    state, smoothed = smooth(before, releases, hours=hours, hour_of_day=hour, upper=upper)
+    derived = {SMOOTHED: _derived("kalman", smoothed, places, len(bodies))}
+    if shrinking and len(places):
+        columns = shrink_releases(releases, upper, shrinkage)
+        shrinkage = columns.calibration
+        derived = {"mean": _derived("empirical-bayes", columns, places, len(bodies))} | derived
     if late:
-        return memory, Derived("kalman", *table)
-    after = _memory(state, window, upper)
-    ends = [column.astype("<f8").tobytes() for column in (smoothed.low, smoothed.high)]
-    after = msgspec.structs.replace(after, seen=releases.cells.astype("<u8").tobytes(), low=ends[0], high=ends[1])
-    return after, Derived("kalman", *table)
+        return memory, derived
+    return _memory(state, shrinkage, releases, smoothed, window, upper), derived
+
+
+def _derived(method: str, columns: Smoothed | Shrunken, places: npt.NDArray[np.int64], bodies: int) -> Derived:
+    """A column's (C,) estimates at the ``places`` of their bodies; 0 for bodies without a release."""
+    table = np.zeros((3, bodies))
+    table[:, places] = columns.value, columns.low, columns.high
+    return Derived(method, *table)
 
 
 def intervals(memory: Memory, cells: npt.NDArray[np.uint64]) -> tuple[FloatArray, FloatArray]:
@@ -122,6 +150,7 @@ def _releases(bodies: Sequence[dict[str, Any]]) -> tuple[Releases, npt.NDArray[n
     """The observations in published bodies, sorted by cell, and the position of each in ``bodies``."""
     cells = np.array([int(body["cell"], 16) for body in bodies], dtype=np.uint64)
     order = np.argsort(cells, kind="stable")
+    order = order[np.array(["mean" in bodies[g] for g in order], dtype=bool)]
     bodies = [bodies[g] for g in order]
     means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
     scales = np.array([body["mean"]["scale"] * _laplace_share(body) for body in bodies], dtype=np.float64)
@@ -158,10 +187,22 @@ def _state(memory: Memory) -> SmoothingState:
         np.frombuffer(memory.profile, "<f8"),
         np.frombuffer(memory.profile_variance, "<f8"),
         memory.hours,
+        _calibration(memory.calibration),
     )
 
 
-def _memory(state: SmoothingState, window: Window, upper: float) -> Memory:
+def _calibration(stored: bytes) -> Calibration:
+    return Calibration(np.frombuffer(stored, "<f8").reshape(len(CLASSES), -1))
+
+
+def _faded_shrinkage(memory: Memory, hours: float) -> Calibration:
+    """What earlier windows said about the intervals of shrunk means, as much of it as counts at ``hours``."""
+    return _calibration(memory.shrinkage).faded(float(np.exp((memory.hours - hours) / CALIBRATION_HOURS)))
+
+
+def _memory(
+    state: SmoothingState, shrinkage: Calibration, releases: Releases, smoothed: Smoothed, window: Window, upper: float
+) -> Memory:
     return Memory(
         version=VERSION,
         end=window.end,
@@ -175,4 +216,9 @@ def _memory(state: SmoothingState, window: Window, upper: float) -> Memory:
         profile=state.profile.astype("<f8").tobytes(),
         profile_variance=state.profile_variance.astype("<f8").tobytes(),
         hours=state.hours,
+        calibration=state.calibration.evidence.astype("<f8").tobytes(),
+        shrinkage=shrinkage.evidence.astype("<f8").tobytes(),
+        seen=releases.cells.astype("<u8").tobytes(),
+        low=smoothed.low.astype("<f8").tobytes(),
+        high=smoothed.high.astype("<f8").tobytes(),
     )

@@ -654,6 +654,22 @@ SMOOTHING = (
         "tests/dpcore/test_smoothing.py",
         "unseen_sites",
     ),
+    Bug(
+        "smoothing: intervals are as wide as the model foretells",
+        "dpcore/interval_calibration.py",
+        "return np.asarray(2.0 ** (weight @ logs))",
+        "return np.ones(len(CLASSES))",
+        "tests/dpcore/test_interval_calibration.py",
+        "cover_95_percent",
+    ),
+    Bug(
+        "smoothing: intervals are narrowed by releases that are close to the model",
+        "dpcore/interval_calibration.py",
+        "for step in range(13))",
+        "for step in range(-8, 13))",
+        "tests/dpcore/test_interval_calibration.py",
+        "never_narrow",
+    ),
 )
 
 BUGS = (*PLAN, *CHARGE, *DRAW, *LEDGER, *COMMIT, *STATE, *HISTOGRAMS, *SMOOTHING)

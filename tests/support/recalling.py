@@ -16,7 +16,8 @@ def recalled(bodies: Sequence[dict[str, Any]], marker: dict[str, Any], memory: M
     """The memory after a window whose messages say ``bodies`` and ``marker``."""
     ends = [int(datetime.fromisoformat(marker["window"][end]).timestamp()) for end in ("start", "end")]
     upper, timezone = marker["clipping"]["upper"], marker["period"]["timezone"]
-    return step(memory, bodies, Window(*ends), upper=upper, timezone=timezone)[0]
+    shrinking = any("mean" in body.get("post_processed", {}) for body in bodies)
+    return step(memory, bodies, Window(*ends), upper=upper, timezone=timezone, shrinking=shrinking)[0]
 
 
 def recalled_from(windows: Sequence[Sequence[Message]]) -> Memory | None:

@@ -1,0 +1,161 @@
+"""Measures how often 95 % intervals of modelled means contain the true mean, by class of events per cell, and their widths.
+
+Constants of the calibration were chosen with a look at all feeds but those of :data:`HELD_OUT`. Rows, plans and noise are
+those of the service; noise comes from a tape, so that figures repeat. NOT PRIVATE: it compares releases with true values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.cities import KINDS, rows_of, timetable
+from bench.progress import shown
+from bench.recordings import absent, recordings
+from dpcore.interval_calibration import CLASSES, class_of
+from dpcore.noise import Noise
+from stream.config import Config, load_config
+from stream.evaluation.evaluate import PlannedWindow, planned_windows
+from stream.ingestion.pseudonyms import KEY_BYTES
+from stream.local import REPO_ROOT
+from stream.offline import read_recording, split_by_slot
+from stream.statistics.merging import by_planned_cells
+from stream.statistics.pipeline import draw, post_process, release_bodies
+from stream.statistics.plan import Derived
+from stream.statistics.smoothing_state import Memory
+from stream.statistics.values.draw import exact_values
+
+FloatArray = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.void]
+Columns = defaultdict[str, list[FloatArray]]
+"""By estimator: events, width, whether covered, absolute error, (4, C) of each window and draw."""
+
+DAYS = ("2016-11-25", "2017-03-16", "2015-09-06", "2016-11-26", "2017-03-21")
+FLEETS = {"fleet of 31": (31, 17), "fleet of 320": (320, 6), "fleet of 541": (541, 10)}
+"""Vehicles and hours of the simulator's cities."""
+HELD_OUT = ("2015-09-06", "sparse and fast", "fleet of 541")
+CONFIG = REPO_ROOT / "config" / "bus-fleet.toml"
+SEED, DRAWS = 5, 2
+"""Seed of generated cities, and draws of every feed: each has its own tape and its own memory."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Recorded days, kinds of generated cities and fleets of the simulator."""
+
+    days: tuple[str, ...]
+    kinds: tuple[str, ...]
+    fleets: tuple[str, ...]
+
+
+FULL = Sizes(DAYS, tuple(KINDS), tuple(FLEETS))
+QUICK = Sizes((), ("dense and slow",), ())
+
+
+def path_of(day: str) -> str:
+    """File of a recorded day."""
+    return f"capmetro/{day}.csv.gz"
+
+
+def config_of(feed: str, folder: Path) -> Config:
+    """The shipped configuration with the mean alone, at ε = 2 for every hour. Its user key, in ``folder``, is always the same,
+    because pseudonyms order users, and so say which of them gets which number of the tape.
+    """
+    upper, key = KINDS[feed].upper if feed in KINDS else 80.0, folder / "key"
+    key.write_bytes(bytes(KEY_BYTES))
+    key.chmod(0o600)
+    settings = {"speed.statistics": ["mean"], "speed.upper_bound": upper, "privacy.user_key_file": str(key)}
+    return load_config(CONFIG, **settings)
+
+
+def events_of(feed: str, config: Config) -> Rows:
+    """All rows of a feed."""
+    if feed in KINDS:
+        return rows_of(feed, SEED)
+    if feed in FLEETS:
+        return timetable(*FLEETS[feed], SEED)
+    return read_recording(config, recordings() / path_of(feed), "capmetro-2015" if feed < "2016" else "capmetro")[0]
+
+
+def tape(seed: str) -> Callable[[int], bytes]:
+    """Entropy that is the same in every run: SHAKE-256 of the seed and a counter."""
+    counter = itertools.count()
+    return lambda n: hashlib.shake_256(f"{seed}/{next(counter)}".encode()).digest(n)
+
+
+def judged(
+    planned: PlannedWindow, config: Config, noise: Noise, memory: Memory | None, columns: Columns
+) -> Memory | None:
+    """Add one draw of a window to ``columns``; returns the memory after it."""
+    plan, cells = planned.plan, by_planned_cells(planned.plan, planned.contributions)
+    drawn = draw(plan, cells, noise)
+    derived, memory = post_process(plan, release_bodies(plan, cells.counts, drawn, config), config, memory)
+    true, events = exact_values(plan, cells)["mean"], cells.counts.by_cell(cells.counts.samples)
+    for each in derived.values():
+        columns[each.method].append(_score(each, true, events)[:, plan.published])
+    return memory
+
+
+def _score(estimate: Derived, true: FloatArray, events: npt.NDArray[np.int64]) -> FloatArray:
+    covered = (estimate.low <= true) & (true <= estimate.high)
+    return np.array([events, estimate.high - estimate.low, covered, np.abs(estimate.value - true)])
+
+
+def table(feed: str, estimator: str, columns: list[FloatArray]) -> dict[str, Any]:
+    """Coverage and median width of all cells and of each class, and the error weighted by events."""
+    events, width, covered, error = np.concatenate(columns, axis=1)
+    classes = class_of(events)
+    return {
+        "feed": feed,
+        "seen": feed not in HELD_OUT,
+        "estimator": estimator,
+        "cells": len(events),
+        "covers_percent": round(100 * float(covered.mean()), 1),
+        "width_km_h": round(float(np.median(width)), 1),
+        "mae_km_h": round(float(np.average(error, weights=events)), 2),
+        "classes": {
+            _name(c): {
+                "cells": int((classes == c).sum()),
+                "covers_percent": round(100 * float(covered[classes == c].mean()), 1),
+                "width_km_h": round(float(np.median(width[classes == c])), 1),
+            }
+            for c in np.unique(classes).tolist()
+        },
+    }
+
+
+def _name(c: int) -> str:
+    return f"{CLASSES[c]}-{CLASSES[c + 1] - 1}" if c + 1 < len(CLASSES) else f"{CLASSES[c]}-"
+
+
+def measured(feed: str) -> Iterator[dict[str, Any]]:
+    """The tables of one feed, over all draws."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = config_of(feed, Path(folder))
+        windows = list(planned_windows(config, split_by_slot(events_of(feed, config), config)))
+        columns: Columns = defaultdict(list)
+        for drawing in range(1, DRAWS + 1):
+            memory: Memory | None = None
+            for planned in windows:
+                noise = Noise(tape(f"{feed}/{planned.plan.window.start}/{drawing}"))
+                memory = judged(planned, config, noise, memory, columns)
+    for estimator, each in columns.items():
+        yield table(feed, estimator, each)
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Coverage and width per feed, estimator and class of events per cell."""
+    sizes = QUICK if quick else FULL
+    if missing := absent(*(path_of(day) for day in sizes.days)):
+        return {"skipped": missing}
+    feeds = [*sizes.days, *sizes.kinds, *sizes.fleets]
+    return {"epsilon": 2.0, "intervals": [row for feed in shown(feeds, "intervals") for row in measured(feed)]}
