@@ -67,5 +67,7 @@ def _hunted(name: str, seed: int, seconds: float) -> dict[str, Any]:
     listener.join()
     if not report.pop("ended", False):
         last = b"".join(words)[-_LAST_WORDS:].decode(errors="replace")
-        report["finds"].append({"error": f"the process ended with {code}", "where": last, "data": "", "round": report["rounds"]})
+        report["finds"].append(
+            {"error": f"the process ended with {code}", "where": last, "data": "", "round": report["rounds"]}
+        )
     return report

@@ -31,7 +31,9 @@ class Batches(Target):
     """Three batches after one another of which the middle one is mutated."""
 
     name = "kafka-batches"
-    contract = "records, or a batch that is skipped with its offsets, or an error of Kafka; the batch before it is read whole"
+    contract = (
+        "records, or a batch that is skipped with its offsets, or an error of Kafka; the batch before it is read whole"
+    )
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
@@ -53,7 +55,9 @@ class Batches(Target):
         for _ in range(100):
             codec = rng.choice(list(_CODECS))
             middle = _batch(_CODECS[codec], 8, [mutator.json(sound_event("canonical", rng)) for _ in range(4)])
-            hunt.attempt(self._mutated(mutator, middle), lambda data, before=first[codec]: self._check(before, data, values))  # type: ignore[misc]
+            hunt.attempt(
+                self._mutated(mutator, middle), lambda data, before=first[codec]: self._check(before, data, values)
+            )  # type: ignore[misc]
 
     @staticmethod
     def _mutated(mutator: Mutator, batch: bytes) -> bytes:

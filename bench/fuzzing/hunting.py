@@ -99,7 +99,9 @@ def _place(error: BaseException) -> tuple[str, str]:
     """Kind of the error, and the innermost line of our own that it passed."""
     frames = traceback.extract_tb(error.__traceback__)
     root = str(REPO_ROOT) + "/"
-    own = [frame for frame in frames if frame.filename.startswith(root) and "/bench/fuzzing/hunting" not in frame.filename]
+    own = [
+        frame for frame in frames if frame.filename.startswith(root) and "/bench/fuzzing/hunting" not in frame.filename
+    ]
     last = own[-1] if own else None
     if isinstance(error, TooSlowError | RecursionError | MemoryError):
         last = own[0] if own else None  # such an error may arise anywhere below

@@ -80,7 +80,9 @@ def _with_slots(event: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]
 class Messages(Target):
     """Batches of one format. A twin reads the same events by declared paths, where there is one."""
 
-    contract = "each message gives one row within all bounds, or one reason; its neighbours and its batch change neither"
+    contract = (
+        "each message gives one row within all bounds, or one reason; its neighbours and its batch change neither"
+    )
 
     def __init__(self, name: str) -> None:
         self.name, self._format = f"messages-{name}", name
@@ -95,9 +97,13 @@ class Messages(Target):
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """One batch with a decoder of its own; some of its messages alone as well."""
         self._decoder = Decoder(self._config, self._key)
-        mutator = Mutator(rng, ("vehicle_id", "latitude", "license_plate", "observationDateTime", "location", "coordinates", "id"))
+        mutator = Mutator(
+            rng, ("vehicle_id", "latitude", "license_plate", "observationDateTime", "location", "coordinates", "id")
+        )
         events = [sound_event(self._format, rng) for _ in range(_SOUND)]
-        sound: list[Labelled] = [(value, self._row_alone(value)) for value in (json.dumps(event).encode() for event in events)]
+        sound: list[Labelled] = [
+            (value, self._row_alone(value)) for value in (json.dumps(event).encode() for event in events)
+        ]
         strange: list[Labelled] = [(self._mutated(mutator, rng.choice(events)), None) for _ in range(_MUTATED)]
         crossed: list[Labelled] = [(value, None) for value in self._crossed(mutator, events, _CROSSED)]
         batch = sound + strange + crossed
@@ -113,7 +119,9 @@ class Messages(Target):
             sound = [json_of(walk(event, field_path(path))) for event in events]
             odd = [json_of(mutator.scalar()) for _ in range(len(sound))]
             odd += [json_of(mutator.tree(walk(event, field_path(path)))) for event in events]
-            pools.append(rng.choices(sound, k=round(count * (1 - _ODD))) + rng.choices(odd, k=count - round(count * (1 - _ODD))))
+            pools.append(
+                rng.choices(sound, k=round(count * (1 - _ODD))) + rng.choices(odd, k=count - round(count * (1 - _ODD)))
+            )
             rng.shuffle(pools[-1])
         template = json_of(_with_slots(rng.choice(events), fields))
         for at in range(len(fields)):

@@ -27,9 +27,31 @@ TEXTS = (
     "%s%n", "{0}", "<script>", "'; --", "../../etc/passwd", "\r\nX: y", "a,b", '"', "\\", "=1+1",
 )  # fmt: skip
 LITERALS = (b"null", b"true", b"false", b"[]", b"{}", b"[[]]", b'{"":{}}', b"[null]", b"")
-NAMES = ("user", "time", "lat", "lng", "speed", "value", "window", "feed", "topic", "headers", "", "a", "__proto__", "x" * 300, "\ud800")
+NAMES = (
+    "user",
+    "time",
+    "lat",
+    "lng",
+    "speed",
+    "value",
+    "window",
+    "feed",
+    "topic",
+    "headers",
+    "",
+    "a",
+    "__proto__",
+    "x" * 300,
+    "\ud800",
+)
 """Names of fields for renaming and adding; targets add those of their own inputs."""
-LARGE = (b"9" * 5000, b'"' + b"x" * 70_000 + b'"', b"[" * 3000 + b"]" * 3000, b'{"a":' * 3000, b"[" + b"0," * 9000 + b"0]")
+LARGE = (
+    b"9" * 5000,
+    b'"' + b"x" * 70_000 + b'"',
+    b"[" * 3000 + b"]" * 3000,
+    b'{"a":' * 3000,
+    b"[" + b"0," * 9000 + b"0]",
+)
 """Tokens that are long or deep; they are rare, because they take long to read."""
 _RARE = 0.003
 _TOKENS = (*NUMBERS, *LITERALS, *LARGE)
@@ -90,7 +112,9 @@ class Mutator:
         if isinstance(node, list) and node and rng.random() < 0.9:
             return self._array(node)
         if isinstance(node, int | float) and not isinstance(node, bool) and rng.random() < 0.4:
-            return rng.choice((node + 1, node - 1, -node, node * 1e9, node / 3, int(node), float(node), str(node), [node]))
+            return rng.choice(
+                (node + 1, node - 1, -node, node * 1e9, node / 3, int(node), float(node), str(node), [node])
+            )
         if isinstance(node, str) and node and rng.random() < 0.3:
             at = rng.randrange(len(node))
             return node[:at] + rng.choice(("", "\0", "0", "9", "z", "-", node)) + node[at + 1 :]

@@ -23,7 +23,26 @@ from stream.sources.recognition import recognised
 from stream.sources.recording import Recording
 
 _SOUND, _MUTATED, _FILES = 8, 24, 6
-_CELLS = ("", '"', '""', '"a\nb"', '"a""b"', "\0", "\ufeff", "1,5", " 1 ", "nan", "inf", "1e400", "٣", "²", "1_0", "0x1", "9" * 400, "x" * 70_000)
+_CELLS = (
+    "",
+    '"',
+    '""',
+    '"a\nb"',
+    '"a""b"',
+    "\0",
+    "\ufeff",
+    "1,5",
+    " 1 ",
+    "nan",
+    "inf",
+    "1e400",
+    "٣",
+    "²",
+    "1_0",
+    "0x1",
+    "9" * 400,
+    "x" * 70_000,
+)
 
 
 class Recordings(Target):

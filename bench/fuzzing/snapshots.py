@@ -21,7 +21,14 @@ _NOW_S = NOW_US // 1_000_000
 _FLOATS = (0.0, -0.0, math.nan, math.inf, -math.inf, 1e-30, 3e38, 90.0, 180.0, -91.0, 30.27, -97.74)
 _TIMES = (0, 1, _NOW_S, _NOW_S + 7200, 2**31, 2**32, 2**63, 2**64 - 1, 946_684_799, 4_102_444_800)
 _NAMES = tuple(text for text in TEXTS if text.isprintable() and len(text) < 1000)
-_MAKES_NO_SENSE = {Reason.NOT_JSON, Reason.MISSING_FIELD, Reason.WRONG_TYPE, Reason.NOT_FINITE, Reason.UNDECODABLE, Reason.ID_EMPTY}
+_MAKES_NO_SENSE = {
+    Reason.NOT_JSON,
+    Reason.MISSING_FIELD,
+    Reason.WRONG_TYPE,
+    Reason.NOT_FINITE,
+    Reason.UNDECODABLE,
+    Reason.ID_EMPTY,
+}
 
 
 class Snapshots(Target):

@@ -10,7 +10,7 @@ import h3
 import pytest
 
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, Message
-from stream.serve.received import MAX_HISTOGRAM_CELLS
+from stream.messages.range_query import MAX_CELLS
 from stream.serve.window_store import View
 from tests.stream.serve.serving import released
 from tests.stream.serve.test_serve_histograms import with_histograms
@@ -90,7 +90,7 @@ def test_a_histogram_that_claims_more_cells_than_any_configuration_can_release_i
     side = 8192
     body["domain"] |= {"rows": side, "columns": side}
     body["structure"] = {"kind": "grid", "x_edges": [0, side], "y_edges": [0, side], "counts": [[1]], "variances": 2.0}
-    assert side * side > MAX_HISTOGRAM_CELLS
+    assert side * side > MAX_CELLS
     tracemalloc.start()
     view = View()
     assert view.add(SPATIAL_HISTOGRAM, "x", json.dumps(body).encode()) == "invalid"
