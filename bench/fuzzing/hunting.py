@@ -134,7 +134,8 @@ class Target(ABC):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        """End what :meth:`__enter__` started."""
+        """End what :meth:`__enter__` started; nothing, if it started nothing."""
+        return
 
     @abstractmethod
     def round(self, hunt: Hunt, rng: random.Random) -> None:

@@ -122,7 +122,8 @@ class Recordings(Target):
             with Recording(path, "capmetro", self._canonical.feed) as converted:
                 events = [value for block in in_time_order(converted, 20) for value in block.values]
         except RecordingError as error:
-            assert str(error).startswith(str(path))
+            if not str(error).startswith(str(path)):
+                raise AssertionError("the error does not name the file") from error
             return None
         assert len(events) == len(values)
         decoder = Decoder(self._config, bytes(KEY_BYTES))
