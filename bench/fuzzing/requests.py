@@ -105,9 +105,9 @@ class Requests(Target):
         """What is asked."""
 
     async def _start(self) -> None:
-        self._runner = web.AppRunner(await self.application(), access_log=None, handler_cancellation=False)
+        self._runner = web.AppRunner(await self.application(), access_log=None, shutdown_timeout=1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, LOOPBACK, 0, shutdown_timeout=1).start()
+        await web.TCPSite(self._runner, LOOPBACK, 0).start()
         self._port = self._runner.addresses[0][1]
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:

@@ -81,6 +81,9 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 def _histograms(file: Path) -> Iterable[dict[str, Any]]:
     """Histograms of the file, each once, sorted by (window, feed, mechanism). Lines are releases or values of messages."""
+    from dpcore.errors import ParameterError
+    from stream.messages.range_query import read_histogram
+
     bodies: dict[tuple[str, str, str], dict[str, Any]] = {}
     for number, line in enumerate(_lines(file), start=1):
         if _TOPIC not in line and not (_STRUCTURE in line and b'"topic"' not in line):
@@ -89,8 +92,11 @@ def _histograms(file: Path) -> Iterable[dict[str, Any]]:
             record = msgspec.json.decode(line)
             body = record.get("value", record)
             if not validator(SPATIAL_HISTOGRAM).is_valid(body):
+                read_histogram(body)  # explains a structure that only another version reads
                 raise ValueError("not a spatial histogram")
-        except (ValueError, AttributeError, RecursionError):
+        except ParameterError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             stop(f"line {number} of {file} is not a release; give a file that 'hexveil replay --offline' wrote", USAGE)
         key = (body["window"]["start"], body["feed"], body["mechanism"])
         if bodies.setdefault(key, body) != body:
