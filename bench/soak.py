@@ -43,6 +43,8 @@ _USERS, _READERS = 2_000, 50
 _MAX_WINDOWS = 4
 """Windows that serve keeps: it is full before the measurement begins."""
 _LEAST_POINTS = 5
+_OPEN_WINDOWS = 4
+"""With more open windows at the end, closing lagged behind: then Redis grows by the rows that wait, and nothing follows."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ def _trend(samples: Sequence[tuple[float, float]], warm: float, per_minute: Any)
     if len(chosen) < _LEAST_POINTS:
         return figures | {"mb_per_hour": None, "verdict": "too short"}
     fit = stats.linregress(np.array(chosen) / 60, [per_minute(sizes[minutes == minute]) for minute in chosen])
-    half = float(stats.t.ppf(0.975, len(chosen) - 2) * fit.stderr)
+    half = float(np.nan_to_num(stats.t.ppf(0.975, len(chosen) - 2) * fit.stderr))  # nan where nothing varies
     low, high = float(fit.slope) - half, float(fit.slope) + half
     verdict = "growing" if low > MAX_MB_PER_HOUR else "flat" if high < MAX_MB_PER_HOUR else "undecided"
     return figures | {
@@ -257,7 +259,8 @@ async def _done(config: Config) -> dict[str, Any]:
     }
     async with Redis.from_url(config.redis.url) as redis:
         keys = await redis.dbsize()
-    return {said: metrics.get(name) for said, name in names.items()} | {"redis_keys": keys}
+    done = {said: metrics.get(name, 0.0) for said, name in names.items()} | {"redis_keys": keys}
+    return done | {"closing_kept_up": done["open_windows"] <= _OPEN_WINDOWS}
 
 
 def _metrics(port: int) -> dict[str, float]:

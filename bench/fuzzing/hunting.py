@@ -162,7 +162,7 @@ def hunt(
     """
     tried, begun = Hunt(), time.monotonic()
     before = signal.signal(signal.SIGPROF, _too_slow)
-    warm = told = 0.0
+    warm = last_report = 0.0
     try:
         with target:
             while tried.round < rounds if rounds is not None else time.monotonic() - begun < seconds:
@@ -170,8 +170,8 @@ def hunt(
                 tried.round += 1
                 if tried.round == _WARM_ROUNDS:
                     warm = resident_mb()
-                if time.monotonic() - told > 10:
-                    told = time.monotonic()
+                if time.monotonic() - last_report > 10:
+                    last_report = time.monotonic()
                     tell(_report(target, tried, seed, begun, warm))
             return _report(target, tried, seed, begun, warm)
     finally:
