@@ -44,9 +44,10 @@ def _hunted(name: str, seed: int, seconds: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.fuzzing.child", name, str(seed), str(seconds)]
     process = subprocess.Popen(command, cwd=REPO_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
-    assert process.stderr is not None
+    errors = process.stderr
+    assert errors is not None
     words: list[bytes] = []
-    listener = threading.Thread(target=lambda: words.append((process.stderr or process.stdout).read()), daemon=True)
+    listener = threading.Thread(target=lambda: words.append(errors.read()), daemon=True)
     listener.start()
     watch = threading.Timer(_SILENT_SECONDS, process.kill)
     report: dict[str, Any] = {"target": name, "seed": seed, "rounds": 0, "inputs": 0, "grows": False, "finds": []}

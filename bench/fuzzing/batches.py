@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -55,9 +56,7 @@ class Batches(Target):
         for _ in range(100):
             codec = rng.choice(list(_CODECS))
             middle = _batch(_CODECS[codec], 8, [mutator.json(sound_event("canonical", rng)) for _ in range(4)])
-            hunt.attempt(
-                self._mutated(mutator, middle), lambda data, before=first[codec]: self._check(before, data, values)
-            )  # type: ignore[misc]
+            hunt.attempt(self._mutated(mutator, middle), partial(self._check, first[codec], values))
 
     @staticmethod
     def _mutated(mutator: Mutator, batch: bytes) -> bytes:
@@ -71,7 +70,7 @@ class Batches(Target):
         checksum = struct.pack(">I", calc_crc32c(batch[_CRC_OF:]))
         return batch[:8] + length + batch[12:_CRC_AT] + checksum + batch[_CRC_OF:]
 
-    def _check(self, before: bytes, data: bytes, values: list[bytes]) -> None:
+    def _check(self, before: bytes, values: list[bytes], data: bytes) -> None:
         consumer = self._consumer
         consumer.skipped.clear()
         limits = consumer.kafka._value_deserializer

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -31,7 +32,7 @@ from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, di
 from stream.serve.api import SERVICE, make_app
 from stream.serve.metrics import PublicMetrics
 from stream.serve.reading.files import FileSource, ReleaseSourceError, feed_in
-from stream.serve.reading.intake import Intake
+from stream.serve.reading.intake import Arrival, Intake
 from stream.serve.window_store import View
 
 _GOLDEN = (
@@ -114,24 +115,24 @@ class IntakeOfMessages(Target):
 
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """Three hundred messages of one window into a store of their own."""
-        intake = Intake(View(_MOST_WINDOWS), PublicMetrics(), lambda window: None)
+        view = View(_MOST_WINDOWS)
         mutator = Mutator(
             rng, ("cell", "mean", "post_processed", "interval", "structure", "counts", "events", "excludes")
         )
         for number, message in enumerate(mutated(mutator, rng.choice(self._windows), 300), 1):
             check = self._check_schema if number % 30 == 0 else self._check
-            hunt.attempt(message.value, lambda value, m=message, n=number, f=check: f(intake, m, value, n))  # type: ignore[misc]
+            hunt.attempt(message.value, partial(check, view, message, number))
 
     @staticmethod
-    def _check(intake: Intake, message: Release, value: bytes, number: int) -> None:
-        intake.take(message.topic, message.ce_id, value, number)
-        assert len(intake.view.windows) <= 2 * _MOST_WINDOWS + 1
+    def _check(view: View, message: Release, number: int, value: bytes) -> None:
+        view.add(message.topic, message.ce_id, value, number)
+        assert len(view.windows) <= 2 * _MOST_WINDOWS + 1
 
-    def _check_schema(self, intake: Intake, message: Release, value: bytes, number: int) -> None:
+    def _check_schema(self, view: View, message: Release, number: int, value: bytes) -> None:
         outcome = View().add(message.topic, message.ce_id or "x", value, number)
         if outcome != "invalid":
             assert self._schemas[message.topic].is_valid(json.loads(value)), "taken, though its schema refuses it"
-        self._check(intake, message, value, number)
+        self._check(view, message, number, value)
 
 
 class _NoSource:
@@ -185,20 +186,22 @@ class Readers(Target):
             if rng.random() < 0.3:
                 marker = next((m for m in messages if m.topic == WINDOW and View().add(*m) == "taken"), marker)
                 messages = [message for message in messages if message.topic != WINDOW]
-            check = lambda given, marker=marker: self._loop.run_until_complete(self._check(given, marker))  # type: ignore[misc]  # noqa: E731
-            hunt.attempt(messages, check, inputs=30)
+            hunt.attempt(messages, partial(self._read, marker), inputs=30)
+
+    def _read(self, marker: Release, messages: list[Release]) -> None:
+        self._loop.run_until_complete(self._check(messages, marker))
 
     async def _check(self, messages: list[Release], marker: Release) -> None:
         self._hours += 1
         hours, view = self._hours, self._service.view
-        for message in messages:
-            self._service.intake.take(message.topic, message.ce_id, moved(message.value, hours), hours)
+        arrivals = [Arrival(topic, ce_id, moved(value, hours), hours) for topic, ce_id, value in messages]
+        await self._service.intake.take(arrivals)
         start = json.loads(moved(b'"' + _START + b'"', hours))
         for window in [window for window in view.windows.values() if window.start == start]:
             taken = [*window.in_order(), *(window.histograms[name] for name in sorted(window.histograms))]
             fitting = marker_of(moved(marker.value, hours), [Release("", "", value) for value in taken])
             fitting = fitting.replace(b'"feed":"bus"', f'"feed":"{window.feed}"'.encode())
-            self._service.intake.take(WINDOW, "fitting", fitting, hours)
+            await self._service.intake.take([Arrival(WINDOW, "fitting", fitting, hours)])
             for path in self._paths(window.feed, start, sorted(window.cells), sorted(window.histograms)):
                 await self._ask(path, len(window.cells) if window.complete else None)
 
@@ -277,6 +280,7 @@ class Files(Target):
             reading.cancel()
             with suppress(asyncio.CancelledError):
                 await reading
+            intake.close()
         sound = [line for line, is_sound in lines if is_sound]
         if any(WINDOW.encode() in line for line in sound):
             message = read_line(sound[0])

@@ -8,7 +8,7 @@ import re
 from abc import abstractmethod
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -19,7 +19,7 @@ from bench.fuzzing.releases import sound_windows
 from stream.app.worker import Worker
 from stream.local import LOOPBACK
 from stream.serve.api import SERVICE, make_app
-from stream.serve.reading.intake import Intake
+from stream.serve.reading.intake import Arrival, Intake
 
 _PATHS = (
     "/", "/healthz", "/readyz", "/metrics", "/licences.md", "/assets/x", "/dashboard/settings", "/dashboard/usual?window={}", "/dashboard/basemap.pmtiles",
@@ -159,8 +159,7 @@ class _Loaded:
 
     async def run(self, intake: Intake) -> None:
         for number, window in enumerate(sound_windows()[:2], 1):
-            for message in window:
-                intake.take(message.topic, message.ce_id, message.value, number)
+            await intake.take([Arrival(*message, number) for message in window])
         intake.caught_up.set()
         await asyncio.Event().wait()
 
@@ -199,7 +198,7 @@ class OperatorPort(Requests):
 
     async def application(self) -> web.Application:
         """The pages of the worker's Faust application, without its services."""
-        site = Worker(feed_config("canonical")).app.web
+        site: Any = Worker(feed_config("canonical")).app.web
         site.init_server()
         application: web.Application = site.web_app
         return application
