@@ -22,8 +22,8 @@ Input = TypeVar("Input", bytes, list[Any])
 
 MAX_SECONDS = 5.0
 """Processor time that one input, or one batch of a few dozen, may take."""
-MAX_GROWTH_MB = 48
-"""What the resident memory of a target may gain between its tenth and its last round, the caches of Python's allocator included."""
+MAX_GROWTH_MB = 96
+"""What the resident memory of a target may gain between its tenth and its last round, the 64 MB of answers that serve keeps included."""
 MAX_PEAK_MB = 1024
 """What a target may map beyond what it had at its start: an input that needs more fails with :class:`MemoryError`."""
 _WARM_ROUNDS = 10
