@@ -93,7 +93,7 @@ def _measured(name: str, module: Any, quick: bool, options: dict[str, Any]) -> d
     from stream.local import LocalServerError
 
     for option in options:
-        if f"--{option}" not in BENCHMARKS[name]:
+        if f"--{option}" not in BENCHMARKS[name.partition(".")[0]]:
             stop(f"benchmark {name!r} has no --{option}; leave it out", USAGE)
     targets = getattr(module, "TARGETS", ())
     if options.get("target", next(iter(targets), None)) not in (targets or (None,)):
