@@ -15,6 +15,7 @@ BENCHMARKS = {
     "closing": "processor time to close a window as rows, users, cells and pairs grow, and the growth exponents",
     "dashboard": "time until Chromium has painted a new window of 10 000 hexagons",
     "faults": "hundreds of faults against real servers, and an independent check of everything that was released",
+    "fuzz": "mutated inputs for everything that reads bytes: errors, wrong answers, hangs, memory (--target, --seconds)",
     "ingest": "events per second from Kafka into durable Redis state, compared with a plain Faust agent",
     "intervals": "how often intervals of modelled means contain the true mean, by class of events per cell, and their widths",
     "libraries": "means per hexagon of one hour, and noise, compared with OpenDP and, if installed, PipelineDP",
@@ -23,6 +24,7 @@ BENCHMARKS = {
     "range_intervals": "how often intervals of range counts contain the true number, by class of counts, and their widths",
     "resolution": "accuracy of merged sparse hexagons, on a recorded day",
     "scaling": "accuracy of means as samples and users grow, and what CHOP-USER saves (--plot)",
+    "soak": "memory of every process over time under a steady flow, and its slope (--seconds, --rate)",
     "spatial": "accuracy of spatial histograms compared with published mechanisms, and their speed",
     "spatial_tuning": "choice of the parameters of spatial histograms, and their accuracy on grids that were held out",
     "split_regret": "how far HTF's cuts are from the best ones",
@@ -58,6 +60,11 @@ def register(app: typer.Typer) -> None:
                 help="Folder for plots of the figures (scaling, papers).",
             ),
         ] = None,
+        target: Annotated[str | None, typer.Option("--target", help="Only this reader (fuzz).")] = None,
+        seconds: Annotated[
+            float | None, typer.Option("--seconds", min=0.1, help="Length of the run, or of each target (fuzz, soak).")
+        ] = None,
+        rate: Annotated[int | None, typer.Option("--rate", min=1, help="Events per second (soak).")] = None,
         as_json: AsJson = False,
     ) -> None:
         """Run one benchmark and print its figures as JSON.
@@ -74,7 +81,8 @@ def register(app: typer.Typer) -> None:
             stop(f"benchmark {name!r} needs {error.name}: pip install -e '.[dev]'", USAGE)
         if folder is not None and not hasattr(module, "plot"):
             stop(f"benchmark {name!r} draws nothing; leave out --plot", USAGE)
-        figures = _measured(module, quick)
+        chosen = {"target": target, "seconds": seconds, "rate": rate}
+        figures = _measured(name, module, quick, {key: value for key, value in chosen.items() if value is not None})
         if "skipped" in figures:
             typer.secho(f"skipped: {figures['skipped']}", err=True, fg=typer.colors.YELLOW)
         typer.echo(json.dumps({"benchmark": name, "quick": quick} | figures, indent=None if as_json else 2))
@@ -82,11 +90,17 @@ def register(app: typer.Typer) -> None:
             _draw(module, figures, folder)
 
 
-def _measured(module: Any, quick: bool) -> dict[str, Any]:
+def _measured(name: str, module: Any, quick: bool, options: dict[str, Any]) -> dict[str, Any]:
     from stream.local import LocalServerError
 
+    for option in options:
+        if f"--{option}" not in BENCHMARKS[name.partition(".")[0]]:
+            stop(f"benchmark {name!r} has no --{option}; leave it out", USAGE)
+    targets = getattr(module, "TARGETS", ())
+    if options.get("target", next(iter(targets), None)) not in (targets or (None,)):
+        stop(f"benchmark {name!r} has no target {options['target']!r}; choose one of {', '.join(targets)}", USAGE)
     try:
-        figures: dict[str, Any] = module.run(quick)
+        figures: dict[str, Any] = module.run(quick, **options)
     except LocalServerError as error:
         stop(str(error), UNREACHABLE)
     return figures

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from datetime import datetime
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stream.cli.options import USAGE, AsJson, stop
-from stream.messages.message import SPATIAL_HISTOGRAM
+from stream.messages.message import SPATIAL_HISTOGRAM, validator
 from stream.windows import utc_text
 
 _TOPIC = f'"{SPATIAL_HISTOGRAM}"'.encode()
@@ -48,15 +49,19 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Count users in ranges, with 95 % intervals of the exact numbers, from released spatial histograms."""
         from dpcore.errors import ParameterError
-        from stream.messages.range_query import count_in, parse_box
+        from stream.messages.range_query import count_in, parse_box, read_histogram
 
         try:
             boxes = [parse_box(text) for text in bbox]
             chosen = _chosen(list(_histograms(file)), window, mechanism)
-            answers = [count_in(release, box) for release in chosen for box in boxes]
+            answers = [
+                count_in(release, box, histogram)
+                for release, histogram in ((release, read_histogram(release)) for release in chosen)
+                for box in boxes
+            ]
         except ParameterError as error:
             stop(str(error), USAGE)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             stop(f"cannot read {file}: {error}", USAGE)
         if as_json:
             typer.echo(json.dumps({"answers": answers}))
@@ -76,6 +81,9 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 def _histograms(file: Path) -> Iterable[dict[str, Any]]:
     """Histograms of the file, each once, sorted by (window, feed, mechanism). Lines are releases or values of messages."""
+    from dpcore.errors import ParameterError
+    from stream.messages.range_query import read_histogram
+
     bodies: dict[tuple[str, str, str], dict[str, Any]] = {}
     for number, line in enumerate(_lines(file), start=1):
         if _TOPIC not in line and not (_STRUCTURE in line and b'"topic"' not in line):
@@ -83,9 +91,14 @@ def _histograms(file: Path) -> Iterable[dict[str, Any]]:
         try:
             record = msgspec.json.decode(line)
             body = record.get("value", record)
-            key = (body["window"]["start"], body["feed"], body["mechanism"])
-        except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+            if not validator(SPATIAL_HISTOGRAM).is_valid(body):
+                read_histogram(body)  # explains a structure that only another version reads
+                raise ValueError("not a spatial histogram")
+        except ParameterError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             stop(f"line {number} of {file} is not a release; give a file that 'hexveil replay --offline' wrote", USAGE)
+        key = (body["window"]["start"], body["feed"], body["mechanism"])
         if bodies.setdefault(key, body) != body:
             stop(
                 f"line {number} of {file} releases histogram {key[2]} of window {key[0]} again, with other numbers; "

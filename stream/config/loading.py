@@ -30,10 +30,14 @@ def load_config(path: str | os.PathLike[str] | Chosen, **overrides: Any) -> Conf
         raise ConfigError(f"{path}: no such file; 'hexveil init {path}' creates one") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a readable TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, an endless number, or nested too deeply
         raise ConfigError(
             f"{path}: not valid TOML: {error}; correct it there, or create a file with 'hexveil init'"
         ) from None
+    # pydantic-settings would take such keys for its own options, among them the command line and other files to read.
+    hidden = [f"  {key}: there is no such key; remove it" for key in data if key.startswith("_")]
+    if hidden:
+        raise ConfigError(f"{path}: {len(hidden)} problem(s)\n" + "\n".join(hidden))
     _anchor(data, base)
     for key, value in overrides.items():
         section = data

@@ -82,9 +82,12 @@ def _shown(value: Any, path: Path) -> str:
     elif isinstance(value, bool):
         text = str(value).lower()
     elif isinstance(value, int) and abs(value) >= 10**SHOWN:
-        return "a number that is too large"  # Python refuses to format very long integers
+        return "a number that is too large"
     else:
-        text = repr(value)
+        try:
+            text = repr(value)
+        except ValueError:  # Python refuses to format very long integers, here inside a list or table
+            return "a list or table with a number that is too large"
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 

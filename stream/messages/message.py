@@ -98,12 +98,43 @@ def decode_outbox(blob: bytes) -> list[Message]:
     return msgspec.msgpack.decode(blob, type=list[Message])
 
 
+LARGEST_NUMBER = 1e15
+"""Largest magnitude of a number in a message that is read; larger ones are forged, and arithmetic with them overflows."""
+LEAST_NOISE = 1e-12
+"""Least scale or variance of noise in a message that is read, apart from 0."""
+_OF_NOISE = ("scale", "variance", "variances")
+
+
 @cache
 def validator(topic: str) -> Any:
-    """Checks decoded values of an output topic against its JSON Schema: ``is_valid`` and ``iter_errors``."""
+    """Checks decoded values of an output topic: ``is_valid`` and ``iter_errors``.
+
+    They must match the JSON Schema, no number may be above :data:`LARGEST_NUMBER` in magnitude, and scales and variances of
+    noise are 0 or at least :data:`LEAST_NOISE`.
+    """
     import jsonschema_rs  # not for those who only send
 
-    return jsonschema_rs.validator_for(schema(topic))
+    return jsonschema_rs.validator_for(_bounded(schema(topic)))
+
+
+def _bounded(node: Any, name: str = "") -> Any:
+    """A schema with bounds on every number. ``name``: the property that ``node`` describes."""
+    if isinstance(node, list):
+        return [_bounded(part, name) for part in node]
+    if not isinstance(node, dict):
+        return node
+    bounded = {
+        key: {inner: _bounded(part, inner) for inner, part in value.items()}
+        if key == "properties"
+        else _bounded(value, name)
+        for key, value in node.items()
+    }
+    if node.get("type") in ("number", "integer"):
+        least = 0 if name in _OF_NOISE else -LARGEST_NUMBER
+        bounded |= {"minimum": node.get("minimum", least), "maximum": node.get("maximum", LARGEST_NUMBER)}
+        if name in _OF_NOISE:
+            bounded["anyOf"] = [{"const": 0}, {"minimum": LEAST_NOISE}]
+    return bounded
 
 
 def schema(topic: str) -> dict[str, Any]:

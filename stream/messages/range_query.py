@@ -22,6 +22,10 @@ _HAIR = 1e-9
 """Share of a cell: an edge of a range this close to a grid line counts as lying on it."""
 
 
+MAX_CELLS = 1 << 20
+"""Largest number of cells of a histogram's domain: 1024 x 1024, the most that a configuration allows."""
+
+
 class RangeError(ParameterError):
     """A range for which a histogram has no answer; ``remedy`` says what to ask instead."""
 
@@ -41,6 +45,14 @@ def parse_box(text: str) -> Box:
             f"bbox {text} is not a box", "give -180 <= west < east <= 180 and -90 <= south < north <= 90, west first"
         )
     return west, south, east, north
+
+
+def read_histogram(release: dict[str, Any]) -> Released:
+    """The histogram of a release. Raises :class:`ParameterError` for what is none, or has more than :data:`MAX_CELLS` cells."""
+    domain = release["domain"]
+    if domain["rows"] * domain["columns"] > MAX_CELLS:
+        raise ParameterError(f"{domain['rows']} x {domain['columns']} cells are above {MAX_CELLS}")
+    return histogram_from_release(release)
 
 
 def count_in(release: dict[str, Any], bbox: Box, histogram: Released | None = None) -> dict[str, Any]:

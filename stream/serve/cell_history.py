@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from stream.messages.message import LEAST_NOISE
 from stream.serve.window_store import View, WindowView
 
 EARLIER = 28
@@ -154,8 +155,9 @@ def _columns(values: Iterable[bytes]) -> Columns:
             if estimate is not None and estimate.scale > 0:
                 rows.setdefault(("raw", name), []).append((cell, estimate.raw, estimate.scale * to_deviation))
         for name, derived in body.post_processed.items():
-            if derived.interval is not None and derived.interval[0] < derived.interval[1]:
-                deviation = (derived.interval[1] - derived.interval[0]) / (2 * _Z95)
+            low, high = derived.interval or (0.0, 0.0)
+            deviation = (high - low) / (2 * _Z95)
+            if deviation >= LEAST_NOISE:
                 rows.setdefault(("post_processed", name), []).append((cell, derived.value, deviation))
     return {
         key: (np.array([row[0] for row in table], dtype=np.uint64), np.array([row[1:] for row in table]).T)

@@ -9,14 +9,12 @@ import h3
 import msgspec
 
 from dpcore.errors import ParameterError
-from dpcore.spatial import histogram_from_release
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, validator
+from stream.messages.range_query import read_histogram
 from stream.windows import EARLIEST_S
 
 TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
 
-MAX_HISTOGRAM_CELLS = 1 << 20
-"""Largest number of cells of a histogram's domain: 1024 x 1024, the most that a configuration allows."""
 MAX_LISTED_BYTES = 16 << 10
 """Longest close marker, and longest summary of a histogram, in bytes: lists of windows repeat them. Ours have about 1 kB."""
 MAX_ID_BYTES = 512
@@ -76,8 +74,5 @@ def _times_are_possible(window: dict[str, str]) -> bool:
 
 def _summary_of_histogram(body: dict[str, Any]) -> bytes:
     """Raises :class:`ParameterError` for a histogram that cannot be built."""
-    domain = body["domain"]
-    if domain["rows"] * domain["columns"] > MAX_HISTOGRAM_CELLS:
-        raise ParameterError(f"{domain['rows']} x {domain['columns']} cells are above {MAX_HISTOGRAM_CELLS}")
-    histogram_from_release(body)
+    read_histogram(body)
     return msgspec.json.encode({name: body[name] for name in body if name not in ("feed", "window", "structure")})

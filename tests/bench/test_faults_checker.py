@@ -275,7 +275,9 @@ BUGS: dict[Callable[[Recording], Recording], tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(
-    ("bug", "kind"), [(bug, kind) for bug, (_, kinds) in BUGS.items() for kind in kinds], ids=lambda given: getattr(given, "__name__", given)
+    ("bug", "kind"),
+    [(bug, kind) for bug, (_, kinds) in BUGS.items() for kind in kinds],
+    ids=lambda given: getattr(given, "__name__", given),
 )
 def test_a_planted_bug_breaks_its_rule(
     recordings: dict[str, Recording], bug: Callable[[Recording], Recording], kind: str

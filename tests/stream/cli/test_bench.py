@@ -17,6 +17,9 @@ from bench import papers, scaling, split_regret
 from stream.cli import app
 from stream.cli.bench import BENCHMARKS, PARTS
 
+OPTIONS = ("target", "seconds", "rate")
+"""Options of single benchmarks."""
+
 
 def hexveil_bench(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["bench", *arguments])
@@ -35,7 +38,10 @@ def test_every_benchmark_of_the_source_tree_is_named_and_has_the_one_shape() -> 
     modules = {found.name: import_module(f"bench.{found.name}") for found in pkgutil.iter_modules(bench.__path__)}
     runs = {name: module.run for name, module in modules.items() if hasattr(module, "run")}
     assert set(runs) == set(BENCHMARKS)
-    assert {tuple(inspect.signature(run).parameters) for run in runs.values()} == {("quick",)}
+    for name, run in runs.items():
+        quick, *options = inspect.signature(run).parameters
+        assert quick == "quick"
+        assert options == [option for option in OPTIONS if f"--{option}" in BENCHMARKS[name]]
     drawing = {name for name in runs if hasattr(modules[name], "plot")}
     assert drawing == {name for name, what in BENCHMARKS.items() if "--plot" in what}
 
@@ -83,6 +89,9 @@ def test_without_quick_the_full_size_is_run_and_said(monkeypatch: pytest.MonkeyP
         (["split_regret", "--plot", "."], "draws nothing; leave out --plot"),
         (["scaling", "--plot", "nowhere"], "nowhere"),
         (["scaling", "--fast"], "--fast"),
+        (["scaling", "--seconds", "3"], "has no --seconds; leave it out"),
+        (["fuzz", "--rate", "3"], "has no --rate; leave it out"),
+        (["fuzz", "--target", "moon"], "choose one of messages-canonical"),
     ],
 )
 def test_misuse_is_exit_2_and_says_what_is_right(arguments: list[str], said: str) -> None:

@@ -51,6 +51,33 @@ def test_a_bad_value_is_refused_with_its_key_and_a_remedy(key: str, value: objec
         load_config(BUS, **{key: value})
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "_cli_parse_args = ['--help']",
+        "_env_file = '/etc/passwd'",
+        "_secrets_dir = '/etc'",
+        "_case_sensitive = 1",
+        "__pydantic_self__ = 1",
+        "_env_nested_max_split = 'a'",
+    ],
+)
+def test_a_file_sets_no_option_of_the_library_that_reads_it(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(f"{line}\n{BUS.read_text(encoding='utf-8')}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"{line.split()[0]}: there is no such key"):
+        load_config(file)
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000, "[0x" + "f" * 6000 + "]", "{ a = 0x" + "f" * 6000 + " }"])
+def test_values_that_are_too_deep_or_too_long_are_refused_as_any_wrong_value(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "c.toml"
+    text = BUS.read_text(encoding="utf-8").replace('topic = "bus.positions"', f"topic = {value}")
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError):
+        load_config(file)
+
+
 def test_relation_has_no_default(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(BUS.read_text().replace('relation = "values"', ""))

@@ -247,6 +247,42 @@ def test_files_that_are_no_releases_are_refused(releases: Path, tmp_path: Path) 
     assert query(torn, "--bbox", BOX).exit_code == 2
 
 
+FORGED = (
+    b'{"structure":{},"window":{"start":[]},"feed":{},"mechanism":1}',
+    b'{"structure":{},"window":{"start":null},"feed":null,"mechanism":null}',
+    b'{"structure":' + b"[" * 5000,
+    b'{"structure":"\xff"}',
+)
+
+
+@pytest.mark.parametrize("line", FORGED)
+def test_a_forged_line_is_refused_by_its_number_and_never_ends_in_a_traceback(tmp_path: Path, line: bytes) -> None:
+    forged = tmp_path / "forged.ndjson"
+    forged.write_bytes(line + b"\n")
+    result = query(forged, "--bbox", BOX)
+    assert isinstance(result.exception, SystemExit)
+    assert (result.exit_code, "line 1" in result.stderr) == (2, True)
+
+
+def test_a_damaged_gzip_is_refused(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.ndjson.gz"
+    damaged.write_bytes(b"\x1f\x8b\x08\x00\xc3\xcd\xec\xde\xcc4\xb7")
+    result = query(damaged, "--bbox", BOX)
+    assert isinstance(result.exception, SystemExit)
+    assert (result.exit_code, "cannot read" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("forged", ["1e308", "-1", "1e-320", "9" * 400])
+def test_noise_that_nobody_can_have_drawn_gives_no_answer(tmp_path: Path, forged: str) -> None:
+    (body, *_) = bodies_of(released(with_histograms("values", tmp_path, ["ug"]), located_rows(1, 100)))
+    body["structure"]["variances"] = "@"
+    file = tmp_path / "forged.ndjson"
+    file.write_text(json.dumps(body).replace('"@"', forged) + "\n")
+    result = query(file, "--bbox", BOX, "--json")
+    assert isinstance(result.exception, SystemExit)
+    assert (result.exit_code, "is not a release" in result.stderr) == (2, True)
+
+
 def test_a_whole_box_may_be_asked_and_a_hair_more_may_not(tmp_path: Path) -> None:
     (body, *_) = bodies_of(released(with_histograms("values", tmp_path, ["ug"]), located_rows(1, 100)))
     assert count_in(body, parse_box("-97.9,30.1,-97.5,30.6"))["unit"] == "1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tracemalloc
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import h3
 import pytest
 
-from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, Message
-from stream.serve.received import MAX_HISTOGRAM_CELLS
+from stream.local import REPO_ROOT
+from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, validator
+from stream.messages.range_query import MAX_CELLS
 from stream.serve.window_store import View
 from tests.stream.serve.serving import released
 from tests.stream.serve.test_serve_histograms import with_histograms
@@ -48,6 +50,59 @@ def test_a_window_before_2000_is_refused_so_that_no_timestamp_is_negative(tmp_pa
 def test_a_cell_that_h3_does_not_know_is_refused(tmp_path: Path, cell: str) -> None:
     assert not h3.is_valid_cell(cell)
     assert View().add(HEXAGON_SPEED, "x", forged(released(tmp_path)[0], cell=cell)) == "invalid"
+
+
+NUMBERS = ("9" * 400, "1e308", "-1e308", "18446744073709551616")
+PLACES = (
+    ("epsilon",),
+    ("users",),
+    ("mean", "raw"),
+    ("mean", "scale"),
+    ("variance", "value"),
+    ("post_processed", "mean", "interval", 1),
+)
+
+
+def with_number(value: bytes, place: tuple[str | int, ...], number: str) -> bytes:
+    body = node = json.loads(value)
+    for part in place[:-1]:
+        node = node[part]
+    node[place[-1]] = "@"
+    return json.dumps(body).replace('"@"', number).encode()
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_number_that_overflows_what_readers_compute_is_refused(
+    tmp_path: Path, place: tuple[str | int, ...], number: str
+) -> None:
+    message = released(tmp_path)[0]
+    assert View().add(HEXAGON_SPEED, "x", message.value) == "taken"
+    assert View().add(HEXAGON_SPEED, "x", with_number(message.value, place, number)) == "invalid"
+
+
+@pytest.mark.parametrize("scale", ["1e-320", "1e-200", "-1"])
+def test_noise_below_any_that_is_drawn_is_refused_and_none_at_all_is_not(tmp_path: Path, scale: str) -> None:
+    value = released(tmp_path)[0].value
+    assert View().add(HEXAGON_SPEED, "x", with_number(value, ("mean", "scale"), scale)) == "invalid"
+    assert View().add(HEXAGON_SPEED, "x", with_number(value, ("mean", "scale"), "0.0")) == "taken"
+
+
+def test_a_bound_that_overflows_is_refused_in_a_close_marker_too(tmp_path: Path) -> None:
+    marker = released(tmp_path)[-1]
+    assert View().add(WINDOW, "x", with_number(marker.value, ("clipping", "upper"), "1e200")) == "invalid"
+
+
+def test_every_message_that_was_ever_pinned_is_within_the_bounds() -> None:
+    values = 0
+    for file in sorted((REPO_ROOT / "tests" / "golden").glob("*.ndjson.gz")):
+        with gzip.open(file) as lines:
+            for line in lines:
+                message = json.loads(line)
+                if "topic" in message:
+                    assert validator(message["topic"]).is_valid(message["value"]), file
+                    values += 1
+    assert values > 500
 
 
 def test_messages_without_a_marker_evict_no_complete_window_and_are_forgotten_oldest_first(tmp_path: Path) -> None:
@@ -90,7 +145,7 @@ def test_a_histogram_that_claims_more_cells_than_any_configuration_can_release_i
     side = 8192
     body["domain"] |= {"rows": side, "columns": side}
     body["structure"] = {"kind": "grid", "x_edges": [0, side], "y_edges": [0, side], "counts": [[1]], "variances": 2.0}
-    assert side * side > MAX_HISTOGRAM_CELLS
+    assert side * side > MAX_CELLS
     tracemalloc.start()
     view = View()
     assert view.add(SPATIAL_HISTOGRAM, "x", json.dumps(body).encode()) == "invalid"

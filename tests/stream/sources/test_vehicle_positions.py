@@ -49,6 +49,13 @@ def test_an_entity_that_is_no_event_is_refused_with_its_reason_and_the_others_st
     assert snapshot.vehicles == ["a", "a"]
 
 
+def test_an_identifier_that_is_not_utf_8_is_refused_alone() -> None:
+    body = snapshot_bytes([BUS, ("brokn", START, 28.6, 77.2, 1.0), BUS]).replace(b"brokn", b"bro\xf3n")
+    snapshot = decode_snapshot(body)
+    assert snapshot.refused == {"id-not-text": 1}
+    assert len(snapshot.vehicles) == 2
+
+
 @pytest.mark.parametrize("speed", [-1.0, math.nan, math.inf, 1e-6])
 def test_a_speed_that_is_no_measurement_counts_as_missing(speed: float) -> None:
     assert math.isnan(decode_snapshot(snapshot_bytes([("a", START, 28.6, 77.2, speed)])).speed[0])

@@ -1,0 +1,88 @@
+"""GTFS-realtime snapshots in protobuf, JSON and text form."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from google.protobuf import json_format, text_format
+from google.transit import gtfs_realtime_pb2
+
+from bench.fuzzing.hunting import Hunt, Target
+from bench.fuzzing.messages import NOW_US, feed_config
+from bench.fuzzing.mutation import TEXTS, Mutator
+from stream.ingestion.decoding import REASONS, Decoder, Reason
+from stream.ingestion.pseudonyms import KEY_BYTES
+from stream.sources.gtfs_rt import GtfsRealtime
+from stream.sources.vehicle_positions import SnapshotError
+
+_NOW_S = NOW_US // 1_000_000
+_FLOATS = (0.0, -0.0, math.nan, math.inf, -math.inf, 1e-30, 3e38, 90.0, 180.0, -91.0, 30.27, -97.74)
+_TIMES = (0, 1, _NOW_S, _NOW_S + 7200, 2**31, 2**32, 2**63, 2**64 - 1, 946_684_799, 4_102_444_800)
+_NAMES = tuple(text for text in TEXTS if text.isprintable() and len(text) < 1000)
+_MAKES_NO_SENSE = {
+    Reason.NOT_JSON,
+    Reason.MISSING_FIELD,
+    Reason.WRONG_TYPE,
+    Reason.NOT_FINITE,
+    Reason.UNDECODABLE,
+    Reason.ID_EMPTY,
+}
+
+
+class Snapshots(Target):
+    """Snapshots with odd values in their fields, and with mutated bytes, one after the other into one source."""
+
+    name = "gtfs-rt"
+    contract = "a SnapshotError, or events of which the service can read every one"
+
+    def __init__(self) -> None:
+        self._config = feed_config("canonical")
+        self._decoder = Decoder(self._config, bytes(KEY_BYTES))
+
+    def round(self, hunt: Hunt, rng: random.Random) -> None:
+        """Sixty snapshots into a source of their own."""
+        source = GtfsRealtime(self._config.feed, self._config.slotting)
+        mutator = Mutator(rng, ("entity", "header", "vehicle", "timestamp", "position", "latitude", "isDeleted"))
+        for number in range(60):
+            message = self._message(rng, number)
+            form = rng.random()
+            if form < 0.5:
+                data = message.SerializeToString()
+                data = mutator.octets(data) if rng.random() < 0.7 else data
+            elif form < 0.85:
+                data = mutator.json(json_format.MessageToDict(message))
+            else:
+                data = mutator.octets(text_format.MessageToString(message).encode())
+            hunt.attempt(data, lambda body: self._check(source, body))
+
+    @staticmethod
+    def _message(rng: random.Random, number: int) -> Any:
+        message = gtfs_realtime_pb2.FeedMessage()
+        message.header.gtfs_realtime_version = "2.0"
+        if rng.random() < 0.9:
+            message.header.timestamp = _NOW_S + number * 15 if rng.random() < 0.9 else rng.choice(_TIMES)
+        for vehicle in range(rng.randrange(6)):
+            entity = message.entity.add(id=str(vehicle))
+            odd = rng.random() < 0.3
+            entity.vehicle.vehicle.id = rng.choice(_NAMES) if odd else f"bus-{vehicle}"
+            place = entity.vehicle.position
+            place.latitude = rng.choice(_FLOATS) if odd else 30.2 + rng.random() / 10
+            place.longitude = rng.choice(_FLOATS) if odd else -97.7 - rng.random() / 10
+            if rng.random() < 0.5:
+                place.speed = rng.choice(_FLOATS) if odd else rng.random() * 20
+            if rng.random() < 0.9:
+                entity.vehicle.timestamp = rng.choice(_TIMES) if odd else _NOW_S + number * 15
+            entity.is_deleted = rng.random() < 0.05
+        return message
+
+    def _check(self, source: GtfsRealtime, body: bytes) -> None:
+        try:
+            events = source.events(body, NOW_US)
+        except SnapshotError:
+            return
+        assert len(events.due) == len(events.keys) == len(events.values)
+        batch = self._decoder.decode(events.values, NOW_US)
+        for code in set(batch.reason.tolist()):
+            assert REASONS[code] not in _MAKES_NO_SENSE, f"an event of ours is refused: {REASONS[code]}"

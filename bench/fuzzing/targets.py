@@ -1,0 +1,33 @@
+"""Every target by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.fuzzing.batches import Batches
+from bench.fuzzing.configuration import Configuration
+from bench.fuzzing.hunting import Target
+from bench.fuzzing.messages import FORMATS, Messages
+from bench.fuzzing.recordings import Recordings
+from bench.fuzzing.releases import Files, IntakeOfMessages, Query, Readers
+from bench.fuzzing.requests import OperatorPort, PublicApi
+from bench.fuzzing.snapshots import Snapshots
+
+TARGETS: dict[str, Callable[[], Target]] = {
+    **{f"messages-{name}": lambda name=name: Messages(name) for name in FORMATS},  # type: ignore[misc]
+    **{f"recordings-{kind}": lambda kind=kind: Recordings(kind) for kind in ("csv", "ndjson")},  # type: ignore[misc]
+    **{
+        kind.name: kind
+        for kind in (
+            Configuration,
+            Snapshots,
+            Batches,
+            IntakeOfMessages,
+            Readers,
+            Files,
+            Query,
+            PublicApi,
+            OperatorPort,
+        )
+    },
+}
