@@ -87,6 +87,7 @@ def test_a_recording_becomes_releases_with_the_shipped_template(desk: Desk) -> N
     assert "the template of relation 'values'" in said
     start = ("--start", "2026-03-02T12:00:00Z", "--duration", "1h", "--pace", "max")
     desk.run("simulate", "--vehicles", "20", *start, "--out", "day.ndjson.gz")
+    assert json.loads(desk.run("inspect", "day.ndjson.gz", "--json").stdout)["vehicles"] == 20
     releases = desk.run("replay", "day.ndjson.gz", "--offline").stdout
     (desk.folder / "releases.ndjson").write_text(releases)
     assert json.loads(releases.splitlines()[-1])["topic"] == "hexveil.window.v1"
