@@ -76,15 +76,15 @@ def test_an_input_that_takes_for_ever_is_found(monkeypatch):
 
 
 def test_a_message_that_changes_what_its_neighbours_give_is_found(monkeypatch):
-    sound = Decoder.columns
+    sound = Decoder.judged
 
-    def planted(self, decoded, index, reason, arrived_us):
-        rows, kept = sound(self, decoded, index, reason, arrived_us)
+    def planted(self, users, columns, index, reason, arrived_us):
+        batch = sound(self, users, columns, index, reason, arrived_us)
         if len(index) < len(reason):
-            rows["value"] = rows["value"][::-1].copy()
-        return rows, kept
+            batch.rows["value"] = batch.rows["value"][::-1].copy()
+        return batch
 
-    monkeypatch.setattr(Decoder, "columns", planted)
+    monkeypatch.setattr(Decoder, "judged", planted)
     finds = hunt(Messages("canonical"), SEED, seconds=0, rounds=1)["finds"]
     assert any("another row" in find["error"] for find in finds)
 

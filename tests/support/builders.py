@@ -62,7 +62,7 @@ def with_histograms(relation: str, tmp_path: Path, mechanisms: list[str] | None 
         "histogram.domain": box,
     }
     if "euler" in names:
-        settings["histogram.euler"] = {"rows": 8, "columns": 8, "diameter_m": 4000.0}
+        settings["histogram.euler"] = {"rows": 8, "columns": 8, "diameter_m": 4000.0, "inference": "covert"}
     if relation != "values":
         settings |= {"hexagons.resolution": 7, "feed.domain": box}
     if relation == "zcdp":
