@@ -208,6 +208,7 @@ def figures(outcome: Outcome, seconds: float) -> dict[str, object]:
         slowest[name] = max(slowest.get(name, 0.0), round(recovery, 1))
     return {
         "seconds": round(seconds),
+        "relations": sorted({str(recording.config.relation) for recording in outcome.recordings}),
         "faults": sum(outcome.faults.values()),
         "windows": outcome.windows,
         "events": outcome.events,

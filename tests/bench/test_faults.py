@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 
-from bench import faults
+from stream.local import REPO_ROOT
 
 
 @pytest.mark.timeout(600)
 def test_every_window_of_a_short_campaign_is_released_once_whatever_fails() -> None:
-    outcome, figures = faults.run_sizes(faults.QUICK)
+    """In a process of its own: this one may read batches under the service's limit, which hides a bomb from a recount."""
+    command = [sys.executable, "-m", "stream", "bench", "faults", "--quick", "--json"]
+    done = subprocess.run(command, cwd=REPO_ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    figures = json.loads(done.stdout)
     assert figures["violations"] == []
     assert figures["faults"] >= 5
     assert figures["windows"] >= 10
-    relations = {recording.config.relation for recording in outcome.recordings}
-    assert relations == {"values", "participation"}
-    assert all(recording.ledger for recording in outcome.recordings)
+    assert set(figures["relations"]) == {"values", "participation"}
