@@ -332,7 +332,7 @@ async def test_a_topic_is_inspected_by_the_stamps_of_its_broker(kafka: str, topi
 
 
 def test_arrays_and_deep_objects_are_counted_and_not_followed() -> None:
-    deep = b'{"a":' * 5_000 + b"1" + b"}" * 5_000
+    deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
     event = b'{"user":"a","time":1490097600000,"lat":30.2,"lng":-97.7,"speed":1}'
     seen = observe_messages([event, b"[1]", deep, b"\xff"], None)
     assert len(seen) == 1

