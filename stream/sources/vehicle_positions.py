@@ -93,8 +93,8 @@ def _read(
     name = descriptor.id or descriptor.license_plate or descriptor.label
     if not name:
         return "no-vehicle-id"
-    if not isinstance(name, str):
-        return "id-not-text"  # protobuf returns bytes for a text that is not UTF-8
+    if isinstance(name, bytes):  # protobuf returns bytes for a text that is not UTF-8, like one in Shift JIS
+        name = name.decode(errors="backslashreplace")
     if len(name) > LONGEST_ID:
         return "id-too-long"
     if not position.HasField("position"):
