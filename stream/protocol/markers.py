@@ -77,27 +77,30 @@ async def _partitions(consumer: AIOKafkaConsumer) -> list[TopicPartition]:
     """Partitions of the topic of close markers. Waits some seconds, because brokers list a new topic only after a moment."""
     deadline = time.monotonic() + TOPIC_SECONDS
     while True:
+        await consumer._client.force_metadata_update()
         partitions = [TopicPartition(WINDOW, number) for number in consumer.partitions_for_topic(WINDOW) or ()]
         if partitions or time.monotonic() > deadline:
             return partitions
-        await consumer._client.force_metadata_update()
         await asyncio.sleep(0.2)
 
 
 async def _read(
     consumer: AIOKafkaConsumer, partitions: list[TopicPartition], key: bytes, known: Published
 ) -> Published:
-    consumer.assign(partitions)
+    # Before the assignment: its first fetch would hold the connection for half a second if there is nothing new.
     ends = await consumer.end_offsets(partitions)
     starts = await consumer.beginning_offsets(partitions)
-    remaining = set()
+    begins = {}
     for partition in partitions:
         position = known.positions.get(partition, 0)
         # A topic that ends before the known position was created anew, so it is read from its beginning.
         begin = max(position, starts[partition]) if position <= ends[partition] else starts[partition]
         if begin < ends[partition]:
-            consumer.seek(partition, begin)
-            remaining.add(partition)
+            begins[partition] = begin
+    consumer.assign(list(begins))
+    for partition, begin in begins.items():
+        consumer.seek(partition, begin)
+    remaining = set(begins)
     last, rank, generations = known.last, known.rank, set(known.generations)
     deadline = time.monotonic() + _ANSWER_SECONDS
     while remaining:
