@@ -192,9 +192,9 @@ def replay_offline(
     rows, refusals = read_recording(config, path, file_format, on_progress)
     if config.relation == NeighbouringRelation.VALUES:
         require_events(path, len(rows), refusals)
-        if not any_speed:
-            require_speeds(path, rows, config.feed, file_format)
     problem = speed_problem(rows, config.feed, file_format)
+    if config.relation == NeighbouringRelation.VALUES and not any_speed:
+        require_speeds(path, problem)
     if span is not None:
         rows = _within(rows, span, path, config.relation)
     by_slot = split_by_slot(rows, config)

@@ -14,6 +14,8 @@ from stream.config.section import BoundingBox, Section
 _LEAST_MARGIN = timedelta(seconds=1)
 _LIVE_MAX_AGE, _ANY_AGE = timedelta(days=1), timedelta(days=36500)
 SPEED_TO_KMH = {"km/h": 1.0, "m/s": 3.6, "mph": 1.609344, "kn": 1.852}
+TIME_UNIT_US = {"epoch-s": 1_000_000, "epoch-ms": 1_000, "epoch-us": 1}
+"""Microseconds of one unit of each ``time_format`` that is a number."""
 
 
 def _known_timezone(name: str) -> str:

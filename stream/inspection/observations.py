@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.config.feed import FeedFields
+from stream.config.feed import TIME_UNIT_US, FeedFields
 from stream.windows import EARLIEST_S, LATEST_S
-
-TIME_FORMATS = {"epoch-s": 1e6, "epoch-ms": 1e3, "epoch-us": 1.0}
-"""Microseconds of one unit of each ``time_format`` of numbers."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ def as_times(values: list[Any]) -> tuple[NDArray[np.int64], str, bool]:
     known = numbers[np.isfinite(numbers)]
     if len(known) > len(values) / 2:
         unit = _unit_of(float(np.median(known)))
-        factor = TIME_FORMATS[unit]
+        factor = TIME_UNIT_US[unit]
         sound = np.isfinite(numbers) & (np.abs(numbers) * factor < 2.0**62)
         return np.rint(np.where(sound, numbers, 0.0) * factor).astype(np.int64), unit, False
     times = np.zeros(len(values), dtype=np.int64)
@@ -92,6 +89,6 @@ def as_times(values: list[Any]) -> tuple[NDArray[np.int64], str, bool]:
 def _unit_of(typical: float) -> str:
     """The unit in which a typical time lies between 2000 and 2100; seconds if there is none."""
     return next(
-        (unit for unit, us in TIME_FORMATS.items() if EARLIEST_S <= typical * us / 1e6 < LATEST_S),
+        (unit for unit, us in TIME_UNIT_US.items() if EARLIEST_S <= typical * us / 1e6 < LATEST_S),
         "epoch-s",
     )

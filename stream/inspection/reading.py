@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from stream.ingestion.formats import field_path, walk
 from stream.inspection.columns import ROLES, format_of, guess_fields, paths_of
 from stream.inspection.observations import Observations, as_numbers, as_times, numbered
-from stream.sources.file_kinds import SEPARATORS, seems_to_be
+from stream.sources.file_kinds import PARQUET, SEPARATORS, is_gtfs_realtime, seems_to_be
 from stream.sources.lines import Lines, RecordingError, open_stored
 
 _decode = msgspec.json.Decoder().decode
-_LARGEST = 32 << 20
 _SAMPLE = 50
 """Number of objects whose fields are looked at."""
 
@@ -40,10 +39,10 @@ def observe_file(path: Path, limit: int) -> Observations:
         if path.is_dir():
             return _snapshots(sorted(entry for entry in path.iterdir() if entry.is_file()), "a folder of snapshots")
         stored = open_stored(path)
-        if stored.peek(4)[:4] == b"PAR1":
+        if stored.peek(len(PARQUET)).startswith(PARQUET):
             stored.close()
             return _parquet(path, limit)
-        if _is_protobuf(stored.peek(16)):
+        if is_gtfs_realtime(stored.peek(16)):
             stored.close()
             return _snapshots([path], "GTFS-realtime")
         lines = chain.from_iterable(Lines(path, stored))
@@ -206,11 +205,6 @@ def _parquet(path: Path, limit: int) -> Observations:
     return replace(seen, fields=fields, local=naive)
 
 
-def _is_protobuf(head: bytes) -> bool:
-    """Whether the first bytes are those of a GTFS-realtime message: its header with the version."""
-    return head[:1] == b"\x0a" and head[2:3] == b"\x0a" and head[4:5] in (b"1", b"2")
-
-
 def observe_snapshot(body: bytes) -> Observations:
     """Observations of one GTFS-realtime answer. Raises :class:`InspectionError`."""
     return _of_snapshots([("the answer", body)], "GTFS-realtime")
@@ -222,13 +216,15 @@ def _snapshots(files: list[Path], kind: str) -> Observations:
 
 def _body(path: Path) -> bytes:
     """One snapshot, decompressed; at most as much as a snapshot may have, and one byte."""
+    from stream.sources.vehicle_positions import LARGEST_SNAPSHOT
+
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        return file.read(_LARGEST + 1)
+        return file.read(LARGEST_SNAPSHOT + 1)
 
 
 def _of_snapshots(bodies: Iterable[tuple[str, bytes]], kind: str) -> Observations:
     try:
-        from stream.sources.vehicle_positions import SnapshotError, parse_feed
+        from stream.sources.vehicle_positions import SnapshotError, parse_feed, vehicle_name
     except ModuleNotFoundError:
         raise InspectionError("GTFS-realtime needs its bindings; pip install 'hexveil[gtfs]'") from None
     columns: dict[str, list[Any]] = {role: [] for role in ROLES}
@@ -248,7 +244,7 @@ def _of_snapshots(bodies: Iterable[tuple[str, bytes]], kind: str) -> Observation
                 unread["no position"] += 1
                 continue
             where = vehicle.position
-            columns["user"].append(vehicle.vehicle.id or vehicle.vehicle.license_plate or vehicle.vehicle.label or None)
+            columns["user"].append(vehicle_name(vehicle.vehicle))
             columns["time"].append(vehicle.timestamp or message.header.timestamp)
             columns["lat"].append(where.latitude)
             columns["lng"].append(where.longitude)

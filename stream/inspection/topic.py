@@ -51,8 +51,8 @@ async def _newest(consumer: AIOKafkaConsumer, topic: str, limit: int) -> tuple[l
     arrived: list[int] = []
     await consumer._client.set_topics([topic])
     partitions = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
-    consumer.assign(partitions)
     begins, ends = await consumer.beginning_offsets(partitions), await consumer.end_offsets(partitions)
+    consumer.assign(partitions)
     left = {partition for partition in partitions if begins[partition] < ends[partition]}
     for partition in left:
         consumer.seek(partition, max(begins[partition], ends[partition] - -(-limit // len(left))))

@@ -194,8 +194,8 @@ async def deliver(
 ) -> None:
     """Send ``blocks`` in order at the pace until ``stopped`` or ``limit`` messages. Returns once all have arrived.
 
-    After an empty block, everything is sent at once. A message that goes back in time is due together with the latest one before it. An error of the source is raised after
-    all messages before it were delivered.
+    After an empty block, everything is sent at once. A message that goes back in time is due together with the latest one
+    before it. An error of the source is raised after all messages before it were delivered.
     """
     latest = np.iinfo(np.int64).min
     try:

@@ -11,10 +11,12 @@ from stream.ingestion.formats import known_fields
 
 SEPARATORS = (",", ";", "\t", "|")
 """Separators of columns that are recognised by the header."""
+PARQUET = b"PAR1"
+"""The first bytes of a Parquet file."""
 _HEAD = 4096
 _GZIP = b"\x1f\x8b"
 _BEGINNINGS = (
-    (b"PAR1", "a Parquet file that ends too early or is damaged"),
+    (PARQUET, "a Parquet file that ends too early or is damaged"),
     (b"PK\x03\x04", "a zip archive: unpack it first"),
     (b"BZh", "compressed by bzip2: unpack it, or compress it with gzip"),
     (b"\x28\xb5\x2f\xfd", "compressed by zstd: unpack it, or compress it with gzip"),
@@ -37,9 +39,14 @@ def seems_to_be(path: Path) -> str | None:
     for beginning, what in _BEGINNINGS:
         if text.startswith(beginning):
             return f"It seems to be {what}."
-    if head.startswith(_GTFS_RT_VERSION) and head[2:3] == b"\x0a" and head[4:5] in (b"1", b"2"):
+    if is_gtfs_realtime(head):
         return "It seems to be a GTFS-realtime message: send it with 'hexveil gtfs-rt'."
     return None
+
+
+def is_gtfs_realtime(head: bytes) -> bool:
+    """Whether the first bytes are those of a GTFS-realtime message: its header with the version, 1.0 or 2.0."""
+    return head.startswith(_GTFS_RT_VERSION) and head[2:3] == _GTFS_RT_VERSION and head[4:5] in (b"1", b"2")
 
 
 def _head(path: Path) -> bytes:

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stream.config.feed import FeedConfig
+from stream.sources.file_kinds import PARQUET
 from stream.sources.lines import RecordingError, open_stored
 from stream.sources.recording import Recording, require_format
 from stream.sources.standard_input import StandardInput
 
 if TYPE_CHECKING:
     from stream.sources.tables import Table
-
-_PARQUET = b"PAR1"
 
 
 def open_recording(
@@ -26,7 +25,7 @@ def open_recording(
     """
     require_format(path, file_format, feed)
     stored = open_stored(path)
-    if stored.peek(len(_PARQUET))[: len(_PARQUET)] != _PARQUET:
+    if not stored.peek(len(PARQUET)).startswith(PARQUET):
         return Recording(path, file_format, feed, shift, stored)
     try:
         from stream.sources.tables import Table

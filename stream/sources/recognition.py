@@ -56,9 +56,8 @@ def speed_problem(rows: NDArray[np.void], feed: FeedConfig, file_format: str) ->
     return f"{check.sentence(declared)}: {remedy}.", check.unit is not None
 
 
-def require_speeds(path: Path, rows: NDArray[np.void], feed: FeedConfig, file_format: str) -> None:
-    """Raise :class:`RecordingError` if positions show that the speeds of a recording are in another unit than declared."""
-    problem = speed_problem(rows, feed, file_format)
+def require_speeds(path: Path, problem: tuple[str, bool] | None) -> None:
+    """Raise :class:`RecordingError` if :func:`speed_problem` says that the speeds are in another unit than declared."""
     if problem is not None and problem[1]:
         raise RecordingError(f"{path}: {problem[0]} If they are right as they are, give --any-speed")
 
@@ -93,5 +92,5 @@ def recognised(
             break
     require_events(path, refusals.taken, refusals)
     if not any_speed:
-        require_speeds(path, np.concatenate(rows), config.feed, file_format)
+        require_speeds(path, speed_problem(np.concatenate(rows), config.feed, file_format))
     return chain(looked_at, source)

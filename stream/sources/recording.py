@@ -16,19 +16,13 @@ from typing import Any, Self, get_args
 import msgspec
 import numpy as np
 
-from stream.config.feed import SPEED_TO_KMH, FeedConfig
+from stream.config.feed import SPEED_TO_KMH, TIME_UNIT_US, FeedConfig
 from stream.ingestion.formats import feed_format, field_path, time_us, walk
 from stream.sources.file_kinds import columns_of, is_header, wrong_header
 from stream.sources.lines import Lines, RecordingError, Stored
 from stream.sources.messages import Messages
 
 FORMATS: tuple[str, ...] = get_args(FeedConfig.model_fields["format"].annotation)
-
-TIME_UNITS = {
-    "epoch-s": timedelta(seconds=1),
-    "epoch-ms": timedelta(milliseconds=1),
-    "epoch-us": timedelta(microseconds=1),
-}
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -177,5 +171,7 @@ class Recording:
         if isinstance(time, str):
             holder[leaf] = (msgspec.convert(time, datetime) + self._shift).isoformat()
         else:
-            holder[leaf] = time + self._shift / TIME_UNITS.get(fields.time_format, TIME_UNITS["epoch-ms"])
+            holder[leaf] = time + self._shift / timedelta(
+                microseconds=TIME_UNIT_US.get(fields.time_format, TIME_UNIT_US["epoch-ms"])
+            )
         return _encode(tree)

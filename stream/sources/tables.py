@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow.parquet import ParquetFile
 
-from stream.config.feed import SPEED_TO_KMH, FeedConfig, FeedFields
+from stream.config.feed import SPEED_TO_KMH, TIME_UNIT_US, FeedConfig, FeedFields
 from stream.ingestion.decoding import FixColumns
 from stream.ingestion.formats import feed_format, field_path, parse_time, read_instant, time_us
 from stream.sources.file_kinds import wrong_header
@@ -31,7 +31,6 @@ _LONGEST_METADATA = 64 << 20
 _QUARTER_US = 900_000_000
 """Clocks are changed at full quarters of an hour."""
 _UNIX = datetime(1970, 1, 1)
-_MICROSECONDS = {"epoch-s": 1e6, "epoch-ms": 1e3, "epoch-us": 1.0}
 _FAR_US = 2.0**62
 
 _Times = tuple[NDArray[np.int64], NDArray[np.bool_]]
@@ -50,15 +49,12 @@ class Table:
     ) -> None:
         """``source``: the file, or its bytes; ``path`` names it in errors."""
         self.path = path
-        self._fields = feed_format(feed.model_copy(update={"format": file_format})).fields
-        self._number_us = _MICROSECONDS.get(
-            self._fields.time_format, None if file_format == "declared" else _MICROSECONDS["epoch-ms"]
+        read = feed_format(feed.model_copy(update={"format": file_format}))
+        self._fields = read.fields
+        self._number_us = TIME_UNIT_US.get(
+            self._fields.time_format, None if file_format == "declared" else TIME_UNIT_US["epoch-ms"]
         )
-        self._factor = (
-            feed_format(feed.model_copy(update={"format": file_format})).kmh / SPEED_TO_KMH[feed.speed_unit]
-            if feed.format == "canonical"
-            else 1.0
-        )
+        self._factor = read.kmh / SPEED_TO_KMH[feed.speed_unit] if feed.format == "canonical" else 1.0
         self._target = feed_format(feed).fields
         self._canonical = feed.format == "canonical"
         self._shift_us = shift // timedelta(microseconds=1)
@@ -190,10 +186,10 @@ class TableMessages(Sequence[bytes]):
         return _encode(_lists(tree))
 
     def _time(self, us: int) -> int | float | str:
-        per = _MICROSECONDS.get(self._unit)
+        per = TIME_UNIT_US.get(self._unit)
         if per is None:
             return f"{np.datetime64(us, 'us')}Z"
-        return us // int(per) if us % int(per) == 0 else us / per
+        return us // per if us % per == 0 else us / per
 
 
 def _put(tree: dict[Any, Any], path: tuple[str | int, ...], value: Any) -> None:
@@ -245,7 +241,7 @@ def _numbers(array: pa.Array, name: str, path: Path) -> tuple[NDArray[np.float64
     return _numpy(pc.cast(array, pa.float64(), safe=False), np.nan), np.zeros(len(array), dtype=bool)
 
 
-def _of_numbers(array: pa.Array, unit_us: float) -> _Times:
+def _of_numbers(array: pa.Array, unit_us: int) -> _Times:
     if pa.types.is_integer(array.type) and unit_us == 1:
         return _numpy(pc.cast(array, pa.int64(), safe=False), 0), np.zeros(len(array), dtype=bool)
     numbers = _numpy(pc.cast(array, pa.float64(), safe=False), 0.0)

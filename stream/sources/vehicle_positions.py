@@ -52,8 +52,8 @@ class Snapshot:
 def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
     """The vehicles of one FeedMessage. An entity without a timestamp gets that of the header, else ``received_us``.
 
-    The user is ``vehicle.id``, else the licence plate, else the label. An entity's own ``id`` is not used, because it may
-    change between snapshots. Raises :class:`SnapshotError` for bytes that are not such a feed.
+    The user is its :func:`vehicle_name`. An entity's own ``id`` is not used, because it may change between snapshots.
+    Raises :class:`SnapshotError` for bytes that are not such a feed.
     """
     message = parse_feed(body)
     clock_s: int | None = message.header.timestamp
@@ -82,6 +82,14 @@ def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
     )
 
 
+def vehicle_name(descriptor: gtfs_realtime_pb2.VehicleDescriptor) -> str | None:
+    """The vehicle's ``id``, else its licence plate, else its label; None if it has none of them."""
+    name = descriptor.id or descriptor.license_plate or descriptor.label
+    if isinstance(name, bytes):  # protobuf returns bytes for a text that is not UTF-8, like one in Shift JIS
+        name = name.decode(errors="backslashreplace")
+    return name or None
+
+
 def _read(
     position: gtfs_realtime_pb2.VehiclePosition,
     clock_s: int | None,
@@ -90,11 +98,9 @@ def _read(
 ) -> str | None:
     """Append one vehicle to the columns, or return why it is refused."""
     descriptor, where = position.vehicle, position.position
-    name = descriptor.id or descriptor.license_plate or descriptor.label
-    if not name:
+    name = vehicle_name(descriptor)
+    if name is None:
         return "no-vehicle-id"
-    if isinstance(name, bytes):  # protobuf returns bytes for a text that is not UTF-8, like one in Shift JIS
-        name = name.decode(errors="backslashreplace")
     if len(name) > LONGEST_ID:
         return "id-too-long"
     if not position.HasField("position"):
