@@ -38,10 +38,14 @@ class _Status(msgspec.Struct):
     status: str = ""
 
 
+async def _nothing() -> None:
+    """What is called where nobody has anything to check."""
+
+
 class Hooks(TypedDict, total=False):
     """What :class:`ReleaseProtocol` calls on its way."""
 
-    before_publishing: Callable[[], Awaitable[None] | None]
+    before_publishing: Callable[[], Awaitable[None]]
     after_step: Callable[[str], Awaitable[None] | None]
     on_redraw: Callable[[], None]
     on_beyond_limits: Callable[[int], None]
@@ -63,7 +67,7 @@ class ReleaseProtocol:
     ledger: Ledger
     publisher: Publisher
     noise: Noise
-    before_publishing: Callable[[], Awaitable[None] | None] = lambda: None
+    before_publishing: Callable[[], Awaitable[None]] = _nothing
     after_step: Callable[[str], Awaitable[None] | None] = lambda _: None
     on_redraw: Callable[[], None] = lambda: None
     on_beyond_limits: Callable[[int], None] = lambda _: None
@@ -130,20 +134,13 @@ class ReleaseProtocol:
             if outbox is None:
                 raise _commit_gone(slot)
             messages = decode_outbox(outbox)
-            await self._before_publishing()
+            # After the bytes were read: if Redis was set back and this is a second release, the first marker is out by now.
+            await self.before_publishing()
             await self._publish(messages)
             await self._confirm(messages)
             released = await self._remember(slot, messages)
         await self._clean(slot)
         return released
-
-    async def _before_publishing(self) -> None:
-        """Ask whether anything was published that contradicts the committed bytes. They were read before, so if Redis was set
-        back and a window is published a second time, this comes after its first close marker.
-        """
-        waiting = self.before_publishing()
-        if waiting is not None:
-            await waiting
 
     async def _done(self, step: str) -> None:
         waiting = self.after_step(step)
