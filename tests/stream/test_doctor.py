@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from redis.asyncio import Redis
 
@@ -19,18 +18,9 @@ from stream.doctor import Finding, examine
 from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.messages.topics import INPUT_SETTINGS
 from tests.support.builders import bus_config
+from tests.support.feeding import administering
 
 DELETED = {"cleanup.policy": "delete"}
-
-
-@asynccontextmanager
-async def administering(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        yield admin
-    finally:
-        await admin.close()
 
 
 class Feed:

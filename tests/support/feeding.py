@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import numpy as np
 from aiokafka import AIOKafkaProducer
@@ -69,13 +70,20 @@ def expected_rows(config: Config, values: Sequence[bytes]) -> list[bytes]:
     return sorted(row.tobytes() for row in Decoder(config, KEY).decode(values, NOW_US).rows)
 
 
-async def create_topic(bootstrap: str, topic: str, partitions: int, settings: dict[str, str] | None = None) -> None:
-    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await client.start()
+@asynccontextmanager
+async def administering(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    """A client that creates, changes and deletes topics."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
     try:
-        await client.create_topics([NewTopic(topic, partitions, 1, topic_configs=settings or {})])
+        yield admin
     finally:
-        await client.close()
+        await admin.close()
+
+
+async def create_topic(bootstrap: str, topic: str, partitions: int, settings: dict[str, str] | None = None) -> None:
+    async with administering(bootstrap) as admin:
+        await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=settings or {})])
 
 
 async def produce(bootstrap: str, topic: str, values: Sequence[bytes | None], partitions: int, first: int = 0) -> None:

@@ -6,8 +6,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
 from stream.windows import CLOCK_MARGIN_US, read_through
-from tests.support.feeding import produce, until
+from tests.support.feeding import administering, produce, until
 
 HOUR = 3600
 START = 1_795_266_000
@@ -217,22 +217,12 @@ async def _due(worker: Worker, now: float) -> list[int]:
     return await worker.due_slots()
 
 
-@asynccontextmanager
-async def _admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        yield admin
-    finally:
-        await admin.close()
-
-
 async def _topics(admin: AIOKafkaAdminClient) -> list[str]:
     return sorted(name for name in await admin.list_topics() if not name.startswith("__"))
 
 
 async def _clear(bootstrap: str) -> None:
-    async with _admin(bootstrap) as admin:
+    async with administering(bootstrap) as admin:
 
         async def gone() -> bool:
             left = await _topics(admin)
@@ -246,7 +236,7 @@ async def _clear(bootstrap: str) -> None:
 async def _records(config: Config) -> dict[str, list[tuple[Any, ...]]]:
     """Every record of every topic but the input, as a consumer of the broker sees it."""
     bootstrap = config.kafka.bootstrap
-    async with _admin(bootstrap) as admin:
+    async with administering(bootstrap) as admin:
         topics = [name for name in await _topics(admin) if name != config.feed.topic]
     assert {HEXAGON_SPEED, WINDOW} <= set(topics)
     consumer = AIOKafkaConsumer(*topics, bootstrap_servers=bootstrap, enable_auto_commit=False)

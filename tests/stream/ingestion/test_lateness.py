@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from aiokafka import AIOKafkaConsumer
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.admin import NewPartitions
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -18,7 +18,7 @@ from stream.messages.topics import INPUT_SETTINGS
 from stream.protocol.due_windows import ClosingOrder
 from stream.storage.row_store import RowStore
 from stream.windows import PartitionTime, read_through, watermark
-from tests.support.feeding import START_MS, create_topic, produce, until
+from tests.support.feeding import START_MS, administering, create_topic, produce, until
 from tests.support.ingesting import Ingesting
 
 LIVE = {"lateness": "append-time", "slot": "2s", "allowed_delay": "1s"}
@@ -146,10 +146,8 @@ async def test_a_topic_whose_messages_bear_no_stamp_of_the_broker_is_refused_mes
 async def test_windows_wait_for_a_partition_that_was_added_and_take_what_it_holds(kafka, redis, redis_url, live):
     async with Ingesting(live, kafka, redis_url, **LIVE):
         await until(read_to(redis, time.time() - 5))
-        admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-        await admin.start()
-        await admin.create_partitions({live: NewPartitions(3)})
-        await admin.close()
+        async with administering(kafka) as admin:
+            await admin.create_partitions({live: NewPartitions(3)})
 
         async def listed() -> bool:
             return len(await RowStore(redis, "bus").partition_times()) == 3

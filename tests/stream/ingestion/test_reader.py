@@ -10,7 +10,6 @@ from collections import Counter
 import numpy as np
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.admin.records_to_delete import RecordsToDelete
 from redis.asyncio import Redis
@@ -19,7 +18,17 @@ from redis.exceptions import RedisError
 from stream.ingestion.decoding import REASONS, Decoder
 from stream.local import RedisServer
 from stream.storage.row_store import RowStore, StateError
-from tests.support.feeding import KEY, NOW_US, create_topic, expected_rows, make_config, messages, produce, until
+from tests.support.feeding import (
+    KEY,
+    NOW_US,
+    administering,
+    create_topic,
+    expected_rows,
+    make_config,
+    messages,
+    produce,
+    until,
+)
 from tests.support.ingesting import Ingesting
 
 PARTITIONS = 3
@@ -49,10 +58,8 @@ async def test_every_good_message_is_stored_and_every_bad_one_reported_without_i
 ):
     values = [*messages(3000), None, b"x" * 10_000_000, b"[" * 60_000, b'{"user":"secret-plate"}']
     huge = {"max.message.bytes": "20000000"}
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, huge)])
-    await admin.close()
+    async with administering(kafka) as admin:
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, huge)])
     await asyncio.sleep(1)
     await produce(kafka, topic, values, PARTITIONS)
     async with Ingesting(topic, kafka, redis_url) as ingesting:
@@ -191,10 +198,8 @@ async def test_messages_that_retention_removed_are_counted_and_reading_goes_on(k
     async with Ingesting(topic, kafka, redis_url):
         await until(all_read(redis, 1_500))
     await produce(kafka, topic, values[1_500:], PARTITIONS, first=1_500)
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=700)})
-    await admin.close()
+    async with administering(kafka) as admin:
+        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=700)})
     async with Ingesting(topic, kafka, redis_url) as ingesting:
         await until(all_read(redis, 3_000))
     assert ingesting.count("events_lost_total") == 200
@@ -207,10 +212,8 @@ async def test_a_log_that_lost_its_beginning_before_the_first_reader_came_is_rea
 ):
     values = messages(900)
     await produce(kafka, topic, values, PARTITIONS)
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    await admin.delete_records({TopicPartition(topic, 1): RecordsToDelete(before_offset=100)})
-    await admin.close()
+    async with administering(kafka) as admin:
+        await admin.delete_records({TopicPartition(topic, 1): RecordsToDelete(before_offset=100)})
     async with Ingesting(topic, kafka, redis_url) as ingesting:
         await until(all_read(redis, 900))
     assert ingesting.count("events_lost_total") == 0
@@ -223,11 +226,9 @@ async def test_a_topic_made_anew_is_read_from_its_beginning(kafka, redis, redis_
     await produce(kafka, topic, values[:2_700], PARTITIONS)
     async with Ingesting(topic, kafka, redis_url):
         await until(all_read(redis, 2_700))
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    await admin.delete_topics([topic])
-    await asyncio.sleep(1)
-    await admin.close()
+    async with administering(kafka) as admin:
+        await admin.delete_topics([topic])
+        await asyncio.sleep(1)
     await create_topic(kafka, topic, PARTITIONS)
     await produce(kafka, topic, values[2_700:], PARTITIONS)
     everything = expected_rows(make_config(topic), values)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from redis.asyncio import Redis
 
 from stream.ingestion.decoding import Decoder
@@ -21,6 +21,7 @@ from stream.statistics.pipeline import contributions_of, plan_window
 from stream.statistics.plan import encode_plan
 from stream.storage.row_store import Appended, RowStore
 from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.feeding import administering
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -94,10 +95,8 @@ async def test_a_day_replayed_twice_with_redelivery_and_shuffled_partitions_give
         settings["window.lateness"] = "event-time"
         config = bus_config(tmp_path, **settings)
         await redis.flushall()
-        admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-        await admin.start()
-        await admin.create_topics([NewTopic(topic, partitions, 1)])
-        await admin.close()
+        async with administering(kafka) as admin:
+            await admin.create_topics([NewTopic(topic, partitions, 1)])
         with Recording(path, "capmetro", config.feed) as recording:
             messages = [pair for block in recording for pair in zip(block.keys, block.values, strict=True)]
         if run:
@@ -141,10 +140,8 @@ async def test_bad_messages_are_counted_and_reported_without_payload_and_the_goo
     settings = {"feed.topic": topic_name, "kafka.bootstrap": kafka, "kafka.group": topic_name, "redis.url": redis_url}
     settings["window.lateness"] = "event-time"
     config = bus_config(tmp_path, **settings)
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    await admin.create_topics([NewTopic(topic_name, 1, 1, topic_configs={"max.message.bytes": str(20 << 20)})])
-    await admin.close()
+    async with administering(kafka) as admin:
+        await admin.create_topics([NewTopic(topic_name, 1, 1, topic_configs={"max.message.bytes": str(20 << 20)})])
     good = {"user": "b1", "time": "2026-01-01T10:00:00Z", "lat": 30.2, "lng": -97.7, "speed": 30.0}
     secret = "GJ05NH3216"
     bad = [

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from google.transit import gtfs_realtime_pb2
 from typer.testing import CliRunner
 
@@ -28,6 +27,7 @@ from stream.inspection.reading import InspectionError, observe_file, observe_mes
 from stream.inspection.suggestion import problems, suggestions
 from stream.inspection.topic import TopicUnreachableError, observe_topic
 from tests.support.builders import SLOT
+from tests.support.feeding import create_topic
 
 STEP_S, VEHICLES, FIXES = 30, 8, 120
 NORTH = 10 / 111_195
@@ -310,11 +310,7 @@ def test_no_bytes_end_in_another_error(tmp_path: Path) -> None:
 
 async def test_a_topic_is_inspected_by_the_stamps_of_its_broker(kafka: str, topic_name: str) -> None:
     topic, now = topic_name, time.time()
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    stamped = {"message.timestamp.type": "LogAppendTime"}
-    await admin.create_topics([NewTopic(topic, 2, 1, topic_configs=stamped)])
-    await admin.close()
+    await create_topic(kafka, topic, 2, {"message.timestamp.type": "LogAppendTime"})
     async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
         for n in range(60):
             event = {"user": f"v{n % 3}", "time": round((now - 600) * 1000) + n, "lat": 30.2, "lng": -97.7, "speed": 0}
