@@ -11,7 +11,6 @@ import logging
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -22,11 +21,6 @@ from bench.faults.injectors import FAULTS
 from bench.faults.site import SiteSizes
 
 SEED = 20170321
-
-
-@dataclass(frozen=True)
-class Sizes:
-    sites: tuple[tuple[SiteSizes, Schedule], ...]
 
 
 _ONE_BROKER = SiteSizes(("maps", "riders", "plain"), workers=2, brokers=1, rate=600, slot=4, ahead=8)
@@ -58,30 +52,27 @@ _QUICK_FAULTS = (
     "dead readers",
 )
 
-FULL = Sizes(((_ONE_BROKER, _ALL_DAY), (_ONE_BROKER, _ALL_DAY), (_THREE_BROKERS, _OF_BROKERS)))
-QUICK = Sizes(
+FULL = ((_ONE_BROKER, _ALL_DAY), (_ONE_BROKER, _ALL_DAY), (_THREE_BROKERS, _OF_BROKERS))
+QUICK = (
     (
-        (
-            SiteSizes(("maps", "riders"), workers=1, brokers=1, rate=1_000, slot=2, ahead=2),
-            Schedule(_QUICK_FAULTS, count=len(_QUICK_FAULTS), seconds=120.0, lasting=(0.5, 1.0), waits=False),
-        ),
-    )
+        SiteSizes(("maps", "riders"), workers=1, brokers=1, rate=1_000, slot=2, ahead=2),
+        Schedule(_QUICK_FAULTS, count=len(_QUICK_FAULTS), seconds=120.0, lasting=(0.5, 1.0), waits=False),
+    ),
 )
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """The campaign's figures: faults, windows, events, violations of the checker's rules, and seconds of recovery."""
-    return run_sizes(QUICK if quick else FULL)[1]
+    """The campaign's figures: faults, windows, events, violations of the checker's rules, and seconds of recovery.
 
-
-def run_sizes(sizes: Sizes, seed: int = SEED) -> tuple[Outcome, dict[str, Any]]:
-    """What the sites went through, and its figures. A line on stderr after every fault, or a progress bar on a terminal."""
+    Prints a line on stderr after every fault, or a progress bar on a terminal.
+    """
+    sites = QUICK if quick else FULL
     for name in ("aiokafka", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # brokers are away on purpose
     began, whole = time.monotonic(), Outcome()
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
-        bar = progress.add_task("faults", total=sum(schedule.count for _, schedule in sizes.sites))
+        bar = progress.add_task("faults", total=sum(schedule.count for _, schedule in sites))
 
         def said(line: str) -> None:
             progress.advance(bar)
@@ -89,12 +80,12 @@ def run_sizes(sizes: Sizes, seed: int = SEED) -> tuple[Outcome, dict[str, Any]]:
             if not sys.stderr.isatty():
                 print(f"{time.monotonic() - began:7.1f} s  {line}", file=sys.stderr, flush=True)
 
-        with ThreadPoolExecutor(len(sizes.sites)) as pool:
-            given = seeds(seed, [site for site, _ in sizes.sites])
+        with ThreadPoolExecutor(len(sites)) as pool:
+            given = seeds(SEED, len(sites))
             running = [
                 pool.submit(run_site, site, schedule, own, said)
-                for (site, schedule), own in zip(sizes.sites, given, strict=True)
+                for (site, schedule), own in zip(sites, given, strict=True)
             ]
             for site in running:
                 whole.add(site.result())
-    return whole, figures(whole, time.monotonic() - began)
+    return figures(whole, time.monotonic() - began)

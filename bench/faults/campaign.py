@@ -226,6 +226,6 @@ def figures(outcome: Outcome, seconds: float) -> dict[str, object]:
     }
 
 
-def seeds(seed: int, sites: Sequence[SiteSizes]) -> list[int]:
-    """A seed for each site."""
-    return [int(value) for value in np.random.default_rng(seed).integers(1 << 31, size=len(sites))]
+def seeds(seed: int, sites: int) -> list[int]:
+    """A seed for each of so many sites."""
+    return [int(value) for value in np.random.default_rng(seed).integers(1 << 31, size=sites)]
