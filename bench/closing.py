@@ -34,12 +34,15 @@ _SETTLED = 0.25
 
 @dataclass(frozen=True)
 class Sizes:
+    """``steps`` doublings of what grows, in windows that are ``scale`` times as large; users and cells are divided by ``part``."""
+
     steps: int
     scale: int
+    part: int
 
 
-FULL = Sizes(steps=5, scale=8)
-QUICK = Sizes(steps=2, scale=1)
+FULL = Sizes(steps=5, scale=8, part=1)
+QUICK = Sizes(steps=2, scale=1, part=10)
 
 
 @cache
@@ -128,15 +131,16 @@ def series_of(sizes: Sizes, folder: Path) -> dict[str, tuple[str, list[tuple[Con
     grown, scale = [2**k for k in range(sizes.steps)], sizes.scale
 
     def shape(users: int, cells: int, cells_per_user: int, rows_per_pair: int) -> dict[str, int]:
+        users, cells = users // sizes.part, max(cells // sizes.part, cells_per_user)
         return {"users": users, "cells": cells, "cells_per_user": cells_per_user, "rows_per_pair": rows_per_pair}
 
-    made_up = [125 * k for k in grown] if sizes.scale > 1 else [20, 40]
+    made_up = [125 * k for k in grown] if sizes is FULL else [20, 40]
     return {
         "rows": ("rows", [(values, shape(400, 300, 10, 8 * scale * k)) for k in grown]),
         "users": ("users", [(values, shape(500 * scale * k, 500, 5, 2)) for k in grown]),
         "cells": ("cells", [(values, shape(40 * scale * k, 100 * scale * k, 5, 2)) for k in grown]),
         "pairs": ("pairs", [(values, shape(2_000, 500, 4 * k, 2)) for k in grown]),
-        "made_up_users": ("pairs", [(values, shape(10, cells, cells, 1)) for cells in made_up]),
+        "made_up_users": ("pairs", [(values, shape(10 * sizes.part, cells, cells, 1)) for cells in made_up]),
         "many_users": ("users", [(values, shape(15_625 * scale * scale, 250 * scale, 5, 2))]),
         "participation": ("rows", [(riders, shape(2_500 * scale * k, 200, 5, 4)) for k in grown]),
         "euler": ("rows", [(shipped("bus-fleet", folder, **euler), shape(50, 50, 5, 8 * scale * k)) for k in grown]),

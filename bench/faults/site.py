@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from bench.faults.observing import Observer
 from bench.faults.processes import PublicService, Worker, wait_until_ready
 from stream.config import Config
 from stream.local import KafkaServer, RedisServer
+from stream.local.kafka import random_uuid, write_identity
 from stream.messages.topics import create_topics
 from stream.storage.ledger import Ledger
 
@@ -155,7 +154,7 @@ def brokers(folder: Path, count: int) -> list[KafkaServer]:
     """Brokers of one cluster, not started. With several, the first is the controller, too."""
     if count == 1:
         return [KafkaServer(folder / "kafka", start_seconds=_START_SECONDS)]
-    cluster = uuid.uuid4().hex[:22]
+    cluster = random_uuid()
     first = KafkaServer(folder / "kafka-1", start_seconds=_START_SECONDS, settings=_INTERNAL)
     servers = [first]
     for node in range(2, count + 1):
@@ -163,13 +162,5 @@ def brokers(folder: Path, count: int) -> list[KafkaServer]:
         own += f"controller.quorum.voters=1@{{host}}:{first.controller_port}\n{_INTERNAL}"
         servers.append(KafkaServer(folder / f"kafka-{node}", start_seconds=_START_SECONDS, settings=own))
     for node, server in enumerate(servers, 1):
-        _format(server.folder / "data", cluster, node)
+        write_identity(server.folder / "data", node, cluster)
     return servers
-
-
-def _format(folder: Path, cluster: str, node: int) -> None:
-    """What Kafka's storage tool writes, which gives every server a cluster of its own otherwise."""
-    folder.mkdir(parents=True, exist_ok=True)
-    directory = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    text = f"version=1\ncluster.id={cluster}\nnode.id={node}\ndirectory.id={directory}\n"
-    (folder / "meta.properties").write_text(text)

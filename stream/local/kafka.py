@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import re
@@ -141,19 +142,23 @@ class KafkaServer(Server):
         logging.write_text(_LOG4J)
         common = [f"-Dlog4j2.configurationFile={logging}", "-XX:-UsePerfData", "-cp", f"{jars}/*"]
         if not (self.folder / "data" / "meta.properties").is_file():
-            cluster = uuid.uuid4().hex[:22]
-            tool = [java, "-Xmx128m", "-XX:TieredStopAtLevel=1", *common, "kafka.tools.StorageTool", "format"]
-            for name, secret in self._users.items():
-                tool += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={secret}]"]
-            done = subprocess.run(
-                [*tool, "-t", cluster, "-c", str(settings)], capture_output=True, text=True, check=False
-            )
-            if done.returncode != 0:
-                raise StartError(f"Kafka could not format {self.folder}:\n{done.stdout}{done.stderr}")
+            self._format([java, "-Xmx128m", "-XX:TieredStopAtLevel=1", *common], settings)
         heap = [f"-Xmx{self.heap_mb}m", f"-Xms{min(self.heap_mb, 128)}m", "-XX:+UseSerialGC"]
         command = [java, *heap, "-XX:+ExitOnOutOfMemoryError", *common, "kafka.Kafka", str(settings)]
         self._run(command, lambda: _brokers(self.port) > 0, self.start_seconds)
         return self
+
+    def _format(self, java: list[str], settings: Path) -> None:
+        """Give the folder an identity. Only the passwords of users need Kafka's storage tool and a Java of its own."""
+        if not self._users:
+            write_identity(self.folder / "data", node=1, cluster=random_uuid())
+            return
+        tool = [*java, "kafka.tools.StorageTool", "format", "-t", random_uuid(), "-c", str(settings)]
+        for name, secret in self._users.items():
+            tool += ["--add-scram", f"SCRAM-SHA-512=[name={name},password={secret}]"]
+        done = subprocess.run(tool, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise StartError(f"Kafka could not format {self.folder}:\n{done.stdout}{done.stderr}")
 
     def _settings(self) -> str:
         ports = {"host": LOOPBACK, "port": self.port, "controller_port": self.controller_port}
@@ -199,6 +204,19 @@ appender.console.name=console
 appender.console.layout.type=PatternLayout
 appender.console.layout.pattern=%d{ISO8601} %p %c{1} %m%n
 """
+
+
+def random_uuid() -> str:
+    """A random UUID in Kafka's notation."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def write_identity(folder: Path, node: int, cluster: str) -> None:
+    """Mark ``folder`` as the data of broker ``node`` of ``cluster``, in the words of Kafka's storage tool."""
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = {"version": 1, "cluster.id": cluster, "node.id": node, "directory.id": random_uuid()}
+    lines = (f"{name}={value}\n" for name, value in identity.items())
+    (folder / "meta.properties").write_text("".join(lines), encoding="utf-8")
 
 
 def _brokers(port: int) -> int:

@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -30,10 +31,10 @@ SECONDS = 300
 
 
 class Desk:
-    """A folder, its environment, and the addresses that stand for those of the documents."""
+    """A folder, its environment, and what stands here for words of the documents, like addresses: patterns and texts."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], addresses: Mapping[str, str]) -> None:
-        self.folder, self.addresses = folder, addresses
+    def __init__(self, folder: Path, environment: Mapping[str, str], replaced: Mapping[str, str]) -> None:
+        self.folder, self.replaced = folder, replaced
         tools = folder / ".bin"
         tools.mkdir()
         for name, module in (("hexveil", "-m stream"), ("python", "")):
@@ -46,8 +47,8 @@ class Desk:
 
     def command(self, block: Block) -> list[str]:
         text = block.text
-        for told, here in self.addresses.items():
-            text = text.replace(told, here)
+        for pattern, here in self.replaced.items():
+            text = re.sub(pattern, here, text)
         return [sys.executable, "-c", text] if block.language == "python" else ["bash", "-euo", "pipefail", "-c", text]
 
     def run(self, block: Block) -> None:
@@ -85,7 +86,10 @@ def _end(process: subprocess.Popen[Any], block: Block) -> None:
 
 
 def small_desk(folder: Path) -> Desk:
-    """A desk without servers, with made-up recordings where the documents and the benchmarks look; benchmarks are quick."""
+    """A desk without servers, with made-up recordings where the documents and the benchmarks look.
+
+    Benchmarks are quick, and one trial of an evaluation stands for many.
+    """
     _write_buses(folder)
     data = folder / "data"
     for file in (*map(path_of_day, DAYS), *map(path_of_grid, GRIDS)):
@@ -93,7 +97,7 @@ def small_desk(folder: Path) -> Desk:
     for day in DAYS:
         (data / path_of_day(day)).symlink_to(folder / "2017-03-21.csv.gz")
     _write_grids(data)
-    return Desk(folder, {"HEXVEIL_DATA": str(data), "HEXVEIL_BENCH_QUICK": "1"}, {})
+    return Desk(folder, {"HEXVEIL_DATA": str(data), "HEXVEIL_BENCH_QUICK": "1"}, {r"--trials \d+": "--trials 1"})
 
 
 def _write_buses(folder: Path) -> None:

@@ -44,8 +44,8 @@ def test_every_command_of_the_page_does_what_the_page_says(
     page: Path, kafka: str, redis: object, redis_url: str, topic_name: str, tmp_path: Path
 ) -> None:
     public, operator = free_port(), free_port()
-    addresses = {"127.0.0.1:9092": kafka, "127.0.0.1:8080": f"127.0.0.1:{public}"}
-    addresses["127.0.0.1:6066"] = f"127.0.0.1:{operator}"
+    addresses = {"127[.]0[.]0[.]1:9092": kafka, "127[.]0[.]0[.]1:8080": f"127.0.0.1:{public}"}
+    addresses["127[.]0[.]0[.]1:6066"] = f"127.0.0.1:{operator}"
     environment = {
         "HEXVEIL_FEED__NAME": topic_name,
         "HEXVEIL_FEED__TOPIC": topic_name,

@@ -179,9 +179,10 @@ def test_the_demo_wants_no_clone(desk: Desk) -> None:
     lacking = desk.run("demo", "--kafka", "--seconds", "2", code=3, PATH=str(tools)).stderr
     assert "Maven" in lacking
     assert "Without Kafka: hexveil demo --no-kafka" in lacking
-    done = desk.run("demo", "--kafka", "--seconds", "25", HEXVEIL_KAFKA_JARS=str(kafka_jars()))
-    assert "Dashboard: http://127.0.0.1:" in done.stderr
-    assert "cells (0 suppressed)" in done.stdout
+    with desk.running("demo", "--kafka", HEXVEIL_KAFKA_JARS=str(kafka_jars())) as log:
+        while "cells (0 suppressed)" not in log.read_text():
+            time.sleep(0.1)
+    assert "Dashboard: http://127.0.0.1:" in log.read_text()
     assert not list(desk.folder.glob("**/*.key")), "the demo keeps its key in a folder that is gone with it"
 
 
