@@ -24,31 +24,37 @@ from tests.stream.statistics.test_histograms import planned
 from tests.support.builders import EVERY_MECHANISM, bus_config, located_rows, with_histograms
 from tests.support.releasing import build_messages
 
+TABLES = ("euler", "e2epriv", "htf", "quadtree", "kdtree")
+"""Mechanisms with a table of their own."""
 BUS, RIDERS = REPO_ROOT / "config" / "bus-fleet.toml", REPO_ROOT / "config" / "riders.toml"
 
 
-def uncommented(file: Path, *, euler: bool = False) -> str:
-    """The shipped file with its example of [histogram] in force."""
+def uncommented(file: Path, *, tables: bool = False) -> str:
+    """The shipped file with its example of [histogram] in force; ``tables``: and those of single mechanisms."""
     text = file.read_text(encoding="utf-8")
     start, end = text.index("# [histogram]\n"), text.index("\n[kafka]")
     middle = text.index("# [histogram.euler]")
-    example = text[start : end if euler else middle]
+    example = text[start : end if tables else middle]
     example = re.sub(r"(?m)^# ?", "", example)
-    if euler:
-        example = example.replace('["sparse"]', '["sparse", "euler"]').replace(
-            "sparse = 1.0", "sparse = 1.0, euler = 3"
-        )
+    if tables:
+        named = json.dumps(["sparse", *TABLES])
+        shares = ", ".join(["sparse = 1.0", *(f"{name} = 3" for name in TABLES)])
+        example = example.replace('["sparse"]', named).replace("sparse = 1.0", shares)
     return text[:start] + example + text[end:]
 
 
-@pytest.mark.parametrize("euler", [False, True])
+@pytest.mark.parametrize("tables", [False, True])
 @pytest.mark.parametrize("file", [BUS, RIDERS])
-def test_the_commented_example_is_a_sound_configuration(file: Path, euler: bool, tmp_path: Path) -> None:
+def test_the_commented_example_is_a_sound_configuration(file: Path, tables: bool, tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
-    path.write_text(uncommented(file, euler=euler), encoding="utf-8")
+    path.write_text(uncommented(file, tables=tables), encoding="utf-8")
     config = load_config(path, **{"privacy.budget": 100.0})
     assert config.histogram is not None
-    assert config.histogram.mechanisms == (("sparse", "euler") if euler else ("sparse",))
+    assert config.histogram.mechanisms == (("sparse", *TABLES) if tables else ("sparse",))
+    if tables:
+        set_here = {name: getattr(config.histogram, name).model_fields_set for name in TABLES}
+        known = {name: set(type(getattr(config.histogram, name)).model_fields) for name in TABLES}
+        assert set_here == known, "the example names every parameter"
     assert config.histogram.grid_sizes == (4, 8, 16, 32, 64)
 
 
@@ -182,9 +188,9 @@ def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path: Path) -> 
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)["histogram"] if as_json else " ".join(done.stdout.split())
 
-    bus = uncommented(BUS, euler=True)
+    bus = uncommented(BUS, tables=True)
     found = check(bus, as_json=True)
-    assert found["epsilon"] == {"euler": 0.75, "sparse": 0.25}
+    assert found["epsilon"] == {"sparse": 0.0625} | dict.fromkeys(TABLES, 0.1875)
     costs = {name: found[name] for name in found if "cost" in name}
     assert costs == {
         "cost_per_window": 1.0,
@@ -193,7 +199,8 @@ def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path: Path) -> 
         "period_cost_with_speed": 72.0,
     }
     text = check(bus, as_json=False)
-    assert "euler (epsilon 0.75), sparse (epsilon 0.25)" in text
+    assert "euler (epsilon 0.1875)" in text
+    assert "sparse (epsilon 0.0625)" in text
     assert "pays epsilon 1 per window, and 24 if they have one in every window of a period" in text
     assert "budget 48.0 pays for 16 of 24 windows" in text
     assert "the whole epsilon for speed" in text
