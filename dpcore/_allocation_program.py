@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
+import scipy
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -23,12 +23,12 @@ class Program:
     At prices y the Lagrangian is least at x_r = √(w_r / Σ_l y_l Δ[r,l]/β_l).
     """
 
-    matrix: sparse.csr_matrix
-    transposed: sparse.csr_matrix
+    matrix: scipy.sparse.csr_matrix
+    transposed: scipy.sparse.csr_matrix
     weight: FloatArray
 
     @classmethod
-    def of(cls, matrix: sparse.csr_matrix, weight: FloatArray) -> Program:
+    def of(cls, matrix: scipy.sparse.csr_matrix, weight: FloatArray) -> Program:
         """The program of rows each of which somebody can move."""
         return cls(matrix, matrix.T.tocsr(), weight)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import linalg
+import scipy
 
 from dpcore._smoothing_model import Dynamics, FloatArray, IntArray, Releases, SmoothingState
 from dpcore.interval_calibration import Prediction
@@ -125,8 +125,8 @@ def prior_of(window: Window, field: float, length: float, d: Dynamics) -> Prior:
     T, upper = len(window.past_mean), window.upper
     near = np.exp(-window.distance / length)
     lasting = (field * upper) ** 2 * near + (d.own * upper) ** 2 * window.same
-    factor = linalg.cho_factor(lasting[:T, :T] + np.diag(window.past_variance), lower=True)
-    gain = linalg.cho_solve(factor, lasting[T:, :T].T)
+    factor = scipy.linalg.cho_factor(lasting[:T, :T] + np.diag(window.past_variance), lower=True)
+    gain = scipy.linalg.cho_solve(factor, lasting[T:, :T].T)
     from_trend = window.trend_covariance @ window.design.T
     covariance = lasting[T:, T:] - gain.T @ lasting[T:, :T].T[:, window.seen]
     covariance = covariance + window.design @ from_trend[:, window.seen] + (d.passing * upper) ** 2 * near[T:, T:]
@@ -142,17 +142,17 @@ def fit_of(window: Window, prior: Prior, event: float, d: Dynamics) -> Fit:
     covariance = prior.covariance.copy()
     covariance[seen, np.arange(len(seen))] += sampling[seen]
     sites = laplace_posterior(covariance[seen], (releases.means - prior.mean)[seen], releases.scales[seen])
-    factor = linalg.cho_factor(covariance[seen] + np.diag(1 / sites.site_precision), lower=True)
-    weights = linalg.cho_solve(factor, sites.site_shift / sites.site_precision)
+    factor = scipy.linalg.cho_factor(covariance[seen] + np.diag(1 / sites.site_precision), lower=True)
+    weights = scipy.linalg.cho_solve(factor, sites.site_shift / sites.site_precision)
     precision, shift = unseen_sites(releases, window.upper)
     precision[seen] = sites.site_precision
     shift[seen] = sites.site_shift + sites.site_precision * prior.mean[seen]
     from_trend = (window.trend_covariance @ window.design.T)[:, seen]
     posterior = Posterior(
         prior.mean + covariance @ weights,
-        prior.variance + sampling - np.einsum("ij,ji->i", covariance, linalg.cho_solve(factor, covariance.T)),
+        prior.variance + sampling - np.einsum("ij,ji->i", covariance, scipy.linalg.cho_solve(factor, covariance.T)),
         window.trend + from_trend @ weights,
-        window.trend_covariance - from_trend @ linalg.cho_solve(factor, from_trend.T),
+        window.trend_covariance - from_trend @ scipy.linalg.cho_solve(factor, from_trend.T),
         precision,
         shift,
         sampling,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from scipy import linalg
+import scipy
 
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import Calibration
@@ -79,7 +79,7 @@ class SmoothingState:
             raise ParameterError("a state must be finite")
         if np.any(self.cells[1:] <= self.cells[:-1]) or np.any(self.precision <= 0):
             raise ParameterError("a state's cells ascend without repeats and its precisions are above 0")
-        if not (np.all(self.profile_variance >= 0) and np.all(linalg.eigvalsh(self.trend_covariance) > 0)):
+        if not (np.all(self.profile_variance >= 0) and np.all(scipy.linalg.eigvalsh(self.trend_covariance) > 0)):
             raise ParameterError("a state's variances must be above 0")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -31,8 +31,8 @@ def tilted(
 
 def truncated(mean: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(Log mass, mean, variance) of a normal variable of this mean and variance 1 where it is above 0, (n,) each."""
-    hazard = np.sqrt(2 / np.pi) / special.erfcx(-mean / np.sqrt(2))
-    return special.log_ndtr(mean), mean + hazard, 1 - hazard * (hazard + mean)
+    hazard = np.sqrt(2 / np.pi) / scipy.special.erfcx(-mean / np.sqrt(2))
+    return scipy.special.log_ndtr(mean), mean + hazard, 1 - hazard * (hazard + mean)
 
 
 def tilted_quantile(
@@ -43,13 +43,13 @@ def tilted_quantile(
     """
     sd = np.sqrt(variance)
     above, below = (mean - variance / scale - observed) / sd, (mean + variance / scale - observed) / sd
-    log_above = special.log_ndtr(above) - (mean - observed) / scale
-    log_below = special.log_ndtr(-below) + (mean - observed) / scale
+    log_above = scipy.special.log_ndtr(above) - (mean - observed) / scale
+    log_below = scipy.special.log_ndtr(-below) + (mean - observed) / scale
     top = np.logaddexp(log_above, log_below)
     mass_below = np.exp(log_below - top)
     # The share of the lower side's own mass, in logarithms because that mass may be tiny; else the upper tail's.
-    in_lower = np.minimum(np.log(share) + top - log_below, 0.0) + special.log_ndtr(-below)
-    in_upper = np.minimum(np.log1p(-share) + top - log_above, 0.0) + special.log_ndtr(above)
-    lower = sd * (below + special.ndtri_exp(in_lower))
-    upper = sd * (above - special.ndtri_exp(in_upper))
+    in_lower = np.minimum(np.log(share) + top - log_below, 0.0) + scipy.special.log_ndtr(-below)
+    in_upper = np.minimum(np.log1p(-share) + top - log_above, 0.0) + scipy.special.log_ndtr(above)
+    lower = sd * (below + scipy.special.ndtri_exp(in_lower))
+    upper = sd * (above - scipy.special.ndtri_exp(in_upper))
     return np.asarray(observed + np.where(share < mass_below, np.minimum(lower, 0.0), np.maximum(upper, 0.0)))

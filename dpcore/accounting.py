@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import scipy
 
 from dpcore.budget import MICRO, from_micro
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
@@ -136,9 +137,7 @@ def delta_of_rho(rho_nano: int, epsilon: float) -> float:
 
 
 def _least(of: Callable[[float], float], guess: float) -> Any:
-    from scipy import optimize  # takes longer to import than a command takes that counts pure epsilon
-
-    return optimize.minimize_scalar(of, bracket=(guess - 1, guess + 1))
+    return scipy.optimize.minimize_scalar(of, bracket=(guess - 1, guess + 1))
 
 
 def rho_of(epsilon: float, delta: float) -> int:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
+import scipy
 
 from dpcore._allocation_program import Program
 from dpcore.budget import MICRO
@@ -292,7 +292,7 @@ def _solve(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max
         return _Solution(scales, 0.0, 0, np.zeros(sensitivities.n_users))
     shape = (sensitivities.n_rows, sensitivities.n_users)
     entries = (sensitivities.delta.astype(np.float64), (sensitivities.row, sensitivities.user))
-    matrix = sparse.csr_matrix(entries, shape=shape)[rows] @ sparse.diags(1 / beta)
+    matrix = scipy.sparse.csr_matrix(entries, shape=shape)[rows] @ scipy.sparse.diags(1 / beta)
     program = Program.of(matrix, sensitivities.weight[rows])
     price = program.ascend(program.first_prices(), _WARM_UP)
     iterations = _WARM_UP

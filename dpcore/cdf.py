@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import scipy
 
 from dpcore._prefix_counts import prefix_deviations, prefixes
 from dpcore.contributions import IntArray
@@ -94,15 +95,13 @@ def consistent_cells(
     ``root``: totals (C,) and the scale of their noise (that of Laplace noise of equal deviation), 0 where they are
     public. A noisy total is made consistent with the levels, and taken as at least 1.
     """
-    from scipy.optimize import isotonic_regression  # half a second, which commands that release no percentile save
-
     known, root_scale = root
     leaves = consistent_leaves(tree, known, 2 * np.square(root_scale), noisy, 2 * np.square(scales))
     linear = prefixes(leaves)
     n = np.where(root_scale > 0, np.maximum(linear[:, -1], 1.0), known)
     prefix = np.zeros_like(linear)
     for row, raw, top in zip(prefix, linear, n, strict=True):
-        row[1:] = np.clip(isotonic_regression(raw[1:]).x, 0.0, top)
+        row[1:] = np.clip(scipy.optimize.isotonic_regression(raw[1:]).x, 0.0, top)
     prefix[:, -1] = n
     return CDFs(tree, edges, n, prefix, linear, scales, root_scale)
 

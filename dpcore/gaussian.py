@@ -8,7 +8,7 @@ accepted proposal has exactly the law ∝ exp(−y²/(2σ²)). Integers and reje
 from __future__ import annotations
 
 import numpy as np
-from scipy import special
+import scipy
 
 from dpcore._half_square import half_square_fraction
 from dpcore.errors import ParameterError
@@ -85,9 +85,9 @@ def _summed_width(sigma: float, confidence: float) -> float:
 def _expanded_width(sigma: FloatArray, confidence: float) -> FloatArray:
     """Least w whose tail Σ_{x>w} exp(−x²/2σ²) = ∫_{w+½} + f′(w+½)/24 + O(σ⁻³·f) is small enough."""
     tail = (1 - confidence) / 2 * np.sqrt(2 * np.pi) * sigma
-    width: FloatArray = np.maximum(np.floor(sigma * special.ndtri((1 + confidence) / 2) - 0.5) - 1, 0.0)
+    width: FloatArray = np.maximum(np.floor(sigma * scipy.special.ndtri((1 + confidence) / 2) - 0.5) - 1, 0.0)
     for _ in range(4):
         edge = (width + 0.5) / sigma
-        beyond = sigma * np.sqrt(2 * np.pi) * special.ndtr(-edge) - edge / sigma * np.exp(-0.5 * edge**2) / 24
+        beyond = sigma * np.sqrt(2 * np.pi) * scipy.special.ndtr(-edge) - edge / sigma * np.exp(-0.5 * edge**2) / 24
         width = np.where(beyond > tail * (1 + 1e-9), width + 1, width)
     return np.asarray(width)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import linalg
+import scipy
 
 from dpcore._tilted_normal import tilted
 from dpcore.errors import ParameterError
@@ -132,8 +132,8 @@ def _gaussian_posterior(
 ) -> tuple[FloatArray, FloatArray, float]:
     """(Mean, variance, ½ log |I + covariance·precision|) beside Gaussian sites."""
     root = np.sqrt(precision)
-    factor = linalg.cholesky(np.eye(len(root)) + root[:, None] * covariance * root, lower=True)
-    half = linalg.solve_triangular(factor, root[:, None] * covariance, lower=True)
+    factor = scipy.linalg.cholesky(np.eye(len(root)) + root[:, None] * covariance * root, lower=True)
+    half = scipy.linalg.solve_triangular(factor, root[:, None] * covariance, lower=True)
     mean = covariance @ shift - half.T @ (half @ shift)
     variance = np.diag(covariance) - np.einsum("ij,ij->j", half, half)
     return mean, np.maximum(variance, 1e-12 * np.diag(covariance)), float(np.log(np.diag(factor)).sum())

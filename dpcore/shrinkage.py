@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import linalg
+import scipy
 
 from dpcore.earth import EARTH_M
 from dpcore.errors import ParameterError
@@ -203,8 +203,8 @@ def _posteriors(
         kernel = prior.covariance(relations, informative, candidate)
         sites = laplace_posterior(kernel, residual, scale)
         root = np.sqrt(sites.site_precision)
-        factor = linalg.cholesky(np.eye(len(root)) + root[:, None] * kernel * root, lower=True)
-        weighed = linalg.solve_triangular(factor, sites.site_shift / root, lower=True)
+        factor = scipy.linalg.cholesky(np.eye(len(root)) + root[:, None] * kernel * root, lower=True)
+        weighed = scipy.linalg.solve_triangular(factor, sites.site_shift / root, lower=True)
         posteriors.append(_Posterior(sites.log_evidence, root, sites.site_shift, factor, weighed))
     return posteriors
 
@@ -220,7 +220,7 @@ def _predictions(
         relations = prior.relations(informative, cells)
         for i, (candidate, posterior) in enumerate(zip(candidates, posteriors, strict=True)):
             known = prior.covariance(relations, cells, candidate)
-            gain = linalg.solve_triangular(posterior.factor, posterior.root[:, None] * known, lower=True)
+            gain = scipy.linalg.solve_triangular(posterior.factor, posterior.root[:, None] * known, lower=True)
             values[i, cells] = gain.T @ posterior.weighed
             variances[i, cells] = prior.variance(cells, candidate) - np.einsum("ij,ij->j", gain, gain)
     return values, variances

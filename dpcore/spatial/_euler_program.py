@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array, csr_array
+import scipy
 
 from dpcore.spatial.domain import FloatArray, IntGrid
 
@@ -45,7 +45,7 @@ class Program:
         column = np.concatenate([column, self.above, self.n + self.aux + slack])
         value = np.concatenate([value, np.full(2 * len(slack), -1.0)])
         total = rows + len(slack)
-        self.matrix = csr_array(coo_array((value, (row, column)), shape=(total, self.width)))
+        self.matrix = scipy.sparse.csr_array(scipy.sparse.coo_array((value, (row, column)), shape=(total, self.width)))
         self.upper = np.concatenate([np.zeros(rows), -flat[self.above].astype(np.float64)])
         self.cost = np.concatenate([np.ones(self.n), np.zeros(self.aux), np.full(len(slack), 2.0)])
 
@@ -95,15 +95,13 @@ class Program:
 
     def relaxed(self) -> FloatArray | None:
         """A vertex of the relaxation, shape (n,)."""
-        from scipy import optimize  # half a second, which commands that infer nothing save
 
         # Dual simplex: interior points would stop between tied integral vertices.
-        vertex = optimize.linprog(self.cost, self.matrix, self.upper, bounds=(0, None), method="highs-ds")
+        vertex = scipy.optimize.linprog(self.cost, self.matrix, self.upper, bounds=(0, None), method="highs-ds")
         return self._components(vertex.x)
 
     def rounding_of(self, relaxed: FloatArray) -> FloatArray | None:
         """The best feasible choice of every fractional component's floor or ceiling."""
-        from scipy import optimize
 
         whole = np.rint(relaxed)
         fractional = np.abs(relaxed - whole) > INTEGRAL_WITHIN
@@ -111,10 +109,10 @@ class Program:
         low[: self.n] = np.where(fractional, np.floor(relaxed), whole)
         high[: self.n] = np.where(fractional, np.ceil(relaxed), whole)
         integral[: self.n] = fractional
-        result = optimize.milp(
+        result = scipy.optimize.milp(
             self.cost,
-            constraints=optimize.LinearConstraint(self.matrix, -np.inf, self.upper),
-            bounds=optimize.Bounds(low, high),
+            constraints=scipy.optimize.LinearConstraint(self.matrix, -np.inf, self.upper),
+            bounds=scipy.optimize.Bounds(low, high),
             integrality=integral,
             options={"time_limit": ROUNDING_SECONDS},
         )

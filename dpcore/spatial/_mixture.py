@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr
+import scipy
 
 from dpcore.spatial.domain import FloatArray
 from dpcore.spatial.partition import IntArray
@@ -190,7 +190,7 @@ def gaussian_parts(y: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatA
     """The same for Gaussian noise of standard deviation 1: draws of inner nodes add up many."""
     a = 1 / scale
     shifted = y - a
-    log_mass = log_ndtr(shifted)
+    log_mass = scipy.special.log_ndtr(shifted)
     evidence = np.exp(np.minimum(np.log(a) - a * y + a**2 / 2 + log_mass, 50.0))
     ratio = np.exp(-(shifted**2) / 2 - math.log(2 * math.pi) / 2 - log_mass)
     first = np.maximum(shifted + ratio, 0.0)
