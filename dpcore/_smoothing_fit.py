@@ -12,7 +12,7 @@ import scipy
 from dpcore._smoothing_model import Dynamics, FloatArray, IntArray, Releases, SmoothingState
 from dpcore.interval_calibration import Prediction
 from dpcore.laplace_posterior import laplace_posterior
-from dpcore.model_averaging import ModelAverage, average
+from dpcore.model_averaging import EvidenceWeights, average
 from dpcore.shrinkage import local_kilometres
 
 MOST_INFORMATIVE = 400
@@ -163,9 +163,10 @@ def fit_of(window: Window, prior: Prior, event: float, d: Dynamics) -> Fit:
     return Fit(event, sites.log_evidence, posterior, prediction)
 
 
-def averaged_posterior(averaged: ModelAverage, posteriors: list[Posterior]) -> Posterior:
+def averaged_posterior(weights: EvidenceWeights, posteriors: list[Posterior]) -> Posterior:
     """The posteriors of all members of the grid as one, each weighing as much as its evidence."""
-    shares = averaged.shares
+    shares = weights.shares
+    value, variance = weights.mixture((each.value, each.variance) for each in posteriors)
     trend = average(shares, [each.trend for each in posteriors])
     covariance = average(
         shares, [each.trend_covariance + np.outer(each.trend - trend, each.trend - trend) for each in posteriors]
@@ -173,7 +174,7 @@ def averaged_posterior(averaged: ModelAverage, posteriors: list[Posterior]) -> P
     precision = average(shares, [each.site_precision for each in posteriors])
     shift = average(shares, [each.site_shift for each in posteriors])
     sampling = average(shares, [each.sampling for each in posteriors])
-    return Posterior(averaged.value, averaged.variance, trend, covariance, precision, shift, sampling)
+    return Posterior(value, variance, trend, covariance, precision, shift, sampling)
 
 
 def _relations(

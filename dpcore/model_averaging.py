@@ -6,7 +6,7 @@ small public grid and average. Source: Hoeting et al., "Bayesian Model Averaging
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,32 +16,30 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class ModelAverage:
-    """Average of M candidates for C quantities. ``shares``: (M,), the candidates' weights, which add up to 1; ``value`` and
-    ``variance``: (C,), in the unit of the candidates.
+class EvidenceWeights:
+    """Weights of M candidates, each set adding up to 1. ``shares``: (M,), of all candidates, for means; ``cautious``: (M,), of the
+    cautious candidates alone, for variances.
     """
 
     shares: FloatArray
-    value: FloatArray
-    variance: FloatArray
+    cautious: FloatArray
 
     @classmethod
-    def of(
-        cls,
-        log_evidence: Sequence[float],
-        values: Sequence[FloatArray],
-        variances: Sequence[FloatArray],
-        cautious: Sequence[bool],
-    ) -> ModelAverage:
-        """Average the M posteriors of mean ``values`` and ``variances``, (C,) each. Only the ``cautious`` candidates, (M,),
-        enter the variance: busy cells say more about the spread of events than quiet ones do, and would make the intervals
-        of the quiet ones too short. The variance holds how far the candidates lie from the average, too.
+    def of(cls, log_evidence: Sequence[float], cautious: Sequence[bool]) -> EvidenceWeights:
+        """Weights from the natural logarithms of the evidence, (M,). Only the ``cautious`` candidates, (M,), enter variances:
+        busy cells say more about the spread of events than quiet ones do, and would make the intervals of the quiet ones too
+        short.
         """
-        shares = evidence_shares(np.array(log_evidence))
-        value = average(shares, values)
-        widest = evidence_shares(np.where(cautious, log_evidence, -np.inf))
-        spread = [variance + np.square(mean - value) for mean, variance in zip(values, variances, strict=True)]
-        return cls(shares, value, average(widest, spread))
+        return cls(evidence_shares(np.array(log_evidence)), evidence_shares(np.where(cautious, log_evidence, -np.inf)))
+
+    def mixture(self, candidates: Iterable[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
+        """(Mean, variance) of C quantities, (C,) each, from those of every candidate. The variance includes how far the
+        candidates' means lie from the average.
+        """
+        means, variances = zip(*candidates, strict=True)
+        value = average(self.shares, means)
+        spread = [variance + np.square(mean - value) for mean, variance in zip(means, variances, strict=True)]
+        return value, average(self.cautious, spread)
 
 
 def evidence_shares(log_evidence: FloatArray) -> FloatArray:

@@ -20,7 +20,7 @@ from dpcore.earth import EARTH_M
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import Calibration, Observed, Prediction
 from dpcore.laplace_posterior import laplace_posterior
-from dpcore.model_averaging import ModelAverage
+from dpcore.model_averaging import EvidenceWeights
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -95,11 +95,19 @@ def shrink(
     prior = _Prior(upper, level, events, _standardised(covariates, events), positions_km)
     candidates = _candidates(EFFECT_SHARES if covariates is not None else (0.0,))
     posteriors = _posteriors(prior, candidates, informative, (means - guess)[informative], scales[informative])
-    averaged, foretold = _averaged(prior, candidates, informative, posteriors)
-    prediction = Prediction(guess + foretold.value, foretold.variance)
+    moments = list(zip(*_predictions(prior, candidates, informative, posteriors), strict=True))
+    # Intervals rest on the widest standard deviation of one event.
+    cautious = [candidate.event == max(EVENT_SHARES) for candidate in candidates]
+    weights = EvidenceWeights.of([posterior.log_evidence for posterior in posteriors], cautious)
+    value, _ = weights.mixture(moments)
+    without_own = [
+        _without_own(posterior, informative, *own) for posterior, own in zip(posteriors, moments, strict=True)
+    ]
+    mean, variance = weights.mixture(without_own)
+    prediction = Prediction(guess + mean, variance)
     observed = Observed(means, scales, events.astype(np.float64))
     after = (calibration or Calibration()).after(prediction, observed)
-    return Shrunken(*after.estimate(guess + averaged.value, prediction, observed, upper), after)
+    return Shrunken(*after.estimate(guess + value, prediction, observed, upper), after)
 
 
 class _Candidate(NamedTuple):
@@ -113,26 +121,6 @@ class _Candidate(NamedTuple):
 def _candidates(slopes: tuple[float, ...]) -> list[_Candidate]:
     """The whole grid, for these standard deviations of an effect."""
     return [_Candidate(*shares) for shares in itertools.product(slopes, FIELD_SHARES, EVENT_SHARES)]
-
-
-def _averaged(
-    prior: _Prior, candidates: list[_Candidate], informative: IntArray, posteriors: list[_Posterior]
-) -> tuple[ModelAverage, ModelAverage]:
-    """What the candidates say of each cell, (C,), beside the first guess: with the cell's own release, and without it. Intervals
-    rest on the widest standard deviation of one event.
-    """
-    values, variances = _predictions(prior, candidates, informative, posteriors)
-    predictions = [
-        _without_own(posterior, informative, value, variance)
-        for posterior, value, variance in zip(posteriors, values, variances, strict=True)
-    ]
-    logs = [posterior.log_evidence for posterior in posteriors]
-    cautious = [candidate.event == max(EVENT_SHARES) for candidate in candidates]
-    means, spreads = [each.mean for each in predictions], [each.variance for each in predictions]
-    return (
-        ModelAverage.of(logs, list(values), list(variances), cautious),
-        ModelAverage.of(logs, means, spreads, cautious),
-    )
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpcore._smoothing_fit import MOST_INFORMATIVE, Fit, Posterior, Window, averaged_posterior, fits_of
+from dpcore._smoothing_fit import MOST_INFORMATIVE, Posterior, Window, averaged_posterior, fits_of
 from dpcore._smoothing_model import HOURS_OF_DAY, Dynamics, FloatArray, IdArray, IntArray, Releases, SmoothingState
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import Observed, Prediction
-from dpcore.model_averaging import ModelAverage
+from dpcore.model_averaging import EvidenceWeights
 
 __all__ = [
     "FORGOTTEN",
@@ -80,7 +80,10 @@ def smooth(
         empty = np.zeros(0)
         return past, Smoothed(empty, empty, empty)
     window = Window.of(past, releases, hour_of_day, upper, d)
-    posterior, prediction = _averaged(fits_of(window, d), d)
+    fits = fits_of(window, d)
+    weights = EvidenceWeights.of([fit.log_evidence for fit in fits], [fit.event == max(d.event) for fit in fits])
+    posterior = averaged_posterior(weights, [fit.posterior for fit in fits])
+    prediction = Prediction(*weights.mixture(fit.prediction for fit in fits))
     observed = Observed(releases.means, releases.scales, releases.events)
     calibration = past.calibration.after(prediction, observed)
     profile, profile_variance = past.profile.copy(), past.profile_variance.copy()
@@ -90,19 +93,6 @@ def smooth(
         *cells, posterior.trend, posterior.trend_covariance, profile, profile_variance, hours, calibration
     )
     return new, Smoothed(*calibration.estimate(posterior.value, prediction, observed, upper))
-
-
-def _averaged(fits: list[Fit], d: Dynamics) -> tuple[Posterior, Prediction]:
-    """The posteriors, and the predictions without each cell's own release, averaged over the grid."""
-    logs, cautious = [fit.log_evidence for fit in fits], [fit.event == max(d.event) for fit in fits]
-    posteriors, predictions = [fit.posterior for fit in fits], [fit.prediction for fit in fits]
-    averaged = ModelAverage.of(
-        logs, [each.value for each in posteriors], [each.variance for each in posteriors], cautious
-    )
-    foretold = ModelAverage.of(
-        logs, [each.mean for each in predictions], [each.variance for each in predictions], cautious
-    )
-    return averaged_posterior(averaged, posteriors), Prediction(foretold.value, foretold.variance)
 
 
 def _validate(state: SmoothingState | None, releases: Releases, hours: float, hour_of_day: int, upper: float) -> None:

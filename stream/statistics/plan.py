@@ -16,6 +16,7 @@ from dpcore.contributions import Contributions, Counts
 from dpcore.participation import Weight
 from dpcore.relation import NeighbouringRelation
 from dpcore.scales import LaplaceScales
+from stream.config import Config
 from stream.config.section import BoundingBox
 from stream.windows import Period, Window, utc_text
 
@@ -219,6 +220,34 @@ class Plan(
         """The users with a charge above 0, and their charges."""
         charges = self.charges
         return self.users[charges > 0], charges[charges > 0]
+
+
+def empty_plan(config: Config, window: Window, period: Period, generation: str) -> Plan:
+    """The plan of a window without cells, users and charges, on the terms of the configuration: every plan begins with it."""
+    privacy, speed = config.privacy, config.speed
+    return Plan(
+        window=window,
+        period=period,
+        generation=generation,
+        epsilon=privacy.epsilon,
+        budget=privacy.budget,
+        budget_micro=0 if privacy.accounting == "zcdp" else privacy.budget_micro,
+        statistics=speed.statistics,
+        cdf_bins=speed.cdf_bins,
+        upper_quanta=speed.upper_quanta,
+        resolution=config.hexagons.resolution,
+        relation=config.relation,
+        mean_mechanism=speed.mean_mechanism,
+        mean_epsilon_micro=0,
+        counts_digest="",
+        cells_bytes=b"",
+        users_bytes=b"",
+        charges_bytes=b"",
+        retained_bytes=b"",
+        published_bytes=b"",
+        numerators_bytes=b"",
+        denominators_bytes=b"",
+    )
 
 
 def pack_ids(column: IdArray) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -23,7 +24,7 @@ from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
 from stream.statistics.histograms.histograms import DrawnHistogram, draw_histograms
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import compose, compose_withheld, contributions_of, draw, plan_window
-from stream.statistics.plan import Columns, Plan, PlanError, within
+from stream.statistics.plan import Columns, Plan, PlanError, empty_plan, within
 from stream.statistics.smoothing_state import decode_memory, encode_memory
 from stream.statistics.user_limits import UserLimits
 from stream.windows import Window, utc_text
@@ -125,30 +126,9 @@ class WindowStatistics:
         config = self.config
         if config.relation != NeighbouringRelation.VALUES:
             return None
-        return Plan(
-            window=window,
-            period=config.slotting.period_of(window.start),
-            generation=generation,
-            epsilon=config.privacy.epsilon,
-            budget=config.privacy.budget,
-            budget_micro=config.privacy.budget_micro,
-            statistics=config.speed.statistics,
-            cdf_bins=config.speed.cdf_bins,
-            upper_quanta=config.speed.upper_quanta,
-            resolution=config.hexagons.resolution,
-            relation=config.relation,
-            mean_mechanism=config.speed.mean_mechanism,
-            mean_epsilon_micro=0,
-            counts_digest="",
-            cells_bytes=b"",
-            users_bytes=b"",
-            charges_bytes=b"",
-            retained_bytes=b"",
-            published_bytes=b"",
-            numerators_bytes=b"",
-            denominators_bytes=b"",
-            withheld=True,
-        )
+        period = config.slotting.period_of(window.start)
+        plan = empty_plan(config, window, period, generation)
+        return msgspec.structs.replace(plan, withheld=True)
 
     def draw(self, plan: Plan, rows: WindowRows | None, noise: Noise) -> Drawn | None:
         """The drawn window; None for a withheld one.

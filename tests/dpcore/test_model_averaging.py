@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpcore.model_averaging import ModelAverage, average, evidence_shares
+from dpcore.model_averaging import EvidenceWeights, average, evidence_shares
 
 LOGS = [-1000.0, -1000.0 + np.log(3.0)]
 VALUES = [np.array([10.0, 40.0]), np.array([30.0, 40.0])]
@@ -20,12 +20,12 @@ def test_shares_are_those_of_the_evidence_however_small_it_is() -> None:
 
 def test_mean_and_variance_are_those_of_the_mixture_of_all_candidates() -> None:
     """Law of total variance: the mean of the variances plus the variance of the means."""
-    mixture = ModelAverage.of(LOGS, VALUES, VARIANCES, [True, True])
-    assert mixture.value == pytest.approx([25.0, 40.0])
-    assert mixture.variance == pytest.approx([0.25 * 4 + 0.75 * 8 + 0.25 * 15**2 + 0.75 * 5**2, 0.25 * 1 + 0.75 * 9])
+    value, variance = EvidenceWeights.of(LOGS, [True, True]).mixture(zip(VALUES, VARIANCES, strict=True))
+    assert value == pytest.approx([25.0, 40.0])
+    assert variance == pytest.approx([0.25 * 4 + 0.75 * 8 + 0.25 * 15**2 + 0.75 * 5**2, 0.25 * 1 + 0.75 * 9])
 
 
 def test_only_cautious_candidates_enter_the_variance() -> None:
-    cautious = ModelAverage.of(LOGS, VALUES, VARIANCES, [True, False])
-    assert cautious.value == pytest.approx([25.0, 40.0])
-    assert cautious.variance == pytest.approx([4 + 15**2, 1.0])
+    value, variance = EvidenceWeights.of(LOGS, [True, False]).mixture(zip(VALUES, VARIANCES, strict=True))
+    assert value == pytest.approx([25.0, 40.0])
+    assert variance == pytest.approx([4 + 15**2, 1.0])

@@ -9,15 +9,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.contributions import Counts
 from dpcore.participation import Layout, Participation, Weight
-from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.statistics.participation.public_cells import public_cells
-from stream.statistics.plan import PERCENTS, Plan, ZcdpTerms, counts_digest, pack_flags, pack_ids, pack_integers
+from stream.statistics.plan import (
+    PERCENTS,
+    Plan,
+    ZcdpTerms,
+    counts_digest,
+    empty_plan,
+    pack_flags,
+    pack_ids,
+    pack_integers,
+)
 from stream.windows import Period, Window
 
 IntArray = npt.NDArray[np.int64]
@@ -73,21 +82,9 @@ def plan_participation(
     charges = terms.charges(replace(counts, samples=kept)) + asked
     pays = charges <= left
     t, s = terms.scales
-    return Plan(
-        window=window,
-        period=period,
-        generation=generation,
-        epsilon=config.privacy.epsilon,
-        budget=config.privacy.budget,
-        budget_micro=0 if config.privacy.accounting == "zcdp" else config.privacy.budget_micro,
-        statistics=config.speed.statistics,
-        cdf_bins=config.speed.cdf_bins,
-        upper_quanta=config.speed.upper_quanta,
-        resolution=config.hexagons.resolution,
-        relation=NeighbouringRelation.PARTICIPATION,
+    return msgspec.structs.replace(
+        empty_plan(config, window, period, generation),
         weight=terms.layout.weight,
-        mean_mechanism="allocated",
-        mean_epsilon_micro=0,
         counts_digest=counts_digest(counts),
         cells_bytes=pack_ids(cells),
         users_bytes=pack_ids(counts.users),

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.clipping import choose_clipping
 from dpcore.contributions import Counts
 from dpcore.mean import sum_cap
-from dpcore.relation import NeighbouringRelation
 from dpcore.resolution import regroup
 from dpcore.scales import LaplaceScales
 from dpcore.suppression import (
@@ -29,7 +29,7 @@ from dpcore.suppression_levels import CostLimitError
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.statistics.merging import merge_hexagons
-from stream.statistics.plan import Plan, counts_digest, pack_flags, pack_ids, pack_integers
+from stream.statistics.plan import Plan, counts_digest, empty_plan, pack_flags, pack_ids, pack_integers
 from stream.statistics.values.cell_statistics import cell_statistics, planned_statistics, scales_by_statistic
 from stream.statistics.values.decisions import PublicWindow, decide, program, solve
 from stream.windows import Period, Window
@@ -73,19 +73,8 @@ def plan_values(
     charges = decision.charges
     if config.histogram is not None:
         charges = np.where(admits, config.privacy.epsilon_micro + asked, 0)
-    return Plan(
-        window=window,
-        period=period,
-        generation=generation,
-        epsilon=config.privacy.epsilon,
-        budget=config.privacy.budget,
-        budget_micro=config.privacy.budget_micro,
-        statistics=speed.statistics,
-        cdf_bins=speed.cdf_bins,
-        upper_quanta=speed.upper_quanta,
-        resolution=config.hexagons.resolution,
-        relation=NeighbouringRelation.VALUES,
-        mean_mechanism=speed.mean_mechanism,
+    return msgspec.structs.replace(
+        empty_plan(config, window, period, generation),
         mean_epsilon_micro=decision.mean_epsilon_micro,
         counts_digest=counts_digest(counts),
         cells_bytes=pack_ids(counts.cells),
