@@ -80,7 +80,7 @@ KINDS = {
 
 
 def rows_of(kind: str, seed: int) -> Rows:
-    """All fixes of a city of this kind."""
+    """Simulate a city of this kind and return all fixes."""
     city, rng = KINDS[kind], np.random.default_rng(seed)
     at, heading = rng.uniform(0, city.side_km, (city.vehicles, 2)), rng.uniform(0, 2 * np.pi, city.vehicles)
     driver, shift = rng.normal(0, 0.08, city.vehicles), rng.uniform(0, city.interval, city.vehicles)

@@ -1,8 +1,9 @@
-"""What closing a window costs: CPU seconds of its pure steps as rows, users, cells and pairs grow, and how fast they grow.
+"""What closing a window costs: CPU seconds of its pure steps as rows, users, cells and pairs grow, and how fast they
+grow.
 
-Rows in, message bytes out: everything between Redis and Kafka (arrange, plan, draw, compose), under the shipped configurations.
-Each series multiplies one size and holds the others, so its exponent is that size's own. Made-up users are the worst case that
-a sender can choose; their cells are limited by ``window.max_cells_per_user``.
+Rows in, message bytes out: everything between Redis and Kafka (arrange, plan, draw, compose), under the shipped
+configurations. Each series multiplies one size and keeps the others, so its exponent is that of one size. Made-up users
+are the worst case that a sender can choose; their cells are limited by ``window.max_cells_per_user``.
 """
 
 from __future__ import annotations

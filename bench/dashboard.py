@@ -62,7 +62,7 @@ QUICK = Sizes(hexagons=500, repeats=1)
 
 
 def config_of(bootstrap: str, folder: Path) -> Config:
-    """Of a feed of means over a large area."""
+    """The configuration of a feed of means over a large area."""
     return bench_config(
         feed={"domain": {"south": 29.5, "west": -98.7, "north": 31.0, "east": -96.8}},
         privacy={"user_key_file": folder / "user.key"},

@@ -21,7 +21,7 @@ from stream.local import REPO_ROOT
 FULL_SECONDS, QUICK_SECONDS = 300.0, 1.0
 """Seconds of each target."""
 _SILENT_SECONDS = 600.0
-"""A process that says nothing for so long hangs; the machine may be busy."""
+"""A process that reports nothing for so many seconds hangs. The time is long, because the machine may be busy."""
 _LAST_WORDS = 4_000
 
 

@@ -109,7 +109,7 @@ def cpu_seconds() -> float:
 
 
 def report(count: int, cpu: float, wall: float) -> None:
-    """Hand the result to the parent."""
+    """Send the result to the parent process."""
     print(json.dumps({"events": count, "cpu_seconds": cpu, "wall_seconds": wall}), flush=True)
 
 

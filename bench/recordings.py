@@ -14,7 +14,7 @@ def recordings() -> Path:
 
 
 def absent(*needed: str) -> str | None:
-    """A sentence with its remedy if files are not among the recordings, else None."""
+    """A sentence that names the missing files and the remedy, or None if all of them are among the recordings."""
     missing = [name for name in needed if not (recordings() / name).is_file()]
     if not missing:
         return None

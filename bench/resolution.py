@@ -37,7 +37,7 @@ COARSEST = 4
 @dataclass(frozen=True)
 class Sizes:
     windows: int | None
-    """The last so many; None: all."""
+    """The number of windows, counted from the end of the day; None for all."""
     targets: tuple[float, ...]
     trials: int
 

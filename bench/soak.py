@@ -36,7 +36,7 @@ from stream.messages.topics import create_topics
 
 _SHIPPED = REPO_ROOT / "config" / "bus-fleet.toml"
 MAX_MB_PER_HOUR = 16.0
-"""A growth that would fill a gigabyte in less than three days is called one."""
+"""A process that would gain a gigabyte in less than three days counts as growing."""
 _WARM = 0.4
 _SAMPLE_SECONDS, _WINDOW_SECONDS = 5.0, 60
 _USERS, _READERS = 2_000, 50
@@ -104,7 +104,7 @@ async def _soaked(sizes: Sizes) -> dict[str, Any]:
 
 
 class _Process:
-    """``hexveil NAME`` with the settings; what it says goes into a file of ``folder``."""
+    """Start ``hexveil NAME`` with the settings; its output goes into a file of ``folder``."""
 
     def __init__(self, name: str, settings: dict[str, Any], folder: Path) -> None:
         self.log = folder / f"{name}.log"

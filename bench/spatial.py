@@ -62,7 +62,7 @@ class Sizes:
     epsilons: tuple[str, ...]
     trials: int
     trials_beside_peers: int
-    """Of the mechanisms that answer for a metric."""
+    """Number of trials of the mechanisms that answer for a metric."""
     coarse: int
     fine: int
     few: int
@@ -201,7 +201,7 @@ def summary(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def standard_error(values: list[float]) -> float:
-    """Of the mean of independent ``values``, two or more."""
+    """Standard error of the mean of independent ``values``, two or more."""
     return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 

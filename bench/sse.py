@@ -57,7 +57,7 @@ QUICK = Sizes(readers=20, stalled=1, windows=2, cells=5, pause=0.05)
 
 
 def config_of(bootstrap: str, port: int) -> Config:
-    """Of the service on a port of loopback."""
+    """The configuration of the service on a port of loopback."""
     return bench_config(
         feed={"name": FEED, "domain": {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2}},
         kafka={"bootstrap": bootstrap},
@@ -282,7 +282,7 @@ async def measure(config: Config, served: Served, readers: Remote, sizes: Sizes)
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """What :func:`streams` finds."""
+    """The figures of :func:`streams`."""
     return streams(QUICK if quick else FULL)
 
 

@@ -146,7 +146,7 @@ async def _sent(config: Config) -> Counter[bytes]:
 
 @asynccontextmanager
 async def _everybody(self: Lease) -> AsyncIterator[bool]:
-    """A lease that all have at once: as if there were none."""
+    """A lease that every worker holds at the same time, as if there were none."""
     yield True
 
 

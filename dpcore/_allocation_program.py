@@ -55,7 +55,7 @@ class Program:
         return raised
 
     def at(self, price: FloatArray) -> Point:
-        """What these prices prove and yield."""
+        """The lower bound of the optimum that these prices prove, and the feasible scales that they give."""
         pressed = self.matrix @ price
         x = np.sqrt(self.weight / pressed)
         loss = self.transposed @ x

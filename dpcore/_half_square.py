@@ -1,4 +1,6 @@
-"""The innermost event of the discrete Gaussian's acceptance (:func:`dpcore.gaussian.bernoulli_exp_half_square`)."""
+"""The event of probability exp(−r²/(2t²)) that accepts discrete Gaussians
+(:func:`dpcore.gaussian.bernoulli_exp_half_square`).
+"""
 
 from __future__ import annotations
 

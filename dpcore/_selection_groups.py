@@ -48,7 +48,9 @@ class Groups:
         return cls(start, excess, cumulative, cumulative[start], total)
 
     def candidates(self, group: IntArray, drawn: IntArray) -> IntArray:
-        """One candidate of each entry of ``group``: the one whose share of its group's weights the integer ``drawn``, of
-        0..total-1, falls into. A uniform integer proposes each with P ∝ its weight.
+        """The proposed candidate for each entry of ``group``, from uniform integers ``drawn`` of 0..total-1.
+
+        The weights of a group divide this range into one interval for each candidate. The candidate in whose interval
+        the integer lies is proposed, so each has P ∝ its weight.
         """
         return np.searchsorted(self.cumulative, self.base[group] + drawn, side="right") - 1

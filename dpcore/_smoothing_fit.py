@@ -24,7 +24,7 @@ class Window:
     """The releases of one window beside the past: what all members of the grid share.
 
     T remembered cells and S released ones inform the others. ``past_mean``, ``past_variance``: (T,), the lasting deviation of
-    each as far as its own history tells; ``seen``: (S,), positions of the released ones among the window's C cells;
+    each by its own history; ``seen``: (S,), positions of the released ones among the window's C cells;
     ``distance``: (T + C, T + S) in km, and whether two of them are the ``same`` cell. ``design``: (C, 1 + k), how level and
     effects enter each mean; ``trend`` (1 + k,) and its covariance: level and effects before the window.
     """
@@ -163,8 +163,16 @@ def fit_of(window: Window, prior: Prior, event: float, d: Dynamics) -> Fit:
     return Fit(event, sites.log_evidence, posterior, prediction)
 
 
-def averaged_posterior(weights: EvidenceWeights, posteriors: list[Posterior]) -> Posterior:
-    """The posteriors of all members of the grid as one, each weighing as much as its evidence."""
+def averaged(fits: list[Fit], d: Dynamics) -> tuple[Posterior, Prediction]:
+    """All members of the grid as one, each weighing as much as its evidence: posterior, and prediction without the
+    cells' own releases. Variances rest on the members with the widest standard deviation of one event.
+    """
+    weights = EvidenceWeights.of([fit.log_evidence for fit in fits], [fit.event == max(d.event) for fit in fits])
+    prediction = Prediction(*weights.mixture(fit.prediction for fit in fits))
+    return _averaged_posterior(weights, [fit.posterior for fit in fits]), prediction
+
+
+def _averaged_posterior(weights: EvidenceWeights, posteriors: list[Posterior]) -> Posterior:
     shares = weights.shares
     value, variance = weights.mixture((each.value, each.variance) for each in posteriors)
     trend = average(shares, [each.trend for each in posteriors])

@@ -1,4 +1,4 @@
-"""What the smoothing of :mod:`dpcore.smoothing` assumes, what it remembers, and what a window tells it."""
+"""The model of :mod:`dpcore.smoothing`: its parameters, the state between windows, and the releases of one window."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Dynamics:
 
 @dataclass(frozen=True)
 class SmoothingState:
-    """What past windows tell about K cells and the area, in the unit of U.
+    """What is known about K cells and the area from past windows, in the unit of U.
 
     ``precision``, ``shift``: (K,), the lasting deviation of each cell as a Gaussian of that precision and mean
     shift / precision. ``trend`` (1 + k,): level and effects. ``profile`` (24,): the level at each hour of the day, with an

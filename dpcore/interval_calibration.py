@@ -91,11 +91,11 @@ class Calibration:
             )
 
     def faded(self, share: float) -> Calibration:
-        """The same with ``share`` of its evidence, because traffic changes."""
+        """This calibration with only a ``share`` of its evidence, because traffic changes."""
         return Calibration(self.evidence * share)
 
     def after(self, prediction: Prediction, observed: Observed) -> Calibration:
-        """With the evidence of one window's releases; cells without a release say nothing."""
+        """This calibration with the evidence of one window's releases added; cells without a release add none."""
         known = np.isfinite(observed.scales)
         mean, variance = prediction.mean[known], prediction.variance[known]
         means, scales = observed.means[known], _usable(observed.scales[known], variance)

@@ -106,7 +106,7 @@ def _refined(
     """
     mean, precision = current.cavity()
     _, tilted_mean, tilted_variance = tilted(mean, 1 / precision, observed, scale)
-    # Laplace noise is log-concave, so no observation widens what is known; rounding must not either.
+    # Laplace noise is log-concave, so no observation increases a variance; rounding must not do so either.
     wanted = np.maximum(1 / tilted_variance - precision, 1e-9 / np.square(scale))
     wanted_shift = tilted_mean * (wanted + precision) - mean * precision
     return _Approximation.of(

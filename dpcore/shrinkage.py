@@ -95,16 +95,8 @@ def shrink(
     prior = _Prior(upper, level, events, _standardised(covariates, events), positions_km)
     candidates = _candidates(EFFECT_SHARES if covariates is not None else (0.0,))
     posteriors = _posteriors(prior, candidates, informative, (means - guess)[informative], scales[informative])
-    moments = list(zip(*_predictions(prior, candidates, informative, posteriors), strict=True))
-    # Intervals rest on the widest standard deviation of one event.
-    cautious = [candidate.event == max(EVENT_SHARES) for candidate in candidates]
-    weights = EvidenceWeights.of([posterior.log_evidence for posterior in posteriors], cautious)
-    value, _ = weights.mixture(moments)
-    without_own = [
-        _without_own(posterior, informative, *own) for posterior, own in zip(posteriors, moments, strict=True)
-    ]
-    mean, variance = weights.mixture(without_own)
-    prediction = Prediction(guess + mean, variance)
+    value, prediction = _mixtures(prior, candidates, informative, posteriors)
+    prediction = Prediction(guess + prediction.mean, prediction.variance)
     observed = Observed(means, scales, events.astype(np.float64))
     after = (calibration or Calibration()).after(prediction, observed)
     return Shrunken(*after.estimate(guess + value, prediction, observed, upper), after)
@@ -121,6 +113,22 @@ class _Candidate(NamedTuple):
 def _candidates(slopes: tuple[float, ...]) -> list[_Candidate]:
     """The whole grid, for these standard deviations of an effect."""
     return [_Candidate(*shares) for shares in itertools.product(slopes, FIELD_SHARES, EVENT_SHARES)]
+
+
+def _mixtures(
+    prior: _Prior, candidates: list[_Candidate], informative: IntArray, posteriors: list[_Posterior]
+) -> tuple[FloatArray, Prediction]:
+    """Averages over the candidates, relative to the first guess, (C,): the posterior mean, and the prediction without
+    the cell's own release. Its variance rests on the candidates with the widest standard deviation of one event.
+    """
+    moments = list(zip(*_predictions(prior, candidates, informative, posteriors), strict=True))
+    cautious = [candidate.event == max(EVENT_SHARES) for candidate in candidates]
+    weights = EvidenceWeights.of([posterior.log_evidence for posterior in posteriors], cautious)
+    value, _ = weights.mixture(moments)
+    predictions = [
+        _without_own(posterior, informative, *own) for posterior, own in zip(posteriors, moments, strict=True)
+    ]
+    return value, Prediction(*weights.mixture(predictions))
 
 
 @dataclass(frozen=True)

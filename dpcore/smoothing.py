@@ -18,11 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpcore._smoothing_fit import MOST_INFORMATIVE, Posterior, Window, averaged_posterior, fits_of
+from dpcore._smoothing_fit import MOST_INFORMATIVE, Posterior, Window, averaged, fits_of
 from dpcore._smoothing_model import HOURS_OF_DAY, Dynamics, FloatArray, IdArray, IntArray, Releases, SmoothingState
 from dpcore.errors import ParameterError
-from dpcore.interval_calibration import Observed, Prediction
-from dpcore.model_averaging import EvidenceWeights
+from dpcore.interval_calibration import Observed
 
 __all__ = [
     "FORGOTTEN",
@@ -80,10 +79,7 @@ def smooth(
         empty = np.zeros(0)
         return past, Smoothed(empty, empty, empty)
     window = Window.of(past, releases, hour_of_day, upper, d)
-    fits = fits_of(window, d)
-    weights = EvidenceWeights.of([fit.log_evidence for fit in fits], [fit.event == max(d.event) for fit in fits])
-    posterior = averaged_posterior(weights, [fit.posterior for fit in fits])
-    prediction = Prediction(*weights.mixture(fit.prediction for fit in fits))
+    posterior, prediction = averaged(fits_of(window, d), d)
     observed = Observed(releases.means, releases.scales, releases.events)
     calibration = past.calibration.after(prediction, observed)
     profile, profile_variance = past.profile.copy(), past.profile_variance.copy()

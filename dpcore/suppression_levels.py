@@ -25,13 +25,14 @@ QUEUE_COST = 4
 """Evaluations that one error in a queue counts as, for the time that it takes."""
 
 Error = Callable[[int, int, int], float]
-"""Of one cell: (samples N, samples retained n ≥ 1, most retained of one user L) -> worst-case error in the unit U = 1."""
+"""Error of one cell: (samples N, samples retained n ≥ 1, most retained of one user L) -> worst case in the unit U = 1.
+"""
 Bound = Callable[[int, int, int, bool], float]
-"""Of one cell, and whether n stays at or above 2·L -> what no later error is below."""
+"""Lower bound of one cell's later errors: the same arguments, and whether n stays at or above 2·L -> the bound."""
 
 
 class CostLimitError(RuntimeError):
-    """A run would take more evaluations than it may; what it decided so far is thrown away."""
+    """A run would take more evaluations than it may; its decisions so far are discarded."""
 
 
 def departure_error(of_mean: bool, of_variance: bool, epsilon: float) -> Error:
@@ -54,11 +55,12 @@ def departure_error(of_mean: bool, of_variance: bool, epsilon: float) -> Error:
 
 
 def departure_bound(of_mean: bool, of_variance: bool, epsilon: float) -> Bound:
-    """What :func:`departure_error` is not below, for ``retained`` and everything from ``largest`` to it, at the same ``largest``.
+    """Lower bound of :func:`departure_error` for every number of samples from ``largest`` to ``retained``, at this
+    ``largest``.
 
-    As samples leave, bias grows and a share L/n below a half grows towards it. Where n falls below 2·L, the noise of the
-    variance follows the parity of n: 1/4 for even n, 1/4 − 1/(4n²) for odd n, which is least at the lowest odd n ≥ L.
-    ``wide``: n will not fall below 2·L.
+    As samples leave, bias grows and a share L/n below a half grows towards it. Where n falls below 2·L, the noise of
+    the variance follows the parity of n: 1/4 for even n, 1/4 − 1/(4n²) for odd n, which is least at the lowest odd n ≥
+    L. ``wide``: n will not fall below 2·L.
     """
     per_share = (of_mean + of_variance) / epsilon
 
@@ -125,7 +127,9 @@ class CellTable:
 
 
 class LevelRun:
-    """Who is still in which cell. The two largest retained counts of a cell by sorted order with lazy deletion."""
+    """The users who are still in each cell. A cell's two largest retained counts are found by sorted order with lazy
+    deletion.
+    """
 
     def __init__(self, table: CellTable, error: Error, bound: Bound, min_users: int, max_evaluations: float) -> None:
         self.table, self.error, self.bound, self.min_users = table, error, bound, min_users
@@ -144,7 +148,7 @@ class LevelRun:
         self.queued: dict[int, list[int]] = {}
 
     def _find_second(self, cell: int) -> None:
-        """Move on to the next active pair of ``cell`` in descending order of samples; −1 at its end."""
+        """Find the next active pair of ``cell`` in descending order of samples; −1 if there is none."""
         end, ranked, active = self.table.start[cell + 1], self.table.ranked, self.active
         at = self.at[cell] + 1
         while at < end and not active[ranked[at]]:
@@ -154,7 +158,9 @@ class LevelRun:
         self.runner_up[cell] = self.table.samples[ranked[at]] if at < end else 0
 
     def may_leave(self, pair: int) -> bool:
-        """Whether the cell of ``pair`` keeps ``min_users`` without it. Once it does not it never will: users only leave."""
+        """Whether the cell of ``pair`` keeps ``min_users`` without it. Once False it stays so, because users only
+        leave.
+        """
         return self.users[self.table.cell[pair]] > self.min_users
 
     def without(self, pair: int) -> tuple[int, int, int]:
@@ -202,7 +208,7 @@ class LevelRun:
         return True
 
     def _next_cells(self, pairs: Sequence[int]) -> _Scan | _Queue:
-        """What finds the next cell of a user who is in ``pairs``."""
+        """The scan or queue that finds the next cell of a user who is in ``pairs``."""
         if len(pairs) <= MOST_SCANNED:
             return _Scan(self, pairs)
         for pair in pairs:
@@ -210,7 +216,7 @@ class LevelRun:
         return _Queue(self, pairs)
 
     def _take_out(self, pair: int) -> None:
-        """Suppress ``pair``, and announce whose errors may now be below the bounds that queues hold of them."""
+        """Suppress ``pair``, and make queues compute those errors again that may now be below their bounds."""
         g = self.table.cell[pair]
         first, largest, runner_up = self.first[g], self.largest[g], self.runner_up[g]
         was_wide, first_was_wide = self._wide(g)
@@ -233,12 +239,14 @@ class LevelRun:
         return retained >= 3 * self.largest[cell], retained - self.table.samples[first] >= 2 * self.runner_up[cell]
 
     def bound_without(self, pair: int) -> float:
-        """What the error of the cell of ``pair`` without it will not be below until it is announced."""
+        """Lower bound of the error of the cell of ``pair`` without it, valid until its queue is told to compute it
+        again.
+        """
         g = self.table.cell[pair]
         return self.bound(*self.without(pair), self._wide(g)[self.first[g] == pair])
 
     def _announce(self, pairs: Sequence[int]) -> None:
-        """Tell queues that the errors of ``pairs`` may have fallen below their bounds."""
+        """Make queues compute the errors of ``pairs`` again, because these may have fallen below their bounds."""
         self.evaluations += len(pairs)
         for pair in pairs:
             queue = self.leaving.get(self.table.user[pair])

@@ -31,7 +31,8 @@ def kafka_password(kafka: KafkaConfig) -> str:
 
 
 def tls_context(section: ServerConfig, name: str) -> ssl.SSLContext:
-    """Verifies the server by ``ca_file`` (default: the system's authorities); shows a client certificate if there is one.
+    """TLS settings that verify the server by ``ca_file`` (default: the system's authorities) and present the client
+    certificate, if there is one.
 
     ``name`` is the section's, for messages. Raises :class:`ConfigError` for files that cannot be used.
     """

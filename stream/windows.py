@@ -29,7 +29,7 @@ MAX_SPAN_DAYS = 3660
 EARLIEST_US = 946_684_800_000_000
 """2000-01-01 in UTC. No feed is older, and clocks whose battery failed often show 1970 or 1980."""
 EARLIEST_S, LATEST_S = EARLIEST_US // 1_000_000, 4_102_444_800
-"""2000 and 2100. A number outside is no time in epoch seconds: often it is in milliseconds, or was never set."""
+"""2000 and 2100. A number outside is not a time in epoch seconds: often it is in milliseconds, or was never set."""
 CLOCK_MARGIN_US = 2_000_000
 """How far the clocks of brokers and Redis may differ; "hexveil doctor" checks it."""
 JUST_NOW_US = 15_000_000

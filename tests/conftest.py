@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was collected lives as long as the run: no garbage collection need look at it again."""
+    """Exempt the collected tests from garbage collection, because they live as long as the run."""
     gc.collect()
     gc.freeze()
 

@@ -49,7 +49,7 @@ class Withholding(NamedTuple):
 
 
 class Violation(NamedTuple):
-    """What broke which rule, in which window (its start, or nothing)."""
+    """A broken rule, how it was broken, and the window (its start; empty if the rule is not about one window)."""
 
     rule: str
     window: str
@@ -368,4 +368,4 @@ RULES: dict[str, Callable[[Recording], Violations]] = {
     "a lost ledger releases nothing": released_while_lost,
     "a window waits for its instant": too_early,
 }
-"""Each rule by what it says."""
+"""Each rule by the sentence that it checks."""

@@ -69,7 +69,7 @@ class Stream:
         ]
 
     def invented_users(self, count: int, now: float) -> list[bytes]:
-        """An event of each of ``count`` users that nobody ever saw."""
+        """One event of each of ``count`` users that never appeared before."""
         seed = int(self.rng.integers(1 << 40))
         return [
             b'{"user":"new-%d-%d","time":%d,%s,"speed":30}' % (seed, k, int(now * 1000), self._places[k % 60])
@@ -85,7 +85,7 @@ class Stream:
 
 
 def hostile_messages(now: float) -> list[bytes | None]:
-    """Messages that no vehicle sends, most of them refused; some are events in a form that is allowed."""
+    """Messages that no vehicle sends. Most of them are refused; some are events in an unusual form that is allowed."""
     sound: dict[str, object] = {"user": "h", "time": int(now * 1000), "lat": 30.3, "lng": -97.7, "speed": 40}
     changed: list[dict[str, object]] = [
         {"time": 1e306},
@@ -120,7 +120,7 @@ def hostile_messages(now: float) -> list[bytes | None]:
 
 
 class Feeder(threading.Thread):
-    """Sends every stream at its rate until stopped, and whatever else it is given."""
+    """Sends every stream at its rate until stopped, and further messages on request."""
 
     def __init__(self, bootstrap: str, streams: Sequence[Stream]) -> None:
         super().__init__(daemon=True, name="feeder")

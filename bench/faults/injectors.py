@@ -229,7 +229,7 @@ def flood_of_one(site: Site, seconds: float) -> Ended:
 
 
 def invented_users(site: Site, seconds: float) -> Ended:
-    """Ten thousand users that nobody ever saw."""
+    """Events of ten thousand users that never appeared before."""
     feed = _any_feed(site)
     site.feeder.send(feed.stream.topic, feed.stream.invented_users(_INVENTED, time.time()))
     return Ended(time.time(), [feed.name])

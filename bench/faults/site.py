@@ -24,7 +24,7 @@ from stream.messages.topics import create_topics
 from stream.storage.ledger import Ledger
 
 _START_SECONDS = 600.0
-"""For a server to start on a machine that others use."""
+"""Seconds to wait until a server has started, on a machine that runs other programs too."""
 _INTERNAL = "\n".join(
     f"{topic}.replication.factor=3"
     for topic in ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
@@ -33,7 +33,9 @@ _INTERNAL = "\n".join(
 
 @dataclass(frozen=True)
 class SiteSizes:
-    """What a site has. ``rate``: events per second of each feed. ``slot``, ``ahead``: seconds, as in its configuration."""
+    """Parameters of a site. ``rate``: events per second of each feed. ``slot``, ``ahead``: seconds, as in its
+    configuration.
+    """
 
     kinds: tuple[str, ...]
     workers: int

@@ -40,7 +40,7 @@ def _pause(site: Site) -> dict[str, int]:
 
 
 def store_torn(site: Site, seconds: float) -> float:
-    """Redis is killed, and its log ends with half a transaction that nobody was told of."""
+    """Redis is killed, and its log ends with half a transaction, which was not acknowledged to anybody."""
     site.redis.kill()
     with _last_log(_log_folder(site.redis)).open("ab") as log:
         log.write(_UNFINISHED)
@@ -49,7 +49,7 @@ def store_torn(site: Site, seconds: float) -> float:
 
 
 def store_cut(site: Site, seconds: float) -> float:
-    """Redis is killed and loses the last bytes of its log, but no committed window: what is lost is done again."""
+    """Redis is killed and loses the last bytes of its log, but no committed window. Workers repeat the lost steps."""
     before = _pause_without_outbox(site)
     site.redis.kill()
     if before is not None:

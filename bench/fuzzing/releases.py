@@ -33,6 +33,7 @@ from stream.serve.api import SERVICE, make_app
 from stream.serve.metrics import PublicMetrics
 from stream.serve.reading.files import FileSource, ReleaseSourceError, feed_in
 from stream.serve.reading.intake import Arrival, Intake
+from stream.serve.received import received
 from stream.serve.window_store import View
 
 _GOLDEN = (
@@ -103,7 +104,7 @@ def mutated(mutator: Mutator, window: list[Release], count: int) -> list[Release
 
 
 class IntakeOfMessages(Target):
-    """Mutated messages one after the other into a store."""
+    """Mutated messages, one after the other, into the intake of a store."""
 
     name = "intake"
     contract = "taken or counted as invalid; what a second reader of the schema refuses is never taken"
@@ -113,30 +114,39 @@ class IntakeOfMessages(Target):
         topics = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
         self._schemas = {topic: jsonschema.Draft202012Validator(schema(topic)) for topic in topics}
 
+    def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        self._loop.close()
+
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """Three hundred messages of one window into a store of their own."""
-        view = View(_MOST_WINDOWS)
+        intake = Intake(View(_MOST_WINDOWS), PublicMetrics(), lambda window: None)
         mutator = Mutator(
             rng, ("cell", "mean", "post_processed", "interval", "structure", "counts", "events", "excludes")
         )
         for number, message in enumerate(mutated(mutator, rng.choice(self._windows), 300), 1):
             check = self._check_schema if number % 30 == 0 else self._check
-            hunt.attempt(message.value, partial(check, view, message, number))
+            hunt.attempt(message.value, partial(check, intake, message, number))
+        intake.close()
 
-    @staticmethod
-    def _check(view: View, message: Release, number: int, value: bytes) -> None:
-        view.add(message.topic, message.ce_id, value, number)
-        assert len(view.windows) <= 2 * _MOST_WINDOWS + 1
+    def _check(self, intake: Intake, message: Release, number: int, value: bytes) -> None:
+        arrival = Arrival(message.topic, message.ce_id, value, number)
+        # Checked here first, because the time limit and the place of an error are those of this thread.
+        if received(*arrival) is not None:
+            self._loop.run_until_complete(intake.take([arrival]))
+        assert len(intake.view.windows) <= 2 * _MOST_WINDOWS + 1
 
-    def _check_schema(self, view: View, message: Release, number: int, value: bytes) -> None:
-        outcome = View().add(message.topic, message.ce_id or "x", value, number)
-        if outcome != "invalid":
+    def _check_schema(self, intake: Intake, message: Release, number: int, value: bytes) -> None:
+        if received(message.topic, message.ce_id or "x", value, number) is not None:
             assert self._schemas[message.topic].is_valid(json.loads(value)), "taken, though its schema refuses it"
-        self._check(view, message, number, value)
+        self._check(intake, message, number, value)
 
 
 class _NoSource:
-    """Nothing to read: the target gives the messages itself."""
+    """A source without messages, because the target passes messages to the intake itself."""
 
     open_files = 0
 
@@ -184,7 +194,7 @@ class Readers(Target):
             messages = [*mutated(mutator, window, 30), *window[:-1]]
             marker = window[-1]
             if rng.random() < 0.3:
-                marker = next((m for m in messages if m.topic == WINDOW and View().add(*m) == "taken"), marker)
+                marker = next((m for m in messages if m.topic == WINDOW and received(*m) is not None), marker)
                 messages = [message for message in messages if message.topic != WINDOW]
             hunt.attempt(messages, partial(self._read, marker), inputs=30)
 

@@ -70,7 +70,7 @@ _BODIES = (
 _LAST = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 _STATUS = re.compile(rb"^HTTP/1\.[01] (\d{3}) ", re.MULTILINE)
 _QUIET_SECONDS = 0.1
-"""After so long without a word of the server, which runs in the same event loop, the client ends its side."""
+"""After so many seconds without a byte from the server, which runs in the same event loop, the client ends its side."""
 _WAIT_SECONDS = 60.0
 """A connection that is neither answered nor closed for so long hangs. It is long, because the machine may be busy."""
 
@@ -131,7 +131,7 @@ class Requests(Target):
             assert int(status) < 500 or status in (b"501", b"503", b"505"), f"an answer with status {int(status)}"
 
     async def _exchange(self, data: bytes) -> bytes:
-        """All that the server answers until it closes the connection."""
+        """Everything that the server sends until it closes the connection."""
         async with asyncio.timeout(_WAIT_SECONDS):
             answer = bytearray()
             reader, writer = await asyncio.open_connection(LOOPBACK, self._port)

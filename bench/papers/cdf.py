@@ -33,7 +33,7 @@ QUICK = Sizes(bins=(16, 256), draws=20)
 
 
 def equal_shares(tree: LevelTree) -> np.ndarray:
-    """The same ε for every level."""
+    """Budget shares of ``tree``'s levels if every level has the same ε."""
     return np.full(tree.height, 1 / tree.height)
 
 

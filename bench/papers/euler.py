@@ -33,7 +33,7 @@ TAXIS = "tdrive/tdrive-600.csv.gz"
 CENTRE = 39.9087, 116.3975
 """Middle of the box, latitude and longitude: Tiananmen."""
 METRES = 111_195.0
-"""Of a degree of latitude."""
+"""Metres of a degree of latitude."""
 BOX, DIAMETER = 20_000.0, 2_000.0
 """Side of the taxis' box, and the bound B of their regions, in metres."""
 WAYS = ("none", "truncated", "consistent", "covert", "truncated, then covert")

@@ -28,7 +28,7 @@ class Ingesting(Service):
         super().__init__()
         self._worker = worker
         self.producer: AIOKafkaProducer | None = None
-        """Of reports on bad input; none before the start."""
+        """Sends reports on bad input; None before the start."""
         self._ingestor: Ingestor | None = None
 
     async def on_start(self) -> None:

@@ -15,7 +15,7 @@ RETRY_SECONDS = 5.0
 
 
 class Looking(Service):
-    """Begins once the worker has its partitions. Subclasses say in :meth:`look` what to do, and how long to wait then."""
+    """Calls :meth:`look` over and over, once the worker has its partitions. Subclasses implement :meth:`look`."""
 
     away_seconds = RETRY_SECONDS
     """How long to wait when Redis does not answer."""
@@ -25,11 +25,11 @@ class Looking(Service):
         self.worker = worker
 
     async def prepare(self) -> bool:
-        """What is done once, before the first look; False if there is nothing to look for."""
+        """Prepare, once, before the first look. Returns False if there is nothing to look for."""
         return True
 
     async def look(self) -> float:
-        """Do what is to be done now. Returns the seconds until the next look."""
+        """Do the work that is due now. Returns the seconds until the next look."""
         raise NotImplementedError
 
     @Service.task

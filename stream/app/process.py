@@ -31,7 +31,7 @@ class WorkProcess:
     async def run(self, task: Callable[..., T], *given: object) -> T:
         """Run ``task`` with the given arguments in the process. Raises :class:`ProcessDiedError`, and the errors of the task.
 
-        Once stopped it begins nothing, and waits until its caller is cancelled.
+        After a stop it begins no task, and waits until its caller is cancelled.
         """
         if self._stopped:
             await asyncio.Event().wait()

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 _STOP_SECONDS = 8.0
 """How long a stopping worker waits for everything to end."""
 _BEHIND_SECONDS = 1.0
-"""A window that is published more than this after its instant has missed it."""
+"""A window that is published more than this after its instant of publication counts as late."""
 
 
 class Worker:

@@ -38,7 +38,9 @@ def _redis_address(url: str) -> str:
 
 
 class ServerConfig(Section):
-    """How to prove to a server who we are, and the server to us. ``ca_file``: its authority; default: those of the system."""
+    """TLS and login for connections to a server. ``ca_file``: the authority that signs its certificate; default: the
+    system's.
+    """
 
     username: str | None = None
     password_file: Path | None = None

@@ -191,6 +191,6 @@ def _as_draft_07(node: Any) -> Any:
 
 
 def _name(topic: str) -> str:
-    """``hexveil.hexagon-speed.v1`` as ``hexagonSpeed``."""
+    """The name of a topic in the document: ``hexagonSpeed`` for ``hexveil.hexagon-speed.v1``."""
     first, *others = topic.split(".")[1].split("-")
     return first + "".join(part.capitalize() for part in others)

@@ -39,11 +39,11 @@ class _Status(msgspec.Struct):
 
 
 async def _nothing() -> None:
-    """What is called where nobody has anything to check."""
+    """The default of ``before_publishing``: there is nothing to check."""
 
 
 class Hooks(TypedDict, total=False):
-    """What :class:`ReleaseProtocol` calls on its way."""
+    """Functions that :class:`ReleaseProtocol` calls while a window is released."""
 
     before_publishing: Callable[[], Awaitable[None]]
     after_step: Callable[[str], Awaitable[None] | None]

@@ -1,4 +1,4 @@
-"""Bodies on their way to clients: piece by piece, so that one which does not read holds little, and not for long."""
+"""Sends bodies to clients piece by piece, so that a client that does not read occupies little memory, and not for long."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SEND_BUFFER = 32 * 1024
 STALL_SECONDS = 30.0
 """How long a client may leave one piece unread before its connection is closed."""
 MAX_SENDING_BYTES = 256 << 20
-"""Bytes of different bodies that may be on their way at a time."""
+"""Bytes of different bodies that may be sent at the same time."""
 
 
 def bound_buffers(transport: asyncio.Transport | None) -> None:
-    """Let system and transport hold little for this client."""
+    """Limit how much the system and the transport buffer for this client."""
     link = None if transport is None else transport.get_extra_info("socket")
     if transport is None or link is None:
         return
@@ -39,10 +39,10 @@ class Sending:
         self._max_bytes = max_bytes
         self._readers: Counter[int] = Counter()
         self.size = 0
-        """Bytes of all bodies on their way."""
+        """Bytes of all bodies that are being sent."""
 
     def has_room_for(self, body: bytes) -> bool:
-        """Whether ``body`` may be sent now; anything may where nothing else is."""
+        """Whether ``body`` may be sent now; a body of any size may if no other is being sent."""
         return id(body) in self._readers or not self.size or self.size + len(body) <= self._max_bytes
 
     def answer(
@@ -53,13 +53,13 @@ class Sending:
         return web.Response(body=Pieces(body, kind, request, self), content_type=kind, charset=charset, headers=headers)
 
     def begin(self, body: bytes) -> None:
-        """One more client is sent ``body``."""
+        """Count one more client that receives ``body``."""
         if not self._readers[id(body)]:
             self.size += len(body)
         self._readers[id(body)] += 1
 
     def end(self, body: bytes) -> None:
-        """A client has it, or is gone."""
+        """Count one client less, because it received ``body`` or disconnected."""
         self._readers[id(body)] -= 1
         if not self._readers[id(body)]:
             del self._readers[id(body)]

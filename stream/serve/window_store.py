@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, digest
-from stream.serve.received import Received, received
+from stream.serve.received import Received
 
 MAX_WINDOWS = 24 * 35
 """Number of windows to keep; those whose close markers arrived first are removed first."""
@@ -18,6 +18,9 @@ MAX_FORGOTTEN = 100_000
 """Number of removed windows whose starts are remembered, so that they are not stored again."""
 
 Outcome = Literal["taken", "duplicate", "invalid", "forgotten", "completed"]
+"""What became of a message. "forgotten": its window is no longer kept. "completed": it was taken and made its window
+complete.
+"""
 
 
 @dataclass
@@ -115,27 +118,14 @@ class View:
         """``max_windows``: the most windows with a close marker to keep, and the most without one."""
         self._max_windows, self._max_bytes, self._max_forgotten = max_windows, max_bytes, max_forgotten
         self.forgotten: dict[tuple[str, str], None] = {}
-        """Feed and start of windows no longer kept, oldest first: what arrives of them is not taken for news."""
+        """Feed and start of windows no longer kept, oldest first. Messages of them that arrive again are not stored."""
         self._size = 0
         self._unmarked: dict[tuple[str, str], WindowView] = {}
         self._unmarked_size = 0
         self.windows: dict[tuple[str, str], WindowView] = {}
 
-    def add(self, topic: str, ce_id: str, value: bytes, number: int = 0) -> Outcome:
-        """Check one message of an output topic and store it. ``number``: its position there, from 1."""
-        message = received(topic, ce_id, value, number)
-        outcome: Outcome = "invalid" if message is None else self.put(message)
-        if message is None or outcome != "taken":
-            return outcome
-        window = self.full(message)
-        cells = None if window is None else window.agreeing()
-        if window is None or cells is None:
-            return "taken"
-        window.finish(cells)
-        return "completed"
-
     def put(self, message: Received) -> Outcome:
-        """Store a checked message. Whether its window is complete now, the caller asks next: see :meth:`full`."""
+        """Store a checked message. The caller then asks :meth:`full` whether its window may be complete now."""
         key = (message.feed, message.start)
         if key in self.forgotten:
             return "forgotten"

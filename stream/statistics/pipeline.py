@@ -237,7 +237,9 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
 
 
 def _cut_short(plan: Plan, config: Config) -> list[str]:
-    """Steps that public counts make too costly, which subscribers are told: those of the plan, and shrinkage."""
+    """Steps that were left out because public counts made them too costly: those of the plan, and shrinkage. Markers
+    name them.
+    """
     return [*plan.cut_short, *(["empirical-bayes"] if too_costly(plan, config) else [])]
 
 

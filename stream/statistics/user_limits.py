@@ -51,7 +51,7 @@ class UserLimits:
         of_limited = np.flatnonzero(above[user])
         owner, own = user[of_limited], rows[of_limited]
         cell = np.minimum(np.searchsorted(counts.cells, own["cell"]), counts.n_cells - 1)
-        # A cell may be known from rows alone that another of the same user and time stands for.
+        # Some cells occur only in rows that were removed as duplicates of another row with the same user and time.
         chosen = np.isin(cell * counts.n_users + owner, pairs) & (counts.cells[cell] == own["cell"])
         counted = np.ones(len(rows), dtype=bool)
         counted[of_limited] = (own["time"] <= last[owner]) & chosen

@@ -20,7 +20,7 @@ def redis_client(redis: RedisConfig) -> Redis:
     # Naming the client library needs a right of its own, and that exists since Redis 7.2 only.
     options: dict[str, Any] = {"driver_info": None}
     if redis.encrypted:
-        # The client would meet a useless file only when it connects, and take that for a server that is away.
+        # The client reads the file only when it connects, and would report an unusable one as an unreachable server.
         tls_context(redis, "redis")
         options |= {
             "ssl_cert_reqs": "required",

@@ -1,9 +1,10 @@
 """Rows of a feed in Redis, by timeslot, with offsets and watermarks. Rows are stored exactly once, even if redelivered.
 
 A batch of one partition becomes one blob per timeslot, appended by one Lua call that also moves the partition's offset;
-rows below the stored offset are skipped, so a second delivery changes nothing, even with other batch boundaries or by a former
-owner of the partition. A batch that begins beyond the stored offset is refused, so nothing is skipped if Redis was set back. A sealed slot takes no more rows, nor does one of a retired period, and no slot takes rows that the broker appended after its deadline: both are
-decided in the call that stores them.
+rows below the stored offset are skipped, so a second delivery changes nothing, even with other batch boundaries or by a
+former owner of the partition. A batch that begins beyond the stored offset is refused, so nothing is skipped if Redis
+was set back. Sealed slots, and slots of retired periods, take no more rows, and no slot takes rows that the broker
+appended after its deadline. The call that stores the rows decides this.
 """
 
 from __future__ import annotations

@@ -118,13 +118,13 @@ def assert_caught(bound: Bound, epsilon: float) -> None:
 
 
 def samples(draw: Callable[[Noise], npt.ArrayLike], noise: Noise | None = None, n: int = N) -> FloatArray:
-    """``n`` independent outputs of ``draw``, shape (n, d)."""
+    """Call ``draw`` and return its ``n`` independent outputs, shape (n, d)."""
     source = noise or Pooled()
     return _columns([draw(source) for _ in range(n)])
 
 
 class Pooled(Noise):
-    """The shipped noise, drawn in batches and handed out draw by draw: an audit repeats small draws thousands of times."""
+    """The shipped noise, drawn in batches, because an audit repeats small draws thousands of times."""
 
     def __init__(self, entropy: EntropySource = os.urandom, shrink: int = 1) -> None:
         super().__init__(entropy)
@@ -148,7 +148,9 @@ class Pooled(Noise):
 
 @dataclass
 class _Pool:
-    """Draws of one scale. A scale met for the first time may be the only one of its kind: ranges are drawn."""
+    """Draws of one scale. The first batch is small, because a scale that depends on a drawn range may never occur
+    again.
+    """
 
     waiting: list[int] = field(default_factory=list)
     next_size: int = 1

@@ -1,8 +1,8 @@
 """Exact laws of single-cell mechanisms by enumeration of every path of their private choices and every released number.
 
-The mechanism runs as it is; its source of noise hands out one choice after the other, in turn, and multiplies up the
-probabilities of what the mechanism asked for. A reader who sees the width of the noise and the noisy integer sees at least
-as much as any release shows. Probabilities are floats, right to about 1e-12.
+The mechanism runs unchanged. Its source of noise returns every possible choice in turn, and multiplies the
+probabilities of the choices on each path. A reader who sees the width of the noise and the noisy integer sees at least
+as much as any release shows. Probabilities are floats, correct to about 1e-12.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ TOLERANCE = 1e-9
 
 
 class Path(Noise):
-    """One path: the choices to take, first 0 where none is given. ``boldness`` 2 forgets the half in the exponent."""
+    """Follows one path: the given choices, then always choice 0. ``boldness`` 2 plants a bug: the exponent lacks its
+    1/2.
+    """
 
     def __init__(self, choices: list[int], boldness: int = 1) -> None:
         super().__init__()
@@ -43,7 +45,7 @@ class Path(Noise):
     def exponential(
         self, costs: Any, numerator: int, denominator: int, *, offsets: Any = None, weights: Any = None
     ) -> Any:
-        """One choice for each selection that is asked for."""
+        """Return the path's next choice for each selection that the mechanism makes."""
         bounds = [0, len(costs)] if offsets is None else offsets
         measure = np.ones(len(costs)) if weights is None else np.asarray(weights, dtype=np.float64)
         law = measure * np.exp(-np.asarray(costs) * (self.boldness * numerator / denominator))
@@ -51,11 +53,11 @@ class Path(Noise):
         return np.array([self._choose(group) for group in groups])
 
     def below(self, bound: Any, size: int | None = None) -> Any:
-        """One choice for each uniform integer that is asked for."""
+        """Return the path's next choice for each uniform integer that the mechanism draws."""
         return np.array([self._choose(np.full(int(b), 1 / int(b))) for b in np.atleast_1d(bound)])
 
     def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
-        """Adds no noise: the law of the noise is known and applied afterwards."""
+        """Return 0: the law of the noise is known and is applied afterwards."""
         self.scale = int(numerator), int(denominator)
         return np.zeros(1, dtype=np.int64)
 
@@ -70,7 +72,7 @@ def paths(draw: Callable[[Path], Any], boldness: int = 1) -> Iterator[tuple[Path
 
 
 Law = dict[tuple[Any, ...], dict[int, float]]
-"""What is seen beside the noisy integer (noise scale, bounds) -> integer before noise -> probability."""
+"""What a reader sees beside the noisy integer (noise scale, bounds) -> integer before noise -> probability."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the shipped draw of relation "participation" adds noise to, and with which scales, observed from inside its noise."""
+"""Records the integers and scales that the shipped draw of relation "participation" passes to its source of noise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from stream.statistics.plan import Plan
 
 @dataclass
 class Observation:
-    """``integers``: (R, C), what noise was added to. ``t``/``s``: (R, C), the scales that were asked for."""
+    """``integers``: (R, C), the numbers to which noise was added. ``t``/``s``: (R, C), the scales that the draw
+    requested.
+    """
 
     gaussian: bool = False
     integers: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -69,7 +71,7 @@ def gaussians_observed() -> Iterator[None]:
 
 
 def observe(plan: Plan, contributions: Contributions) -> Observation:
-    """The shipped draw of the window, observed."""
+    """Run the shipped draw of the window and return what it passed to its noise."""
     observation = Observation()
     with gaussians_observed():
         draw(plan, contributions, _Observing(observation))

@@ -57,7 +57,7 @@ class Towns:
         return rows
 
     def charge(self, plan: Plan, user: int) -> float:
-        """Most that ``user`` of any town is charged, in whole units of ε (or ρ)."""
+        """The largest charge of ``user`` over all towns, in whole units of ε (or ρ)."""
         mine = (plan.users - np.uint64(1)) % np.uint64(_USERS) == user
         return float(plan.charges[mine].max(initial=0)) / (1_000_000 if plan.zcdp is None else 1_000_000_000)
 

@@ -18,7 +18,8 @@ def test_the_bound_is_below_the_true_epsilon_and_not_far_below(epsilon: float) -
 
 
 def test_false_alarms_are_no_more_frequent_than_alpha_says() -> None:
-    """n = 300 audits of randomised response at α = 0.05, recorded; H0 "15 alarms on average" is judged at 1e-6.
+    """n = 300 audits of randomised response at α = 0.05 on a recorded tape; H0 "15 alarms on average" is tested at
+    1e-6.
 
     An audit that refuted three times as often as it says is noticed with power 0.91, five times as often with 1 - 1e-7.
     """

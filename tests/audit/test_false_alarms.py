@@ -1,7 +1,8 @@
 """How often chance alone fails this suite: less than once in a thousand runs.
 
-Noise of statistical tests is recorded (:mod:`tests.support.tapes`): a right mechanism that passed once passes always. What
-is drawn anew in every run carries its α as a marker, and the marks of all tests that run are added up here.
+The noise of statistical tests is recorded (:mod:`tests.support.tapes`), so a correct mechanism that passed once always
+passes. A test whose samples are drawn anew in every run states its α in the marker ``false_alarm``, and the markers of
+all tests of the run are added up here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 from stream.local import REPO_ROOT
 
 MOST = 1e-3
-"""False alarms of a run of the whole suite."""
+"""Bound on the probability that a run of the whole suite fails by chance."""
 JUDGES = {"binomtest", "chisquare", "chi2_contingency", "ks_2samp", "kstest", "ppf", "isf", "pvalue"}
 """Names of scipy's that turn samples into a verdict."""
 FRESH = {"opendp"}

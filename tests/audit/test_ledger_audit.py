@@ -1,7 +1,8 @@
-"""The order of charge, draw and commit in the shipped protocol: nothing is drawn before it is charged, and nothing twice.
+"""The order of charge, draw and commit in the shipped protocol: nothing is drawn before it is charged, and nothing
+twice.
 
-The real :class:`ReleaseProtocol` against a real server. Its noise looks into the ledger at the moment it is asked for: then
-every user of the stored plan must have paid their charge, whichever step an earlier attempt died after.
+The real :class:`ReleaseProtocol` runs against a real server. Its source of noise reads the ledger at every draw: by
+then every user of the stored plan must have paid their charge, whichever step an earlier attempt ended after.
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ async def test_nothing_is_committed_for_a_plan_that_is_not_paid(redis: Redis) ->
 async def test_a_user_without_a_whole_grant_left_is_refused_and_the_plan_is_made_without_them(
     tmp_path: Path, redis: Redis
 ) -> None:
-    """Their budget was spent elsewhere after the plan was stored: nothing of them is charged, and nothing is drawn before."""
+    """The user's budget was spent elsewhere after the plan was stored. The user is not charged, and nothing is drawn
+    before a plan without them is stored.
+    """
     config = bus_config(tmp_path)
     protocol, noise = await protocol_for(config, redis, Collected())
     keys, period = FeedKeys("bus"), config.slotting.period_of(SLOT).key

@@ -1,9 +1,10 @@
-"""Relation "participation" on the shipped path: what a reader of every public cell learns about one user's being there.
+"""Relation "participation" on the shipped path: what a reader of every public cell learns about the presence of one
+user.
 
-Black box, n = 20 000 towns per side (half of them tested, α = 1e-4, recorded tapes): user 1 of every town is there with
-all their events, or not at all. Read are the noisy numbers of :func:`draw_participation` before they become ratios. At
-ε = 1 half the noise is bounded by about 1.4. Under zCDP the bound is on μ = √(2ρ): a Gaussian mechanism moves no event's probit
-by more than that; half the noise doubles it.
+Black box, n = 20 000 towns per side (half of them tested, α = 1e-4, recorded tapes): user 1 of every town is present
+with all their events, or absent. The audit reads the noisy numbers of :func:`draw_participation` before they become
+ratios. At ε = 1 half the noise is bounded by about 1.4. Under zCDP the bound is on μ = √(2ρ): a Gaussian mechanism
+moves the probit of no event by more than that, and half the noise doubles it.
 """
 
 from __future__ import annotations

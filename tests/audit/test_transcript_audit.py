@@ -141,8 +141,8 @@ class Worlds:
 def worst_loss(config: Config, planner: Planner) -> Fraction:
     """Largest loss of any user, in ε (under zCDP in ρ), over all 4^9 worlds of 3 users, 3 windows and 2 cells.
 
-    The loss of a transcript is the sum over its windows, so the largest over all worlds that reach the same budgets is
-    all that has to be kept of them.
+    The loss of a transcript is the sum over its windows. So of all worlds that reach the same budgets, only the largest
+    loss has to be kept.
     """
     worlds, nothing = Worlds(config, planner), (0,) * USERS
     worst = Fraction(0)

@@ -1,9 +1,9 @@
-"""Relation "values" on the shipped path: what a reader of all of a window's numbers learns of one user's values.
+"""Relation "values" on the shipped path: what a reader of all numbers of a window learns about the values of one user.
 
-Black box: two windows in which one user of every town has all values 0, or all at U. n = 20 000 samples per side, half of
-them tested at α = 1e-4 (:mod:`tests.audit.blackbox`); at ε = 1 spread over up to four numbers half the noise is bounded by
-about 1.3 to 1.6, and the tape is recorded. Exact: the same draw under noise that is silent, so that its integers show, for every
-user of random windows; no samples, power 1.
+Black box: two windows in which one user of every town has all values 0, or all at U. n = 20 000 samples per side, half
+of them tested at α = 1e-4 (:mod:`tests.audit.blackbox`); at ε = 1 spread over up to four numbers half the noise is
+bounded by about 1.3 to 1.6, and the tape is recorded. Exact: the same draw with noise 0, which leaves the integers
+visible, for every user of random windows; no samples, power 1.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def test_distributions_are_private_together_and_with_half_the_noise_are_not(tmp_
 
 
 def test_single_cell_means_are_private_together_and_with_half_the_noise_are_not(tmp_path: Path) -> None:
-    """n = 2400 (they draw one number at a time); the loss of one user over both cells of a town."""
+    """n = 2400, because these mechanisms draw one number at a time. The loss is that of one user over both cells of a
+    town.
+    """
     config = fleet(tmp_path, **{"speed.mean_mechanism": "baseline", "speed.statistics": ["mean"]})
     towns = Towns.unlisted(60, 2)
     for noise, check in ((recorded(5), assert_private), (recorded(6, HalfTheScale), assert_caught)):
@@ -90,7 +92,7 @@ def test_single_cell_means_are_private_together_and_with_half_the_noise_are_not(
 
 
 class Asked(Silence):
-    """No noise; the scales that were asked for are on record, in order."""
+    """Adds no noise and records the scales that the draw requests, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +105,9 @@ class Asked(Silence):
 
 
 def integers(plan: Plan, contributions: Contributions) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """(What noise was added to, recovered from the draw, (2, C); the scales of the noise, in the order of the plan)."""
+    """The integers to which noise was added, recovered from the draw, (2, C), and the noise scales in the order of the
+    plan.
+    """
     noise = Asked()
     columns = draw(plan, contributions, noise)
     n = np.maximum(contributions.counts.by_cell(plan.retained), 1)
@@ -118,7 +122,7 @@ def integers(plan: Plan, contributions: Contributions) -> tuple[np.ndarray, list
 def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charge(
     tmp_path: Path, seed: int, name: str
 ) -> None:
-    """Exact, for all values of a user at 0, at U and at random: Σ |Δ|·s/t over the noise that was really asked for."""
+    """Exact, for all values of a user at 0, at U and at random: Σ |Δ|·s/t over the scales that the draw requested."""
     config = fleet(tmp_path, **SETTINGS[name])
     rows = random_rows(seed, 28, users=7)
     plan, contributions = planned(config, rows)

@@ -13,7 +13,9 @@ from stream.local import REPO_ROOT
 
 @pytest.mark.timeout(600)
 def test_every_window_of_a_short_campaign_is_released_once_whatever_fails() -> None:
-    """In a process of its own: this one may read batches under the service's limit, which hides a bomb from a recount."""
+    """The campaign runs in a process of its own. In this one the service's limit of unpacked batches may be in force,
+    and would hide an oversized batch from the recount.
+    """
     command = [sys.executable, "-m", "stream", "bench", "faults", "--quick", "--json"]
     done = subprocess.run(command, cwd=REPO_ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,4 +1,6 @@
-"""The checker of the fault campaign: nothing to say of a true recording, and every planted bug noticed by its rule."""
+"""The checker of the fault campaign reports nothing about a correct recording, and each planted bug breaks the rule it
+should.
+"""
 
 from __future__ import annotations
 
@@ -236,7 +238,7 @@ def a_window_is_published_early(recording: Recording) -> Recording:
 
 
 def rows_are_lost(recording: Recording) -> Recording:
-    """As if the service had counted no rows: what it released is noise around nothing."""
+    """As if the service had counted no rows: its releases are noise around 0."""
     changes: dict[OutputRecord, OutputRecord] = {}
     for slot, counts in recording.windows.items():
         hexagons = [record for record in messages_of(recording, slot) if record.topic == HEXAGON_SPEED]
@@ -271,7 +273,7 @@ BUGS: dict[Callable[[Recording], Recording], tuple[str, tuple[str, ...]]] = {
     a_window_is_published_early: ("a window waits for its instant", KINDS),
     a_message_does_not_fit: ("a message fits its schema", KINDS),
 }
-"""What each planted bug breaks, and in which kinds of feeds it can be."""
+"""The rule that each planted bug breaks, and the kinds of feeds in which it can occur."""
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ _PIN = re.compile(r"^([a-z0-9.-]+==[^\s;\\]+)", re.MULTILINE)
 
 
 def uv(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the lock's tool; it trusts the certificates that this machine trusts, as pip does."""
+    """Run the tool that writes the lock. It trusts the certificates that this machine trusts, as pip does."""
     environment = {**os.environ, "UV_SYSTEM_CERTS": "1"}
     command = [f"{TOOLS}/uv", "--no-progress", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
@@ -33,7 +33,7 @@ def uv(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The package index answers; without it nothing can be resolved."""
+    """Skip unless the package index answers, because nothing can be resolved without it."""
     folder = tmp_path_factory.mktemp("index")
     (folder / "one.in").write_text("iniconfig\n")
     asked = uv("pip", "compile", "--no-cache", "one.in", cwd=folder)
@@ -59,7 +59,9 @@ def test_the_lock_installs_from_wheels_by_their_hashes_on_every_python_that_is_c
 
 
 def test_a_lock_whose_package_leaves_out_a_python_is_found(index: None, tmp_path: Path) -> None:
-    """The twin: pymdown-extensions 13.1 has no release for Python 3.11.2, and once stopped Debian 12."""
+    """Planted bug: pymdown-extensions 13.1 cannot be installed on Python 3.11.2, so an installation on Debian 12
+    failed.
+    """
     (tmp_path / "bad.lock").write_text("pymdown-extensions==13.1\n")
     where = ["--python-version", "3.11.2", "--target", str(tmp_path)]
     done = uv("pip", "install", "--dry-run", "--only-binary", ":all:", *where, "-r", "bad.lock", cwd=tmp_path)

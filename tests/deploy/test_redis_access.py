@@ -58,7 +58,7 @@ def acl_file(feed: str) -> str:
 
 
 class Guarded:
-    """A Redis that asks everybody who they are."""
+    """A Redis that requires a login."""
 
     def __init__(self, folder: Path, binary: str, feed: str, *settings: str, scheme: str = "redis") -> None:
         self.folder, self.feed, self.scheme, self.port = folder, feed, scheme, free_port()
@@ -78,7 +78,7 @@ class Guarded:
         return file
 
     def environment(self, name: str, **more: str) -> dict[str, str]:
-        """Of a process that is ``name`` to this server."""
+        """Configuration of a process that logs in as ``name``."""
         ours = {
             "redis.url": self.url(),
             "redis.username": name,

@@ -32,16 +32,16 @@ PUBLIC = {
 SENSITIVE = re.compile(
     r"user|vehicle|trip|cell|hexagon|plate|device|budget|spent|charge|admitted|exhausted|late|reject"
 )
-"""Words that no public name and no label anywhere may hold."""
+"""Words that no name of a public metric, and no label of any metric, may contain."""
 
 
 def described(registry: CollectorRegistry) -> dict[str, set[str]]:
-    """Each collector's name and labels, as declared: also those that have no sample yet."""
+    """The name and labels of each collector as declared, including collectors without a sample."""
     return {c._name: set(c._labelnames) for c in registry._collector_to_names if hasattr(c, "_labelnames")}  # type: ignore[attr-defined]
 
 
 def public_problems(registry: CollectorRegistry) -> list[str]:
-    """What is on a public registry and must not be there."""
+    """The metrics of a public registry that must not be public."""
     found = described(registry)
     return [name for name, labels in found.items() if PUBLIC.get(name) != labels or SENSITIVE.search(name)]
 
@@ -78,7 +78,7 @@ async def test_no_label_of_a_worker_faust_included_can_name_a_user_a_vehicle_or_
 
 
 async def test_a_stranger_cannot_write_into_the_public_metrics(tmp_path: Path) -> None:
-    """Whatever paths and words are asked for, labels stay the service's own route templates and status codes."""
+    """Whatever clients request, labels are route templates of the service and status codes."""
     public = make_app(riders_config(tmp_path, **{"kafka.bootstrap": "127.0.0.1:9"}))
     templates = {operation.path for operation in public[SERVICE].operations}
     async with TestClient(TestServer(public)) as client:

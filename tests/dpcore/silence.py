@@ -10,7 +10,9 @@ from dpcore.noise import Noise
 
 
 class Silence(Noise):
-    """Discrete Laplace draws of 0; selections stay real. Never releases anything."""
+    """Discrete Laplace draws are 0; private selections stay random. For tests only: nothing drawn with it may be
+    released.
+    """
 
     def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
         if size is not None:

@@ -1,4 +1,6 @@
-"""nρ never fall short of the loss; the stated (ε, δ) lies between what the discrete Gaussian really loses and the simple bound."""
+"""Charges in nρ are never below the loss, and the stated ε lies between the discrete Gaussian's own and the simple
+bound.
+"""
 
 from __future__ import annotations
 

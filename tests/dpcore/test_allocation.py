@@ -34,7 +34,7 @@ def from_dense(matrix: np.ndarray, weight: np.ndarray | None = None) -> Sensitiv
 
 
 def losses(matrix: np.ndarray, numerator, denominator) -> list[Fraction]:
-    """Every user's loss in µε as an exact fraction: the independent judge of the charges."""
+    """Every user's loss in µε as an exact fraction, computed without the code that charges."""
     unit = [Fraction(int(s) * 10**6, int(t)) if t else 0 for t, s in zip(numerator, denominator, strict=True)]
     return [sum((int(d) * u for d, u in zip(column, unit, strict=True) if d), Fraction(0)) for column in matrix.T]
 
@@ -126,7 +126,9 @@ def reference(matrix: np.ndarray, weight: np.ndarray, beta: np.ndarray) -> float
 
 
 def test_any_prices_bound_the_optimum_from_below_and_their_scales_reach_it_from_above():
-    """Twelve random programs at ten random prices each; a restricted step keeps the bound and the scales on their sides."""
+    """Twelve random programs at ten random prices each: after a restricted step the bound is still below the optimum,
+    and the scales are still feasible.
+    """
     rng = np.random.default_rng(9)
     for _ in range(12):
         matrix = rng.integers(0, 30, (3, 6))

@@ -47,7 +47,9 @@ def test_count_mean_and_variance_without_noise_are_those_of_the_values() -> None
 
 
 def test_separate_numbers_at_a_third_of_epsilon_need_3_and_4_and_a_half_times_the_variance() -> None:
-    """Per unit of 2(Δ/ε)²: count, Σ(x − 1/2), Σ(x − 1/2)² have (1·3)², (1/2·3)², (1/4·3)² apart."""
+    """In units of 2(Δ/ε)²: as separate numbers, count, Σ(x − 1/2) and Σ(x − 1/2)² have variances (1·3)², (1/2·3)²,
+    (1/4·3)².
+    """
     count, first, second = np.ones(3), np.array([-0.5, 0.0, 0.5]), np.array([0.25, -0.25, 0.25])
     apart = np.square([3.0, 1.5, 0.75])
     together = np.array([form @ form for form in (count, first, second)])

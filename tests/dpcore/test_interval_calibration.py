@@ -1,9 +1,9 @@
-"""Calibration makes a model's 95 % intervals true from releases alone, class by class, where the model is too narrow, and never narrows them.
-An uncalibrated twin is caught.
+"""Calibration widens a model's 95 % intervals, class by class and from releases alone, until they cover the truth as
+often as they claim. It never narrows them. Intervals without calibration fail the same test.
 
-Each coverage is of n = 4 000 cells in 20 windows with recorded noise, judged after the first 5. If an interval covers with 95 %,
-the share of 3 000 leaves 93 to 97 % with probability below 10⁻⁶ (normal approximation, standard deviation 0.4 %). One that
-covers with 90 % or 99 % is caught with probability above 1 − 10⁻⁶.
+Each coverage is of n = 4 000 cells in 20 windows with recorded noise, judged after the first 5. If an interval covers
+with 95 %, the share of 3 000 leaves 93 to 97 % with probability below 10⁻⁶ (normal approximation, standard deviation
+0.4 %). One that covers with 90 % or 99 % is caught with probability above 1 − 10⁻⁶.
 """
 
 from __future__ import annotations

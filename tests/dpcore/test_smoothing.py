@@ -1,4 +1,6 @@
-"""Kalman smoothing: exact limits, learning over time, honest intervals, and a state that only goes forward."""
+"""Kalman smoothing: exact limits, learning over time, intervals that cover as claimed, and a state that never goes
+back.
+"""
 
 from __future__ import annotations
 

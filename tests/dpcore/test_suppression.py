@@ -94,7 +94,9 @@ def dense(counts: Counts, samples: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("statistics", [("mean",), ("variance",), STATISTICS])
 def test_equals_the_literal_specification_on_thousands_of_small_cases(statistics, monkeypatch):
-    """By queues alone, by both ways in one run, and by computing every error: ties are frequent among samples of 1 to 5."""
+    """The choices are the same by queues alone, by queues and scans in one run, and by scans alone. Samples of 1 to 5
+    give many ties.
+    """
     rng = np.random.default_rng(20)
     for _ in range(CASES // 3):
         matrix = random_matrix(rng)
@@ -131,7 +133,7 @@ def test_queues_and_scans_choose_alike_where_users_are_in_many_cells(largest_cou
 
 @pytest.mark.parametrize("statistics", [("mean",), ("variance",), STATISTICS])
 def test_the_error_of_a_departure_is_the_worst_case_error_and_its_bound_holds_for_all_that_leave_later(statistics):
-    """Every (N, n, L) up to N = 40: a queue may rest on a bound until the largest contributor of its cell leaves."""
+    """Every (N, n, L) up to N = 40: a bound in a queue holds until the largest contributor of its cell leaves."""
     chosen = "mean" in statistics, "variance" in statistics
     for epsilon in (0.01, 0.5, 4.0):
         error, bound = departure_error(*chosen, epsilon), departure_bound(*chosen, epsilon)
@@ -236,7 +238,7 @@ def test_sweep_keeps_the_split_of_least_worst_error():
 
 
 def made_up(users: int, cells: int) -> Counts:
-    """Users who all name the same cells once: what a few made-up users may send."""
+    """Users who are all in the same cells with one sample each, as a few made-up users may send."""
     return make_counts(np.ones((users, cells), dtype=np.int64))
 
 
@@ -248,7 +250,9 @@ def test_the_cost_of_a_run_grows_in_step_with_the_cells_of_a_user():
 
 
 def test_a_sweep_at_its_limit_keeps_the_best_of_what_it_finished_and_says_so():
-    """Whatever the limit: the cost stays within one step of a user above it, and the unsuppressed plan is always there."""
+    """Whatever the limit, the cost exceeds it by at most one step of a user, and the unsuppressed plan is always a
+    candidate.
+    """
     counts = make_counts(random_matrix(np.random.default_rng(25)))
     whole = sweep_chop_user(counts, 2_000_000)
     assert whole.complete

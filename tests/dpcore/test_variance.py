@@ -34,7 +34,7 @@ def test_the_printed_item_level_variance_sensitivity_is_wrong() -> None:
 
 
 def test_the_two_cases_of_the_clipping_bias_are_printed_the_wrong_way_round() -> None:
-    """N = 4, n = 3: the worst is 3·U²/16, which the printed case for n > N/2, U²⌊N/2⌋⌈N/2⌉/N², puts at 4·U²/16."""
+    """N = 4, n = 3: the worst bias is 3·U²/16. The formula printed for n > N/2, U²⌊N/2⌋⌈N/2⌉/N², gives 4·U²/16."""
     values = np.array(list(itertools.product((0.0, 1.0), repeat=4)))
     worst = np.abs(values.var(axis=1) - values[:, :3].var(axis=1)).max()
     assert worst == pytest.approx(3 * (4 - 3) / 16)

@@ -43,7 +43,7 @@ CLIENTS = [
 
 
 async def plant_rubbish(kafka: str, copied: Message) -> None:
-    """What Hexveil did not write, into every topic: not JSON, no value, not UTF-8, a message without its headers."""
+    """Write into every topic what Hexveil never writes: no JSON, no value, no UTF-8, a message without headers."""
     producer = AIOKafkaProducer(bootstrap_servers=kafka)
     await producer.start()
     try:

@@ -24,7 +24,7 @@ DIST_ENV = "HEXVEIL_DIST"
 
 
 def once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """``folder``, made by whichever process of the test run asks first."""
+    """``folder``; the first process of the test run that needs it makes it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = folder.with_suffix(".made")
     with folder.with_suffix(".lock").open("w") as lock:
@@ -78,7 +78,7 @@ def install_linked(archive: Path, folder: Path) -> None:
             source, target = Path(str(file.locate())), site / file
             if file.suffix != ".pyc":
                 _link(source, target)
-            # What Python compiled there is compiled here too: a link has its source's time stamp.
+            # Bytecode compiled there is valid here, because a link has the time stamp of its source.
             if file.suffix == ".py" and (compiled := Path(cache_from_source(source))).exists():
                 _link(compiled, Path(cache_from_source(target)))
     run(*pip, "check")

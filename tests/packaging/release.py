@@ -1,4 +1,6 @@
-"""``python -m tests.packaging.release``: may this commit be released under its tag? Without a tag it is a rehearsal."""
+"""``python -m tests.packaging.release`` says whether this commit may be released under its tag. Without a tag it is a
+rehearsal.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def _git(*arguments: str) -> str:
 
 
 def main() -> None:
-    """Say what stands in the way and end with 1, or say what will be built."""
+    """Print what prevents the release and exit with 1, or print what will be built."""
     tags = _git("tag", "--points-at", "HEAD", "--list", "v*").split()
     changelog = (REPO_ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     found = problems(dpcore.__version__, tags, _git("status", "--short"), changelog)

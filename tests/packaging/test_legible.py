@@ -11,13 +11,14 @@ import pytest
 from stream.local import REPO_ROOT
 
 MOST_LINES, MOST_LOCALS = 60, 20
-"""Of a function: lines from ``def`` to its end, and names that it binds, arguments and those of comprehensions included."""
+"""Limits of a function: lines from ``def`` to its end, and names that it binds, including arguments and comprehensions.
+"""
 MOST_LINES_OF_A_FILE = 440
-"""About 400: what has more holds two subjects."""
+"""Limit of a file's lines: a longer one has two subjects."""
 REASON = "# long: "
 """On the line above a function that is longer, with the reason after it."""
 EMPTY_NAMES = {"found", "held", "told", "some"}
-"""They say that there is something, and not what."""
+"""Names of locals that do not say what the local holds."""
 
 ROOMS = ("stream", "dpcore", "bench")
 BY_NAME = {"setattr", "delattr", "getattr", "hasattr", "object"}
@@ -129,7 +130,7 @@ def reaches_inside(source: str, private: set[str]) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.ImportFrom(module=str(module), names=aliases) if module.partition(".")[0] in ROOMS:
-                # Pieces with tests of their own lie in modules that are private as a whole, under public names.
+                # A module that is private as a whole defines public names for the tests of its functions.
                 reached = [
                     alias.name for alias in aliases if is_private(alias.name) and not is_module(module, alias.name)
                 ]

@@ -1,1 +1,1 @@
-"""One-line bugs that privacy would not survive, each with the test that must fail: ``make planted-bugs``."""
+"""One-line bugs, each of which breaks the privacy guarantee, with the test that must fail: ``make planted-bugs``."""

@@ -1,7 +1,8 @@
-"""``python -m tests.planted_bugs [--quick] [--only TEXT] [--jobs N] [--markdown]``: plant every bug in a copy of the tree.
+"""``python -m tests.planted_bugs [--quick] [--only TEXT] [--jobs N] [--markdown]``: plant every bug in a copy of the
+tree.
 
-First the tests named must pass in a copy without a bug; then each bug must make its test fail. Exit 0 if all were
-noticed, 1 otherwise. The tree itself is never touched.
+First the named tests must pass in a copy without a bug; then each bug must make its test fail. Exit 0 if every bug made
+its test fail, 1 otherwise. The tree itself is never changed.
 """
 
 from __future__ import annotations

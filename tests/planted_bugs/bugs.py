@@ -1,4 +1,4 @@
-"""The planted bugs: a file, the text that stands there once, what it becomes, and the test that must notice."""
+"""The planted bugs: a file, text that occurs in it once, the text that replaces it, and the test that must fail."""
 
 from __future__ import annotations
 
@@ -680,4 +680,4 @@ QUICK = (
     "charge: admit while anything is left",
     "commit: the last writer wins",
 )
-"""Names of the few that every run of the tests plants."""
+"""Names of the few bugs that every run of the test suite plants."""

@@ -39,7 +39,7 @@ class Feed:
             await admin.alter_configs([resource])
 
     async def finding(self, check: str) -> Finding:
-        """What doctor says of the topic, once the broker shows it with its settings."""
+        """The checks of the topic by doctor, after the broker lists it with its settings."""
         async with asyncio.timeout(30):
             while True:
                 findings = {finding.check: finding for finding in await examine(self.config)}

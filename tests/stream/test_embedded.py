@@ -1,4 +1,6 @@
-"""The service without Kafka: the same windows, counts and charges as the others, decided by the source's clock alone."""
+"""The service without Kafka releases the same windows, counts and charges as with it, and the source's clock alone
+decides.
+"""
 
 from __future__ import annotations
 

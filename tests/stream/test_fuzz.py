@@ -1,4 +1,4 @@
-"""The short form of the campaign, seeded: no reader breaks its contract, and planted bugs would be found."""
+"""The short fuzzing campaign, seeded: no reader breaks its contract, and planted bugs are found."""
 
 from __future__ import annotations
 

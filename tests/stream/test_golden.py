@@ -1,4 +1,4 @@
-"""The same rows, ledger and tape of entropy give the same releases: what refactoring must not change.
+"""The same rows, ledger and tape of entropy give the same releases, which refactoring must not change.
 
 Golden files hold every message of three windows under several configurations. Estimates under ``post_processed`` are
 floats of a model and may differ in their last digits between builds of numpy and scipy; of Euler's program scipy's solver

@@ -1,7 +1,7 @@
-"""What docs/versions.md says may never change: an old reader, an old ledger and an old plan meet what they knew.
+"""What docs/versions.md promises never to change: old readers, old ledgers and old plans still work.
 
-``tests/golden/never_changes.json`` holds what they know. Additions pass; to pin them as well, write the file anew with
-``HEXVEIL_WRITE_GOLDEN=1 pytest tests/stream/test_never_changes.py`` and look at the difference: nothing may go.
+``tests/golden/never_changes.json`` holds what they rely on. Additions pass; to pin them as well, write the file anew
+with ``HEXVEIL_WRITE_GOLDEN=1 pytest tests/stream/test_never_changes.py`` and look at the difference: nothing may go.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def other() -> dict[str, Any]:
 
 @pytest.fixture
 def known(tmp_path: Path) -> dict[str, Any]:
-    """What an old version knew."""
+    """Everything that an old version relies on."""
     if os.environ.get("HEXVEIL_WRITE_GOLDEN"):
         schemas = {topic: facts(schema(topic)) for topic in OUTPUT_TOPICS}
         pinned = {"schemas": schemas, "keys": keys(), "plans": plans(tmp_path), "other": other()}
@@ -92,7 +92,7 @@ def known(tmp_path: Path) -> dict[str, Any]:
 
 
 def lost(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What an old reader relies on and no longer gets; lists of required fields and of choices may grow."""
+    """What an old reader relies on and is missing now; lists of required fields and of choices may grow."""
     gone = []
     for place, statement in old.items():
         now = new.get(place)

@@ -67,7 +67,7 @@ def takes_part(hour: int) -> Sequence[bytes]:
 
 
 def speaks_rubbish(hour: int) -> Sequence[bytes]:
-    """Everything a feed can get wrong, their name in it where it fits."""
+    """Messages with every fault of a feed, which contain the user's name where a name is possible."""
     return [
         b"subject",
         b'{"user": "subject"}',
@@ -97,7 +97,7 @@ def together(*parts: Hourly) -> Hourly:
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[str]:
-    """A broker of one's own: every topic on it belongs to the run under observation."""
+    """A broker for this test alone, so that every topic on it belongs to the observed run."""
     with KafkaServer() as server:
         yield server.bootstrap
 
@@ -142,10 +142,10 @@ async def spent(redis: Redis, config: Config) -> list[int]:
 async def test_whoever_takes_part_is_refused_speaks_rubbish_or_comes_late_every_output_is_the_same(
     config: Config, redis: Redis, clock: Clock
 ) -> None:
-    """Five histories and the empty one, each a neighbour of the next or a few users away: one transcript, to the byte.
+    """Five histories and the empty one, each a neighbour of the next or a few users away, give the same transcript byte
+    for byte.
 
-    Every statistic, every spatial histogram, smoothing and ranges carried over windows; the public API is asked all it
-    answers.
+    It covers every statistic, every spatial histogram, smoothing, carried clipping, and every answer of the public API.
     """
     empty = await observe(config, redis, nobody, clock)
     assert await spent(redis, config) == []
@@ -171,7 +171,7 @@ async def test_whoever_takes_part_is_refused_speaks_rubbish_or_comes_late_every_
 async def test_the_user_of_the_scan_is_indeed_charged_refused_rejected_and_late(
     broker: str, redis: Redis, redis_url: str, tmp_path: Path, clock: Clock
 ) -> None:
-    """Otherwise equal outputs would prove nothing: inside the boundary all of it is to be seen."""
+    """Equal outputs prove nothing unless the histories differ: inside the boundary all of the differences are visible."""
     config = riders_config(
         tmp_path, **{"kafka.bootstrap": broker, "redis.url": redis_url, "feed.domain": BOX, "privacy.budget": 5.0}
     )
@@ -198,7 +198,9 @@ async def test_the_user_of_the_scan_is_indeed_charged_refused_rejected_and_late(
 async def test_under_one_noise_tape_only_noisy_numbers_of_their_cells_differ(
     config: Config, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real noise, recorded: what they never visited is the same to the byte, what they visited differs in noisy numbers alone."""
+    """With recorded real noise, cells that the user never visited are equal byte for byte, and visited cells differ in
+    noisy numbers alone.
+    """
     runs: list[Transcript] = []
     # Neither what adapts to noisy numbers nor what is smoothed over cells stays within their cells.
     config = with_speed(config.model_copy(update={"histogram": None}), post_processing=(), clipping="none")
@@ -312,7 +314,7 @@ def timestamp_of_the_last_event(patch: pytest.MonkeyPatch) -> None:
 
 
 def window_number_that_counts_charges(patch: pytest.MonkeyPatch) -> None:
-    """The number in the close marker moves on with every user charged, not with every window."""
+    """Planted bug: the number in the close marker grows with every charged user, not with every window."""
 
     def numbered(messages: list[Message], counts: Any) -> list[Message]:
         *releases, marker = messages
@@ -339,7 +341,7 @@ def window_number_that_counts_charges(patch: pytest.MonkeyPatch) -> None:
 async def test_the_scan_catches_a_planted_leak(
     leak: Leak, broker: str, redis: Redis, redis_url: str, tmp_path: Path, clock: Clock
 ) -> None:
-    """One hour with the user and without them is enough."""
+    """One hour, with the user and without them, reveals the bug."""
     overrides = {"kafka.bootstrap": broker, "redis.url": redis_url, "feed.domain": BOX, "privacy.budget": 5.0}
     config = riders_config(tmp_path, **overrides)
     with pytest.MonkeyPatch.context() as patch:

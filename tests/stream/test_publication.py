@@ -1,4 +1,4 @@
-"""Windows are published at instants that nothing about their rows decides. Real Kafka and Redis."""
+"""Windows are published at fixed instants, which do not depend on their rows. Real Kafka and Redis."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def beside(*tasks: Any) -> AsyncIterator[None]:
 
 
 async def read_on(rows: RowStore) -> None:
-    """What a reader does that finds its partition read to its end, over and over."""
+    """Record repeatedly that the partition was read to its end, as a reader of an idle feed does."""
     while True:
         now = await rows.now_us()
         await rows.list_partitions(["t/0"], now)
@@ -119,7 +119,7 @@ async def read_on(rows: RowStore) -> None:
 
 
 async def in_a_thread(self: WorkProcess, task: Callable[..., Any], *given: object) -> Any:
-    """Where the test can slow a draw down."""
+    """Statistics whose draw the test can slow down."""
     return await asyncio.to_thread(task, *given)
 
 

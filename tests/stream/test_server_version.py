@@ -1,4 +1,6 @@
-"""Redis >= 7.0 and Valkey >= 8 are supported; whoever meets an older one says what was found, what is needed, and the remedy."""
+"""Redis >= 7.0 and Valkey >= 8 are supported. With an older server every command names the version found, the one
+needed and the remedy.
+"""
 
 from __future__ import annotations
 

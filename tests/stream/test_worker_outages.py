@@ -1,4 +1,4 @@
-"""A worker whose servers are away: it waits and says so once, its log is JSON alone, and SIGTERM ends it in time."""
+"""A worker whose servers do not answer waits and logs this once, its log is JSON only, and SIGTERM ends it in time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RunningWorker:
             time.sleep(0.2)
 
     def problems(self) -> list[str]:
-        """What it says of itself while it is not ready."""
+        """The answer of its readiness page while it is not ready."""
         try:
             with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}/readyz", timeout=5) as answer:
                 body = answer.read()

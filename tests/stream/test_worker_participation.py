@@ -1,4 +1,6 @@
-"""A real worker under relation "participation": every window on the tick, visited or not, all of one shape."""
+"""A real worker under relation "participation": every window is published at its instant, visited or not, in the same
+shape.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One Kafka broker shared by all xdist workers: ``python -m tests.support.broker FOLDER OWNER_PID`` holds it for them.
 
-A worker may end before its siblings, so none of them can be the broker's parent; this keeper is, and it stops the
-broker when the owner (the pytest process that made the workers) is gone.
+A worker may end before the others, so none of them can be the broker's parent. This process is its parent, and stops
+the broker when the owner (the pytest process that started the workers) has ended.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Collected:
 
 
 class Stopped(Exception):  # noqa: N818 - a signal of the tests, not a fault
-    """The step was reached."""
+    """Raised once the step was reached."""
 
 
 def protocol_of(redis: Redis, config: Config, publisher, **hooks) -> ReleaseProtocol:

@@ -1,4 +1,4 @@
-"""A feed's memory as anyone computes it who reads the output topics, and nothing else."""
+"""Computes a feed's memory from its published messages alone, as any reader of the output topics can."""
 
 from __future__ import annotations
 

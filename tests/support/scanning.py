@@ -69,7 +69,7 @@ class Clock:
 
 
 class _Overwhelming(np.ndarray):
-    """Whatever it is added to becomes it: the sum says nothing of the other side."""
+    """A number that stays itself when another is added, so that the sum does not depend on the other number."""
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
         plain = [value.view(np.ndarray) if isinstance(value, _Overwhelming) else value for value in inputs]
@@ -259,7 +259,7 @@ async def _records(config: Config) -> dict[str, list[tuple[Any, ...]]]:
 
 
 async def _look(config: Config, found: Transcript) -> None:
-    """Ask the public service everything it answers, right and wrong, then its metrics; keep its log."""
+    """Send the public service every kind of request, valid and invalid, then read its metrics; keep its log."""
     with structlog.testing.capture_logs() as logs:
         public = make_app(config)
         async with TestClient(TestServer(public)) as client:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from stream.serve.metrics import PublicMetrics
 from stream.serve.received import Received, received
-from stream.serve.window_store import View, WindowView
+from stream.serve.window_store import Outcome, View, WindowView
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -44,19 +44,24 @@ class Intake:
         self.caught_up = asyncio.Event()
         """Set by the source once it has passed on everything that existed at the start. No window is announced before that."""
 
-    async def take(self, arrivals: Sequence[Arrival]) -> None:
-        """Take messages of output topics in their order. One source calls this, and waits before it calls it again."""
+    async def take(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
+        """Take messages of output topics in their order; returns what became of each.
+
+        One source calls this, and waits before it calls it again.
+        """
+        outcomes = []
         for piece in _pieces(arrivals):
             for message in await self.in_thread(_checked, piece):
-                await self._put(message)
+                outcomes.append(await self._put(message))
+        return outcomes
 
     async def in_thread(self, work: Callable[[Argument], Result], argument: Argument) -> Result:
-        """What ``work`` returns for ``argument``, worked out in the intake's thread."""
+        """Run ``work`` in the intake's thread and return its result for ``argument``."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, argument)
 
-    async def _put(self, message: Received | None) -> None:
+    async def _put(self, message: Received | None) -> Outcome:
         self._metrics.messages.inc()
-        outcome = "invalid" if message is None else self.view.put(message)
+        outcome: Outcome = "invalid" if message is None else self.view.put(message)
         if outcome == "invalid":
             self._metrics.invalid.inc()
         elif outcome == "duplicate":
@@ -65,6 +70,8 @@ class Intake:
             cells = await self.in_thread(WindowView.agreeing, window)
             if cells is not None:
                 self._complete(window, cells)
+                return "completed"
+        return outcome
 
     def _complete(self, window: WindowView, cells: list[bytes]) -> None:
         window.finish(cells)

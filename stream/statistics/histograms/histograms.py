@@ -95,7 +95,9 @@ def plan_histograms(fixes: Fixes | None, config: Config) -> HistogramPlan | None
 
 
 def asked_of(plan: HistogramPlan, fixes: Fixes | None, users: IdArray) -> IntArray:
-    """What each of ``users`` must pay for the histograms: the whole cost with a fix in the box, else 0; shape (L,)."""
+    """The charge of each of ``users`` for the histograms: the whole cost if they have a fix in the box, else 0; shape
+    (L,).
+    """
     present = np.isin(users, fixes.users) if fixes is not None else np.zeros(len(users), dtype=bool)
     return np.where(present, plan.cost, 0)
 

@@ -30,7 +30,7 @@ SIMPLE = [(Baseline, (2, 1), 4), (PooledMinimax, (3, 1), 4), (ArrayAveraging, (2
 
 @pytest.fixture(autouse=True)
 def whole_quanta(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Averages in whole quanta: the granularity is public and any; a coarse one can be enumerated."""
+    """Averages in whole quanta: the proof holds for every public granularity, and a coarse one can be enumerated."""
     for module in (dpcore.single_cell.mean, _range_plan, dpcore.single_cell.range_mean):
         monkeypatch.setattr(module, "GRID", 1)
 
@@ -73,7 +73,9 @@ def test_half_the_noise_scale_is_caught_exactly(make: Any, m: tuple[int, ...], u
 
 
 def test_a_range_selection_without_the_half_in_its_exponent_is_caught_exactly() -> None:
-    """Levy as a whole. (The quantile mechanisms as a whole stay within their charge even so: see their selection alone.)"""
+    """Levy as a whole. The quantile mechanisms as a whole stay within their charge even with this bug, so their
+    selection has a test of its own.
+    """
     make, m, upper = RANGES[0]
     assert worst_shares(make, m, upper, boldness=2).max() > 1 + TOLERANCE
 

@@ -69,7 +69,9 @@ def test_a_user_with_few_samples_loses_only_their_smaller_charge(make: Any) -> N
 def test_a_sum_over_k_under_the_noise_of_k_bar_is_caught_and_the_printed_pair_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The talk prints 1/K before the sum and in the noise: private, though no mean. Its 1/K above our 1/K̄-noise costs ε = 1.5."""
+    """The talk prints 1/K before the sum and in the noise. That is private, but it is not a mean. With 1/K before the
+    sum and our noise of 1/K̄, the release costs ε = 1.5.
+    """
     mechanism, m = ArrayAveraging(UPPER, capacity=3), np.array([2, 2, 3])
     plan = mechanism.plan(m, MICRO)
     arrays = plan.grouping.n_arrays
@@ -102,7 +104,7 @@ def test_values_that_are_not_clipped_are_caught(module: Any, make: Any, monkeypa
 
 
 def test_noise_replayed_for_two_cells_is_caught() -> None:
-    """A user is in the first of two cells; the releases of both, with fresh and with replayed noise."""
+    """One user is in the first of two cells. The audit reads the releases of both, with fresh and with repeated noise."""
     mechanism = Baseline(UPPER)
     plan = mechanism.plan(COUNTS, MICRO)
     low, high = neighbours(COUNTS, 0)
@@ -150,7 +152,7 @@ def test_private_ranges_are_private_together_with_the_mean(make: Any) -> None:
 def test_averages_that_are_not_clipped_to_the_range_are_caught(
     make: Any, m: np.ndarray, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ε = 2. All users are near the same speed except one, whose value moves across the whole range."""
+    """ε = 2. All users have nearly the same speed except one, whose value moves across the whole range."""
     mechanism = make(800)
     plan = mechanism.plan(m, 2 * MICRO)
     base = np.repeat(np.linspace(380, 420, len(m)).astype(np.int64), m)

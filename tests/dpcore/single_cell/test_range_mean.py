@@ -87,11 +87,13 @@ def test_changing_one_entry_moves_every_cost_by_at_most_one(
 
 
 def test_a_value_that_many_share_is_found_and_gaps_alone_would_not_find_it() -> None:
-    """Recorded draws. Median of 40 % zeros and 60 % at 37, ε = 4: 37; by gaps between values it lies anywhere above."""
+    """Recorded draws. The median of 40 % zeros and 60 % at 37 is 37 at ε = 4; a choice among the gaps alone lies
+    anywhere above.
+    """
     column, n, noise = np.repeat(ints(0, 37), (40, 60)), 200, Noise(np.random.default_rng(1).bytes)
     drawn = select_quantiles(column, 100, np.full(n, 500), 4 * MICRO, noise)
     assert np.mean(drawn == 37) > 0.95
-    # The planted reading: cost |#{z <= y} − r| at every y, as the printed gaps have it.
+    # Planted bug: the cost is |#{z <= y} − r| at every y, as printed for gaps.
     y = np.arange(101)
     law = np.exp(-4 * np.abs((column[None, :] <= y[:, None]).sum(axis=1) - 50) / 2)
     assert law[37] / law.sum() < 0.05
@@ -202,7 +204,7 @@ def test_auto_takes_the_least_predicted_error_and_says_which() -> None:
     assert chosen.predicted_error <= min(others)
     # Equal counts: nothing is dropped and few users leave little to choose from but the plain mean.
     assert isinstance(AutoMean(800).plan(np.array([3, 3]), 8 * MICRO).mechanism, Baseline)
-    # Very many samples of few users : a private range pays.
+    # Very many samples of few users: a private range is worth its cost.
     assert isinstance(
         AutoMean(800).plan(np.full(60, 5000), 2 * MICRO).mechanism, Levy | FixedQuantile | EpsilonQuantile
     )

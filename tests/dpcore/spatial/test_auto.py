@@ -61,7 +61,7 @@ class Recorded(Silence):
 
 
 def test_the_count_is_drawn_at_its_share_and_the_cells_at_the_rest() -> None:
-    """Noise of 0 stands in: the scales of the draws are s·10⁶/share in lowest terms."""
+    """With noise 0 the scales of the draws are recorded: each is s·10⁶/share in lowest terms."""
     noise = Recorded()
     histogram = Auto().fit(np.full((16, 16), 3, dtype=np.int64), SMALL, 1_000_000, noise)
     assert isinstance(histogram, GridHistogram)

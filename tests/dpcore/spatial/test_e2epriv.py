@@ -1,4 +1,4 @@
-"""E2EPriv's objectives: a choice that can tell sizes apart is made by relative error, any other by weighted error."""
+"""E2EPriv chooses by relative error where the budget can distinguish sizes by it, and otherwise by weighted error."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_objective_follows_from_the_budget_and_the_noisy_total_alone(
 def test_with_many_points_the_relative_choice_is_no_longer_random() -> None:
     """n = 60 draws on 200 000 points, ε = 1. Chance of ≥ 50 at one of the two best of seven sizes if random: below 1e-17.
 
-    The planted twin is a ρ that stays at 20 whatever the number of points.
+    Planted bug: ρ is 20 whatever the number of points.
     """
 
     def near_best(**changes: object) -> int:

@@ -30,7 +30,7 @@ def test_a_point_moves_a_deviation_by_the_larger_of_the_share_and_the_rest() -> 
 def test_a_sensitivity_that_follows_the_number_of_points_breaks_the_budget_and_a_public_one_does_not() -> None:
     """[E], Corollary 7.9. |D| = 20 or 21, one query of 0.9 of the box, sizes 1 and 100, ε₁ = 1; exact probabilities.
 
-    A Δ ∝ 1/(0.9·|D|) rescales every cost when a user comes, the noise term of 134 included.
+    If Δ ∝ 1/(0.9·|D|), one more user rescales every cost, including the noise term of 134.
     """
     domain = Domain.unit_cells(100, 100)
     mechanism = E2EPriv((1, 100), Rectangles([0], [90], [0], [100]), rho=18.0, expected_points=20)

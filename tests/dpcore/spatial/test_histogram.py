@@ -84,7 +84,7 @@ def test_partition_and_grid_histograms_of_the_same_blocks_agree() -> None:
     ours, theirs = grid.intervals(queries), parts.intervals(queries)
     assert ours is not None
     assert theirs is not None
-    # A grid knows its noise exactly, parts bound it by its variance.
+    # The quantiles of a grid's noise are exact; those of a partition are bounds that follow from its variance.
     assert np.abs(ours.low - theirs.low).max() <= 1
     assert np.abs(ours.high - theirs.high).max() <= 1
     for histogram in (grid, parts):

@@ -1,4 +1,4 @@
-"""Spatial mechanisms spend exactly their budget, move by no more than their sensitivity, and an audit cannot break them."""
+"""Spatial mechanisms spend exactly their budget, change by at most their sensitivity, and pass a black-box audit."""
 
 from __future__ import annotations
 

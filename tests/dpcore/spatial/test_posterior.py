@@ -161,7 +161,7 @@ def test_empty_space_is_exactly_zero_under_the_relative_goal_and_noise_under_the
 
 
 def test_the_relative_goal_lowers_the_relative_error_of_the_same_draws() -> None:
-    """Recorded noise: the tree is the same under both goals, only the reading differs."""
+    """Recorded noise: the drawn tree is the same under both goals, and only the counts computed from it differ."""
     corners = np.sort(np.random.default_rng(5).integers(0, 64, (500, 2, 2)), axis=1)
     queries = Rectangles.of_cells(corners.transpose(0, 2, 1).reshape(-1, 4))
     truth = answer(image_of(town()), queries)

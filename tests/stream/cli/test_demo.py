@@ -1,4 +1,6 @@
-"""The demo as a newcomer meets it: releases arrive, Ctrl-C is a clean end, a missing Java names the way out."""
+"""The demo as a newcomer runs it: releases arrive, Ctrl-C ends it cleanly, and if Java is missing the message names the
+remedy.
+"""
 
 from __future__ import annotations
 

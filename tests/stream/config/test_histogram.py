@@ -1,4 +1,4 @@
-"""Section [histogram]: refused where it cannot work, and what is accepted always draws."""
+"""Section [histogram]: a configuration that could not draw is refused, and every accepted one can draw."""
 
 from __future__ import annotations
 

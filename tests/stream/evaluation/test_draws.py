@@ -1,4 +1,4 @@
-"""What is judged where: errors hexagon by hexagon, noise and intervals by the cells of the plan."""
+"""Errors are computed for each hexagon, noise and intervals for each cell of the plan."""
 
 from __future__ import annotations
 

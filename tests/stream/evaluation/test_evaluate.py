@@ -1,4 +1,4 @@
-"""``hexveil evaluate``: the service's own plans, honest scores, and never mistaken for a release."""
+"""``hexveil evaluate`` uses the service's own plans, its scores are correct, and its output is marked as not private."""
 
 from __future__ import annotations
 

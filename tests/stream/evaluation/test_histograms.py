@@ -1,4 +1,6 @@
-"""What the histograms of the service say about real fixes: intervals keep their level, and evaluation tells the truth."""
+"""Histograms of the service on recorded fixes: their intervals cover as they claim, and the scores of evaluation are
+correct.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,10 @@ from tests.stream.statistics.test_histograms import planned
 from tests.support.builders import EVERY_MECHANISM, bus_config, located_rows, with_histograms
 
 N = 200
-"""Draws per mechanism, one range each. H0: intervals cover 95 %; it is rejected where so few covered have P <= ALPHA. At
-63 % true coverage (noise three times too large) it is kept with P < 1e-9. Noise is recorded: a verdict never changes."""
+"""Draws per mechanism, one range each. H0: intervals cover 95 %; it is rejected if so few or fewer cover with P <=
+ALPHA. At 63 % true coverage (noise three times too large) it is kept with P < 1e-9. Noise is recorded: a verdict never
+changes.
+"""
 ALPHA = 1e-6
 LEAST = int(stats.binom.ppf(ALPHA, N, 0.95))
 BOX = {"south": 30.1, "west": -98.0, "north": 30.6, "east": -97.5}

@@ -1,4 +1,4 @@
-"""Messages become columns, each refused one has its reason, and no bytes stop the feed."""
+"""Messages become columns, each refused message has its reason, and no message stops the feed."""
 
 import json
 import random
@@ -187,7 +187,7 @@ def test_declared_epoch_times(time_format, value):
 )
 def test_bad_input_has_its_reason(message, reason):
     assert reason_of(message) is reason
-    # The neighbours of a bad message are not touched by it.
+    # A bad message changes nothing about the messages before and after it.
     batch = CANONICAL.decode([fix(), message, fix(speed=1)], NOW_US)
     assert batch.index.tolist() == [0, 2]
     assert batch.rejected.tolist() == [1]

@@ -1,4 +1,6 @@
-"""What is in time is decided by the broker's clock: whoever reads, whenever, and whatever else is sent, on real Kafka and Redis."""
+"""Only the broker's clock decides which events are in time, whoever reads them and when, and whatever else is sent.
+Real servers.
+"""
 
 import asyncio
 import contextlib
@@ -78,7 +80,9 @@ async def live(kafka: str, topic_name: str) -> str:
 async def test_a_worker_that_comes_back_late_takes_what_was_appended_in_time_and_nothing_else(
     kafka, redis, redis_url, live, monkeypatch
 ):
-    """Half a minute of downtime in small: appended in time, then too late, then a flood; read by a worker whose clock is fast."""
+    """A short downtime: events are appended in time, then too late, then a flood. A worker whose clock is ahead reads
+    them all.
+    """
     start = int(time.time()) // SLOT * SLOT + SLOT
     await asyncio.sleep(start - time.time())
     await produce(kafka, live, [event("early", start + 0.1, 1), event("other", start + 0.2, 2)], 2)
@@ -195,7 +199,7 @@ async def _close_until(over: asyncio.Event, url: str, window, sealed: set[int]) 
 
 
 async def test_an_outage_of_redis_longer_than_the_idle_timeout_makes_nothing_late(kafka, topic_name, tmp_path):
-    """Each partition goes on where it was; the first one to be stored again must not close windows on the others."""
+    """Each partition continues where it was. The first one that stores rows again must not close windows of the others."""
     await create_topic(kafka, topic_name, 3)
     with RedisServer(tmp_path / "redis") as server:
         sealed: set[int] = set()

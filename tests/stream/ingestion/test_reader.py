@@ -1,4 +1,4 @@
-"""From real Kafka to real Redis: every good message once, whoever reads, dies or comes back meanwhile."""
+"""From real Kafka to real Redis: every sound message is stored once, whichever readers join, die or return meanwhile."""
 
 import asyncio
 import json
@@ -97,7 +97,7 @@ async def test_redelivery_to_another_group_and_shuffled_partitions_leave_the_sam
         await until(all_read(redis, 4000))
     assert await rows_in(redis) == once
 
-    # A group that Kafka knows nothing of begins where state ends.
+    # A consumer group that is new to Kafka begins at the offset that Redis stores.
     more = messages(50, seed=1)
     await produce(kafka, f"{topic}-b", more, 5)
     async with Ingesting(f"{topic}-b", kafka, redis_url, group="unknown"):

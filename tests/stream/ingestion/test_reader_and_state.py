@@ -1,4 +1,4 @@
-"""Exactly-once state: redelivery, other batch boundaries, former owners, sealed slots, shuffled partitions."""
+"""Every row is stored once after redelivery, with other batch boundaries, by former owners, and in shuffled partitions."""
 
 from __future__ import annotations
 

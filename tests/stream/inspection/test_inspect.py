@@ -1,4 +1,4 @@
-"""hexveil inspect recognises formats, counts the faults that were put in, and writes a configuration that is sound."""
+"""``hexveil inspect`` recognises formats, counts planted faults, and writes a valid configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hexveil query``: ranges answered from a file of releases, by its own code and by the schema's words alone."""
+"""``hexveil query`` answers ranges from a file of releases as a reader does who knows the schema's descriptions alone."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def histograms_in(file: Path) -> list[dict]:
 def read_by_the_schema(
     release: dict, west: float, south: float, east: float, north: float
 ) -> tuple[float, tuple[float, float], float]:
-    """Count, ends of its interval and standard deviation from the message alone, as its schema describes them: no numpy,
-    none of our code.
+    """Count, ends of its interval and standard deviation from the message alone, as its schema describes them, without
+    numpy and without Hexveil's code.
     """
     domain, structure = release["domain"], release["structure"]
     height = (domain["north"] - domain["south"]) / domain["rows"]
@@ -158,7 +158,8 @@ def test_a_release_is_read_with_plain_json_and_the_words_of_its_schema_as_we_rea
             told = count_in(release, (west, south, east, north))
             raw, (least, most), deviation = read_by_the_schema(release, west, south, east, north)
             assert told["raw"] == pytest.approx(raw, abs=1e-5)
-            # Ours knows quantiles exactly, and that counts near 0 can miss on one side only: narrower, by little.
+            # Hexveil's intervals are a little narrower: their quantiles are exact, and near 0 an interval can miss
+            # on one side only.
             low, high = told["interval"]
             assert math.ceil(least - 1e-5) <= low <= least + 2 + deviation
             assert most - 2 - deviation <= high <= math.floor(most + 1e-5)

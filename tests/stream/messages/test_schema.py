@@ -1,4 +1,4 @@
-"""Schemas and the AsyncAPI document say the same of the same messages, and the document is valid."""
+"""The AsyncAPI document is valid, and accepts the same messages as the schemas."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def keywords(node: Any) -> set[str]:
 
 
 def diagnostics(made: dict[str, Any], tmp_path: Path) -> list[Any]:
-    """What AsyncAPI's own parser has against a document, of whatever severity."""
+    """Everything that AsyncAPI's own parser reports about a document, whatever its severity."""
     file = tmp_path / "asyncapi.json"
     file.write_text(json.dumps(made))
     script = """

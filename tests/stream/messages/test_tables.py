@@ -1,4 +1,4 @@
-"""Tables say everything the messages say, in formats that their readers read."""
+"""Tables contain everything that the messages contain, and common readers of their formats can read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps spent budgets is tried on every server that Hexveil supports and this machine has."""
+"""Tests that spent budgets are kept run on every server that Hexveil supports and this machine has."""
 
 from tests.support.redis_servers import pytest_generate_tests
 

@@ -1,4 +1,4 @@
-"""A ledger releases nothing of periods that began before it was born: a new name is no new budget. Real Redis."""
+"""A ledger releases no window of a period that began before its birth, so a new feed name is no new budget. Real Redis."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USERS, B = np.array([7, 8], dtype=np.uint64), 100
 
 
 async def spend(redis: Redis, feed: str, period: Period, planted: bool = False) -> int:
-    """What user 7 pays when ``feed`` asks for everything in a window of ``period``."""
+    """The charge of user 7 if ``feed`` charges the whole budget in a window of ``period``."""
     ledger = Ledger(redis, feed)
     if planted:
         script = resources.files("stream.storage").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
@@ -85,7 +85,7 @@ class Clock:
 
 
 async def due(worker: Worker) -> list[int]:
-    """What is due once the feed was read up to now."""
+    """The windows that are due after the feed was read up to now."""
     now = await worker.rows.now_us()
     await worker.rows.list_partitions(["t/0"], now)
     assert await worker.rows.read_through([ReadThrough("t/0", 60, 60, now)]) == []

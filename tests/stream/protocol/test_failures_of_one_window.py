@@ -1,4 +1,6 @@
-"""A window that fails for a reason of its own stops no other; one that was set aside can be closed again. Real servers."""
+"""A window that fails for a reason of its own does not stop others, and a window set aside can be closed again. Real
+servers.
+"""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ async def release(redis: Redis, config: Config, batches: list[tuple[str, int, np
 async def test_redelivery_order_and_partitions_of_the_feed_change_no_byte_of_any_histogram(
     redis: Redis, tmp_path: Path, relation: str
 ) -> None:
-    """Of repeated (user, time) with other positions too, the same one counts whatever came first."""
+    """If a (user, time) is repeated with other positions, the same one counts, whichever arrived first."""
     config = with_histograms(relation, tmp_path, NAMES, **{"histogram.fixes_per_user": 3})
     rows = located_rows(3, 300, users=20)
     twice = rows[:40].copy()
@@ -159,7 +159,7 @@ async def test_a_second_draw_of_histograms_is_thrown_away_unseen(redis: Redis, t
 
 
 class KilledError(Exception):
-    """Stands for a crash."""
+    """Raised in place of a crash."""
 
 
 async def planned_then_killed(redis: Redis, config: Config, rows: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""What a ledger is bound to: whatever else would give everybody a second budget in one period is refused."""
+"""A ledger is bound to the settings that define users and periods: others would grant a second budget, and are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of a user in the closing process: events beyond them are counted in an operator metric and nowhere else."""
+"""The closing process counts events beyond a user's limits in an operator metric, and they appear nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The producer of releases, at a real broker."""
+"""The producer of releases keeps the leaders of all topics when a topic is added. Real broker."""
 
 from __future__ import annotations
 

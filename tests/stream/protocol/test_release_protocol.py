@@ -1,4 +1,4 @@
-"""The release protocol against real Redis and real Kafka, interrupted everywhere."""
+"""The release protocol against real Redis and real Kafka, interrupted after every step."""
 
 from __future__ import annotations
 
@@ -146,7 +146,9 @@ async def test_start_up_refuses_a_redis_that_forgot_or_was_set_back(
 async def test_a_redis_set_back_under_a_running_worker_releases_nothing_more(
     kafka: str, redis_binary: str | None, tmp_path: Path, topic_name: str
 ) -> None:
-    """A failover or restore while the worker lives: the window would be drawn again, its charges forgotten."""
+    """After a failover or a restore under a running worker, the window would be drawn again, without its earlier
+    charges.
+    """
     with RedisServer(tmp_path / "redis", binary=redis_binary) as server:
         overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": server.url}
         config = bus_config(tmp_path, **overrides)
@@ -173,7 +175,9 @@ async def test_a_redis_set_back_under_a_running_worker_releases_nothing_more(
 async def test_charges_lost_between_charge_and_commit_release_nothing_until_they_are_made_again(
     kafka: str, redis_binary: str | None, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis comes back without the charges while noise is drawn: the draw dies, the window is charged and drawn again."""
+    """Redis returns without the charges while noise is drawn: the draw is discarded, and the window is charged and
+    drawn again.
+    """
     with RedisServer(tmp_path / "redis", binary=redis_binary) as server:
         config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": server.url})
         await create_topics(config)
@@ -207,7 +211,7 @@ async def test_charges_lost_between_charge_and_commit_release_nothing_until_they
 
 
 async def test_a_draw_whose_charges_are_gone_is_never_committed(redis: Redis, tmp_path: Path) -> None:
-    """A replica that is behind takes over after the charge. It has the plan and the rows, but not the charges."""
+    """After the charge, a replica takes over that has the plan and the rows, but not the charges."""
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(5, 80))
     publisher = Collected()
@@ -232,7 +236,7 @@ async def test_a_draw_whose_charges_are_gone_is_never_committed(redis: Redis, tm
 async def test_a_redis_that_may_evict_the_ledger_is_refused(
     kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
 ) -> None:
-    """allkeys-… would drop spent budgets in silence once memory is short."""
+    """An eviction policy allkeys-… would delete spent budgets without an error once memory is short."""
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
     await create_topics(config)
     await store(redis, config, random_rows(4, 60))
@@ -271,7 +275,9 @@ async def test_a_full_redis_lets_a_window_wait_and_releases_it_once_it_has_room(
 async def test_a_broker_that_does_not_show_the_topic_of_markers_starts_no_ledger(
     kafka: str, redis: Redis, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the feed ever released is unknown then: an empty Redis beside it may be a lost one."""
+    """Without the topic nobody knows whether the feed released anything, so an empty Redis may be one that lost its
+    ledger.
+    """
     monkeypatch.setattr(markers, "WINDOW", topic_name)
     monkeypatch.setattr(markers, "TOPIC_SECONDS", 1.0)
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
@@ -299,7 +305,9 @@ async def test_rows_that_change_after_the_plan_are_never_drawn(redis: Redis, tmp
 async def test_a_speed_bound_raised_between_plan_and_draw_is_refused(
     redis: Redis, tmp_path: Path, relation: str
 ) -> None:
-    """The planned noise hides speeds up to the old bound; clipped to a higher one, a user moves more than they were charged."""
+    """The planned noise hides speeds up to the old bound. With a higher bound a user would change the sum by more than
+    their charge covers.
+    """
     made = {"values": bus_config, "participation": riders_config}[relation]
     before, after = made(tmp_path), made(tmp_path, **{"speed.upper_bound": 1000.0})
     await store(redis, before, random_rows(5, 80))
@@ -368,7 +376,9 @@ async def test_charges_are_paid_once_however_often_they_are_sent_and_never_beyon
 
 
 async def test_a_refused_user_changes_nobody_elses_charge(redis: Redis) -> None:
-    """Otherwise one user's presence would decide when the budget of another is spent, and the proof of the ledger would fail."""
+    """If it did, the presence of one user would decide when the budget of another is spent, and the ledger's proof
+    would fail.
+    """
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation(birth=0)
     users = np.array([7, 8, 9], dtype=np.uint64)

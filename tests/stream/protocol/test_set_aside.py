@@ -1,4 +1,6 @@
-"""A window that fails because of its content stops no other; it is withheld where that is public, else set aside. Real Redis."""
+"""A window that fails because of its content does not stop others. It is withheld if its failure is public, else set
+aside.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def fails(step: str, error: BaseException) -> Callable[[pytest.MonkeyPatch], Non
 async def test_an_epsilon_that_no_number_of_a_window_can_be_had_for_withholds_it_in_public(
     redis: Redis, tmp_path: Path
 ) -> None:
-    """There are fewer µε than numbers that a user enters, which counts decide. No mechanism runs and nobody is charged."""
+    """Users contribute to more numbers than they have µε, which public counts decide. No mechanism runs, and nobody is
+    charged.
+    """
     config = bus_config(tmp_path, **{"privacy.epsilon": 1e-6, "privacy.budget": 1e-6})
     await fill(redis, config, 1)
     out = Collected()

@@ -1,4 +1,4 @@
-"""If Redis forgets charges, the number of committed windows in every close marker shows it. Real Kafka and Redis."""
+"""If Redis loses charges, the number of committed windows in the close markers reveals it. Real Kafka and Redis."""
 
 from __future__ import annotations
 
@@ -162,7 +162,9 @@ async def test_a_backup_that_knows_the_newest_window_but_lacks_an_older_one_rele
 
 
 async def test_keys_put_back_under_a_running_redis_are_noticed_by_a_running_worker(deployment: Deployment) -> None:
-    """Neither its process nor its replication history changes; only the number of windows shows it."""
+    """Neither the process of Redis nor its replication history changes; only the number of windows reveals that it was
+    set back.
+    """
     await deployment.fill(3)
     client = Redis.from_url(deployment.server.url)
     await deployment.release(0)
@@ -184,7 +186,9 @@ async def test_keys_put_back_under_a_running_redis_are_noticed_by_a_running_work
 async def test_a_window_half_published_whose_commit_was_lost_is_not_drawn_again_by_the_same_worker(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, set_back: bool
 ) -> None:
-    """Some messages are published and the close marker is not. The topic does not show it, but the process knows what it committed."""
+    """Some messages are published, but not the close marker. So the topic does not show the window, but the process
+    counted it.
+    """
     await deployment.fill(1)
     deployment.backup()
 
@@ -211,7 +215,9 @@ async def test_a_window_half_published_whose_commit_was_lost_is_not_drawn_again_
 async def test_a_replica_that_takes_over_after_the_last_look_neither_charges_nor_commits(
     redis: Redis, tmp_path: Path
 ) -> None:
-    """Verified, then set back before the charge: the charge itself asks for the number of windows known."""
+    """Redis is set back between the check and the charge. The charge fails, because it states the number of windows
+    known.
+    """
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(1, 80))
     await redis.set(FeedKeys("bus").sequence, 4)
@@ -239,7 +245,9 @@ async def test_a_replica_that_takes_over_after_the_last_look_neither_charges_nor
 async def test_a_redis_set_back_after_the_last_look_at_the_markers_publishes_nothing_that_they_contradict(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, own: int
 ) -> None:
-    """Another worker releases between this one's look and its commit, and the release is lost: the topic alone knows of it."""
+    """Between the check of this worker and its commit, another one releases a window and Redis loses it. Only the topic
+    shows it.
+    """
     await deployment.fill(2)
     client = Redis.from_url(deployment.server.url)
     look, looks = LedgerCheck.verify, []
@@ -269,7 +277,9 @@ async def test_a_redis_set_back_after_the_last_look_at_the_markers_publishes_not
 async def test_a_draw_of_a_plan_whose_own_charges_are_gone_is_never_committed_though_everybody_paid_something(
     redis: Redis, tmp_path: Path
 ) -> None:
-    """As many users have paid as the plan charges, but for an earlier plan and less: counting them would not show it."""
+    """As many users have paid as the plan charges, but less, for an earlier plan. Comparing their number would not
+    reveal it.
+    """
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(5, 80))
     publisher, paid = Collected(), FeedKeys("bus").charged(SLOT)
@@ -331,7 +341,7 @@ async def test_two_windows_that_are_committed_at_once_get_two_numbers_and_one_dr
 async def test_two_redis_behind_one_feed_stop_each_other(
     deployment: Deployment, redis_binary: str | None, tmp_path: Path
 ) -> None:
-    """Workers on two machines, each with a Redis of its own: two ledgers would grant every user two budgets."""
+    """Workers on two machines have a Redis each. Two ledgers would grant every user two budgets."""
     with RedisServer(tmp_path / "other", binary=redis_binary) as server:
         settings = deployment.config.redis.model_copy(update={"url": server.url})
         other = Deployment(deployment.config.model_copy(update={"redis": settings}), server, tmp_path)
@@ -346,7 +356,7 @@ async def test_two_redis_behind_one_feed_stop_each_other(
 
 
 async def test_a_worker_that_starts_while_another_releases_is_never_refused(deployment: Deployment) -> None:
-    """The topic is read before Redis is asked, and a window is looked for among released and committed ones at once."""
+    """The topic is read before Redis, and one call looks for a window among the released and the committed ones."""
     hours = range(8)
     await deployment.fill(len(hours))
     done = asyncio.Event()
@@ -439,7 +449,7 @@ async def test_markers_that_retention_deleted_or_a_topic_made_anew_are_no_reason
 
 
 async def test_another_window_under_the_last_number_is_refused(private: Config, topic_name: str, redis: Redis) -> None:
-    """Redis was set back and then released other windows: the numbers agree, but the released windows differ."""
+    """Redis was set back and then released other windows. The numbers of windows are equal, but the windows differ."""
     await redis.set(FeedKeys("bus").generation, "g")
     await redis.set(FeedKeys("bus").sequence, 1)
     window = {"messages": 1}

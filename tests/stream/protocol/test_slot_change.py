@@ -1,4 +1,6 @@
-"""``window.slot`` changed under open windows: every window holds the rows of its own time, and no two share an identifier."""
+"""``window.slot`` changes while windows are open: each window has the rows of its own time, and no two share an
+identifier.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ async def test_a_window_that_was_planned_is_finished_as_it_was_planned(
 async def test_under_participation_the_ticks_go_on_from_a_beginning_of_the_new_length(
     redis: Redis, redis_url: str, tmp_path: Path, later: Clock, slots: tuple[str, str], ends: list[str]
 ) -> None:
-    """Half an hour was released at 30 minutes, nothing at an hour; then the length changes."""
+    """Half an hour after the start, a feed with slots of 30 minutes has released one window, and one with slots of an
+    hour none. Then the length changes.
+    """
     box = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}
     settings = {"redis.url": redis_url, "feed.domain": box, "hexagons.resolution": 6}
     before, after = (riders_config(tmp_path, **settings, **{"window.slot": slot}) for slot in slots)

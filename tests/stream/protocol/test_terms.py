@@ -1,4 +1,4 @@
-"""What a ledger period was charged on holds until it is over, whatever the configuration says meanwhile."""
+"""The terms on which a ledger period was first charged hold until its end, even if the configuration changes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def zcdp(tmp_path: Path, budget: float) -> Config:
 async def test_a_budget_raised_in_a_period_holds_from_the_next_one_on_and_every_marker_says_what_holds(
     redis: Redis, tmp_path: Path, config_of: Callable[[Path, float], Config]
 ) -> None:
-    """Close markers state B for the period; a doubled budget would grant B again to users who have spent it."""
+    """Close markers state B for the period. A doubled budget would grant B again to users who have spent it."""
     low, high = config_of(tmp_path, 2.0), config_of(tmp_path, 4.0)
     first = marker(await release(redis, low, SLOT))
     again = marker(await release(redis, high, SLOT + HOUR))
@@ -86,7 +86,9 @@ async def test_a_lowered_budget_holds_at_once_and_cannot_be_raised_again_before_
 
 
 async def test_a_worker_with_the_old_higher_budget_is_held_to_the_lower_one(redis: Redis, tmp_path: Path) -> None:
-    """Two configurations during a restart one by one: the script decides, not what a worker planned with."""
+    """While workers restart one by one, two configurations are in use. The script decides, not the worker's
+    configuration.
+    """
     low, high = pure(tmp_path, 2.0), pure(tmp_path, 4.0)
     await release(redis, high, SLOT)
     seen: list[str] = []

@@ -1,4 +1,6 @@
-"""The dashboard in Debian's Chromium: opened, waited for, and watched for errors and for requests that go elsewhere."""
+"""Opens the dashboard in Debian's Chromium, waits until it is painted, and records errors and requests to other
+servers.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ async def opened(
     clock: datetime | None = None,
     **options: Any,
 ) -> AsyncIterator[Page]:
-    """The dashboard once it is painted. Afterwards no request went elsewhere and, unless ``errors``, no error was logged."""
+    """The dashboard once it is painted. Fails at its end if a request went to another server or, unless ``errors``, an
+    error was logged.
+    """
     context = await browser.new_context(viewport=size, reduced_motion="reduce", **options)  # type: ignore[arg-type]
     try:
         page = await context.new_page()
@@ -111,7 +115,7 @@ async def fields(page: Page) -> dict[str, str]:
 
 
 async def place_of(page: Page, cell: str, offset: tuple[float, float] = (0, 0)) -> tuple[float, float]:
-    """Where on the page the centre of a cell is drawn, by the place that the address names."""
+    """The pixel at which the centre of a cell is drawn, computed from the map's position in the page's address."""
     zoom, lat, lng = (float(part) for part in (await fields(page))["at"].split("/"))
     frame = await page.locator("#map").bounding_box()
     assert frame is not None

@@ -13,8 +13,11 @@ import pytest
 from stream.local import REPO_ROOT
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, validator
 from stream.messages.range_query import MAX_CELLS
+from stream.serve.reading.intake import Arrival
+from stream.serve.received import received
 from stream.serve.window_store import View
 from tests.stream.serve.serving import released
+from tests.stream.serve.taking import arrivals, outcomes
 from tests.stream.serve.test_serve_histograms import with_histograms
 from tests.stream.serve.test_serve_stream import windows_of
 
@@ -24,7 +27,7 @@ FEED = {"feed.name": "bus"}
 def complete(tmp_path: Path, view: View, count: int) -> list[str]:
     """Take ``count`` windows; returns their starts."""
     for number, window in enumerate(windows_of(tmp_path, FEED, count), 1):
-        assert [view.add(m.topic, m.ce_id, m.value, number) for m in window][-1] == "completed"
+        assert outcomes(view, arrivals(window, number))[-1] == "completed"
     return [window.start for window in view.completed()]
 
 
@@ -43,13 +46,13 @@ def hour(number: int) -> dict[str, str]:
 def test_a_window_before_2000_is_refused_so_that_no_timestamp_is_negative(tmp_path: Path, year: str) -> None:
     for message in released(tmp_path):
         old = message.value.replace(b"2017-03-21T1", year.encode() + b"-03-21T1")
-        assert View().add(message.topic, message.ce_id, old) == "invalid"
+        assert received(message.topic, message.ce_id, old) is None
 
 
 @pytest.mark.parametrize("cell", ["0" * 15, "f" * 15, "87489e342fffff0"])
 def test_a_cell_that_h3_does_not_know_is_refused(tmp_path: Path, cell: str) -> None:
     assert not h3.is_valid_cell(cell)
-    assert View().add(HEXAGON_SPEED, "x", forged(released(tmp_path)[0], cell=cell)) == "invalid"
+    assert received(HEXAGON_SPEED, "x", forged(released(tmp_path)[0], cell=cell)) is None
 
 
 NUMBERS = ("9" * 400, "1e308", "-1e308", "18446744073709551616")
@@ -77,20 +80,20 @@ def test_a_number_that_overflows_what_readers_compute_is_refused(
     tmp_path: Path, place: tuple[str | int, ...], number: str
 ) -> None:
     message = released(tmp_path)[0]
-    assert View().add(HEXAGON_SPEED, "x", message.value) == "taken"
-    assert View().add(HEXAGON_SPEED, "x", with_number(message.value, place, number)) == "invalid"
+    assert received(HEXAGON_SPEED, "x", message.value) is not None
+    assert received(HEXAGON_SPEED, "x", with_number(message.value, place, number)) is None
 
 
 @pytest.mark.parametrize("scale", ["1e-320", "1e-200", "-1"])
 def test_noise_below_any_that_is_drawn_is_refused_and_none_at_all_is_not(tmp_path: Path, scale: str) -> None:
     value = released(tmp_path)[0].value
-    assert View().add(HEXAGON_SPEED, "x", with_number(value, ("mean", "scale"), scale)) == "invalid"
-    assert View().add(HEXAGON_SPEED, "x", with_number(value, ("mean", "scale"), "0.0")) == "taken"
+    assert received(HEXAGON_SPEED, "x", with_number(value, ("mean", "scale"), scale)) is None
+    assert received(HEXAGON_SPEED, "x", with_number(value, ("mean", "scale"), "0.0")) is not None
 
 
 def test_a_bound_that_overflows_is_refused_in_a_close_marker_too(tmp_path: Path) -> None:
     marker = released(tmp_path)[-1]
-    assert View().add(WINDOW, "x", with_number(marker.value, ("clipping", "upper"), "1e200")) == "invalid"
+    assert received(WINDOW, "x", with_number(marker.value, ("clipping", "upper"), "1e200")) is None
 
 
 def test_every_message_that_was_ever_pinned_is_within_the_bounds() -> None:
@@ -109,8 +112,8 @@ def test_messages_without_a_marker_evict_no_complete_window_and_are_forgotten_ol
     view = View(max_windows=8)
     known = complete(tmp_path, view, 5)
     message = released(tmp_path)[0]
-    for number in range(900):
-        assert view.add(HEXAGON_SPEED, f"f{number}", forged(message, window=hour(number)), 0) == "taken"
+    flood = [Arrival(HEXAGON_SPEED, f"f{n}", forged(message, window=hour(n)), 0) for n in range(900)]
+    assert set(outcomes(view, flood)) == {"taken"}
     assert [window.start for window in view.completed()] == known
     unmarked = [window.start for window in view.windows.values() if window.number is None]
     assert unmarked == [hour(number)["start"] for number in range(892, 900)]
@@ -123,17 +126,18 @@ def test_bytes_without_a_marker_evict_no_complete_window(tmp_path: Path) -> None
     held = sum(window.size for window in view.windows.values())
     bounded = View(max_bytes=4 * held)
     complete(tmp_path, bounded, 3)
-    for number in range(400):
-        bounded.add(HEXAGON_SPEED, f"f{number}", forged(message, window=hour(number)), 0)
+    flood = [Arrival(HEXAGON_SPEED, f"f{n}", forged(message, window=hour(n)), 0) for n in range(400)]
+    for first in range(0, 400, 10):
+        outcomes(bounded, flood[first : first + 10])
         assert sum(window.size for window in bounded.windows.values()) <= 4 * held
     assert [window.start for window in bounded.completed()] == known
 
 
 def test_what_was_forgotten_is_remembered_within_bounds(tmp_path: Path) -> None:
     view, message = View(max_windows=2, max_forgotten=50), released(tmp_path)[0]
-    for number in range(300):
-        view.add(HEXAGON_SPEED, f"f{number}", forged(message, window=hour(number)), 0)
-    assert view.add(HEXAGON_SPEED, "again", forged(message, window=hour(290)), 0) == "forgotten"
+    hours = {f"f{n}": hour(n) for n in range(300)} | {"again": hour(290)}
+    flood = [Arrival(HEXAGON_SPEED, ce_id, forged(message, window=window), 0) for ce_id, window in hours.items()]
+    assert outcomes(view, flood)[-1] == "forgotten"
     assert len(view.forgotten) == 50
 
 
@@ -147,9 +151,7 @@ def test_a_histogram_that_claims_more_cells_than_any_configuration_can_release_i
     body["structure"] = {"kind": "grid", "x_edges": [0, side], "y_edges": [0, side], "counts": [[1]], "variances": 2.0}
     assert side * side > MAX_CELLS
     tracemalloc.start()
-    view = View()
-    assert view.add(SPATIAL_HISTOGRAM, "x", json.dumps(body).encode()) == "invalid"
-    assert not view.windows
+    assert received(SPATIAL_HISTOGRAM, "x", json.dumps(body).encode()) is None
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
 
@@ -157,8 +159,7 @@ def test_a_histogram_that_claims_more_cells_than_any_configuration_can_release_i
 def test_a_list_of_histograms_decodes_no_message_again(tmp_path: Path) -> None:
     messages, _ = with_histograms(tmp_path, FEED)
     view = View()
-    for message in messages:
-        view.add(message.topic, message.ce_id, message.value, 1)
+    outcomes(view, arrivals(messages, 1))
     (window,) = view.windows.values()
     for mechanism, value in window.histograms.items():
         body = json.loads(value)

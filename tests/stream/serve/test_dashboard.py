@@ -62,7 +62,7 @@ from tests.stream.serve.tiles import write_archive
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
 
 READING = re.compile(r"^[\d.]+ km/h, 95 % interval [\d.]+–[\d.]+, noise from privacyas released$")
-"""A reading and the mark of its kind."""
+"""A displayed number, and the symbol that says what kind of number it is."""
 WEEK = 7 * 24
 """Hours."""
 VIRIDIS_20_25 = (0x26, 0x82, 0x8E)
@@ -93,7 +93,7 @@ def origin_of(client: TestClient) -> str:
 
 
 def text_of(body: dict[str, Any]) -> str:
-    """What the dashboard says of a released mean."""
+    """The text that the dashboard shows for a released mean."""
     mean = body["mean"]
     low, high = mean["interval"]
     digits = 1 if high - low < 4 else 0
@@ -177,7 +177,9 @@ def median_pixel(seen: list[tuple[int, int, int]]) -> tuple[int, int, int]:
 
 
 async def test_slower_than_usual_is_red_and_what_noise_explains_has_no_colour(browser: Browser, config: Config) -> None:
-    """Which cells differ beyond the noise is reckoned here from the released numbers, so that no draw can fail the test."""
+    """The test computes from the released numbers which cells differ by more than the noise, so no draw can make it
+    fail.
+    """
     slow = {**JAM, UNCERTAIN: Cell(2, 1, 29.0)}
     async with city(browser, config, weeks(config, slow, before=3)) as (page, client):
         await page.wait_for_selector('html[data-window="2017-04-11T12:00:00Z"]')

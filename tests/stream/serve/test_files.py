@@ -1,4 +1,6 @@
-"""``hexveil serve FILE``: the service that reads the topics reads files too, as they grow, whatever anybody writes into them."""
+"""``hexveil serve FILE``: the service follows files of releases as they grow, and survives anything that is written
+into them.
+"""
 
 from __future__ import annotations
 

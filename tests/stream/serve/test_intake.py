@@ -1,4 +1,4 @@
-"""While releases are taken in, whatever their size, the event loop goes on answering readers."""
+"""While the service takes in releases, whatever their size, the event loop continues to answer readers."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from stream.serve.received import MAX_ID_BYTES, MAX_LISTED_BYTES, Received, rece
 from stream.serve.window_store import View, WindowView
 from stream.windows import Window
 from tests.stream.serve.serving import released
+from tests.stream.serve.taking import arrivals, outcomes
 from tests.stream.serve.test_serve_histograms import histogram_message
 from tests.support.builders import SLOT, bus_config
 
@@ -119,7 +120,7 @@ async def test_readers_who_ask_for_much_do_not_hold_up_the_intake(tmp_path: Path
         intake.close()
 
 
-async def test_a_marker_a_summary_or_an_identifier_that_is_too_long_is_refused_and_none_of_it_kept(
+def test_a_marker_a_summary_or_an_identifier_that_is_too_long_is_refused_and_none_of_it_kept(
     tmp_path: Path,
 ) -> None:
     *cells, marker = released(tmp_path)
@@ -127,12 +128,12 @@ async def test_a_marker_a_summary_or_an_identifier_that_is_too_long_is_refused_a
     long = "u" * MAX_LISTED_BYTES
     body = json.loads(marker.value)
     body["period"] |= {"timezone": long}
-    view = View()
-    assert view.add(WINDOW, marker.ce_id, json.dumps(body).encode()) == "invalid"
-    assert (
-        view.add(SPATIAL_HISTOGRAM, "x", json.dumps(json.loads(histogram.value) | {"mechanism": long}).encode())
-        == "invalid"
-    )
-    assert view.add(HEXAGON_SPEED, "x" * (MAX_ID_BYTES + 1), cells[0].value) == "invalid"
+    view, summary = View(), json.loads(histogram.value) | {"mechanism": long}
+    refused = [
+        Arrival(WINDOW, marker.ce_id, json.dumps(body).encode(), 1),
+        Arrival(SPATIAL_HISTOGRAM, "x", json.dumps(summary).encode(), 0),
+        Arrival(HEXAGON_SPEED, "x" * (MAX_ID_BYTES + 1), cells[0].value, 0),
+    ]
+    assert set(outcomes(view, refused)) == {"invalid"}
     assert not view.windows
-    assert view.add(HEXAGON_SPEED, cells[0].ce_id, cells[0].value) == "taken"
+    assert outcomes(view, arrivals(cells[:1])) == ["taken"]

@@ -52,7 +52,7 @@ class Large:
 
 @asynccontextmanager
 async def unread(service: Large) -> AsyncIterator[TestServer]:
-    """The service with clients that asked and read nothing."""
+    """The service with clients that sent a request and read nothing."""
     async with TestServer(service.app()) as server:
         clients = []
         for _ in range(CLIENTS):

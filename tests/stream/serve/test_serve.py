@@ -12,8 +12,11 @@ import pytest
 
 from stream.local import REPO_ROOT
 from stream.messages.message import HEXAGON_SPEED, LARGEST_NUMBER, WINDOW, digest, schema
+from stream.serve.reading.intake import Arrival
+from stream.serve.received import received
 from stream.serve.window_store import View
 from tests.stream.serve.serving import released, serving
+from tests.stream.serve.taking import arrivals, outcomes
 from tests.support.builders import bus_config
 
 
@@ -37,17 +40,13 @@ def test_the_public_service_imports_neither_redis_nor_anything_from_inside_the_b
 def test_a_window_is_complete_only_when_marker_count_and_digest_agree(tmp_path: Path) -> None:
     *cells, marker = released(tmp_path)
     view = View()
-    for message in (marker, *cells[:-1]):
-        assert view.add(message.topic, message.ce_id, message.value) == "taken"
+    assert set(outcomes(view, arrivals((marker, *cells[:-1])))) == {"taken"}
     assert view.find(None, None) is None
-    assert view.add(cells[0].topic, cells[0].ce_id, cells[0].value) == "duplicate"
-    assert view.add(cells[-1].topic, cells[-1].ce_id, cells[-1].value) == "completed"
-    tampered = View()
-    for message in (*cells, marker):
-        body = message.value.replace(b'"clamped":false', b'"clamped":true ') if message is cells[0] else message.value
-        assert tampered.add(message.topic, message.ce_id, body) != "completed" or body == message.value
-    if b'"clamped":false' in cells[0].value:
-        assert tampered.find(None, None) is None
+    assert outcomes(view, arrivals((cells[0], cells[-1]))) == ["duplicate", "completed"]
+    tampered, altered = View(), cells[0]._replace(value=cells[0].value.replace(b'"epsilon":2.0', b'"epsilon":2.5'))
+    assert altered != cells[0]
+    assert set(outcomes(tampered, arrivals((altered, *cells[1:], marker)))) == {"taken"}
+    assert tampered.find(None, None) is None
 
 
 def mutations(value: object) -> Iterator[object]:
@@ -68,11 +67,11 @@ def test_what_the_view_accepts_and_refuses_is_what_the_schema_says(tmp_path: Pat
     made = released(tmp_path, **{"speed.statistics": ["mean", "p50"], "speed.min_users": 2})
     good = json.loads(next(message.value for message in made if message.topic == topic))
     validator = jsonschema.Draft202012Validator(schema(topic))
-    assert View().add(topic, "good", json.dumps(good).encode()) == "taken"
+    assert received(topic, "good", json.dumps(good).encode()) is not None
     changed = [*mutations(good), good | {"status": "suppressed"}, good | {"cell": "8748"}]
     assert len(changed) > 100
     for number, body in enumerate(changed):
-        accepted = View().add(topic, str(number), json.dumps(body).encode()) != "invalid"
+        accepted = received(topic, str(number), json.dumps(body).encode()) is not None
         assert accepted == (validator.is_valid(body) and largest(body) <= LARGEST_NUMBER), body
 
 
@@ -85,20 +84,19 @@ def largest(body: object) -> float:
 
 def test_a_message_without_ce_id_or_of_a_time_that_is_none_is_refused(tmp_path: Path) -> None:
     message = released(tmp_path)[0]
-    assert View().add(message.topic, "", message.value) == "invalid"
+    assert received(message.topic, "", message.value) is None
     never = message.value.replace(b"2017-03-21T12", b"2017-03-41T12")
-    assert View().add(message.topic, message.ce_id, never) == "invalid"
+    assert received(message.topic, message.ce_id, never) is None
 
 
 def test_a_complete_window_takes_nothing_more(tmp_path: Path) -> None:
     made = released(tmp_path)
     view = View()
-    assert [view.add(m.topic, m.ce_id, m.value, 1) for m in made][-1] == "completed"
-    for message in made:
-        assert view.add(message.topic, message.ce_id, message.value) == "duplicate"
-        altered = message.value.replace(b'"epsilon":2.0', b'"epsilon":2.5')
-        assert altered != message.value
-        assert view.add(message.topic, message.ce_id, altered) == "invalid"
+    assert outcomes(view, arrivals(made, 1))[-1] == "completed"
+    altered = [m._replace(value=m.value.replace(b'"epsilon":2.0', b'"epsilon":2.5')) for m in made]
+    assert all(changed.value != message.value for changed, message in zip(altered, made, strict=True))
+    assert set(outcomes(view, arrivals(made))) == {"duplicate"}
+    assert set(outcomes(view, arrivals(altered))) == {"invalid"}
 
 
 def test_old_windows_are_forgotten_in_the_order_of_their_markers_and_stay_so(tmp_path: Path) -> None:
@@ -110,10 +108,10 @@ def test_old_windows_are_forgotten_in_the_order_of_their_markers_and_stay_so(tmp
     for number, messages in enumerate(days, 1):
         body = json.loads(messages[-1].value) | {"digest": digest(m.value for m in messages[:-1])}
         messages[-1] = messages[-1]._replace(value=json.dumps(body).encode())
-        outcomes = [view.add(m.topic, f"{number}/{i}", m.value, number) for i, m in enumerate(messages)]
-        assert outcomes[-1] == "completed"
+        day = [Arrival(m.topic, f"{number}/{i}", m.value, number) for i, m in enumerate(messages)]
+        assert outcomes(view, day)[-1] == "completed"
     assert [window.start[8:10] for window in view.completed()] == ["21", "22"]
-    assert view.add(made[0].topic, "late", days[0][0].value) == "forgotten"
+    assert outcomes(view, [Arrival(made[0].topic, "late", days[0][0].value, 0)]) == ["forgotten"]
 
 
 async def test_the_api_serves_what_the_topics_hold(kafka: str, tmp_path: Path, topic_name: str) -> None:
@@ -149,4 +147,4 @@ async def test_the_api_serves_what_the_topics_hold(kafka: str, tmp_path: Path, t
 
 @pytest.mark.parametrize("hostile", [b"", b"\xff", b"null", b'{"window":1}', b"[" * 10_000])
 def test_hostile_bytes_are_refused_and_never_raise(hostile: bytes) -> None:
-    assert View().add(HEXAGON_SPEED, "x", hostile) == "invalid"
+    assert received(HEXAGON_SPEED, "x", hostile) is None

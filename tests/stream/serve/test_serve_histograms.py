@@ -13,9 +13,11 @@ import pytest
 from dpcore.noise import Noise
 from dpcore.spatial import HTF, AdaptiveGrid, Domain, Rectangles, UniformGrid, histogram_from_release
 from stream.messages.message import SPATIAL_HISTOGRAM, WINDOW, Message, digest, schema, window_message
+from stream.serve.received import received
 from stream.serve.window_store import View
 from stream.windows import Window
 from tests.stream.serve.serving import released, serving
+from tests.stream.serve.taking import arrivals, outcomes
 from tests.support.builders import SLOT, bus_config
 
 DOMAIN = Domain(30.0, -98.0, 30.6, -97.4, rows=64, columns=64)
@@ -120,14 +122,13 @@ def test_a_histogram_whose_parts_do_not_fit_is_refused_though_its_schema_holds(t
     body = json.loads(message.value)
     body["structure"]["x_edges"][-1] += 1
     assert jsonschema.Draft202012Validator(schema(SPATIAL_HISTOGRAM)).is_valid(body)
-    assert View().add(SPATIAL_HISTOGRAM, "a", json.dumps(body).encode()) == "invalid"
-    assert View().add(SPATIAL_HISTOGRAM, "a", message.value) == "taken"
+    assert received(SPATIAL_HISTOGRAM, "a", json.dumps(body).encode()) is None
+    assert received(SPATIAL_HISTOGRAM, "a", message.value) is not None
 
 
 def test_a_window_is_complete_only_with_its_histograms(tmp_path: Path) -> None:
     messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
     view = View()
     *first, last, marker = messages
-    for message in (*first, marker):
-        assert view.add(message.topic, message.ce_id, message.value, 1) == "taken"
-    assert view.add(last.topic, last.ce_id, last.value) == "completed"
+    assert set(outcomes(view, arrivals((*first, marker), 1))) == {"taken"}
+    assert outcomes(view, arrivals([last])) == ["completed"]

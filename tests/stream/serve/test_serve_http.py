@@ -1,4 +1,4 @@
-"""What every answer has in common: caching, compression, other origins, and refusals that help."""
+"""Behaviour that all answers share: caching, compression, rules for other origins, and refusals that name the remedy."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from stream.serve.guards import worth_a_log
 from stream.serve.reading.topics import TopicSource
 from stream.serve.window_store import View
 from tests.stream.serve.serving import publish, released, serving
+from tests.stream.serve.taking import arrivals, outcomes
 from tests.stream.serve.test_serve_histograms import START, with_histograms
 from tests.stream.serve.test_serve_stream import windows_of
 from tests.support.builders import bus_config
@@ -171,7 +172,7 @@ async def test_hostile_requests_are_refused_with_value_and_remedy_and_none_makes
 
 
 async def raw(client: TestClient, path: str) -> tuple[int, bytes]:
-    """Status and body of a GET whose path no client has tidied up."""
+    """Status and body of a GET whose path is sent exactly as given, because clients normalise paths."""
     target = quote(path, safe=string.punctuation)
     reader, writer = await asyncio.open_connection(client.host, client.port)
     writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
@@ -226,8 +227,7 @@ async def test_reading_joins_no_group_and_refused_bytes_are_counted(
 def test_windows_of_equal_size_are_told_apart_before_they_are_complete(tmp_path: Path) -> None:
     first, second = windows_of(tmp_path, {"feed.name": "bus"}, 2)
     view = View()
-    for message in (first[0], second[0]):
-        view.add(message.topic, message.ce_id, message.value)
+    outcomes(view, arrivals((first[0], second[0])))
     one, other = view.windows.values()
     assert one.size == other.size
     assert one.tag != other.tag

@@ -1,4 +1,6 @@
-"""The OpenAPI document is valid, complete and true: a generated client reads real data, a fuzzer finds no lie."""
+"""The OpenAPI document is valid, complete and correct: a generated client reads real data, and a fuzzer finds no
+contradiction.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event stream sends every finished window once and in order; a client that lags or reconnects delays no other."""
+"""The event stream sends every complete window once and in order; a client that lags or reconnects delays no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Usual values: weighted means of earlier releases and of nothing else."""
+"""Usual values are weighted means of earlier releases, and depend on nothing else."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from stream.messages.message import Message, digest
 from stream.serve.cell_history import Usual
 from stream.serve.window_store import View, WindowView
 from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, city_config, window
+from tests.stream.serve.taking import arrivals, outcomes
 
 DAY, WEEK = 24, 7 * 24
 """Hours."""
@@ -36,8 +37,7 @@ def released(tmp_path: Path, hour: int, raw: float, scale: float, **more: Any) -
 def view_of(*windows: list[Message]) -> View:
     view = View()
     for number, messages in enumerate(windows, 1):
-        outcomes = [view.add(message.topic, message.ce_id, message.value, number) for message in messages]
-        assert outcomes[-1] == "completed"
+        assert outcomes(view, arrivals(messages, number))[-1] == "completed"
     return view
 
 
@@ -92,8 +92,7 @@ def test_neither_the_window_itself_nor_a_later_one_is_usual(tmp_path: Path) -> N
 def test_a_window_without_its_marker_says_nothing_of_what_is_usual(tmp_path: Path) -> None:
     *unmarked, _ = released(tmp_path, 0, 10.0, 1.0)
     view = view_of(released(tmp_path, DAY, 10.0, 1.0))
-    for message in unmarked:
-        view.add(message.topic, message.ce_id, message.value)
+    outcomes(view, arrivals(unmarked))
     assert usual_in(view, newest(view))["earlier_windows"] == 0
 
 
@@ -117,7 +116,7 @@ def test_what_is_forgotten_by_the_view_is_forgotten_here(tmp_path: Path) -> None
 
 
 def starts(view: View, shown: WindowView) -> tuple[str, list[int]]:
-    """Which days say what is usual in that window, and the windows' hours before it."""
+    """Which days determine the usual value for a window, and how many hours before it the windows used begin."""
     days, windows = Usual().earlier(view, shown)
     return days, [round((moment(shown) - moment(other)) / 3600) for other in windows]
 

@@ -1,4 +1,6 @@
-"""Derived speeds: right against a plain loop, the same in any batches, bounded, and never across vehicles or periods."""
+"""Derived speeds equal those of a plain loop, are the same in any batches, bounded, and never cross vehicles or
+periods.
+"""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_a_feed_that_reports_zeros_while_its_vehicles_move_is_noticed() -> None:
 
 
 def test_what_one_vehicle_sends_changes_no_event_of_another() -> None:
-    """Also not by clocks far ahead, jumps, or thousands of made-up names."""
+    """Clocks far ahead, jumps and thousands of made-up names do not change them either."""
     alone, crowded = reader(), reader()
     for step in range(4):
         wild = [(f"x{k}", START + 30 * step + 3000, 28.9, 77.9, None) for k in range(50)]
@@ -115,7 +115,7 @@ def test_a_large_city_is_decoded_at_more_than_its_own_pace(snapshots: int, vehic
 
 
 class Agency:
-    """A local server that answers what a script says, one entry a request; the last one again and again."""
+    """A local server that answers each request with the next entry of a script, and repeats the last one."""
 
     def __init__(self, script: list[Callable[[BaseHTTPRequestHandler], None]]) -> None:
         self.requests: list[dict[str, str]] = []

@@ -1,4 +1,4 @@
-"""Recordings and simulations reach a real Kafka topic whole, in order, at the pace asked for."""
+"""Recordings and simulations reach a real Kafka topic completely, in order and at the requested pace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The synthetic feed is deterministic, plausible and as faulty as asked."""
+"""The synthetic feed is deterministic and plausible, and has the requested shares of faults."""
 
 from __future__ import annotations
 

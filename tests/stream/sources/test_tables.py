@@ -1,4 +1,6 @@
-"""Parquet, CSV of any separator and standard input give the same events as JSON; wrong units are recognised and said."""
+"""Parquet, CSV of any separator and standard input give the same events as JSON; wrong units are recognised and
+reported.
+"""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(coordinates=json_values, kind=st.sampled_from(["Polygon", "MultiPolygon"]))
 def test_no_coordinates_end_in_anything_but_an_area_or_a_refusal(
     tmp_path_factory: pytest.TempPathFactory, coordinates: Any, kind: str

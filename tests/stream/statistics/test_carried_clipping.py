@@ -1,4 +1,4 @@
-"""Clipping carried over from earlier releases: the same charges, less noise, and nothing but released values decides it."""
+"""Carried clipping: charges stay the same, noise falls, and the ranges depend on released values alone."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def by_hand(rows: np.ndarray, per_user: int) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("per_user", [1, 2, 5, 100])
 @pytest.mark.parametrize("seed", range(5))
 def test_representatives_are_those_that_plain_python_finds_in_any_order_of_rows(seed: int, per_user: int) -> None:
-    """Times repeat with other places, so that ties decide too."""
+    """Times repeat with other positions, so that the rule for ties is tested, too."""
     rows = located_rows(seed, 300, users=25)
     rows["time"] -= rows["time"] % 900_000_000
     for mixed in (rows, rows[np.random.default_rng(seed).permutation(len(rows))]):
@@ -58,7 +58,7 @@ def test_a_users_fixes_do_not_depend_on_anybody_else() -> None:
 
 
 def test_measured_values_decide_nothing() -> None:
-    """Under relation "values" histograms are constant: they cost that promise nothing."""
+    """Under relation "values" neighbours have the same histograms, so histograms cost nothing of that promise."""
     rows = located_rows(2, 200)
     rows["time"] -= rows["time"] % 900_000_000
     other = rows.copy()

@@ -1,4 +1,4 @@
-"""Spatial histograms in the service: who counts, what it costs them, and that nobody else's presence matters."""
+"""Spatial histograms in the service: which users count, what they are charged, and that this depends on no other user."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contrib
 
 
 def windows_paid(config: Config, windows: list[np.ndarray], user: int) -> int:
-    """How many windows the user, alone in the world, pays histograms for: a function of their own data and charges."""
+    """The number of windows whose histograms the user pays for if nobody else is present."""
     spent = paid = 0
     for number, rows in enumerate(windows):
         own = rows[rows["user"] == user]
@@ -125,7 +125,7 @@ def moves_too_much(config: Config, windows: list[np.ndarray], who: Chooser = con
 
 
 def tight(relation: str, tmp_path: Path, **overrides: object) -> Config:
-    """A budget that pays two of five windows: admission bites, and must not depend on anybody else."""
+    """The budget pays for two of five windows, so users are refused, which must not depend on anybody else."""
     return with_histograms(relation, tmp_path, ["euler", "ug"], **({"privacy.budget": 6.5} | overrides))
 
 
@@ -159,7 +159,9 @@ def test_counting_the_exhausted_or_only_the_first_users_would_be_caught(
 def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It depends on others' counts, and through admission to later windows the histograms would show who they were."""
+    """The exact loss depends on the counts of others. If it were charged, admission to later windows would depend on
+    them, and the histograms would reveal who was present.
+    """
 
     def exact_loss(counts, left, config, window, period, generation, asked=0):  # type: ignore[no-untyped-def]
         alone = config.model_copy(update={"histogram": None})

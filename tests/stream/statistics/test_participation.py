@@ -1,4 +1,4 @@
-"""Relation "participation": nothing but noisy numbers may differ between streams that differ by one user."""
+"""Relation "participation": releases of two streams that differ by one user may differ only in noisy numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans and messages: reproducible, within charge, valid, and honest about what was clamped."""
+"""Plans and messages are reproducible and valid, cost no more than was charged, and say which values were clamped."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ async def test_what_redis_remembers_is_what_the_topics_say(redis: Redis, tmp_pat
 async def test_a_window_overtaken_by_another_is_made_again_from_what_that_one_left(
     redis: Redis, tmp_path: Path, first: int
 ) -> None:
-    """Two workers, two windows: one commits between the other's draw and its commit. Each window is published once."""
+    """Two workers close two windows. One commits between the other's draw and commit. Each window is published once."""
     config = bus_config(tmp_path, **KALMAN)
     for hour in (0, 1):
         await store(redis, config, random_rows(hour, 150, slot=SLOT + hour * HOUR), SLOT + hour * HOUR)

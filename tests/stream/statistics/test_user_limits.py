@@ -1,4 +1,4 @@
-"""What one user may count for in a window: a rule on their own rows, whatever others send and whatever was measured."""
+"""Limits of one user in a window are a rule on their own rows, whatever others send and whatever was measured."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_of_a_user_above_a_limit_count_the_first_events_and_their_fullest_cells(
 
 
 def changes_with_others(rule: Rule, seed: int) -> bool:
-    """Whether what counts of somebody depends on who else is there."""
+    """Whether the rows of a user that count depend on which other users are present."""
     rows = crowded_rows(seed)
     together = rule(rows)
     return any(

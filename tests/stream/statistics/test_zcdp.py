@@ -1,4 +1,6 @@
-"""Accounting "zcdp": nρ are charged before Gaussian noise is drawn, every release states (ε, δ), and units never mix."""
+"""Accounting "zcdp": nρ are charged before Gaussian noise is drawn, every release states (ε, δ), and nρ never mix with
+µε.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from stream.local import REPO_ROOT, RedisServer
 from stream.messages.message import WINDOW, schema
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.release_protocol import ReleaseProtocol
-from stream.serve.window_store import View
+from stream.serve.received import received
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.plan import participation_of
 from stream.statistics.participation.public_cells import public_cells
@@ -118,7 +120,7 @@ def test_every_release_states_rho_delta_and_the_epsilon_they_convert_to(tmp_path
         assert body["epsilon"] == epsilon_of_rho(50_000_000, 1e-6)
         if message.topic == WINDOW:
             assert (body["rho_budget"], body["budget"]) == (0.4, epsilon_of_rho(400_000_000, 1e-6))
-        assert View().add(message.topic, message.ce_id, message.value) == "taken"
+        assert received(message.topic, message.ce_id, message.value) is not None
         for name in ("accounting", "delta"):
             broken = {key: value for key, value in body.items() if key != name}
             with pytest.raises(jsonschema.ValidationError):

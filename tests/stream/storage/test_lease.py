@@ -1,4 +1,4 @@
-"""A lease has one owner at a time, is renewed while its owner lives, and ends after the owner does. Real Redis."""
+"""A lease has one owner at a time, is renewed while its owner lives, and expires after its owner ended. Real Redis."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_an_owner_that_is_killed_is_followed_after_the_seconds_of_the_leas
     dead = Lease(redis, KEY, seconds=0.5)
     holding = dead.hold()
     assert await holding.__aenter__()
-    await redis.set(KEY, "killed", px=300)  # its process is gone, and with it what would renew
+    await redis.set(KEY, "killed", px=300)  # its process is gone, so nothing renews the lease
     await asyncio.sleep(0.5)
     async with Lease(redis, KEY).hold() as held:
         assert held

@@ -1,4 +1,6 @@
-"""Periods of which nothing can be released leave Redis and are never charged again, so no flood grows the ledger for ever."""
+"""Periods of which nothing can be released are deleted and never charged again, so a flood of users cannot grow the
+ledger for ever.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ async def test_a_flood_of_fake_users_and_hours_is_forgotten_with_its_period(redi
 
 
 async def test_what_is_forgotten_can_never_be_charged_again_even_if_it_is_adopted(redis: Redis) -> None:
-    """Otherwise whoever raises window.max_age would grant every budget again."""
+    """Otherwise a larger window.max_age would grant every budget again."""
     await release_days(redis, "bus", range(2), users=3)
     ledger, users = Ledger(redis, "bus"), np.arange(3, dtype=np.uint64)
     generation = await ledger.generation() or ""
@@ -155,7 +157,7 @@ async def test_a_worker_killed_at_any_step_leaves_nothing_chargeable_and_the_nex
 
 
 async def leave_behind(redis: Redis, slot: int) -> None:
-    """What a window leaves whose worker was killed."""
+    """The keys that remain of a window whose worker was killed."""
     for key in (KEYS.rows(slot), KEYS.outbox(slot), KEYS.plan(slot)):
         await redis.set(key, b"x")
     await redis.hset(KEYS.charged(slot), "1", 1)

@@ -1,4 +1,4 @@
-"""RowStore holds every row once, whatever is delivered again, by whom, and wherever batches begin."""
+"""RowStore stores every row once, whatever is delivered again, by whichever worker, and wherever batches begin."""
 
 import asyncio
 import itertools
@@ -42,7 +42,7 @@ def expected_users(following: int) -> list[int]:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), min_size=1, max_size=25))
 def test_any_overlapping_deliveries_leave_every_row_once(redis_url, deliveries):
-    """Redelivery, zombies and rebalances are all the same: ranges that begin at or before what is stored."""
+    """Redelivery, former owners and rebalances all append ranges of offsets that begin at or before the stored one."""
 
     async def run():
         redis = Redis.from_url(redis_url)
@@ -162,7 +162,7 @@ async def test_only_an_event_time_beyond_the_largest_moves_a_partition(redis):
     moved = (await state.partition_times())["t/0"].moved_us
     await deliver(state, 0, 10)
     rows, offsets = rows_of(np.arange(10, 14))
-    rows["time"] = 7_200_000_008  # clocks that stand still
+    rows["time"] = 7_200_000_008  # event times that do not grow
     await state.append("t/0", 10, 14, rows, offsets, rows["time"] // 3_600_000_000 * 3600)
     assert (await state.partition_times())["t/0"].moved_us == moved
     await deliver(state, 14, 20)

@@ -1,4 +1,4 @@
-"""An append-only file that ends anywhere inside the last transaction: what is replayed, and done again, counts once."""
+"""An append-only file may end anywhere inside its last transaction: a step that is then repeated counts once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def history(redis: Redis) -> None:
 
 
 async def everything(redis: Redis) -> dict[bytes, Any]:
-    """All that the two steps write."""
+    """The state that the two steps write."""
     found: dict[bytes, Any] = {}
     for key in await redis.keys("hv:*"):
         found[key] = await (redis.hgetall(key) if await redis.type(key) == b"hash" else redis.get(key))
