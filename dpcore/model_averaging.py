@@ -17,8 +17,8 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class EvidenceWeights:
-    """Weights of M candidates, each set adding up to 1. ``shares``: (M,), of all candidates, for means; ``cautious``: (M,), of the
-    cautious candidates alone, for variances.
+    """Weights of M candidates, each set adding up to 1. ``shares``: (M,), of all candidates, for means; ``cautious``:
+    (M,), of the cautious candidates alone, for variances.
     """
 
     shares: FloatArray
@@ -26,9 +26,9 @@ class EvidenceWeights:
 
     @classmethod
     def of(cls, log_evidence: Sequence[float], cautious: Sequence[bool]) -> EvidenceWeights:
-        """Weights from the natural logarithms of the evidence, (M,). Only the ``cautious`` candidates, (M,), enter variances:
-        busy cells say more about the spread of events than quiet ones do, and would make the intervals of the quiet ones too
-        short.
+        """Weights from the natural logarithms of the evidence, (M,). Only the ``cautious`` candidates, (M,), enter
+        variances: busy cells say more about the spread of events than quiet ones do, and would make the intervals of
+        the quiet ones too short.
         """
         return cls(evidence_shares(np.array(log_evidence)), evidence_shares(np.where(cautious, log_evidence, -np.inf)))
 

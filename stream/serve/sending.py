@@ -1,4 +1,6 @@
-"""Sends bodies to clients piece by piece, so that a client that does not read occupies little memory, and not for long."""
+"""Sends bodies to clients piece by piece, so that a client that does not read occupies little memory, and not for
+long.
+"""
 
 from __future__ import annotations
 

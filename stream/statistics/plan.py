@@ -223,7 +223,9 @@ class Plan(
 
 
 def empty_plan(config: Config, window: Window, period: Period, generation: str) -> Plan:
-    """The plan of a window without cells, users and charges, on the terms of the configuration: every plan begins with it."""
+    """The plan of a window without cells, users and charges, on the terms of the configuration: every plan begins
+    with it.
+    """
     privacy, speed = config.privacy, config.speed
     return Plan(
         window=window,

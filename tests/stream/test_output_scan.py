@@ -171,7 +171,9 @@ async def test_whoever_takes_part_is_refused_speaks_rubbish_or_comes_late_every_
 async def test_the_user_of_the_scan_is_indeed_charged_refused_rejected_and_late(
     broker: str, redis: Redis, redis_url: str, tmp_path: Path, clock: Clock
 ) -> None:
-    """Equal outputs prove nothing unless the histories differ: inside the boundary all of the differences are visible."""
+    """Equal outputs prove nothing unless the histories differ: inside the boundary all of the differences are
+    visible.
+    """
     config = riders_config(
         tmp_path, **{"kafka.bootstrap": broker, "redis.url": redis_url, "feed.domain": BOX, "privacy.budget": 5.0}
     )

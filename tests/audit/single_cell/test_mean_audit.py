@@ -104,7 +104,9 @@ def test_values_that_are_not_clipped_are_caught(module: Any, make: Any, monkeypa
 
 
 def test_noise_replayed_for_two_cells_is_caught() -> None:
-    """One user is in the first of two cells. The audit reads the releases of both, with fresh and with repeated noise."""
+    """One user is in the first of two cells. The audit reads the releases of both, with fresh and with repeated
+    noise.
+    """
     mechanism = Baseline(UPPER)
     plan = mechanism.plan(COUNTS, MICRO)
     low, high = neighbours(COUNTS, 0)

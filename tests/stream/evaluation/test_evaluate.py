@@ -1,4 +1,6 @@
-"""``hexveil evaluate`` uses the service's own plans, its scores are correct, and its output is marked as not private."""
+"""``hexveil evaluate`` uses the service's own plans, its scores are correct, and its output is marked as not
+private.
+"""
 
 from __future__ import annotations
 

@@ -199,7 +199,9 @@ async def _close_until(over: asyncio.Event, url: str, window, sealed: set[int]) 
 
 
 async def test_an_outage_of_redis_longer_than_the_idle_timeout_makes_nothing_late(kafka, topic_name, tmp_path):
-    """Each partition continues where it was. The first one that stores rows again must not close windows of the others."""
+    """Each partition continues where it was. The first one that stores rows again must not close windows of the
+    others.
+    """
     await create_topic(kafka, topic_name, 3)
     with RedisServer(tmp_path / "redis") as server:
         sealed: set[int] = set()

@@ -1,4 +1,6 @@
-"""From real Kafka to real Redis: every sound message is stored once, whichever readers join, die or return meanwhile."""
+"""From real Kafka to real Redis: every sound message is stored once, whichever readers join, die or return
+meanwhile.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,6 @@
-"""Every row is stored once after redelivery, with other batch boundaries, by former owners, and in shuffled partitions."""
+"""Every row is stored once after redelivery, with other batch boundaries, by former owners, and in shuffled
+partitions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``hexveil query`` answers ranges from a file of releases as a reader does who knows the schema's descriptions alone."""
+"""``hexveil query`` answers ranges from a file of releases as a reader does who knows the schema's descriptions
+alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A ledger releases no window of a period that began before its birth, so a new feed name is no new budget. Real Redis."""
+"""A ledger releases no window of a period that began before its birth, so a new feed name is no new budget. Real
+Redis.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A ledger is bound to the settings that define users and periods: others would grant a second budget, and are refused."""
+"""A ledger is bound to the settings that define users and periods: others would grant a second budget, and are
+refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Behaviour that all answers share: caching, compression, rules for other origins, and refusals that name the remedy."""
+"""Behaviour that all answers share: caching, compression, rules for other origins, and refusals that name the
+remedy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Spatial histograms in the service: which users count, what they are charged, and that this depends on no other user."""
+"""Spatial histograms in the service: which users count, what they are charged, and that this depends on no other
+user.
+"""
 
 from __future__ import annotations
 
