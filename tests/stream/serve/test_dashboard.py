@@ -1,8 +1,8 @@
 """The dashboard in a real browser, on the real service, over a real broker.
 
-The city's noise is real entropy. BUSY and STEADY have scales below 0.1 km/h and lie 2 km/h or more from the nearest class
-break; the interval of UNCERTAIN is 10.8 km/h wide where classes near it are 10 at most (wider ones are 14 scales away): what
-a test says of classes fails with probability < 1e-6.
+The city's noise is recorded, and fresh noise would hardly ever fail a test (``HEXVEIL_FRESH_NOISE``). BUSY and STEADY have
+scales below 0.1 km/h and lie 2 km/h or more from the nearest class break. The interval of UNCERTAIN is 10.8 km/h wide; classes
+near it are 10 wide at most, and wider ones are 14 scales away. So a wrong class has a probability below 1e-6.
 """
 
 from __future__ import annotations
