@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import scipy
 
+from dpcore._whole_units import Amount, exact_amount, whole_units
 from dpcore.budget import MICRO, from_micro
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
 from dpcore.noise import MAX_SCALE_NUMERATOR, IntArray
@@ -30,22 +31,14 @@ _GUARD = Decimal(10) ** -40
 """Above the error of a handful of operations at 60 digits."""
 
 
-def to_nano(rho: float | str | Decimal | Fraction, *, round_up: bool) -> int:
+def to_nano(rho: Amount, *, round_up: bool) -> int:
     """``rho`` in nρ; floats are read as their shortest decimal form, as in :func:`dpcore.budget.to_micro`.
 
     Raises :class:`BudgetError` unless ``rho`` is positive and at most 1000, or if an allowance rounds down to nothing.
     """
-    try:
-        exact = Fraction(repr(rho)) if isinstance(rho, float) else Fraction(rho)
-    except (ValueError, OverflowError, ZeroDivisionError):
-        raise BudgetError(f"rho {rho!r} is not a finite number; give a positive one") from None
-    if not 0 < exact <= MAX_RHO:
+    if not 0 < exact_amount("rho", rho) <= MAX_RHO:
         raise BudgetError(f"rho {rho!r} is outside (0, {MAX_RHO}]; give a number inside")
-    scaled = exact * NANO
-    nano = math.ceil(scaled) if round_up else math.floor(scaled)
-    if nano == 0:
-        raise BudgetError(f"rho {rho!r} is below the resolution of 1e-9; give at least 1e-9")
-    return nano
+    return whole_units("rho", rho, NANO, round_up=round_up)
 
 
 def gaussian_ratio(sensitivity: int, rho_nano: int) -> tuple[int, int]:

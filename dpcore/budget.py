@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from fractions import Fraction
 from typing import Literal
 
+from dpcore._whole_units import Amount, exact_amount, whole_units
 from dpcore.errors import BudgetError
 
 MICRO = 1_000_000
@@ -22,22 +22,14 @@ ChargeBasis = Literal["counts", "own", "histograms"]
 the same, because histograms are released, which promise participation under either relation."""
 
 
-def to_micro(epsilon: float | str | Decimal | Fraction, *, round_up: bool) -> int:
+def to_micro(epsilon: Amount, *, round_up: bool) -> int:
     """``epsilon`` in µε; floats are read as their shortest decimal form, so 0.1 is exactly 100 000 µε.
 
     Raises :class:`BudgetError` unless ``epsilon`` is finite and positive, or if an allowance rounds down to nothing.
     """
-    try:
-        exact = Fraction(repr(epsilon)) if isinstance(epsilon, float) else Fraction(epsilon)
-    except (ValueError, OverflowError, ZeroDivisionError):
-        raise BudgetError(f"epsilon {epsilon!r} is not a finite number; give a positive one") from None
-    if exact <= 0:
+    if exact_amount("epsilon", epsilon) <= 0:
         raise BudgetError(f"epsilon {epsilon!r} is not above 0; give a positive number")
-    scaled = exact * MICRO
-    micro = math.ceil(scaled) if round_up else math.floor(scaled)
-    if micro == 0:
-        raise BudgetError(f"epsilon {epsilon!r} is below the resolution of 1e-6; give at least 1e-6")
-    return micro
+    return whole_units("epsilon", epsilon, MICRO, round_up=round_up)
 
 
 def from_micro(micro: int) -> float:

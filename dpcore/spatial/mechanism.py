@@ -40,8 +40,9 @@ class SpatialMechanism(ABC):
     ) -> Histogram:
         """Spend exactly ``epsilon_micro`` µε on points (N, 2) or counts (rows, columns), ``points_per_user`` (s) of a user.
 
-        The caller makes sure that no user has more than s points. Relation "participation". Raises ``DomainError`` for points or counts that do not fit ``domain``, :class:`BudgetError` for less than 1 µε, or
-        where a share of it would be, :class:`ParameterError` for less than 1 point per user.
+        The caller makes sure that no user has more than s points. Relation "participation". Raises ``DomainError`` for
+        points or counts that do not fit ``domain``, :class:`BudgetError` if the budget or a share of it is less than 1 µε,
+        and :class:`ParameterError` for less than 1 point per user.
         """
         if epsilon_micro < 1:
             raise BudgetError(f"budget of {epsilon_micro} µε; give at least 1")

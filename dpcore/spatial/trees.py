@@ -11,6 +11,7 @@ Source: Cormode et al., "Differentially Private Spatial Decompositions" (2012), 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,8 +53,27 @@ def height_of(total: int, epsilon_micro: int, points_per_user: int, highest: int
     return max(1, min(highest, math.floor(math.log2(max(1.0, size)))))
 
 
+class _LeastSquaresTree(SpatialMechanism):
+    """A mechanism that draws a tree and releases its leaves, made consistent with the draws above
+    them if ``consistency`` is set.
+    """
+
+    consistency: bool
+
+    @abstractmethod
+    def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
+        """All levels with their draws, before consistency."""
+
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
+    ) -> PartitionHistogram:
+        """Histogram at ``epsilon_micro`` µε."""
+        tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
+        return (tree.least_squares() if self.consistency else tree).histogram(domain)
+
+
 @dataclass(frozen=True)
-class QuadTree(SpatialMechanism):
+class QuadTree(_LeastSquaresTree):
     """Halves both axes at every level, down to ``height`` levels or single cells."""
 
     budget: Literal["uniform", "geometric"] = "geometric"
@@ -64,13 +84,6 @@ class QuadTree(SpatialMechanism):
         if self.height is not None and not 0 <= self.height <= MAX_HEIGHT:
             raise ParameterError(f"height {self.height} is outside 0..{MAX_HEIGHT}; give the levels below the root")
         level_weights(self.budget, 0)
-
-    def draw(
-        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
-    ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` µε."""
-        tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
-        return (tree.least_squares() if self.consistency else tree).histogram(domain)
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
         """All levels with their draws, before consistency."""
@@ -145,7 +158,7 @@ def median_costs(image: IntGrid, boxes: IntArray, candidates: Candidates) -> Int
 
 
 @dataclass(frozen=True)
-class KdTree(SpatialMechanism):
+class KdTree(_LeastSquaresTree):
     """Halves the points of a node at a private median, axes in turn; height from a DP count as for HTF.
 
     ``split_share`` of the budget pays for the medians, ``total_share`` for the count. The cost of a cut is
@@ -164,13 +177,6 @@ class KdTree(SpatialMechanism):
         if not 1 <= self.max_height <= MAX_HEIGHT:
             raise ParameterError(f"max_height {self.max_height} is outside 1..{MAX_HEIGHT}")
         level_weights(self.budget, 0)
-
-    def draw(
-        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
-    ) -> PartitionHistogram:
-        """Histogram at ``epsilon_micro`` µε."""
-        tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
-        return (tree.least_squares() if self.consistency else tree).histogram(domain)
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
         """All levels with their draws, before consistency; the root carries the cost of the total."""

@@ -228,7 +228,7 @@ CHARGE = (
     ),
     Bug(
         "budgets: an allowance is rounded up",
-        "dpcore/budget.py",
+        "dpcore/_whole_units.py",
         "math.ceil(scaled) if round_up else math.floor(scaled)",
         "math.ceil(scaled)",
         "tests/dpcore/test_mean.py",
