@@ -10,7 +10,7 @@ import pytest
 
 from dpcore.contributions import Contributions
 from dpcore.variance import Variance, clipping_bias, worst_change
-from tests.dpcore.test_mean import group, worst_changes
+from tests.dpcore.worst_changes import group, worst_changes
 
 
 @pytest.mark.parametrize("grid", [1, 3])

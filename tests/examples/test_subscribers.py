@@ -15,9 +15,8 @@ from aiokafka import AIOKafkaProducer
 from stream.local import REPO_ROOT
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message
 from stream.messages.topics import create_topics
+from tests.stream.serve.made_windows import windows_of, with_histograms
 from tests.stream.serve.serving import publish
-from tests.stream.serve.test_serve_histograms import with_histograms
-from tests.stream.serve.test_serve_stream import windows_of
 from tests.support.builders import bus_config
 
 EXAMPLES = REPO_ROOT / "examples"

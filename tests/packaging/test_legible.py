@@ -168,6 +168,17 @@ def test_tests_reach_our_code_through_public_names_alone() -> None:
     assert not problems, "\n".join(problems)
 
 
+def test_no_test_imports_from_another_test() -> None:
+    """What several tests use is in ``tests/support`` or in a module beside them that contains no tests."""
+    imported = [
+        f"{path.relative_to(REPO_ROOT)}:{node.lineno}: {node.module}"
+        for path in sorted((REPO_ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2].startswith("test_")
+    ]
+    assert not imported, "\n".join(imported)
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -122,3 +123,21 @@ def zcdp_config(
     file = tmp_path / "zcdp.toml"
     file.write_text(text, encoding="utf-8")
     return load_config(file, **({"privacy.user_key_file": str(tmp_path / "user.key")} | overrides))
+
+
+TABLES = ("euler", "e2epriv", "htf", "quadtree", "kdtree")
+"""Mechanisms with a table of their own."""
+
+
+def uncommented(file: Path, *, tables: bool = False) -> str:
+    """The shipped file with its example of [histogram] in force; ``tables``: and those of single mechanisms."""
+    text = file.read_text(encoding="utf-8")
+    start, end = text.index("# [histogram]\n"), text.index("\n[kafka]")
+    middle = text.index("# [histogram.euler]")
+    example = text[start : end if tables else middle]
+    example = re.sub(r"(?m)^# ?", "", example)
+    if tables:
+        named = json.dumps(["sparse", *TABLES])
+        shares = ", ".join(["sparse = 1.0", *(f"{name} = 3" for name in TABLES)])
+        example = example.replace('["sparse"]', named).replace("sparse = 1.0", shares)
+    return text[:start] + example + text[end:]

@@ -13,12 +13,16 @@ from stream.local import REPO_ROOT
 from stream.statistics.participation.plan import planned_layout
 from stream.statistics.plan import Plan
 
-BOX = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}
+SMALL = {
+    "feed.domain": {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55},
+    "hexagons.resolution": 7,
+}
+"""Settings of a small public list of cells."""
 
 
 def riders(tmp_path: Path, **overrides: object) -> Config:
     """config/riders.toml over a small box at resolution 7, its key file in ``tmp_path``; overrides are dotted keys."""
-    settings = {"privacy.user_key_file": str(tmp_path / "user.key"), "feed.domain": BOX, "hexagons.resolution": 7}
+    settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | SMALL
     return load_config(REPO_ROOT / "config" / "riders.toml", **(settings | overrides))
 
 

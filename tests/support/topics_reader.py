@@ -1,4 +1,4 @@
-"""Reads output topics from their beginning to their present end."""
+"""Reads topics from their beginning to their present end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from stream.messages.message import HEXAGON_SPEED, REJECTED, WINDOW
+
+PARTITIONS = 4
+"""Partitions of the input topics that tests of sources create."""
 
 
 async def read_all(
@@ -26,5 +29,23 @@ async def read_all(
             for records in (await consumer.getmany(timeout_ms=200)).values():
                 found += [r for r in records if dict(r.headers).get("ce_source") == f"/hexveil/{feed}".encode()]
         return found
+    finally:
+        await consumer.stop()
+
+
+async def stored(bootstrap: str, topic: str) -> list[list[tuple[bytes | None, bytes]]]:
+    """(Key, value) of every record of an input topic, by partition, in order."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
+    await consumer.start()
+    try:
+        partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
+        consumer.assign(partitions)
+        await consumer.seek_to_beginning()
+        ends = await consumer.end_offsets(partitions)
+        records: dict[TopicPartition, list[tuple[bytes | None, bytes]]] = {p: [] for p in partitions}
+        while any(len(records[p]) < ends[p] for p in partitions):
+            for p, more in (await consumer.getmany(timeout_ms=1000)).items():
+                records[p] += [(record.key, record.value) for record in more]
+        return list(records.values())
     finally:
         await consumer.stop()

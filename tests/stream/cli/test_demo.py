@@ -20,7 +20,7 @@ from rich.console import Console
 
 from stream.cli.demo_view import Releases
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
-from tests.stream.serve.test_files import fetched
+from tests.support.fetching import fetched
 
 _WINDOW = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
 

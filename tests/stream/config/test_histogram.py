@@ -20,27 +20,10 @@ from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.statistics.histograms.fixes import fixes_of, histogram_box
 from stream.statistics.histograms.histograms import draw_histograms, mechanism_of
 from stream.statistics.plan import decode_plan, encode_plan
-from tests.stream.statistics.test_histograms import planned
-from tests.support.builders import EVERY_MECHANISM, bus_config, located_rows, with_histograms
-from tests.support.releasing import build_messages
+from tests.support.builders import EVERY_MECHANISM, TABLES, bus_config, located_rows, uncommented, with_histograms
+from tests.support.releasing import build_messages, planned_with_fixes
 
-TABLES = ("euler", "e2epriv", "htf", "quadtree", "kdtree")
-"""Mechanisms with a table of their own."""
 BUS, RIDERS = REPO_ROOT / "config" / "bus-fleet.toml", REPO_ROOT / "config" / "riders.toml"
-
-
-def uncommented(file: Path, *, tables: bool = False) -> str:
-    """The shipped file with its example of [histogram] in force; ``tables``: and those of single mechanisms."""
-    text = file.read_text(encoding="utf-8")
-    start, end = text.index("# [histogram]\n"), text.index("\n[kafka]")
-    middle = text.index("# [histogram.euler]")
-    example = text[start : end if tables else middle]
-    example = re.sub(r"(?m)^# ?", "", example)
-    if tables:
-        named = json.dumps(["sparse", *TABLES])
-        shares = ", ".join(["sparse = 1.0", *(f"{name} = 3" for name in TABLES)])
-        example = example.replace('["sparse"]', named).replace("sparse = 1.0", shares)
-    return text[:start] + example + text[end:]
 
 
 @pytest.mark.parametrize("tables", [False, True])
@@ -124,7 +107,7 @@ def test_whatever_is_accepted_can_be_drawn_in_the_bytes_that_were_foreseen(
     for s, goal in ((1, "absolute"), (7, "absolute"), (7, "relative")):
         config = least(name, s, goal, grid, tmp_path)
         for rows in (located_rows(1, 60, users=40), located_rows(1, 0)):
-            plan, held, fixes = planned(config, rows)
+            plan, held, fixes = planned_with_fixes(config, rows)
             messages, _ = build_messages(plan, held, Noise(), config, None, fixes)
             (message,) = [m for m in messages if m.topic == SPATIAL_HISTOGRAM]
             assert config.histogram is not None
@@ -144,9 +127,11 @@ VARIED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", VARIED)
 def test_what_a_paper_varies_can_be_configured_and_reaches_the_mechanism(tmp_path: Path, name: str) -> None:
     plain = {} if name != "euler" else {"histogram.euler": {"rows": 4, "columns": 4}}
-    plan, _, fixes = planned(with_histograms("values", tmp_path, [name], **plain), located_rows(1, 60, users=40))
+    plan, _, fixes = planned_with_fixes(
+        with_histograms("values", tmp_path, [name], **plain), located_rows(1, 60, users=40)
+    )
     varied = with_histograms("values", tmp_path, [name], **{f"histogram.{name}": VARIED[name]})
-    other, _, _ = planned(varied, located_rows(1, 60, users=40))
+    other, _, _ = planned_with_fixes(varied, located_rows(1, 60, users=40))
     assert plan.histogram is not None
     assert other.histogram is not None
     assert decode_plan(encode_plan(other)).histogram == other.histogram
@@ -225,7 +210,7 @@ def test_the_box_is_half_open_and_fixes_outside_it_count_for_nobody(tmp_path: Pa
     rows = located_rows(1, 4, users=1)
     rows["user"] = [1, 2, 3, 4]
     rows["lat"], rows["lng"] = 303_000_000, [-979_000_000, -975_000_000, -975_000_001, -979_000_001]
-    plan, held, fixes = planned(config, rows)
+    plan, held, fixes = planned_with_fixes(config, rows)
     assert fixes.users.tolist() == [1, 3]
     grant = config.privacy.epsilon_micro
     charges = dict(zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True))

@@ -15,13 +15,13 @@ from stream.evaluation.scores import Errors
 from tests.support.builders import SLOT, bus_config, random_rows
 
 
-def planned(config: Config) -> PlannedWindow:
+def planned_window(config: Config) -> PlannedWindow:
     (window,) = planned_windows(config, {SLOT: random_rows(1, 40)})
     return window
 
 
 def test_without_merging_hexagons_and_cells_are_the_same_places(tmp_path: Path) -> None:
-    window = planned(bus_config(tmp_path))
+    window = planned_window(bus_config(tmp_path))
     places = Places.of(window.plan, window.contributions)
     assert places.hexagons is places.cells
     np.testing.assert_array_equal(places.answering, places.shown)
@@ -29,7 +29,9 @@ def test_without_merging_hexagons_and_cells_are_the_same_places(tmp_path: Path) 
 
 
 def test_a_merged_cell_answers_for_each_of_its_hexagons_which_keep_their_own_truth(tmp_path: Path) -> None:
-    window = planned(bus_config(tmp_path, **{"hexagons.merge_until_km_h": 1.0, "hexagons.coarsest_resolution": 4}))
+    window = planned_window(
+        bus_config(tmp_path, **{"hexagons.merge_until_km_h": 1.0, "hexagons.coarsest_resolution": 4})
+    )
     places = Places.of(window.plan, window.contributions)
     assert places.cells.counts.n_cells < places.hexagons.counts.n_cells, "something is merged"
     estimate = np.arange(places.cells.counts.n_cells, dtype=float)
@@ -44,7 +46,7 @@ def test_a_merged_cell_answers_for_each_of_its_hexagons_which_keep_their_own_tru
 
 def test_a_draw_adds_one_error_per_shown_hexagon_and_one_verdict_per_noisy_cell(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **{"speed.statistics": ["mean"], "speed.post_processing": []})
-    window, tables = planned(config), Tables(Errors)
+    window, tables = planned_window(config), Tables(Errors)
     assert score_draw(window.plan, window.contributions, config, tables, None) is None
     assert isinstance(tables, defaultdict)
     places, errors = Places.of(window.plan, window.contributions), tables["mean", "released"]

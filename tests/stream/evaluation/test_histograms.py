@@ -28,8 +28,8 @@ from stream.offline import read_recording, split_by_slot
 from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
 from stream.statistics.histograms.histograms import draw_histograms, exact_counts, region_domain, regions_of
 from stream.statistics.plan import HistogramPlan
-from tests.stream.statistics.test_histograms import planned
 from tests.support.builders import EVERY_MECHANISM, bus_config, located_rows, with_histograms
+from tests.support.releasing import planned_with_fixes
 
 N = 200
 """Draws per mechanism, one range each. H0: intervals cover 95 %; it is rejected if so few or fewer cover with P <=
@@ -81,7 +81,7 @@ def a_range(histogram: Released, rng: np.random.Generator) -> Rectangles:
 
 def covered(config: Config, rows: np.ndarray, noise: Noise) -> int:
     """In how many of N draws the interval of a range of whole parts holds the exact number."""
-    plan, _, fixes = planned(config, rows)
+    plan, _, fixes = planned_with_fixes(config, rows)
     settings = plan.histogram
     assert settings is not None
     image, rng, found = integral_image(exact_counts(settings, fixes)), np.random.default_rng(1), 0

@@ -17,9 +17,9 @@ from stream.ingestion.bounded import MAX_BATCH_BYTES, BatchTooLargeError
 from stream.ingestion.decoding import MAX_MESSAGE_BYTES
 from stream.messages.topics import INPUT_SETTINGS
 from stream.storage.row_store import RowStore
-from tests.stream.ingestion.test_lateness import event, every_speed
 from tests.support.feeding import create_topic, until
 from tests.support.ingesting import Ingesting
+from tests.support.live_events import event, every_speed
 
 CODECS = {
     "gzip": (gzip_encode, bounded.gzip_decode),

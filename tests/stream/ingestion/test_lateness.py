@@ -22,24 +22,10 @@ from stream.storage.row_store import RowStore
 from stream.windows import PartitionTime, read_through, watermark
 from tests.support.feeding import START_MS, administering, create_topic, produce, until
 from tests.support.ingesting import Ingesting
+from tests.support.live_events import event, every_speed, speeds
 
 LIVE = {"lateness": "append-time", "slot": "2s", "allowed_delay": "1s"}
 SLOT, DELAY = 2, 1
-
-
-def event(user: str, moment: float, speed: float = 20.0) -> bytes:
-    body = {"user": user, "time": round(moment * 1000), "lat": 30.2, "lng": -97.7, "speed": speed}
-    return json.dumps(body).encode()
-
-
-async def speeds(redis: Redis) -> dict[int, list[int]]:
-    """Values of the rows of every open slot; each event has a value of its own."""
-    state = RowStore(redis, "bus")
-    return {slot: sorted((await state.read_rows(slot))["value"].tolist()) for slot in await state.open_slots()}
-
-
-async def every_speed(redis: Redis) -> list[int]:
-    return sorted(value for values in (await speeds(redis)).values() for value in values)
 
 
 async def appended_in_time(bootstrap: str, topic: str) -> dict[int, list[int]]:

@@ -19,8 +19,8 @@ from stream.cli import app
 from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.messages.range_query import RangeError, count_in, parse_box
 from stream.offline import LinePublisher
-from tests.stream.statistics.test_histograms import bodies_of, released
 from tests.support.builders import EVERY_MECHANISM, SLOT, located_rows, with_histograms
+from tests.support.releasing import bodies_of, released
 
 BOX = "-97.8,30.2,-97.6,30.5"
 

@@ -17,8 +17,8 @@ from stream.local import REPO_ROOT
 from stream.messages.asyncapi import EXAMPLES, document
 from stream.messages.message import OUTPUT_TOPICS, schema
 from stream.messages.topics import topic_plans
-from tests.stream.serve.test_serve import mutations
 from tests.support.builders import bus_config
+from tests.support.mutations import mutations
 
 PACKAGES = REPO_ROOT / "examples"
 NEWER_THAN_DRAFT_07 = {

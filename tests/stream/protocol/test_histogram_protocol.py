@@ -22,12 +22,11 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
 from tests.dpcore.silence import Silence
-from tests.stream.config.test_histogram import uncommented
-from tests.stream.protocol.test_release_protocol import store
-from tests.stream.statistics.test_histograms import bodies_of, planned
-from tests.support.builders import SLOT, located_rows, with_histograms
+from tests.support.builders import SLOT, located_rows, uncommented, with_histograms
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.protocol_child import exit_code
+from tests.support.releasing import bodies_of, planned_with_fixes
+from tests.support.stored_rows import store
 from tests.support.topics_reader import read_all
 
 NAMES = ["euler", "htf", "sparse", "ug"]
@@ -51,7 +50,7 @@ async def test_a_worker_killed_after_any_step_releases_every_histogram_once_and_
     assert run(step) == -9
     outbox = await redis.get(FeedKeys(topic_name).outbox(SLOT))
     charged = await Ledger(redis, topic_name).total("2017-03-21")
-    plan, held, fixes = planned(config, rows)
+    plan, held, fixes = planned_with_fixes(config, rows)
     exact = (held.counts.n_users, int(plan.charged_users()[1].sum()))
     if STEPS.index(step) >= STEPS.index("charge"):
         assert charged == exact, "noise was drawn before everybody had paid for the histograms too"
@@ -153,7 +152,7 @@ async def test_a_second_draw_of_histograms_is_thrown_away_unseen(redis: Redis, t
     assert redraws == [1]
     for message in mine.messages:
         assert message.value in committed[0]
-    plan, _, _ = planned(config, located_rows(4, 200))
+    plan, _, _ = planned_with_fixes(config, located_rows(4, 200))
     total = int(plan.charged_users()[1].sum())
     assert await Ledger(redis, config.feed.name).total("2017-03-21") == (len(plan.charged_users()[0]), total)
 
@@ -190,7 +189,7 @@ async def test_a_stored_plan_is_drawn_as_it_was_charged_whatever_the_configurati
     await protocol_of(redis, now, publisher).close(SLOT)
     (body,) = bodies_of(publisher.messages)
     assert (body["mechanism"], body["fixes_per_user"], body["domain"]["south"]) == ("ug", 1, 30.1)
-    plan, held, _ = planned(planned_under, rows)
+    plan, held, _ = planned_with_fixes(planned_under, rows)
     expected = (held.counts.n_users, int(plan.charged_users()[1].sum()))
     assert await Ledger(redis, "bus").total("2017-03-21") == expected
 
@@ -225,6 +224,6 @@ async def test_a_user_who_cannot_pay_for_the_histograms_is_in_none_of_them_and_p
     assert spent[:3].tolist() == [almost] * 3
     assert np.all(spent[3:] >= config.histogram_grant)
     (body,) = bodies_of(publisher.messages)
-    plan, _, fixes = planned(config, rows[~np.isin(rows["user"], poor)])
+    plan, _, fixes = planned_with_fixes(config, rows[~np.isin(rows["user"], poor)])
     assert plan.histogram is not None
     assert body["structure"]["counts"] == exact_counts(plan.histogram, contributing(plan, fixes)).tolist()

@@ -25,9 +25,9 @@ from stream.protocol.ledger_check import verify_ledger
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore
 from stream.windows import Window
-from tests.stream.protocol.test_release_protocol import store
 from tests.support import shipped
 from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.stored_rows import store
 from tests.support.topics_reader import read_all
 
 FIELDS = {"time": "t", "lat": "y", "lng": "x", "speed": "v", "time_format": "epoch-ms"}

@@ -14,9 +14,9 @@ from stream.protocol.release_protocol import PLAN_ATTEMPTS
 from stream.statistics.plan import Plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import LedgerError
-from tests.stream.protocol.test_release_protocol import store
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.closing import Collected, protocol_of
+from tests.support.stored_rows import store
 
 LEDGER = FeedKeys("bus").ledger("2017-03-21")
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream.config import Config
 from stream.local import REPO_ROOT, RedisServer
 from stream.messages.message import HEXAGON_SPEED, WINDOW, digest
 from stream.messages.topics import create_topics
@@ -33,15 +32,8 @@ from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.protocol_child import exit_code
 from tests.support.recalling import recalled
+from tests.support.stored_rows import store
 from tests.support.topics_reader import read_all
-
-
-async def store(redis: Redis, config: Config, rows: np.ndarray, slot: int = SLOT) -> RowStore:
-    state = RowStore(redis, config.feed.name)
-    await Ledger(redis, config.feed.name).start_generation(birth=0)
-    n = len(rows)
-    await state.append("bus/0", 0, n, rows, np.arange(n), np.full(n, slot))
-    return state
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -27,25 +27,10 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import ReadThrough, RowStore
-from tests.support.builders import SLOT, bus_config, random_rows, riders_config
+from tests.support.builders import SLOT, bus_config, riders_config
 from tests.support.closing import Collected, protocol_of
+from tests.support.stored_rows import HOUR, fill, read_clock
 from tests.support.topics_reader import read_all
-
-HOUR = 3600
-
-
-async def fill(redis: Redis, config: Config, hours: int) -> None:
-    await Ledger(redis, config.feed.name).start_generation(birth=0)
-    store = RowStore(redis, config.feed.name)
-    for hour in range(hours):
-        rows, first = random_rows(hour, 60, slot=SLOT + hour * HOUR), hour * 60
-        slots = np.full(60, SLOT + hour * HOUR)
-        await store.append("t/0", first, first + 60, rows, np.arange(first, first + 60), slots)
-
-
-async def read_clock(_: RowStore) -> int:
-    """Two hours after the start of the first window, µs UTC."""
-    return (SLOT + 2 * HOUR) * 1_000_000
 
 
 def fails(step: str, error: BaseException) -> Callable[[pytest.MonkeyPatch], None]:

@@ -40,9 +40,9 @@ from stream.statistics.plan import decode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, SetBackError
 from stream.storage.row_store import RowStore
-from tests.stream.protocol.test_release_protocol import store
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.stored_rows import store
 from tests.support.topics_reader import read_all
 
 HOUR = 3600

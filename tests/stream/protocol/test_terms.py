@@ -19,9 +19,9 @@ from stream.offline import MemoryRows
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.ledger import Ledger, TermsError
 from stream.windows import Period
-from tests.stream.statistics.test_zcdp import SMALL, riders
 from tests.support.builders import SLOT, located_rows, random_rows, with_histograms, zcdp_config
 from tests.support.closing import Collected
+from tests.support.participating import SMALL, riders
 
 HOUR, DAY = 3600, 86_400
 TODAY, TOMORROW = "2017-03-21", "2017-03-22"

@@ -18,9 +18,8 @@ from stream.messages.topics import create_topics
 from stream.protocol.publishing import make_producer
 from stream.serve.api import make_app
 from stream.serve.reading.files import FileSource
-from tests.stream.statistics.test_pipeline import planned
 from tests.support.builders import bus_config, random_rows
-from tests.support.releasing import build_messages
+from tests.support.releasing import build_messages, planned
 
 
 def released(tmp_path: Path, rows: int = 200, **overrides: Any) -> list[Message]:

@@ -16,10 +16,9 @@ from stream.messages.range_query import MAX_CELLS
 from stream.serve.reading.intake import Arrival
 from stream.serve.received import received
 from stream.serve.window_store import View
+from tests.stream.serve.made_windows import windows_of, with_histograms
 from tests.stream.serve.serving import released
 from tests.stream.serve.taking import arrivals, outcomes
-from tests.stream.serve.test_serve_histograms import with_histograms
-from tests.stream.serve.test_serve_stream import windows_of
 
 FEED = {"feed.name": "bus"}
 

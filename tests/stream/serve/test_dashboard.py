@@ -55,8 +55,8 @@ from tests.stream.serve.city import (
     window,
     windows,
 )
+from tests.stream.serve.made_windows import histogram_message
 from tests.stream.serve.serving import publish, serving
-from tests.stream.serve.test_serve_histograms import histogram_message
 from tests.stream.serve.tiles import write_archive
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]

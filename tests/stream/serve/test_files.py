@@ -10,8 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,9 +24,10 @@ from stream.messages.lines import line_of
 from stream.messages.message import Message, rejected_message
 from stream.serve.api import SERVICE
 from stream.serve.reading.files import MAX_LINE, Follower, feed_in
+from tests.stream.serve.made_windows import windows_of
 from tests.stream.serve.serving import released, serving, serving_file
-from tests.stream.serve.test_serve_stream import windows_of
 from tests.support.builders import bus_config
+from tests.support.fetching import fetched
 
 FEED = {"feed.name": "bus"}
 
@@ -285,14 +284,3 @@ def test_a_replayed_recording_and_serve_are_all_that_a_dashboard_needs(tmp_path:
         finally:
             serve.send_signal(signal.SIGINT)
     assert serve.returncode == 0
-
-
-def fetched(address: str) -> bytes:
-    """The body at ``address``, asked for until the service is up and has a window to show."""
-    for _ in range(300):
-        try:
-            with urllib.request.urlopen(address, timeout=20) as answer:
-                return bytes(answer.read())
-        except OSError:  # refused, or 404 as yet
-            time.sleep(0.2)
-    raise AssertionError(f"{address} never answered")

@@ -21,9 +21,9 @@ from stream.serve.reading.intake import PIECE_BYTES, Argument, Arrival, Intake, 
 from stream.serve.received import MAX_ID_BYTES, MAX_LISTED_BYTES, Received, received
 from stream.serve.window_store import View, WindowView
 from stream.windows import Window
+from tests.stream.serve.made_windows import histogram_message
 from tests.stream.serve.serving import released
 from tests.stream.serve.taking import arrivals, outcomes
-from tests.stream.serve.test_serve_histograms import histogram_message
 from tests.support.builders import SLOT, bus_config
 
 HOUR = Window(SLOT, SLOT + 3600)

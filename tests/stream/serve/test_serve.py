@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -18,6 +17,7 @@ from stream.serve.window_store import View
 from tests.stream.serve.serving import released, serving
 from tests.stream.serve.taking import arrivals, outcomes
 from tests.support.builders import bus_config
+from tests.support.mutations import mutations
 
 
 def test_the_public_service_imports_neither_redis_nor_anything_from_inside_the_boundary() -> None:
@@ -47,19 +47,6 @@ def test_a_window_is_complete_only_when_marker_count_and_digest_agree(tmp_path: 
     assert altered != cells[0]
     assert set(outcomes(tampered, arrivals((altered, *cells[1:], marker)))) == {"taken"}
     assert tampered.find(None, None) is None
-
-
-def mutations(value: object) -> Iterator[object]:
-    """Every value with one part removed, replaced or added."""
-    yield from (None, "x", -1, 1e308, [], {"x": 1})
-    if isinstance(value, dict):
-        yield value | {"extra": 1}
-        for name in value:
-            yield {key: part for key, part in value.items() if key != name}
-            yield from (value | {name: changed} for changed in mutations(value[name]))
-    elif isinstance(value, list):
-        for place in range(len(value)):
-            yield from ([*value[:place], changed, *value[place + 1 :]] for changed in mutations(value[place]))
 
 
 @pytest.mark.parametrize("topic", [HEXAGON_SPEED, WINDOW])

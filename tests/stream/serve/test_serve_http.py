@@ -26,10 +26,9 @@ from stream.serve.api import SERVICE, make_app
 from stream.serve.guards import worth_a_log
 from stream.serve.reading.topics import TopicSource
 from stream.serve.window_store import View
+from tests.stream.serve.made_windows import START, windows_of, with_histograms
 from tests.stream.serve.serving import publish, released, serving
 from tests.stream.serve.taking import arrivals, outcomes
-from tests.stream.serve.test_serve_histograms import START, with_histograms
-from tests.stream.serve.test_serve_stream import windows_of
 from tests.support.builders import bus_config
 
 HEXAGONS = f"/api/v1/hexagons?window={START}"

@@ -21,8 +21,8 @@ from pyarrow import parquet
 from stream.messages.message import HEXAGON_SPEED
 from stream.serve.api import make_app
 from stream.serve.operations import BASE
+from tests.stream.serve.made_windows import with_histograms
 from tests.stream.serve.serving import serving
-from tests.stream.serve.test_serve_histograms import with_histograms
 from tests.support.builders import bus_config
 
 GENERATOR = "content_type_overrides:\n  application/vnd.apache.parquet: application/octet-stream\npost_hooks: []\n"

@@ -16,35 +16,16 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from bench import sse
 from stream.local import KafkaServer
-from stream.messages.message import Message, digest, window_message
 from stream.messages.topics import create_topics
 from stream.serve import broadcast
 from stream.serve.api import SERVICE, make_app
 from stream.serve.window_store import WindowView
-from stream.windows import Window
-from tests.stream.serve.serving import publish, ready, released, serving
-from tests.support.builders import SLOT, bus_config
+from tests.stream.serve.made_windows import windows_of
+from tests.stream.serve.serving import publish, ready, serving
+from tests.support.builders import bus_config
 
 STREAM = "/api/v1/stream"
 Event = tuple[int, dict[str, Any]]
-
-
-def windows_of(tmp_path: Path, overrides: dict[str, Any], count: int) -> list[list[Message]]:
-    """The same cells in ``count`` windows, one an hour, each with its marker last."""
-    *cells, marker = released(tmp_path, **overrides)
-    feed = overrides["feed.name"]
-    found = []
-    for number in range(count):
-        window = Window(SLOT + 3600 * number, SLOT + 3600 * (number + 1))
-        times = {"window": {"start": f"2017-03-{21 + number // 12}T{12 + number % 12}:00:00Z", "end": "later"}}
-        times["window"]["end"] = f"2017-03-{21 + (number + 1) // 12}T{12 + (number + 1) % 12}:00:00Z"
-        made = [
-            window_message(m.topic, feed, window, m.key.decode(), m.key.decode(), json.loads(m.value) | times)
-            for m in cells
-        ]
-        body = json.loads(marker.value) | times | {"digest": digest(message.value for message in made)}
-        found.append([*made, window_message(marker.topic, feed, window, "close", feed, body)])
-    return found
 
 
 async def events(answer: ClientResponse) -> AsyncIterator[Event]:

@@ -27,7 +27,7 @@ from stream.sources.gtfs_rt import GtfsRealtime, SpeedSource
 from stream.sources.polling import FetchError, Poller, PollSettings
 from stream.windows import Slotting
 from tests.stream.sources.gtfs import START, snapshot_bytes
-from tests.stream.sources.test_replay import stored
+from tests.support.topics_reader import stored
 
 DELHI = {"south": 28.0, "west": 76.5, "north": 29.0, "east": 78.0}
 FEED = FeedConfig(name="bus", topic="bus", timezone="Asia/Kolkata", domain=DELHI)  # type: ignore[arg-type]

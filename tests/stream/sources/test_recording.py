@@ -19,8 +19,8 @@ from stream.sources.messages import Messages
 from stream.sources.ordering import in_time_order
 from stream.sources.recording import Recording
 from stream.sources.replay import Replay
+from tests.stream.sources.recordings import feed, gathered
 
-AUSTIN = {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2}
 CAPMETRO_HEADER = b"vehicle_id,timestamp,speed,route_id,trip_id,latitude,longitude,trip_headsign\n"
 ITMS = (
     b'{"vehicle_label":"M22","location":{"coordinates":[72.848299,21.144356],"type":"Point"},"speed":17.0,'
@@ -28,23 +28,9 @@ ITMS = (
 )
 
 
-def feed(**changes: object) -> FeedConfig:
-    return FeedConfig(**{"name": "bus", "topic": "bus", "timezone": "America/Chicago", "domain": AUSTIN, **changes})
-
-
 def read(path: Path, file_format: str, target: FeedConfig) -> Messages:
     with Recording(path, file_format, target) as recording:
         return gathered(recording)
-
-
-def gathered(blocks: object) -> Messages:
-    parts: list[Messages] = list(blocks)  # type: ignore[call-overload]
-    return Messages(
-        np.concatenate([part.due for part in parts]),
-        [key for part in parts for key in part.keys],
-        [value for part in parts for value in part.values],
-        sum(part.unread for part in parts),
-    )
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from typer.testing import CliRunner
 
@@ -28,9 +27,8 @@ from stream.sources.delivery import DeliveryError, KafkaSender, Pacer, Progress,
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 from stream.sources.replay import Replay
-from tests.stream.sources.test_recording import feed, gathered
-
-PARTITIONS = 4
+from tests.stream.sources.recordings import feed, gathered
+from tests.support.topics_reader import PARTITIONS, stored
 
 
 @pytest.fixture
@@ -48,24 +46,6 @@ async def topics(kafka: str, topic_name: str) -> AsyncIterator[list[str]]:
 @pytest.fixture
 def topic(topics: list[str]) -> str:
     return topics[0]
-
-
-async def stored(kafka: str, topic: str) -> list[list[tuple[bytes | None, bytes]]]:
-    """(key, value) of each partition, in its order."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=kafka, enable_auto_commit=False)
-    await consumer.start()
-    try:
-        partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]
-        consumer.assign(partitions)
-        await consumer.seek_to_beginning()
-        ends = await consumer.end_offsets(partitions)
-        found: dict[TopicPartition, list[tuple[bytes | None, bytes]]] = {p: [] for p in partitions}
-        while any(len(found[p]) < ends[p] for p in partitions):
-            for p, records in (await consumer.getmany(timeout_ms=1000)).items():
-                found[p] += [(record.key, record.value) for record in records]
-        return list(found.values())
-    finally:
-        await consumer.stop()
 
 
 async def send(kafka: str, topic: str, blocks: object, pacer: Pacer, **options: object) -> Progress:

@@ -18,7 +18,7 @@ from stream.cli import simulate as simulate_cli
 from stream.config.feed import FeedConfig
 from stream.sources.network import ARTERIAL, RING, STREET, build_network
 from stream.sources.simulate import GARBAGE, LONGEST_DELAY_S, Faults, Simulation, simulate
-from tests.stream.sources.test_recording import AUSTIN
+from tests.stream.sources.recordings import AUSTIN
 
 FEED = FeedConfig(name="bus", topic="bus", timezone="America/Chicago", domain=AUSTIN)  # type: ignore[arg-type]
 MONDAY = 1_710_738_000_000_000  # 2024-03-18T00:00 in Austin

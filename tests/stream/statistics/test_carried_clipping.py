@@ -21,28 +21,27 @@ from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.statistics.carried_clipping import NARROWEST_KMH, SPREAD, carry
 from stream.statistics.participation.draw import exact_integers
-from stream.statistics.pipeline import contributions_of, draw, plan_window
+from stream.statistics.pipeline import draw
 from stream.statistics.plan import Plan, decode_plan, encode_plan, pack_integers
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory, intervals
 from stream.storage.ledger import Ledger
 from tests.dpcore.silence import Silence
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.participating import loss, riders
-from tests.support.releasing import build_messages
+from tests.support.releasing import build_messages, planned
 
 CARRIED = {"speed.clipping": "carried", "speed.post_processing": ["kalman"], "speed.statistics": ["mean", "p50"]}
 
 
-def planned(config: Config, rows: np.ndarray, memory: Memory | None, slot: int = SLOT) -> tuple[Plan, Contributions]:
-    held, slotting = contributions_of(rows, config), config.slotting
-    left = np.full(held.counts.n_users, config.privacy.ledger_budget)
-    plan = plan_window(held.counts, left, config, slotting.window(slot), slotting.period_of(slot), "g")
+def carried(config: Config, rows: np.ndarray, memory: Memory | None, slot: int = SLOT) -> tuple[Plan, Contributions]:
+    """The plan of the window at ``slot`` with the ranges that ``memory`` gives."""
+    plan, held = planned(config, rows, slot=slot)
     return carry(plan, memory, config), held
 
 
 def remembered(config: Config) -> Memory:
     """The memory after one window of a lively city, released with real noise."""
-    plan, held = planned(config, random_rows(3, 900, users=300), None, SLOT - 3600)
+    plan, held = carried(config, random_rows(3, 900, users=300), None, SLOT - 3600)
     memory = build_messages(plan, held, Noise(np.random.default_rng(1).bytes), config, None)[1]
     assert memory is not None
     return memory
@@ -56,15 +55,15 @@ def test_removing_one_user_moves_the_integers_by_no_more_than_their_charge(
     config = riders(tmp_path, **CARRIED, **{"participation.weight": weight, "participation.samples_per_cell": 3})
     memory = remembered(config)
     rows = random_rows(seed, 200)
-    plan, held = planned(config, rows, memory)
+    plan, held = carried(config, rows, memory)
     assert plan.ranges is not None
     charges = dict(zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True))
-    plain, _ = planned(config, rows, None)
+    plain, _ = carried(config, rows, None)
     assert msgspec.structs.replace(plan, lower_bytes=b"", upper_bytes=b"") == plain, "ranges cost nothing"
     with_all = exact_integers(plan, held)
     assert (with_all >= 0).all()
     for user in held.counts.users.tolist():
-        other_plan, other = planned(config, rows[rows["user"] != user], memory)
+        other_plan, other = carried(config, rows[rows["user"] != user], memory)
         assert (other_plan.lower_bytes, other_plan.upper_bytes) == (plan.lower_bytes, plan.upper_bytes)
         lost = loss(plan, with_all, exact_integers(other_plan, other))
         assert 0 < lost * 1_000_000 <= charges[user]
@@ -77,7 +76,7 @@ def test_a_range_taken_from_the_window_itself_is_caught_by_the_same_comparison(t
     rows["value"] = np.where(rows["user"] == rows["user"][0], 6500, 1000 + rows["user"].astype(np.int64) * 100)
 
     def from_itself(of: np.ndarray) -> tuple[Plan, np.ndarray]:
-        plan, held = planned(config, of, None)
+        plan, held = carried(config, of, None)
         top = int(of["value"].max())
         cells = len(plan.cells)
         lower, upper = np.zeros(cells, "<i8"), np.full(cells, top, "<i8")
@@ -92,7 +91,7 @@ def test_a_mean_within_its_range_is_what_it_was_and_one_outside_is_clipped_to_it
     config = riders(tmp_path, **CARRIED)
     rows = random_rows(6, 240, users=8, places=1)
     rows = np.concatenate([rows[rows["user"] == user][:20] for user in range(1, 9)])
-    plan, held = planned(config, rows, None)
+    plan, held = carried(config, rows, None)
     cells = plan.cells
     at = int(np.searchsorted(cells, rows["cell"][0]))
     own = np.array([np.minimum(rows["value"][rows["user"] == u], 6500).mean() / 100 for u in range(1, 9)])
@@ -110,7 +109,7 @@ def test_narrower_ranges_mean_less_noise_at_the_same_charge(tmp_path: Path) -> N
     config = riders(tmp_path, **CARRIED)
     rows = random_rows(3, 900, users=300)
     memory = remembered(config)
-    (plain, held), (ranged, _) = planned(config, rows, None), planned(config, rows, memory)
+    (plain, held), (ranged, _) = carried(config, rows, None), carried(config, rows, memory)
     seen = exact_integers(plain, held)[:2].sum(axis=0) > 20 * 2**20
     widths = (ranged.ranges[1] - ranged.ranges[0])[seen] / 100
     assert seen.sum() >= 3
@@ -123,7 +122,7 @@ def test_narrower_ranges_mean_less_noise_at_the_same_charge(tmp_path: Path) -> N
 def test_ranges_hold_what_was_released_widened_and_are_never_empty(tmp_path: Path) -> None:
     config = riders(tmp_path, **CARRIED)
     memory = remembered(config)
-    plan, _ = planned(config, random_rows(1, 10), memory)
+    plan, _ = carried(config, random_rows(1, 10), memory)
     cells = plan.cells
     low, high = intervals(memory, cells)
     lower, upper = plan.ranges / 100

@@ -4,7 +4,6 @@ user.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,12 +14,11 @@ import pytest
 
 from dpcore.accounting import rho_of_pure
 from dpcore.budget import to_micro
-from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from dpcore.spatial import Rectangles, histogram_from_release
 from dpcore.spatial.regions import Footprints
 from stream.config import Config
-from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, digest, schema
+from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest, schema
 from stream.statistics import pipeline
 from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
 from stream.statistics.histograms.histograms import (
@@ -35,30 +33,10 @@ from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan, pa
 from stream.statistics.values.plan import plan_values
 from tests.support import releasing
 from tests.support.builders import EVERY_MECHANISM, SLOT, located_rows, with_histograms
-from tests.support.releasing import build_messages
+from tests.support.releasing import bodies_of, build_messages, planned_with_fixes, released
 
 RELATIONS = ["values", "participation"]
 GENERATION = "11111111-1111-4111-8111-111111111111"
-
-
-def planned(
-    config: Config, rows: np.ndarray, left: np.ndarray | None = None, slot: int = SLOT
-) -> tuple[Plan, Contributions, Fixes]:
-    held, fixes = contributions_of(rows, config), fixes_of(rows, histogram_box(config))
-    assert fixes is not None
-    slotting = config.slotting
-    allowed = np.full(held.counts.n_users, config.privacy.ledger_budget) if left is None else left
-    window, period = slotting.window(slot), slotting.period_of(slot)
-    return plan_window(held.counts, allowed, config, window, period, GENERATION, fixes), held, fixes
-
-
-def released(config: Config, rows: np.ndarray, noise: Noise | None = None, slot: int = SLOT) -> list[Message]:
-    plan, held, fixes = planned(config, rows, slot=slot)
-    return build_messages(plan, held, noise or Noise(), config, None, fixes)[0]
-
-
-def bodies_of(messages: list[Message], topic: str = SPATIAL_HISTOGRAM) -> list[dict]:
-    return [json.loads(message.value) for message in messages if message.topic == topic]
 
 
 def exact_components(plan: Plan, fixes: Fixes) -> np.ndarray:
@@ -85,7 +63,7 @@ def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contrib
     for number, rows in enumerate(windows):
         users = np.unique(rows["user"]).tolist()
         left = np.array([config.privacy.budget_micro - spent.get(user, 0) for user in users], dtype=np.int64)
-        plan, held, fixes = planned(config, rows, left, SLOT + 3600 * number)
+        plan, held, fixes = planned_with_fixes(config, rows, left, SLOT + 3600 * number)
         assert plan.histogram is not None
         for user, charge in zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True):
             spent[user] = spent.get(user, 0) + charge
@@ -101,7 +79,7 @@ def windows_paid(config: Config, windows: list[np.ndarray], user: int) -> int:
     for number, rows in enumerate(windows):
         own = rows[rows["user"] == user]
         left = np.full(len(np.unique(own["user"])), config.privacy.budget_micro - spent, dtype=np.int64)
-        plan, _, fixes = planned(config, own, left, SLOT + 3600 * number)
+        plan, _, fixes = planned_with_fixes(config, own, left, SLOT + 3600 * number)
         spent += int(plan.charges.sum())
         assert plan.histogram is not None
         paid += len(fixes) > 0 and bool((plan.charges >= plan.histogram.cost).any())
@@ -115,7 +93,7 @@ def day(seed: int, windows: int = 5) -> list[np.ndarray]:
 def moves_too_much(config: Config, windows: list[np.ndarray], who: Chooser = contributing) -> bool:
     """Whether some user who leaves moves the histograms of a day by more than the windows they pay for allow."""
     everyone = transcript(config, windows, who)
-    points, region = config.histogram.fixes_per_user, region_sensitivity(planned(config, windows[0])[0])
+    points, region = config.histogram.fixes_per_user, region_sensitivity(planned_with_fixes(config, windows[0])[0])
     for user in np.unique(np.concatenate([rows["user"] for rows in windows])).tolist():
         without = transcript(config, [rows[rows["user"] != user] for rows in windows], who)
         paid = windows_paid(config, windows, user)
@@ -181,7 +159,7 @@ def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(
 def test_a_charge_holds_the_histograms_budget_to_the_micro_epsilon(tmp_path: Path, relation: str) -> None:
     config = with_histograms(relation, tmp_path, ["htf", "sparse", "ug"], **{"histogram.epsilon": 1.0000005})
     rows = located_rows(3, 300)
-    plan, held, fixes = planned(config, rows)
+    plan, held, fixes = planned_with_fixes(config, rows)
     alone, _ = plan_alone(config, rows)
     assert plan.histogram is not None
     assert plan.histogram.epsilons == (333_334, 333_333, 333_333)
@@ -204,7 +182,7 @@ def test_under_zcdp_each_histogram_costs_half_its_epsilon_squared_rounded_up(tmp
     names = ["htf", "sparse", "ug"]
     config = with_histograms("zcdp", tmp_path, names, **{"histogram.epsilon": 0.1})
     rows = located_rows(4, 300)
-    plan, held, fixes = planned(config, rows)
+    plan, held, fixes = planned_with_fixes(config, rows)
     alone, _ = plan_alone(config, rows)
     parts = [rho_of_pure(micro) for micro in (33_334, 33_333, 33_333)]
     assert plan.histogram is not None
@@ -256,7 +234,7 @@ def test_the_relative_goal_adds_a_reading_of_the_same_draws_and_costs_nobody_mor
     found = {}
     for goal in ("absolute", "relative"):
         config = with_histograms("values", tmp_path, ["htf", "sparse", "ug"], **{"histogram.goal": goal})
-        plan, held, fixes = planned(config, located_rows(5, 400))
+        plan, held, fixes = planned_with_fixes(config, located_rows(5, 400))
         messages, _ = build_messages(plan, held, Noise(np.random.default_rng(1).bytes), config, None, fixes)
         found[goal] = plan.charges_bytes, bodies_of(messages)
     assert found["absolute"][0] == found["relative"][0]
@@ -269,7 +247,7 @@ def test_the_relative_goal_adds_a_reading_of_the_same_draws_and_costs_nobody_mor
 def test_a_plan_is_stored_and_read_exactly_and_other_fixes_than_planned_are_refused(tmp_path: Path) -> None:
     config = with_histograms("values", tmp_path)
     rows = located_rows(6, 200)
-    plan, held, _ = planned(config, rows)
+    plan, held, _ = planned_with_fixes(config, rows)
     again = decode_plan(encode_plan(plan))
     assert again == plan
     moved = rows.copy()

@@ -23,11 +23,10 @@ from stream.statistics.merging import by_planned_cells, excluded
 from stream.statistics.pipeline import contributions_of
 from stream.statistics.plan import VARIANCE_GRID, Plan, PlanError, decode_plan, encode_plan
 from stream.storage.row_store import ROW
-from tests.stream.protocol.test_release_protocol import store
-from tests.stream.statistics.test_pipeline import planned
 from tests.support.builders import SLOT, bus_config, riders_config
 from tests.support.closing import Collected, protocol_of
-from tests.support.releasing import build_messages
+from tests.support.releasing import build_messages, planned
+from tests.support.stored_rows import store
 
 MERGING = {"hexagons.merge_until_km_h": 30.0, "hexagons.coarsest_resolution": 4, "speed.post_processing": []}
 

@@ -14,36 +14,26 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
-from dpcore.contributions import Contributions
 from dpcore.errors import BudgetError, OverflowBoundError
 from dpcore.noise import Noise
 from dpcore.participation import UNIT, sample_weights
 from stream.cli import app
-from stream.config import Config, ConfigError
+from stream.config import ConfigError
 from stream.local import REPO_ROOT
 from stream.messages.message import schema
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.plan import participation_of
 from stream.statistics.participation.public_cells import public_cells
-from stream.statistics.pipeline import contributions_of, draw, plan_window
-from stream.statistics.plan import Plan
+from stream.statistics.pipeline import draw
 from stream.statistics.values.cell_means import MECHANISMS
 from stream.storage.row_store import ROW
 from tests.dpcore.silence import Silence
-from tests.support.builders import SLOT, random_rows
+from tests.support.builders import random_rows
 from tests.support.participating import loss, riders, skeleton
-from tests.support.releasing import build_messages
+from tests.support.releasing import build_messages, planned
 
 WEIGHTS = ("share", "user", "sample")
 STATISTICS = (["mean"], ["mean", "variance"], ["p50"], ["mean", "variance", "p15", "p50", "p85"])
-
-
-def planned(config: Config, rows: np.ndarray, left: np.ndarray | None = None) -> tuple[Plan, Contributions]:
-    held = contributions_of(rows, config)
-    slotting = config.slotting
-    allowed = np.full(held.counts.n_users, config.privacy.budget_micro) if left is None else left
-    window, period = slotting.window(SLOT), slotting.period_of(SLOT)
-    return plan_window(held.counts, allowed, config, window, period, "11111111-1111-4111-8111-111111111111"), held
 
 
 @pytest.mark.parametrize("seed", range(3))

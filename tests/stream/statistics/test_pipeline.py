@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpcore.contributions import Contributions
 from dpcore.distribution import Distribution
 from dpcore.level_tree import choose_tree
 from dpcore.noise import Noise
 from dpcore.variance import Variance
-from stream.config import Config
 from stream.messages.message import (
     HEXAGON_SPEED,
     WINDOW,
@@ -27,21 +25,13 @@ from stream.messages.message import (
     rejected_message,
     schema,
 )
-from stream.statistics.pipeline import contributions_of, draw, plan_window
+from stream.statistics.pipeline import contributions_of, draw
 from stream.statistics.plan import DECIMALS, VARIANCE_GRID, Plan, decode_plan, encode_plan
 from stream.statistics.values.cell_means import MECHANISMS
 from stream.statistics.values.cell_statistics import planned_statistics, scales_by_statistic
 from stream.statistics.values.draw import exact_values
 from tests.support.builders import SLOT, bus_config, random_rows
-from tests.support.releasing import build_messages
-
-
-def planned(config: Config, rows: np.ndarray) -> tuple[Plan, Contributions]:
-    held = contributions_of(rows, config)
-    slotting = config.slotting
-    left = np.full(held.counts.n_users, config.privacy.budget_micro)
-    window, period = slotting.window(SLOT), slotting.period_of(SLOT)
-    return plan_window(held.counts, left, config, window, period, "11111111-1111-4111-8111-111111111111"), held
+from tests.support.releasing import build_messages, planned
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ from stream.statistics.plan import Plan
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory, step
 from stream.storage.keys import FeedKeys
 from stream.windows import Window
-from tests.stream.protocol.test_release_protocol import store
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config, zcdp_config
 from tests.support.closing import Collected, protocol_of
 from tests.support.recalling import recalled, recalled_from
 from tests.support.releasing import build_messages
+from tests.support.stored_rows import store
 
 HOUR = 3600
 KALMAN = {"speed.post_processing": ["empirical-bayes", "kalman"]}

@@ -21,11 +21,10 @@ from typer.testing import CliRunner
 
 from dpcore import participation
 from dpcore.accounting import NANO, epsilon_of_rho
-from dpcore.contributions import Contributions
 from dpcore.errors import BudgetError
 from dpcore.noise import Noise
 from stream.cli import app
-from stream.config import Config, ConfigError, load_config
+from stream.config import ConfigError, load_config
 from stream.evaluation.evaluate import evaluate
 from stream.evaluation.variants import COMPARED_DELTA, with_accounting, with_epsilon
 from stream.local import REPO_ROOT, RedisServer
@@ -36,32 +35,16 @@ from stream.serve.received import received
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.plan import participation_of
 from stream.statistics.participation.public_cells import public_cells
-from stream.statistics.pipeline import contributions_of, draw, plan_window
-from stream.statistics.plan import Plan, decode_plan, encode_plan
+from stream.statistics.pipeline import draw
+from stream.statistics.plan import decode_plan, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import ROW
 from tests.dpcore.silence import Silence
 from tests.support import shipped
 from tests.support.builders import SLOT, bus_config, random_rows, zcdp_config
-from tests.support.participating import loss, skeleton
-from tests.support.releasing import build_messages
-
-BOX = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}
-SMALL = {"feed.domain": BOX, "hexagons.resolution": 7}
-
-
-def planned(config: Config, rows: np.ndarray, left: np.ndarray | None = None) -> tuple[Plan, Contributions]:
-    held = contributions_of(rows, config)
-    slotting = config.slotting
-    allowed = np.full(held.counts.n_users, config.privacy.ledger_budget) if left is None else left
-    window, period = slotting.window(SLOT), slotting.period_of(SLOT)
-    return plan_window(held.counts, allowed, config, window, period, "11111111-1111-4111-8111-111111111111"), held
-
-
-def riders(tmp_path: Path, **overrides: object) -> Config:
-    settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | SMALL
-    return load_config(REPO_ROOT / "config" / "riders.toml", **(settings | overrides))
+from tests.support.participating import SMALL, loss, riders, skeleton
+from tests.support.releasing import build_messages, planned
 
 
 @pytest.mark.parametrize("seed", range(3))

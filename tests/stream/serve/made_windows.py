@@ -1,0 +1,70 @@
+"""Windows of released messages, with spatial histograms or in a series, for tests of the public service."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+
+from dpcore.noise import Noise
+from dpcore.spatial import HTF, AdaptiveGrid, Domain, UniformGrid
+from stream.messages.message import SPATIAL_HISTOGRAM, WINDOW, Message, digest, schema, window_message
+from stream.windows import Window
+from tests.stream.serve.serving import released
+from tests.support.builders import SLOT
+
+DOMAIN = Domain(30.0, -98.0, 30.6, -97.4, rows=64, columns=64)
+START = "2017-03-21T12:00:00Z"
+MECHANISMS = {"ug": UniformGrid(), "ag": AdaptiveGrid(), "htf": HTF()}
+
+
+def histogram_message(feed: str, mechanism: str) -> Message:
+    points = np.random.default_rng(5).normal([30.3, -97.7], 0.08, (3000, 2))
+    made = MECHANISMS[mechanism].fit(points, DOMAIN, 1_000_000, Noise())
+    body: dict[str, Any] = {
+        "feed": feed,
+        "window": {"start": START, "end": "2017-03-21T13:00:00Z"},
+        "relation": "participation",
+        "epsilon": 1.0,
+        "mechanism": mechanism,
+    }
+    required = schema(SPATIAL_HISTOGRAM)["required"]
+    body |= {"fixes_per_user": 1} if "fixes_per_user" in required else {}
+    body |= made.to_release()
+    jsonschema.validate(body, schema(SPATIAL_HISTOGRAM), cls=jsonschema.Draft202012Validator)
+    return window_message(SPATIAL_HISTOGRAM, feed, Window(SLOT, SLOT + 3600), mechanism, feed, body)
+
+
+def with_histograms(tmp_path: Path, overrides: dict[str, str]) -> tuple[list[Message], dict[str, Message]]:
+    """A window whose marker counts its histograms too."""
+    *cells, marker = released(tmp_path, **overrides)
+    feed = overrides["feed.name"]
+    histograms = {name: histogram_message(feed, name) for name in MECHANISMS}
+    before = [*cells, *(histograms[name] for name in sorted(histograms))]
+    body = json.loads(marker.value) | {
+        "messages": len(before),
+        "digest": digest(message.value for message in before),
+    }
+    closing = window_message(WINDOW, feed, Window(SLOT, SLOT + 3600), "close", feed, body)
+    return [*before, closing], histograms
+
+
+def windows_of(tmp_path: Path, overrides: dict[str, Any], count: int) -> list[list[Message]]:
+    """The same cells in ``count`` windows, one an hour, each with its marker last."""
+    *cells, marker = released(tmp_path, **overrides)
+    feed = overrides["feed.name"]
+    found = []
+    for number in range(count):
+        window = Window(SLOT + 3600 * number, SLOT + 3600 * (number + 1))
+        times = {"window": {"start": f"2017-03-{21 + number // 12}T{12 + number % 12}:00:00Z", "end": "later"}}
+        times["window"]["end"] = f"2017-03-{21 + (number + 1) // 12}T{12 + (number + 1) % 12}:00:00Z"
+        made = [
+            window_message(m.topic, feed, window, m.key.decode(), m.key.decode(), json.loads(m.value) | times)
+            for m in cells
+        ]
+        body = json.loads(marker.value) | times | {"digest": digest(message.value for message in made)}
+        found.append([*made, window_message(marker.topic, feed, window, "close", feed, body)])
+    return found
