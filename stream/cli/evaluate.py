@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from dpcore.relation import NeighbouringRelation
 from stream.cli.evaluate_tables import print_histogram_scores, print_scores
 from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
 
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     Windows = dict[int, npt.NDArray[np.void]]
 
 
-class Relation(StrEnum):
-    """What neighbouring histories differ in."""
-
-    values = "values"
-    participation = "participation"
-
-
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("evaluate")(evaluate_recording)
@@ -40,7 +33,7 @@ def evaluate_recording(
     file: Annotated[Path, typer.Argument(help="CSV or NDJSON, plain or .gz.")],
     config: ConfigFile = None,
     relation: Annotated[
-        Relation | None,
+        NeighbouringRelation | None,
         typer.Option(help="The relation that you expect; refused if the configuration has the other one."),
     ] = None,
     file_format: Annotated[
@@ -82,11 +75,11 @@ def evaluate_recording(
         stop(str(error), USAGE)
 
 
-def _settings(config: Path | None, relation: Relation | None, statistics: str | None) -> Config:
+def _settings(config: Path | None, relation: NeighbouringRelation | None, statistics: str | None) -> Config:
     """The chosen configuration with the named statistics; exit 2 if its relation is not the one asked for."""
     chosen = choose_config(config, relation)
     settings = read_config(chosen, **({"speed.statistics": statistics.split(",")} if statistics else {}))
-    if relation is not None and settings.relation != relation.value:
+    if relation is not None and settings.relation != relation:
         stop(
             f"{chosen.file} has relation {settings.relation.value!r}, not {relation.value!r}; name another file",
             USAGE,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from dpcore.relation import NeighbouringRelation
 from stream.cli.options import USAGE, stop
 from stream.config.search import LOCAL, template
 
@@ -18,9 +19,9 @@ def register(app: typer.Typer) -> None:
     def init(
         path: Annotated[Path, typer.Argument(help="File to write.")] = LOCAL,
         relation: Annotated[
-            Literal["values", "participation"],
+            NeighbouringRelation,
             typer.Option(help="values: scheduled public transport. participation: private cars, taxis, riders."),
-        ] = "values",
+        ] = NeighbouringRelation.VALUES,
         force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     ) -> None:
         """Write a complete configuration with comments."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import iso
 from stream.cli.options import UNREACHABLE, USAGE, AsJson, ConfigFile, choose_config, stop
 
@@ -37,7 +38,7 @@ def inspect_feed(
     ],
     write: Annotated[Path | None, typer.Option(help="Write the suggested configuration to this file.")] = None,
     relation: Annotated[
-        Literal["values", "participation"] | None,
+        NeighbouringRelation | None,
         typer.Option(
             help="Relation of --write. values: scheduled transport; participation: private cars, taxis, riders."
         ),
@@ -175,7 +176,7 @@ def _plot(seen: Observations, measures: Measures, folder: Path) -> None:
     typer.echo(f"{folder / 'inspection.png'} drawn; it is not private", err=True)
 
 
-def _write(path: Path, relation: Literal["values", "participation"], lines: list[Suggestion]) -> None:
+def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) -> None:
     from stream.config import ConfigError, find_config, load_config
     from stream.config.search import template
     from stream.inspection.suggestion import configuration
@@ -188,13 +189,13 @@ def _write(path: Path, relation: Literal["values", "participation"], lines: list
         )
     except OSError as error:
         stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to", USAGE)
-    remaining: dict[str, Any] = {
-        "values": "Set timezone, epsilon and budget in it, then run",
-        "participation": "Set domain (from a map, not from the recording), timezone, cells, epsilon and budget in it, then run",
+    remaining = {
+        NeighbouringRelation.VALUES: "Set timezone, epsilon and budget in it, then run",
+        NeighbouringRelation.PARTICIPATION: "Set domain (from a map, not from the recording), timezone, cells, epsilon and budget in it, then run",
     }
     typer.echo(f"{path} written. {remaining[relation]}: hexveil check --config {path}", err=True)
-    if relation == "values":
+    if relation == NeighbouringRelation.VALUES:
         try:
-            load_config(find_config(path, "values"))
+            load_config(find_config(path, relation))
         except ConfigError as error:
             stop(f"it is not sound yet: {error}", USAGE)

@@ -6,11 +6,12 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import structlog
 import typer
 
+from dpcore.relation import NeighbouringRelation
 from stream.logs import log_clients
 
 if TYPE_CHECKING:
@@ -72,9 +73,10 @@ def choose_config(named: Path | None, relation: str | None = None) -> Chosen:
     return chosen
 
 
-def _wanted_relation(relation: str | None) -> Literal["values", "participation"]:
+def _wanted_relation(relation: str | None) -> NeighbouringRelation:
     wanted = relation or os.environ.get("HEXVEIL_RELATION")
-    return "participation" if wanted == "participation" else "values"
+    participation = wanted == NeighbouringRelation.PARTICIPATION
+    return NeighbouringRelation.PARTICIPATION if participation else NeighbouringRelation.VALUES
 
 
 def load_to_release(chosen: Chosen, **overrides: Any) -> Config:

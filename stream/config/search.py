@@ -41,5 +41,5 @@ def find_config(named: Path | None, relation: str, environment: Mapping[str, str
     for file in (LOCAL, Path("config") / TEMPLATES[relation]):
         if file.is_file():
             return Chosen(file, file.parent, "found here")
-    why = f"the template of relation {relation!r}: there is no {LOCAL} here, 'hexveil init' writes one"
+    why = f"the template of relation '{relation}': there is no {LOCAL} here, 'hexveil init' writes one"
     return Chosen(template(relation), Path.cwd(), why)

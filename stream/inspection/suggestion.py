@@ -12,6 +12,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from dpcore.relation import NeighbouringRelation
 from stream.config.feed import FeedFields
 from stream.inspection.measures import Measures
 from stream.inspection.observations import Observations
@@ -180,7 +181,7 @@ def _toml(text: str) -> str:
     return json.dumps(text)  # a basic string of TOML has the escapes of JSON
 
 
-def configuration(template: str, lines: list[Suggestion], relation: str) -> str:
+def configuration(template: str, lines: list[Suggestion], relation: NeighbouringRelation) -> str:
     """The shipped ``template`` with the suggested lines in place of its own, each with its reason.
 
     Under "participation" the domain and the hexagons are not taken from the recording: the domain is left out, so that
@@ -190,10 +191,10 @@ def configuration(template: str, lines: list[Suggestion], relation: str) -> str:
     for line in lines:
         if line.section == "feed.fields":
             continue
-        if relation == "participation" and line.key == "resolution":
+        if relation == NeighbouringRelation.PARTICIPATION and line.key == "resolution":
             continue
         new = f"{line.key} = {line.value}  # {line.reason}"
-        if relation == "participation" and line.key == "domain":
+        if relation == NeighbouringRelation.PARTICIPATION and line.key == "domain":
             new = "# domain = { south = …, west = …, north = …, east = … }  # a public fact of the city, not of the recording"
         line_of_key = re.search(rf"^{line.key} = .*$", text, re.MULTILINE)
         assert line_of_key is not None, "the template has every key that is suggested"
