@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -129,15 +129,13 @@ TABLES = ("euler", "e2epriv", "htf", "quadtree", "kdtree")
 """Mechanisms with a table of their own."""
 
 
-def uncommented(file: Path, *, tables: bool = False) -> str:
-    """The shipped file with its example of [histogram] in force; ``tables``: and those of single mechanisms."""
+def uncommented(file: Path, tables: Collection[str] = ()) -> str:
+    """The shipped file with its example of [histogram] in force, and the ``tables`` of these mechanisms."""
     text = file.read_text(encoding="utf-8")
     start, end = text.index("# [histogram]\n"), text.index("\n[kafka]")
-    middle = text.index("# [histogram.euler]")
-    example = text[start : end if tables else middle]
-    example = re.sub(r"(?m)^# ?", "", example)
-    if tables:
-        named = json.dumps(["sparse", *TABLES])
-        shares = ", ".join(["sparse = 1.0", *(f"{name} = 3" for name in TABLES)])
-        example = example.replace('["sparse"]', named).replace("sparse = 1.0", shares)
+    example, *others = re.split(r"(?m)^(?=# \[histogram\.)", text[start:end])
+    chosen = [table for table in others if re.match(r"# \[histogram\.(\w+)", table)[1] in tables]  # type: ignore[index]
+    example = re.sub(r"(?m)^# ?", "", "".join([example, *chosen]))
+    shares = ", ".join(["sparse = 1.0", *(f"{name} = 3" for name in tables)])
+    example = example.replace('["sparse"]', json.dumps(["sparse", *tables])).replace("sparse = 1.0", shares)
     return text[:start] + example + text[end:]
