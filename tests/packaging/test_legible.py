@@ -168,15 +168,22 @@ def test_tests_reach_our_code_through_public_names_alone() -> None:
     assert not problems, "\n".join(problems)
 
 
+def imported_tests(source: str) -> list[str]:
+    """Modules of tests that a file imports from."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    names = [(node.module or "").split(".") for node in nodes]
+    return [".".join(name) for name in names if name[0] == "tests" and name[-1].startswith("test_")]
+
+
 def test_no_test_imports_from_another_test() -> None:
-    """What several tests use is in ``tests/support`` or in a module beside them that contains no tests."""
-    imported = [
-        f"{path.relative_to(REPO_ROOT)}:{node.lineno}: {node.module}"
+    """What several tests use is in ``tests/support``, or beside them in a module without tests."""
+    problems = [
+        f"{path.relative_to(REPO_ROOT)}: {name}"
         for path in sorted((REPO_ROOT / "tests").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2].startswith("test_")
+        for name in imported_tests(path.read_text(encoding="utf-8"))
     ]
-    assert not imported, "\n".join(imported)
+    assert not problems, "\n".join(problems)
+    assert imported_tests("from tests.stream.test_worker import charges"), "a planted import is noticed"
 
 
 @pytest.mark.parametrize(
