@@ -1,4 +1,4 @@
-"""``hexveil gtfs-rt``: sends an agency's VehiclePositions, from its address or from stored snapshots, to Kafka or a file."""
+"""``hexveil gtfs-rt``: an agency's VehiclePositions, live or stored, go to Kafka or a file, or are released without Kafka."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import gzip
 import json
 import signal
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -17,14 +18,18 @@ import typer
 
 from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
-from stream.cli.options import FAILED, UNREACHABLE, AsJson, ConfigFile, choose_config
+from stream.cli.options import FAILED, UNREACHABLE, AsJson, ConfigFile, choose_config, load_to_release
 from stream.config import Config, ConfigError, load_config
 from stream.config.durations import parse_duration
 from stream.sources.delivery import DeliveryError, Pacer
+from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
+from stream.sources.polling import FetchError, Poller, PollSettings
+from stream.windows import SpanError, Window
 
 if TYPE_CHECKING:
     from stream.sources.gtfs_rt import GtfsRealtime, SpeedSource
+    from stream.sources.live import Sink
 
 
 def register(app: typer.Typer) -> None:
@@ -32,6 +37,7 @@ def register(app: typer.Typer) -> None:
     app.command("gtfs-rt")(gtfs_rt_command)
 
 
+# long: one argument for each option
 def gtfs_rt_command(
     sources: Annotated[
         list[str],
@@ -50,10 +56,26 @@ def gtfs_rt_command(
             help="Request header NAME=FILE. The file contains the value of the header, such as an API key, and nothing else."
         ),
     ] = None,
+    query: Annotated[
+        list[str] | None,
+        typer.Option(help="Like --header, for a key that the agency expects in the address: ?NAME=…"),
+    ] = None,
     pace: Annotated[str, typer.Option(help="For stored snapshots: multiple of their original pace, or 'max'.")] = "max",
     out: Annotated[
-        Path | None, typer.Option(help="Write canonical events as NDJSON to this file instead of Kafka ('-': stdout).")
+        Path | None,
+        typer.Option(
+            help="Write canonical events as NDJSON to this file instead of Kafka ('-': stdout). With --offline: the releases."
+        ),
     ] = None,
+    offline: Annotated[bool, typer.Option(help="Release the events here, without Kafka; see --out.")] = False,
+    start: Annotated[
+        str | None, typer.Option("--from", help="Offline, stored snapshots: start of the first timeslot.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--until", help="Offline: end of the last timeslot.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Offline, stored snapshots: folder of a ledger that is kept after the run.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Offline: overwrite the file of --out.")] = False,
     once: Annotated[bool, typer.Option(help="For an address: stop after one snapshot.")] = False,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -62,17 +84,25 @@ def gtfs_rt_command(
     speed_of_stored = parse_pace(pace)
     try:
         from stream.sources.gtfs_rt import SPEED_SOURCES, GtfsRealtime
+        from stream.sources.vehicle_positions import LARGEST_SNAPSHOT
     except ModuleNotFoundError as error:
         raise refuse(
             f"{error.name}, which reads GTFS-realtime, is not installed: pip install 'hexveil[gtfs]'"
         ) from None
     if speeds not in SPEED_SOURCES:
         raise typer.BadParameter(f"{speeds!r} is none of {', '.join(SPEED_SOURCES)}", param_hint="--speeds")
+    live = any(_is_address(source) for source in sources)
+    _check_options(offline, live, out, start, end, state)
     try:
-        settings = load_config(choose_config(config))
+        settings = (load_to_release if offline else load_config)(choose_config(config))
         reader = GtfsRealtime(settings.feed, settings.slotting, cast("SpeedSource", speeds))
-        seconds = parse_duration(interval).total_seconds()
-        headers = dict(_secret_header(text) for text in header or [])
+        polling = PollSettings(
+            interval_s=parse_duration(interval).total_seconds(),
+            largest=LARGEST_SNAPSHOT,
+            headers=dict(_secret("--header", text) for text in header or []),
+            query=dict(_secret("--query", text) for text in query or []),
+        )
+        span = settings.slotting.span(start, end) if start and end else None
     except (ConfigError, ValueError) as error:
         raise refuse(error) from None
     if settings.relation == NeighbouringRelation.VALUES and speeds != "reported":
@@ -81,30 +111,60 @@ def gtfs_rt_command(
             "not protected. To protect derived speeds, use relation 'participation'.",
             err=True,
         )
-    if any(_is_address(source) for source in sources):
+    if live:
         if len(sources) > 1:
             raise refuse("give one address, or any number of files and folders; run one command for each feed")
-        _live(settings, reader, sources[0], seconds, headers, out, once, as_json)
+        if offline:
+            assert out is not None
+            _live_offline(settings, reader, sources[0], polling, out, once=once, force=force)
+        else:
+            _live(settings, reader, sources[0], polling, out, once=once)
+        _tell(reader, as_json)
+        return
+    files, problems = _files([Path(source) for source in sources]), list[str]()
+    blocks = _snapshots(files, reader, problems)
+    if offline:
+        _release(settings, reader, blocks, span, state=state, out=out, force=force, as_json=as_json)
+    elif out is not None:
+        _write(blocks, out)
     else:
-        _stored(settings, reader, [Path(source) for source in sources], Pacer(speed_of_stored), out, as_json)
+        read = lambda: reader.tally.snapshots / len(files)  # noqa: E731
+        feed_kafka(settings, blocks, Pacer(speed_of_stored), limit=None, share_read=read, as_json=as_json)
+    _tell(reader, as_json and out is not None)
+    _tell_problems(reader, files, problems)
 
 
 def _is_address(source: str) -> bool:
     return source.startswith(("http://", "https://"))
 
 
-def _secret_header(text: str) -> tuple[str, str]:
+def _check_options(
+    offline: bool, live: bool, out: Path | None, start: str | None, end: str | None, state: Path | None
+) -> None:
+    """Raises :class:`typer.BadParameter` for options that contradict each other."""
+    if (start is None) != (end is None):
+        raise typer.BadParameter("give both --from and --until, or neither", param_hint="--from")
+    if (start or state) and (live or not offline):
+        raise typer.BadParameter(
+            "--from, --until and --state are for stored snapshots with --offline", param_hint="--from"
+        )
+    if offline and live and (out is None or out.suffix != ".ndjson"):
+        raise typer.BadParameter("with --offline and an address, name a file like releases.ndjson", param_hint="--out")
+
+
+def _secret(option: str, text: str) -> tuple[str, str]:
+    """Name and value of ``NAME=FILE``. Raises :class:`ValueError`, which never shows the value."""
     name, separator, path = text.partition("=")
     if not separator or not name or not path:
         raise ValueError(
-            f"--header {name!r}: write NAME=FILE; store the secret in a file, because others can see the command line"
+            f"{option} {name!r}: write NAME=FILE; store the secret in a file, because others can see the command line"
         )
     try:
         value = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--header {name}: {path}: {error}; name a readable text file") from None
+        raise ValueError(f"{option} {name}: {path}: {error}; name a readable text file") from None
     if not value or any(ord(letter) < 32 for letter in value):
-        raise ValueError(f"--header {name}: {path} is empty or holds more than one line")
+        raise ValueError(f"{option} {name}: {path} is empty or holds more than one line")
     return name, value
 
 
@@ -139,18 +199,38 @@ def _snapshots(files: list[Path], reader: GtfsRealtime, problems: list[str]) -> 
             yield messages
 
 
-def _stored(
-    config: Config, reader: GtfsRealtime, paths: list[Path], pacer: Pacer, out: Path | None, as_json: bool
+def _release(
+    config: Config,
+    reader: GtfsRealtime,
+    blocks: Iterator[Messages],
+    span: Window | None,
+    *,
+    state: Path | None,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
-    files, problems = _files(paths), list[str]()
-    blocks = _snapshots(files, reader, problems)
-    if out is None:
-        feed_kafka(
-            config, blocks, pacer, limit=None, share_read=lambda: reader.tally.snapshots / len(files), as_json=as_json
+    from stream.cli.releasing import release_offline  # slow to import; the other ways do not need it
+
+    try:
+        release_offline(
+            config,
+            Path("the snapshots"),
+            "canonical",
+            span,
+            state=state,
+            out=out,
+            force=force,
+            any_speed=True,
+            as_json=as_json,
+            blocks=blocks,
         )
-    else:
-        _write(blocks, out)
-    _tell(reader, as_json and out is not None)
+    except (RecordingError, SpanError) as error:
+        raise refuse(error if reader.tally.events or isinstance(error, SpanError) else _why_none(reader)) from None
+
+
+def _tell_problems(reader: GtfsRealtime, files: list[Path], problems: list[str]) -> None:
+    """Name files that are no snapshots. Exit 2 if no event was read, 1 if some files were not."""
     for problem in problems[:5]:
         typer.echo(f"hexveil: {problem}", err=True)
     if not reader.tally.events:
@@ -201,21 +281,55 @@ def _tell(reader: GtfsRealtime, as_json: bool) -> None:
 
 
 def _live(
-    config: Config,
+    config: Config, reader: GtfsRealtime, url: str, settings: PollSettings, out: Path | None, *, once: bool
+) -> None:
+    from stream.sources.live import FileSink, KafkaSink
+
+    def sink(stopping: asyncio.Event) -> Sink:
+        return KafkaSink(config, stopping) if out is None else FileSink(out)
+
+    _poll(reader, url, settings, sink, once=once)
+
+
+def _live_offline(
+    config: Config, reader: GtfsRealtime, url: str, settings: PollSettings, out: Path, *, once: bool, force: bool
+) -> None:
+    """Release the windows of a live feed on this machine, each when it is over."""
+    from stream.embedded import EmbeddedError, EmbeddedSink
+    from stream.ingestion.pseudonyms import UserKeyError
+    from stream.local import LocalServerError, RedisServer
+    from stream.storage.ledger import LedgerError
+    from stream.storage.row_store import StateError
+
+    if out.exists() and not force:
+        raise refuse(
+            f"{out} exists, and its releases cannot be drawn again; name another file, or overwrite it with --force"
+        )
+    try:
+        out.write_bytes(b"")
+        with tempfile.TemporaryDirectory(prefix="hexveil-") as scratch, RedisServer(Path(scratch)) as server:
+            embedded = config.model_copy(update={"redis": config.redis.model_copy(update={"url": server.url})})
+            _poll(reader, url, settings, lambda stopping: EmbeddedSink(embedded, out, stopping), once=once)
+    except OSError as error:
+        raise refuse(f"{out}: {error.strerror or error}; --out needs a folder that you may write to") from None
+    except UserKeyError as error:
+        raise refuse(error) from None
+    except (EmbeddedError, LedgerError, LocalServerError, StateError) as error:
+        raise refuse(error, FAILED) from None
+
+
+def _poll(
     reader: GtfsRealtime,
     url: str,
-    interval_s: float,
-    headers: dict[str, str],
-    out: Path | None,
+    settings: PollSettings,
+    sink: Callable[[asyncio.Event], Sink],
+    *,
     once: bool,
-    as_json: bool,
 ) -> None:
-    from stream.sources.live import FileSink, KafkaSink, poll
-    from stream.sources.polling import FetchError, Poller, PollSettings
-    from stream.sources.vehicle_positions import LARGEST_SNAPSHOT
+    """Feed a sink from an address until Ctrl-C. Exits 3 if the address or Kafka does not answer at the start."""
+    from stream.sources.live import poll
 
     try:
-        settings = PollSettings(interval_s=interval_s, largest=LARGEST_SNAPSHOT, headers=headers)
         poller = Poller(url, settings)
     except ValueError as error:
         raise refuse(error) from None
@@ -224,11 +338,9 @@ def _live(
         stopping = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        sink = KafkaSink(config, stopping) if out is None else FileSink(out)
-        await poll(reader, poller, settings, sink, stopping, once=once)
+        await poll(reader, poller, settings, sink(stopping), stopping, once=once)
 
     try:
         asyncio.run(run())
     except (FetchError, DeliveryError) as error:
         raise refuse(error, UNREACHABLE) from None
-    _tell(reader, as_json)

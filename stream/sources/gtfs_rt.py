@@ -29,7 +29,10 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass
 class Tally:
-    """Counts of the vehicles of all snapshots and what was done with them. Inside the trust boundary only."""
+    """Counts of the vehicles of all snapshots and what was done with them. Inside the trust boundary only.
+
+    ``stale``: answers that came while the feed stood still.
+    """
 
     snapshots: int = 0
     unreadable: int = 0
@@ -38,6 +41,7 @@ class Tally:
     repeated: int = 0
     without_speed: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+    stale: int = 0
     driving: int = 0
     driving_but_reported_still: int = 0
 
@@ -66,6 +70,8 @@ class GtfsRealtime:
                 f"feed.format is {feed.format!r}; events from GTFS-realtime are canonical: set feed.format to 'canonical'"
             )
         self.tally = Tally()
+        self.header_us: int | None = None
+        """Timestamp in the header of the newest snapshot, µs UTC; None if it had none."""
         self._slotting, self._speeds = slotting, speeds
         self._per_kmh = 1 / SPEED_TO_KMH[feed.speed_unit]
         self._derivation = SpeedDerivation(limits)
@@ -83,6 +89,7 @@ class GtfsRealtime:
         self.tally.refused += snapshot.refused
         if snapshot.clock is not None:
             self._clock = max(self._clock, snapshot.clock)
+        self.header_us = snapshot.header
         return self._messages(snapshot, self._fresh(snapshot))
 
     def _fresh(self, snapshot: Snapshot) -> NDArray[np.int64]:

@@ -36,11 +36,12 @@ class SnapshotError(ValueError):
 class Snapshot:
     """Columns (n,) of the vehicles with a position. ``time``: µs UTC; ``lat``/``lng``: degrees; ``speed``: m/s, NaN = none.
 
-    ``clock``: the snapshot's own time (µs UTC): that of its header, else of its arrival, else None. ``refused``: number of other
-    entities by reason.
+    ``clock``: the snapshot's own time (µs UTC): that of its header (``header``, None if it has none), else of its arrival, else
+    None. ``refused``: number of other entities by reason.
     """
 
     clock: int | None
+    header: int | None
     vehicles: list[str]
     time: NDArray[np.int64]
     lat: NDArray[np.float64]
@@ -56,9 +57,11 @@ def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
     Raises :class:`SnapshotError` for bytes that are not such a feed.
     """
     message = parse_feed(body)
-    clock_s: int | None = message.header.timestamp
-    if clock_s is None or not EARLIEST_S <= clock_s < LATEST_S:
-        clock_s = None if received_us is None else received_us // 1_000_000
+    stamp: int = message.header.timestamp
+    header_s = stamp if EARLIEST_S <= stamp < LATEST_S else None
+    clock_s = header_s
+    if clock_s is None and received_us is not None:
+        clock_s = received_us // 1_000_000
     refused: Counter[str] = Counter()
     vehicles: list[str] = []
     numbers: list[tuple[int, float, float, float]] = []
@@ -73,6 +76,7 @@ def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
     columns = np.array(numbers, dtype=np.float64).reshape(-1, 4)
     return Snapshot(
         None if clock_s is None else clock_s * 1_000_000,
+        None if header_s is None else header_s * 1_000_000,
         vehicles,
         np.array([row[0] for row in numbers], dtype=np.int64) * 1_000_000,
         columns[:, 1].round(6),
