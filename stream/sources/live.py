@@ -11,11 +11,11 @@ import structlog
 
 from stream.config import Config
 from stream.sources.delivery import DeliveryError, KafkaSender
-from stream.sources.gtfs_rt import GtfsRealtime
 from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings, documents
+from stream.sources.snapshot_events import SnapshotEvents
+from stream.sources.snapshots import SnapshotError
 from stream.sources.staleness import Staleness
-from stream.sources.vehicle_positions import SnapshotError
 
 log = structlog.get_logger()
 
@@ -37,7 +37,7 @@ class Sink(Protocol):
 
 
 async def poll(
-    reader: GtfsRealtime,
+    reader: SnapshotEvents,
     poller: Poller,
     settings: PollSettings,
     sink: Sink,
@@ -70,7 +70,7 @@ async def poll(
                 return
 
 
-def _events(reader: GtfsRealtime, body: bytes | None, received_us: int) -> Messages | None:
+def _events(reader: SnapshotEvents, body: bytes | None, received_us: int) -> Messages | None:
     """The new events of an answer; None if the document did not change, or is no snapshot, which is logged."""
     if body is None:
         return None
