@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -55,6 +57,7 @@ GTFS_REALTIME = "gtfs-rt"
 """Name of the simulated agency among the sources."""
 _VEHICLES = 300
 _FOLLOW_SECONDS = 0.1
+_LISTENS_SECONDS = 60.0
 
 
 class FeedingError(ValueError):
@@ -188,7 +191,7 @@ def start_with_kafka(stack: ExitStack, setup: Setup) -> Demo:
     _tell_dashboard(settings)
     _tell_agency(setup.feeding)
     commands = {"serve": ["serve"], "worker": ["worker"]} | setup.feeding.commands(settings.feed.timezone)
-    processes = {name: stack.enter_context(setup.child(name, command)) for name, command in commands.items()}
+    processes = _start(stack, setup, commands)
 
     async def follow(releases: Releases) -> None:
         async with AIOKafkaConsumer(
@@ -211,7 +214,7 @@ def start_embedded(stack: ExitStack, setup: Setup) -> Demo:
     _tell_agency(setup.feeding)
     commands = {"serve": ["serve", str(file)]} | setup.feeding.agency_command(settings.feed.timezone)
     run, sent = (_polling if setup.feeding.agency_port else _sending)(settings, setup.feeding, file)
-    processes = {name: stack.enter_context(setup.child(name, command)) for name, command in commands.items()}
+    processes = _start(stack, setup, commands)
 
     async def follow(releases: Releases) -> None:
         def report(message: Message) -> None:
@@ -262,6 +265,25 @@ async def _start_ledger(config: Config) -> None:
     """Start a ledger that releases every time. There is no other ledger, because the demo's servers are new and end with it."""
     async with redis_client(config.redis) as redis:
         await Ledger(redis, config.feed.name).start_generation(birth=0)
+
+
+def _start(stack: ExitStack, setup: Setup, commands: Mapping[str, list[str]]) -> dict[str, subprocess.Popen[bytes]]:
+    """Start each command in order; what comes after the agency finds it listening."""
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    for name, command in commands.items():
+        processes[name] = stack.enter_context(setup.child(name, command))
+        if name == "agency" and setup.feeding.agency_port is not None:
+            _wait_for(setup.feeding.agency_port, processes[name])
+    return processes
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until ``process`` listens at ``port``, or has ended, at most a minute."""
+    until = time.monotonic() + _LISTENS_SECONDS
+    while process.poll() is None and time.monotonic() < until:
+        with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1.0):
+            return
+        time.sleep(_FOLLOW_SECONDS)
 
 
 def _tell_agency(feeding: Feeding) -> None:

@@ -71,7 +71,7 @@ def test_the_demo_shows_releases_of_an_agency_that_is_polled_without_kafka(repo_
         assert demo.stdout is not None
         first = demo.stdout.readline()
         os.killpg(demo.pid, signal.SIGINT)
-        rest, errors = demo.communicate(timeout=60)
+        rest, errors = demo.communicate(timeout=150)
     assert demo.returncode == 0, errors
     assert "06:00–07:00" in first
     assert "Windows closed: " in rest
@@ -79,3 +79,4 @@ def test_the_demo_shows_releases_of_an_agency_that_is_polled_without_kafka(repo_
     assert "Agency: http://127.0.0.1:" in errors
     assert "hexveil gtfs-rt URL" in errors
     assert "Traceback" not in errors
+    assert "does not answer" not in errors, "the agency listens before it is asked"
