@@ -11,10 +11,13 @@ import asyncio
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +42,11 @@ from stream.storage.row_store import RowStore
 
 PARTITION = "embedded/0"
 _LOOK_SECONDS = 0.2
+
+
+def present_us() -> int:
+    """The present by this machine's clock, µs UTC."""
+    return time.time_ns() // 1000
 
 
 class EmbeddedError(RuntimeError):
@@ -80,6 +88,10 @@ class EmbeddedFeed:
         )
         self._reached_us = int(arrived[-1])
         self._report_rejected(batch, offsets)
+
+    def reach(self, time_us: int) -> None:
+        """Note that the source's clock shows ``time_us`` (µs UTC), although no message arrived."""
+        self._reached_us = max(self._reached_us, time_us)
 
     async def flush(self) -> None:
         """Do nothing, because no message is kept."""
@@ -135,6 +147,18 @@ async def run_embedded(
     Raises :class:`EmbeddedError` if a window cannot be closed, and the errors of the source and of Redis. When cancelled, it
     first finishes the current window.
     """
+    async with embedded_feed(config, out, report, start_us) as (feed, closing):
+        await deliver(blocks, feed, pacer, progress, stopped=closing.done)
+
+
+@asynccontextmanager
+async def embedded_feed(
+    config: Config, out: Path, report: Callable[[Message], None], start_us: int | None
+) -> AsyncIterator[tuple[EmbeddedFeed, asyncio.Task[None]]]:
+    """A feed whose due windows are released to ``out``, and the task that closes them, which ends if one cannot be closed.
+
+    When the context ends without an error, all windows that are left are released. Raises :class:`EmbeddedError`.
+    """
     decoder = Decoder(ageless(config), load_user_key(config.privacy.user_key_file))
     context, parent = multiprocessing.get_context("spawn"), multiprocessing.current_process().pid or 0
     async with redis_client(config.redis) as redis:
@@ -144,12 +168,51 @@ async def run_embedded(
         with ProcessPoolExecutor(1, mp_context=context, initializer=_initialise, initargs=(parent,)) as pool:
             closing = asyncio.create_task(_close_due(config, feed, pool, out))
             try:
-                await deliver(blocks, feed, pacer, progress, stopped=closing.done)
+                yield feed, closing
                 feed.ended = True
                 await closing
             finally:
                 feed.abandoned = True
                 closing.cancel()
+
+
+class EmbeddedSink:
+    """A :class:`stream.sources.live.Sink` that releases a live feed on this machine. ``clock`` decides what is in time."""
+
+    def __init__(
+        self,
+        config: Config,
+        out: Path,
+        stopping: asyncio.Event,
+        *,
+        clock: Callable[[], int] = present_us,
+        report: Callable[[Message], None] = lambda message: None,
+    ) -> None:
+        """``clock``: µs UTC; it must not go back. ``report``: called with each report of rejected messages."""
+        self._stopping, self._clock, self._stack = stopping, clock, AsyncExitStack()
+        self._embedded = embedded_feed(config, out, report, clock())
+        self._feed: EmbeddedFeed | None = None
+
+    async def __aenter__(self) -> Self:
+        self._feed, closing = await self._stack.enter_async_context(self._embedded)
+        closing.add_done_callback(lambda _: self._stopping.set())
+        self._following = asyncio.create_task(self._follow_clock())
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._following.cancel()
+        await self._stack.__aexit__(*error)
+
+    async def take(self, messages: Messages) -> None:
+        """Store the events as arriving now; returns once they are stored."""
+        assert self._feed is not None, "used outside its context"
+        await self._feed.send(replace(messages, due=np.full(len(messages.values), self._clock(), dtype=np.int64)))
+
+    async def _follow_clock(self) -> None:
+        assert self._feed is not None
+        while True:
+            self._feed.reach(self._clock())
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def _close_due(config: Config, feed: EmbeddedFeed, pool: ProcessPoolExecutor, out: Path) -> None:

@@ -8,7 +8,8 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -31,6 +32,7 @@ from stream.local import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
 from stream.protocol.release_protocol import ReleaseProtocol
+from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
 from stream.sources.recognition import require_events, require_speeds, speed_problem
 from stream.sources.recording import Recording
@@ -130,6 +132,17 @@ def read_recording(
     return (np.concatenate(parts) if parts else np.zeros(0, dtype=ROW)), refusals
 
 
+def read_messages(config: Config, blocks: Iterable[Messages]) -> tuple[npt.NDArray[np.void], Refusals]:
+    """All valid events of canonical messages as rows, and why others were refused. Events may have any age."""
+    decoder, now_us = Decoder(ageless(config), load_user_key(config.privacy.user_key_file)), time.time_ns() // 1000
+    parts, refusals = [np.zeros(0, dtype=ROW)], Refusals(config.feed, "canonical")
+    for block in blocks:
+        batch = decoder.decode(block.values, now_us)
+        parts.append(batch.rows)
+        refusals.add(block.values, batch)
+    return np.concatenate(parts), refusals
+
+
 def _batches(
     recording: Recording | Table, decoder: Decoder, now_us: int
 ) -> Iterator[tuple[Batch, Sequence[bytes | None]]]:
@@ -172,8 +185,9 @@ def replay_offline(
     state: Path | None = None,
     any_speed: bool = False,
     on_progress: Progress = lambda done, size: None,
+    blocks: Iterable[Messages] | None = None,
 ) -> OfflineSummary:
-    """Release every window of a recording to ``out``.
+    """Release every window of a recording to ``out``. ``blocks``: its canonical events, if ``path`` is not to be read for them.
 
     ``span``: only events in it count, and only windows that begin in it are released. It is required under "participation",
     where every window of it is released, because which ones are released must not depend on the recording. Raises
@@ -189,7 +203,10 @@ def replay_offline(
             "under relation 'participation' it must not depend on the recording which windows are released; name the time "
             "that it is known to cover, like --from 2017-03-21 --until 2017-03-22"
         )
-    rows, refusals = read_recording(config, path, file_format, on_progress)
+    if blocks is None:
+        rows, refusals = read_recording(config, path, file_format, on_progress)
+    else:
+        rows, refusals = read_messages(config, blocks)
     if config.relation == NeighbouringRelation.VALUES:
         require_events(path, len(rows), refusals)
     problem = speed_problem(rows, config.feed, file_format)
@@ -207,10 +224,9 @@ def replay_offline(
         folder = state or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         with RedisServer(folder, appendfsync="always" if state else "no") as server:
-            fingerprint = key_fingerprint(load_user_key(config.privacy.user_key_file))
             identity = user_identity(config.feed, file_format)
             summary = asyncio.run(
-                _release(config, server.url, by_slot, slots, len(rows), refusals, out, started, fingerprint, identity)
+                _release(config, server.url, by_slot, slots, len(rows), refusals, out, started, identity)
             )
     return summary if problem is None else replace(summary, implausible=problem[0])
 
@@ -237,15 +253,18 @@ async def _release(
     refusals: Refusals,
     out: TextIO,
     started: float,
-    fingerprint: str,
     identity: str,
 ) -> OfflineSummary:
     redis = Redis.from_url(url)
     try:
+        fingerprint = key_fingerprint(load_user_key(config.privacy.user_key_file))
         ledger = await claim_feed(config, redis, fingerprint, identity)
         publisher = LinePublisher(out)
         rows = MemoryRows(dict(by_slot))
-        protocol = ReleaseProtocol.connect(config, redis, rows, ledger, publisher, Noise())
+        refused: Counter[str] = Counter()
+        protocol = ReleaseProtocol.connect(
+            config, redis, rows, ledger, publisher, Noise(), on_uncounted=lambda read: refused.update(read.refused)
+        )
         already = 0
         for slot in slots:
             already += await protocol.store.released(slot) is not None
@@ -254,8 +273,8 @@ async def _release(
     finally:
         await redis.aclose()
     return OfflineSummary(
-        events=events,
-        rejected=dict(refusals.counts),
+        events=events - refused.total(),
+        rejected=dict(refusals.counts + refused),
         windows=publisher.windows,
         already_released=already,
         messages=publisher.messages,

@@ -1,8 +1,8 @@
 """What the input topic says that every window must contain, counted without any code of the service's ingestion.
 
 Pure: records go in, counts come out. The rules are those of the documents (docs/operators.md, docs/feeds): which messages are
-events, which events are in time, and what one user may count for. Only feeds in the canonical format are counted, with slots
-and periods that divide a day in UTC.
+events, which events are in time, and what one user may count for. Only feeds in the canonical format are counted, with speeds in
+km/h, slots and periods that divide a day in UTC, and no rules on several fixes.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class Recount:
         domain = self.config.feed.domain
         inside = domain.south <= event.lat <= domain.north and domain.west <= event.lng <= domain.east
         user = event.user.encode(errors="replace")
-        if not (inside and event.speed >= 0 and 0 < len(user) <= _MOST_BYTES_OF_A_USER and abs(moment) < 1e15):
+        possible = 0 <= event.speed <= (self.config.fastest_km_h or math.inf)
+        if not (inside and possible and 0 < len(user) <= _MOST_BYTES_OF_A_USER and abs(moment) < 1e15):
             return None
         place = (event.lat, event.lng)
         cell = self._cells.get(place)

@@ -42,7 +42,7 @@ class Batches(Target):
         return self
 
     async def _make(self) -> BoundedConsumer:
-        return BoundedConsumer(KafkaConfig())
+        return BoundedConsumer(KafkaConfig(), None)
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         self._loop.run_until_complete(self._consumer.kafka.stop())

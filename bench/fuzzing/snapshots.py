@@ -15,7 +15,8 @@ from bench.fuzzing.mutation import TEXTS, Mutator
 from stream.ingestion.decoding import REASONS, Decoder, Reason
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.sources.gtfs_rt import GtfsRealtime
-from stream.sources.vehicle_positions import SnapshotError
+from stream.sources.snapshot_events import SnapshotEvents
+from stream.sources.snapshots import SnapshotError
 
 _NOW_S = NOW_US // 1_000_000
 _FLOATS = (0.0, -0.0, math.nan, math.inf, -math.inf, 1e-30, 3e38, 90.0, 180.0, -91.0, 30.27, -97.74)
@@ -55,7 +56,7 @@ class Snapshots(Target):
                 data = mutator.json(json_format.MessageToDict(message))
             else:
                 data = mutator.octets(text_format.MessageToString(message).encode())
-            hunt.attempt(data, lambda body: self._check(source, body))
+            hunt.attempt(data, lambda body: check_snapshot(source, body, self._decoder))
 
     @staticmethod
     def _message(rng: random.Random, number: int) -> Any:
@@ -77,12 +78,14 @@ class Snapshots(Target):
             entity.is_deleted = rng.random() < 0.05
         return message
 
-    def _check(self, source: GtfsRealtime, body: bytes) -> None:
-        try:
-            events = source.events(body, NOW_US)
-        except SnapshotError:
-            return
-        assert len(events.due) == len(events.keys) == len(events.values)
-        batch = self._decoder.decode(events.values, NOW_US)
-        for code in set(batch.reason.tolist()):
-            assert REASONS[code] not in _MAKES_NO_SENSE, f"an event of ours is refused: {REASONS[code]}"
+
+def check_snapshot(source: SnapshotEvents, body: bytes, decoder: Decoder) -> None:
+    """Raise :class:`AssertionError` unless ``body`` is refused, or becomes events of which the service can read every one."""
+    try:
+        events = source.events(body, NOW_US)
+    except SnapshotError:
+        return
+    assert len(events.due) == len(events.keys) == len(events.values)
+    batch = decoder.decode(events.values, NOW_US)
+    for code in set(batch.reason.tolist()):
+        assert REASONS[code] not in _MAKES_NO_SENSE, f"an event of ours is refused: {REASONS[code]}"

@@ -11,6 +11,7 @@ from bench.fuzzing.messages import FORMATS, Messages
 from bench.fuzzing.recordings import Recordings
 from bench.fuzzing.releases import Files, IntakeOfMessages, Query, Readers
 from bench.fuzzing.requests import OperatorPort, PublicApi
+from bench.fuzzing.siri import SiriDocuments
 from bench.fuzzing.snapshots import Snapshots
 
 TARGETS: dict[str, Callable[[], Target]] = {
@@ -21,6 +22,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
         for kind in (
             Configuration,
             Snapshots,
+            SiriDocuments,
             Batches,
             IntakeOfMessages,
             Readers,

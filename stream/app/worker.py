@@ -151,6 +151,8 @@ class Worker:
         metrics, window = self.metrics, utc_text(report.slot)
         metrics.noise_redraw.inc(report.redraws)
         metrics.events_beyond_limits.inc(report.beyond_limits)
+        for reason, events in report.refused.items():
+            metrics.events_rejected.labels(reason).inc(events)
         if report.failure is not None:
             self._count_failure(report.failure)
             log.error("window not closed", window=window, failure=report.failure, reason=report.reason)

@@ -26,6 +26,8 @@ SUBJECTS = (
     "replay",
     "simulate",
     "gtfs-rt",
+    "siri-vm",
+    "push",
     "inspect",
     "evaluate",
     "query",

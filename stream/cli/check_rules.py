@@ -61,13 +61,35 @@ def _of_events(config: Config) -> Iterator[Rule]:
         yield Rule(event, "window.idle_timeout", _seconds(window.idle_timeout), "s", silent)
     yield Rule(event, "window.max_age", _seconds(window.max_age), "s", "older events are refused on arrival")
     yield Rule(event, "window.max_future", _seconds(window.max_future), "s", "events further ahead are refused")
+    quality = config.feed.quality
+    if quality.origin_degrees:
+        origin = "events this near to latitude 0, longitude 0 are refused"
+        yield Rule(event, "feed.quality.origin_degrees", quality.origin_degrees, "degrees", origin)
+    if config.fastest_km_h is not None:
+        yield Rule(event, "feed.quality.fastest_km_h", config.fastest_km_h, "km/h", "faster events are refused")
     yield Rule(event, "message", MAX_MESSAGE_BYTES, "bytes", "longer messages are refused alone", fixed=True)
     unpacked = "batches of messages that unpack to more are refused as a whole"
     yield Rule(event, "batch", MAX_BATCH_BYTES, "bytes", unpacked, fixed=True)
 
 
+def _of_faulty_units(config: Config) -> Iterator[Rule]:
+    user, quality = "a user", config.feed.quality
+    if quality.frozen is not None:
+        frozen = "a stay at exactly one position that lasts longer within a window is refused"
+        yield Rule(user, "feed.quality.frozen", _seconds(quality.frozen), "s", frozen)
+    if quality.teleport_km_h is not None:
+        teleport = "a fix of a window is refused if it is reached, and left, only by steps that are faster, and longer than 1 km"
+        yield Rule(user, "feed.quality.teleport_km_h", quality.teleport_km_h, "km/h", teleport)
+    if quality.standing_m is not None:
+        standing = (
+            "events of a window in which a user moves farther than this, at reported speeds of 0 alone, are refused"
+        )
+        yield Rule(user, "feed.quality.standing_m", quality.standing_m, "m", standing)
+
+
 def _of_users(config: Config) -> Iterator[Rule]:
     user, window = "a user", config.window
+    yield from _of_faulty_units(config)
     first = "in each window a user counts with their first events, up to this number"
     yield Rule(user, "window.max_events_per_user", window.max_events_per_user, "events", first)
     most = "and of these events with those in the cells that have most of them, up to this number of cells"

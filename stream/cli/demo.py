@@ -18,6 +18,7 @@ from rich.live import Live
 
 from dpcore.budget import from_micro
 from stream.cli.demo_services import (
+    GTFS_REALTIME,
     Demo,
     Feeding,
     FeedingError,
@@ -30,7 +31,7 @@ from stream.cli.demo_view import Releases
 from stream.cli.options import FAILED, UNREACHABLE, USAGE, ConfigFile, choose_config, read_config, stop
 from stream.config import Config
 from stream.embedded import EmbeddedError
-from stream.local import LocalServerError, tail
+from stream.local import LocalServerError, free_port, tail
 from stream.sources.lines import RecordingError
 from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
@@ -45,7 +46,13 @@ def register(app: typer.Typer) -> None:
     def demo(
         config: ConfigFile = None,
         seconds: Annotated[float | None, typer.Option(min=1, help="Stop after this many seconds.")] = None,
-        feed: Annotated[Path | None, typer.Option(help="Recording to replay; default: the simulator.")] = None,
+        feed: Annotated[
+            str | None,
+            typer.Option(
+                metavar="FILE|gtfs-rt",
+                help="Recording to replay, or 'gtfs-rt': a simulated agency that is polled like a real one. Default: the simulator.",
+            ),
+        ] = None,
         file_format: Annotated[str | None, typer.Option("--format", help="Format of --feed.")] = None,
         kafka: Annotated[
             bool | None,
@@ -53,12 +60,18 @@ def register(app: typer.Typer) -> None:
         ] = None,
     ) -> None:
         """Run the whole service on this machine and watch releases arrive, until Ctrl-C or --seconds."""
-        if feed is not None and not feed.is_file():
+        is_agency = feed == GTFS_REALTIME
+        if is_agency:
+            _require_bindings()
+        elif feed is not None and not Path(feed).is_file():
             stop(f"{feed}: no such file", USAGE)
         chosen = choose_config(config)
         settings = read_config(chosen)
         named = [] if config is None else ["--config", str(config)]
-        feeding = Feeding(feed, "canonical" if feed is None else file_format or settings.feed.format)
+        if feed is None or is_agency:
+            feeding = Feeding(None, "canonical", free_port() if is_agency else None)
+        else:
+            feeding = Feeding(Path(feed), file_format or settings.feed.format)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             with tempfile.TemporaryDirectory(prefix="hexveil-demo-") as scratch:
@@ -75,6 +88,13 @@ def register(app: typer.Typer) -> None:
             typer.echo("Stopped before the service had started.", err=True)
             code = 0
         raise typer.Exit(code)
+
+
+def _require_bindings() -> None:
+    try:
+        import google.transit.gtfs_realtime_pb2  # noqa: F401 - asks only whether it is there
+    except ModuleNotFoundError:
+        stop("--feed gtfs-rt needs the bindings of GTFS-realtime: pip install 'hexveil[gtfs]'", USAGE)
 
 
 def _run(setup: Setup, seconds: float | None, kafka: bool | None) -> int:

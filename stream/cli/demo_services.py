@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -23,8 +25,9 @@ from stream.cli.demo_view import Releases
 from stream.cli.options import read_config
 from stream.config import Chosen, Config
 from stream.connection import kafka_options
-from stream.embedded import run_embedded
+from stream.embedded import EmbeddedSink, run_embedded
 from stream.local import (
+    LOOPBACK,
     KafkaServer,
     LocalServerError,
     RedisServer,
@@ -48,8 +51,13 @@ _IDLE_TIMEOUT = "8s"
 """Wall time after which the last window of a recording that has ended is closed."""
 _PACE = 600
 """Simulated seconds per second, so that an hourly window closes every six seconds."""
+_AGENCY_PACE = 240
+"""The same of the simulated agency, which is polled every second: a fix of a vehicle every four minutes, and a window in 15 s."""
+GTFS_REALTIME = "gtfs-rt"
+"""Name of the simulated agency among the sources."""
 _VEHICLES = 300
 _FOLLOW_SECONDS = 0.1
+_LISTENS_SECONDS = 60.0
 
 
 class FeedingError(ValueError):
@@ -58,19 +66,36 @@ class FeedingError(ValueError):
 
 @dataclass(frozen=True)
 class Feeding:
-    """The source of the demo: a recording, or the simulator if ``file`` is None."""
+    """The source of the demo: a recording; the simulator if ``file`` is None; or, with ``agency_port``, a simulated agency there."""
 
     file: Path | None
     file_format: str
+    agency_port: int | None = None
 
-    def arguments(self, timezone: str) -> list[str]:
-        """Command line of the source."""
+    def commands(self, timezone: str) -> dict[str, list[str]]:
+        """Command lines of the source, and of what it reads from."""
+        if self.agency_port is not None:
+            polling = ["gtfs-rt", self.agency_url, "--interval", "1s", "--json"]
+            return self.agency_command(timezone) | {"source": polling}
         if self.file is not None:
             source = ["replay", str(self.file), "--format", self.file_format, "--speed", "max"]
         else:
             start = _morning(timezone).isoformat(timespec="seconds")
             source = ["simulate", "--pace", str(_PACE), "--start", start, "--vehicles", str(_VEHICLES)]
-        return [*source, "--json"]
+        return {"source": [*source, "--json"]}
+
+    @property
+    def agency_url(self) -> str:
+        """Address of the simulated agency's VehiclePositions."""
+        return f"http://{LOOPBACK}:{self.agency_port}/vehicle-positions.pb"
+
+    def agency_command(self, timezone: str) -> dict[str, list[str]]:
+        """Command line of the simulated agency; none for other sources."""
+        if self.agency_port is None:
+            return {}
+        start = _morning(timezone).isoformat(timespec="seconds")
+        simulated = ["simulate", "--pace", str(_AGENCY_PACE), "--start", start, "--vehicles", str(_VEHICLES)]
+        return {"agency": [*simulated, "--serve", str(self.agency_port)]}
 
     def blocks(self, config: Config) -> tuple[Iterable[Messages], Pacer, int | None]:
         """The same source in this process: its messages, their pace, and when a simulated one begins (µs UTC).
@@ -137,7 +162,7 @@ class Demo:
 
     def end(self) -> None:
         """Stop the source first, so that the worker receives everything that it sent; each wait is bounded."""
-        for name in ("source", "worker", "serve"):
+        for name in ("source", "agency", "worker", "serve"):
             if name in self.processes:
                 end_process(self.processes[name], 20 if name == "worker" else 10)
 
@@ -164,8 +189,9 @@ def start_with_kafka(stack: ExitStack, setup: Setup) -> Demo:
     address = f"http://{settings.operator.host}:{settings.operator.port}"
     typer.echo(f"Kafka {kafka.bootstrap}   Redis {redis.url}   operator {address}/metrics", err=True)
     _tell_dashboard(settings)
-    commands = {"serve": ["serve"], "worker": ["worker"], "source": setup.feeding.arguments(settings.feed.timezone)}
-    processes = {name: stack.enter_context(setup.child(name, command)) for name, command in commands.items()}
+    _tell_agency(setup.feeding)
+    commands = {"serve": ["serve"], "worker": ["worker"]} | setup.feeding.commands(settings.feed.timezone)
+    processes = _start(stack, setup, commands)
 
     async def follow(releases: Releases) -> None:
         async with AIOKafkaConsumer(
@@ -181,12 +207,14 @@ def start_embedded(stack: ExitStack, setup: Setup) -> Demo:
     """Run source and service in this process, close windows in another one, and start the dashboard over the file of releases."""
     redis = stack.enter_context(RedisServer(setup.scratch / "redis"))
     settings = setup.config(redis)
-    blocks, pacer, start_us = setup.feeding.blocks(settings)
-    file, progress = setup.scratch / "releases.ndjson", Progress()
+    file = setup.scratch / "releases.ndjson"
     file.touch()
     typer.echo(f"Redis {redis.url}   releases {file}", err=True)
     _tell_dashboard(settings)
-    serve = stack.enter_context(setup.child("serve", ["serve", str(file)]))
+    _tell_agency(setup.feeding)
+    commands = {"serve": ["serve", str(file)]} | setup.feeding.agency_command(settings.feed.timezone)
+    run, sent = (_polling if setup.feeding.agency_port else _sending)(settings, setup.feeding, file)
+    processes = _start(stack, setup, commands)
 
     async def follow(releases: Releases) -> None:
         def report(message: Message) -> None:
@@ -194,18 +222,76 @@ def start_embedded(stack: ExitStack, setup: Setup) -> Demo:
 
         reading = asyncio.create_task(_follow_file(file, releases))
         try:
-            await run_embedded(settings, blocks, pacer, file, progress, start_us=start_us, report=report)
+            await run(report)
             await reading
         finally:
             reading.cancel()
 
-    return Demo(settings, setup.scratch, {"serve": serve}, follow, lambda: progress.sent)
+    return Demo(settings, setup.scratch, processes, follow, sent)
+
+
+_Run = Callable[[Callable[[Message], None]], Coroutine[Any, Any, None]]
+
+
+def _sending(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Callable[[], int]]:
+    """The embedded service over a recording or the simulator, and the number of events that were sent so far."""
+    blocks, pacer, start_us = feeding.blocks(settings)
+    progress = Progress()
+
+    async def run(report: Callable[[Message], None]) -> None:
+        await run_embedded(settings, blocks, pacer, file, progress, start_us=start_us, report=report)
+
+    return run, lambda: progress.sent
+
+
+def _polling(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Callable[[], int]]:
+    """The embedded service over the simulated agency, polled like a real one. The feed's own clock decides what is in time."""
+    from stream.sources.gtfs_rt import GtfsRealtime
+    from stream.sources.live import poll
+    from stream.sources.polling import Poller, PollSettings
+
+    reader, polling = GtfsRealtime(settings.feed, settings.slotting), PollSettings(interval_s=1.0)
+    start_us = int(_morning(settings.feed.timezone).timestamp()) * 1_000_000
+
+    async def run(report: Callable[[Message], None]) -> None:
+        stopping = asyncio.Event()
+        sink = EmbeddedSink(settings, file, stopping, clock=lambda: reader.header_us or start_us, report=report)
+        await poll(reader, Poller(feeding.agency_url, polling), polling, sink, stopping, once=False)
+
+    return run, lambda: reader.tally.events
 
 
 async def _start_ledger(config: Config) -> None:
     """Start a ledger that releases every time. There is no other ledger, because the demo's servers are new and end with it."""
     async with redis_client(config.redis) as redis:
         await Ledger(redis, config.feed.name).start_generation(birth=0)
+
+
+def _start(stack: ExitStack, setup: Setup, commands: Mapping[str, list[str]]) -> dict[str, subprocess.Popen[bytes]]:
+    """Start each command in order; what comes after the agency finds it listening."""
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    for name, command in commands.items():
+        processes[name] = stack.enter_context(setup.child(name, command))
+        if name == "agency" and setup.feeding.agency_port is not None:
+            _wait_for(setup.feeding.agency_port, processes[name])
+    return processes
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until ``process`` listens at ``port``, or has ended, at most a minute."""
+    until = time.monotonic() + _LISTENS_SECONDS
+    while process.poll() is None and time.monotonic() < until:
+        with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1.0):
+            return
+        time.sleep(_FOLLOW_SECONDS)
+
+
+def _tell_agency(feeding: Feeding) -> None:
+    if feeding.agency_port is not None:
+        typer.echo(
+            f"Agency: {feeding.agency_url} (simulated); for your own: hexveil gtfs-rt URL --config hexveil.toml",
+            err=True,
+        )
 
 
 def _tell_dashboard(settings: Config) -> None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
-from stream.cli.options import FAILED, ConfigFile, choose_config, load_to_release
+from stream.cli.options import ConfigFile, choose_config, load_to_release
+from stream.cli.releasing import release_offline
 from stream.config import Config, ConfigError, load_config
-from stream.local import LocalServerError
-from stream.messages.release_files import ReleaseFileError, release_file
-from stream.messages.tables import ParquetMissingError
 from stream.sources.delivery import Pacer
 from stream.sources.lines import RecordingError
 from stream.sources.recognition import recognised
@@ -27,7 +19,7 @@ from stream.sources.standard_input import STDIN
 from stream.windows import SpanError, Window
 
 if TYPE_CHECKING:
-    from stream.offline import OfflineSummary
+    pass
 
 
 def register(app: typer.Typer) -> None:
@@ -35,6 +27,7 @@ def register(app: typer.Typer) -> None:
     app.command()(replay)
 
 
+# long: one argument for each option
 def replay(
     file: Annotated[Path, typer.Argument(help="Parquet, CSV or NDJSON (also .gz); '-' is standard input.")],
     file_format: Annotated[
@@ -82,7 +75,17 @@ def replay(
         file_format = file_format or settings.feed.format
         if offline:
             span = _span(settings, start, end)
-            return _replay_offline(settings, file, file_format, span, state, out, force, any_speed, as_json)
+            return release_offline(
+                settings,
+                file,
+                file_format,
+                span,
+                state=state,
+                out=out,
+                force=force,
+                any_speed=any_speed,
+                as_json=as_json,
+            )
         source = Replay(file, file_format, settings.feed, order=cast("Order", order), loop=loop)
         feed_kafka(
             settings,
@@ -124,74 +127,3 @@ def _check_options(
 def _span(settings: Config, start: str | None, end: str | None) -> Window | None:
     """The time to release, where it is named. Raises :class:`SpanError`."""
     return settings.slotting.span(start, end) if start and end else None
-
-
-def _replay_offline(
-    settings: Config,
-    file: Path,
-    file_format: str,
-    span: Window | None,
-    state: Path | None,
-    out: Path | None,
-    force: bool,
-    any_speed: bool,
-    as_json: bool,
-) -> None:
-    """Write releases to ``out`` or stdout, and progress and the summary to stderr."""
-    from stream.ingestion.pseudonyms import UserKeyError
-    from stream.offline import replay_offline
-    from stream.protocol.content import ContentError
-    from stream.statistics.plan import PlanError
-    from stream.storage.ledger import LedgerError  # slow to import; a replay to Kafka does not need it
-    from stream.storage.row_store import StateError
-
-    try:
-        with (
-            nullcontext(sys.stdout) if out is None else release_file(out, force=force) as releases,
-            Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars,
-        ):
-            reading = bars.add_task("reading")
-            summary = replay_offline(
-                settings,
-                file,
-                file_format,
-                releases,
-                span=span,
-                state=state,
-                any_speed=any_speed,
-                on_progress=lambda done, size: bars.update(reading, completed=done, total=size or None),
-            )
-    except ParquetMissingError:
-        raise refuse(f"{out}: Parquet needs pyarrow; pip install 'hexveil[parquet]', or write .csv") from None
-    except (ReleaseFileError, UserKeyError) as error:
-        raise refuse(error) from None
-    except (ContentError, LedgerError, PlanError, StateError, LocalServerError) as error:
-        raise refuse(error, FAILED) from None
-    except OSError as error:
-        raise refuse(
-            f"{error.filename or out or state or 'stdout'}: {error.strerror}; --out and --state need a folder that you may write to"
-        ) from None
-    _tell(summary, out, as_json)
-    if not summary.events and (summary.rejected or summary.outside):
-        # Under "participation" alone: which windows are released must not depend on the recording.
-        raise refuse(f"{file}: none of its events was used, so the releases contain only noise")
-
-
-def _tell(summary: OfflineSummary, out: Path | None, as_json: bool) -> None:
-    """Print to stderr what was read and released."""
-    if as_json:
-        typer.echo(json.dumps(asdict(summary)), err=True)
-        return
-    rejected = sum(summary.rejected.values())
-    for reason, count in summary.rejected.items():
-        typer.echo(f"  {count} {reason}, like {summary.examples[reason]}", err=True)
-    if summary.likely_cause is not None:
-        typer.echo(summary.likely_cause, err=True)
-    if summary.implausible is not None:
-        typer.echo(f"Note: {summary.implausible}", err=True)
-    typer.echo(
-        f"{summary.events} events ({rejected} rejected), {len(summary.windows)} windows released, "
-        f"{summary.already_released} released before, {summary.messages} messages in {summary.seconds:.1f} s"
-        + ("" if out is None else f": {out}"),
-        err=True,
-    )

@@ -1,9 +1,11 @@
-"""``hexveil simulate``: sends a synthetic bus fleet to Kafka, a file or standard output."""
+"""``hexveil simulate``: a synthetic bus fleet goes to Kafka, a file or standard output, or is served as GTFS-realtime."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -18,6 +20,7 @@ from stream.cli.options import FAILED, ConfigFile, choose_config
 from stream.config import ConfigError, load_config
 from stream.config.durations import parse_duration
 from stream.ingestion.formats import time_us
+from stream.local import LOOPBACK
 from stream.sources.delivery import Pacer
 from stream.sources.simulate import Faults, Simulation, simulate
 
@@ -27,6 +30,7 @@ def register(app: typer.Typer) -> None:
     app.command("simulate")(simulate_command)
 
 
+# long: one argument for each option
 def simulate_command(
     vehicles: Annotated[int, typer.Option(min=1, help="Number of vehicles.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same feed.")] = 1,
@@ -50,6 +54,14 @@ def simulate_command(
     out: Annotated[
         Path | None, typer.Option(help="Write NDJSON to this file instead of Kafka (.gz: compressed; '-': stdout).")
     ] = None,
+    serve: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65_535,
+            help="Serve the fleet as VehiclePositions (GTFS-realtime) at this port of 127.0.0.1 instead.",
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option(help="Stop after one interval.")] = False,
     config: ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -71,6 +83,9 @@ def simulate_command(
         )
     except (ConfigError, ValueError) as error:
         raise refuse(error) from None
+    if serve is not None:
+        _serve(simulation, speed, serve)
+        return
     if out is None:
         feed_kafka(
             settings, simulate(simulation), Pacer(speed, live=True), limit=None, share_read=None, as_json=as_json
@@ -79,6 +94,29 @@ def simulate_command(
     if length is None:
         raise refuse("--out needs an end: give --duration or --once")
     _write(simulation, out, as_json)
+
+
+def _serve(simulation: Simulation, pace: float | None, port: int) -> None:
+    """Be an agency until Ctrl-C. Exit 2 if it cannot listen."""
+    if pace is None:
+        raise typer.BadParameter("an agency has a clock: give a number", param_hint="--pace")
+    try:
+        from stream.sources.agency import PATH, SimulatedAgency, serve_agency, simulated_clock
+    except ModuleNotFoundError as error:
+        raise refuse(f"{error.name} is not installed: pip install 'hexveil[gtfs]'") from None
+
+    async def run() -> None:
+        stopping = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        clock = simulated_clock(simulation.start_us, pace)
+        await serve_agency(SimulatedAgency(simulation), clock, port, stopping)
+
+    typer.echo(f"VehiclePositions: http://{LOOPBACK}:{port}{PATH}", err=True)
+    try:
+        asyncio.run(run())
+    except OSError as error:
+        raise refuse(f"port {port}: {error.strerror or error}; choose another one") from None
 
 
 def _start(text: str) -> int:

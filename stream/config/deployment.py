@@ -13,6 +13,7 @@ from stream.config.addresses import Address, check_apart
 from stream.config.feed import FeedConfig, WindowConfig
 from stream.config.histogram import HistogramConfig
 from stream.config.privacy import PrivacyConfig
+from stream.config.quality import PARTICIPATION_FASTEST_KM_H
 from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
 from stream.config.speed import HexagonConfig, ParticipationConfig, SpeedConfig
 from stream.windows import PublicationTimes, Slotting
@@ -103,6 +104,35 @@ class Config(BaseSettings):
         if problems:
             raise ValueError("not under relation 'participation': " + "; ".join(problems))
         return self
+
+    @model_validator(mode="after")
+    def _speeds_decide_nothing_public(self) -> Self:
+        if self.relation == NeighbouringRelation.VALUES:
+            given = [key for key in ("fastest_km_h", "standing_m") if getattr(self.feed.quality, key)]
+            if given:
+                raise ValueError(
+                    f"feed.quality.{given[0]}: under relation 'values' the number of events is public, so refusing some by their "
+                    "speed would publish that speed; leave it out. speed.upper_bound clips speeds that are too high"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _a_window_is_long_enough_to_see_it(self) -> Self:
+        frozen = self.feed.quality.frozen
+        if frozen is not None and frozen >= self.window.slot:
+            raise ValueError(
+                f"feed.quality.frozen {frozen} is not shorter than window.slot {self.window.slot}, and the rule reads the events of "
+                "one window: it would never refuse any; give less"
+            )
+        return self
+
+    @property
+    def fastest_km_h(self) -> float | None:
+        """Events that are faster are refused; None: none are. Under "values" no event is refused by its speed."""
+        if self.relation == NeighbouringRelation.VALUES:
+            return None
+        fastest = self.feed.quality.fastest_km_h
+        return (PARTICIPATION_FASTEST_KM_H if fastest is None else fastest) or None
 
     @model_validator(mode="after")
     def _limits_leave_room(self) -> Self:

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, Field, model_validator
 
 from stream.config.durations import Duration, PositiveDuration
+from stream.config.quality import QualityConfig
 from stream.config.section import BoundingBox, Section
 
 _LEAST_MARGIN = timedelta(seconds=1)
@@ -100,6 +101,7 @@ class FeedConfig(Section):
     speed_unit: SpeedUnit = "km/h"
     domain: BoundingBox
     fields: FeedFields | None = None
+    quality: QualityConfig = QualityConfig()
 
     @model_validator(mode="after")
     def _fields_belong_to_declared(self) -> Self:

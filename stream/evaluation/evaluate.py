@@ -20,6 +20,7 @@ from stream.config import Config
 from stream.evaluation.draws import Tables, score_draw
 from stream.evaluation.scores import Charges, Errors, HistogramScore, Run, Score
 from stream.statistics.carried_clipping import carry
+from stream.statistics.fix_rules import FixRules
 from stream.statistics.histograms.fixes import Fixes, histogram_box
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import plan_window
@@ -53,9 +54,10 @@ class PlannedWindow:
 def planned_windows(config: Config, windows: dict[int, npt.NDArray[np.void]]) -> Iterator[PlannedWindow]:
     """Plans of ``windows`` (slot -> rows) in order of time."""
     slotting, box = config.slotting, histogram_box(config)
+    limits, rules = UserLimits.of(config), FixRules.of(config)
     spent: dict[str, dict[int, int]] = {}
     for slot in sorted(windows):
-        rows, period = WindowRows.of(windows[slot], config, UserLimits.of(config), box), slotting.period_of(slot)
+        rows, period = WindowRows.of(windows[slot], config, limits, box, rules), slotting.period_of(slot)
         counts = rows.counts
         ledger = spent.setdefault(period.key, {})
         left = np.array([config.privacy.ledger_budget - ledger.get(user, 0) for user in counts.users.tolist()])

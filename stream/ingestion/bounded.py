@@ -60,15 +60,18 @@ class Skipped(NamedTuple):
 
 
 class BoundedConsumer:
-    """An :class:`AIOKafkaConsumer` (``kafka``) of the feed, and the batches that it skipped (``skipped``); the caller clears them."""
+    """An :class:`AIOKafkaConsumer` (``kafka``) of the feed, and the batches that it skipped (``skipped``); the caller clears them.
 
-    def __init__(self, config: KafkaConfig) -> None:
+    ``group``: the consumer group; None for a reader that is assigned its partitions and commits nothing.
+    """
+
+    def __init__(self, config: KafkaConfig, group: str | None) -> None:
         self.skipped: list[Skipped] = []
         self.bytes_read = 0
         self._failure: KafkaError | None = None
         self.kafka = AIOKafkaConsumer(
             **kafka_options(config),
-            group_id=config.group,
+            group_id=group,
             enable_auto_commit=False,
             auto_offset_reset="none",
             fetch_max_bytes=64 << 20,

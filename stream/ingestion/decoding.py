@@ -1,8 +1,8 @@
 """Decodes the messages of a batch into columns in one pass, with a reason for each message that is refused.
 
 Speeds are rounded to the public grid of ``SPEED_QUANTUM_KMH`` (half to even), positions to a grid of 1e-7 degree. The H3 cell
-is computed from the position before rounding. No speed is refused because it is high; speeds are clipped to the configured
-bound later.
+is computed from the position before rounding. Under relation "values" no speed is refused because it is high, because the
+number of events is public; speeds are clipped to the configured bound later.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import structlog
 from numpy.typing import NDArray
 
 from stream.config import Config
+from stream.config.section import BoundingBox
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.ingestion.formats import feed_format, is_not_finite, looks_like, time_us
 from stream.ingestion.pseudonyms import Pseudonyms, key_fingerprint
@@ -49,8 +50,11 @@ class Reason(StrEnum):
     NOT_FINITE = "not-finite"
     ID_EMPTY = "id-empty"
     ID_TOO_LONG = "id-too-long"
+    AT_ORIGIN = "at-origin"
+    SWAPPED_AXES = "swapped-axes"
     OUT_OF_DOMAIN = "out-of-domain"
     NEGATIVE_SPEED = "negative-speed"
+    TOO_FAST = "too-fast"
     TOO_OLD = "too-old"
     IN_FUTURE = "in-future"
     UNDECODABLE = "undecodable"
@@ -121,6 +125,8 @@ class Decoder:
         self._resolution = config.hexagons.resolution
         self._quanta = self._format.kmh / SPEED_QUANTUM_KMH
         self._slotting = config.slotting
+        self._origin_degrees = config.feed.quality.origin_degrees
+        self._fastest = (config.fastest_km_h or np.inf) / self._format.kmh
         self._max_age_us = config.window.max_age // timedelta(microseconds=1)
         self._max_future_us = config.window.max_future // timedelta(microseconds=1)
 
@@ -199,13 +205,16 @@ class Decoder:
         """For each fix without a verdict, write the first reason to refuse it into ``verdict``."""
         domain = self._domain
         oldest = np.maximum(arrived_us - self._max_age_us, EARLIEST_US)
-        inside = (fixes.lat >= domain.south) & (fixes.lat <= domain.north)
-        inside &= (fixes.lng >= domain.west) & (fixes.lng <= domain.east)
+        inside = _inside(domain, fixes.lat, fixes.lng)
+        origin = (np.abs(fixes.lat) < self._origin_degrees) & (np.abs(fixes.lng) < self._origin_degrees)
         for failed, why in (
             (np.less(arrived_us, 0), Reason.NOT_STAMPED),
             (fixes.time_us < oldest, Reason.TOO_OLD),
             (fixes.time_us > arrived_us + self._max_future_us, Reason.IN_FUTURE),
             (fixes.speed < 0, Reason.NEGATIVE_SPEED),
+            (fixes.speed > self._fastest, Reason.TOO_FAST),
+            (origin, Reason.AT_ORIGIN),
+            (~inside & _inside(domain, fixes.lng, fixes.lat), Reason.SWAPPED_AXES),
             (~inside, Reason.OUT_OF_DOMAIN),
         ):
             verdict[failed & (verdict == _SOUND)] = _CODE[why]
@@ -249,6 +258,11 @@ class Decoder:
         if any(is_not_finite(value) for name, value in fields if name != "user"):
             return Reason.NOT_FINITE
         return Reason.WRONG_TYPE
+
+
+def _inside(domain: BoundingBox, lat: NDArray[np.float64], lng: NDArray[np.float64]) -> NDArray[np.bool_]:
+    within = (lat >= domain.south) & (lat <= domain.north)
+    return np.asarray(within & (lng >= domain.west) & (lng <= domain.east))
 
 
 def _times_us(times: list[datetime | int | float]) -> NDArray[np.int64]:

@@ -92,7 +92,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
 
         Raises :class:`stream.storage.row_store.StateError` if the feed belongs to another user key.
         """
-        self.bounded = bounded = BoundedConsumer(self._config.kafka)
+        self.bounded = bounded = BoundedConsumer(self._config.kafka, self._config.kafka.group)
         consumer = bounded.kafka
         self._done.clear()
         beside = [asyncio.create_task(self._send_reports())]

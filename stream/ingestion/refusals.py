@@ -24,6 +24,9 @@ _SAMPLE = 100
 _SHOWN = 80
 _AT_FAULT = {
     Reason.OUT_OF_DOMAIN: ("lat", "lng"),
+    Reason.SWAPPED_AXES: ("lat", "lng"),
+    Reason.AT_ORIGIN: ("lat", "lng"),
+    Reason.TOO_FAST: ("speed",),
     Reason.TOO_OLD: ("time",),
     Reason.IN_FUTURE: ("time",),
     Reason.NEGATIVE_SPEED: ("speed",),
@@ -89,6 +92,8 @@ class Refusals:
             return None
         reason = Reason(self.counts.most_common(1)[0][0])
         fixes = [dict(self._found(message)[1]) for message in self._sample[reason]]
+        if reason == Reason.SWAPPED_AXES:
+            return "Likely lat and lng are swapped: exchange them in the recording, or in [feed.fields]."
         if reason == Reason.OUT_OF_DOMAIN:
             return self._elsewhere(fixes)
         if reason in _OF_ANOTHER_TIME:
@@ -126,8 +131,6 @@ class Refusals:
     def _elsewhere(self, fixes: list[dict[str, Any]]) -> str:
         domain = self.feed.domain
         lats, lngs = ([float(fix[name]) for fix in fixes] for name in ("lat", "lng"))
-        if all(domain.south <= x <= domain.north for x in lngs) and all(domain.west <= y <= domain.east for y in lats):
-            return "Likely lat and lng are swapped: exchange them in the recording, or in [feed.fields]."
         return (
             f"Likely another place: these events are at lat {min(lats):g} to {max(lats):g}, lng {min(lngs):g} to {max(lngs):g}, and "
             f"feed.domain is south {domain.south:g}, west {domain.west:g}, north {domain.north:g}, east {domain.east:g}. Set "

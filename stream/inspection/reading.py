@@ -20,6 +20,7 @@ from stream.inspection.columns import ROLES, format_of, guess_fields, paths_of
 from stream.inspection.observations import Observations, as_numbers, as_times, numbered
 from stream.sources.file_kinds import PARQUET, SEPARATORS, is_gtfs_realtime, seems_to_be
 from stream.sources.lines import Lines, RecordingError, open_stored
+from stream.sources.snapshots import LARGEST_SNAPSHOT, SnapshotError
 
 _decode = msgspec.json.Decoder().decode
 _SAMPLE = 50
@@ -216,15 +217,13 @@ def _snapshots(files: list[Path], kind: str) -> Observations:
 
 def _body(path: Path) -> bytes:
     """One snapshot, decompressed; at most as much as a snapshot may have, and one byte."""
-    from stream.sources.vehicle_positions import LARGEST_SNAPSHOT
-
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         return file.read(LARGEST_SNAPSHOT + 1)
 
 
 def _of_snapshots(bodies: Iterable[tuple[str, bytes]], kind: str) -> Observations:
     try:
-        from stream.sources.vehicle_positions import SnapshotError, parse_feed, vehicle_name
+        from stream.sources.vehicle_positions import parse_feed, vehicle_name
     except ModuleNotFoundError:
         raise InspectionError("GTFS-realtime needs its bindings; pip install 'hexveil[gtfs]'") from None
     columns: dict[str, list[Any]] = {role: [] for role in ROLES}

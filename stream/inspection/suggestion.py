@@ -39,8 +39,8 @@ def problems(seen: Observations, measures: Measures) -> list[str]:
         return [f"None of its {measures.rows} fixes can be used: see the counts above."]
     sentences = [*_speed_problems(seen, measures)]
     shares = (
-        (measures.origin, "lie at 0, 0: units without reception. They are refused as out-of-domain"),
-        (measures.swapped, "have latitude and longitude exchanged. They are refused as out-of-domain"),
+        (measures.origin, "lie at 0, 0: units without reception. They are refused as at-origin"),
+        (measures.swapped, "have latitude and longitude exchanged. They are refused as swapped-axes"),
         (measures.outside_globe, "lie outside the globe. They are refused as out-of-domain"),
         (measures.bad_time, "have a time before 2000 or after 2100: clocks that were never set. They are refused"),
         (measures.without_user, "name no vehicle, so nobody's budget could be charged. They are refused"),
@@ -56,12 +56,13 @@ def problems(seen: Observations, measures: Measures) -> list[str]:
     if measures.teleporting_vehicles:
         sentences.append(
             f"{measures.teleporting_vehicles} of {measures.vehicles} vehicles jump faster than 200 km/h over more than 1 km "
-            f"({measures.teleports} times): errors of position, or two vehicles with one identifier."
+            f"({measures.teleports} times): errors of position, or two vehicles with one identifier. feed.quality.teleport_km_h "
+            "refuses such fixes."
         )
     if measures.frozen_vehicles:
         sentences.append(
             f"{measures.frozen_vehicles} of {measures.vehicles} vehicles repeat one position to the last digit for more than 20 min: "
-            "parked, or stuck."
+            "parked, or stuck. feed.quality.frozen refuses them."
         )
     if measures.late.get("ahead", 0) > 0:
         sentences.append(

@@ -1,22 +1,28 @@
-"""The newest messages of a Kafka topic, with the times at which the broker appended them, for an inspection."""
+"""The newest messages of a Kafka topic, with the times at which the broker appended them, for an inspection.
+
+They are read within the worker's bounds: a batch that unpacks to more is skipped, and of a larger message only that is known.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from itertools import chain
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from stream.config.servers import KafkaConfig
-from stream.connection import kafka_options
+from stream.ingestion.bounded import MAX_BATCH_BYTES, BoundedConsumer, FeedRecord
+from stream.ingestion.decoding import MAX_MESSAGE_BYTES
 from stream.inspection.observations import Observations
 from stream.inspection.reading import InspectionError, observe_messages
 
 _READ_SECONDS = 30.0
 _AT_ONCE = 5_000
-_LOG_APPEND_TIME = 1
+_MOST_BYTES = 256 << 20
+"""Bytes of messages that are kept in memory; an event has about a hundred."""
 
 
 class TopicUnreachableError(RuntimeError):
@@ -29,39 +35,67 @@ async def observe_topic(kafka: KafkaConfig, topic: str, limit: int) -> Observati
     Raises :class:`TopicUnreachableError` and :class:`InspectionError`.
     """
     # It subscribes to nothing: a subscription to a missing topic would wait for it without end.
-    consumer = AIOKafkaConsumer(**kafka_options(kafka), group_id=None, enable_auto_commit=False)
+    bounded, unread = BoundedConsumer(kafka, group=None), Counter[str]()
+    consumer = bounded.kafka
     try:
         await consumer.start()
         there = topic in await consumer.topics()
-        values, arrived = await _newest(consumer, topic, limit) if there else ([], [])
+        values, arrived = await _newest(bounded, topic, limit, unread) if there else ([], [])
     except (KafkaError, OSError) as error:
         raise TopicUnreachableError(f"Kafka at {kafka.bootstrap} does not answer: {error}") from None
     finally:
         await consumer.stop()
-    if not values:
+    if not values and not unread:
         raise InspectionError(
             f"{topic} is neither a file, nor an address, nor a topic with messages of Kafka at {kafka.bootstrap}"
         )
-    return observe_messages(values[:limit], np.array(arrived[:limit], dtype=np.int64))
+    try:
+        seen = observe_messages(values[:limit], np.array(arrived[:limit], dtype=np.int64))
+    except InspectionError as error:
+        left_out = "".join(f"; {count} {reason}" for reason, count in unread.items())
+        raise InspectionError(f"{error}{left_out}") from None
+    return replace(seen, unread=seen.unread + unread)
 
 
-async def _newest(consumer: AIOKafkaConsumer, topic: str, limit: int) -> tuple[list[bytes], list[int]]:
-    """Messages, and when the broker appended each (µs UTC), below 0 if it does not say."""
+async def _newest(
+    bounded: BoundedConsumer, topic: str, limit: int, unread: Counter[str]
+) -> tuple[list[bytes], list[int]]:
+    """Messages, and when the broker appended each (µs UTC), below 0 if it does not say. ``unread`` counts those left out."""
+    consumer = bounded.kafka
     values: list[bytes] = []
     arrived: list[int] = []
+    ends = await _assign_newest(consumer, topic, limit)
+    left, size = set(ends), 0
+    clock = asyncio.get_running_loop().time
+    until = clock() + _READ_SECONDS
+    while left and len(values) < limit and size < _MOST_BYTES and clock() < until:
+        for _, _, records in await bounded.gather(_AT_ONCE, 1_000, _first_offset):
+            for record in records:
+                if record.value is not None and len(record.value) > MAX_MESSAGE_BYTES:
+                    unread[f"above {MAX_MESSAGE_BYTES >> 10} KiB"] += 1
+                    continue
+                values.append(record.value or b"")
+                arrived.append(record.appended_us)
+        size += bounded.bytes_read
+        left = {partition for partition in left if await consumer.position(partition) < ends[partition]}
+    skipped = sum(last - first + 1 for _, first, last in bounded.skipped)
+    if skipped:
+        unread[f"in batches of more than {MAX_BATCH_BYTES >> 20} MiB, or damaged"] += skipped
+    return values, arrived
+
+
+async def _assign_newest(consumer: AIOKafkaConsumer, topic: str, limit: int) -> dict[TopicPartition, int]:
+    """Let ``consumer`` begin ``limit`` messages before the end of ``topic``, in equal parts; the ends of partitions with messages."""
     await consumer._client.set_topics([topic])
     partitions = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
     begins, ends = await consumer.beginning_offsets(partitions), await consumer.end_offsets(partitions)
-    consumer.assign(partitions)
-    left = {partition for partition in partitions if begins[partition] < ends[partition]}
-    for partition in left:
-        consumer.seek(partition, max(begins[partition], ends[partition] - -(-limit // len(left))))
-    clock = asyncio.get_running_loop().time
-    until = clock() + _READ_SECONDS
-    while left and len(values) < limit and clock() < until:
-        batches = await consumer.getmany(*left, timeout_ms=1_000, max_records=_AT_ONCE)
-        for record in chain.from_iterable(batches.values()):
-            values.append(record.value or b"")
-            arrived.append(record.timestamp * 1000 if record.timestamp_type == _LOG_APPEND_TIME else -1)
-        left = {partition for partition in left if await consumer.position(partition) < ends[partition]}
-    return values, arrived
+    wanted = {partition: ends[partition] for partition in partitions if begins[partition] < ends[partition]}
+    if wanted:
+        consumer.assign(list(wanted))
+    for partition, end in wanted.items():
+        consumer.seek(partition, max(begins[partition], end - -(-limit // len(wanted))))
+    return wanted
+
+
+def _first_offset(_: TopicPartition, records: list[FeedRecord]) -> int:
+    return records[0].offset

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Unpack
 
 from aiokafka.errors import KafkaError
@@ -21,6 +21,7 @@ from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
 from stream.protocol.release_protocol import Hooks, ReleaseProtocol
 from stream.statistics.plan import PlanError
+from stream.statistics.window_release import WindowRows
 from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.release_store import Released
@@ -34,7 +35,8 @@ class CloseReport:
     ``failure``: ledger, publish, redis, content or unexpected; None if the window was committed. ``shared``: the next window
     would fail, too. ``released``: None if the window waits for its instant of publication. ``behind``: seconds by which it was
     published after its first instant; None if windows are published as soon as they are committed. ``beyond_limits``: number
-    of events that do not count, because their user exceeds a limit of the window.
+    of events that do not count, because their user exceeds a limit of the window. ``refused``: number of events that a rule
+    of ``feed.quality`` refused, by reason.
     """
 
     slot: int
@@ -46,6 +48,7 @@ class CloseReport:
     shared: bool = False
     reason: str = ""
     beyond_limits: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
 
 
 FAILURES: dict[type[Exception], str] = {
@@ -158,18 +161,21 @@ class _Servers:
 
     async def close(self, slot: int, *, publishes: bool) -> CloseReport:
         """Verify the ledger, commit one window, and publish it at once if asked to."""
-        started, redraws, beyond = time.monotonic(), list[int](), [0]
+        started, redraws, arranged = time.monotonic(), list[int](), list[WindowRows]()
         try:
             await self.check.verify()
         except tuple(FAILURES) as error:
             return _failed(slot, error, started, shared=True)
-        protocol = self._protocol(on_redraw=lambda: redraws.append(slot), on_beyond_limits=beyond.append)
+        protocol = self._protocol(on_redraw=lambda: redraws.append(slot), on_uncounted=arranged.append)
         try:
             await protocol.commit(slot)
             released = await protocol.publish(slot) if publishes else None
         except Exception as error:
             return _failed(slot, error, started)
-        return CloseReport(slot, time.monotonic() - started, released, len(redraws), beyond_limits=beyond[-1])
+        report = CloseReport(slot, time.monotonic() - started, released, len(redraws))
+        if not arranged:
+            return report
+        return replace(report, beyond_limits=arranged[-1].beyond_limits, refused=arranged[-1].refused)
 
     async def publish(self, slot: int) -> CloseReport:
         """Publish one committed window."""

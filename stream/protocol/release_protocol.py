@@ -48,7 +48,7 @@ class Hooks(TypedDict, total=False):
     before_publishing: Callable[[], Awaitable[None]]
     after_step: Callable[[str], Awaitable[None] | None]
     on_redraw: Callable[[], None]
-    on_beyond_limits: Callable[[int], None]
+    on_uncounted: Callable[[WindowRows], None]
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class ReleaseProtocol:
     """The parts of the protocol for one feed.
 
     ``before_publishing`` is called once the committed bytes were read, and raises if what was published since contradicts them.
-    ``after_step`` is called after each finished step, ``on_redraw`` when a draw was discarded unseen, ``on_beyond_limits``
-    with the number of events that do not count because their user is above a limit of the window, each time rows are read.
+    ``after_step`` is called after each finished step, ``on_redraw`` when a draw was discarded unseen, ``on_uncounted``
+    each time rows are read, with the rows, which know how many of them do not count and why.
     """
 
     statistics: Statistics
@@ -70,7 +70,7 @@ class ReleaseProtocol:
     before_publishing: Callable[[], Awaitable[None]] = _nothing
     after_step: Callable[[str], Awaitable[None] | None] = lambda _: None
     on_redraw: Callable[[], None] = lambda: None
-    on_beyond_limits: Callable[[int], None] = lambda _: None
+    on_uncounted: Callable[[WindowRows], None] = lambda _: None
 
     @classmethod
     def connect(
@@ -159,7 +159,7 @@ class ReleaseProtocol:
         try:
             with content_of(window.start, "reading"):
                 rows = self.statistics.arrange(await self.rows.read_rows(window.start), window)
-            self.on_beyond_limits(rows.beyond_limits)
+            self.on_uncounted(rows)
         except ContentError:
             if self.statistics.withhold(window, "") is None:
                 raise

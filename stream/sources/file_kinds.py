@@ -25,7 +25,7 @@ _BEGINNINGS = (
     (b"\xff\xfe", "text in UTF-16: convert it to UTF-8"),
     (b"\xfe\xff", "text in UTF-16: convert it to UTF-8"),
     (b"[", "one JSON array: write one object a line, for example by jq -c '.[]'"),
-    (b"<", "XML, as SIRI is: extract the vehicle positions into NDJSON or CSV"),
+    (b"<", "XML, as SIRI is: send its vehicle positions with 'hexveil siri-vm'"),
     (b"{\n", "JSON over several lines: write one object a line, for example by jq -c ."),
     (b"{\r\n", "JSON over several lines: write one object a line, for example by jq -c ."),
 )

@@ -11,10 +11,11 @@ import structlog
 
 from stream.config import Config
 from stream.sources.delivery import DeliveryError, KafkaSender
-from stream.sources.gtfs_rt import GtfsRealtime
 from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings, documents
-from stream.sources.vehicle_positions import SnapshotError
+from stream.sources.snapshot_events import SnapshotEvents
+from stream.sources.snapshots import SnapshotError
+from stream.sources.staleness import Staleness
 
 log = structlog.get_logger()
 
@@ -36,24 +37,48 @@ class Sink(Protocol):
 
 
 async def poll(
-    reader: GtfsRealtime, poller: Poller, settings: PollSettings, sink: Sink, stopping: asyncio.Event, *, once: bool
+    reader: SnapshotEvents,
+    poller: Poller,
+    settings: PollSettings,
+    sink: Sink,
+    stopping: asyncio.Event,
+    *,
+    once: bool,
+    staleness: Staleness | None = None,
 ) -> None:
-    """Feed ``sink`` until ``stopping`` is set, or with ``once`` until the first answer. Bad answers are logged and skipped."""
-    loop = asyncio.get_running_loop()
+    """Feed ``sink`` until ``stopping`` is set, or with ``once`` until the first answer.
+
+    Bad answers are logged and skipped; a feed that stands still is logged.
+    """
+    loop, staleness = asyncio.get_running_loop(), staleness or Staleness()
     async with poller, sink:
         reported = loop.time()
         async for body, received_us in documents(poller, settings, stopping):
-            try:
-                messages = reader.events(body, received_us)
-            except SnapshotError as error:
-                log.warning("an answer is not a snapshot and is skipped", reason=str(error))
-            else:
+            messages = _events(reader, body, received_us)
+            if messages is not None and messages.values:
                 await sink.take(messages)
+            brought = messages is not None and bool(messages.values)
+            header = None if messages is None else reader.header_us
+            change = staleness.answered(header, received_us, brought_events=brought)
+            if change is not None:
+                log.warning(change)
+            reader.tally.stale += staleness.stale
             if loop.time() - reported >= _REPORT_SECONDS:
                 reported = loop.time()
                 log.info("fed", events=reader.tally.events, derived=reader.tally.derived)
             if once:
                 return
+
+
+def _events(reader: SnapshotEvents, body: bytes | None, received_us: int) -> Messages | None:
+    """The new events of an answer; None if the document did not change, or is no snapshot, which is logged."""
+    if body is None:
+        return None
+    try:
+        return reader.events(body, received_us)
+    except SnapshotError as error:
+        log.warning("an answer is not a snapshot and is skipped", reason=str(error))
+        return None
 
 
 class FileSink:

@@ -1,6 +1,7 @@
 """Polls the document at a URL, with conditional requests, back-off with jitter and bounded answers.
 
-Secrets are in headers that the caller gives. They are sent to the first host only, not after a redirect to another host.
+Secrets are in headers and values of the query that the caller gives. They are sent to the first host only, not after a redirect
+to another host, and no error or log shows them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Self
+from urllib.parse import quote
 
 import aiohttp
 import structlog
@@ -38,12 +40,13 @@ class FetchError(RuntimeError):
 
 @dataclass(frozen=True)
 class PollSettings:
-    """Settings of requests: seconds between two, seconds for one, bytes of an answer after decompression, headers."""
+    """Settings of requests: seconds between two, seconds for one, bytes of an answer after decompression, headers, query."""
 
     interval_s: float = 15.0
     timeout_s: float = 20.0
     largest: int = 32 << 20
     headers: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 1 <= self.interval_s <= 3600:
@@ -85,7 +88,8 @@ class Poller:
                 **(self._settings.headers if own else {}),
             }
             try:
-                async with self._session.get(url, headers=headers, allow_redirects=False) as answer:
+                asked = url.update_query(self._settings.query) if own and self._settings.query else url
+                async with self._session.get(asked, headers=headers, allow_redirects=False) as answer:
                     if answer.status in _REDIRECTS and "Location" in answer.headers:
                         url = url.join(URL(answer.headers["Location"]))
                         if url.scheme not in ("http", "https"):
@@ -95,8 +99,13 @@ class Poller:
             except TimeoutError:
                 raise FetchError(f"no complete answer within {self._settings.timeout_s:.0f} s") from None
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                raise FetchError(f"{type(error).__name__}: {redacted(str(error))[:160]}") from None
+                raise FetchError(f"{type(error).__name__}: {self._without_secrets(str(error))[:160]}") from None
         raise FetchError(f"more than {_MOST_REDIRECTS} redirects")
+
+    def _without_secrets(self, text: str) -> str:
+        for secret in self._settings.query.values():
+            text = text.replace(quote(secret, safe=""), "***").replace(secret, "***")
+        return redacted(text)
 
     async def _read(self, answer: aiohttp.ClientResponse) -> bytes | None:
         if answer.status == 304:
@@ -119,8 +128,8 @@ class Poller:
 
 async def documents(
     poller: Poller, settings: PollSettings, stopping: asyncio.Event
-) -> AsyncIterator[tuple[bytes, int]]:
-    """Every changed document with its time of arrival (µs UTC), until ``stopping`` is set.
+) -> AsyncIterator[tuple[bytes | None, int]]:
+    """Every answer with its time of arrival (µs UTC), until ``stopping`` is set; None for a document that did not change.
 
     After each failure the pause doubles, up to five minutes, and is shortened by up to a half at random, so that many clients
     do not come back at once. Raises :class:`FetchError` if the first answer says that trying again is pointless.
@@ -143,8 +152,7 @@ async def documents(
             if failures:
                 log.info("the feed answers again", failures=failures)
             failures = 0
-            if body is not None:
-                yield body, time.time_ns() // 1000
+            yield body, time.time_ns() // 1000
         try:
             await asyncio.wait_for(stopping.wait(), pause)
         except TimeoutError:

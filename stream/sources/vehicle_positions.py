@@ -7,46 +7,12 @@ so they are rounded to 1e-6 degree, a tenth of a metre. Speeds are in m/s; many 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import dataclass
 
-import numpy as np
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
 from google.transit import gtfs_realtime_pb2
-from numpy.typing import NDArray
 
-from stream.windows import EARLIEST_S, LATEST_S
-
-LARGEST_SNAPSHOT = 32 << 20
-"""Largest snapshot in bytes after decompression; a city of 10 000 vehicles publishes about 1 MB."""
-LONGEST_ID = 256
-"""Largest number of characters of an identifier; the service refuses longer ones as well."""
-FUTURE_S = 3_600
-"""A timestamp that is further after the snapshot's own time comes from a wrong clock."""
-LEAST_SPEED_MS = 0.01
-"""A speed above 0 and below this is a rounding error and not a measurement; it counts as missing."""
-
-
-class SnapshotError(ValueError):
-    """Bytes that are not a VehiclePositions feed; the message says what they look like."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Columns (n,) of the vehicles with a position. ``time``: µs UTC; ``lat``/``lng``: degrees; ``speed``: m/s, NaN = none.
-
-    ``clock``: the snapshot's own time (µs UTC): that of its header, else of its arrival, else None. ``refused``: number of other
-    entities by reason.
-    """
-
-    clock: int | None
-    vehicles: list[str]
-    time: NDArray[np.int64]
-    lat: NDArray[np.float64]
-    lng: NDArray[np.float64]
-    speed: NDArray[np.float64]
-    refused: Counter[str]
+from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, SnapshotRows
 
 
 def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
@@ -56,30 +22,16 @@ def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
     Raises :class:`SnapshotError` for bytes that are not such a feed.
     """
     message = parse_feed(body)
-    clock_s: int | None = message.header.timestamp
-    if clock_s is None or not EARLIEST_S <= clock_s < LATEST_S:
-        clock_s = None if received_us is None else received_us // 1_000_000
-    refused: Counter[str] = Counter()
-    vehicles: list[str] = []
-    numbers: list[tuple[int, float, float, float]] = []
+    arrived_us = None if received_us is None else received_us // 1_000_000 * 1_000_000
+    rows = SnapshotRows(message.header.timestamp * 1_000_000, arrived_us)
     for entity in message.entity:
         if entity.is_deleted or not entity.HasField("vehicle"):
-            refused["deleted" if entity.is_deleted else "no-vehicle"] += 1
-            continue
-        position = entity.vehicle
-        reason = _read(position, clock_s, vehicles, numbers)
-        if reason is not None:
-            refused[reason] += 1
-    columns = np.array(numbers, dtype=np.float64).reshape(-1, 4)
-    return Snapshot(
-        None if clock_s is None else clock_s * 1_000_000,
-        vehicles,
-        np.array([row[0] for row in numbers], dtype=np.int64) * 1_000_000,
-        columns[:, 1].round(6),
-        columns[:, 2].round(6),
-        columns[:, 3],
-        refused,
-    )
+            rows.refused["deleted" if entity.is_deleted else "no-vehicle"] += 1
+        elif not entity.vehicle.HasField("position"):
+            rows.refused["no-position" if vehicle_name(entity.vehicle.vehicle) else "no-vehicle-id"] += 1
+        else:
+            _add(rows, entity.vehicle)
+    return rows.snapshot()
 
 
 def vehicle_name(descriptor: gtfs_realtime_pb2.VehicleDescriptor) -> str | None:
@@ -90,37 +42,16 @@ def vehicle_name(descriptor: gtfs_realtime_pb2.VehicleDescriptor) -> str | None:
     return name or None
 
 
-def _read(
-    position: gtfs_realtime_pb2.VehiclePosition,
-    clock_s: int | None,
-    vehicles: list[str],
-    numbers: list[tuple[int, float, float, float]],
-) -> str | None:
-    """Append one vehicle to the columns, or return why it is refused."""
-    descriptor, where = position.vehicle, position.position
-    name = vehicle_name(descriptor)
-    if name is None:
-        return "no-vehicle-id"
-    if len(name) > LONGEST_ID:
-        return "id-too-long"
-    if not position.HasField("position"):
-        return "no-position"
-    lat, lng = where.latitude, where.longitude
-    if not (math.isfinite(lat) and math.isfinite(lng)) or abs(lat) > 90 or abs(lng) > 180 or (lat == 0 and lng == 0):
-        return "no-place"
-    seconds = position.timestamp if position.HasField("timestamp") else clock_s
-    if seconds is None:
-        return "no-time"
-    if not EARLIEST_S <= seconds < LATEST_S:
-        return "time-no-epoch-seconds"
-    if clock_s is not None and seconds > clock_s + FUTURE_S:
-        return "time-in-future"
-    speed = where.speed if where.HasField("speed") else math.nan
-    if not speed >= 0 or 0 < speed < LEAST_SPEED_MS or math.isinf(speed):
-        speed = math.nan
-    vehicles.append(name)
-    numbers.append((seconds, lat, lng, speed))
-    return None
+def _add(rows: SnapshotRows, position: gtfs_realtime_pb2.VehiclePosition) -> None:
+    where = position.position
+    seconds = position.timestamp if position.HasField("timestamp") else None
+    rows.add(
+        vehicle_name(position.vehicle),
+        None if seconds is None else seconds * 1_000_000,
+        where.latitude,
+        where.longitude,
+        where.speed if where.HasField("speed") else math.nan,
+    )
 
 
 def parse_feed(body: bytes) -> gtfs_realtime_pb2.FeedMessage:

@@ -20,6 +20,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
+from stream.statistics.fix_rules import FixRules
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.histograms.histograms import (
     DrawnHistogram,
@@ -111,6 +112,7 @@ def plan_window(
         histogram=histogram,
         max_cells_per_user=limits.max_cells_per_user,
         max_events_per_user=limits.max_events_per_user,
+        fix_rules=FixRules.of(config),
     )
 
 

@@ -18,6 +18,7 @@ from dpcore.relation import NeighbouringRelation
 from dpcore.scales import LaplaceScales
 from stream.config import Config
 from stream.config.section import BoundingBox
+from stream.statistics.fix_rules import FixRules
 from stream.windows import Period, Window, utc_text
 
 IntArray = npt.NDArray[np.int64]
@@ -116,7 +117,8 @@ class Plan(
     to Σx of a cell, in quanta; 0 for no cap. ``withheld``: the window could not be planned, so nothing is drawn and nobody is
     charged; its close marker says so.
     ``max_cells_per_user``, ``max_events_per_user``: limits under which the rows were counted, 0 for none. ``cut_short``: what
-    public counts made too costly to try in full, "suppression" or "clipping"; only under "values".
+    public counts made too costly to try in full, "suppression" or "clipping"; only under "values". ``fix_rules``: rules under
+    which fixes were refused, None for none.
     Columns are stored as little-endian bytes (``…_bytes``) and read through the property of the same name.
     """
 
@@ -152,6 +154,7 @@ class Plan(
     max_cells_per_user: int = 0
     max_events_per_user: int = 0
     cut_short: tuple[str, ...] = ()
+    fix_rules: FixRules | None = None
 
     @property
     def cells(self) -> IdArray:

@@ -20,6 +20,7 @@ from stream.config import Config
 from stream.config.section import BoundingBox
 from stream.messages.message import Message
 from stream.statistics.carried_clipping import carry
+from stream.statistics.fix_rules import FixRules
 from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
 from stream.statistics.histograms.histograms import DrawnHistogram, draw_histograms
 from stream.statistics.merging import by_planned_cells
@@ -34,8 +35,11 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class WindowRows:
-    """The rows of one window as its statistics read them. ``rows``: all of them; ``counted``: those within ``limits``, of
-    which ``contributions`` and ``fixes`` are. ``fixes``: those inside ``box``, None without one.
+    """The rows of one window as its statistics read them.
+
+    ``rows``: all of them; ``counted``: those that ``rules`` do not refuse, within ``limits``, of which ``contributions`` and
+    ``fixes`` are. ``fixes``: those inside ``box``, None without one. ``refused``: number of rows by reason, for operators only.
+    ``beyond_limits``: rows that do not count because their user is above a limit, for operators only.
     """
 
     rows: npt.NDArray[np.void]
@@ -44,34 +48,43 @@ class WindowRows:
     fixes: Fixes | None
     limits: UserLimits
     box: BoundingBox | None
+    rules: FixRules | None
+    refused: dict[str, int]
+    beyond_limits: int
 
     @classmethod
-    def of(cls, rows: npt.NDArray[np.void], config: Config, limits: UserLimits, box: BoundingBox | None) -> WindowRows:
+    def of(
+        cls,
+        rows: npt.NDArray[np.void],
+        config: Config,
+        limits: UserLimits,
+        box: BoundingBox | None,
+        rules: FixRules | None = None,
+    ) -> WindowRows:
         """``rows`` of one window, whose order is immaterial, in their one order."""
-        counted, contributions = rows, contributions_of(rows, config)
-        within = limits.counted(rows, contributions)
+        verdicts = {} if rules is None else rules.refused(rows)
+        refused = {reason: int(verdict.sum()) for reason, verdict in verdicts.items()}
+        plausible = rows[~np.logical_or.reduce(list(verdicts.values()))] if any(refused.values()) else rows
+        counted, contributions = plausible, contributions_of(plausible, config)
+        within = limits.counted(plausible, contributions)
         if within is not None:
-            counted = rows[within]
+            counted = plausible[within]
             contributions = contributions_of(counted, config)
-        return cls(rows, counted, contributions, fixes_of(counted, box), limits, box)
+        beyond = len(plausible) - len(counted)
+        return cls(rows, counted, contributions, fixes_of(counted, box), limits, box, rules, refused, beyond)
 
     def as_planned(self, plan: Plan, config: Config) -> WindowRows:
         """The rows as ``plan`` reads them; it may have been made under an earlier configuration, or without histograms."""
         limits = UserLimits(plan.max_cells_per_user, plan.max_events_per_user)
         box = None if plan.histogram is None else plan.histogram.box
-        if limits != self.limits:
-            return WindowRows.of(self.rows, config, limits, box)
+        if limits != self.limits or plan.fix_rules != self.rules:
+            return WindowRows.of(self.rows, config, limits, box, plan.fix_rules)
         return self if box == self.box else replace(self, fixes=fixes_of(self.counted, box), box=box)
 
     @property
     def counts(self) -> Counts:
         """Who contributed how often where."""
         return self.contributions.counts
-
-    @property
-    def beyond_limits(self) -> int:
-        """Rows that do not count because their user is above a limit: for operators only."""
-        return len(self.rows) - len(self.counted)
 
 
 class Allowance(NamedTuple):
@@ -104,7 +117,8 @@ class WindowStatistics:
     def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
         """The rows of ``window`` among ``rows``, sorted. The order in which they arrived does not matter."""
         rows = rows[(rows["time"] >= window.start * 1_000_000) & (rows["time"] < window.end * 1_000_000)]
-        return WindowRows.of(rows, self.config, UserLimits.of(self.config), histogram_box(self.config))
+        config = self.config
+        return WindowRows.of(rows, config, UserLimits.of(config), histogram_box(config), FixRules.of(config))
 
     def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
         """The plan of a window on the terms of its period, with the clipping ranges that ``memory`` gives.

@@ -333,6 +333,14 @@ DRAW = (
         "drawn_under",
     ),
     Bug(
+        "faulty fixes: another user's fix decides",
+        "stream/statistics/fix_rules.py",
+        "jump = joined & (metres",
+        "jump = (metres",
+        "tests/stream/statistics/test_fix_rules.py",
+        "no_user_decides",
+    ),
+    Bug(
         "rows other than planned are drawn",
         "stream/statistics/plan.py",
         "if counts_digest(contributions.counts) != plan.counts_digest:",

@@ -32,6 +32,7 @@ def test_every_rule_under_values_is_there_with_its_value_and_unit() -> None:
         "window.allowed_delay": ("an event", 300, "s", False),
         "window.max_age": ("an event", 86_400, "s", False),
         "window.max_future": ("an event", 300, "s", False),
+        "feed.quality.origin_degrees": ("an event", 0.01, "degrees", False),
         "message": ("an event", 65_536, "bytes", True),
         "batch": ("an event", 16 << 20, "bytes", True),
         "window.max_events_per_user": ("a user", 100_000, "events", False),

@@ -23,8 +23,9 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config.feed import FeedConfig
 from stream.local import LOOPBACK, REPO_ROOT
-from stream.sources.gtfs_rt import GtfsRealtime, SpeedSource
+from stream.sources.gtfs_rt import GtfsRealtime
 from stream.sources.polling import FetchError, Poller, PollSettings
+from stream.sources.snapshot_events import SpeedSource
 from stream.windows import Slotting
 from tests.stream.sources.gtfs import START, snapshot_bytes
 from tests.support.topics_reader import stored

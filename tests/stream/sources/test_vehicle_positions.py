@@ -11,7 +11,8 @@ from google.protobuf import json_format, text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream.sources.vehicle_positions import LARGEST_SNAPSHOT, SnapshotError, decode_snapshot
+from stream.sources.snapshots import LARGEST_SNAPSHOT, SnapshotError
+from stream.sources.vehicle_positions import decode_snapshot
 from tests.stream.sources.gtfs import START, feed_message, snapshot_bytes
 
 BUS = ("a", START - 5, 28.61, 77.21, 7.5)

@@ -1,0 +1,76 @@
+"""``hexveil push``: takes events by HTTP from vehicles and small systems, and sends them to Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stream.cli.feeding import refuse
+from stream.cli.options import UNREACHABLE, ConfigFile, choose_config
+from stream.config import Config, ConfigError, load_config
+from stream.local import LOOPBACK
+from stream.sources.delivery import DeliveryError
+from stream.sources.pushed import PATH, Allowance, Intake, application, serve_push
+
+_SHORTEST_TOKEN = 20
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("push")(push_command)
+
+
+def push_command(
+    token_file: Annotated[
+        Path, typer.Option(help="File with the token that senders give; at least 20 characters, and nothing else.")
+    ],
+    port: Annotated[
+        int, typer.Option(min=1, max=65_535, help="Port of 127.0.0.1; put a proxy with TLS before it.")
+    ] = 8090,
+    rate: Annotated[float, typer.Option(min=1, max=100_000, help="Most events a second, of all senders.")] = 1000.0,
+    config: ConfigFile = None,
+) -> None:
+    """Take events by HTTP (POST /v1/events) and send them to the feed's Kafka topic. For small fleets."""
+    try:
+        settings = load_config(choose_config(config))
+        token = _token(token_file)
+    except (ConfigError, ValueError) as error:
+        raise refuse(error) from None
+    try:
+        accepted = asyncio.run(_run(settings, token, port, rate))
+    except DeliveryError as error:
+        raise refuse(error, UNREACHABLE) from None
+    except OSError as error:
+        raise refuse(f"port {port}: {error.strerror or error}; choose another one") from None
+    typer.echo(f"{accepted} events to {settings.feed.topic}")
+
+
+async def _run(settings: Config, token: str, port: int, rate: float) -> int:
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    intake = Intake(settings)
+    await intake.open()
+    try:
+        typer.echo(f"Events: POST http://{LOOPBACK}:{port}{PATH}", err=True)
+        await serve_push(application(intake, token, Allowance(rate)), port, stopping)
+    finally:
+        await intake.close()
+    return intake.accepted
+
+
+def _token(path: Path) -> str:
+    """The content of the token's file. Raises :class:`ValueError`, which never shows it."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--token-file {path}: {error}; name a readable text file in ASCII") from None
+    if len(token) < _SHORTEST_TOKEN or not token.isprintable() or " " in token:
+        raise ValueError(
+            f"--token-file {path}: a token has at least {_SHORTEST_TOKEN} characters and no spaces; make one: openssl rand -hex 32"
+        )
+    return token

@@ -1,0 +1,106 @@
+"""What the commands that release without Kafka share: write releases to a file or stdout, and say what was released."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from stream.cli.feeding import refuse
+from stream.cli.options import FAILED
+from stream.config import Config
+from stream.local import LocalServerError
+from stream.messages.release_files import ReleaseFileError, release_file
+from stream.messages.tables import ParquetMissingError
+from stream.sources.messages import Messages
+from stream.windows import Window
+
+if TYPE_CHECKING:
+    from stream.offline import OfflineSummary
+
+
+# long: one argument for each option of the commands
+def release_offline(
+    settings: Config,
+    file: Path,
+    file_format: str,
+    span: Window | None,
+    *,
+    state: Path | None,
+    out: Path | None,
+    force: bool,
+    any_speed: bool,
+    as_json: bool,
+    blocks: Iterable[Messages] | None = None,
+) -> None:
+    """Write releases of a recording to ``out`` or stdout, and progress and the summary to stderr.
+
+    ``blocks``: its canonical events, if ``file`` is not to be read for them.
+    """
+    from stream.ingestion.pseudonyms import UserKeyError
+    from stream.offline import replay_offline
+    from stream.protocol.content import ContentError
+    from stream.statistics.plan import PlanError
+    from stream.storage.ledger import LedgerError  # slow to import; a replay to Kafka does not need it
+    from stream.storage.row_store import StateError
+
+    try:
+        with (
+            nullcontext(sys.stdout) if out is None else release_file(out, force=force) as releases,
+            Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars,
+        ):
+            reading = bars.add_task("reading")
+            summary = replay_offline(
+                settings,
+                file,
+                file_format,
+                releases,
+                span=span,
+                state=state,
+                any_speed=any_speed,
+                blocks=blocks,
+                on_progress=lambda done, size: bars.update(reading, completed=done, total=size or None),
+            )
+    except ParquetMissingError:
+        raise refuse(f"{out}: Parquet needs pyarrow; pip install 'hexveil[parquet]', or write .csv") from None
+    except (ReleaseFileError, UserKeyError) as error:
+        raise refuse(error) from None
+    except (ContentError, LedgerError, PlanError, StateError, LocalServerError) as error:
+        raise refuse(error, FAILED) from None
+    except OSError as error:
+        raise refuse(
+            f"{error.filename or out or state or 'stdout'}: {error.strerror}; --out and --state need a folder that you may write to"
+        ) from None
+    _tell(summary, out, as_json)
+    if not summary.events and (summary.rejected or summary.outside):
+        # Under "participation" alone: which windows are released must not depend on the recording.
+        raise refuse(f"{file}: none of its events was used, so the releases contain only noise")
+
+
+def _tell(summary: OfflineSummary, out: Path | None, as_json: bool) -> None:
+    """Print to stderr what was read and released."""
+    if as_json:
+        typer.echo(json.dumps(asdict(summary)), err=True)
+        return
+    rejected = sum(summary.rejected.values())
+    for reason, count in summary.rejected.items():
+        example = f", like {summary.examples[reason]}" if reason in summary.examples else ""
+        typer.echo(f"  {count} {reason}{example}", err=True)
+    if summary.likely_cause is not None:
+        typer.echo(summary.likely_cause, err=True)
+    if summary.implausible is not None:
+        typer.echo(f"Note: {summary.implausible}", err=True)
+    typer.echo(
+        f"{summary.events} events ({rejected} rejected), {len(summary.windows)} windows released, "
+        f"{summary.already_released} released before, {summary.messages} messages in {summary.seconds:.1f} s"
+        + ("" if out is None else f": {out}"),
+        err=True,
+    )

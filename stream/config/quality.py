@@ -1,0 +1,37 @@
+"""Section ``[feed.quality]``: which fixes are refused because a fault of the unit explains them better than a journey."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from stream.config.durations import PositiveDuration
+from stream.config.section import Section
+
+PARTICIPATION_FASTEST_KM_H = 400.0
+"""Faster than any vehicle on a road or on rails."""
+
+
+class QualityConfig(Section):
+    """Rules for faulty fixes. Each reads one event, or one user's own events of a window; nobody else's events decide.
+
+    ``origin_degrees``: fixes this near to latitude 0, longitude 0 are refused; 0: none. ``fastest_km_h``: faster events are
+    refused; 0: none. ``frozen``: a position that a user repeats to the last digit for longer is refused. ``teleport_km_h``: a fix
+    is refused if the user would have to be faster than this to come from the fix before it, and to reach the one after it.
+    ``standing_m``: events of a user who reports only speeds of 0 in a window, and moves by more than this, are refused.
+    """
+
+    origin_degrees: float = Field(default=0.01, ge=0, le=1)
+    fastest_km_h: float | None = Field(default=None, ge=0, le=100_000)
+    frozen: PositiveDuration | None = None
+    teleport_km_h: float | None = Field(default=None, gt=0, le=100_000)
+    standing_m: float | None = Field(default=None, ge=100, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _standing_is_no_walking_pace(self) -> Self:
+        if self.fastest_km_h and self.fastest_km_h < 10:
+            raise ValueError(
+                f"fastest_km_h {self.fastest_km_h:g} would refuse ordinary traffic; write 10 or more, or 0 for no such rule"
+            )
+        return self

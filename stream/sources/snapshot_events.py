@@ -1,0 +1,154 @@
+"""Snapshots of vehicle positions as canonical events: one per vehicle and timestamp, with a speed reported or derived."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stream.config.feed import SPEED_TO_KMH, FeedConfig
+from stream.sources.derived_speed import DerivationLimits, SpeedDerivation
+from stream.sources.messages import Messages
+from stream.sources.snapshots import Snapshot
+from stream.windows import Slotting
+
+SpeedSource = Literal["missing", "derived", "reported"]
+"""Where the speed of an event comes from: derived if none is reported; always derived; always reported."""
+SPEED_SOURCES: tuple[str, ...] = get_args(SpeedSource)
+
+_FORGET_US = 6 * 3_600_000_000
+_MOVING_KMH, _STANDS_KMH = 12.0, 1.0
+_ENOUGH = 200
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass
+class Tally:
+    """Counts of the vehicles of all snapshots and what was done with them. Inside the trust boundary only.
+
+    ``stale``: answers that came while the feed stood still.
+    """
+
+    snapshots: int = 0
+    unreadable: int = 0
+    events: int = 0
+    derived: int = 0
+    repeated: int = 0
+    without_speed: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    stale: int = 0
+    driving: int = 0
+    driving_but_reported_still: int = 0
+
+    @property
+    def reported_speeds_are_wrong(self) -> bool:
+        """Whether most of the vehicles whose positions change report a speed of 0."""
+        return self.driving >= _ENOUGH and self.driving_but_reported_still > self.driving / 2
+
+
+class SnapshotEvents:
+    """Turns snapshots, in order of arrival, into messages for ``feed``. ``decode``: from bytes and time of arrival (µs UTC).
+
+    A vehicle whose timestamp did not advance gives no new event. ``speeds`` is chosen by the operator and never depends on
+    the data: what one vehicle reports must not decide how the speed of another one is found.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[bytes, int | None], Snapshot],
+        feed: FeedConfig,
+        slotting: Slotting,
+        speeds: SpeedSource = "missing",
+        limits: DerivationLimits | None = None,
+    ) -> None:
+        if feed.format != "canonical":
+            raise ValueError(
+                f"feed.format is {feed.format!r}; events from snapshots are canonical: set feed.format to 'canonical'"
+            )
+        self.tally = Tally()
+        self._decode = decode
+        self.header_us: int | None = None
+        """Timestamp in the header of the newest snapshot, µs UTC; None if it had none."""
+        self._slotting, self._speeds = slotting, speeds
+        self._per_kmh = 1 / SPEED_TO_KMH[feed.speed_unit]
+        self._derivation = SpeedDerivation(limits)
+        self._newest: dict[str, int] = {}
+        self._clock = 0
+
+    def events(self, body: bytes, received_us: int | None = None) -> Messages:
+        """The new events of one snapshot in order of time. Raises :class:`SnapshotError` for other bytes."""
+        try:
+            snapshot = self._decode(body, received_us)
+        except ValueError:
+            self.tally.unreadable += 1
+            raise
+        self.tally.snapshots += 1
+        self.tally.refused += snapshot.refused
+        if snapshot.clock is not None:
+            self._clock = max(self._clock, snapshot.clock)
+        self.header_us = snapshot.header
+        return self._messages(snapshot, self._fresh(snapshot))
+
+    def _fresh(self, snapshot: Snapshot) -> NDArray[np.int64]:
+        """Indexes of the vehicles whose timestamp is newer than any before, in order of time."""
+        fresh, newest = [], self._newest
+        for index in np.argsort(snapshot.time, kind="stable").tolist():
+            vehicle, moment = snapshot.vehicles[index], int(snapshot.time[index])
+            if newest.get(vehicle, -1) < moment:
+                newest[vehicle] = moment
+                fresh.append(index)
+        self.tally.repeated += len(snapshot.vehicles) - len(fresh)
+        if len(newest) > 2 * len(snapshot.vehicles) + 4096:
+            oldest = self._clock - _FORGET_US
+            self._newest = {vehicle: moment for vehicle, moment in newest.items() if moment >= oldest}
+        return np.array(fresh, dtype=np.int64)
+
+    def _messages(self, snapshot: Snapshot, chosen: NDArray[np.int64]) -> Messages:
+        vehicles = [snapshot.vehicles[index] for index in chosen.tolist()]
+        time, lat, lng = snapshot.time[chosen], snapshot.lat[chosen], snapshot.lng[chosen]
+        reported = snapshot.speed[chosen] * 3.6
+        derived = self._derivation.derive(vehicles, time, lat, lng, self._periods(time), self._clock)
+        self._compare(reported, derived)
+        if self._speeds == "reported":
+            speed = reported
+        elif self._speeds == "derived":
+            speed = derived
+        else:
+            speed = np.where(np.isnan(reported), derived, reported)
+        is_derived = (self._speeds != "reported") & ((self._speeds == "derived") | np.isnan(reported))
+        known = np.flatnonzero(~np.isnan(speed))
+        self.tally.without_speed += len(speed) - len(known)
+        self.tally.derived += int(is_derived[known].sum())
+        self.tally.events += len(known)
+        shown = (speed * self._per_kmh).round(3)
+        values = [
+            _encode(
+                {
+                    "user": vehicles[k],
+                    "time": int(time[k]) // 1000,
+                    "lat": float(lat[k]),
+                    "lng": float(lng[k]),
+                    "speed": float(shown[k]),
+                }
+                | ({"derived": True} if is_derived[k] else {})
+            )
+            for k in known.tolist()
+        ]
+        return Messages(time[known], [vehicles[k].encode() for k in known.tolist()], values)
+
+    def _periods(self, time: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Start of each row's ledger period, µs UTC."""
+        slots = self._slotting.slot_starts(time)
+        starts = {slot: self._slotting.period_of(slot).start for slot in np.unique(slots).tolist()}
+        return np.array([starts[slot] for slot in slots.tolist()], dtype=np.int64) * 1_000_000
+
+    def _compare(self, reported: NDArray[np.float64], derived: NDArray[np.float64]) -> None:
+        driving = (derived > _MOVING_KMH) & ~np.isnan(reported)
+        self.tally.driving += int(driving.sum())
+        self.tally.driving_but_reported_still += int((driving & (reported < _STANDS_KMH)).sum())

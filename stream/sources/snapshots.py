@@ -1,0 +1,102 @@
+"""Snapshots of vehicle positions, whatever their format: columns, with a reason for each entry that is refused. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream.windows import EARLIEST_S, LATEST_S
+
+LARGEST_SNAPSHOT = 32 << 20
+"""Largest snapshot in bytes after decompression; a city of 10 000 vehicles publishes about 1 MB of protobuf."""
+LONGEST_ID = 256
+"""Largest number of characters of an identifier; the service refuses longer ones as well."""
+FUTURE_US = 3_600_000_000
+"""A timestamp that is further after the snapshot's own time comes from a wrong clock."""
+LEAST_SPEED_MS = 0.01
+"""A speed above 0 and below this is a rounding error and not a measurement; it counts as missing."""
+MOST_SPEED_MS = 1e6
+"""A higher speed is no number of a vehicle at all, and counts as missing."""
+
+
+class SnapshotError(ValueError):
+    """Bytes that are not a snapshot of the format; the message says what they look like."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Columns (n,) of the vehicles with a position. ``time``: µs UTC; ``lat``/``lng``: degrees; ``speed``: m/s, NaN = none.
+
+    ``clock``: the snapshot's own time (µs UTC): that of its header (``header``, None if it has none), else of its arrival, else
+    None. ``refused``: number of other entries by reason.
+    """
+
+    clock: int | None
+    header: int | None
+    vehicles: list[str]
+    time: NDArray[np.int64]
+    lat: NDArray[np.float64]
+    lng: NDArray[np.float64]
+    speed: NDArray[np.float64]
+    refused: Counter[str]
+
+
+@dataclass
+class SnapshotRows:
+    """Collects the entries of one snapshot. An entry without a time gets that of the header, else ``received_us``."""
+
+    header_us: int | None
+    received_us: int | None
+    refused: Counter[str] = field(default_factory=Counter)
+    _vehicles: list[str] = field(default_factory=list)
+    _numbers: list[tuple[int, float, float, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.header_us is not None and not _is_a_time(self.header_us):
+            self.header_us = None
+        self._clock_us = self.received_us if self.header_us is None else self.header_us
+
+    def add(self, name: str | None, time_us: int | None, lat: float, lng: float, speed_ms: float) -> None:
+        """Add one vehicle, or count why it is refused. ``time_us``: None if it has none; ``speed_ms``: NaN if it has none."""
+        reason, time_us = None, self._clock_us if time_us is None else time_us
+        if not name:
+            reason = "no-vehicle-id"
+        elif len(name) > LONGEST_ID:
+            reason = "id-too-long"
+        elif not (abs(lat) <= 90 and abs(lng) <= 180) or (lat == 0 and lng == 0):
+            reason = "no-place"
+        elif time_us is None:
+            reason = "no-time"
+        elif not _is_a_time(time_us):
+            reason = "time-no-epoch-seconds"
+        elif self._clock_us is not None and time_us > self._clock_us + FUTURE_US:
+            reason = "time-in-future"
+        if reason is not None or name is None or time_us is None:
+            self.refused[reason or "no-time"] += 1
+            return
+        if not 0 <= speed_ms <= MOST_SPEED_MS or 0 < speed_ms < LEAST_SPEED_MS:
+            speed_ms = math.nan
+        self._vehicles.append(name)
+        self._numbers.append((time_us, lat, lng, speed_ms))
+
+    def snapshot(self) -> Snapshot:
+        """What was collected; positions are rounded to 1e-6 degree, a tenth of a metre."""
+        columns = np.array([row[1:] for row in self._numbers], dtype=np.float64).reshape(-1, 3)
+        return Snapshot(
+            self._clock_us,
+            self.header_us,
+            self._vehicles,
+            np.array([row[0] for row in self._numbers], dtype=np.int64),
+            columns[:, 0].round(6),
+            columns[:, 1].round(6),
+            columns[:, 2],
+            self.refused,
+        )
+
+
+def _is_a_time(time_us: int) -> bool:
+    return EARLIEST_S * 1_000_000 <= time_us < LATEST_S * 1_000_000

@@ -1,0 +1,153 @@
+"""``hexveil gtfs-rt``: releases without Kafka, keys in the address, and feeds that answer but stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.embedded import EmbeddedFeed
+from stream.ingestion.decoding import Decoder
+from stream.local import REPO_ROOT
+from stream.sources.live import FileSink, poll
+from stream.sources.polling import FetchError, Poller, PollSettings
+from stream.sources.staleness import Staleness
+from stream.storage.row_store import RowStore
+from tests.stream.sources.gtfs import START, snapshot_bytes
+from tests.stream.sources.test_gtfs_rt import Agency, answer, fetch, fleet, reader
+from tests.support.builders import SLOT, bus_config, random_rows
+
+DELHI = "domain = { south = 28.0, west = 76.5, north = 29.0, east = 78.0 }"
+
+
+@pytest.fixture
+def buses(tmp_path: Path) -> Path:
+    """A configuration of Delhi under "values"."""
+    lines = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8").splitlines()
+    path = tmp_path / "hexveil.toml"
+    path.write_text("\n".join(DELHI if line.startswith("domain =") else line for line in lines), encoding="utf-8")
+    return path
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["gtfs-rt", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def events_of(releases: str) -> int:
+    return sum(json.loads(line)["value"].get("events", 0) for line in releases.splitlines())
+
+
+def test_stored_snapshots_are_released_without_kafka(buses: Path, tmp_path: Path) -> None:
+    folder, out = tmp_path / "snapshots", tmp_path / "releases.ndjson"
+    folder.mkdir()
+    for step in range(5):
+        (folder / f"{step:03}.pb").write_bytes(fleet(step))
+    code, _, said = run(str(folder), "--offline", "--config", str(buses), "--out", str(out))
+    assert code == 0, said
+    assert events_of(out.read_text()) == 12
+    assert "12 events (0 rejected), 1 windows released" in said
+    code, _, said = run(str(folder), "--offline", "--config", str(buses), "--out", str(out))
+    assert code == 2
+    assert "cannot be drawn again" in said
+
+
+def test_a_live_feed_is_released_without_kafka(buses: Path, tmp_path: Path) -> None:
+    now, out = int(time.time()), tmp_path / "releases.ndjson"
+    body = snapshot_bytes([(f"v{k}", now - 1, 28.6, 77.2, 8.0) for k in range(20)], now)
+    with Agency([answer(200, body)]) as agency:
+        code, _, said = run(agency.url, "--once", "--offline", "--config", str(buses), "--out", str(out))
+    assert code == 0, said
+    assert events_of(out.read_text()) == 20
+
+
+async def test_a_silent_feed_closes_its_windows_by_the_clock(redis: Redis, tmp_path: Path) -> None:
+    config = bus_config(tmp_path)
+    rows = RowStore(redis, config.feed.name)
+    feed = EmbeddedFeed(config, rows, Decoder(config, bytes(32)), lambda _: None, SLOT * 1_000_000)
+    await rows.append("embedded/0", 0, 1, random_rows(1, 1), np.zeros(1, np.int64), np.full(1, SLOT))
+    assert await feed.due_slots() == []
+    feed.reach((SLOT + 3600 + 299) * 1_000_000)
+    assert await feed.due_slots() == []
+    feed.reach((SLOT + 3600 + 301) * 1_000_000)
+    feed.reach(SLOT * 1_000_000)
+    assert await feed.due_slots() == [SLOT]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["http://127.0.0.1:9/x", "--offline"], "name a file like releases.ndjson"),
+        (["http://127.0.0.1:9/x", "--offline", "--out", "r.csv"], "name a file like releases.ndjson"),
+        (["x.pb", "--from", "2025-09-11", "--until", "2025-09-12"], "stored snapshots with --offline"),
+        (["x.pb", "--offline", "--from", "2025-09-11"], "give both --from and --until"),
+        (["http://127.0.0.1:9/x", "--query", "key"], "store the secret in a file"),
+    ],
+    ids=["no file", "a table", "not offline", "half a span", "key on the command line"],
+)
+def test_wrong_usage_is_refused_with_the_remedy(buses: Path, arguments: list[str], said: str) -> None:
+    code, _, stderr = run(*arguments, "--config", str(buses))
+    assert code == 2
+    assert said in " ".join(stderr.replace("│", " ").split())
+
+
+def test_a_key_in_the_query_reaches_the_agency_but_no_other_host_and_no_error() -> None:
+    settings = {"query": {"api key": "s3cr&t/ü"}}
+    with Agency([answer(200, b"elsewhere")]) as other, Agency([answer(302, Location=other.url)]) as agency:
+        assert fetch(f"{agency.url}/vp?format=pb", **settings) == [b"elsewhere"]
+        assert agency.requests[0]["path"] == "/vp?format=pb&api+key=s3cr%26t/%C3%BC"
+        assert "s3cr" not in other.requests[0]["path"]
+    moved = [answer(302, Location="/new"), answer(200, b"body")]
+    with Agency(moved) as agency:
+        assert fetch(agency.url, **settings) == [b"body"]
+        assert "s3cr" in agency.requests[1]["path"], "the same host asks for the key again"
+    with pytest.raises(FetchError) as caught:
+        fetch("http://127.0.0.1:9/vp", **settings)
+    assert "s3cr" not in str(caught.value)
+
+
+MINUTE = 60_000_000
+
+
+def test_a_header_that_stands_still_is_said_once_and_its_end_too() -> None:
+    follow, clock = Staleness(300.0), START * 1_000_000
+    said = [
+        follow.answered(clock, clock + minute * MINUTE - 3_600_000_000, brought_events=False) for minute in range(8)
+    ]
+    assert [place for place, sentence in enumerate(said) if sentence] == [5]
+    assert "for 300 s its header has had the same timestamp" in str(said[5])
+    assert follow.stale
+    assert follow.answered(clock + 1, clock + 9 * MINUTE, brought_events=False) == "the feed moves again"
+    assert follow.answered(None, clock + 15 * MINUTE, brought_events=False) is not None, "an unchanged document"
+
+
+def test_a_feed_without_a_clock_moves_while_it_brings_events() -> None:
+    follow = Staleness(300.0)
+    brings = [True] * 10 + [False] * 10
+    said = [follow.answered(None, minute * MINUTE, brought_events=new) for minute, new in enumerate(brings)]
+    assert [place for place, sentence in enumerate(said) if sentence] == [14]
+
+
+async def test_a_server_that_repeats_a_snapshot_with_and_without_304_is_noticed(tmp_path: Path) -> None:
+    loop, stopping, source = asyncio.get_running_loop(), asyncio.Event(), reader("reported")
+    again = answer(200, fleet(0, speed=5.0))
+
+    def last(handler: BaseHTTPRequestHandler) -> None:
+        answer(304)(handler)
+        loop.call_soon_threadsafe(loop.call_later, 0.2, stopping.set)
+
+    settings = PollSettings(interval_s=1.0)
+    with Agency([again, again, again, last]) as agency:
+        sink, follow = FileSink(tmp_path / "out.ndjson"), Staleness(1.5)
+        await poll(source, Poller(agency.url, settings), settings, sink, stopping, once=False, staleness=follow)
+    assert follow.stale
+    assert source.tally.stale == 2
+    assert len((tmp_path / "out.ndjson").read_bytes().splitlines()) == 3

@@ -1,0 +1,155 @@
+"""Events that vehicles push by HTTP reach Kafka before they are acknowledged; what a sender may cost is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.config import Config
+from stream.local import LOOPBACK, free_port
+from stream.sources.pushed import (
+    MOST_BYTES,
+    MOST_EVENTS,
+    Allowance,
+    Intake,
+    PushError,
+    application,
+    read_body,
+    serve_push,
+)
+from tests.stream.sources.test_replay import stored
+from tests.support.builders import bus_config
+from tests.support.feeding import create_topic
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+ALLOWED = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def event(vehicle: str, **changes: object) -> dict[str, object]:
+    return {"user": vehicle, "time": round(time.time() * 1000), "lat": 30.2, "lng": -97.7, "speed": 20.0} | changes
+
+
+def lines(*events: dict[str, object]) -> bytes:
+    return b"\n".join(json.dumps(entry).encode() for entry in events)
+
+
+@asynccontextmanager
+async def receiving(config: Config, rate: float = 1e5) -> AsyncIterator[str]:
+    """The address of a running receiver."""
+    stopping, port, intake = asyncio.Event(), free_port(), Intake(config)
+    serving = asyncio.create_task(serve_push(application(intake, TOKEN, Allowance(rate)), port, stopping))
+    try:
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(LOOPBACK, port)
+                break
+            except OSError:
+                await asyncio.sleep(0.01)
+        writer.close()
+        yield f"http://{LOOPBACK}:{port}/v1/events"
+    finally:
+        stopping.set()
+        await serving
+        await intake.close()
+
+
+async def post(session: aiohttp.ClientSession, url: str, body: bytes, **headers: str) -> tuple[int, dict[str, object]]:
+    async with session.post(url, data=body, headers=ALLOWED | headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_what_is_acknowledged_is_in_kafka_and_what_is_refused_is_not(
+    kafka: str, topic_name: str, tmp_path: Path
+) -> None:
+    await create_topic(kafka, topic_name, 4)
+    config = bus_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic_name})
+    async with receiving(config) as url, aiohttp.ClientSession() as session:
+        sound = [event(f"v{k % 3}", time=round(time.time() * 1000) - 1000 * k) for k in range(9)]
+        assert await post(session, url, lines(*sound[:3])) == (202, {"accepted": 3})
+        assert await post(session, url, json.dumps(sound[3:8]).encode()) == (202, {"accepted": 5})
+        assert await post(session, url, json.dumps(sound[8]).encode()) == (202, {"accepted": 1})
+        status, said = await post(session, url, lines(event("a"), event("b", lat=0.0, lng=0.0), event("c", speed="x")))
+        assert status == 422
+        assert said["refused"] == [{"event": 1, "reason": "at-origin"}, {"event": 2, "reason": "wrong-type"}]
+    parts = await stored(kafka, topic_name)
+    found = [(key, json.loads(value)) for part in parts for key, value in part]
+    assert sorted(str(entry) for _, entry in found) == sorted(str(entry) for entry in sound)
+    assert all(key == str(entry["user"]).encode() for key, entry in found)
+
+
+async def test_a_sender_without_the_token_or_beyond_a_bound_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """Without a broker: no request of these would reach it, and a sound one is told to come back."""
+    config = bus_config(tmp_path, **{"kafka.bootstrap": f"{LOOPBACK}:9"})
+    async with receiving(config, rate=100.0) as url, aiohttp.ClientSession() as session:
+        for wrong in ("", "Bearer", f"Bearer {TOKEN}x", f"Basic {TOKEN}", "Bearer \u00fc"):
+            assert (await post(session, url, lines(event("a")), Authorization=wrong))[0] == 401
+        assert (await post(session, url, b"[1, 2"))[0] == 400
+        assert (await post(session, url, b"[" * 200_000))[0] == 400
+        assert (await post(session, url, b"\xff"))[0] == 400
+        assert (await post(session, url, b""))[0] == 400
+        assert (await post(session, url, b"[1]"))[1]["refused"] == [{"event": 0, "reason": "missing-field"}]
+        assert (await post(session, url, bytes(MOST_BYTES + 1)))[0] == 413
+        assert (await post(session, url, b"1\n" * (MOST_EVENTS + 1)))[0] == 413
+        assert (await post(session, url, lines(event("a")), **{"Content-Encoding": "gzip"}))[0] == 415
+        async with session.post(url, data=lines(event("a")), headers=ALLOWED) as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+        assert (await post(session, url, b"1\n" * 4_990))[0] == 422
+        status, said = await post(session, url, b"1\n" * 4_000)
+        assert (status, said["error"]) == (429, "more than 100 events a second")
+        async with session.get(url, headers=ALLOWED) as answer:
+            assert answer.status == 405
+
+
+def test_the_allowance_fills_at_its_rate_and_no_further() -> None:
+    now = [0.0]
+    bucket = Allowance(10.0, clock=lambda: now[0])
+    assert bucket.take(MOST_EVENTS) == 0
+    assert bucket.take(1) == 1
+    assert bucket.take(100) == 11
+    now[0] = 5.0
+    assert bucket.take(51) == 1
+    assert bucket.take(50) == 0
+    now[0] = 1e9
+    assert bucket.take(MOST_EVENTS + 1) > 0
+
+
+READ: dict[str, tuple[bytes, int]] = {
+    "an object": (b'{"a": 1}', 1),
+    "lines": (b'{"a": 1}\r\n\n{"a": 2}\n', 2),
+    "an array": (b' [{"a": 1}, {"a": "\xc3\xa9"}]', 2),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_objects_lines_and_arrays_are_read(name: str) -> None:
+    body, count = READ[name]
+    assert len(read_body(body)) == count
+
+
+WEAK = {"absent": None, "short": "secret", "two lines": "0123456789abcdef\n0123456789abcdef"}
+
+
+@pytest.mark.parametrize("name", WEAK)
+def test_a_weak_or_missing_token_is_refused_and_not_shown(name: str, tmp_path: Path) -> None:
+    token = WEAK[name]
+    if token is not None:
+        (tmp_path / "token").write_text(token)
+    done = CliRunner().invoke(app, ["push", "--token-file", str(tmp_path / "token")])
+    assert done.exit_code == 2
+    assert "--token-file" in done.stderr
+    assert "0123456789abcdef" not in done.stderr
+
+
+def test_an_array_of_no_objects_is_no_error_of_the_reader() -> None:
+    assert read_body(b"[null, [], 3]") == [b"null", b"[]", b"3"]
+    with pytest.raises(PushError, match="no event"):
+        read_body(b"[]")

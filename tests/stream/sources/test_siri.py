@@ -1,0 +1,203 @@
+"""SIRI-VM becomes events whatever a server sends: a reason for each activity refused, no entity expanded, never a crash."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from datetime import timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.config.feed import FeedConfig
+from stream.ingestion.formats import parse_time
+from stream.local import REPO_ROOT
+from stream.sources.siri import SiriVehicleMonitoring, decode_siri
+from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError
+from stream.windows import Slotting
+from tests.stream.sources.test_gtfs_rt import Agency, answer
+
+NOON = "2026-03-02T12:00:00+00:00"
+LONDON = ZoneInfo("Europe/London")
+
+
+def activity(vehicle: str = "4112", operator: str = "FLON", time: str = NOON, **fields: str) -> str:
+    """One VehicleActivity; ``fields``: elements of its journey in place of the usual ones, "" for none."""
+    location = fields.get(
+        "location", "<VehicleLocation><Longitude>-0.12</Longitude><Latitude>51.5</Latitude></VehicleLocation>"
+    )
+    named = [("OperatorRef", operator), ("VehicleRef", vehicle), ("Velocity", fields.get("velocity", "36"))]
+    journey = "".join(f"<{name}>{text}</{name}>" for name, text in named if text)
+    when = f"<RecordedAtTime>{time}</RecordedAtTime>" if time else ""
+    return (
+        f"<VehicleActivity>{when}<MonitoredVehicleJourney><LineRef>1</LineRef><FramedVehicleJourneyRef><VehicleRef>no</VehicleRef>"
+        f"</FramedVehicleJourneyRef>{journey}{location}<Bearing>7</Bearing></MonitoredVehicleJourney></VehicleActivity>"
+    )
+
+
+def document(*activities: str, head: str = "<?xml version='1.0' encoding='UTF-8'?>", response: str = NOON) -> bytes:
+    return (
+        f"{head}<Siri xmlns='http://www.siri.org.uk/siri' version='2.0'><ServiceDelivery><ResponseTimestamp>{response}"
+        f"</ResponseTimestamp><VehicleMonitoringDelivery>{''.join(activities)}</VehicleMonitoringDelivery></ServiceDelivery></Siri>"
+    ).encode()
+
+
+def decoded(body: bytes, received: str | None = None) -> Snapshot:
+    return decode_siri(body, None if received is None else parse_time(received), LONDON, 1.0)
+
+
+def test_an_activity_becomes_a_fix_of_its_operators_vehicle() -> None:
+    other = activity("7", "", "2026-03-02T11:59:58.500Z", velocity="")
+    assert math.isnan(decoded(document(activity(velocity="9" * 300))).speed[0]), (
+        "no number that a unit could make infinite"
+    )
+    seen = decoded(document(activity(), other))
+    assert seen.vehicles == ["FLON:4112", "7"]
+    assert seen.time.tolist() == [parse_time(NOON), parse_time(NOON) - 1_500_000]
+    assert (seen.lat.tolist(), seen.lng.tolist()) == ([51.5, 51.5], [-0.12, -0.12])
+    assert seen.speed == pytest.approx([10.0, math.nan], nan_ok=True), "36 km/h; none"
+    assert seen.header == parse_time(NOON)
+
+
+def test_prefixes_other_encodings_and_structures_of_2_0_are_read() -> None:
+    prefixed = document(activity()).replace(b"<", b"<s:").replace(b"<s:/", b"</s:").replace(b"<s:?", b"<?")
+    prefixed = prefixed.replace(b"xmlns=", b"xmlns:s=")
+    assert decoded(prefixed).vehicles == ["FLON:4112"]
+    text = document(activity("é1"), head="<?xml version='1.0' encoding='ISO-8859-1'?>").decode()
+    assert decoded(text.encode("latin-1")).vehicles == ["FLON:é1"]
+    structure = document(activity()).replace(b"VehicleMonitoringDelivery", b"vehicleMonitoringDeliveryStructure")
+    assert decoded(structure).vehicles == ["FLON:4112"]
+
+
+def test_times_without_a_zone_are_local_and_those_that_are_absent_are_the_responses() -> None:
+    summer = decoded(document(activity(time="2026-07-02T12:00:00"), response="2026-07-02T12:00:10"))
+    assert summer.time.tolist() == [parse_time("2026-07-02T11:00:00Z")]
+    assert decoded(document(activity(time=""))).time.tolist() == [parse_time(NOON)]
+    unstamped = decoded(document(activity(time=""), response="later"), received="2026-03-02T12:00:03Z")
+    assert (unstamped.header, unstamped.time.tolist()) == (None, [parse_time(NOON) + 3_000_000])
+
+
+REFUSED = {
+    "no vehicle": (activity(vehicle=""), "no-vehicle-id"),
+    "a long name": (activity(vehicle="x" * 300), "id-too-long"),
+    "no location": (activity(location=""), "no-position"),
+    "a planar location": (activity(location="<VehicleLocation srsName='EPSG:27700'><Coordinates>1 2</Coordinates></VehicleLocation>"), "other-coordinates"),
+    "0, 0": (activity(location="<VehicleLocation><Longitude>0</Longitude><Latitude>0.0</Latitude></VehicleLocation>"), "no-place"),
+    "no number": (activity(location="<VehicleLocation><Longitude>x</Longitude><Latitude>1</Latitude></VehicleLocation>"), "no-place"),
+    "infinite": (activity(location="<VehicleLocation><Longitude>1e999</Longitude><Latitude>1</Latitude></VehicleLocation>"), "no-place"),
+    "no time": (activity(time="noon"), "time-unreadable"),
+    "twice a year": (activity(time="2026-10-25T01:30:00"), "time-unreadable"),
+    "1970": (activity(time="1970-01-01T00:00:00Z"), "time-no-epoch-seconds"),
+    "tomorrow": (activity(time="2026-03-03T12:00:00Z"), "time-in-future"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_activity_that_is_no_fix_is_refused_with_its_reason_and_the_others_stay(name: str) -> None:
+    refused, reason = REFUSED[name]
+    seen = decoded(document(activity("a"), refused, activity("b")))
+    assert seen.vehicles == ["FLON:a", "FLON:b"]
+    assert dict(seen.refused) == {reason: 1}
+
+
+LAUGHS = "<!DOCTYPE Siri [<!ENTITY a 'ha'>" + "".join(
+    f"<!ENTITY {name} '{f'&{before};' * 10}'>" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+) + "]>"  # fmt: skip
+EXTERNAL = "<!DOCTYPE Siri [<!ENTITY x SYSTEM 'file:///etc/passwd'>]>"
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (document(activity("&i;"), head=LAUGHS), "with a document type"),
+        (document(activity("&x;"), head=EXTERNAL), "with a document type"),
+        (document(activity(), head="<!DOCTYPE Siri SYSTEM 'http://127.0.0.1:9/siri.dtd'>"), "with a document type"),
+        (document(activity("&x;")), "undefined entity"),
+        (b"<a>" * 50_000, "more than 40 levels"),
+        (b"<html><body>maintenance</body></html>", "without a VehicleMonitoringDelivery"),
+        (document(activity())[:-30], "not a SIRI document in XML"),
+        (b'{"Siri": {}}', "not a SIRI document in XML"),
+        (b"", "not a SIRI document in XML"),
+        (document(activity(), head="<?xml version='1.0' encoding='utf-7'?>"), "not a SIRI document in XML"),
+        (bytes(LARGEST_SNAPSHOT + 1), "more than the"),
+    ],
+    ids=["laughs", "a file", "a type", "an entity", "deep", "HTML", "cut", "JSON", "nothing", "encoding", "large"],
+)
+def test_hostile_xml_is_refused_and_nothing_is_expanded_or_fetched(body: bytes, says: str) -> None:
+    with pytest.raises(SnapshotError, match=says):
+        decoded(body)
+
+
+def test_long_texts_and_many_attributes_cost_no_more_than_their_size() -> None:
+    wide = document(
+        activity("x" * 3_000_000),
+        activity(location="<VehicleLocation " + "".join(f"a{k}='1' " for k in range(20_000)) + "/>"),
+    )
+    seen = decoded(wide)
+    assert dict(seen.refused) == {"id-too-long": 1, "no-position": 1}
+
+
+def test_mutated_documents_are_refused_or_read_and_never_end_in_another_error() -> None:
+    """Half a million bytes, seeded."""
+    rng, sound, outcomes = random.Random(5), document(*(activity(str(k)) for k in range(3))), {"read": 0, "refused": 0}
+    digits = [at for at, octet in enumerate(sound) if chr(octet).isdigit()]
+    for number in range(400):
+        body = bytearray(sound)
+        for _ in range(rng.randrange(1, 4)):
+            if number % 2:
+                at = rng.choice(digits)
+                body[at : at + 1] = rng.choice([b"9", b"-", b"", b".", b"e9", b" ", b"99999999999"])
+            else:
+                at = rng.randrange(len(body))
+                body[at : at + rng.randrange(3)] = rng.choice([b"<", b">", b"&", b"\0", b"\xff", b"]]>", b"<!--", b"9"])
+        try:
+            seen = decoded(bytes(body))
+        except SnapshotError:
+            outcomes["refused"] += 1
+        else:
+            outcomes["read"] += 1
+            assert len(seen.vehicles) == len(seen.time) == len(seen.lat) == len(seen.speed)
+    assert min(outcomes.values()) > 20, outcomes
+
+
+def test_velocity_is_read_in_the_unit_that_the_feed_declares() -> None:
+    feed = FeedConfig(
+        name="bus",
+        topic="bus",
+        timezone="Europe/London",
+        speed_unit="m/s",
+        domain={"south": 51.0, "west": -1.0, "north": 52.0, "east": 1.0},  # type: ignore[arg-type]
+    )
+    source = SiriVehicleMonitoring(feed, Slotting(timedelta(hours=1), timedelta(days=1), feed.timezone), "reported")
+    (value,) = source.events(document(activity(velocity="11"))).values
+    event = json.loads(value)
+    assert (event["user"], event["speed"], event["time"]) == ("FLON:4112", 11.0, parse_time(NOON) // 1000)
+
+
+@pytest.fixture
+def london(tmp_path: Path) -> Path:
+    domain = "domain = { south = 51.0, west = -1.0, north = 52.0, east = 1.0 }"
+    lines = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8").splitlines()
+    path = tmp_path / "hexveil.toml"
+    path.write_text("\n".join(domain if line.startswith("domain =") else line for line in lines), encoding="utf-8")
+    return path
+
+
+def test_an_address_and_stored_documents_become_canonical_events(london: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stored"
+    folder.mkdir()
+    (folder / "1.xml").write_bytes(document(activity("a"), activity("b", velocity="")))
+    (folder / "2.xml").write_bytes(b"<html/>")
+    runner = CliRunner()
+    done = runner.invoke(app, ["siri-vm", str(folder), "--config", str(london), "--out", "-"])
+    assert done.exit_code == 1, "one file is no document"
+    assert "2.xml: XML without a VehicleMonitoringDelivery" in done.stderr
+    assert [json.loads(line)["user"] for line in done.stdout.splitlines()] == ["FLON:a"]
+    with Agency([answer(200, document(activity("c"), activity("d")))]) as agency:
+        done = runner.invoke(app, ["siri-vm", agency.url, "--once", "--config", str(london), "--out", "-"])
+    assert done.exit_code == 0, done.stderr
+    assert [json.loads(line)["speed"] for line in done.stdout.splitlines()] == [36.0, 36.0]
