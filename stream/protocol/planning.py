@@ -52,6 +52,13 @@ class Planning:
             )
         return window
 
+    async def needs_positions(self, window: Window) -> bool:
+        """Whether lat and lng of the rows are needed: for histograms that are configured, or planned under an earlier configuration."""
+        if self.config.histogram is not None:
+            return True
+        stored = await self.store.plan(window.start)
+        return stored is not None and decode_plan(stored).histogram is not None
+
     async def stored(self, window: Window, rows: WindowRows | None) -> StoredPlan:
         """The stored plan of ``window``. If there is none, a plan is made and stored first."""
         stored = await self.store.plan(window.start)

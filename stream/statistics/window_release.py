@@ -33,8 +33,9 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class WindowRows:
-    """The rows of one window as its statistics read them. ``rows``: all of them; ``counted``: those within ``limits``, of
-    which ``contributions`` and ``fixes`` are. ``fixes``: those inside ``box``, None without one.
+    """The rows of one window as its statistics read them. ``rows``: all of them, perhaps without lat and lng if there is no
+    ``box``; ``counted``: those within ``limits``, of which ``contributions`` and ``fixes`` are. ``fixes``: those inside ``box``,
+    None without one.
     """
 
     rows: npt.NDArray[np.void]
@@ -55,9 +56,17 @@ class WindowRows:
         return cls(rows, counted, contributions, fixes_of(counted, box), limits, box)
 
     def as_planned(self, plan: Plan, config: Config) -> WindowRows:
-        """The rows as ``plan`` reads them; it may have been made under an earlier configuration, or without histograms."""
+        """The rows as ``plan`` reads them; it may have been made under an earlier configuration, or without histograms.
+
+        Raises :class:`PlanError` for histograms that another worker planned after rows were read without positions.
+        """
         limits = UserLimits(plan.max_cells_per_user, plan.max_events_per_user)
         box = None if plan.histogram is None else plan.histogram.box
+        if box is not None and "lat" not in (self.rows.dtype.names or ()):
+            raise PlanError(
+                f"another worker planned histograms of window {utc_text(plan.window.start)} while this one read it without "
+                "positions; nothing was drawn. The next attempt reads them"
+            )
         if limits != self.limits:
             return WindowRows.of(self.rows, config, limits, box)
         return self if box == self.box else replace(self, fixes=fixes_of(self.counted, box), box=box)
@@ -102,7 +111,9 @@ class WindowStatistics:
 
     def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
         """The rows of ``window`` among ``rows``, sorted. The order in which they arrived does not matter."""
-        rows = rows[(rows["time"] >= window.start * 1_000_000) & (rows["time"] < window.end * 1_000_000)]
+        time = rows["time"]
+        inside = (time >= window.start * 1_000_000) & (time < window.end * 1_000_000)
+        rows = rows if inside.all() else rows[inside]
         return WindowRows.of(rows, self.config, UserLimits.of(self.config), histogram_box(self.config))
 
     def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
