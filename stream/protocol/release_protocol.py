@@ -116,6 +116,7 @@ class ReleaseProtocol:
                 else:
                     raise _spent_elsewhere(window)
                 drawn = await self._draw(planned.plan, rows)
+                del rows  # a big window's take hundreds of megabytes, which messages are not made of
                 await self._commit(planned.plan, drawn)
             except AlreadyReleasedError:
                 return  # another worker released it meanwhile, so only cleaning is left
@@ -158,7 +159,8 @@ class ReleaseProtocol:
         """The sorted rows; None if reading fails because of their content and the window may be withheld."""
         try:
             with content_of(window.start, "reading"):
-                rows = self.statistics.arrange(await self.rows.read_rows(window.start), window)
+                positions = await self.planning.needs_positions(window)
+                rows = self.statistics.arrange(await self.rows.read_rows(window.start, positions=positions), window)
             self.on_uncounted(rows)
         except ContentError:
             if self.statistics.withhold(window, "") is None:
