@@ -22,6 +22,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from dpcore.noise import EntropySource, Noise
+from tests.support.tapes import tape
 
 ALPHA = 1e-4
 """Chance that a correct mechanism is refuted by one audit."""
@@ -194,7 +195,7 @@ class Replayed:
     def fresh(self) -> tuple[Noise, Noise]:
         """Two sources that yield the same noise."""
         seed = int(self._seed.below(2**62)[0])
-        return Noise(np.random.default_rng(seed).bytes), Noise(np.random.default_rng(seed).bytes)
+        return Noise(tape(seed)), Noise(tape(seed))
 
 
 def _columns(values: npt.ArrayLike) -> FloatArray:

@@ -24,7 +24,8 @@ from dpcore.spatial.euler_inference import Inference, infer, is_consistent, is_c
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.queries import QueryError, Rectangles
 from dpcore.spatial.regions import Footprints, Regions
-from tests.dpcore.spatial.polygons import Point, corners_strategy, grid, hull, meets
+from tests.dpcore.spatial.test_regions import Point, corners_strategy, grid, hull, meets
+from tests.support.tapes import tape
 
 
 def histogram(components: npt.NDArray[np.int64]) -> EulerHistogram:
@@ -224,10 +225,10 @@ def test_the_inference_that_is_asked_for_is_what_is_released_and_none_is_the_unb
     """The same tape: what was drawn is released as it is by default, and beside the counts after any inference."""
     domain, regions = grid(6, 6), Regions.of_polygons([[(2.5, 2.5)], [(4.5, 1.5)]])
     released = {
-        inference: Euler(1.0, inference=inference).fit(regions, domain, MICRO, Noise(np.random.default_rng(5).bytes))
+        inference: Euler(1.0, inference=inference).fit(regions, domain, MICRO, Noise(tape(5)))
         for inference in get_args(Inference)
     }
-    drawn = Euler(1.0).fit(regions, domain, MICRO, Noise(np.random.default_rng(5).bytes))
+    drawn = Euler(1.0).fit(regions, domain, MICRO, Noise(tape(5)))
     assert (drawn.grade, drawn.drawn) == ("noisy", None)
     assert (released["none"].components == drawn.components).all()
     for inference, holds in (("consistent", is_consistent), ("covert", is_covert)):
@@ -246,7 +247,7 @@ def test_inference_lowers_the_error_of_small_ranges_where_regions_are_dense() ->
     error = {}
     for inference in ("covert", "none"):
         # Recorded tapes: both kinds see the same noise, and the comparison is the same in every run.
-        tapes = [Noise(np.random.default_rng(seed).bytes) for seed in range(8)]
+        tapes = [Noise(tape(seed)) for seed in range(8)]
         runs = [Euler(1.0, inference=inference).fit(regions, domain, MICRO, tape) for tape in tapes]
         error[inference] = np.mean([np.abs(run.answers(boxes) - true.answers(boxes)).mean() for run in runs])
     assert error["covert"] < error["none"]

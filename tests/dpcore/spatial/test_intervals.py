@@ -24,6 +24,7 @@ from dpcore.spatial.regions import Regions
 from dpcore.spatial.release import rounded
 from dpcore.spatial.wavelet import inverse_haar
 from tests.dpcore.spatial.mechanisms import every_mechanism
+from tests.support.tapes import tape
 
 CELLS = 32
 DOMAIN = Domain.unit_cells(CELLS, CELLS)
@@ -266,9 +267,7 @@ def test_regions_have_intervals_after_inference_while_the_draws_before_it_are_kn
     ranges = Rectangles.of_cells([[a, b, 0, 7] for a in range(8) for b in range(a, 8)])
     hits = []
     for seed in range(30):
-        released = Euler(1.0, inference="covert").fit(
-            nobody, domain, 1_000_000, Noise(np.random.default_rng(seed).bytes)
-        )
+        released = Euler(1.0, inference="covert").fit(nobody, domain, 1_000_000, Noise(tape(seed)))
         assert released.grade == "covert"
         hits.append(intervals_of(released, ranges).hold(np.zeros(len(ranges))).mean())
         back = histogram_from_release(json.loads(json.dumps(rounded(released).to_release())))

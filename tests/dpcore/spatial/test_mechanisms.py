@@ -41,6 +41,7 @@ from dpcore.spatial.trees import Candidates, height_of
 from dpcore.spatial.wavelet import haar, inverse_haar
 from tests.audit.blackbox import Pooled
 from tests.dpcore.spatial.mechanisms import every_mechanism
+from tests.support.tapes import tape
 
 QUERIES = Rectangles([0, 1, 2], [8, 4, 5], [0, 2, 1], [8, 7, 3])
 MECHANISMS = every_mechanism((1, 2, 8), QUERIES)
@@ -108,7 +109,7 @@ def test_whatever_the_grid_and_the_draws_every_path_costs_exactly_the_budget(
     name: str, epsilon: int, shape: tuple[int, int], points: int, seed: int
 ) -> None:
     counts = some_counts(np.random.default_rng(seed), shape) * 20
-    noise = Noise(np.random.default_rng(seed).bytes)
+    noise = Noise(tape(seed))
     tree = TREES[name].tree(counts, Domain.unit_cells(*shape), epsilon, noise, points)
     assert set(tree.path_costs().tolist()) == {epsilon}
 

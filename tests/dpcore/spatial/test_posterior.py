@@ -23,6 +23,7 @@ from dpcore.spatial.posterior import (
 )
 from dpcore.spatial.queries import answer
 from dpcore.spatial.release import rounded
+from tests.support.tapes import tape
 
 DOMAIN = Domain.unit_cells(64, 64)
 
@@ -38,7 +39,7 @@ def town(seed: int = 1, points: int = 60_000) -> np.ndarray:
 
 def tape(seed: int) -> Noise:
     """Recorded noise."""
-    return Noise(np.random.default_rng(seed).bytes)
+    return Noise(tape(seed))
 
 
 @pytest.mark.parametrize("y", [-3.0, -0.2, 0.7, 4.0])
