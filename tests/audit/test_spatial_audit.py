@@ -69,7 +69,8 @@ def bound(mechanism: Any, noise: type[Pooled] = Pooled, points_per_user: int = P
     return epsilon_lower_bound(*sides)
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+# "auto relative" is "sparse relative" draw by draw: that goal needs no total, so the whole budget goes to the hierarchy.
+@pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "auto relative"])
 def test_a_black_box_finds_no_more_than_epsilon(name: str) -> None:
     assert_private(bound(MECHANISMS[name]), EPSILON)
 
