@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal
 
 from dpcore._whole_units import Amount, exact_amount, whole_units
@@ -58,8 +59,14 @@ class BudgetSplit:
         """Shares in proportion to public positive ``weights``, rounded down, the remainder to the largest."""
         if not weights or not all(math.isfinite(weight) and weight > 0 for weight in weights):
             raise BudgetError(f"budget weights {list(weights)}; give finite numbers above 0")
-        exact = [Fraction(weight) for weight in weights]
-        whole = sum(exact)
-        shares = [int(total * weight / whole) for weight in exact]
-        shares[max(range(len(shares)), key=lambda i: exact[i])] += total - sum(shares)
-        return cls(total, tuple(shares))
+        return cls(total, _proportional(total, tuple(weights)))
+
+
+@lru_cache(maxsize=1024)
+def _proportional(total: int, weights: tuple[float, ...]) -> tuple[int, ...]:
+    """Shares of ``total`` in proportion to ``weights``, in exact fractions: the same in every window of a configuration."""
+    exact = [Fraction(weight) for weight in weights]
+    whole = sum(exact)
+    shares = [int(total * weight / whole) for weight in exact]
+    shares[max(range(len(shares)), key=lambda i: exact[i])] += total - sum(shares)
+    return tuple(shares)

@@ -55,18 +55,19 @@ class Noise:
         """
         if np.ndim(bound) == 0:
             return self._below_scalar(int(bound), 1 if size is None else size)
-        bounds = np.asarray(bound).astype(np.uint64)
-        if np.any(np.asarray(bound) < 1):
+        given = np.asarray(bound)
+        bounds = given.astype(np.uint64)
+        if (given < 1).any():
             raise ParameterError("a bound below 1 has nothing to draw from; give at least 1")
         words = self._words(len(bounds))
         result = words % bounds
         # The last, incomplete run of residues is rejected. A word is in it iff its run would pass 2^64.
-        pending = np.flatnonzero(words - result > (0 - bounds))
-        while len(pending):
+        pending = (words - result > -bounds).nonzero()[0]
+        while pending.size:
             words = self._words(len(pending))
             result[pending] = words % bounds[pending]
-            pending = pending[words - result[pending] > (0 - bounds[pending])]
-        return result.astype(np.int64)
+            pending = pending[words - result[pending] > -bounds[pending]]
+        return result.view(np.int64)
 
     def _below_scalar(self, bound: int, size: int) -> IntArray:
         if not 1 <= bound < 2**63:
@@ -75,20 +76,19 @@ class Noise:
         if bound & (bound - 1) == 0:
             return (words & np.uint64(bound - 1)).astype(np.int64)
         limit = np.uint64(2**64 - 2**64 % bound)
-        pending = np.flatnonzero(words >= limit)
-        if len(pending):
+        pending = (words >= limit).nonzero()[0]
+        if pending.size:
             words = words.copy()
-            while len(pending):
+            while pending.size:
                 words[pending] = self._words(len(pending))
                 pending = pending[words[pending] >= limit]
-        return (words % np.uint64(bound)).astype(np.int64)
+        return (words % np.uint64(bound)).view(np.int64)
 
     def _bernoulli_exp_one(self, size: int) -> BoolArray:
         """P(True) = exp(-1): CKS Algorithm 1 with γ = 1 stops at K with P(K > k) = 1/k!; True iff K is odd."""
         w = self._below_scalar(_FACTORIAL_20, size)
-        passed = 20 - np.searchsorted(_INVERSE_FACTORIALS, w, side="right")
-        accepted: BoolArray = passed % 2 == 0
-        for i in np.flatnonzero(w == 0):
+        accepted: BoolArray = _INVERSE_FACTORIALS.searchsorted(w, side="right") % 2 == 0
+        for i in (w == 0).nonzero()[0]:
             k = 21
             while self._below_scalar(k, 1)[0] == 0:
                 k += 1
@@ -99,7 +99,7 @@ class Noise:
         """V with P(V >= k) = exp(-k)."""
         result = np.zeros(size, dtype=np.int64)
         pending = np.arange(size)
-        while len(pending):
+        while pending.size:
             pending = pending[self._bernoulli_exp_one(len(pending))]
             result[pending] += 1
         return result
@@ -112,10 +112,10 @@ class Noise:
         accepted = np.ones(len(numerator), dtype=bool)
         pending = np.arange(len(numerator))
         n, d = numerator, denominator
-        while len(pending):
+        while pending.size:
             going = self.below(d * k) < n
-            stopped = pending[~going]
-            accepted[stopped] = k % 2 == 1
+            if k % 2 == 0:
+                accepted[pending[~going]] = False
             pending, n, d = pending[going], n[going], d[going]
             k += 1
         return accepted
@@ -127,13 +127,13 @@ class Noise:
         """
         n = np.asarray(numerator, dtype=np.int64)
         d = np.broadcast_to(np.asarray(denominator, dtype=np.int64), n.shape)
-        if np.any(n < 0) or np.any(d < 1) or np.any(d > MAX_SCALE_NUMERATOR):
+        if (n < 0).any() or (d < 1).any() or (d > MAX_SCALE_NUMERATOR).any():
             raise ParameterError("exp(-n/d) needs n >= 0 and 1 <= d <= 2^40; reduce the ratio")
         whole, rest = np.divmod(n, d)
         accepted = np.ones(len(n), dtype=bool)
-        large = np.flatnonzero(whole)
+        large = whole.nonzero()[0]
         accepted[large] = self._geometric(len(large)) >= whole[large]
-        alive = np.flatnonzero(accepted & (rest > 0))
+        alive = (accepted & (rest > 0)).nonzero()[0]
         accepted[alive] = self._bernoulli_exp_fraction(rest[alive], d[alive])
         return accepted
 
@@ -152,7 +152,7 @@ class Noise:
         else:
             shape = (size,)
             t, s = np.full(size, numerator, dtype=np.int64), np.full(size, denominator, dtype=np.int64)
-        if np.any(t < 1) or np.any(t > MAX_SCALE_NUMERATOR) or np.any(s < 1):
+        if (t < 1).any() or (t > MAX_SCALE_NUMERATOR).any() or (s < 1).any():
             raise ParameterError("a noise scale t/s needs 1 <= t <= 2^40 and s >= 1; use a coarser quantum")
         draw = self._wide_laplace if len(t) >= WIDE else self._narrow_laplace
         return draw(t, s).reshape(shape)
@@ -161,10 +161,10 @@ class Noise:
         """CKS Algorithm 2."""
         result = np.zeros(len(t), dtype=np.int64)
         pending = np.arange(len(t))
-        while len(pending):
+        while pending.size:
             tp = t[pending]
             u = self.below(tp)
-            kept = np.flatnonzero(self._bernoulli_exp_fraction(u, tp))
+            kept = self._bernoulli_exp_fraction(u, tp).nonzero()[0]
             magnitude = self._magnitude(u[kept], tp[kept], s[pending[kept]])
             negative = (np.frombuffer(self._entropy(len(kept)), dtype=np.uint8) & 1).astype(bool)
             done = ~(negative & (magnitude == 0))

@@ -12,16 +12,17 @@ bounded by about 0.79; half the noise by about 1.69; an ε of 1.5 by about 1.24,
 from __future__ import annotations
 
 import math
-import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
 from dpcore.noise import EntropySource, Noise
+from tests.support.tapes import tape
 
 ALPHA = 1e-4
 """Chance that a correct mechanism is refuted by one audit."""
@@ -124,12 +125,16 @@ def samples(draw: Callable[[Noise], npt.ArrayLike], noise: Noise | None = None, 
 
 
 class Pooled(Noise):
-    """The shipped noise, drawn in batches, because an audit repeats small draws thousands of times."""
+    """The shipped noise, drawn in batches and handed out draw by draw: an audit repeats small draws thousands of times.
 
-    def __init__(self, entropy: EntropySource = os.urandom, shrink: int = 1) -> None:
-        super().__init__(entropy)
+    Draws of one scale, and selections by one vector of costs, are independent and alike, so a batch is what as many calls
+    would have drawn. ``entropy``: by default that of :class:`Noise`, which a test records.
+    """
+
+    def __init__(self, entropy: EntropySource | None = None, shrink: int = 1) -> None:
+        super().__init__(*([] if entropy is None else [entropy]))
         self._shrink = shrink
-        self._pools: defaultdict[tuple[int, int], _Pool] = defaultdict(_Pool)
+        self._pools: defaultdict[Hashable, _Pool] = defaultdict(_Pool)
 
     def discrete_laplace(self, numerator, denominator=1, size=None):  # type: ignore[no-untyped-def]
         shape = np.broadcast_shapes(np.shape(numerator), np.shape(denominator)) if size is None else (size,)
@@ -139,11 +144,24 @@ class Pooled(Noise):
         return np.array([self._one(scale) for scale in zip(t, s, strict=True)], dtype=np.int64).reshape(shape)
 
     def _one(self, scale: tuple[int, int]) -> int:
-        pool = self._pools[scale]
-        if not pool.waiting:
-            pool.waiting = super().discrete_laplace(scale[0], self._shrink * scale[1], pool.next_size).tolist()
-            pool.next_size = min(4 * pool.next_size, _LARGEST_POOL)
-        return pool.waiting.pop()
+        draw = super().discrete_laplace
+        return int(self._pools[scale].next(lambda n: draw(scale[0], self._shrink * scale[1], n)))
+
+    def exponential(self, costs, numerator, denominator, *, offsets=None, weights=None):  # type: ignore[no-untyped-def]
+        groups = 1 if offsets is None else len(offsets) - 1
+        if groups > _LARGEST_POOL:
+            return super().exponential(costs, numerator, denominator, offsets=offsets, weights=weights)
+        select, size = super().exponential, len(costs)
+
+        def several(n: int) -> npt.NDArray[np.int64]:
+            starts = np.array([0]) if offsets is None else np.asarray(offsets[:-1])
+            repeated = np.append(np.add.outer(np.arange(n) * size, starts).ravel(), n * size)
+            measures = None if weights is None else np.tile(weights, n)
+            drawn = select(np.tile(costs, n), numerator, denominator, offsets=repeated, weights=measures)
+            return drawn.reshape(n, groups)
+
+        parts = (None if part is None else np.asarray(part).tobytes() for part in (costs, offsets, weights))
+        return self._pools[*parts, numerator, denominator].next(several)
 
 
 @dataclass
@@ -152,8 +170,15 @@ class _Pool:
     again.
     """
 
-    waiting: list[int] = field(default_factory=list)
+    waiting: list[Any] = field(default_factory=list)
     next_size: int = 1
+
+    def next(self, draw: Callable[[int], npt.NDArray[np.int64]]) -> Any:
+        """The next of ``draw``'s outcomes, of which it is asked for more and more."""
+        if not self.waiting:
+            self.waiting = list(draw(self.next_size))
+            self.next_size = min(4 * self.next_size, _LARGEST_POOL)
+        return self.waiting.pop()
 
 
 def half_scale() -> Noise:
@@ -170,7 +195,7 @@ class Replayed:
     def fresh(self) -> tuple[Noise, Noise]:
         """Two sources that yield the same noise."""
         seed = int(self._seed.below(2**62)[0])
-        return Noise(np.random.default_rng(seed).bytes), Noise(np.random.default_rng(seed).bytes)
+        return Noise(tape(seed)), Noise(tape(seed))
 
 
 def _columns(values: npt.ArrayLike) -> FloatArray:

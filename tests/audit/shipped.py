@@ -22,6 +22,7 @@ from stream.statistics.plan import Columns, Plan
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT
 from tests.support.releasing import planned
+from tests.support.tapes import tape
 
 Event = tuple[int, int, int]
 """(Cell of the town, user of the town, value in quanta)."""
@@ -69,7 +70,7 @@ class Towns:
 
 def recorded(seed: int, noise: type[Noise] = Noise) -> Noise:
     """The same noise in every run."""
-    return noise(np.random.default_rng(seed).bytes)
+    return noise(tape(seed))
 
 
 class HalfTheScale(Noise):

@@ -27,6 +27,7 @@ from dpcore.spatial.partition import box_sums, image_of, whole
 from dpcore.spatial.trees import Candidates, median_costs
 from tests.audit.blackbox import Bound, Pooled, assert_caught, assert_private, epsilon_lower_bound
 from tests.dpcore.spatial.mechanisms import every_mechanism
+from tests.support.tapes import tape
 
 N = 600
 EPSILON = 1.0
@@ -62,13 +63,14 @@ def bound(mechanism: Any, noise: type[Pooled] = Pooled, points_per_user: int = P
     present[0, 0] = POINTS
     sides = []
     for seed, counts in enumerate((present, without)):
-        source = noise(np.random.default_rng(seed).bytes)
+        source = noise(tape(seed))
         fits = (mechanism.fit(counts, DOMAIN, MICRO, source, points_per_user) for _ in range(N))
         sides.append(np.array([fit.answers(CELLS) for fit in fits]))
     return epsilon_lower_bound(*sides)
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+# "auto relative" is "sparse relative" draw by draw: that goal needs no total, so the whole budget goes to the hierarchy.
+@pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "auto relative"])
 def test_a_black_box_finds_no_more_than_epsilon(name: str) -> None:
     assert_private(bound(MECHANISMS[name]), EPSILON)
 
@@ -149,7 +151,7 @@ def test_a_choice_noised_for_a_fraction_of_its_sensitivity_is_caught(name: str) 
 def test_levels_of_a_tree_are_disjoint_so_that_one_point_moves_one_count_of_each(name: str) -> None:
     """Brute force: every cell of a 4 × 4 grid, on the boxes of a drawn tree."""
     counts = np.random.default_rng(6).integers(0, 40, (4, 4))
-    tree = MECHANISMS[name].tree(counts, DOMAIN, MICRO, Noise(np.random.default_rng(7).bytes), 1)
+    tree = MECHANISMS[name].tree(counts, DOMAIN, MICRO, Noise(tape(7)), 1)
     base = box_sums(image_of(counts), tree.boxes)
     for cell in range(16):
         more = counts.copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from fractions import Fraction
 
 import numpy as np
@@ -41,11 +42,14 @@ def test_no_user_moves_any_level_more_than_their_sensitivity_and_one_moves_it_as
     counts = group(samples, (0,) * len(owner), 3).counts
     claimed = distribution.sensitivities(counts, counts.samples)
     for user in range(len(samples)):
+        alike = defaultdict(list)  # the others' values -> levels for every choice of the user's own
+        for values, drawn in levels.items():
+            alike[tuple(value for value, o in zip(values, owner, strict=True) if o != user)].append(drawn)
         worst = 0
-        for one, two in itertools.product(levels, repeat=2):
-            if all(a == b for a, b, o in zip(one, two, owner, strict=True) if o != user):
-                moved = [int(np.abs(x - y).sum()) for x, y in zip(levels[one], levels[two], strict=True)]
-                worst = max(worst, *moved)
+        for choices in alike.values():
+            for level in zip(*choices, strict=True):
+                several = np.array(level)
+                worst = max(worst, int(np.abs(several[:, None] - several[None, :]).sum(axis=-1).max()))
         assert worst == claimed[user] == 2 * samples[user]
 
 

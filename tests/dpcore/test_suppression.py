@@ -189,6 +189,8 @@ def test_each_printed_error_gives_a_worse_plan_somewhere(bug):
     rng = np.random.default_rng(21)
     differs = empties = over = 0
     for _ in range(CASES):
+        if differs and (empties or bug != "empties cells") and (over or bug != "resets others"):
+            break
         matrix = random_matrix(rng)
         if not matrix.any():
             continue

@@ -139,10 +139,10 @@ def reaches_inside(source: str, private: set[str]) -> list[str]:
                 pass
             case ast.Attribute(attr=name) if is_private(name) and name in private - OF_OTHERS:
                 problems.append(f"{node.lineno}: uses {ast.unparse(node)}")
-            case ast.Call(func=called, args=arguments) if ast.unparse(called).rpartition(".")[2] in BY_NAME:
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=arguments) if called in BY_NAME:
                 names = {name for argument in arguments[:2] for name in names_in(argument)}
                 reached = sorted(names & (private - OF_OTHERS - own))
-                problems += [f"{node.lineno}: names {name} in {ast.unparse(called)}" for name in reached]
+                problems += [f"{node.lineno}: names {name} in {called}" for name in reached]
     return problems
 
 

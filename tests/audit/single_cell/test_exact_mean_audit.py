@@ -6,6 +6,7 @@ averages in steps of one quantum), to 1e-9 in ε. Power is 1: a bug that costs m
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ from dpcore.single_cell._range_plan import mean_within
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
 from dpcore.single_cell.range_mean import EpsilonQuantile, FixedQuantile, Levy, RangePlan
 from dpcore.single_cell.selection import select_quantiles, select_range
-from tests.audit.enumeration import TOLERANCE, Enumerated, Path, paths
+from tests.audit.enumeration import TOLERANCE, Enumerated, Law, Path, paths
 
 RANGES = [(Levy, (90, 90, 90), 6), (FixedQuantile, (2, 2, 2), 4), (EpsilonQuantile, (2, 2, 2), 4)]
 """Counts for which Levy narrows the range; three arrays each."""
@@ -35,16 +36,33 @@ def whole_quanta(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "GRID", 1)
 
 
-def worst_shares(make: Any, m: tuple[int, ...], upper: int, micro: int = 2 * MICRO, **planted: Any) -> np.ndarray:
-    """Per user: their largest loss over all neighbouring cells, as a share of what they are charged."""
+Laws = dict[tuple[int, ...], Law]
+"""Averages of the users -> law of the release."""
+
+
+def planned(make: Any, m: tuple[int, ...], upper: int, **planted: Any) -> tuple[Enumerated, Any]:
+    """A mechanism to enumerate, and its plan at ε = 2."""
     mechanism = make(upper)
-    plan = mechanism.plan(np.array(m), micro)
-    unit = 1 / _divisor(plan)
-    audited = Enumerated(lambda values, noise: mechanism.release(values, plan, noise), unit, **planted)
-    levels = range(upper + 1)
-    laws = {
-        averages: audited.law(np.repeat(np.array(averages), m)) for averages in itertools.product(levels, repeat=len(m))
-    }
+    plan = mechanism.plan(np.array(m), 2 * MICRO)
+    return Enumerated(lambda values, noise: mechanism.release(values, plan, noise), 1 / _divisor(plan), **planted), plan
+
+
+def laws_of(audited: Enumerated, m: tuple[int, ...], upper: int) -> Laws:
+    """The laws at all averages of the users."""
+    every = itertools.product(range(upper + 1), repeat=len(m))
+    return {averages: audited.law(np.repeat(np.array(averages), m)) for averages in every}
+
+
+@functools.cache
+def shipped_laws(make: Any, m: tuple[int, ...], upper: int) -> Laws:
+    """Laws of the mechanism as it is: a bug in the width of the noise, which is applied afterwards, leaves them alone."""
+    return laws_of(planned(make, m, upper)[0], m, upper)
+
+
+def worst_shares(make: Any, m: tuple[int, ...], upper: int, laws: Laws | None = None, **planted: Any) -> np.ndarray:
+    """Per user: their largest loss over all neighbouring cells, as a share of what they are charged."""
+    audited, plan = planned(make, m, upper, **planted)
+    laws = laws or laws_of(audited, m, upper)
     worst = np.zeros(len(m))
     for averages, law in laws.items():
         for user, own in enumerate(averages):
@@ -62,14 +80,14 @@ def _divisor(plan: Any) -> int:
 def test_no_output_of_any_small_cell_costs_a_user_more_than_their_charge(
     make: Any, m: tuple[int, ...], upper: int
 ) -> None:
-    shares = worst_shares(make, m, upper)
+    shares = worst_shares(make, m, upper, shipped_laws(make, m, upper))
     assert shares.max() <= 1 + TOLERANCE, shares
     assert shares.max() > 0.3, f"the audit would not see a charge three times too small: {shares}"
 
 
 @pytest.mark.parametrize(("make", "m", "upper"), RANGES + SIMPLE)
 def test_half_the_noise_scale_is_caught_exactly(make: Any, m: tuple[int, ...], upper: int) -> None:
-    assert worst_shares(make, m, upper, shrink=2).max() > 1 + TOLERANCE
+    assert worst_shares(make, m, upper, shipped_laws(make, m, upper), shrink=2).max() > 1 + TOLERANCE
 
 
 def test_a_range_selection_without_the_half_in_its_exponent_is_caught_exactly() -> None:

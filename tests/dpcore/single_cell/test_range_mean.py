@@ -28,6 +28,7 @@ from dpcore.single_cell.range_mean import (
 )
 from dpcore.single_cell.selection import range_bins, select_quantiles, select_range
 from tests.dpcore.silence import Silence
+from tests.support.tapes import tape
 
 
 def ints(*values: int) -> np.ndarray:
@@ -87,10 +88,8 @@ def test_changing_one_entry_moves_every_cost_by_at_most_one(
 
 
 def test_a_value_that_many_share_is_found_and_gaps_alone_would_not_find_it() -> None:
-    """Recorded draws. The median of 40 % zeros and 60 % at 37 is 37 at ε = 4; a choice among the gaps alone lies
-    anywhere above.
-    """
-    column, n, noise = np.repeat(ints(0, 37), (40, 60)), 200, Noise(np.random.default_rng(1).bytes)
+    """Recorded draws. Median of 40 % zeros and 60 % at 37, ε = 4: 37; by gaps between values it lies anywhere above."""
+    column, n, noise = np.repeat(ints(0, 37), (40, 60)), 200, Noise(tape(1))
     drawn = select_quantiles(column, 100, np.full(n, 500), 4 * MICRO, noise)
     assert np.mean(drawn == 37) > 0.95
     # Planted bug: the cost is |#{z <= y} − r| at every y, as printed for gaps.
@@ -232,7 +231,7 @@ def test_auto_is_never_far_from_the_best_mechanism_on_three_kinds_of_data(users:
     for kind, (m, values) in _kinds(users, 1).items():
         truth, error = values.mean(), {}
         for M in (Baseline, PooledMinimax, ArrayAveraging, *MECHANISMS, AutoMean):
-            noise = Noise(np.random.default_rng(7).bytes)
+            noise = Noise(tape(7))
             made: Any = M(6500)
             plan = made.plan(m, MICRO)
             error[M] = np.mean([abs(made.release(values, plan, noise).value - truth) for _ in range(30)])

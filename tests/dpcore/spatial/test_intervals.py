@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -17,25 +18,26 @@ from dpcore.spatial.euler_inference import infer
 from dpcore.spatial.histogram import Histogram, HistogramError
 from dpcore.spatial.intervals import Intervals, NoisySums, between
 from dpcore.spatial.mechanism import laplace_variance
-from dpcore.spatial.partition import Tree, image_of
+from dpcore.spatial.partition import IntArray, Tree, image_of
 from dpcore.spatial.queries import answer, axis_overlaps
 from dpcore.spatial.range_noise import TreeNoise, TreeNoiseError, haar_share, independent_tails, spread_tails
 from dpcore.spatial.regions import Regions
 from dpcore.spatial.release import rounded
 from dpcore.spatial.wavelet import inverse_haar
 from tests.dpcore.spatial.mechanisms import every_mechanism
+from tests.support.tapes import tape
 
 CELLS = 32
 DOMAIN = Domain.unit_cells(CELLS, CELLS)
 CLASSES = ((0, 0), (1, 5), (6, 20), (21, 100), (101, 10**9))
 """Of true counts, ends included."""
 EPSILONS = (100_000, 500_000, 1_000_000, 4_000_000)
-DRAWS = 40
+DRAWS = 30
 """Per mechanism and ε, two ranges of each class from each draw."""
 FLOOR = 0.93
-ALPHA = 1e-6
+ALPHA = 1e-4
 """H0: in every class 93 % of intervals or more hold the truth. It is rejected where so few of n ranges with at least one
-held have P <= ALPHA. At a true coverage of 75 % and n = 320, H0 is kept with P < 1e-4. Noise is recorded: a verdict never
+held have P <= ALPHA. At a true coverage of 75 % and n = 240, H0 is kept with P < 1e-4. Noise is recorded: a verdict never
 changes."""
 
 
@@ -94,26 +96,28 @@ def noise_alone(histogram: Histogram, ranges: Rectangles) -> Intervals:
     return Intervals(middle - half, middle + half)
 
 
-def held(mechanism, intervals) -> list[tuple[int, int]]:
-    """(Intervals that hold the truth, intervals) per class, over ε and draws of other towns."""
-    found = np.zeros((len(CLASSES), 2), dtype=int)
-    for epsilon in EPSILONS:
-        for draw in range(DRAWS):
-            counts = town(draw % 10)
-            rng = np.random.default_rng([epsilon, draw])
-            histogram = mechanism.fit(counts, DOMAIN, epsilon, Noise(rng.bytes))
-            for k, ranges in enumerate(BY_CLASS[draw % 10]):
-                at = rng.integers(0, len(ranges), 2)
-                asked = Rectangles(ranges.x0[at], ranges.x1[at], ranges.y0[at], ranges.y1[at])
-                found[k] += intervals(histogram, asked).hold(answer(image_of(counts), asked)).sum(), len(at)
-    return [(int(hits), int(n)) for hits, n in found]
+def held(name: str) -> tuple[IntArray, IntArray, int]:
+    """Over ε and draws of other towns: intervals per class that hold the truth; the same of noise alone; their number n."""
+    kept, alone = np.zeros((2, len(CLASSES)), dtype=np.int64)
+    for epsilon, draw in itertools.product(EPSILONS, range(DRAWS)):
+        histogram = MECHANISMS[name].fit(TOWNS[draw % 10], DOMAIN, epsilon, Noise(tape([epsilon, draw])))
+        rng, image = np.random.default_rng([draw, epsilon]), IMAGES[draw % 10]
+        chosen = [(ranges, rng.integers(0, len(ranges), 2)) for ranges in BY_CLASS[draw % 10]]
+        asked = Rectangles(*(np.concatenate([getattr(r, side)[at] for r, at in chosen]) for side in SIDES))
+        truth = answer(image, asked)
+        kept += intervals_of(histogram, asked).hold(truth).reshape(-1, 2).sum(axis=1)
+        if name in PLANTED:
+            alone += noise_alone(histogram, asked).hold(truth).reshape(-1, 2).sum(axis=1)
+    return kept, alone, 2 * DRAWS * len(EPSILONS)
 
 
-BY_CLASS = [ranges_by_class(town(seed), seed) for seed in range(10)]
+SIDES = ("x0", "x1", "y0", "y1")
+TOWNS = [town(seed) for seed in range(10)]
+IMAGES = [image_of(counts) for counts in TOWNS]
+BY_CLASS = [ranges_by_class(counts, seed) for seed, counts in enumerate(TOWNS)]
 MECHANISMS = every_mechanism((2, 4, 8, 16, 32), BY_CLASS[0][3])
 OFFERED = (
     "ag",
-    "auto",
     "auto relative",
     "e2epriv",
     "htf",
@@ -125,20 +129,19 @@ OFFERED = (
     "ug",
     "uniform",
 )
-"""One of each kind that the service offers; the others differ in budgets and choices alone."""
+"""One of each kind that the service offers; the others differ in budgets and choices alone. On this grid "auto" is "sparse"
+draw by draw."""
+PLANTED = ("auto relative", "e2epriv", "htf", "kdtree", "sparse", "ug")
+"""Those whose blocks or dropped nodes make points lie unevenly: noise alone is too little there."""
 
 
 @pytest.mark.parametrize("name", OFFERED)
-def test_intervals_hold_the_truth_in_every_class_of_counts(name: str) -> None:
-    for (hits, n), (least, most) in zip(held(MECHANISMS[name], intervals_of), CLASSES, strict=True):
-        needed = int(stats.binom.ppf(ALPHA, n, FLOOR))
+def test_intervals_hold_the_truth_in_every_class_of_counts_and_those_of_noise_alone_are_caught(name: str) -> None:
+    kept, alone, n = held(name)
+    needed = int(stats.binom.ppf(ALPHA, n, FLOOR))
+    for hits, (least, most) in zip(kept, CLASSES, strict=True):
         assert hits >= needed, f"{least} to {most}: {hits} of {n} held, below {needed}: P <= {ALPHA} at {FLOOR:.0%}"
-
-
-@pytest.mark.parametrize("name", ["ug", "e2epriv", "kdtree", "htf", "sparse", "auto relative"])
-def test_intervals_of_noise_alone_are_caught(name: str) -> None:
-    below = [hits < stats.binom.ppf(ALPHA, n, FLOOR) for hits, n in held(MECHANISMS[name], noise_alone)]
-    assert any(below)
+    assert name not in PLANTED or any(alone < needed), f"noise alone holds {alone} of {n}"
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.7, 1.0, 4.0])
@@ -266,9 +269,7 @@ def test_regions_have_intervals_after_inference_while_the_draws_before_it_are_kn
     ranges = Rectangles.of_cells([[a, b, 0, 7] for a in range(8) for b in range(a, 8)])
     hits = []
     for seed in range(30):
-        released = Euler(1.0, inference="covert").fit(
-            nobody, domain, 1_000_000, Noise(np.random.default_rng(seed).bytes)
-        )
+        released = Euler(1.0, inference="covert").fit(nobody, domain, 1_000_000, Noise(tape(seed)))
         assert released.grade == "covert"
         hits.append(intervals_of(released, ranges).hold(np.zeros(len(ranges))).mean())
         back = histogram_from_release(json.loads(json.dumps(rounded(released).to_release())))

@@ -29,13 +29,11 @@ from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
 from stream.statistics.histograms.histograms import draw_histograms, exact_counts, region_domain, regions_of
 from stream.statistics.plan import HistogramPlan
 from tests.support.builders import EVERY_MECHANISM, bus_config, located_rows, with_histograms
-from tests.support.releasing import planned_with_fixes
+from tests.support.tapes import tape
 
-N = 200
-"""Draws per mechanism, one range each. H0: intervals cover 95 %; it is rejected if so few or fewer cover with P <=
-ALPHA. At 63 % true coverage (noise three times too large) it is kept with P < 1e-9. Noise is recorded: a verdict never
-changes.
-"""
+N = 100
+"""Draws per mechanism, one range each. H0: intervals cover 95 %; it is rejected where so few covered have P <= ALPHA. At
+63 % true coverage (noise three times too large) it is kept with P < 1e-4. Noise is recorded: a verdict never changes."""
 ALPHA = 1e-6
 LEAST = int(stats.binom.ppf(ALPHA, N, 0.95))
 BOX = {"south": 30.1, "west": -98.0, "north": 30.6, "east": -97.5}
@@ -109,10 +107,10 @@ def test_intervals_of_whole_parts_hold_the_number_of_real_vehicles_as_often_as_t
 ) -> None:
     """Each mechanism; the planted twins state a third of the noise that is drawn and are caught."""
     for name in EVERY_MECHANISM:
-        kept = covered(on_the_map(tmp_path, name), morning, Noise(np.random.default_rng(7).bytes))
+        kept = covered(on_the_map(tmp_path, name), morning, Noise(tape(7)))
         assert kept >= LEAST, f"{name}: {kept} of {N} covered, at 95 % fewer than {LEAST} happen with P <= {ALPHA}"
     for name in ("ag", "htf", "singular", "sparse", "ug"):
-        caught = covered(on_the_map(tmp_path, name), morning, Tripled(np.random.default_rng(7).bytes))
+        caught = covered(on_the_map(tmp_path, name), morning, Tripled(tape(7)))
         assert caught < LEAST, f"{name} with three times the noise was not caught: {caught} of {N}"
 
 

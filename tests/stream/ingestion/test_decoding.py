@@ -230,6 +230,7 @@ def test_cell_position_and_quanta_are_those_of_the_exact_numbers(lat, lng, speed
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.integers(-(10**400), 10**400) | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*FIX, "x"]), inner, max_size=6),
+    max_leaves=6,  # a decoder looks two levels deep
 )
 HOSTILE = st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()) | st.none()
 HOSTILE |= st.fixed_dictionaries(dict.fromkeys(FIX, JSON)).map(lambda value: json.dumps(value).encode())
@@ -252,7 +253,7 @@ EVERY_DECODER = [
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(HOSTILE, max_size=8))
+@given(st.lists(HOSTILE, max_size=5))
 def test_no_bytes_make_a_decoder_raise_and_every_message_is_accounted_for(values):
     for decoder in EVERY_DECODER:
         batch = decoder.decode(values, NOW_US)

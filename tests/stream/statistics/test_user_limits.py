@@ -14,7 +14,7 @@ import pytest
 
 from dpcore.noise import Noise
 from dpcore.suppression import MAX_EVALUATIONS, Suppression, sweep_chop_user
-from stream.config import ConfigError
+from stream.config import Config, ConfigError
 from stream.messages.message import WINDOW, schema
 from stream.statistics import shrinkage
 from stream.statistics.pipeline import contributions_of
@@ -46,8 +46,8 @@ def crowded_rows(seed: int, n: int = 400, users: int = 5, places: int = 9) -> np
     return rows
 
 
-def window_rows(rows: np.ndarray, folder: Path, limits: UserLimits) -> WindowRows:
-    return WindowRows.of(rows, bus_config(folder), limits, None)
+def window_rows(rows: np.ndarray, config: Config, limits: UserLimits) -> WindowRows:
+    return WindowRows.of(rows, config, limits, None)
 
 
 def sorted_rows(rows: np.ndarray) -> list[tuple[Any, ...]]:
@@ -56,12 +56,13 @@ def sorted_rows(rows: np.ndarray) -> list[tuple[Any, ...]]:
 
 def test_of_a_users_events_at_one_time_the_one_of_lowest_cell_and_value_counts(tmp_path: Path) -> None:
     """40 windows with many repeats, in any order: the literal rule, and nothing else is left out."""
+    config = bus_config(tmp_path)
     for seed in range(40):
         rows = crowded_rows(seed)
         lowest: dict[tuple[int, int], tuple[int, int]] = {}
         for cell, user, time, value in rows[["cell", "user", "time", "value"]].tolist():
             lowest[user, time] = min(lowest.get((user, time), (cell, value)), (cell, value))
-        found = contributions_of(rows, bus_config(tmp_path))
+        found = contributions_of(rows, config)
         counts, pair = found.counts, np.repeat(np.arange(len(found.counts.samples)), found.counts.samples)
         cells, users = counts.cells[counts.pair_cell[pair]].tolist(), counts.users[counts.pair_user[pair]].tolist()
         kept = zip(users, found.times.tolist(), cells, found.values.tolist(), strict=True)
@@ -70,11 +71,11 @@ def test_of_a_users_events_at_one_time_the_one_of_lowest_cell_and_value_counts(t
 
 
 def test_users_within_the_limits_count_in_full(tmp_path: Path) -> None:
-    rows = crowded_rows(1)
-    whole = window_rows(rows, tmp_path, UserLimits(9, 400))
+    rows, config = crowded_rows(1), bus_config(tmp_path)
+    whole = window_rows(rows, config, UserLimits(9, 400))
     assert whole.counted is rows
     assert whole.beyond_limits == 0
-    assert window_rows(rows, tmp_path, UserLimits(0, 0)).counted is rows
+    assert window_rows(rows, config, UserLimits(0, 0)).counted is rows
 
 
 @pytest.mark.parametrize(("cells", "events"), [(3, 400), (9, 10), (2, 25), (1, 1), (0, 7), (4, 0)])
@@ -82,13 +83,14 @@ def test_of_a_user_above_a_limit_count_the_first_events_and_their_fullest_cells(
     cells: int, events: int, tmp_path: Path
 ) -> None:
     """Compared with the rule applied user by user, in 40 windows."""
+    config = bus_config(tmp_path)
     for seed in range(40):
         rows = crowded_rows(seed)
-        found = window_rows(rows, tmp_path, UserLimits(cells, events)).contributions
-        whole = contributions_of(rows, bus_config(tmp_path))
+        found = window_rows(rows, config, UserLimits(cells, events)).contributions
+        whole = contributions_of(rows, config)
         kept = []
         for user in np.unique(rows["user"]).tolist():
-            own = contributions_of(rows[rows["user"] == user], bus_config(tmp_path))
+            own = contributions_of(rows[rows["user"] == user], config)
             visited = np.repeat(own.counts.cells[own.counts.pair_cell], own.counts.samples)
             order = np.argsort(own.times)[: events or None]
             names, held = np.unique(visited[order], return_counts=True)
@@ -124,10 +126,10 @@ def changes_with_values(rule: Rule, seed: int) -> bool:
 
 def test_neither_others_nor_values_decide_what_counts_of_a_user(tmp_path: Path) -> None:
     """40 windows: the neighbours of either relation differ in their own user's part only, so no sensitivity changes."""
-    limits = UserLimits(3, 20)
+    limits, config = UserLimits(3, 20), bus_config(tmp_path)
 
     def counted(rows: np.ndarray) -> np.ndarray:
-        return window_rows(rows, tmp_path, limits).counted
+        return window_rows(rows, config, limits).counted
 
     assert not any(changes_with_others(counted, seed) for seed in range(40))
     assert not any(changes_with_values(counted, seed) for seed in range(40))
