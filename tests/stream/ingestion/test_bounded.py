@@ -7,7 +7,6 @@ import time
 
 import cramjam
 import pytest
-from aiokafka import AIOKafkaProducer
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +18,7 @@ from stream.messages.topics import INPUT_SETTINGS
 from stream.storage.row_store import RowStore
 from tests.support.feeding import create_topic, until
 from tests.support.ingesting import Ingesting
+from tests.support.live_batches import send_batch
 from tests.support.live_events import event, every_speed
 
 CODECS = {
@@ -50,18 +50,6 @@ def test_the_bound_is_exact_and_damaged_bytes_are_refused(codec):
 def test_snappy_without_frames_and_gzip_of_several_members_are_read():
     assert CODECS["snappy"][1](bytes(snappy_encode(b"abc" * 999, xerial_compatible=False))) == b"abc" * 999
     assert CODECS["gzip"][1](gzip.compress(b"a" * 999) + gzip.compress(b"b" * 99)) == b"a" * 999 + b"b" * 99
-
-
-async def send_batch(kafka: str, topic: str, codec: str | None, values: list[bytes], partition: int = 0) -> None:
-    producer = AIOKafkaProducer(bootstrap_servers=kafka, compression_type=codec, max_batch_size=1 << 30)
-    await producer.start()
-    try:
-        batch = producer.create_batch()
-        for value in values:
-            assert batch.append(key=b"k", value=value, timestamp=None) is not None
-        await (await producer.send_batch(batch, topic, partition=partition))
-    finally:
-        await producer.stop()
 
 
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])

@@ -8,9 +8,9 @@ from stream.config.servers import KafkaConfig
 from stream.ingestion.decoding import MAX_MESSAGE_BYTES
 from stream.inspection.topic import observe_topic
 from stream.messages.topics import INPUT_SETTINGS
-from tests.stream.ingestion.test_bounded import send_batch
-from tests.stream.ingestion.test_lateness import event
 from tests.support.feeding import create_topic
+from tests.support.live_batches import send_batch
+from tests.support.live_events import event
 
 
 async def test_a_compressed_bomb_in_a_topic_is_left_out_and_said(kafka: str, topic_name: str) -> None:

@@ -9,40 +9,19 @@ import math
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from typer.testing import CliRunner
 
-from stream.cli import app
-from stream.config.feed import FeedConfig
-from stream.local import LOOPBACK, REPO_ROOT
-from stream.sources.gtfs_rt import GtfsRealtime
-from stream.sources.polling import FetchError, Poller, PollSettings
-from stream.sources.snapshot_events import SpeedSource
-from stream.windows import Slotting
+from stream.local import REPO_ROOT
+from stream.sources.polling import FetchError
+from tests.stream.sources.agency import FEED, Agency, answer, fetch, fleet, reader, run
 from tests.stream.sources.gtfs import START, snapshot_bytes
 from tests.support.topics_reader import stored
-
-DELHI = {"south": 28.0, "west": 76.5, "north": 29.0, "east": 78.0}
-FEED = FeedConfig(name="bus", topic="bus", timezone="Asia/Kolkata", domain=DELHI)  # type: ignore[arg-type]
-
-
-def fleet(step: int, speed: float | None = None, names: str = "abc") -> bytes:
-    """Three buses 30 s apart, about 220 m northwards in each step: 26.7 km/h."""
-    clock = START + 30 * step
-    buses = [(name, clock - 2, 28.6 + 0.002 * step, 77.2 + 0.01 * k, speed) for k, name in enumerate(names)]
-    return snapshot_bytes(buses, clock)
-
-
-def reader(speeds: SpeedSource = "missing", feed: FeedConfig = FEED) -> GtfsRealtime:
-    return GtfsRealtime(feed, Slotting(timedelta(hours=1), timedelta(days=1), feed.timezone), speeds)
 
 
 def test_missing_speeds_are_derived_and_marked() -> None:
@@ -115,47 +94,6 @@ def test_a_large_city_is_decoded_at_more_than_its_own_pace(snapshots: int, vehic
 # --- an address ---
 
 
-class Agency:
-    """A local server that answers each request with the next entry of a script, and repeats the last one."""
-
-    def __init__(self, script: list[Callable[[BaseHTTPRequestHandler], None]]) -> None:
-        self.requests: list[dict[str, str]] = []
-        agency = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                agency.requests.append(dict(self.headers) | {"path": self.path})
-                script[min(len(agency.requests), len(script)) - 1](self)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    def __enter__(self) -> Agency:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def answer(status: int, body: bytes = b"", **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
-    def send(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
-        handler.send_header("Content-Length", str(len(body)))
-        for name, value in headers.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return send
-
-
 def cut_short(handler: BaseHTTPRequestHandler) -> None:
     handler.send_response(200)
     handler.send_header("Content-Length", "100000")
@@ -183,14 +121,6 @@ def endless(handler: BaseHTTPRequestHandler) -> None:
             handler.wfile.write(b"x" * 65536)
     except OSError:
         return
-
-
-def fetch(url: str, times: int = 1, **settings: object) -> list[bytes | None]:
-    async def run() -> list[bytes | None]:
-        async with Poller(url, PollSettings(**settings)) as poller:  # type: ignore[arg-type]
-            return [await poller.fetch() for _ in range(times)]
-
-    return asyncio.run(run())
 
 
 def test_an_unchanged_document_is_asked_for_conditionally_and_not_decoded_again() -> None:
@@ -272,11 +202,6 @@ def folder(tmp_path: Path) -> Path:
     for step in range(5):
         (made / f"{step:03}.pb").write_bytes(fleet(step))
     return made
-
-
-def run(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["gtfs-rt", *arguments])
-    return result.exit_code, result.stdout, result.stderr
 
 
 def test_stored_snapshots_become_canonical_events_in_a_file(config: Path, folder: Path, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from stream.sources.live import FileSink, poll
 from stream.sources.polling import FetchError, Poller, PollSettings
 from stream.sources.staleness import Staleness
 from stream.storage.row_store import RowStore
+from tests.stream.sources.agency import Agency, answer, fetch, fleet, reader
 from tests.stream.sources.gtfs import START, snapshot_bytes
-from tests.stream.sources.test_gtfs_rt import Agency, answer, fetch, fleet, reader
 from tests.support.builders import SLOT, bus_config, random_rows
 
 DELHI = "domain = { south = 28.0, west = 76.5, north = 29.0, east = 78.0 }"

@@ -26,9 +26,9 @@ from stream.sources.pushed import (
     read_body,
     serve_push,
 )
-from tests.stream.sources.test_replay import stored
 from tests.support.builders import bus_config
 from tests.support.feeding import create_topic
+from tests.support.topics_reader import stored
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 ALLOWED = {"Authorization": f"Bearer {TOKEN}"}

@@ -19,7 +19,7 @@ from stream.local import REPO_ROOT
 from stream.sources.siri import SiriVehicleMonitoring, decode_siri
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError
 from stream.windows import Slotting
-from tests.stream.sources.test_gtfs_rt import Agency, answer
+from tests.stream.sources.agency import Agency, answer
 
 NOON = "2026-03-02T12:00:00+00:00"
 LONDON = ZoneInfo("Europe/London")

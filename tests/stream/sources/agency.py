@@ -1,0 +1,90 @@
+"""An agency whose GTFS-realtime feed answers what a test says, and a fleet of three buses."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.config.feed import FeedConfig
+from stream.local import LOOPBACK
+from stream.sources.gtfs_rt import GtfsRealtime
+from stream.sources.polling import Poller, PollSettings
+from stream.sources.snapshot_events import SpeedSource
+from stream.windows import Slotting
+from tests.stream.sources.gtfs import START, snapshot_bytes
+
+DELHI = {"south": 28.0, "west": 76.5, "north": 29.0, "east": 78.0}
+
+
+FEED = FeedConfig(name="bus", topic="bus", timezone="Asia/Kolkata", domain=DELHI)  # type: ignore[arg-type]
+
+
+def fleet(step: int, speed: float | None = None, names: str = "abc") -> bytes:
+    """Three buses 30 s apart, about 220 m northwards in each step: 26.7 km/h."""
+    clock = START + 30 * step
+    buses = [(name, clock - 2, 28.6 + 0.002 * step, 77.2 + 0.01 * k, speed) for k, name in enumerate(names)]
+    return snapshot_bytes(buses, clock)
+
+
+def reader(speeds: SpeedSource = "missing", feed: FeedConfig = FEED) -> GtfsRealtime:
+    return GtfsRealtime(feed, Slotting(timedelta(hours=1), timedelta(days=1), feed.timezone), speeds)
+
+
+class Agency:
+    """A local server that answers each request with the next entry of a script, and repeats the last one."""
+
+    def __init__(self, script: list[Callable[[BaseHTTPRequestHandler], None]]) -> None:
+        self.requests: list[dict[str, str]] = []
+        agency = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                agency.requests.append(dict(self.headers) | {"path": self.path})
+                script[min(len(agency.requests), len(script)) - 1](self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def __enter__(self) -> Agency:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def answer(status: int, body: bytes = b"", **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
+    def send(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return send
+
+
+def fetch(url: str, times: int = 1, **settings: object) -> list[bytes | None]:
+    async def run() -> list[bytes | None]:
+        async with Poller(url, PollSettings(**settings)) as poller:  # type: ignore[arg-type]
+            return [await poller.fetch() for _ in range(times)]
+
+    return asyncio.run(run())
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["gtfs-rt", *arguments])
+    return result.exit_code, result.stdout, result.stderr
