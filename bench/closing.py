@@ -28,7 +28,7 @@ from stream.storage.row_store import ROW
 
 SLOT = 1_490_097_600
 """2017-03-21 12:00 UTC."""
-_BOX = {"south": 30.1, "west": -97.9, "north": 30.5, "east": -97.5}
+BOX = {"south": 30.1, "west": -97.9, "north": 30.5, "east": -97.5}
 _SETTLED = 0.25
 """CPU seconds of a whole window below which fixed costs hide growth: exponents are fitted above it."""
 
@@ -68,8 +68,8 @@ def window_rows(users: int, cells: int, cells_per_user: int, rows_per_pair: int,
     own = np.bincount(user, minlength=users)[user]
     rows["time"] = SLOT * 1_000_000 + within * 3_600_000_000 // own
     rows["value"] = rng.integers(0, 6500, len(rows))
-    rows["lat"] = ((_BOX["south"] + rng.random(len(rows)) * 0.4) * 1e7).astype(np.int64)
-    rows["lng"] = ((_BOX["west"] + rng.random(len(rows)) * 0.4) * 1e7).astype(np.int64)
+    rows["lat"] = ((BOX["south"] + rng.random(len(rows)) * 0.4) * 1e7).astype(np.int64)
+    rows["lng"] = ((BOX["west"] + rng.random(len(rows)) * 0.4) * 1e7).astype(np.int64)
     return rows[rng.permutation(len(rows))]
 
 
@@ -126,7 +126,7 @@ def series_of(sizes: Sizes, folder: Path) -> dict[str, tuple[str, list[tuple[Con
         "histogram.mechanisms": ["euler"],
         "histogram.epsilon": 1.0,
         "histogram.euler": {"rows": 8, "columns": 8},
-        "histogram.domain": _BOX,
+        "histogram.domain": BOX,
         "privacy.budget": 96.0,
     }
     grown, scale = [2**k for k in range(sizes.steps)], sizes.scale

@@ -62,7 +62,7 @@ def contributions_of(rows: npt.NDArray[np.void], config: Config) -> Contribution
     Of rows with equal (user, time), the one with the lowest (cell, value) is kept. Whatever the values, this is one sample of
     that user, so sensitivities are unchanged.
     """
-    repeated = _repeated(rows["user"].astype(np.uint64), rows["time"].astype(np.int64))
+    repeated = _repeated(rows["user"], rows["time"])
     kept = rows
     if len(repeated):
         candidates = rows[repeated]
@@ -72,20 +72,25 @@ def contributions_of(rows: npt.NDArray[np.void], config: Config) -> Contribution
         keep[repeated[order[1:]]] = (user[1:] != user[:-1]) | (time[1:] != time[:-1])
         kept = rows[keep]
     return Contributions.group(
-        kept["cell"].astype(np.uint64),
-        kept["user"].astype(np.uint64),
-        kept["time"].astype(np.int64),
-        kept["value"].astype(np.int64),
-        upper=config.speed.upper_quanta,
+        kept["cell"], kept["user"], kept["time"], kept["value"], upper=config.speed.upper_quanta
     )
 
 
 def _repeated(user: IdArray, time: IntArray) -> IntArray:
     """Indices of the rows that share their (user, time) with another, and perhaps of a few more."""
-    mixed = user * _MIXER + time.view(np.uint64)  # modulo 2^64: equal rows stay equal
-    ordered = np.sort(mixed)
-    again = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-    return np.flatnonzero(np.isin(mixed, again)) if len(again) else np.zeros(0, dtype=np.int64)
+    ordered = _mixed(user, time)
+    ordered.sort()
+    again = ordered[1:] == ordered[:-1]
+    if not again.any():
+        return np.zeros(0, dtype=np.int64)
+    return np.flatnonzero(np.isin(_mixed(user, time), np.unique(ordered[1:][again])))
+
+
+def _mixed(user: IdArray, time: IntArray) -> IdArray:
+    """One number per row, modulo 2^64; rows of equal (user, time) have equal ones."""
+    mixed: IdArray = user * _MIXER
+    mixed += time.view(np.uint64)
+    return mixed
 
 
 def plan_window(
