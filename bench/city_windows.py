@@ -29,7 +29,7 @@ from stream.local import REPO_ROOT, RedisServer
 from stream.messages.message import Message
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.ledger import Ledger
-from stream.storage.row_store import ROW, RowStore
+from stream.storage.row_store import RowStore
 
 _BATCH = 10_000
 """Rows of one append, as the worker makes them."""
@@ -52,7 +52,12 @@ class City:
 
 
 _PERCENTILES = ["mean", "variance", "p15", "p50", "p85"]
-_HISTOGRAM = {"histogram.mechanisms": ["auto"], "histogram.epsilon": 1.0, "histogram.domain": BOX, "privacy.budget": 96.0}
+_HISTOGRAM = {
+    "histogram.mechanisms": ["auto"],
+    "histogram.epsilon": 1.0,
+    "histogram.domain": BOX,
+    "privacy.budget": 96.0,
+}
 CITIES = {
     "3.6 M rows": City(10_000, 36, 10),
     "14.4 M rows": City(40_000, 36, 10),
@@ -124,10 +129,14 @@ async def _watched(url: str, close: list[str]) -> dict[str, Any]:
         after = await redis.info("cpu")
         slowest = max(await redis.slowlog_get(10_000), key=lambda entry: entry["duration"], default=None)
     used = sum(after[name] - before[name] for name in ("used_cpu_user", "used_cpu_sys"))
-    longest = {} if slowest is None else {
-        "redis_longest_ms": slowest["duration"] / 1000,
-        "redis_longest": slowest["command"][:40].decode(errors="replace"),
-    }
+    longest = (
+        {}
+        if slowest is None
+        else {
+            "redis_longest_ms": slowest["duration"] / 1000,
+            "redis_longest": slowest["command"][:40].decode(errors="replace"),
+        }
+    )
     report: dict[str, Any] = json.loads(finished.stdout)
     return report | {"redis_seconds": used} | longest
 
@@ -136,9 +145,7 @@ def close_city(city: City) -> dict[str, Any]:
     """Figures of one city's window."""
     with TemporaryDirectory() as folder, RedisServer(listen="unix") as server:
         config = city.config(Path(folder))
-        rows = window_rows(
-            city.users, city.cells, city.cells_per_user, city.rows_per_pair, config.hexagons.resolution
-        )
+        rows = window_rows(city.users, city.cells, city.cells_per_user, city.rows_per_pair, config.hexagons.resolution)
         asyncio.run(store(server.url, config.feed.name, rows))
         sizes = {"rows": len(rows), "users": city.users, "pairs": city.users * city.cells_per_user}
         del rows

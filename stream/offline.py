@@ -78,8 +78,8 @@ class MemoryRows:
     async def seal(self, slot: int) -> None:
         """Do nothing, because no further rows can arrive."""
 
-    async def read_rows(self, slot: int) -> npt.NDArray[np.void]:
-        """Rows of one slot."""
+    async def read_rows(self, slot: int, *, positions: bool = True) -> npt.NDArray[np.void]:
+        """Rows of one slot, with their positions."""
         return self.rows.get(slot, np.zeros(0, dtype=ROW))
 
     async def drop_rows(self, slot: int) -> None:

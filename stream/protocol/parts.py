@@ -21,8 +21,8 @@ class SlotRows(Protocol):
     async def seal(self, slot: int) -> None:
         """Make further rows of the slot late."""
 
-    async def read_rows(self, slot: int) -> npt.NDArray[np.void]:
-        """Every row of the slot."""
+    async def read_rows(self, slot: int, *, positions: bool) -> npt.NDArray[np.void]:
+        """Every row of the slot; lat and lng may be left out if ``positions`` are not needed."""
 
     async def drop_rows(self, slot: int) -> None:
         """Delete the rows of the slot."""

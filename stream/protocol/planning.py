@@ -11,6 +11,7 @@ import numpy.typing as npt
 from stream.config import Config
 from stream.protocol.content import ContentError
 from stream.protocol.parts import Statistics
+from stream.statistics.fix_rules import FixRules
 from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan
 from stream.statistics.window_release import Allowance, WindowRows
 from stream.storage.ledger import Ledger, LedgerError, TermsError
@@ -51,6 +52,14 @@ class Planning:
                 "were collected; nothing was planned. Restore the old length until it is released"
             )
         return window
+
+    async def needs_positions(self, window: Window) -> bool:
+        """Whether lat and lng are needed: for histograms or rules on positions, as configured now or as planned before."""
+        if self.config.histogram is not None or FixRules.of(self.config) is not None:
+            return True
+        stored = await self.store.plan(window.start)
+        plan = None if stored is None else decode_plan(stored)
+        return plan is not None and (plan.histogram is not None or plan.fix_rules is not None)
 
     async def stored(self, window: Window, rows: WindowRows | None) -> StoredPlan:
         """The stored plan of ``window``. If there is none, a plan is made and stored first."""

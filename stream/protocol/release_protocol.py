@@ -158,7 +158,8 @@ class ReleaseProtocol:
         """The sorted rows; None if reading fails because of their content and the window may be withheld."""
         try:
             with content_of(window.start, "reading"):
-                rows = self.statistics.arrange(await self.rows.read_rows(window.start), window)
+                positions = await self.planning.needs_positions(window)
+                rows = self.statistics.arrange(await self.rows.read_rows(window.start, positions=positions), window)
             self.on_uncounted(rows)
         except ContentError:
             if self.statistics.withhold(window, "") is None:

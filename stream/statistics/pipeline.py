@@ -71,9 +71,7 @@ def contributions_of(rows: npt.NDArray[np.void], config: Config) -> Contribution
         keep = np.ones(len(rows), dtype=bool)
         keep[repeated[order[1:]]] = (user[1:] != user[:-1]) | (time[1:] != time[:-1])
         kept = rows[keep]
-    return Contributions.group(
-        kept["cell"], kept["user"], kept["time"], kept["value"], upper=config.speed.upper_quanta
-    )
+    return Contributions.group(kept["cell"], kept["user"], kept["time"], kept["value"], upper=config.speed.upper_quanta)
 
 
 def _repeated(user: IdArray, time: IntArray) -> IntArray:

@@ -37,8 +37,8 @@ IntArray = npt.NDArray[np.int64]
 class WindowRows:
     """The rows of one window as its statistics read them.
 
-    ``rows``: all of them; ``counted``: those that ``rules`` do not refuse, within ``limits``, of which ``contributions`` and
-    ``fixes`` are. ``fixes``: those inside ``box``, None without one. ``refused``: number of rows by reason, for operators only.
+    ``rows``: all of them, perhaps without lat and lng if there are neither ``box`` nor ``rules``; ``counted``: those that
+    ``rules`` do not refuse, within ``limits``, of which ``contributions`` and ``fixes`` are. ``fixes``: those inside ``box``, None without one. ``refused``: number of rows by reason, for operators only.
     ``beyond_limits``: rows that do not count because their user is above a limit, for operators only.
     """
 
@@ -74,9 +74,17 @@ class WindowRows:
         return cls(rows, counted, contributions, fixes_of(counted, box), limits, box, rules, refused, beyond)
 
     def as_planned(self, plan: Plan, config: Config) -> WindowRows:
-        """The rows as ``plan`` reads them; it may have been made under an earlier configuration, or without histograms."""
+        """The rows as ``plan`` reads them; it may have been made under an earlier configuration, or without histograms.
+
+        Raises :class:`PlanError` for histograms that another worker planned after rows were read without positions.
+        """
         limits = UserLimits(plan.max_cells_per_user, plan.max_events_per_user)
         box = None if plan.histogram is None else plan.histogram.box
+        if (box or plan.fix_rules) and "lat" not in (self.rows.dtype.names or ()):
+            raise PlanError(
+                f"another worker planned window {utc_text(plan.window.start)} with histograms or rules on positions, while this one "
+                "read it without positions; nothing was drawn. The next attempt reads them"
+            )
         if limits != self.limits or plan.fix_rules != self.rules:
             return WindowRows.of(self.rows, config, limits, box, plan.fix_rules)
         return self if box == self.box else replace(self, fixes=fixes_of(self.counted, box), box=box)
@@ -116,8 +124,9 @@ class WindowStatistics:
 
     def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
         """The rows of ``window`` among ``rows``, sorted. The order in which they arrived does not matter."""
-        rows = rows[(rows["time"] >= window.start * 1_000_000) & (rows["time"] < window.end * 1_000_000)]
-        config = self.config
+        time, config = rows["time"], self.config
+        inside = (time >= window.start * 1_000_000) & (time < window.end * 1_000_000)
+        rows = rows if inside.all() else rows[inside]
         return WindowRows.of(rows, config, UserLimits.of(config), histogram_box(config), FixRules.of(config))
 
     def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:

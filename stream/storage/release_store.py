@@ -164,4 +164,4 @@ class ReleaseStore:
     async def forget(self, slot: int) -> None:
         """Delete what was needed to release the window."""
         named = self._keys
-        await self._redis.delete(named.plan(slot), named.charged(slot), named.outbox(slot))
+        await self._redis.unlink(named.plan(slot), named.charged(slot), named.outbox(slot))

@@ -26,7 +26,11 @@ ROW = np.dtype(
 )
 """One event in Redis: 36 bytes; time in µs UTC, lat and lng in 1e-7 degree, value in quanta."""
 
-_BLOBS_PER_READ = 512
+PLACELESS_ROW = np.dtype([(name, ROW[name]) for name in ROW.names or () if name not in ("lat", "lng")])
+"""What is read of an event where no statistic needs its position: 28 bytes."""
+
+_BYTES_PER_READ = 2**21
+"""About what one read asks Redis for, which serves nobody else meanwhile: 2 MiB take it a millisecond."""
 
 _MOVE = """
 if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
@@ -241,13 +245,19 @@ class RowStore:
         """Seal ``slot``: later rows are late, and the stored rows are those that will be released."""
         await self._redis.sadd(self._keys.sealed, slot)
 
-    async def read_rows(self, slot: int) -> NDArray[np.void]:
-        """Every row of ``slot``, in order of arrival."""
-        key = self._keys.rows(slot)
-        parts: list[bytes] = []
-        while blobs := await self._redis.lrange(key, len(parts), len(parts) + _BLOBS_PER_READ - 1):
-            parts += blobs
-        return np.frombuffer(b"".join(parts), dtype=ROW)
+    async def read_rows(self, slot: int, *, positions: bool = True) -> NDArray[np.void]:
+        """Every row of ``slot``, in order of arrival; without lat and lng if ``positions`` are not needed."""
+        key, kind = self._keys.rows(slot), ROW if positions else PLACELESS_ROW
+        stored, blobs, size = bytearray(), 0, 0
+        while True:
+            # A worker's blobs are of one kind of size, so those that come are as long as those that came.
+            step = min(max(_BYTES_PER_READ * blobs // max(size, 1), 1), 2 * max(blobs, 1))
+            read = await self._redis.lrange(key, blobs, blobs + step - 1)
+            if not read:
+                return np.frombuffer(stored, dtype=kind)
+            rows = np.frombuffer(b"".join(read), dtype=ROW)
+            blobs, size = blobs + len(read), size + rows.nbytes
+            stored += (rows if positions else _without_positions(rows)).data.cast("B")
 
     async def drop_rows(self, slot: int) -> None:
         """Delete the rows of a released slot. The slot stays sealed."""
@@ -255,6 +265,13 @@ class RowStore:
             pipe.unlink(self._keys.rows(slot))
             pipe.zrem(self._keys.slots, slot)
             await pipe.execute()
+
+
+def _without_positions(rows: NDArray[np.void]) -> NDArray[np.void]:
+    placeless = np.empty(len(rows), dtype=PLACELESS_ROW)
+    for name in PLACELESS_ROW.names or ():
+        placeless[name] = rows[name]
+    return placeless
 
 
 def _by_slot(slots: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
