@@ -385,7 +385,7 @@ LEDGER = (
     Bug(
         "charge: nothing is written",
         "stream/storage/lua/charge.lua",
-        "redis.call('HSET', KEYS[1], user, string.format('%.0f', spent))",
+        "spendings[#spendings + 1], spendings[#spendings + 2] = user, string.format('%.0f', spent)",
         "",
         _HISTORIES,
         "no_history",

@@ -30,19 +30,30 @@ local budget = tonumber(ARGV[2])
 local lowest = tonumber(redis.call('HGET', KEYS[6], 'budget') or ARGV[2])
 if lowest < budget then budget = lowest else redis.call('HSET', KEYS[6], 'budget', ARGV[2]) end
 if ARGV[6] == 'counts' then redis.call('HSET', KEYS[6], 'counts', 1) end
-local refused = {}
+local refused, users, charges, named = {}, {}, {}, {}
 for i = 8, #ARGV, 2 do
-  local user, charge = ARGV[i], tonumber(ARGV[i + 1])
-  local due = charge - tonumber(redis.call('HGET', KEYS[2], user) or '0')
-  if due > 0 then
-    local spent = tonumber(redis.call('HGET', KEYS[1], user) or '0') + due
-    if spent > budget then
-      refused[#refused + 1] = user
-    else
-      redis.call('HSET', KEYS[1], user, string.format('%.0f', spent))
-      redis.call('HSET', KEYS[2], user, ARGV[i + 1])
+  if named[ARGV[i]] then return redis.error_reply('TWICE a user is named twice in one call') end
+  named[ARGV[i]] = true
+  users[#users + 1], charges[#charges + 1] = ARGV[i], ARGV[i + 1]
+end
+if #users > 0 then
+  -- All are read at once and written at once, since a command costs more than what it does for one user.
+  local paid, before = redis.call('HMGET', KEYS[2], unpack(users)), redis.call('HMGET', KEYS[1], unpack(users))
+  local spendings, payments = {}, {}
+  for i, user in ipairs(users) do
+    local due = tonumber(charges[i]) - tonumber(paid[i] or '0')
+    if due > 0 then
+      local spent = tonumber(before[i] or '0') + due
+      if spent > budget then
+        refused[#refused + 1] = user
+      else
+        spendings[#spendings + 1], spendings[#spendings + 2] = user, string.format('%.0f', spent)
+        payments[#payments + 1], payments[#payments + 2] = user, charges[i]
+      end
     end
   end
+  if #spendings > 0 then redis.call('HSET', KEYS[1], unpack(spendings)) end
+  if #payments > 0 then redis.call('HSET', KEYS[2], unpack(payments)) end
 end
 if #refused == 0 and ARGV[5] ~= '' then
   redis.call('HSET', KEYS[2], 'plan', ARGV[5])
