@@ -90,11 +90,10 @@ class Contributions:
         if n * max(upper, 1) >= MAX_TOTAL:
             raise OverflowBoundError(f"{n} values of up to {upper} quanta could exceed 2^62; use a coarser quantum")
         events = _Ordered.by(cell, user, time, value)
-        first = _first_of_equal(events.pair)
-        pair_start = np.append(first, n).astype(np.int64)
-        pair_cell, pair_user = np.divmod(events.pair[first], max(len(events.users), 1))
+        pair_start = np.append(events.first, n).astype(np.int64)
+        pair_cell, pair_user = np.divmod(events.pair, max(len(events.users), 1))
         counts = Counts(events.cells, events.users, pair_cell, pair_user, np.diff(pair_start))
-        values = value[events.order].astype(np.int64, copy=False)
+        values = events.value.astype(np.int64)
         return cls(counts, np.clip(values, 0, upper, out=values), events.time, pair_start, upper)
 
     def regroup(self, renamed: IdArray) -> Contributions:
@@ -165,17 +164,35 @@ _AT_HAND = 2**12
 """Most distinct ids that are looked up in any order as quickly as in ascending order."""
 
 
+def in_order(user: IdArray, time: IntArray) -> IntArray:
+    """The order of events by (user, time), shape (N,); that of equal ones is any. By one packed key where it has 63 bits."""
+    if not len(user):
+        return np.zeros(0, dtype=np.int64)
+    earliest = int(time.min())
+    bits = (int(time.max()) - earliest).bit_length()
+    users, position = indexed(user)
+    if len(users).bit_length() + bits > 63:
+        return np.lexsort((time, position))
+    key = position.astype(np.int64)
+    key <<= bits
+    key += time
+    key -= earliest
+    order: IntArray = np.argsort(key)
+    return order
+
+
 @dataclass(frozen=True)
 class _Ordered:
-    """N events by (cell, user, time, value): distinct ``cells`` and ``users``, the ``order`` of the given events, and their
-    ``pair``, cell · L + user by position, and ``time`` in that order.
+    """N events by (cell, user, time, value): distinct ``cells`` and ``users``; ``time`` and ``value`` in that order, (N,) each;
+    for each pair its position, ``first``, and ``pair``, cell · L + user by their positions, (P,) each.
     """
 
     cells: IdArray
     users: IdArray
-    order: IntArray
-    pair: IntArray
     time: IntArray
+    value: IntArray
+    first: IntArray
+    pair: IntArray
 
     @classmethod
     def by(cls, cell: IdArray, user: IdArray, time: IntArray, value: IntArray) -> _Ordered:
@@ -207,7 +224,9 @@ class _Ordered:
             times = pair & ((1 << bits) - 1)
             times += earliest
             pair >>= bits
-        return cls(cells, users, order, pair if named is None else named[pair], times)
+        first = _first_of_equal(pair)
+        pair = pair[first] if named is None else named[pair[first]]
+        return cls(cells, users, times, value[order], first, pair)
 
 
 def _break_ties(order: IntArray, key: IntArray, value: IntArray) -> None:

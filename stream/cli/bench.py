@@ -12,6 +12,7 @@ import typer
 from stream.cli.options import UNREACHABLE, USAGE, AsJson, stop
 
 BENCHMARKS = {
+    "city_windows": "processor time, memory and Redis's longest command to close a city's window, from its rows to its bytes",
     "closing": "processor time to close a window as rows, users, cells and pairs grow, and the growth exponents",
     "dashboard": "time until Chromium has painted a new window of 10 000 hexagons",
     "faults": "hundreds of faults against real servers, and an independent check of everything that was released",

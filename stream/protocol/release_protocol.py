@@ -116,6 +116,7 @@ class ReleaseProtocol:
                 else:
                     raise _spent_elsewhere(window)
                 drawn = await self._draw(planned.plan, rows)
+                del rows  # a big window's take hundreds of megabytes, which messages are not made of
                 await self._commit(planned.plan, drawn)
             except AlreadyReleasedError:
                 return  # another worker released it meanwhile, so only cleaning is left

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.contributions import in_order
 from dpcore.spatial import Domain
 from stream.config import Config
 from stream.config.section import BoundingBox
@@ -89,7 +90,7 @@ def fixes_of(rows: npt.NDArray[np.void], box: BoundingBox | None) -> Fixes | Non
     domain = Domain(box.south, box.west, box.north, box.east, 1, 1)
     inside = domain.contains(rows["lat"] * _DEGREES, rows["lng"] * _DEGREES)
     within = rows[inside]
-    order = np.lexsort((np.ascontiguousarray(within["time"]), np.ascontiguousarray(within["user"])))
+    order = in_order(within["user"], within["time"])
     again = _same_as_before(within["user"][order], within["time"][order])
     if again.any():
         shared = again | np.append(again[1:], False)
