@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from dpcore._inversion import PART, PARTS, WHOLE
 from dpcore._selection_groups import Groups
 from dpcore.errors import OverflowBoundError, ParameterError
 
@@ -31,6 +32,8 @@ _FACTORIAL_20 = math.factorial(20)
 _INVERSE_FACTORIALS = np.array([_FACTORIAL_20 // math.factorial(k) for k in range(20, 0, -1)], dtype=np.int64)
 """20!/k! for k = 20..1, ascending: P(w < 20!/k!) = 1/k! for w uniform on 0..20!-1."""
 _MAX_PROPOSALS = 1 << 22
+WIDE = 2**14
+"""Samples of one batch from which on tables pay for themselves. A smaller batch reads its entropy as it always did."""
 
 
 class Noise:
@@ -101,9 +104,11 @@ class Noise:
             result[pending] += 1
         return result
 
-    def _bernoulli_exp_fraction(self, numerator: IntArray, denominator: IntArray) -> BoolArray:
-        """P(True) = exp(-numerator/denominator) for 0 <= numerator <= denominator <= 2^40 (CKS Algorithm 1)."""
-        k = 1
+    def _bernoulli_exp_fraction(self, numerator: IntArray, denominator: IntArray, k: int = 1) -> BoolArray:
+        """P(True) = exp(-numerator/denominator) for 0 <= numerator <= denominator <= 2^48 (CKS Algorithm 1).
+
+        With ``k`` above 1: the same, given that the events before the k-th have come true.
+        """
         accepted = np.ones(len(numerator), dtype=bool)
         pending = np.arange(len(numerator))
         n, d = numerator, denominator
@@ -149,6 +154,11 @@ class Noise:
             t, s = np.full(size, numerator, dtype=np.int64), np.full(size, denominator, dtype=np.int64)
         if np.any(t < 1) or np.any(t > MAX_SCALE_NUMERATOR) or np.any(s < 1):
             raise ParameterError("a noise scale t/s needs 1 <= t <= 2^40 and s >= 1; use a coarser quantum")
+        draw = self._wide_laplace if len(t) >= WIDE else self._narrow_laplace
+        return draw(t, s).reshape(shape)
+
+    def _narrow_laplace(self, t: IntArray, s: IntArray) -> IntArray:
+        """CKS Algorithm 2."""
         result = np.zeros(len(t), dtype=np.int64)
         pending = np.arange(len(t))
         while len(pending):
@@ -163,7 +173,42 @@ class Noise:
             unfinished = np.ones(len(pending), dtype=bool)
             unfinished[kept[done]] = False
             pending = pending[unfinished]
-        return result.reshape(shape)
+        return result
+
+    def _wide_laplace(self, t: IntArray, s: IntArray) -> IntArray:
+        """CKS Algorithm 2 with fewer rejections and a quarter of the entropy.
+
+        To be proved: P(magnitude >= y) = exp(-y·s/t) before the sign. Let G = u + t·M with u on 0..t-1, P(u) ∝ exp(-u/(256·t)),
+        and P(M >= m) = exp(-m/256). Every G >= 0 has one such (u, M), and P(G) ∝ exp(-u/(256·t))·exp(-M/256) = exp(-G/(256·t)),
+        so P(G >= g) = exp(-g/(256·t)), and ⌊G/(256·s)⌋ >= y iff G >= 256·s·y. u is uniform and kept with exp(-γ), γ = u/(256·t),
+        by CKS Algorithm 1; its first event, Bernoulli(γ), is that of a byte 0 and a uniform integer of 0..t-1 below u.
+        """
+        result = np.zeros(len(t), dtype=np.int64)
+        pending: IntArray | slice = slice(None)
+        while True:
+            tp, sp = t[pending], s[pending]
+            if not len(tp):
+                return result
+            u = self._below_scalar(int(tp[0]), len(tp)) if (tp == tp[0]).all() else self.below(tp)
+            bits = np.frombuffer(self._entropy(6 * len(tp)), dtype="<u2").reshape(3, -1)
+            steps = WHOLE.of(bits[0], self._words)
+            steps *= PARTS
+            steps += PART.of(bits[1], self._words)
+            if int(steps.max()) >= _MAX_GEOMETRIC:
+                raise OverflowBoundError("a geometric draw passed 2^22 (probability below e^-16000): entropy is broken")
+            negative = bits[2] >= 2**15
+            doubtful = np.flatnonzero((bits[2] & (PARTS - 1)) == 0)
+            going = doubtful[self.below(tp[doubtful]) < u[doubtful]]
+            steps *= tp
+            steps += u
+            steps >>= PARTS.bit_length() - 1
+            if (sp != 1).any():
+                steps //= sp
+            again = negative & (steps == 0)
+            again[going[~self._bernoulli_exp_fraction(u[going], PARTS * tp[going], 2)]] = True
+            result[pending] = np.where(negative, -steps, steps)
+            unfinished = np.flatnonzero(again)
+            pending = unfinished if isinstance(pending, slice) else pending[unfinished]
 
     def _magnitude(self, u: IntArray, t: IntArray, s: IntArray) -> IntArray:
         v = self._geometric(len(u))

@@ -24,7 +24,10 @@ USERS = np.array([7, 8], dtype=np.uint64)
 PLANTED = {
     "admit while anything is left": ("if spent > budget then", "if spent - due >= budget then"),
     "give back what a smaller plan does not need": ("if due > 0 then", "if due ~= 0 then"),
-    "draw first, charge later": ("spendings[#spendings + 1], spendings[#spendings + 2] = user, string.format('%.0f', spent)", ""),
+    "draw first, charge later": (
+        "spendings[#spendings + 1], spendings[#spendings + 2] = user, string.format('%.0f', spent)",
+        "",
+    ),
 }
 """Bug -> (line of the script, what it becomes)."""
 
