@@ -26,16 +26,16 @@ end
 if ARGV[6] == 'histograms' and redis.call('HEXISTS', KEYS[6], 'counts') == 1 then
   return redis.error_reply('TERMS charges of this period followed from counts')
 end
-local budget = tonumber(ARGV[2])
-local lowest = tonumber(redis.call('HGET', KEYS[6], 'budget') or ARGV[2])
-if lowest < budget then budget = lowest else redis.call('HSET', KEYS[6], 'budget', ARGV[2]) end
-if ARGV[6] == 'counts' then redis.call('HSET', KEYS[6], 'counts', 1) end
 local refused, users, charges, named = {}, {}, {}, {}
 for i = 8, #ARGV, 2 do
   if named[ARGV[i]] then return redis.error_reply('TWICE a user is named twice in one call') end
   named[ARGV[i]] = true
   users[#users + 1], charges[#charges + 1] = ARGV[i], ARGV[i + 1]
 end
+local budget = tonumber(ARGV[2])
+local lowest = tonumber(redis.call('HGET', KEYS[6], 'budget') or ARGV[2])
+if lowest < budget then budget = lowest else redis.call('HSET', KEYS[6], 'budget', ARGV[2]) end
+if ARGV[6] == 'counts' then redis.call('HSET', KEYS[6], 'counts', 1) end
 if #users > 0 then
   -- All are read at once and written at once, since a command costs more than what it does for one user.
   local paid, before = redis.call('HMGET', KEYS[2], unpack(users)), redis.call('HMGET', KEYS[1], unpack(users))
