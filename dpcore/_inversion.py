@@ -85,13 +85,13 @@ class Inversion:
     def of(self, first: npt.NDArray[np.uint16], more: Callable[[int], npt.NDArray[np.uint64]]) -> npt.NDArray[np.int64]:
         """X, shape (n,), from 16 bits each, and from words of 64 uniform bits of ``more`` where those do not decide."""
         result = self._table[first].astype(np.int64)
-        open_ = np.flatnonzero(result < 0)
-        if len(open_):
-            words = (first[open_].astype(np.uint64) << np.uint64(48)) | (more(len(open_)) >> np.uint64(16))
+        undecided = np.flatnonzero(result < 0)
+        if len(undecided):
+            words = (first[undecided].astype(np.uint64) << np.uint64(48)) | (more(len(undecided)) >> np.uint64(16))
             ascending = self._ascending
-            result[open_] = len(ascending) - np.searchsorted(ascending, words, side="right")
+            result[undecided] = len(ascending) - np.searchsorted(ascending, words, side="right")
             for i in np.flatnonzero(np.isin(words, ascending)).tolist():
-                result[open_[i]] = self._beyond(int(words[i]), more)
+                result[undecided[i]] = self._beyond(int(words[i]), more)
         return result
 
     def _beyond(self, drawn: int, more: Callable[[int], npt.NDArray[np.uint64]]) -> int:

@@ -6,6 +6,7 @@
 --       period, then user, charge, ...
 -- The budget of a period is the lowest one ever given for it. Histograms need a period without charges that depended on counts.
 -- Every write sets a value and none increments one, so replaying the end of the log twice does not charge twice.
+-- A user is named once in a call: what they paid before is read for all of them first.
 -- Returns the users whose budget does not cover the charge; nothing is written for them. What was paid is never given back.
 if redis.call('GET', KEYS[3]) ~= ARGV[3] then
   return redis.error_reply('GENERATION the ledger is not the one this plan was made for')

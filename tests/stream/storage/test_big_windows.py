@@ -50,6 +50,6 @@ def test_histograms_that_were_planned_meanwhile_are_not_drawn_from_rows_without_
     rows = located_rows(5, 200)
     plan, _, _ = planned(with_histograms("values", tmp_path, ["ug"]), rows)
     placeless = rows[["cell", "user", "time", "value"]]
-    held = WindowRows.of(placeless, bus_config(tmp_path), UserLimits(0, 0), None)
+    window = WindowRows.of(placeless, bus_config(tmp_path), UserLimits(0, 0), None)
     with pytest.raises(PlanError, match="without positions"):
-        held.as_planned(plan, bus_config(tmp_path))
+        window.as_planned(plan, bus_config(tmp_path))
