@@ -16,8 +16,8 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
 from stream.windows import Period
-from tests.stream.statistics.test_histograms import planned
 from tests.support.builders import SLOT, bus_config, located_rows, with_histograms
+from tests.support.releasing import planned_with_fixes
 
 PERIOD = Period(0, 86_400, "p")
 
@@ -48,7 +48,7 @@ async def test_a_call_that_names_a_user_twice_charges_nobody(redis: Redis) -> No
 
 def test_histograms_that_were_planned_meanwhile_are_not_drawn_from_rows_without_positions(tmp_path: Path) -> None:
     rows = located_rows(5, 200)
-    plan, _, _ = planned(with_histograms("values", tmp_path, ["ug"]), rows)
+    plan, _, _ = planned_with_fixes(with_histograms("values", tmp_path, ["ug"]), rows)
     placeless = rows[["cell", "user", "time", "value"]]
     window = WindowRows.of(placeless, bus_config(tmp_path), UserLimits(0, 0), None)
     with pytest.raises(PlanError, match="without positions"):
