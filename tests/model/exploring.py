@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tests.model.world import Move, State, World
 
@@ -82,8 +83,7 @@ def _trace(world: World, graph: Graph, number: int, last: Move | None = None) ->
         way.append(graph.parents[way[-1]])
     way.reverse()
     moves = [
-        next(m for m in world.moves(graph.states[a]) if m.after == graph.states[b])
-        for a, b in zip(way, way[1:], strict=False)
+        next(move for move in world.moves(graph.states[a]) if move.after == graph.states[b]) for a, b in pairwise(way)
     ]
     moves += [] if last is None else [last]
     names, lines = ["A", "B"], []

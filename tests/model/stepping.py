@@ -199,9 +199,10 @@ class Steps:
             self._resume(step, None)
         return self._roots[slot]
 
-    def answered(self, step: Step, answer: Any, fresh: Callable[[], int]) -> tuple[Step, Plan | None]:
-        """The step after ``step`` got ``answer``, and the plan that was drawn on the way, as draw number ``fresh()``."""
-        name = repr(answer)
+    def answered(self, step: Step, answer: Any, name: str, fresh: Callable[[], int]) -> tuple[Step, Plan | None]:
+        """The step after ``step`` got ``answer``, which ``name`` identifies, and the plan that was drawn on the way, as draw
+        number ``fresh()``.
+        """
         if name in step.following:
             return step.following[name]
         number = fresh()
@@ -278,11 +279,18 @@ def _value(value: Any) -> Any:
             return tuple((str(name), _value(part)) for name, part in value.items() if name != "started")
         case list() | tuple() | set() | frozenset():
             return tuple(map(_value, value))
-        case msgspec.Struct() | BaseException() | None | bool() | int() | str() | bytes() | float() | slice():
+        case BaseException():
+            return name_of(value)
+        case msgspec.Struct() | None | bool() | int() | str() | bytes() | float() | slice():
             return repr(value)
         case _ if type(value).__module__.startswith(("stream.", "tests.", "types")):
             return type(value), _value(vars(value))
     raise TypeError(f"a coroutine has a {type(value).__name__}, and when two of them are equal is not known")
+
+
+def name_of(answer: Any) -> str:
+    """What tells an answer from all others. Of Redis's errors, ``repr`` says the kind only."""
+    return f"{type(answer).__name__}: {answer}" if isinstance(answer, BaseException) else repr(answer)
 
 
 def _send(coroutine: Any, answer: Any) -> Any:

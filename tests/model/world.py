@@ -20,9 +20,8 @@ from stream.statistics.plan import Plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
-from stream.windows import utc_text
 from tests.model.server import StateServer
-from tests.model.stepping import DRAW, Request, Step, SteppedRedis, Steps, charges_of, seam
+from tests.model.stepping import DRAW, Request, Step, SteppedRedis, Steps, charges_of, name_of, seam
 from tests.model.variants import Variant
 from tests.support.builders import SLOT, bus_config
 
@@ -37,7 +36,7 @@ NEVER, MAY, WAS = -3, -2, -1
 class Body(Marker, frozen=True):
     """A message of the model: a close marker that says what its draw cost."""
 
-    charges: dict[str, int] = {}
+    charges: dict[str, int]
 
 
 class State(NamedTuple):
@@ -66,13 +65,14 @@ class Move(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What may become of a request: its text, the answer, Redis and topic after it, and whether that is a fault."""
+    """What may become of a request: its text, the answer, Redis and topic after it, the answer's name, whether it is a fault."""
 
     text: str
     answer: Any
     redis: int
     topic: frozenset[Part]
-    fault: bool = False
+    name: str
+    fault: bool
 
 
 def world_of(server: StateServer, folder: Path, variant: Variant) -> World:
@@ -159,8 +159,10 @@ class World:
                     state, place, self.steps.root(slot), f"begins to close {self._named(slot)}", False, None
                 )
 
-    def _is_local(self, request: Request) -> bool:
-        keys = [str(part) for command in request.commands for part in command if str(part).startswith("hv:")]
+    @cache  # noqa: B019
+    def _is_local(self, number: int) -> bool:
+        commands = self.steps[number].request.commands
+        keys = [str(part) for command in commands for part in command if str(part).startswith("hv:")]
         return bool(keys) and self.constant.issuperset(keys)
 
     def _recognisable(self, state: State) -> bool:
@@ -169,11 +171,12 @@ class World:
         return self.variant.forgets_unpublished or lost <= {slot for slot, marker, _ in state.topic if marker}
 
     def _of_step(self, state: State, place: int, step: Step) -> Iterator[Move]:
-        for outcome in self._outcomes(state, step):
+        for outcome in self._outcomes(step.number, state.redis, state.topic):
             if outcome.fault and not state.faults:
                 continue
             served = state._replace(redis=outcome.redis, topic=outcome.topic, faults=state.faults - outcome.fault)
-            following, drew = self.steps.answered(step, outcome.answer, lambda: self._fresh(state, step))
+            answer = outcome.answer, outcome.name
+            following, drew = self.steps.answered(step, *answer, lambda: self._fresh(state, step))
             broken = self._judge(state, served, drew)
             text = outcome.text + (f", draws “{max(following.draws - step.draws)}”" if drew else "")
             moves = [self._moved(served, place, following, text, outcome.fault, broken)]
@@ -187,30 +190,33 @@ class World:
                         after=move.after._replace(snapshot=state.redis), text=f"{move.text}, which will be lost"
                     )
 
-    def _outcomes(self, state: State, step: Step) -> Iterator[Outcome]:
-        request, redis, topic = step.request, state.redis, state.topic
+    @cache  # noqa: B019
+    def _outcomes(self, number: int, redis: int, topic: frozenset[Part]) -> list[Outcome]:
+        """What may become of the request of step ``number``."""
+        request = self.steps[number].request
         text = self._text(request)
         match request.kind:
             case "redis":
                 after, answer, replayed = self._executed(request, redis)
-                yield Outcome(text, answer, after, topic)
+                outcomes = [(text, answer, after, topic)]
                 again, second, _ = self._executed(request, after)
                 if after != redis and (again, second) != (after, answer):
-                    yield Outcome(f"{text}, twice, because the first answer is lost", second, again, topic, True)
+                    outcomes.append((f"{text}, twice, because the first answer is lost", second, again, topic))
                 if replayed != after:
-                    yield Outcome(f"{text}, and the end of the log is replayed", answer, replayed, topic, True)
+                    outcomes.append((f"{text}, and the end of the log is replayed", answer, replayed, topic))
             case "publish":
                 published = topic | parts_of(request.messages)
-                yield Outcome(text, None, redis, self.topics.setdefault(published, published))
+                outcomes = [(text, None, redis, self.topics.setdefault(published, published))]
                 if published != topic:
-                    yield Outcome(f"{text}, which the broker loses", None, redis, topic, True)
+                    outcomes.append((f"{text}, which the broker loses", None, redis, topic))
             case "markers":
                 read = [body_of(value) for _, marker, value in topic if marker]
                 last = max(read, key=lambda marker: marker.sequence, default=None)
                 generations = frozenset(marker.generation for marker in read)
-                yield Outcome(text, Published(last=last, generations=generations), redis, topic)
+                outcomes = [(text, Published(last=last, generations=generations), redis, topic)]
             case "confirm":
-                yield Outcome(text, parts_of(request.messages) <= topic, redis, topic)
+                outcomes = [(text, parts_of(request.messages) <= topic, redis, topic)]
+        return [Outcome(*outcome, name_of(outcome[1]), fault=number > 0) for number, outcome in enumerate(outcomes)]
 
     def _executed(self, request: Request, state: int) -> tuple[int, Any, int]:
         after, answers, replayed = self.server.execute(state, request.commands)
@@ -218,8 +224,9 @@ class World:
         return after, error or (answers[0] if request.single else answers), replayed
 
     def _moved(self, state: State, place: int, step: Step, text: str, fault: bool, broken: str | None) -> Move:
-        while step.report is None and self._is_local(step.request):
-            step, _ = self.steps.answered(step, self._executed(step.request, state.redis)[1], lambda: 0)
+        while step.report is None and self._is_local(step.number):
+            answer = self._executed(step.request, state.redis)[1]
+            step, _ = self.steps.answered(step, answer, name_of(answer), lambda: 0)
         report, slot = step.report, step.slot
         if report is None:
             return Move(self._with(state, place, step.number), place, text, fault, broken=broken)
