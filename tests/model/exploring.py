@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
@@ -26,35 +27,41 @@ class Graph:
 
 def explore(world: World) -> Graph:
     """Every state that can be reached; ends at the first move that breaks a rule."""
-    with world.seam:
-        graph, numbers = Graph(), dict[State, int]()
-        sources, targets, ends = array("l"), array("l"), list[int]()
+    gc.disable()  # states live to the end, so looking for garbage among them is in vain
+    try:
+        with world.seam:
+            return _explored(world)
+    finally:
+        gc.enable()
 
-        def number_of(state: State, parent: int) -> int:
-            number = numbers.setdefault(state, len(graph.states))
-            if number == len(graph.states):
-                graph.states.append(state)
-                graph.parents.append(parent)
-            return number
 
-        number_of(world.initial(), -1)
-        at = 0
-        while at < len(graph.states):
-            for move in world.moves(graph.states[at]):
-                graph.transitions += 1
-                if move.broken is not None:
-                    graph.trace = [*_trace(world, graph, at, move), f"=> {move.broken}"]
-                    return graph
-                after = number_of(move.after, at)
-                if not move.fault:
-                    sources.append(at)
-                    targets.append(after)
-                if move.refused or world.settled(move.after):
-                    ends.append(after)
-            at += 1
-        stuck = _stuck(len(graph.states), sources, targets, ends)
-        if stuck is not None:
-            graph.trace = [*_trace(world, graph, stuck), "=> from here on, a window is never published"]
+def _explored(world: World) -> Graph:
+    graph, numbers = Graph(), dict[State, int]()
+    sources, targets, ends = array("l"), array("l"), list[int]()
+
+    def number_of(state: State, parent: int) -> int:
+        number = numbers.setdefault(state, len(graph.states))
+        if number == len(graph.states):
+            graph.states.append(state)
+            graph.parents.append(parent)
+        return number
+
+    number_of(world.initial(), -1)
+    for at, state in enumerate(graph.states):  # which grows meanwhile
+        for move in world.moves(state):
+            graph.transitions += 1
+            if move.broken is not None:
+                graph.trace = [*_trace(world, graph, at, move), f"=> {move.broken}"]
+                return graph
+            after = number_of(move.after, at)
+            if not move.fault:
+                sources.append(at)
+                targets.append(after)
+            if move.refused or world.settled(move.after):
+                ends.append(after)
+    stuck = _stuck(len(graph.states), sources, targets, ends)
+    if stuck is not None:
+        graph.trace = [*_trace(world, graph, stuck), "=> from here on, a window is never published"]
     return graph
 
 

@@ -243,7 +243,9 @@ class World:
 
     def _fresh(self, state: State, step: Step) -> int:
         """The least number of a draw of which nobody knows any more, or ever did."""
-        known = set(step.draws) | self._draws(state.redis)
+        known = (
+            set(step.draws) | self._draws(state.redis) | (self._draws(state.snapshot) if state.snapshot >= 0 else set())
+        )
         known |= {draw for _, _, value in state.topic for draw in DRAW.findall(body_of(value).digest)}
         known |= {draw for worker in state.workers if worker != IDLE for draw in self.steps[worker].draws}
         return next(n for n in range(1, len(known) + 2) if f"draw {n} of {step.slot}" not in known)
@@ -286,7 +288,7 @@ class World:
 
     def settled(self, state: State) -> bool:
         """Every window was published with its close marker, and none waits to be closed."""
-        return {slot for slot, marker, _ in state.topic if marker} == set(self.slots) and not self._open(state.redis)
+        return not self._open(state.redis) and {slot for slot, marker, _ in state.topic if marker} == set(self.slots)
 
     def _judge(self, before: State, after: State, drew: Plan | None) -> str | None:
         broken = None
