@@ -25,6 +25,11 @@ if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
+_FORGET = """
+-- KEYS: released windows, then what is deleted; ARGV: window. A Redis that was set back to before the record of the release has
+-- the bytes alone to show for it, and would have the window drawn again without them.
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then redis.call('DEL', unpack(KEYS, 2)) end
+"""
 _TAKE_UP = """
 -- KEYS: windows set aside, slots, oldest slot that may not be released yet; ARGV: window. Returns whether it was set aside.
 if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 0 end
@@ -172,6 +177,7 @@ class ReleaseStore:
         return Commit(Outcome(answer[0]), answer[1] if len(answer) > 1 else None)
 
     async def forget(self, slot: int) -> None:
-        """Delete what was needed to release the window."""
+        """Delete what was needed to release the window, if its release is recorded."""
         named = self._keys
-        await self._redis.delete(named.plan(slot), named.charged(slot), named.outbox(slot))
+        keys = (named.closed, named.plan(slot), named.charged(slot), named.outbox(slot))
+        await self._redis.eval(_FORGET, len(keys), *keys, slot)

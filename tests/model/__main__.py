@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from stream.local import RedisServer
 from tests.model.exploring import Graph, explore
 from tests.model.server import StateServer
-from tests.model.variants import BROKEN, KNOWN_LIMIT, SHIPPED, Variant
+from tests.model.variants import BROKEN, KNOWN_LIMIT, SHIPPED, SLOW, Variant
 from tests.model.world import world_of
 
 QUICK = (SHIPPED._replace(faults=1), SHIPPED._replace(set_back=True))
@@ -44,7 +44,7 @@ def main() -> int:
     given, wrong = options.parse_args(), 0
     with TemporaryDirectory() as folder, RedisServer(Path(folder), listen="unix", appendfsync="no") as redis:
         server = StateServer(redis)
-        for variant in (*QUICK, *(FULL if given.full else ()), *BROKEN, KNOWN_LIMIT):
+        for variant in (*QUICK, *(FULL if given.full else ()), *BROKEN, KNOWN_LIMIT, *[SLOW] * given.full):
             started = time.process_time()
             graph = explore(world_of(server, Path(folder), variant))
             print(report(variant, graph, time.process_time() - started), flush=True)
