@@ -1,8 +1,11 @@
-# Of the base image, only the name and tag are known here. Give the digest that you have examined:
+# Of the base image, only the name and tag are known here. Give the digest that you have examined; without one nothing is built:
 #   docker build --build-arg BASE=python:3.11-slim@sha256:… .
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
+ARG BASE
+RUN printf %s "$BASE" | grep -Eq '@sha256:[0-9a-f]{64}$' || \
+    { echo "BASE=$BASE has no digest, so its content may change unseen: see docs/operators.md#containers" >&2; exit 1; }
 WORKDIR /src
 RUN python -m venv /opt/hexveil
 COPY requirements.lock pyproject.toml LICENSE README.md hexveil.py ./

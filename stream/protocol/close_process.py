@@ -23,7 +23,7 @@ from stream.protocol.release_protocol import Hooks, ReleaseProtocol
 from stream.statistics.plan import PlanError
 from stream.statistics.window_release import WindowRows
 from stream.storage.client import redis_client
-from stream.storage.ledger import Ledger, LedgerError
+from stream.storage.ledger import Ledger, LedgerError, SetBackError
 from stream.storage.release_store import Released
 from stream.storage.row_store import RowStore
 
@@ -63,6 +63,11 @@ FAILURES: dict[type[Exception], str] = {
 PUBLICATION_LEAD_SECONDS = 3.0
 """How long before its instant a window is given to the publishing process, which first connects and verifies the ledger."""
 _SERVERS = (RedisError, PublishError, KafkaError)
+
+
+class _RefusedError(Exception):
+    """The ledger was refused, or could not be checked, for the reason that is its cause. Other windows would be refused, too."""
+
 
 _known: dict[tuple[str, str], Known] = {}
 """What this process knows about each broker and feed; it is kept between calls."""
@@ -154,18 +159,25 @@ class _Servers:
 
     def _protocol(self, **hooks: Unpack[Hooks]) -> ReleaseProtocol:
         check = self.check
-        hooks["before_publishing"] = check.verify
+        hooks["before_publishing"] = self.verify
         return ReleaseProtocol.connect(
             self.config, check.redis, self.rows, check.ledger, self.publisher, Noise(), **hooks
         )
+
+    async def verify(self) -> None:
+        """Check the ledger; raises :class:`_RefusedError`."""
+        try:
+            await self.check.verify()
+        except tuple(FAILURES) as error:
+            raise _RefusedError from error
 
     async def close(self, slot: int, *, publishes: bool) -> CloseReport:
         """Verify the ledger, commit one window, and publish it at once if asked to."""
         started, redraws, arranged = time.monotonic(), list[int](), list[WindowRows]()
         try:
-            await self.check.verify()
-        except tuple(FAILURES) as error:
-            return _failed(slot, error, started, shared=True)
+            await self.verify()
+        except _RefusedError as error:
+            return _failed(slot, error, started)
         protocol = self._protocol(on_redraw=lambda: redraws.append(slot), on_uncounted=arranged.append)
         try:
             await protocol.commit(slot)
@@ -203,8 +215,13 @@ async def _connected(config: Config) -> AsyncIterator[_Servers]:
 
 
 def _failed(slot: int, error: Exception, started: float | None = None, *, shared: bool = False) -> CloseReport:
-    """The report on an attempt that raised ``error``. If a server failed for one window, it will fail for the next."""
+    """The report on an attempt that raised ``error``. What a server or the ledger as a whole refused one window, it will refuse
+    the next.
+    """
+    shared = shared or isinstance(error, (*_SERVERS, _RefusedError, SetBackError))
+    if isinstance(error, _RefusedError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
     failure = next((name for kind, name in FAILURES.items() if isinstance(error, kind)), "unexpected")
     reason = f"{type(error).__name__}: {error}" if failure == "unexpected" else str(error)
     seconds = 0.0 if started is None else time.monotonic() - started
-    return CloseReport(slot, seconds, failure=failure, shared=shared or isinstance(error, _SERVERS), reason=reason)
+    return CloseReport(slot, seconds, failure=failure, shared=shared, reason=reason)

@@ -127,8 +127,8 @@ class ReleaseProtocol:
     async def publish(self, slot: int) -> Released:
         """Publish a committed window, confirm it by reading it back, and delete what closing it needed.
 
-        Errors of Redis and Kafka are passed on. Raises :class:`LedgerError` if the committed bytes are gone, and what
-        ``before_publishing`` raises.
+        Errors of Redis and Kafka are passed on. Raises :class:`LedgerError` if the committed bytes are gone before or after they
+        were published, and what ``before_publishing`` raises.
         """
         released, outbox = await self.store.released_or_committed(slot)
         if released is None:
@@ -139,7 +139,7 @@ class ReleaseProtocol:
             await self.before_publishing()
             await self._publish(messages)
             await self._confirm(messages)
-            released = await self._remember(slot, messages)
+            released = await self._remember(slot, messages, outbox)
         await self._clean(slot)
         return released
 
@@ -231,13 +231,20 @@ class ReleaseProtocol:
         await self.publisher.confirm(messages)
         await self._done("confirm")
 
-    async def _remember(self, slot: int, messages: Sequence[Message]) -> Released:
-        """Record that the window is released. From then on nobody can charge or commit for it."""
+    async def _remember(self, slot: int, messages: Sequence[Message], outbox: bytes) -> Released:
+        """Record that the window is released. From then on nobody can charge or commit for it.
+
+        Raises :class:`LedgerError` if Redis lost the commit meanwhile.
+        """
         marker = msgspec.json.decode(messages[-1].value)
         statuses = [msgspec.json.decode(message.value, type=_Status).status for message in messages]
         suppressed = statuses.count("suppressed")
         released = Released(len(messages), marker["digest"], suppressed, "withheld" in marker, marker["sequence"])
-        await self.store.remember(slot, released)
+        if not await self.store.remember(slot, released, outbox):
+            raise LedgerError(
+                f"window {utc_text(slot)} was published, but meanwhile Redis lost its commit: it was set back to an older state and "
+                "its budgets with it. Restore the newest append-only file"
+            )
         return released
 
     async def _clean(self, slot: int) -> None:

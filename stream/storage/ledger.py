@@ -261,8 +261,8 @@ class Ledger:
                     raise BeforeBirthError(period.key, await self.birth()) from None
                 if "RETIRED" in str(error):
                     raise RetiredError(period.key) from None
-                if "SETBACK" in str(error):
-                    await self.sequence()
+                if "SETBACK" in str(error):  # others may commit meanwhile, so the number is the script's
+                    raise SetBackError(int(str(error).rpartition(" ")[2]), self.committed) from None
                 if "RELEASED" in str(error):
                     raise AlreadyReleasedError(f"window {slot} was released by another worker") from None
                 if "GENERATION" in str(error):

@@ -17,6 +17,19 @@ _REPLACE = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
 return redis.call('GET', KEYS[1])
 """
+_REMEMBER = """
+-- KEYS: released windows, committed bytes; ARGV: window, record of its release, bytes that were published. A Redis that was set
+-- back since they were committed must not come to know of the release: it would no longer show what it has lost.
+if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then return 1 end
+if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+return 1
+"""
+_FORGET = """
+-- KEYS: released windows, then what is deleted; ARGV: window. A Redis that was set back to before the record of the release has
+-- the bytes alone to show for it, and would have the window drawn again without them.
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then redis.call('UNLINK', unpack(KEYS, 2)) end
+"""
 _TAKE_UP = """
 -- KEYS: windows set aside, slots, oldest slot that may not be released yet; ARGV: window. Returns whether it was set aside.
 if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 0 end
@@ -73,9 +86,11 @@ class ReleaseStore:
         record = await self._redis.hget(self._keys.closed, str(slot))
         return None if record is None else msgspec.json.decode(record, type=Released)
 
-    async def remember(self, slot: int, released: Released) -> None:
-        """Record that the window is released."""
-        await self._redis.hset(self._keys.closed, str(slot), msgspec.json.encode(released))
+    async def remember(self, slot: int, released: Released, outbox: bytes) -> bool:
+        """Record that the window is released. False, with nothing recorded, if ``outbox`` is not what is committed."""
+        keys = (self._keys.closed, self._keys.outbox(slot))
+        record = msgspec.json.encode(released)
+        return bool(await self._redis.eval(_REMEMBER, len(keys), *keys, slot, record, outbox))
 
     async def set_aside(self, slot: int, reason: str) -> None:
         """Set the window aside, because its content fails. Its rows are kept until its period can no longer be released."""
@@ -162,6 +177,7 @@ class ReleaseStore:
         return Commit(Outcome(answer[0]), answer[1] if len(answer) > 1 else None)
 
     async def forget(self, slot: int) -> None:
-        """Delete what was needed to release the window."""
+        """Delete what was needed to release the window, if its release is recorded."""
         named = self._keys
-        await self._redis.unlink(named.plan(slot), named.charged(slot), named.outbox(slot))
+        keys = (named.closed, named.plan(slot), named.charged(slot), named.outbox(slot))
+        await self._redis.eval(_FORGET, len(keys), *keys, slot)

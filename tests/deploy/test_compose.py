@@ -169,6 +169,20 @@ def test_the_base_of_both_stages_is_the_same_argument(compose: dict[str, Any], r
     assert compose["services"]["worker"]["build"]["args"] == {"BASE": f"${{HEXVEIL_BASE:-{default}}}"}
 
 
+def test_nothing_is_built_on_a_base_without_a_digest(repo_root: Path) -> None:
+    recipe = (repo_root / "Dockerfile").read_text().replace("\\\n", "")
+    first = recipe.partition("AS build\nARG BASE\n")[2].splitlines()[0]
+    assert first.startswith("RUN ")
+    digest = f"@sha256:{'0f' * 32}"
+    for base, code in [(f"python:3.11-slim{digest}", 0), ("python:3.11-slim", 1), (f"python{digest[:-1]}", 1), ("", 1)]:
+        command = ["sh", "-c", first.removeprefix("RUN ")]
+        done = subprocess.run(
+            command, env={"BASE": base, "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, base
+        assert ("docs/operators.md#containers" in done.stderr) == bool(code)
+
+
 def test_a_simulated_fleet_runs_in_the_demo_profile_only(compose: dict[str, Any]) -> None:
     profiles = {name: service.get("profiles") for name, service in compose["services"].items()}
     assert profiles.pop("simulate") == ["demo"]

@@ -531,10 +531,18 @@ COMMIT = (
     Bug(
         "publication: the close markers are not read again",
         "stream/protocol/close_process.py",
-        'hooks["before_publishing"] = check.verify',
+        'hooks["before_publishing"] = self.verify',
         'hooks.pop("before_publishing", None)',
         "tests/stream/protocol/test_set_back.py",
         "after_the_last_look",
+    ),
+    Bug(
+        "publication: a release is recorded though its commit is lost",
+        "stream/storage/release_store.py",
+        "if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 0 end",
+        "",
+        "tests/stream/protocol/test_set_back.py",
+        "lost_while_it_was_published",
     ),
     Bug(
         "closing: one window's failure ends the round",

@@ -21,8 +21,9 @@ end
 if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1 then
   return redis.error_reply('RELEASED the window was released already')
 end
-if tonumber(redis.call('GET', KEYS[5]) or '0') < tonumber(ARGV[4]) then
-  return redis.error_reply('SETBACK windows that were committed are gone')
+local committed = redis.call('GET', KEYS[5]) or '0'
+if tonumber(committed) < tonumber(ARGV[4]) then
+  return redis.error_reply('SETBACK ' .. committed)
 end
 if ARGV[6] == 'histograms' and redis.call('HEXISTS', KEYS[6], 'counts') == 1 then
   return redis.error_reply('TERMS charges of this period followed from counts')

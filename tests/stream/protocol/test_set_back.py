@@ -39,6 +39,7 @@ from stream.statistics import window_release
 from stream.statistics.plan import decode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, SetBackError
+from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
@@ -264,14 +265,48 @@ async def test_a_redis_set_back_after_the_last_look_at_the_markers_publishes_not
 
     with monkeypatch.context() as patch:
         patch.setattr(LedgerCheck, "verify", overtaken)
-        (report,) = await deployment.release(own)
+        (report,) = await deployment.release(own, 1 - own)  # the other one would be refused, too, so it is not tried
     await client.aclose()
-    assert report.failure == "ledger", report
+    assert (report.failure, report.shared) == ("ledger", True), report
     assert [marker["sequence"] for marker in await deployment.published()] == [1]
     bodies = defaultdict(set)
     for record in await read_all(deployment.config.kafka.bootstrap, deployment.config.feed.name):
         bodies[dict(record.headers)["ce_id"]].add(record.value)
     assert all(len(values) == 1 for values in bodies.values()), "a second draw is out"
+
+
+async def test_a_release_whose_commit_redis_lost_while_it_was_published_is_not_recorded(
+    redis: Redis, tmp_path: Path
+) -> None:
+    """The record alone would satisfy the next check of the close markers, and so hide that charges are lost."""
+    config = bus_config(tmp_path)
+    await store(redis, config, random_rows(1, 80))
+    older: dict[bytes, bytes] = {}
+
+    async def set_back(step: str) -> None:
+        if step == "draw":
+            older.update({key: await redis.dump(key) for key in await redis.keys()})
+        if step == "confirm":
+            await redis.flushall()
+            for key, value in older.items():
+                await redis.restore(key, 0, value)
+
+    publisher = Collected()
+    with pytest.raises(LedgerError, match="Redis lost its commit"):
+        await protocol_of(redis, config, publisher, after_step=set_back).close(SLOT)
+    assert publisher.messages
+    assert await ReleaseStore(redis, "bus").released(SLOT) is None
+
+
+async def test_committed_bytes_are_kept_until_their_release_is_recorded(redis: Redis, tmp_path: Path) -> None:
+    """Redis may be set back to before the record while a worker cleans up. Without the bytes, the window would be drawn again."""
+    config = bus_config(tmp_path)
+    await store(redis, config, random_rows(1, 80))
+    await close_until(protocol_of(redis, config, Collected()), SLOT, "confirm")
+    releases = ReleaseStore(redis, "bus")
+    committed = await releases.outbox(SLOT)
+    await releases.forget(SLOT)
+    assert await releases.outbox(SLOT) == committed is not None
 
 
 async def test_a_draw_of_a_plan_whose_own_charges_are_gone_is_never_committed_though_everybody_paid_something(

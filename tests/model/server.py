@@ -1,0 +1,144 @@
+"""A real Valkey whose whole state is a value: load it, run one request, read the state after it.
+
+States are interned: equal content is the same small integer, however it came about. What a request does to a state is asked of
+the server once.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hiredis
+from redis.exceptions import NoScriptError, ResponseError
+
+from stream.local import RedisServer
+
+Command = tuple[Any, ...]
+Content = tuple[tuple[bytes, bytes, Any], ...]
+"""(key, type, value) of every key, sorted; so are the elements of hashes, sets and sorted sets."""
+
+_READ = """
+local all = {}
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  local kind, value = redis.call('TYPE', key).ok
+  if kind == 'string' then value = redis.call('GET', key)
+  elseif kind == 'hash' then value = redis.call('HGETALL', key)
+  elseif kind == 'set' then value = redis.call('SMEMBERS', key)
+  elseif kind == 'zset' then value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+  else value = redis.call('LRANGE', key, 0, -1) end
+  all[#all + 1] = {key, kind, value}
+end
+return all
+"""
+_WRITE = {b"hash": b"HSET", b"set": b"SADD", b"zset": b"ZADD", b"list": b"RPUSH"}
+_MARK = (b"SET", b"model-mark", b"")
+"""Surrounds the effects of a request in the append-only file."""
+
+
+class Executed(NamedTuple):
+    """What a request did: the state after it, its answers, and the state if the end of the log is replayed once more."""
+
+    after: int
+    answers: list[Any]
+    replayed: int
+
+
+class StateServer:
+    """States of one server, and what requests do to them."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._log = Path(server.folder) / "appendonlydir"
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(f"{server.folder}/redis.sock")
+        self._contents: list[Content] = []
+        self._numbers: dict[Content, int] = {}
+        self._executed: dict[tuple[int, tuple[Command, ...]], Executed] = {}
+        self._talk([(b"CONFIG", b"SET", b"auto-aof-rewrite-percentage", b"0")])
+        self.empty = self._intern([])
+
+    def content(self, state: int) -> dict[bytes, Any]:
+        """The keys of ``state`` with their values: bytes, dicts (hashes), or tuples of elements."""
+        return {
+            key: dict(value)
+            if kind == b"hash"
+            else tuple(element for element, _ in value)
+            if kind == b"zset"
+            else value
+            for key, kind, value in self._contents[state]
+        }
+
+    def register(self, script: str) -> None:
+        """Let requests call ``script`` by its digest."""
+        self._talk([(b"SCRIPT", b"LOAD", script.encode())])
+
+    def execute(self, state: int, commands: tuple[Command, ...]) -> Executed:
+        """What ``commands`` do to ``state`` in one transaction."""
+        if (state, commands) not in self._executed:
+            load = self._loading(state)
+            *answers, content = self._talk([*load, *commands, (b"EVAL", _READ, 0)])[len(load) :]
+            after = self._intern(content)
+            replayed = after if after == state else self._replayed(state, commands, after)
+            self._executed[state, commands] = Executed(after, [_answer(answer) for answer in answers], replayed)
+        return self._executed[state, commands]
+
+    def __len__(self) -> int:
+        """Number of different states."""
+        return len(self._contents)
+
+    def _replayed(self, state: int, commands: tuple[Command, ...], after: int) -> int:
+        """``after``, and then once more what the server's log says about ``commands`` on ``state``."""
+        (log,) = self._log.glob("*.incr.aof")
+        size = log.stat().st_size
+        self._talk([*self._loading(state), _MARK, *commands, _MARK])
+        with log.open("rb") as file:
+            file.seek(size)
+            _, effects, _ = file.read().split(hiredis.pack_command(_MARK))
+        reader = hiredis.Reader()
+        reader.feed(effects)
+        logged = []
+        while (command := reader.gets()) is not False:
+            logged.append(tuple(command))
+        return self._intern(self._talk([*self._loading(after), *logged, (b"EVAL", _READ, 0)])[-1])
+
+    def _loading(self, state: int) -> list[Command]:
+        commands: list[Command] = [(b"FLUSHALL",)]
+        for key, kind, value in self._contents[state]:
+            parts = (value,) if kind == b"string" else value
+            if kind in (b"hash", b"zset"):
+                parts = [part for pair in value for part in (pair if kind == b"hash" else pair[::-1])]
+            commands.append((_WRITE.get(kind, b"SET"), key, *parts))
+        return commands
+
+    def _intern(self, read: list[Any]) -> int:
+        keys = []
+        for key, kind, value in read:
+            if kind in (b"hash", b"zset"):
+                value = tuple(sorted(zip(value[::2], value[1::2], strict=True)))
+            elif kind != b"string":
+                value = tuple(sorted(value) if kind == b"set" else value)
+            keys.append((key, kind, value))
+        content = tuple(sorted(keys))
+        number = self._numbers.setdefault(content, len(self._contents))
+        if number == len(self._contents):
+            self._contents.append(content)
+        return number
+
+    def _talk(self, commands: Sequence[Command]) -> list[Any]:
+        self._socket.sendall(b"".join(map(hiredis.pack_command, commands)))
+        reader, answers = hiredis.Reader(), []
+        while len(answers) < len(commands):
+            answer = reader.gets()
+            if answer is False:
+                reader.feed(self._socket.recv(1 << 20))
+            else:
+                answers.append(answer)
+        return answers
+
+
+def _answer(answer: Any) -> Any:
+    if not isinstance(answer, hiredis.ReplyError):
+        return answer
+    return (NoScriptError if str(answer).startswith("NOSCRIPT") else ResponseError)(str(answer))

@@ -1,0 +1,37 @@
+"""The release protocol as it is shipped, explored in every order of its steps; see :mod:`tests.model`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stream.local import RedisServer
+from tests.model.__main__ import QUICK
+from tests.model.exploring import explore
+from tests.model.server import StateServer
+from tests.model.variants import BROKEN, Variant
+from tests.model.world import world_of
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateServer]:
+    with RedisServer(tmp_path_factory.mktemp("model"), listen="unix", appendfsync="no") as redis:
+        yield StateServer(redis)
+
+
+@pytest.mark.parametrize("setting", QUICK, ids=["a crash", "a set-back"])
+def test_two_workers_publish_a_window_once_and_charge_before_whoever_fails_when(
+    server: StateServer, tmp_path: Path, setting: Variant
+) -> None:
+    graph = explore(world_of(server, tmp_path, setting))
+    assert graph.trace is None, "\n".join(graph.trace)
+    assert len(graph.states) > 1_000
+
+
+@pytest.mark.parametrize("variant", BROKEN, ids=lambda variant: variant.name)
+def test_a_broken_protocol_is_refuted(server: StateServer, tmp_path: Path, variant: Variant) -> None:
+    graph = explore(world_of(server, tmp_path, variant))
+    assert graph.trace is not None
+    print("\n".join(graph.trace))

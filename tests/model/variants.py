@@ -1,0 +1,87 @@
+"""Broken release protocols: each is the shipped one with some text exchanged, in Python or in Lua."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import Any, NamedTuple
+
+from stream.protocol import release_protocol
+
+
+class Variant(NamedTuple):
+    """``exchanges``: pairs of texts, each of which stands once in a script or in ``release_protocol.py``.
+
+    What it takes to refute it: ``windows``, ``faults``, whether Redis is ``set_back``, and whether it then
+    ``forgets_unpublished`` commits as well.
+    """
+
+    name: str
+    exchanges: tuple[tuple[str, str], ...] = ()
+    windows: int = 1
+    faults: int = 0
+    set_back: bool = False
+    forgets_unpublished: bool = False
+
+    def alter(self, text: str) -> str:
+        """``text`` with the exchanges that it contains."""
+        for old, new in self.exchanges:
+            assert text.count(old) <= 1, f"{old!r} stands twice"
+            text = text.replace(old, new)
+        return text
+
+    def protocol(self) -> type[Any]:
+        """The shipped :class:`ReleaseProtocol`, or the altered one."""
+        source = inspect.getsource(release_protocol)
+        if (altered := self.alter(source)) == source:
+            return release_protocol.ReleaseProtocol
+        module = types.ModuleType(release_protocol.__name__)
+        exec(compile(altered, self.name, "exec"), module.__dict__)
+        return module.ReleaseProtocol
+
+
+SHIPPED = Variant("as shipped")
+
+_CHARGE, _DRAW = "refused = await self._charge(planned.plan)\n", "drawn = await self._draw(planned.plan, rows)\n"
+_COMMIT, _INDENT = "await self._commit(planned.plan, drawn)\n", 16 * " "
+_EARLY = f"""messages, _ = self.statistics.compose(
+{_INDENT}    planned.plan, drawn, await self.store.memory(), await self.ledger.sequence() + 1)
+{_INDENT}await self.publisher.publish(messages)
+{_INDENT}"""
+_LOOK, _CONFIRM = "await self.before_publishing()\n", "await self._confirm(messages)\n"
+_FIRST = "if first then\n  return {0, first}\nend\n"
+_NUMBER, _SPENT = (
+    "redis.call('SET', KEYS[5], ARGV[6])",
+    "redis.call('HSET', KEYS[1], user, string.format('%.0f', spent))",
+)
+_DUE = "local due = charge - tonumber(redis.call('HGET', KEYS[2], user) or '0')"
+_PAID = "if redis.call('HGET', KEYS[4], 'plan') ~= ARGV[5] then\n  return redis.error_reply('CHARGES of this window are gone')\nend\n"
+
+_LOST = "if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 0 end\n"
+_RECORDED = "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then redis.call('DEL', unpack(KEYS, 2)) end"
+
+BROKEN = (
+    Variant("draws before it charges", ((_DRAW, "pass\n"), (_CHARGE, f"{_DRAW}{_INDENT}    {_CHARGE}"))),
+    Variant("commits over the bytes of others", ((_FIRST, ""),)),
+    Variant("publishes before it commits", ((_COMMIT, _EARLY + _COMMIT),)),
+    Variant("increments the number of commits", ((_NUMBER, "redis.call('INCR', KEYS[5])"),), faults=1),
+    Variant("increments what a user spent", ((_SPENT, "redis.call('HINCRBY', KEYS[1], user, due)"),), faults=1),
+    Variant("charges again what was paid", ((_DUE, "local due = charge"),)),
+    Variant("charges beyond the budget", (("if spent > budget then", "if false then"),), windows=2),
+    Variant("does not read its messages back", ((_CONFIRM, "pass\n"),), faults=1),
+    Variant("commits what is no longer paid for", ((_PAID, ""),), set_back=True),
+    Variant("records a release of which Redis lost the commit", ((_LOST, ""),), set_back=True),
+    Variant("does not read the close markers again before it publishes", ((_LOOK, "pass\n"),), set_back=True),
+)
+"""Each is to be refuted."""
+SLOW = Variant(
+    "forgets the bytes of a release that Redis does not know",
+    ((_RECORDED, "redis.call('DEL', unpack(KEYS, 2))"),),
+    windows=2,
+    set_back=True,
+)
+"""To be refuted, too, but only among 1.7 million states."""
+KNOWN_LIMIT = Variant(
+    "as shipped; Redis forgets a commit that is not published", set_back=True, forgets_unpublished=True
+)
+"""The one loss that is not noticed (docs/known-limits.md): refuted too."""
