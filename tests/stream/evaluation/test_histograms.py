@@ -29,6 +29,7 @@ from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
 from stream.statistics.histograms.histograms import draw_histograms, exact_counts, region_domain, regions_of
 from stream.statistics.plan import HistogramPlan
 from tests.support.builders import EVERY_MECHANISM, bus_config, located_rows, with_histograms
+from tests.support.releasing import planned_with_fixes
 from tests.support.tapes import tape
 
 N = 100

@@ -25,7 +25,7 @@ from stream.messages.message import (
     rejected_message,
     schema,
 )
-from stream.statistics.pipeline import contributions_of, draw, plan_window
+from stream.statistics.pipeline import contributions_of, draw
 from stream.statistics.plan import DECIMALS, VARIANCE_GRID, Plan, counts_digest, decode_plan, encode_plan
 from stream.statistics.values.cell_means import MECHANISMS
 from stream.statistics.values.cell_statistics import planned_statistics, scales_by_statistic
