@@ -57,6 +57,8 @@ def area(polygon: list[Point]) -> Fraction:
 
 def meets(polygon: list[Point], low: Point, high: Point) -> bool:
     """Whether the polygon's interior meets the open box."""
+    if any(max(p[a] for p in polygon) <= low[a] or min(p[a] for p in polygon) >= high[a] for a in (0, 1)):
+        return False
     return area(clipped(polygon, low, high)) > 0
 
 

@@ -24,7 +24,7 @@ from dpcore.spatial.euler_inference import Inference, infer, is_consistent, is_c
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.queries import QueryError, Rectangles
 from dpcore.spatial.regions import Footprints, Regions
-from tests.dpcore.spatial.test_regions import Point, corners_strategy, grid, hull, meets
+from tests.dpcore.spatial.polygons import Point, corners_strategy, grid, hull, meets
 from tests.support.tapes import tape
 
 
