@@ -38,7 +38,7 @@ IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
 
 CHUNK = 1_000
-"""Users charged per Lua call, which takes Redis some two milliseconds. Lua hands at most 7 999 arguments to a command."""
+"""Users charged per Lua call, which takes Redis some five milliseconds. Lua hands at most 7 999 arguments to a command."""
 
 
 class LedgerError(RuntimeError):
