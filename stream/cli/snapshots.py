@@ -83,6 +83,10 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
             Path | None, typer.Option(help="Offline, stored snapshots: folder of a ledger that is kept after the run.")
         ] = None,
         force: Annotated[bool, typer.Option("--force", help="Offline: overwrite the file of --out.")] = False,
+        any_speed: Annotated[
+            bool,
+            typer.Option("--any-speed", help="Offline, stored snapshots: accept speeds that positions contradict."),
+        ] = False,
         once: Annotated[bool, typer.Option(help="For an address: stop after one snapshot.")] = False,
         config: ConfigFile = None,
         as_json: AsJson = False,
@@ -123,7 +127,10 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
         files, problems = _files([Path(source) for source in sources]), list[str]()
         blocks = _snapshots(files, reader, problems)
         if offline:
-            _release(settings, reader, blocks, span, state=state, out=out, force=force, as_json=as_json)
+            any_speed = any_speed or not reader.declares_unit
+            _release(
+                settings, reader, blocks, span, state=state, out=out, force=force, any_speed=any_speed, as_json=as_json
+            )
         elif out is not None:
             _write(blocks, out)
         else:
@@ -207,6 +214,7 @@ def _release(
     state: Path | None,
     out: Path | None,
     force: bool,
+    any_speed: bool,
     as_json: bool,
 ) -> None:
     from stream.cli.releasing import release_offline  # slow to import; the other ways do not need it
@@ -220,7 +228,7 @@ def _release(
             state=state,
             out=out,
             force=force,
-            any_speed=True,
+            any_speed=any_speed,
             as_json=as_json,
             blocks=blocks,
         )

@@ -38,6 +38,8 @@ _DEGREES = {"", "wgs84", "epsg:4326", "4326", "urn:ogc:def:crs:epsg::4326"}
 class SiriVehicleMonitoring(SnapshotEvents):
     """Events of SIRI-VM documents. ``Velocity`` is in ``feed.speed_unit``; times without a zone are in ``feed.timezone``."""
 
+    declares_unit = True
+
     def __init__(self, feed: FeedConfig, slotting: Slotting, speeds: SpeedSource = "missing") -> None:
         zone, kmh = ZoneInfo(feed.timezone), SPEED_TO_KMH[feed.speed_unit]
         super().__init__(lambda body, received_us: decode_siri(body, received_us, zone, kmh), feed, slotting, speeds)

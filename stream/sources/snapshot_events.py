@@ -59,6 +59,9 @@ class SnapshotEvents:
     the data: what one vehicle reports must not decide how the speed of another one is found.
     """
 
+    declares_unit = False
+    """Whether the unit of reported speeds is declared by ``feed.speed_unit``, and may be declared wrongly."""
+
     def __init__(
         self,
         decode: Callable[[bytes, int | None], Snapshot],

@@ -201,3 +201,22 @@ def test_an_address_and_stored_documents_become_canonical_events(london: Path, t
         done = runner.invoke(app, ["siri-vm", agency.url, "--once", "--config", str(london), "--out", "-"])
     assert done.exit_code == 0, done.stderr
     assert [json.loads(line)["speed"] for line in done.stdout.splitlines()] == [36.0, 36.0]
+
+
+def test_velocities_in_another_unit_than_declared_are_not_released(london: Path, tmp_path: Path) -> None:
+    """Twelve vehicles drive 10 m/s and say 10, which the configuration declares to be km/h."""
+    folder = tmp_path / "stored"
+    folder.mkdir()
+    for minute in range(20):
+        time = f"2026-03-02T12:{minute:02d}:00Z"
+        place = f"<VehicleLocation><Longitude>-0.12</Longitude><Latitude>{51.4 + minute * 600 / 111_195}</Latitude></VehicleLocation>"
+        fixes = [activity(f"{bus}", time=time, velocity="10", location=place) for bus in range(12)]
+        (folder / f"{minute:02d}.xml").write_bytes(document(*fixes, response=time))
+    command = ["siri-vm", str(folder), "--config", str(london), "--offline", "--out", str(tmp_path / "out.ndjson")]
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2
+    assert "set feed.speed_unit = 'm/s'" in refused.stderr
+    assert not (tmp_path / "out.ndjson").exists()
+    accepted = CliRunner().invoke(app, [*command, "--any-speed"])
+    assert accepted.exit_code == 0, accepted.stderr
+    assert "1 windows released" in accepted.stderr
