@@ -22,6 +22,7 @@ QUICK = (SHIPPED._replace(faults=1), SHIPPED._replace(set_back=True))
 FULL = (
     SHIPPED._replace(faults=2),
     SHIPPED._replace(faults=1, set_back=True),
+    SHIPPED._replace(faults=2, set_back=True),
     SHIPPED._replace(windows=2, faults=1),
     SHIPPED._replace(windows=2, set_back=True),
 )

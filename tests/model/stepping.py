@@ -116,7 +116,7 @@ class PlainStatistics:
         self.price = round(config.privacy.epsilon * 1e6)
 
     def arrange(self, rows: Any, window: Any) -> Any:
-        return SimpleNamespace(counts=SimpleNamespace(users=np.unique(rows["user"])), beyond_limits=0)
+        return SimpleNamespace(counts=SimpleNamespace(users=np.unique(rows["user"])), beyond_limits=0, refused={})
 
     def withhold(self, window: Any, generation: str) -> Plan | None:
         return self.shipped.withhold(window, generation)
@@ -297,9 +297,9 @@ def _value(value: Any) -> Any:
             return tuple(map(_value, value))
         case dict():
             return tuple((str(name), _value(part)) for name, part in value.items() if name != "started")
-        case np.ndarray():
-            return value.tobytes()
-        case msgspec.Struct() | slice() | BaseException():
+        case np.ndarray() | bytearray():
+            return bytes(value)
+        case msgspec.Struct() | slice() | np.dtype() | BaseException():
             return name_of(value)
         case PlainStatistics() | SteppedPublisher():
             return type(value)

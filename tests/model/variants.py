@@ -52,9 +52,9 @@ _LOOK, _CONFIRM = "await self.before_publishing()\n", "await self._confirm(messa
 _FIRST = "if first then\n  return {0, first}\nend\n"
 _NUMBER, _SPENT = (
     "redis.call('SET', KEYS[5], ARGV[6])",
-    "redis.call('HSET', KEYS[1], user, string.format('%.0f', spent))",
+    "spendings[#spendings + 1], spendings[#spendings + 2] = user, string.format('%.0f', spent)",
 )
-_DUE = "local due = charge - tonumber(redis.call('HGET', KEYS[2], user) or '0')"
+_DUE = "local due = tonumber(charges[i]) - tonumber(paid[i] or '0')"
 _PAID = "if redis.call('HGET', KEYS[4], 'plan') ~= ARGV[5] then\n  return redis.error_reply('CHARGES of this window are gone')\nend\n"
 
 _LOST = "if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 0 end\n"
@@ -66,7 +66,7 @@ BROKEN = (
     Variant("publishes before it commits", ((_COMMIT, _EARLY + _COMMIT),)),
     Variant("increments the number of commits", ((_NUMBER, "redis.call('INCR', KEYS[5])"),), faults=1),
     Variant("increments what a user spent", ((_SPENT, "redis.call('HINCRBY', KEYS[1], user, due)"),), faults=1),
-    Variant("charges again what was paid", ((_DUE, "local due = charge"),)),
+    Variant("charges again what was paid", ((_DUE, "local due = tonumber(charges[i])"),)),
     Variant("charges beyond the budget", (("if spent > budget then", "if false then"),), windows=2),
     Variant("does not read its messages back", ((_CONFIRM, "pass\n"),), faults=1),
     Variant("commits what is no longer paid for", ((_PAID, ""),), set_back=True),
