@@ -162,6 +162,11 @@ def test_a_feed_that_wants_an_extra_names_it(desk: Desk) -> None:
     assert "pip install 'hexveil[gtfs]'" in desk.run("gtfs-rt", "snapshot.pb", code=2).stderr
 
 
+def test_feeds_of_files_and_senders_name_what_is_missing(desk: Desk) -> None:
+    assert "siri.xml is neither a file" in desk.run("siri-vm", "siri.xml", code=2).stderr
+    assert "token.txt" in desk.run("push", "--token-file", "token.txt", code=2).stderr
+
+
 def test_benchmarks_say_that_they_live_in_the_source_tree(desk: Desk) -> None:
     assert "pip install -e ." in desk.run("bench", "scaling", code=2).stderr
 

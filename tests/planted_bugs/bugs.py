@@ -295,8 +295,8 @@ DRAW = (
     Bug(
         "values are not clipped from above",
         "dpcore/contributions.py",
-        "values = np.clip(value[order].astype(np.int64), 0, upper)",
-        "values = np.maximum(value[order].astype(np.int64), 0)",
+        "np.clip(values, 0, upper, out=values)",
+        "np.maximum(values, 0, out=values)",
         "tests/dpcore/test_mean.py",
         "clipped_before",
     ),
@@ -327,7 +327,7 @@ DRAW = (
     Bug(
         "limits of a user: a window is drawn under others than it was planned under",
         "stream/statistics/window_release.py",
-        "if limits != self.limits:",
+        "if limits != self.limits or plan.fix_rules != self.rules:",
         "if False:",
         "tests/stream/statistics/test_user_limits.py",
         "drawn_under",
@@ -409,7 +409,7 @@ LEDGER = (
     Bug(
         "charge: a ledger that was set back is charged",
         "stream/storage/lua/charge.lua",
-        "if tonumber(redis.call('GET', KEYS[5]) or '0') < tonumber(ARGV[4]) then",
+        "if tonumber(committed) < tonumber(ARGV[4]) then",
         "if false then",
         _LEDGER,
         "lost_or_set_back",

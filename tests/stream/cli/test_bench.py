@@ -85,7 +85,7 @@ def test_without_quick_the_full_size_is_run_and_said(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["sprint"], "choose one of closing, dashboard"),
+        (["sprint"], "choose one of city_windows, closing, dashboard"),
         (["split_regret", "--plot", "."], "draws nothing; leave out --plot"),
         (["scaling", "--plot", "nowhere"], "nowhere"),
         (["scaling", "--fast"], "--fast"),

@@ -21,7 +21,7 @@ from stream.evaluation.evaluate import evaluate
 from stream.messages.message import HEXAGON_SPEED, schema
 from stream.statistics.merging import by_planned_cells, excluded
 from stream.statistics.pipeline import contributions_of
-from stream.statistics.plan import VARIANCE_GRID, Plan, PlanError, decode_plan, encode_plan
+from stream.statistics.plan import VARIANCE_GRID, Plan, PlanError, counts_digest, decode_plan, encode_plan
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, bus_config, riders_config
 from tests.support.closing import Collected, protocol_of
@@ -63,8 +63,12 @@ def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(
     t, s = (column.reshape(2, -1) for column in (plan.scales.numerator, plan.scales.denominator))
     charges = dict(zip(pooled.counts.users.tolist(), plan.charges.tolist(), strict=True))
 
+    seen = counts_digest(contributions_of(rows, config).counts)
+
     def integers(of: np.ndarray) -> np.ndarray:
-        kept = by_planned_cells(plan, contributions_of(of, config)).retain(retained)
+        contributions = contributions_of(of, config)
+        assert counts_digest(contributions.counts) == seen, "plans are made from counts, which no value changes"
+        kept = by_planned_cells(plan, contributions).retain(retained)
         return np.array([kept.cell_sums(plan.sum_cap or None), Variance(kept.upper, VARIANCE_GRID).integers(kept)])
 
     rng, unchanged = np.random.default_rng(seed), integers(rows)
@@ -72,13 +76,13 @@ def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(
         changed = rows.copy()
         mine = rows["user"] == user
         changed["value"][mine] = rng.choice([0, 6500], mine.sum())
-        assert planned(config, changed)[0].digest == plan.digest, "what is merged looked at values"
         loss = Fraction(0)
         moved = np.abs(unchanged - integers(changed))
         for where in zip(*np.nonzero(moved), strict=True):
             assert t[where] > 0, "a number that moved was released without noise"
             loss += Fraction(int(moved[where]) * int(s[where]), int(t[where]))
         assert loss * 1_000_000 <= charges[user] <= config.privacy.epsilon_micro
+    assert planned(config, changed)[0].digest == plan.digest, "what is merged looked at values"
 
 
 def test_a_parent_that_also_counts_its_published_children_is_caught(tmp_path: Path) -> None:
