@@ -84,8 +84,8 @@ lock: $(READY)
 
 # The tests of what every deployment runs, on the lowest versions of its dependencies; the tools of the tests are recent.
 LOWEST := .venv-lowest
-CORE := tests/dpcore $(addprefix tests/stream/,cli config ingestion messages protocol sources statistics storage \
-  test_golden.py test_local.py test_worker.py serve/test_serve.py serve/test_serve_http.py serve/test_serve_stream.py)
+CORE := tests/dpcore $(addprefix tests/stream/,app/test_worker.py cli config ingestion messages protocol sources statistics storage \
+  test_golden.py test_local.py serve/test_serve.py serve/test_serve_http.py serve/test_serve_stream.py)
 lowest: $(READY) jars
 	$(BIN)/uv venv -q --clear $(LOWEST)
 	$(BIN)/uv pip compile -q pyproject.toml --extra gtfs --extra parquet --resolution lowest-direct -o $(LOWEST)/lowest.txt

@@ -183,7 +183,7 @@ def test_no_test_imports_from_another_test() -> None:
         for name in imported_tests(path.read_text(encoding="utf-8"))
     ]
     assert not problems, "\n".join(problems)
-    assert imported_tests("from tests.stream.test_worker import charges"), "a planted import is noticed"
+    assert imported_tests("from tests.stream.app.test_worker import charges"), "a planted import is noticed"
 
 
 @pytest.mark.parametrize(

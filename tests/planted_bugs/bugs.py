@@ -517,7 +517,7 @@ COMMIT = (
         "stream/protocol/close_process.py",
         "publishes=config.publication is None",
         "publishes=True",
-        "tests/stream/test_publication.py",
+        "tests/stream/app/test_publication.py",
         "very_different_cost",
     ),
     Bug(
@@ -525,7 +525,7 @@ COMMIT = (
         "stream/protocol/close_process.py",
         "while (now_us := await rows.now_us()) < instant_us:",
         "while (now_us := await rows.now_us()) < 0:",
-        "tests/stream/test_publication.py",
+        "tests/stream/app/test_publication.py",
         "very_different_cost",
     ),
     Bug(
