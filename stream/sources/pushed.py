@@ -36,6 +36,8 @@ MOST_EVENTS = 5_000
 """Largest body of a request: bytes and events."""
 _MOST_REQUESTS = 16
 """Requests whose bodies are read at a time; others are asked to come back."""
+MOST_WAITING_BYTES = 16 << 20
+"""Bytes of events that wait for the broker. Further requests, and those that have waited for too long, are asked to come back."""
 _BODY_SECONDS, _BROKER_SECONDS, _CLOSE_SECONDS = 10.0, 20.0, 5.0
 _SHOWN = 20
 
@@ -100,6 +102,7 @@ class Intake:
         self._decoder = Decoder(config, secrets.token_bytes(KEY_BYTES))  # these pseudonyms are discarded
         self._format, self._sending = feed_format(config.feed), asyncio.Lock()
         self._sender: KafkaSender | None = None
+        self._waiting = 0
         self.accepted = 0
 
     async def open(self) -> None:
@@ -116,17 +119,32 @@ class Intake:
 
     async def take(self, values: list[bytes]) -> None:
         """Returns once the broker has all ``values``. Raises :class:`PushError` if one is refused, or the broker does not answer."""
+        size = sum(map(len, values))
+        if self._waiting + size > MOST_WAITING_BYTES:
+            raise PushError(503, "too many events wait for the broker", retry_after_s=5)
         messages = self._judged(values)
-        async with self._sending:
+        self._waiting += size
+        try:
+            await asyncio.wait_for(self._sending.acquire(), _BROKER_SECONDS)
             try:
-                await asyncio.wait_for(self._deliver(messages), _BROKER_SECONDS)
-            except (DeliveryError, TimeoutError) as error:
-                log.warning("pushed events did not reach kafka", reason=str(error) or "it took too long")
-                await self.close()
-                raise PushError(
-                    503, "the broker does not answer; send the same events again, each counts once", retry_after_s=5
-                ) from None
+                await self._delivered(messages)
+            finally:
+                self._sending.release()
+        except TimeoutError:
+            raise PushError(503, "other events wait for the broker", retry_after_s=5) from None
+        finally:
+            self._waiting -= size
         self.accepted += len(values)
+
+    async def _delivered(self, messages: Messages) -> None:
+        try:
+            await asyncio.wait_for(self._deliver(messages), _BROKER_SECONDS)
+        except (DeliveryError, TimeoutError) as error:
+            log.warning("pushed events did not reach kafka", reason=str(error) or "it took too long")
+            await self.close()
+            raise PushError(
+                503, "the broker does not answer; send the same events again, each counts once", retry_after_s=5
+            ) from None
 
     async def _deliver(self, messages: Messages) -> None:
         await self.open()

@@ -19,6 +19,7 @@ from stream.local import LOOPBACK, free_port
 from stream.sources.pushed import (
     MOST_BYTES,
     MOST_EVENTS,
+    MOST_WAITING_BYTES,
     Allowance,
     Intake,
     PushError,
@@ -107,6 +108,29 @@ async def test_a_sender_without_the_token_or_beyond_a_bound_is_refused_with_the_
         assert (status, said["error"]) == (429, "more than 100 events a second")
         async with session.get(url, headers=ALLOWED) as answer:
             assert answer.status == 405
+
+
+async def test_what_waits_for_a_silent_broker_is_bounded(tmp_path: Path) -> None:
+    """A broker that accepts connections and never answers: without the bound, every request would be kept meanwhile."""
+    over = asyncio.Event()
+
+    async def stay_silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+        writer.close()
+
+    silent = await asyncio.start_server(stay_silent, LOOPBACK, 0)
+    address = f"{LOOPBACK}:{silent.sockets[0].getsockname()[1]}"
+    intake = Intake(bus_config(tmp_path, **{"kafka.bootstrap": address}))
+    events = [json.dumps(event(f"v{k}", note="x" * 60_000)).encode() for k in range(MOST_WAITING_BYTES // 120_000)]
+    waiting = [asyncio.create_task(intake.take(events)) for _ in range(4)]
+    done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert (len(done), len(pending)) == (2, 2)
+    assert all("too many events wait" in str(task.exception()) for task in done)
+    over.set()
+    silent.close()
+    for task in pending:
+        task.cancel()
+    await asyncio.wait(pending)
 
 
 def test_the_allowance_fills_at_its_rate_and_no_further() -> None:
