@@ -32,6 +32,7 @@ from stream.ingestion.pseudonyms import load_user_key
 from stream.local import die_with_parent
 from stream.messages.message import Message, rejected_message
 from stream.offline import LinePublisher, ageless, claim_feed
+from stream.protocol.content import ContentError
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.sources.delivery import Pacer, Progress, deliver
 from stream.sources.messages import Messages
@@ -86,7 +87,7 @@ class EmbeddedFeed:
         await self._rows.append(
             PARTITION, first, self._offset, batch.rows[in_time], offsets[batch.index[in_time]], slots[in_time]
         )
-        self._reached_us = int(arrived[-1])
+        self.reach(int(arrived[-1]))
         self._report_rejected(batch, offsets)
 
     def reach(self, time_us: int) -> None:
@@ -119,7 +120,12 @@ class EmbeddedFeed:
         if self._config.relation == NeighbouringRelation.VALUES:
             unreleased = sorted(await self._rows.open_slots())
         else:
-            unreleased = [slot for slot in self._every_slot() if not await self._rows.is_closed(slot)]
+            unreleased = []
+            for slot in self._every_slot():
+                if not await self._rows.is_closed(slot):
+                    unreleased.append(slot)
+                elif not unreleased:
+                    self._start_us = self._slotting.window(slot).end * 1_000_000  # no need to ask again
         return [slot for slot in unreleased if self.ended or self._deadline(slot) < self._reached_us]
 
     def _every_slot(self) -> list[int]:
@@ -233,7 +239,7 @@ def close_to_file(config: Config, slot: int, out: Path) -> str | None:
     """Close one window and append its messages to ``out``. Returns why it could not be closed. Runs in its own process."""
     try:
         asyncio.run(_close(config, slot, out))
-    except (LedgerError, PlanError, RedisError, OSError) as error:
+    except (ContentError, LedgerError, PlanError, RedisError, OSError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 

@@ -22,6 +22,8 @@ from stream.sources.messages import Messages
 BATCH_BYTES = 256 << 10
 _AHEAD = 16
 """Number of unacknowledged batches above which the source has to wait."""
+_MOST_KEYS = 1 << 18
+"""Keys whose partitions are remembered, which saves hashing. A sender may make up any number of users."""
 _SLICE = 10_000
 _NAP_S = 0.05
 _TOPIC_SECONDS = 5.0
@@ -103,6 +105,8 @@ class KafkaSender:
         for key, value in zip(messages.keys, messages.values, strict=True):
             partition = partition_of.get(key)
             if partition is None:
+                if len(partition_of) >= _MOST_KEYS:
+                    partition_of.clear()
                 partition = partition_of[key] = self._partitions[
                     (murmur2(key or b"") & 0x7FFFFFFF) % len(self._partitions)
                 ]

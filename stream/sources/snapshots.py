@@ -31,8 +31,8 @@ class SnapshotError(ValueError):
 class Snapshot:
     """Columns (n,) of the vehicles with a position. ``time``: µs UTC; ``lat``/``lng``: degrees; ``speed``: m/s, NaN = none.
 
-    ``clock``: the snapshot's own time (µs UTC): that of its header (``header``, None if it has none), else of its arrival, else
-    None. ``refused``: number of other entries by reason.
+    ``clock``: the snapshot's own time (µs UTC): that of its header (``header``, None if it has none) unless it is far in the
+    future, else of its arrival, else None. ``refused``: number of other entries by reason.
     """
 
     clock: int | None
@@ -47,7 +47,11 @@ class Snapshot:
 
 @dataclass
 class SnapshotRows:
-    """Collects the entries of one snapshot. An entry without a time gets that of the header, else ``received_us``."""
+    """Collects the entries of one snapshot. An entry without a time gets that of the header, else ``received_us``.
+
+    A header that is further after the arrival than an event may be after its snapshot comes from a wrong clock, and is no
+    time of anything: vehicles with times of the same clock would seem to stand still until that time has come.
+    """
 
     header_us: int | None
     received_us: int | None
@@ -59,6 +63,12 @@ class SnapshotRows:
         if self.header_us is not None and not _is_a_time(self.header_us):
             self.header_us = None
         self._clock_us = self.received_us if self.header_us is None else self.header_us
+        if (
+            self._clock_us is not None
+            and self.received_us is not None
+            and self._clock_us > self.received_us + FUTURE_US
+        ):
+            self._clock_us = self.received_us
 
     def add(self, name: str | None, time_us: int | None, lat: float, lng: float, speed_ms: float) -> None:
         """Add one vehicle, or count why it is refused. ``time_us``: None if it has none; ``speed_ms``: NaN if it has none."""

@@ -25,6 +25,7 @@ from stream.offline import ageless, replay_offline
 from stream.sources.delivery import Pacer, Progress
 from stream.sources.messages import Messages
 from stream.sources.replay import Replay
+from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
 from stream.windows import utc_text
@@ -138,3 +139,30 @@ async def test_a_window_that_cannot_be_closed_ends_the_run_with_its_reason(
     later = await asyncio.to_thread(embedded.close_to_file, config, SLOT, tmp_path / "r.ndjson")
     assert later is None, "and it can be closed later"
     assert len(lines(tmp_path / "r.ndjson", WINDOW)) == 1
+
+
+async def test_a_window_whose_rows_cannot_be_read_names_the_step_outside_of_its_process(
+    redis_url: str, redis: Redis, tmp_path: Path
+) -> None:
+    config = with_redis(riders_config(tmp_path), redis_url)
+    await redis.rpush(FeedKeys(config.feed.name).rows(SLOT), b"half a row")
+    reason = await asyncio.to_thread(embedded.close_to_file, config, SLOT, tmp_path / "r.ndjson")
+    assert reason is not None
+    assert reason.startswith("ContentError: ")
+    assert "reading failed" in reason
+
+
+async def test_the_clock_does_not_go_back_to_a_block_that_was_being_stored(
+    redis_url: str, redis: Redis, tmp_path: Path
+) -> None:
+    config = with_redis(riders_config(tmp_path), redis_url)
+    decoder = Decoder(ageless(config), load_user_key(tmp_path / "k"))
+    feed = EmbeddedFeed(config, RowStore(redis, config.feed.name), decoder, lambda message: None, NOON_US)
+    storing = asyncio.create_task(feed.send(arriving((NOON_US, NOON_US))))
+    await asyncio.sleep(0)
+    feed.reach(NOON_US + 3 * HOUR_US)
+    await storing
+    assert await feed.due_slots() == [SLOT, SLOT + 3600]
+    await redis.hset(FeedKeys(config.feed.name).closed, str(SLOT), b"{}")
+    for _ in range(2):
+        assert await feed.due_slots() == [SLOT + 3600]

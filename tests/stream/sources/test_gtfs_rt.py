@@ -73,6 +73,15 @@ def test_a_vehicle_whose_timestamp_stands_still_is_one_event() -> None:
     assert source.tally.repeated == 6
 
 
+def test_a_header_far_in_the_future_does_not_silence_its_vehicles_until_then() -> None:
+    source, ahead = reader("reported"), START + 10 * 365 * 86_400
+    wrong = snapshot_bytes([("a", ahead, 28.6, 77.2, 5.0)], ahead)
+    assert source.events(wrong, START * 1_000_000).values == []
+    assert source.tally.refused == {"time-in-future": 1}
+    right = snapshot_bytes([("a", START + 30, 28.6, 77.2, 5.0)], START + 30)
+    assert len(source.events(right, (START + 30) * 1_000_000).values) == 1
+
+
 def test_a_feed_of_another_format_is_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"set feed\.format to 'canonical'"):
         reader(feed=FEED.model_copy(update={"format": "itms"}))
