@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from stream.local import RedisServer
+from stream.local import REPO_ROOT, RedisServer
 from tests.model.__main__ import QUICK
 from tests.model.exploring import explore
 from tests.model.server import StateServer
-from tests.model.variants import BROKEN, Variant
+from tests.model.variants import BROKEN, SLOW, Variant
 from tests.model.world import world_of
 
 
@@ -35,3 +35,13 @@ def test_a_broken_protocol_is_refuted(server: StateServer, tmp_path: Path, varia
     graph = explore(world_of(server, tmp_path, variant))
     assert graph.trace is not None
     print("\n".join(graph.trace))
+
+
+@pytest.mark.parametrize("variant", [*BROKEN, SLOW], ids=lambda variant: variant.name)
+def test_a_broken_protocol_differs_from_the_shipped_one(variant: Variant) -> None:
+    """A text that the code does not contain any more would leave the variant as shipped."""
+    storage = REPO_ROOT / "stream" / "storage"
+    sources = [REPO_ROOT / "stream" / "protocol" / "release_protocol.py", *storage.glob("*.py"), *storage.glob("lua/*")]
+    texts = [source.read_text(encoding="utf-8") for source in sources]
+    for old, _ in variant.exchanges:
+        assert sum(text.count(old) for text in texts) == 1, old

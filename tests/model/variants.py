@@ -58,7 +58,7 @@ _DUE = "local due = tonumber(charges[i]) - tonumber(paid[i] or '0')"
 _PAID = "if redis.call('HGET', KEYS[4], 'plan') ~= ARGV[5] then\n  return redis.error_reply('CHARGES of this window are gone')\nend\n"
 
 _LOST = "if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 0 end\n"
-_RECORDED = "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then redis.call('DEL', unpack(KEYS, 2)) end"
+_RECORDED = "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then redis.call('UNLINK', unpack(KEYS, 2)) end"
 
 BROKEN = (
     Variant("draws before it charges", ((_DRAW, "pass\n"), (_CHARGE, f"{_DRAW}{_INDENT}    {_CHARGE}"))),
@@ -76,7 +76,7 @@ BROKEN = (
 """Each is to be refuted."""
 SLOW = Variant(
     "forgets the bytes of a release that Redis does not know",
-    ((_RECORDED, "redis.call('DEL', unpack(KEYS, 2))"),),
+    ((_RECORDED, "redis.call('UNLINK', unpack(KEYS, 2))"),),
     windows=2,
     set_back=True,
 )
