@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream.earth import great_circle_m
+from stream.sources.snapshots import SnapshotError
 from stream.windows import EARLIEST_US
 
 FloatArray = NDArray[np.float64]
@@ -109,11 +110,12 @@ class SpeedDerivation:
     def _numbered(self, name: str) -> int:
         number = self._number.get(name)
         if number is None:
-            number = self._number[name] = self._free.pop() if self._free else len(self._number)
-            if number >= _MOST_VEHICLES:
-                raise ValueError(
+            if len(self._number) >= _MOST_VEHICLES:
+                self._forget()
+                raise SnapshotError(
                     f"more than {_MOST_VEHICLES} vehicles within {self.limits.most_s:.0f} s; split the feed"
                 )
+            number = self._number[name] = self._free.pop() if self._free else len(self._number)
         return number
 
     def _with_kept(self, vehicle: IntArray, time: IntArray, lat: FloatArray, lng: FloatArray) -> _Fixes:
@@ -168,9 +170,13 @@ class SpeedDerivation:
         wanted = np.repeat(recent, sizes) & (np.arange(len(fixes.time)) >= np.repeat(begins, sizes))
         self._kept = fixes.part(wanted)
         if len(self._number) > 2 * max(len(np.unique(self._kept.vehicle)), 512):
-            alive = set(self._kept.vehicle.tolist())
-            self._free += [number for number in self._number.values() if number not in alive]
-            self._number = {name: number for name, number in self._number.items() if number in alive}
+            self._forget()
+
+    def _forget(self) -> None:
+        """Free the numbers of vehicles of which no fix is kept."""
+        alive = set(self._kept.vehicle.tolist())
+        self._free += [number for number in self._number.values() if number not in alive]
+        self._number = {name: number for name, number in self._number.items() if number in alive}
 
 
 def _key(vehicle: IntArray, time: IntArray) -> IntArray:

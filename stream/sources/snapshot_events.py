@@ -85,7 +85,7 @@ class SnapshotEvents:
         self._clock = 0
 
     def events(self, body: bytes, received_us: int | None = None) -> Messages:
-        """The new events of one snapshot in order of time. Raises :class:`SnapshotError` for other bytes."""
+        """The new events of one snapshot in order of time. Raises :class:`SnapshotError` for other bytes and too many vehicles."""
         try:
             snapshot = self._decode(body, received_us)
         except ValueError:

@@ -19,6 +19,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from stream.local import REPO_ROOT
 from stream.sources.polling import FetchError
+from stream.sources.snapshots import SnapshotError
 from tests.stream.sources.agency import FEED, Agency, answer, fetch, fleet, reader, run
 from tests.stream.sources.gtfs import START, snapshot_bytes
 from tests.support.topics_reader import stored
@@ -71,6 +72,16 @@ def test_a_vehicle_whose_timestamp_stands_still_is_one_event() -> None:
     again = [source.events(fleet(0, speed=5.0)).values for _ in range(3)]
     assert [len(values) for values in again] == [3, 0, 0]
     assert source.tally.repeated == 6
+
+
+def test_a_flood_of_made_up_vehicles_is_refused_and_the_next_snapshot_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stream.sources.derived_speed._MOST_VEHICLES", 8)
+    source = reader("reported")
+    flood = snapshot_bytes([(f"x{k}", START, 28.6, 77.2, 5.0) for k in range(9)])
+    for body in (flood, flood.replace(b"x", b"y")):
+        with pytest.raises(SnapshotError, match="more than 8 vehicles"):
+            source.events(body)
+    assert len(source.events(fleet(1, speed=5.0)).values) == 3
 
 
 def test_a_header_far_in_the_future_does_not_silence_its_vehicles_until_then() -> None:
