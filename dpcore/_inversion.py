@@ -22,9 +22,10 @@ _GUARD, _ERROR = 96, 32
 
 
 def _powers(digits: int, powers: int) -> list[int]:
-    """About 2^digits·exp(-k/PARTS), k = 0..``powers``, each off by less than 2^30 for ``powers`` below 2^18.
+    """About 2^digits·exp(-k/PARTS), k = 0..``powers``, each off by less than k·2^10 (k > 0), for ``digits`` below 2^12.
 
-    The series has fewer than 2^9 terms, each off by less than 2; a product adds its factor's error and 1.
+    A term is the floor of its exact value. There are fewer than 2^9, so the root is off by less than 2^9 + 1. A product adds
+    to the error of the power before it at most that of the root, and 1 for its own floor.
     """
     one = 1 << digits
     term, root, sign, j = one, 0, 1, 0
@@ -55,7 +56,11 @@ def whole_tails(bits: int) -> list[int]:
 
 
 def part_tails(bits: int) -> list[int]:
-    """⌊2^bits·P(A >= k)⌋ for k = 1..PARTS-1, P(A >= k) = (exp(-k/PARTS) - exp(-1))/(1 - exp(-1))."""
+    """⌊2^bits·P(A >= k)⌋ for k = 1..PARTS-1, P(A >= k) = (exp(-k/PARTS) - exp(-1))/(1 - exp(-1)).
+
+    Numerator and denominator are off by less than 2^19 and 2^18 and the latter is above 2^(digits-1), so their ratio, which is
+    below 1, is off by less than 2^21.
+    """
 
     def about(digits: int) -> list[int]:
         powers = _powers(digits, PARTS)
