@@ -31,6 +31,8 @@ PLACELESS_ROW = np.dtype([(name, ROW[name]) for name in ROW.names or () if name 
 
 _BYTES_PER_READ = 2**21
 """About what one read asks Redis for, which serves nobody else meanwhile: 2 MiB take it a millisecond."""
+_BLOBS_PER_READ = 512
+"""Most blobs of one read, because after a quiet night they may be a thousand times as long as those before."""
 
 _MOVE = """
 if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
@@ -250,8 +252,8 @@ class RowStore:
         key, kind = self._keys.rows(slot), ROW if positions else PLACELESS_ROW
         stored, blobs, size = bytearray(), 0, 0
         while True:
-            # A worker's blobs are of one kind of size, so those that come are as long as those that came.
-            step = min(max(_BYTES_PER_READ * blobs // max(size, 1), 1), 2 * max(blobs, 1))
+            # A worker's blobs are mostly of one kind of size, so those that come are as long as those that came.
+            step = min(max(_BYTES_PER_READ * blobs // max(size, 1), 1), 2 * max(blobs, 1), _BLOBS_PER_READ)
             read = await self._redis.lrange(key, blobs, blobs + step - 1)
             if not read:
                 return np.frombuffer(stored, dtype=kind)

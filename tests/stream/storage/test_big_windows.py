@@ -36,6 +36,15 @@ async def test_blobs_of_any_size_are_read_in_order_with_and_without_positions(re
     assert placeless.tolist() == rows[list(placeless.dtype.names)].tolist()
 
 
+async def test_a_quiet_night_makes_no_read_of_the_rush_hour_longer(redis: Redis) -> None:
+    """After 5 000 blobs of one row, a read by their size alone would ask for 10 000 more, whatever these hold."""
+    await redis.rpush(FeedKeys("bus").rows(SLOT), *[bytes(ROW.itemsize)] * 5_000)
+    await redis.config_resetstat()
+    assert len(await RowStore(redis, "bus").read_rows(SLOT)) == 5_000
+    calls = (await redis.info("commandstats"))["cmdstat_lrange"]["calls"]
+    assert calls > 12, "10 if each read asks for twice as many as all before it"
+
+
 async def test_a_call_that_names_a_user_twice_charges_nobody(redis: Redis) -> None:
     """Balances are read once for all users of a call, so a user named twice would pay for one of both only."""
     ledger = Ledger(redis, "bus")
