@@ -23,7 +23,7 @@ IntArray = NDArray[np.int64]
 _US = 1_000_000
 _KEY_ZERO_MS, _KEY_SPAN = EARLIEST_US // 1000, 1 << 42
 """Bits of a sort key for milliseconds since 2000, enough for 139 years; the bits above hold up to 2^21 vehicles."""
-_MOST_VEHICLES = 1 << 21
+MOST_VEHICLES = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,10 @@ class SpeedDerivation:
     def _numbered(self, name: str) -> int:
         number = self._number.get(name)
         if number is None:
-            if len(self._number) >= _MOST_VEHICLES:
+            if len(self._number) >= MOST_VEHICLES:
                 self._forget()
                 raise SnapshotError(
-                    f"more than {_MOST_VEHICLES} vehicles within {self.limits.most_s:.0f} s; split the feed"
+                    f"more than {MOST_VEHICLES} vehicles within {self.limits.most_s:.0f} s; split the feed"
                 )
             number = self._number[name] = self._free.pop() if self._free else len(self._number)
         return number

@@ -75,7 +75,7 @@ def test_a_vehicle_whose_timestamp_stands_still_is_one_event() -> None:
 
 
 def test_a_flood_of_made_up_vehicles_is_refused_and_the_next_snapshot_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stream.sources.derived_speed._MOST_VEHICLES", 8)
+    monkeypatch.setattr("stream.sources.derived_speed.MOST_VEHICLES", 8)
     source = reader("reported")
     flood = snapshot_bytes([(f"x{k}", START, 28.6, 77.2, 5.0) for k in range(9)])
     for body in (flood, flood.replace(b"x", b"y")):
