@@ -20,6 +20,7 @@ import numpy as np
 import structlog
 from aiohttp import web
 
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.ingestion.decoding import REASONS, Decoder
 from stream.ingestion.formats import feed_format
@@ -95,12 +96,17 @@ def read_body(body: bytes) -> list[bytes]:
 
 
 class Intake:
-    """Judges the events of a request by the rules of the service, and passes on all of them or none."""
+    """Judges the events of a request by the rules of the service, and passes them on.
+
+    Under "values" all of a request are passed on or none. Under "participation" each is judged alone, because a request may
+    hold events of several users, and what one of them sent must not decide whether those of another one arrive.
+    """
 
     def __init__(self, config: Config) -> None:
         self._kafka, self._topic = config.kafka, config.feed.topic
         self._decoder = Decoder(config, secrets.token_bytes(KEY_BYTES))  # these pseudonyms are discarded
         self._format, self._sending = feed_format(config.feed), asyncio.Lock()
+        self._each_alone = config.relation == NeighbouringRelation.PARTICIPATION
         self._sender: KafkaSender | None = None
         self._waiting = 0
         self.accepted = 0
@@ -117,12 +123,15 @@ class Intake:
             with suppress(TimeoutError, DeliveryError):
                 await asyncio.wait_for(sender.__aexit__(None, None, None), _CLOSE_SECONDS)
 
-    async def take(self, values: list[bytes]) -> None:
-        """Returns once the broker has all ``values``. Raises :class:`PushError` if one is refused, or the broker does not answer."""
+    async def take(self, values: list[bytes]) -> dict[str, Any]:
+        """Returns what answers the request, once the broker has the events: how many, and which ones were refused.
+
+        Raises :class:`PushError` if none is taken because events are refused, or if the broker does not answer.
+        """
         size = sum(map(len, values))
         if self._waiting + size > MOST_WAITING_BYTES:
             raise PushError(503, "too many events wait for the broker", retry_after_s=5)
-        messages = self._judged(values)
+        messages, refused = self._judged(values)
         self._waiting += size
         try:
             await asyncio.wait_for(self._sending.acquire(), _BROKER_SECONDS)
@@ -134,7 +143,8 @@ class Intake:
             raise PushError(503, "other events wait for the broker", retry_after_s=5) from None
         finally:
             self._waiting -= size
-        self.accepted += len(values)
+        self.accepted += len(messages.values)
+        return {"accepted": len(messages.values)} | ({"refused": refused} if refused else {})
 
     async def _delivered(self, messages: Messages) -> None:
         try:
@@ -152,19 +162,19 @@ class Intake:
         await self._sender.send(messages)
         await self._sender.confirm()
 
-    def _judged(self, values: list[bytes]) -> Messages:
-        """The messages of a request, keyed by vehicle. Raises :class:`PushError` if the service would refuse one."""
+    def _judged(self, values: list[bytes]) -> tuple[Messages, list[dict[str, Any]]]:
+        """The messages of a request, keyed by vehicle, and the first of those that the service would refuse, with reasons."""
         batch = self._decoder.decode(values, time.time_ns() // 1000)
-        if len(batch.rejected):
-            refused = [
-                {"event": at, "reason": REASONS[code].value}
-                for at, code in zip(batch.rejected[:_SHOWN].tolist(), batch.reason[:_SHOWN].tolist(), strict=True)
-            ]
-            count = len(batch.rejected)
+        refused = [
+            {"event": at, "reason": REASONS[code].value}
+            for at, code in zip(batch.rejected[:_SHOWN].tolist(), batch.reason[:_SHOWN].tolist(), strict=True)
+        ]
+        count = len(batch.rejected)
+        if count == len(values) or (count and not self._each_alone):
             raise PushError(422, f"{count} of {len(values)} events are refused, so none was taken", details=refused)
-        user = self._format.getters[0]
-        keys: list[bytes | None] = [str(user(self._format.decode(value))).encode() for value in values]
-        return Messages(batch.rows["time"].astype(np.int64), keys, values)
+        user, sound = self._format.getters[0], [values[at] for at in batch.index.tolist()]
+        keys: list[bytes | None] = [str(user(self._format.decode(value))).encode() for value in sound]
+        return Messages(batch.rows["time"].astype(np.int64), keys, sound), refused
 
 
 def application(intake: Intake, token: str, allowance: Allowance) -> web.Application:
@@ -183,8 +193,7 @@ def application(intake: Intake, token: str, allowance: Allowance) -> web.Applica
         wait = allowance.take(len(values))
         if wait:
             raise PushError(429, f"more than {allowance.rate:g} events a second", retry_after_s=wait)
-        await intake.take(values)
-        return web.json_response({"accepted": len(values)}, status=202)
+        return web.json_response(await intake.take(values), status=202)
 
     app = web.Application(middlewares=[_answer_refusals], client_max_size=MOST_BYTES)
     app.router.add_post(PATH, post)

@@ -27,7 +27,7 @@ from stream.sources.pushed import (
     read_body,
     serve_push,
 )
-from tests.support.builders import bus_config
+from tests.support.builders import bus_config, riders_config
 from tests.support.feeding import create_topic
 from tests.support.topics_reader import stored
 
@@ -85,6 +85,19 @@ async def test_what_is_acknowledged_is_in_kafka_and_what_is_refused_is_not(
     found = [(key, json.loads(value)) for part in parts for key, value in part]
     assert sorted(str(entry) for _, entry in found) == sorted(str(entry) for entry in sound)
     assert all(key == str(entry["user"]).encode() for key, entry in found)
+
+
+async def test_under_participation_a_refused_event_does_not_keep_out_those_of_others(
+    kafka: str, topic_name: str, tmp_path: Path
+) -> None:
+    await create_topic(kafka, topic_name, 4)
+    config = riders_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic_name})
+    async with receiving(config) as url, aiohttp.ClientSession() as session:
+        wrong, sound = event("a", lat=0.0, lng=0.0), event("b")
+        refused = [{"event": 0, "reason": "at-origin"}]
+        assert await post(session, url, lines(wrong, sound)) == (202, {"accepted": 1, "refused": refused})
+        assert (await post(session, url, lines(wrong)))[0] == 422
+    assert [json.loads(value) for part in await stored(kafka, topic_name) for _, value in part] == [sound]
 
 
 async def test_a_sender_without_the_token_or_beyond_a_bound_is_refused_with_the_reason(tmp_path: Path) -> None:
