@@ -268,7 +268,7 @@ def continuation(coroutine: Any) -> Any:
     frames = []
     while (frame := getattr(coroutine, "cr_frame", None)) is not None:
         own = frame.f_globals["__name__"].startswith(("stream.", "tests."))
-        frames.append((frame.f_code, frame.f_lasti, own and _value(frame.f_locals)))
+        frames.append((frame.f_code, frame.f_lasti, own and _value(dict(frame.f_locals))))
         coroutine = coroutine.cr_await
     return tuple(frames)
 
