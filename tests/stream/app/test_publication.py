@@ -251,7 +251,10 @@ async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_p
             async def published() -> bool:
                 return text(slot) in arrivals.markers
 
-            await until(published, 180.0)
+            try:
+                await until(published, 180.0)
+            except TimeoutError:
+                raise AssertionError((tmp_path / "worker.log").read_text()[-6000:]) from None
         finally:
             worker.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(worker.wait, 10) == 0
