@@ -302,6 +302,10 @@ def _live_offline(
     config: Config, reader: SnapshotEvents, url: str, settings: PollSettings, out: Path, *, once: bool, force: bool
 ) -> None:
     """Release the windows of a live feed on this machine, each when it is over."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    from redis.exceptions import RedisError
+
     from stream.embedded import EmbeddedError, EmbeddedSink
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.local import LocalServerError, RedisServer
@@ -314,15 +318,18 @@ def _live_offline(
         )
     try:
         out.write_bytes(b"")
+    except OSError as error:
+        raise refuse(f"{out}: {error.strerror or error}; --out needs a folder that you may write to") from None
+    try:
         with tempfile.TemporaryDirectory(prefix="hexveil-") as scratch, RedisServer(Path(scratch)) as server:
             embedded = config.model_copy(update={"redis": config.redis.model_copy(update={"url": server.url})})
             _poll(reader, url, settings, lambda stopping: EmbeddedSink(embedded, out, stopping), once=once)
-    except OSError as error:
-        raise refuse(f"{out}: {error.strerror or error}; --out needs a folder that you may write to") from None
     except UserKeyError as error:
         raise refuse(error) from None
     except (EmbeddedError, LedgerError, LocalServerError, StateError) as error:
         raise refuse(error, FAILED) from None
+    except (BrokenProcessPool, RedisError, OSError) as error:
+        raise refuse(f"the release of {url} ended: {error}; what {out} contains was released", FAILED) from None
 
 
 def _poll(

@@ -22,6 +22,8 @@ SpeedSource = Literal["missing", "derived", "reported"]
 SPEED_SOURCES: tuple[str, ...] = get_args(SpeedSource)
 
 _FORGET_US = 6 * 3_600_000_000
+MOST_REMEMBERED = 2**20
+"""Vehicles whose newest timestamp is remembered; of more, the half that was seen last."""
 _MOVING_KMH, _STANDS_KMH = 12.0, 1.0
 _ENOUGH = 200
 
@@ -109,7 +111,11 @@ class SnapshotEvents:
         self.tally.repeated += len(snapshot.vehicles) - len(fresh)
         if len(newest) > 2 * len(snapshot.vehicles) + 4096:
             oldest = self._clock - _FORGET_US
-            self._newest = {vehicle: moment for vehicle, moment in newest.items() if moment >= oldest}
+            newest = {vehicle: moment for vehicle, moment in newest.items() if moment >= oldest}
+            if len(newest) > MOST_REMEMBERED:
+                last = sorted(newest.items(), key=lambda item: item[1])[-MOST_REMEMBERED // 2 :]
+                newest = dict(last)
+            self._newest = newest
         return np.array(fresh, dtype=np.int64)
 
     def _messages(self, snapshot: Snapshot, chosen: NDArray[np.int64]) -> Messages:

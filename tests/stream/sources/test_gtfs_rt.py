@@ -18,6 +18,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from stream.local import REPO_ROOT
+from stream.sources import snapshot_events
 from stream.sources.polling import FetchError
 from stream.sources.snapshots import SnapshotError
 from tests.stream.sources.agency import FEED, Agency, answer, fetch, fleet, reader, run
@@ -91,6 +92,19 @@ def test_a_header_far_in_the_future_does_not_silence_its_vehicles_until_then() -
     assert source.tally.refused == {"time-in-future": 1}
     right = snapshot_bytes([("a", START + 30, 28.6, 77.2, 5.0)], START + 30)
     assert len(source.events(right, (START + 30) * 1_000_000).values) == 1
+
+
+def test_of_made_up_names_only_so_many_are_remembered_and_the_newest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_events, "MOST_REMEMBERED", 2_000)
+    source = reader("reported")
+    bodies = [
+        snapshot_bytes([(f"v{step}-{k}", START + step, 28.6, 77.2, 5.0) for k in range(1_000)], START + step)
+        for step in range(8)
+    ]
+    for body in bodies:
+        assert len(source.events(body, (START + 9) * 1_000_000).values) == 1_000
+    assert source.events(bodies[-1], (START + 9) * 1_000_000).values == []
+    assert len(source.events(bodies[0], (START + 9) * 1_000_000).values) == 1_000, "the oldest names are forgotten"
 
 
 def test_a_feed_of_another_format_is_refused_with_the_remedy() -> None:
