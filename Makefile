@@ -12,8 +12,8 @@
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
-# Three times the two cores of a small machine: many tests wait for servers and clocks.
-WORKERS ?= 6
+# Twice the two cores of a small machine: many tests wait for servers and clocks.
+WORKERS ?= 4
 BENCHMARKS ?= city_windows closing dashboard faults fuzz ingest intervals libraries mechanisms papers range_intervals resolution scaling soak spatial spatial_tuning split_regret sse two_workers
 BIN := .venv/bin
 DEMO := .venv/.demo
