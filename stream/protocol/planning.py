@@ -23,6 +23,13 @@ IdArray = npt.NDArray[np.uint64]
 NOBODY = np.zeros(0, dtype=np.uint64)
 
 
+class DueWindow(NamedTuple):
+    """A window to close. ``positions``: whether a histogram or a rule of fixes, configured or planned, reads lat and lng."""
+
+    window: Window
+    positions: bool
+
+
 class StoredPlan(NamedTuple):
     """A plan and its stored bytes in Redis."""
 
@@ -39,29 +46,22 @@ class Planning:
     store: ReleaseStore
     ledger: Ledger
 
-    async def window(self, slot: int) -> Window:
+    async def window(self, slot: int) -> DueWindow:
         """The window that begins at ``slot``. A planned window keeps its length, even if ``window.slot`` was changed since.
 
         Raises :class:`PlanError` if no window begins there.
         """
         stored = await self.store.plan(slot)
-        window = self.config.slotting.window(slot) if stored is None else decode_plan(stored).window
+        plan = None if stored is None else decode_plan(stored)
+        window = self.config.slotting.window(slot) if plan is None else plan.window
         if window.start != slot:
             raise PlanError(
                 f"no window of {self.config.window.slot} begins at {utc_text(slot)}: window.slot was changed while its rows "
                 "were collected; nothing was planned. Restore the old length until it is released"
             )
-        return window
-
-    async def needs_positions(self, window: Window) -> bool:
-        """Whether a histogram or a rule of fixes, configured or of a plan that is already stored, reads lat and lng."""
-        if self.config.histogram is not None or FixRules.of(self.config) is not None:
-            return True
-        stored = await self.store.plan(window.start)
-        if stored is None:
-            return False
-        plan = decode_plan(stored)
-        return plan.histogram is not None or plan.fix_rules is not None
+        configured = self.config.histogram is not None or FixRules.of(self.config) is not None
+        planned = plan is not None and (plan.histogram is not None or plan.fix_rules is not None)
+        return DueWindow(window, configured or planned)
 
     async def stored(self, window: Window, rows: WindowRows | None) -> StoredPlan:
         """The stored plan of ``window``. If there is none, a plan is made and stored first."""

@@ -20,7 +20,7 @@ from stream.config import Config
 from stream.messages.message import Message, decode_outbox, encode_outbox
 from stream.protocol.content import ContentError, GuardedStatistics, content_of
 from stream.protocol.parts import Publisher, SlotRows, Statistics
-from stream.protocol.planning import Planning, StoredPlan
+from stream.protocol.planning import DueWindow, Planning, StoredPlan
 from stream.statistics.plan import Plan
 from stream.statistics.window_release import Drawn, WindowRows, WindowStatistics
 from stream.storage.ledger import AlreadyReleasedError, Ledger, LedgerError
@@ -105,8 +105,8 @@ class ReleaseProtocol:
         released, outbox = await self.store.released_or_committed(slot)
         if released is None and outbox is None:
             try:
-                window = await self.seal(slot)
-                rows = await self._read(window)
+                window, positions = await self.seal(slot)
+                rows = await self._read(window, positions)
                 planned = await self._plan(window, rows)
                 for _ in range(PLAN_ATTEMPTS):
                     refused = await self._charge(planned.plan)
@@ -148,18 +148,17 @@ class ReleaseProtocol:
         if waiting is not None:
             await waiting
 
-    async def seal(self, slot: int) -> Window:
+    async def seal(self, slot: int) -> DueWindow:
         """Seal the slot, so that later rows are late. Returns the window, with its planned length if it was planned."""
-        window = await self.planning.window(slot)
+        due = await self.planning.window(slot)
         await self.rows.seal(slot)
         await self._done("seal")
-        return window
+        return due
 
-    async def _read(self, window: Window) -> WindowRows | None:
-        """The sorted rows; None if reading fails because of their content and the window may be withheld."""
+    async def _read(self, window: Window, positions: bool) -> WindowRows | None:
+        """The sorted rows, with lat and lng if ``positions``; None if reading fails because of their content and the window may be withheld."""
         try:
             with content_of(window.start, "reading"):
-                positions = await self.planning.needs_positions(window)
                 rows = self.statistics.arrange(await self.rows.read_rows(window.start, positions=positions), window)
             self.on_uncounted(rows)
         except ContentError:

@@ -51,7 +51,7 @@ async def test_the_first_stored_plan_stands_and_only_the_plan_that_was_seen_is_r
     config = bus_config(tmp_path)
     state = await store(redis, config, random_rows(6, 120))
     planning = protocol_of(redis, config, Collected()).planning
-    window = await planning.window(SLOT)
+    window, _ = await planning.window(SLOT)
     rows = planning.statistics.arrange(await state.read_rows(SLOT), window)
     first = await planning.stored(window, rows)
     kept = await planning.store.store_plan(SLOT, b"of a worker that saw no plan while it made its own")
