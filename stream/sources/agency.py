@@ -9,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from zoneinfo import ZoneInfo
 
 import numpy as np
 from aiohttp import web
 from google.transit import gtfs_realtime_pb2
 
-from stream.local import LOOPBACK
-from stream.sources.fleet import Fleet
-from stream.sources.network import build_network
-from stream.sources.simulate import Simulation
+from stream.sources.loopback import serve_until
+from stream.sources.simulate import Simulation, simulated_fleet
 
 PATH = "/vehicle-positions.pb"
 _SILENT_US = 600_000_000
@@ -30,16 +27,7 @@ class SimulatedAgency:
     """The newest position of every vehicle of a simulated fleet, as a snapshot of GTFS-realtime."""
 
     def __init__(self, simulation: Simulation) -> None:
-        rng = np.random.Generator(np.random.PCG64(simulation.seed))
-        network = build_network(simulation.feed.domain, simulation.routes, rng)
-        self._fleet = Fleet(
-            network,
-            simulation.vehicles,
-            simulation.start_us,
-            ZoneInfo(simulation.feed.timezone),
-            rng,
-            interval=simulation.interval.total_seconds(),
-        )
+        self._fleet, *_ = simulated_fleet(simulation)
         self._time = np.zeros(simulation.vehicles, dtype=np.int64)
         self._place = np.zeros((3, simulation.vehicles))
         """Latitude, longitude (degrees) and speed (m/s) of each vehicle."""
@@ -83,10 +71,4 @@ async def serve_agency(agency: SimulatedAgency, clock: Callable[[], int], port: 
 
     application = web.Application()
     application.router.add_get(PATH, answer)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, LOOPBACK, port).start()
-        await stopping.wait()
-    finally:
-        await runner.cleanup()
+    await serve_until(stopping, web.AppRunner(application, access_log=None), port)

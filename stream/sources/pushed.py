@@ -25,8 +25,8 @@ from stream.config import Config
 from stream.ingestion.decoding import REASONS, Decoder
 from stream.ingestion.formats import feed_format
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.local import LOOPBACK
 from stream.sources.delivery import DeliveryError, KafkaSender
+from stream.sources.loopback import serve_until
 from stream.sources.messages import Messages
 
 log = structlog.get_logger()
@@ -225,10 +225,4 @@ async def _answer_refusals(request: web.Request, handler: Callable[[web.Request]
 
 async def serve_push(app: web.Application, port: int, stopping: asyncio.Event) -> None:
     """Listen on 127.0.0.1 until ``stopping`` is set. Raises :class:`OSError` if it cannot."""
-    runner = web.AppRunner(app, access_log=None, keepalive_timeout=15.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, LOOPBACK, port).start()
-        await stopping.wait()
-    finally:
-        await runner.cleanup()
+    await serve_until(stopping, web.AppRunner(app, access_log=None, keepalive_timeout=15.0), port)

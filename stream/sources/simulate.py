@@ -15,7 +15,7 @@ import numpy as np
 from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.sources.fleet import Fixes, Fleet
 from stream.sources.messages import Messages
-from stream.sources.network import build_network
+from stream.sources.network import Network, build_network
 
 GARBAGE = ("not-json", "no-position", "not-finite", "outside", "far-future", "long-user")
 """Kinds of invalid messages that the feed sometimes sends."""
@@ -89,8 +89,8 @@ class _Arrivals:
         return _Arrivals(*map(np.concatenate, zip(self.__dict__.values(), other.__dict__.values(), strict=True)))
 
 
-def simulate(simulation: Simulation) -> Iterator[Messages]:
-    """Messages of ``simulation`` in blocks of a few seconds of simulated time, until its duration is over."""
+def simulated_fleet(simulation: Simulation) -> tuple[Fleet, Network, np.random.Generator]:
+    """The fleet at its start, its streets, and the generator that both drew from and that goes on with the fleet."""
     rng = np.random.Generator(np.random.PCG64(simulation.seed))
     network = build_network(simulation.feed.domain, simulation.routes, rng)
     fleet = Fleet(
@@ -101,6 +101,12 @@ def simulate(simulation: Simulation) -> Iterator[Messages]:
         rng,
         interval=simulation.interval.total_seconds(),
     )
+    return fleet, network, rng
+
+
+def simulate(simulation: Simulation) -> Iterator[Messages]:
+    """Messages of ``simulation`` in blocks of a few seconds of simulated time, until its duration is over."""
+    fleet, network, rng = simulated_fleet(simulation)
     write = _Writer(simulation)
     end = (
         None if simulation.duration is None else simulation.start_us + simulation.duration // timedelta(microseconds=1)
