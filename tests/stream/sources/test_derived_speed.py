@@ -39,6 +39,12 @@ def derive_all(rows: list[tuple[str, int, float, float]], cuts: list[int], perio
     return np.concatenate(out)
 
 
+def on_sphere(lat: float, lng: float) -> tuple[float, float, float]:
+    """Cartesian coordinates of a place on the unit sphere."""
+    phi, theta = math.radians(lat), math.radians(lng)
+    return math.cos(phi) * math.cos(theta), math.cos(phi) * math.sin(theta), math.sin(phi)
+
+
 def plain(rows: list[tuple[str, int, float, float]]) -> list[float]:
     """The definition, one fix at a time."""
     speeds = []
@@ -54,10 +60,9 @@ def plain(rows: list[tuple[str, int, float, float]]) -> list[float]:
             speeds.append(math.nan)
             continue
         t, a, b = earlier[-1]
-        cosine = math.sin(math.radians(a)) * math.sin(math.radians(lat)) + math.cos(math.radians(a)) * math.cos(
-            math.radians(lat)
-        ) * math.cos(math.radians(lng - b))
-        kmh = 3.6 * EARTH_M * math.acos(min(1.0, cosine)) / (time - t)
+        # The chord, because the arc cosine of a number near 1 makes a decimetre of nothing.
+        chord = math.dist(on_sphere(a, b), on_sphere(lat, lng))
+        kmh = 3.6 * EARTH_M * 2 * math.asin(chord / 2) / (time - t)
         speeds.append(kmh if time - t <= LIMITS.most_s and kmh <= LIMITS.cap_kmh else math.nan)
     return speeds
 
