@@ -22,14 +22,14 @@ def exact_amount(name: str, amount: Amount) -> Fraction:
         raise BudgetError(f"{name} {amount!r} is not a finite number; give a positive one") from None
 
 
-def whole_units(name: str, amount: Amount, per_one: int, *, round_up: bool) -> int:
-    """``amount`` in units of which ``per_one``, a power of ten, make 1: charges are rounded up, allowances down.
+def whole_units(name: str, exact: Fraction, per_one: int, *, round_up: bool, given: Amount) -> int:
+    """``exact`` in units of which ``per_one``, a power of ten, make 1: charges are rounded up, allowances down.
 
-    Raises :class:`BudgetError`, which calls it ``name``, if it is rounded down to nothing.
+    Raises :class:`BudgetError`, which calls it ``name`` and shows what was ``given``, if it is rounded down to nothing.
     """
-    scaled = exact_amount(name, amount) * per_one
+    scaled = exact * per_one
     units = math.ceil(scaled) if round_up else math.floor(scaled)
     if units == 0:
         least = f"1e-{len(str(per_one)) - 1}"
-        raise BudgetError(f"{name} {amount!r} is below the resolution of {least}; give at least {least}")
+        raise BudgetError(f"{name} {given!r} is below the resolution of {least}; give at least {least}")
     return units

@@ -36,9 +36,10 @@ def to_nano(rho: Amount, *, round_up: bool) -> int:
 
     Raises :class:`BudgetError` unless ``rho`` is positive and at most 1000, or if an allowance rounds down to nothing.
     """
-    if not 0 < exact_amount("rho", rho) <= MAX_RHO:
+    exact = exact_amount("rho", rho)
+    if not 0 < exact <= MAX_RHO:
         raise BudgetError(f"rho {rho!r} is outside (0, {MAX_RHO}]; give a number inside")
-    return whole_units("rho", rho, NANO, round_up=round_up)
+    return whole_units("rho", exact, NANO, round_up=round_up, given=rho)
 
 
 def gaussian_ratio(sensitivity: int, rho_nano: int) -> tuple[int, int]:

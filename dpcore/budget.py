@@ -28,9 +28,10 @@ def to_micro(epsilon: Amount, *, round_up: bool) -> int:
 
     Raises :class:`BudgetError` unless ``epsilon`` is finite and positive, or if an allowance rounds down to nothing.
     """
-    if exact_amount("epsilon", epsilon) <= 0:
+    exact = exact_amount("epsilon", epsilon)
+    if exact <= 0:
         raise BudgetError(f"epsilon {epsilon!r} is not above 0; give a positive number")
-    return whole_units("epsilon", epsilon, MICRO, round_up=round_up)
+    return whole_units("epsilon", exact, MICRO, round_up=round_up, given=epsilon)
 
 
 def from_micro(micro: int) -> float:
