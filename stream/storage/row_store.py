@@ -26,7 +26,8 @@ ROW = np.dtype(
 )
 """One event in Redis: 36 bytes; time in µs UTC, lat and lng in 1e-7 degree, value in quanta."""
 
-PLACELESS_ROW = np.dtype([(name, ROW[name]) for name in ROW.names or () if name not in ("lat", "lng")])
+_PLACELESS = [name for name in ROW.names or () if name not in ("lat", "lng")]
+PLACELESS_ROW = np.dtype([(name, ROW[name]) for name in _PLACELESS])
 """What is read of an event where no statistic needs its position: 28 bytes."""
 
 _BYTES_PER_READ = 2**21
@@ -259,7 +260,7 @@ class RowStore:
                 return np.frombuffer(stored, dtype=kind)
             rows = np.frombuffer(b"".join(read), dtype=ROW)
             blobs, size = blobs + len(read), size + rows.nbytes
-            stored += (rows if positions else _without_positions(rows)).data.cast("B")
+            stored += (rows if positions else rows[_PLACELESS].astype(PLACELESS_ROW)).data.cast("B")
 
     async def drop_rows(self, slot: int) -> None:
         """Delete the rows of a released slot. The slot stays sealed."""
@@ -267,13 +268,6 @@ class RowStore:
             pipe.unlink(self._keys.rows(slot))
             pipe.zrem(self._keys.slots, slot)
             await pipe.execute()
-
-
-def _without_positions(rows: NDArray[np.void]) -> NDArray[np.void]:
-    placeless = np.empty(len(rows), dtype=PLACELESS_ROW)
-    for name in PLACELESS_ROW.names or ():
-        placeless[name] = rows[name]
-    return placeless
 
 
 def _by_slot(slots: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
