@@ -28,6 +28,7 @@ from stream.cli.demo_services import (
     why_no_kafka,
 )
 from stream.cli.demo_view import Releases
+from stream.cli.interrupts import stopped_by_signals
 from stream.cli.options import FAILED, UNREACHABLE, USAGE, ConfigFile, choose_config, read_config, stop
 from stream.config import Config
 from stream.embedded import EmbeddedError
@@ -121,12 +122,9 @@ def _run(setup: Setup, seconds: float | None, kafka: bool | None) -> int:
 
 async def _watch(running: Demo, releases: Releases, seconds: float | None) -> str | None:
     """Show releases until the time is up or Ctrl-C. Returns what failed, or None."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+    stopped = stopped_by_signals()
     if seconds is not None:
-        loop.call_later(seconds, stopped.set)
+        asyncio.get_running_loop().call_later(seconds, stopped.set)
     reading = asyncio.create_task(running.follow(releases))
     console = Console()
     shown = 0

@@ -43,7 +43,7 @@ from stream.messages.topics import create_topics
 from stream.sources.delivery import Pacer, Progress
 from stream.sources.messages import Messages
 from stream.sources.replay import Replay
-from stream.sources.simulate import Simulation, simulate
+from stream.sources.simulate import VEHICLE_POSITIONS, Simulation, simulate
 from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger
 
@@ -80,22 +80,19 @@ class Feeding:
         if self.file is not None:
             source = ["replay", str(self.file), "--format", self.file_format, "--speed", "max"]
         else:
-            start = _morning(timezone).isoformat(timespec="seconds")
-            source = ["simulate", "--pace", str(_PACE), "--start", start, "--vehicles", str(_VEHICLES)]
+            source = _simulating(timezone, _PACE)
         return {"source": [*source, "--json"]}
 
     @property
     def agency_url(self) -> str:
         """Address of the simulated agency's VehiclePositions."""
-        return f"http://{LOOPBACK}:{self.agency_port}/vehicle-positions.pb"
+        return f"http://{LOOPBACK}:{self.agency_port}{VEHICLE_POSITIONS}"
 
     def agency_command(self, timezone: str) -> dict[str, list[str]]:
         """Command line of the simulated agency; none for other sources."""
         if self.agency_port is None:
             return {}
-        start = _morning(timezone).isoformat(timespec="seconds")
-        simulated = ["simulate", "--pace", str(_AGENCY_PACE), "--start", start, "--vehicles", str(_VEHICLES)]
-        return {"agency": [*simulated, "--serve", str(self.agency_port)]}
+        return {"agency": [*_simulating(timezone, _AGENCY_PACE), "--serve", str(self.agency_port)]}
 
     def blocks(self, config: Config) -> tuple[Iterable[Messages], Pacer, int | None]:
         """The same source in this process: its messages, their pace, and when a simulated one begins (µs UTC).
@@ -103,7 +100,7 @@ class Feeding:
         Raises :class:`FeedingError` and :class:`stream.sources.lines.RecordingError`.
         """
         if self.file is None:
-            start_us = int(_morning(config.feed.timezone).timestamp()) * 1_000_000
+            start_us = _morning_us(config.feed.timezone)
             return simulate(Simulation(config.feed, _VEHICLES, start_us)), Pacer(_PACE, live=True), start_us
         if config.relation == NeighbouringRelation.PARTICIPATION:
             raise FeedingError(
@@ -116,6 +113,16 @@ class Feeding:
 def _morning(timezone: str) -> datetime:
     """Yesterday at six, so that the simulated clock stays behind the real one."""
     return (datetime.now(ZoneInfo(timezone)) - timedelta(days=1)).replace(hour=6, minute=0, second=0, microsecond=0)
+
+
+def _morning_us(timezone: str) -> int:
+    return int(_morning(timezone).timestamp()) * 1_000_000
+
+
+def _simulating(timezone: str, pace: int) -> list[str]:
+    """Command line of the simulator at ``pace``."""
+    start = _morning(timezone).isoformat(timespec="seconds")
+    return ["simulate", "--pace", str(pace), "--start", start, "--vehicles", str(_VEHICLES)]
 
 
 @dataclass(frozen=True)
@@ -251,7 +258,7 @@ def _polling(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Call
     from stream.sources.polling import Poller, PollSettings
 
     reader, polling = GtfsRealtime(settings.feed, settings.slotting), PollSettings(interval_s=1.0)
-    start_us = int(_morning(settings.feed.timezone).timestamp()) * 1_000_000
+    start_us = _morning_us(settings.feed.timezone)
 
     async def run(report: Callable[[Message], None]) -> None:
         stopping = asyncio.Event()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bars
 
+from stream.cli.interrupts import stopped_by_signals
 from stream.cli.options import FAILED, UNREACHABLE, USAGE
 from stream.config import Config
 from stream.sources.delivery import DeliveryError, KafkaSender, Pacer, Progress, deliver
@@ -122,10 +122,7 @@ async def _deliver(
     limit: int | None,
     share_read: Callable[[], float] | None,
 ) -> bool:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stop = stopped_by_signals()
     bars = _bars() if sys.stderr.isatty() else None
     with bars or nullcontext():
         report: Callable[[], None] = lambda: None  # noqa: E731

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from stream.cli.feeding import refuse
+from stream.cli.interrupts import stopped_by_signals
 from stream.cli.options import UNREACHABLE, ConfigFile, choose_config
 from stream.config import Config, ConfigError, load_config
 from stream.local import LOOPBACK
@@ -50,9 +50,7 @@ def push_command(
 
 
 async def _run(settings: Config, token: str, port: int, rate: float) -> int:
-    stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    stopping = stopped_by_signals()
     intake = Intake(settings)
     await intake.open()
     try:

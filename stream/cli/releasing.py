@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ from rich.progress import Progress
 from stream.cli.feeding import refuse
 from stream.cli.options import FAILED
 from stream.config import Config
-from stream.local import LocalServerError
 from stream.messages.release_files import ReleaseFileError, release_file
 from stream.messages.tables import ParquetMissingError
 from stream.sources.messages import Messages
@@ -27,34 +26,52 @@ if TYPE_CHECKING:
     from stream.offline import OfflineSummary
 
 
-# long: one argument for each option of the commands
+@dataclass(frozen=True)
+class ReleaseOptions:
+    """What the commands let a user choose. ``state``: folder of a ledger that is kept; ``out``: None for stdout."""
+
+    state: Path | None
+    out: Path | None
+    force: bool
+    any_speed: bool
+    as_json: bool
+
+
+def check_span(start: str | None, end: str | None) -> None:
+    """Raises :class:`typer.BadParameter` for one end of a span without the other."""
+    if (start is None) != (end is None):
+        raise typer.BadParameter("give both --from and --until, or neither", param_hint="--from")
+
+
+def named_span(settings: Config, start: str | None, end: str | None) -> Window | None:
+    """The time to release, where it is named. Raises :class:`stream.windows.SpanError`."""
+    return settings.slotting.span(start, end) if start and end else None
+
+
 def release_offline(
     settings: Config,
     file: Path,
     file_format: str,
     span: Window | None,
-    *,
-    state: Path | None,
-    out: Path | None,
-    force: bool,
-    any_speed: bool,
-    as_json: bool,
+    options: ReleaseOptions,
     blocks: Iterable[Messages] | None = None,
 ) -> None:
-    """Write releases of a recording to ``out`` or stdout, and progress and the summary to stderr.
+    """Write releases of a recording to ``options.out`` or stdout, and progress and the summary to stderr.
 
     ``blocks``: its canonical events, if ``file`` is not to be read for them.
     """
     from stream.ingestion.pseudonyms import UserKeyError
+    from stream.local import LocalServerError
     from stream.offline import replay_offline
     from stream.protocol.content import ContentError
     from stream.statistics.plan import PlanError
     from stream.storage.ledger import LedgerError  # slow to import; a replay to Kafka does not need it
     from stream.storage.row_store import StateError
 
+    out, state = options.out, options.state
     try:
         with (
-            nullcontext(sys.stdout) if out is None else release_file(out, force=force) as releases,
+            nullcontext(sys.stdout) if out is None else release_file(out, force=options.force) as releases,
             Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars,
         ):
             reading = bars.add_task("reading")
@@ -65,7 +82,7 @@ def release_offline(
                 releases,
                 span=span,
                 state=state,
-                any_speed=any_speed,
+                any_speed=options.any_speed,
                 blocks=blocks,
                 on_progress=lambda done, size: bars.update(reading, completed=done, total=size or None),
             )
@@ -79,7 +96,7 @@ def release_offline(
         raise refuse(
             f"{error.filename or out or state or 'stdout'}: {error.strerror}; --out and --state need a folder that you may write to"
         ) from None
-    _tell(summary, out, as_json)
+    _tell(summary, out, options.as_json)
     if not summary.events and (summary.rejected or summary.outside):
         # Under "participation" alone: which windows are released must not depend on the recording.
         raise refuse(f"{file}: none of its events was used, so the releases contain only noise")

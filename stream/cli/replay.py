@@ -9,14 +9,14 @@ import typer
 
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
 from stream.cli.options import ConfigFile, choose_config, load_to_release
-from stream.cli.releasing import release_offline
-from stream.config import Config, ConfigError, load_config
+from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
+from stream.config import ConfigError, load_config
 from stream.sources.delivery import Pacer
 from stream.sources.lines import RecordingError
 from stream.sources.recognition import recognised
 from stream.sources.replay import Order, Replay
 from stream.sources.standard_input import STDIN
-from stream.windows import SpanError, Window
+from stream.windows import SpanError
 
 if TYPE_CHECKING:
     pass
@@ -27,7 +27,6 @@ def register(app: typer.Typer) -> None:
     app.command()(replay)
 
 
-# long: one argument for each option
 def replay(
     file: Annotated[Path, typer.Argument(help="Parquet, CSV or NDJSON (also .gz); '-' is standard input.")],
     file_format: Annotated[
@@ -74,18 +73,8 @@ def replay(
         settings = (load_to_release if offline else load_config)(choose_config(config))
         file_format = file_format or settings.feed.format
         if offline:
-            span = _span(settings, start, end)
-            return release_offline(
-                settings,
-                file,
-                file_format,
-                span,
-                state=state,
-                out=out,
-                force=force,
-                any_speed=any_speed,
-                as_json=as_json,
-            )
+            options = ReleaseOptions(state, out, force, any_speed, as_json)
+            return release_offline(settings, file, file_format, named_span(settings, start, end), options)
         source = Replay(file, file_format, settings.feed, order=cast("Order", order), loop=loop)
         feed_kafka(
             settings,
@@ -112,8 +101,7 @@ def _check_options(
     """Raises :class:`typer.BadParameter` for options that contradict each other."""
     if order not in ("time", "file"):
         raise typer.BadParameter(f"{order!r} is neither 'time' nor 'file'", param_hint="--order")
-    if (start is None) != (end is None):
-        raise typer.BadParameter("give both --from and --until, or neither", param_hint="--from")
+    check_span(start, end)
     if not offline and (start or state or out):
         raise typer.BadParameter("--from, --until, --state and --out belong to --offline", param_hint="--offline")
     if file == STDIN:
@@ -122,8 +110,3 @@ def _check_options(
         return
     if out is not None and out.exists() and file.exists() and out.samefile(file):
         raise typer.BadParameter(f"{out} is the recording itself", param_hint="--out")
-
-
-def _span(settings: Config, start: str | None, end: str | None) -> Window | None:
-    """The time to release, where it is named. Raises :class:`SpanError`."""
-    return settings.slotting.span(start, end) if start and end else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import signal
 import sys
 import time
 from contextlib import suppress
@@ -16,13 +15,14 @@ from typing import Annotated
 import typer
 
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
+from stream.cli.interrupts import stopped_by_signals
 from stream.cli.options import FAILED, ConfigFile, choose_config
 from stream.config import ConfigError, load_config
 from stream.config.durations import parse_duration
 from stream.ingestion.formats import time_us
 from stream.local import LOOPBACK
 from stream.sources.delivery import Pacer
-from stream.sources.simulate import Faults, Simulation, simulate
+from stream.sources.simulate import VEHICLE_POSITIONS, Faults, Simulation, simulate
 
 
 def register(app: typer.Typer) -> None:
@@ -101,18 +101,15 @@ def _serve(simulation: Simulation, pace: float | None, port: int) -> None:
     if pace is None:
         raise typer.BadParameter("an agency has a clock: give a number", param_hint="--pace")
     try:
-        from stream.sources.agency import PATH, SimulatedAgency, serve_agency, simulated_clock
+        from stream.sources.agency import SimulatedAgency, serve_agency, simulated_clock
     except ModuleNotFoundError as error:
         raise refuse(f"{error.name} is not installed: pip install 'hexveil[gtfs]'") from None
 
     async def run() -> None:
-        stopping = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        clock = simulated_clock(simulation.start_us, pace)
+        stopping, clock = stopped_by_signals(), simulated_clock(simulation.start_us, pace)
         await serve_agency(SimulatedAgency(simulation), clock, port, stopping)
 
-    typer.echo(f"VehiclePositions: http://{LOOPBACK}:{port}{PATH}", err=True)
+    typer.echo(f"VehiclePositions: http://{LOOPBACK}:{port}{VEHICLE_POSITIONS}", err=True)
     try:
         asyncio.run(run())
     except OSError as error:

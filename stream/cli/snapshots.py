@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,7 +17,9 @@ import typer
 
 from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
+from stream.cli.interrupts import stopped_by_signals
 from stream.cli.options import FAILED, UNREACHABLE, AsJson, ConfigFile, choose_config, load_to_release
+from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
 from stream.config import Config, ConfigError, load_config
 from stream.config.durations import parse_duration
 from stream.config.feed import FeedConfig
@@ -105,7 +106,7 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
                 headers=dict(_secret("--header", text) for text in header or []),
                 query=dict(_secret("--query", text) for text in query or []),
             )
-            span = settings.slotting.span(start, end) if start and end else None
+            span = named_span(settings, start, end)
         except (ConfigError, ValueError) as error:
             raise refuse(error) from None
         if settings.relation == NeighbouringRelation.VALUES and speeds != "reported":
@@ -127,10 +128,8 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
         files, problems = _files([Path(source) for source in sources]), list[str]()
         blocks = _snapshots(files, reader, problems)
         if offline:
-            any_speed = any_speed or not reader.declares_unit
-            _release(
-                settings, reader, blocks, span, state=state, out=out, force=force, any_speed=any_speed, as_json=as_json
-            )
+            options = ReleaseOptions(state, out, force, any_speed or not reader.declares_unit, as_json)
+            _release(settings, reader, blocks, span, options)
         elif out is not None:
             _write(blocks, out)
         else:
@@ -150,8 +149,7 @@ def _check_options(
     offline: bool, live: bool, out: Path | None, start: str | None, end: str | None, state: Path | None
 ) -> None:
     """Raises :class:`typer.BadParameter` for options that contradict each other."""
-    if (start is None) != (end is None):
-        raise typer.BadParameter("give both --from and --until, or neither", param_hint="--from")
+    check_span(start, end)
     if (start or state) and (live or not offline):
         raise typer.BadParameter(
             "--from, --until and --state are for stored snapshots with --offline", param_hint="--from"
@@ -210,28 +208,10 @@ def _release(
     reader: SnapshotEvents,
     blocks: Iterator[Messages],
     span: Window | None,
-    *,
-    state: Path | None,
-    out: Path | None,
-    force: bool,
-    any_speed: bool,
-    as_json: bool,
+    options: ReleaseOptions,
 ) -> None:
-    from stream.cli.releasing import release_offline  # slow to import; the other ways do not need it
-
     try:
-        release_offline(
-            config,
-            Path("the snapshots"),
-            "canonical",
-            span,
-            state=state,
-            out=out,
-            force=force,
-            any_speed=any_speed,
-            as_json=as_json,
-            blocks=blocks,
-        )
+        release_offline(config, Path("the snapshots"), "canonical", span, options, blocks)
     except (RecordingError, SpanError) as error:
         raise refuse(error if reader.tally.events or isinstance(error, SpanError) else _why_none(reader)) from None
 
@@ -349,9 +329,7 @@ def _poll(
         raise refuse(error) from None
 
     async def run() -> None:
-        stopping = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        stopping = stopped_by_signals()
         await poll(reader, poller, settings, sink(stopping), stopping, once=once)
 
     try:

@@ -15,9 +15,8 @@ from aiohttp import web
 from google.transit import gtfs_realtime_pb2
 
 from stream.sources.loopback import serve_until
-from stream.sources.simulate import Simulation, simulated_fleet
+from stream.sources.simulate import VEHICLE_POSITIONS, Simulation, simulated_fleet
 
-PATH = "/vehicle-positions.pb"
 _SILENT_US = 600_000_000
 _WITHOUT_SPEED = 3
 """Every third vehicle reports no speed."""
@@ -64,11 +63,11 @@ def simulated_clock(start_us: int, pace: float) -> Callable[[], int]:
 
 
 async def serve_agency(agency: SimulatedAgency, clock: Callable[[], int], port: int, stopping: asyncio.Event) -> None:
-    """Answer at ``http://127.0.0.1:port`` + :data:`PATH` until ``stopping`` is set. Raises :class:`OSError` if it cannot listen."""
+    """Answer at ``http://127.0.0.1:port`` + :data:`VEHICLE_POSITIONS` until ``stopping`` is set. Raises :class:`OSError` if it cannot listen."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=agency.snapshot(clock()), content_type="application/x-protobuf")
 
     application = web.Application()
-    application.router.add_get(PATH, answer)
+    application.router.add_get(VEHICLE_POSITIONS, answer)
     await serve_until(stopping, web.AppRunner(application, access_log=None), port)

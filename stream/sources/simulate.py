@@ -23,6 +23,10 @@ GARBAGE = ("not-json", "no-position", "not-finite", "outside", "far-future", "lo
 LONGEST_DELAY_S = 280.0
 
 
+VEHICLE_POSITIONS = "/vehicle-positions.pb"
+"""Path at which a simulated fleet is served as GTFS-realtime."""
+
+
 @dataclass(frozen=True)
 class Faults:
     """Shares of faulty fixes, and the GPS error. Late fixes arrive up to :data:`LONGEST_DELAY_S` later, out of order."""
