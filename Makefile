@@ -8,7 +8,7 @@
 # lowest  the core tests against the lowest versions that pyproject.toml names
 # clean  what these targets made
 # dashboard  build stream/serve/static from stream/serve/dashboard (Node 20.19 or newer with npm)
-.PHONY: demo test planted-bugs lint bench docs dashboard release clean lock lowest system-python system-demo system-test jars packages
+.PHONY: demo test planted-bugs lint bench docs dashboard release clean lock lowest system-python system-demo system-test jars packages ready bytecode
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
@@ -25,26 +25,27 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # What this machine says about registries and certificates, where Debian's own npm looks for it.
 export npm_config_globalconfig ?= /etc/npmrc
 
-# Everything locked is installed by its hash. The project itself has none: it comes last, and brings nothing with it.
-INSTALL = $(BIN)/pip install -q --disable-pip-version-check --no-compile
-
 # First in every list below, so that what is missing is told, or installed, all at once.
 system-python system-demo system-test:
 	@.ci/prepare $(@:system-%=%)
+ifdef SYSTEM
+# Of `make test`: at the same time as what does not need it.
+jars packages: $(SYSTEM) $(READY)
+ifneq ($(shell $(PYTHON) -c 'import ensurepip, venv' 2>&1),)
+system-python: $(SYSTEM)
+endif
+else
 .NOTPARALLEL:
+endif
 
 $(DEMO): requirements.lock pyproject.toml | system-python
-	@.ci/step "pip installs what a demo needs"
-	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	@$(INSTALL) --require-hashes -r requirements.lock
-	@$(INSTALL) --no-deps --no-build-isolation -e .
+	@.ci/step "uv installs what a demo needs"
+	@.ci/install $<
 	@touch $@
 
 $(READY): requirements-dev.lock pyproject.toml | system-python
-	@.ci/step "pip installs what tests, documents and benchmarks need"
-	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	@$(INSTALL) --require-hashes -r requirements-dev.lock
-	@$(INSTALL) --no-deps --no-build-isolation -e .
+	@.ci/step "uv installs what tests, documents and benchmarks need"
+	@.ci/install $<
 	@touch $@
 
 # A failure is told once, here, instead of by every test that wants the broker.
@@ -58,7 +59,15 @@ packages: $(READY)
 	@for folder in examples stream/serve/dashboard; do npm ci --silent --prefix $$folder || \
 	  echo "npm could not fetch what $$folder needs: its tests are skipped" >&2; done
 
-test: system-test $(READY) jars packages
+# Once, instead of once in each process of the tests. What cannot be collected is told by the tests.
+bytecode: $(READY)
+	@.ci/step "Python compiles the tests"
+	@test -d tests/__pycache__ || $(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 || true
+
+ready: $(SYSTEM) jars packages bytecode
+
+test:
+	@$(MAKE) --no-print-directory --jobs=4 SYSTEM=system-test ready
 	@.ci/step "the tests begin"
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
 
@@ -88,7 +97,7 @@ CORE := tests/dpcore $(addprefix tests/stream/,app/test_worker.py cli config ing
   test_golden.py test_local.py serve/test_serve.py serve/test_serve_http.py serve/test_serve_stream.py)
 lowest: $(READY) jars
 	$(BIN)/uv venv -q --clear $(LOWEST)
-	$(BIN)/uv pip compile -q pyproject.toml --extra gtfs --extra parquet --resolution lowest-direct -o $(LOWEST)/lowest.txt
+	$(BIN)/uv pip compile -q pyproject.toml --extra gtfs --extra mqtt --extra parquet --resolution lowest-direct -o $(LOWEST)/lowest.txt
 	$(BIN)/uv pip install -q --python $(LOWEST) -r $(LOWEST)/lowest.txt hypothesis jsonschema matplotlib opendp playwright psutil \
 	  pytest pytest-asyncio pytest-timeout pytest-xdist
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q $(CORE)

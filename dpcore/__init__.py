@@ -32,6 +32,7 @@ __all__ = [
     "mean",
     "model_averaging",
     "noise",
+    "occupancy",
     "participation",
     "relation",
     "resolution",

@@ -11,7 +11,7 @@ import scipy
 
 from dpcore._smoothing_model import Dynamics, FloatArray, IntArray, Releases, SmoothingState
 from dpcore.interval_calibration import Prediction
-from dpcore.laplace_posterior import laplace_posterior
+from dpcore.laplace_posterior import laplace_posterior, normal_posterior
 from dpcore.model_averaging import EvidenceWeights, average
 from dpcore.shrinkage import local_kilometres
 
@@ -141,7 +141,8 @@ def fit_of(window: Window, prior: Prior, event: float, d: Dynamics) -> Fit:
     sampling = (event * window.upper) ** 2 / (releases.events + (event / d.quiet) ** 2)
     covariance = prior.covariance.copy()
     covariance[seen, np.arange(len(seen))] += sampling[seen]
-    sites = laplace_posterior(covariance[seen], (releases.means - prior.mean)[seen], releases.scales[seen])
+    read = normal_posterior if releases.normal else laplace_posterior
+    sites = read(covariance[seen], (releases.means - prior.mean)[seen], releases.scales[seen])
     factor = scipy.linalg.cho_factor(covariance[seen] + np.diag(1 / sites.site_precision), lower=True)
     weights = scipy.linalg.cho_solve(factor, sites.site_shift / sites.site_precision)
     precision, shift = unseen_sites(releases, window.upper)

@@ -23,7 +23,8 @@ HOURS_OF_DAY = 24
 class Dynamics:
     """Parameters of the model. Standard deviations are shares of the range U; a tuple is a grid that is averaged over.
 
-    ``level``, ``effect``: of the area's level and of each covariate's effect, before any window; ``level_drift``,
+    ``level``, ``effect``: of the area's level and of each covariate's effect, before any window; ``typical``: of the level, as a
+    share of the typical one, where one is given; ``level_drift``,
     ``effect_drift``: of their walk in one hour; ``profile_drift``: of the level at one hour of the day, from day to day.
     ``field``: of the lasting deviation that neighbours share, with the correlation length ``length_km`` in km; ``own``: of the
     part that is the cell's own; ``passing``: of the deviation of one window. After ``memory_hours`` the past of a cell has
@@ -31,6 +32,7 @@ class Dynamics:
     """
 
     level: float = 0.5
+    typical: float = 0.25
     level_drift: float = 0.01
     profile_drift: float = 0.05
     effect: float = 0.15
@@ -87,7 +89,9 @@ class SmoothingState:
 class Releases:
     """Released means of one window, their Laplace scales (infinite where nothing was released) and numbers of events, (C,).
 
-    ``cells`` ascend; ``places``: (C, 2) degrees; ``covariates``: (C, k) public columns, zeros for none.
+    ``cells`` ascend; ``places``: (C, 2) degrees; ``covariates``: (C, k) public columns, zeros for none. ``normal``: whether the
+    noise is read as normal, of the variance of its scale; a sum of several Laplace variables over a small count is nearer to that,
+    and the reading is linear, so noise without bias leaves none.
     """
 
     cells: IdArray
@@ -96,6 +100,7 @@ class Releases:
     scales: FloatArray
     events: FloatArray
     covariates: FloatArray
+    normal: bool = False
 
     def __post_init__(self) -> None:
         C = len(self.cells)

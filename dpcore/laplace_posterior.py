@@ -60,6 +60,17 @@ def laplace_posterior(covariance: FloatArray, observed: FloatArray, scales: Floa
     return LaplacePosterior(current.mean, current.variance, log_evidence, current.precision, current.shift)
 
 
+def normal_posterior(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> LaplacePosterior:
+    """The same with normal noise of the variances that Laplace noise of ``scales`` (n,) has: exact, and linear in ``observed``."""
+    _check(covariance, observed, scales)
+    precision = 1 / (2 * np.square(np.maximum(scales, FINEST_SCALE * np.sqrt(np.diag(covariance)))))
+    shift = observed * precision
+    mean, variance, log_volume = _gaussian_posterior(covariance, precision, shift)
+    log_density = 0.5 * np.log(precision / (2 * np.pi)) - 0.5 * np.square(observed) * precision
+    log_evidence = float(log_density.sum()) + 0.5 * float(shift @ mean) - log_volume
+    return LaplacePosterior(mean, variance, log_evidence, precision, shift)
+
+
 def _check(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> None:
     n = len(observed)
     if covariance.shape != (n, n) or scales.shape != (n,):

@@ -5,7 +5,8 @@ cell's lasting deviation, a passing deviation, and what sampling n events leaves
 level also returns to its profile over the day. Deviations are correlated in space. A release adds Laplace noise of known scale.
 
 The method: one Kalman step per window. The past is kept as one Gaussian observation of each cell's lasting deviation, which
-fades with time. The window's Laplace noise is read by expectation propagation (:mod:`dpcore.laplace_posterior`). Parameters
+fades with time. The window's Laplace noise is read by expectation propagation (:mod:`dpcore.laplace_posterior`); noise of ratios
+of several noisy numbers is read as normal. Parameters
 that nobody knows are averaged over a fixed grid (:mod:`dpcore.model_averaging`). Each release tests what the model says without
 it, which calibrates the intervals (:mod:`dpcore.interval_calibration`). The caller keeps the state between windows.
 Source: Durbin and Koopman, *Time Series Analysis by State Space Methods* (2012), chapter 4, for the Kalman step; Rasmussen and
@@ -65,16 +66,18 @@ def smooth(
     hours: float,
     hour_of_day: int,
     upper: float,
+    typical: float | None = None,
     dynamics: Dynamics | None = None,
 ) -> tuple[SmoothingState, Smoothed]:
     """One Kalman step with the releases of one window: the new state and the smoothed means.
 
     ``hours``: the window's time on any continuous clock, not before the state's; ``hour_of_day``: its hour of the local day,
-    0..23; ``upper``: U. Raises :class:`ParameterError`.
+    0..23; ``upper``: U; ``typical``: the level that is expected before any window, None: U/2, as little as is known. Raises
+    :class:`ParameterError`.
     """
     d = dynamics or Dynamics()
     _validate(state, releases, hours, hour_of_day, upper)
-    past = _aged(state, releases.covariates.shape[1], hours, upper, d)
+    past = _aged(state, releases.covariates.shape[1], hours, upper, typical, d)
     if not len(releases.cells):
         empty = np.zeros(0)
         return past, Smoothed(empty, empty, empty)
@@ -104,16 +107,19 @@ def _validate(state: SmoothingState | None, releases: Releases, hours: float, ho
         )
 
 
-def _aged(state: SmoothingState | None, effects: int, hours: float, upper: float, d: Dynamics) -> SmoothingState:
+def _aged(
+    state: SmoothingState | None, effects: int, hours: float, upper: float, typical: float | None, d: Dynamics
+) -> SmoothingState:
     """The state at ``hours`` before anything of then is known: deviations faded, level and effect walked on."""
     if state is None or hours - state.hours > OLDEST_HOURS:
+        level, deviation = (upper / 2, d.level * upper) if typical is None else (typical, d.typical * typical)
         return SmoothingState(
             np.zeros(0, dtype=np.uint64),
             np.zeros((0, 2)),
             np.zeros(0),
             np.zeros(0),
-            np.append(upper / 2, np.zeros(effects)),
-            np.diag(np.square([d.level * upper, *effects * [d.effect * upper]])),
+            np.append(level, np.zeros(effects)),
+            np.diag(np.square([deviation, *effects * [d.effect * upper]])),
             np.zeros(HOURS_OF_DAY),
             np.full(HOURS_OF_DAY, np.inf),
             hours,

@@ -40,15 +40,16 @@ LONG = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run long tests first and divide them evenly: while one waits another computes, and none runs alone at the end."""
+    """Run long tests first, in every other process: while they wait the others compute, and none runs alone at the end."""
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    waiting = -(-processes // 2)
     long = [item for item in items if item.path.name in LONG]
     others = iter([item for item in items if item.path.name not in LONG])
     share = -(-len(items) // processes)  # every process begins with a stretch of this length
     ordered: list[pytest.Item] = []
     for process in range(processes):
-        stretch = long[process::processes]
-        ordered += [*stretch, *itertools.islice(others, share - len(stretch))]
+        stretch = long[process // 2 :: waiting] if process % 2 == 0 else []
+        ordered += [*stretch, *itertools.islice(others, max(share - len(stretch), 0))]
     items[:] = [*ordered, *others]
 
 
@@ -87,10 +88,10 @@ def redis_binary(request: pytest.FixtureRequest) -> str | None:
     """Server program of every Redis of a test: the embedded one, or as :mod:`tests.support.redis_servers` asks for."""
     if getattr(request, "param", EMBEDDED) == EMBEDDED:
         return None
-    found = shutil.which("redis-server")
-    if found is None:
+    binary = shutil.which("redis-server")
+    if binary is None:
         pytest.skip("no redis-server on PATH; Debian: apt-get install redis-server")
-    return found
+    return binary
 
 
 @pytest.fixture(scope="session")

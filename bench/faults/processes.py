@@ -11,7 +11,7 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from stream.local import LOOPBACK, REPO_ROOT, end_process, free_port, spawn
+from stream.local import LOOPBACK, REPO_ROOT, end_process, free_port, spawn, tail
 
 _SHIFTED_CLOCK = """\
 import datetime, os, time
@@ -72,10 +72,10 @@ class PublicService:
     """``hexveil serve`` over the output topics."""
 
     def __init__(self, config: Path, port: int) -> None:
-        self.port = port
+        self.port, self.log = port, config.parent / "serve.log"
         command = [sys.executable, "-m", "stream", "serve", "--config", str(config)]
         env = os.environ | {"PYTHONPATH": str(REPO_ROOT)}
-        self.process: subprocess.Popen[bytes] = spawn(command, config.parent / "serve.log", cwd=config.parent, env=env)
+        self.process: subprocess.Popen[bytes] = spawn(command, self.log, cwd=config.parent, env=env)
 
     def is_ready(self) -> bool:
         return _answers(self.port)
@@ -90,7 +90,7 @@ def wait_until_ready(processes: list[Worker] | list[PublicService], seconds: flo
     for process in processes:
         while not process.is_ready():
             if process.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{process.process.args!r} is not ready")
+                raise RuntimeError(f"{process.process.args!r} is not ready:\n{tail(process.log)}")
             time.sleep(0.1)
 
 

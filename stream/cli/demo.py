@@ -28,7 +28,7 @@ from stream.cli.demo_services import (
     why_no_kafka,
 )
 from stream.cli.demo_view import Releases
-from stream.cli.interrupts import stopped_by_signals
+from stream.cli.interrupts import HANDLED, Interrupts, stopped_by_signals
 from stream.cli.options import FAILED, UNREACHABLE, USAGE, ConfigFile, choose_config, read_config, stop
 from stream.config import Config
 from stream.embedded import EmbeddedError
@@ -73,10 +73,10 @@ def register(app: typer.Typer) -> None:
             feeding = Feeding(None, "canonical", free_port() if is_agency else None)
         else:
             feeding = Feeding(Path(feed), file_format or settings.feed.format)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        interrupts = Interrupts()
         try:
             with tempfile.TemporaryDirectory(prefix="hexveil-demo-") as scratch:
-                code = _run(Setup(chosen, settings.relation, named, feeding, Path(scratch)), seconds, kafka)
+                code = _run(Setup(chosen, settings.relation, named, feeding, Path(scratch)), seconds, kafka, interrupts)
         except (FeedingError, RecordingError) as error:
             stop(str(error), USAGE)
         except LocalServerError as error:
@@ -98,7 +98,7 @@ def _require_bindings() -> None:
         stop("--feed gtfs-rt needs the bindings of GTFS-realtime: pip install 'hexveil[gtfs]'", USAGE)
 
 
-def _run(setup: Setup, seconds: float | None, kafka: bool | None) -> int:
+def _run(setup: Setup, seconds: float | None, kafka: bool | None, interrupts: Interrupts) -> int:
     if kafka is None:
         missing = why_no_kafka()
         if missing is not None:
@@ -107,10 +107,10 @@ def _run(setup: Setup, seconds: float | None, kafka: bool | None) -> int:
     with ExitStack() as stack:
         running = (start_with_kafka if kafka else start_embedded)(stack, setup)
         releases = Releases(ZoneInfo(running.config.feed.timezone))
-        failure = asyncio.run(_watch(running, releases, seconds))
+        failure = asyncio.run(_watch(running, releases, seconds, interrupts))
         # A second Ctrl-C would lose the summary, so signals are ignored here; each wait below is bounded.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in HANDLED:
+            signal.signal(number, signal.SIG_IGN)
         running.end()
         sent = running.events_sent()
         summary = releases.summary() + ("" if sent is None else f"\n  events sent: {sent}")
@@ -120,9 +120,11 @@ def _run(setup: Setup, seconds: float | None, kafka: bool | None) -> int:
         return FAILED if failure is not None or releases.invalid else 0
 
 
-async def _watch(running: Demo, releases: Releases, seconds: float | None) -> str | None:
+async def _watch(running: Demo, releases: Releases, seconds: float | None, interrupts: Interrupts) -> str | None:
     """Show releases until the time is up or Ctrl-C. Returns what failed, or None."""
     stopped = stopped_by_signals()
+    if interrupts.asked:
+        stopped.set()
     if seconds is not None:
         asyncio.get_running_loop().call_later(seconds, stopped.set)
     reading = asyncio.create_task(running.follow(releases))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,13 +12,22 @@ from rich.progress import Progress
 
 from dpcore.relation import NeighbouringRelation
 from stream.cli.evaluate_tables import print_histogram_scores, print_scores
-from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
+from stream.cli.options import (
+    USAGE,
+    AsJson,
+    ConfigFile,
+    ExpectedRelation,
+    FileFormat,
+    choose_config,
+    read_config,
+    stop,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from stream.config import Config
+    from stream.config import Chosen, Config
     from stream.evaluation.scores import HistogramScore, Score
 
     Windows = dict[int, npt.NDArray[np.void]]
@@ -32,13 +41,8 @@ def register(app: typer.Typer) -> None:
 def evaluate_recording(
     file: Annotated[Path, typer.Argument(help="CSV or NDJSON, plain or .gz.")],
     config: ConfigFile = None,
-    relation: Annotated[
-        NeighbouringRelation | None,
-        typer.Option(help="The relation that you expect; refused if the configuration has the other one."),
-    ] = None,
-    file_format: Annotated[
-        str | None, typer.Option("--format", help="Format of the file; default: feed.format.")
-    ] = None,
+    relation: ExpectedRelation = None,
+    file_format: FileFormat = None,
     trials: Annotated[int, typer.Option(min=1, help="Number of draws of noise per window.")] = 5,
     mechanisms: Annotated[
         str,
@@ -77,14 +81,21 @@ def evaluate_recording(
 
 def _settings(config: Path | None, relation: NeighbouringRelation | None, statistics: str | None) -> Config:
     """The chosen configuration with the named statistics; exit 2 if its relation is not the one asked for."""
+    return choose_settings(config, relation, **({"speed.statistics": statistics.split(",")} if statistics else {}))[1]
+
+
+def choose_settings(
+    config: Path | None, relation: NeighbouringRelation | None, **overrides: Any
+) -> tuple[Chosen, Config]:
+    """The chosen configuration and its file; exit 2 if its relation is not the one asked for."""
     chosen = choose_config(config, relation)
-    settings = read_config(chosen, **({"speed.statistics": statistics.split(",")} if statistics else {}))
+    settings = read_config(chosen, **overrides)
     if relation is not None and settings.relation != relation:
         stop(
             f"{chosen.file} has relation {settings.relation.value!r}, not {relation.value!r}; name another file",
             USAGE,
         )
-    return settings
+    return chosen, settings
 
 
 def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
@@ -105,23 +116,30 @@ def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
 
 def _windows(settings: Config, file: Path, file_format: str, start: str | None) -> Windows:
     """Rows of the recording by start of their window; only the window that begins at ``start`` if given. Exit 2 if none."""
+    from stream.offline import split_by_slot
+    from stream.windows import utc_text
+
+    windows = split_by_slot(read_rows(settings, file, file_format), settings)
+    if start is not None:
+        windows = {slot: part for slot, part in windows.items() if utc_text(slot) == start}
+    if not windows:
+        stop(f"no window with events starts at {start}; name the start of one that has events", USAGE)
+    return windows
+
+
+def read_rows(settings: Config, file: Path, file_format: str) -> npt.NDArray[np.void]:
+    """Rows of the recording; exit 2 if it cannot be read or has no events."""
     from stream.ingestion.pseudonyms import UserKeyError
-    from stream.offline import read_recording, split_by_slot
+    from stream.offline import read_recording
     from stream.sources.lines import RecordingError
     from stream.sources.recognition import require_events
-    from stream.windows import utc_text
 
     try:
         rows, refusals = read_recording(settings, file, file_format)
         require_events(file, len(rows), refusals)
     except (RecordingError, UserKeyError) as error:
         stop(str(error), USAGE)
-    windows = split_by_slot(rows, settings)
-    if start is not None:
-        windows = {slot: part for slot, part in windows.items() if utc_text(slot) == start}
-    if not windows:
-        stop(f"no window with events starts at {start}; name the start of one that has events", USAGE)
-    return windows
+    return rows
 
 
 def _runs(settings: Config, names: list[str], sweep: str | None) -> list[tuple[str, Config]]:
@@ -141,7 +159,7 @@ def _judge(
     from stream.evaluation.evaluate import NOT_PRIVATE, evaluate, report
 
     scores: list[Score] = []
-    with _progress() as bars:
+    with progress_bars() as bars:
         task = bars.add_task("evaluating", total=len(runs) * len(windows))
         for name, variant in runs:
             scores += evaluate(variant, windows, trials, name, lambda: bars.advance(task))
@@ -164,7 +182,7 @@ def _judge_histograms(
         stop("the configuration has no section [histogram]; add one, as the comments in the shipped files show", USAGE)
     epsilons = _values(sweep, settings.histogram.epsilon)
     scores: list[HistogramScore] = []
-    with _progress() as bars:
+    with progress_bars() as bars:
         task = bars.add_task("evaluating", total=len(epsilons) * len(windows))
         for epsilon in epsilons:
             chosen = with_histogram_epsilon(settings, epsilon)
@@ -176,7 +194,8 @@ def _judge_histograms(
     print_histogram_scores(scores)
 
 
-def _progress() -> Progress:
+def progress_bars() -> Progress:
+    """Bars on stderr, on a terminal only."""
     console = Console(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)
 

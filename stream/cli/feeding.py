@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -28,6 +29,12 @@ def refuse(message: object, code: int = USAGE) -> typer.Exit:
     """Print ``message`` to stderr; the caller raises the exit that this returns."""
     typer.echo(f"hexveil: {message}", err=True)
     return typer.Exit(code)
+
+
+def refusals(refused: Counter[str]) -> str:
+    """The end of a sentence that names what was refused, the most frequent reason first; empty if nothing was."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in refused.most_common())
+    return f"; refused: {reasons}" if reasons else ""
 
 
 def parse_pace(text: str) -> float | None:
@@ -73,8 +80,9 @@ def feed_kafka(
     limit: int | None,
     share_read: Callable[[], float] | None,
     as_json: bool,
+    reading: Callable[[], dict[str, object]] = dict,
 ) -> None:
-    """Deliver ``blocks`` to the feed's topic and print a summary.
+    """Deliver ``blocks`` to the feed's topic and print a summary. ``reading`` returns what its JSON says about how they were read.
 
     Exits 1 if the recording is damaged, 2 if all of it would be late, 3 if Kafka does not answer.
     """
@@ -101,7 +109,7 @@ def feed_kafka(
         "error": None if failure is None else str(failure),
     }
     if as_json:
-        typer.echo(json.dumps(summary))
+        typer.echo(json.dumps(summary | reading()))
     else:
         span = f", recorded {summary['first']} to {summary['last']}" if progress.sent else ""
         unread = f", {progress.unread} of them unreadable, which the service will reject" if progress.unread else ""

@@ -32,6 +32,11 @@ ConfigFile = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
+ExpectedRelation = Annotated[
+    NeighbouringRelation | None,
+    typer.Option(help="The relation that you expect; refused if the configuration has the other one."),
+]
+FileFormat = Annotated[str | None, typer.Option("--format", help="Format of the file; default: feed.format.")]
 
 
 def stop(message: str, code: int) -> NoReturn:
@@ -59,8 +64,8 @@ def port_is_free(section: str, surface: SurfaceConfig) -> None:
             stop_service(f"cannot listen on {where}: {error.strerror}; {remedy}", USAGE)
 
 
-def choose_config(named: Path | None, relation: str | None = None) -> Chosen:
-    """The configuration to read. Prints its path to stderr unless the command line names it.
+def choose_config(named: Path | None, relation: str | None = None, *, silent: bool = False) -> Chosen:
+    """The configuration to read. Prints its path to stderr unless the command line names it, or ``silent``.
 
     ``relation``: the relation of the file to look for in config/ and among the templates; default: HEXVEIL_RELATION, else
     "values".
@@ -68,7 +73,7 @@ def choose_config(named: Path | None, relation: str | None = None) -> Chosen:
     from stream.config import find_config  # slow to import; some commands read no configuration
 
     chosen = find_config(named, _wanted_relation(relation))
-    if named is None:
+    if named is None and not silent:
         typer.echo(f"Configuration: {chosen.file} ({chosen.why})", err=True)
     return chosen
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from stream.cli.feeding import refuse
-from stream.cli.options import FAILED
+from stream.cli.options import FAILED, USAGE
 from stream.config import Config
 from stream.messages.release_files import ReleaseFileError, release_file
 from stream.messages.tables import ParquetMissingError
@@ -55,10 +55,13 @@ def release_offline(
     span: Window | None,
     options: ReleaseOptions,
     blocks: Iterable[Messages] | None = None,
+    reading: Callable[[], dict[str, object]] = dict,
 ) -> None:
     """Write releases of a recording to ``options.out`` or stdout, and progress and the summary to stderr.
 
-    ``blocks``: its canonical events, if ``file`` is not to be read for them.
+    With ``options.as_json`` the summary is one JSON object on stdout, or on stderr if the releases go to stdout: it counts
+    true events and must not get among releases. ``blocks``: its canonical events, if ``file`` is not to be read for them;
+    ``reading`` returns what the summary says about how they were read.
     """
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.local import LocalServerError
@@ -68,23 +71,23 @@ def release_offline(
     from stream.storage.ledger import LedgerError  # slow to import; a replay to Kafka does not need it
     from stream.storage.row_store import StateError
 
-    out, state = options.out, options.state
+    out = options.out
     try:
         with (
             nullcontext(sys.stdout) if out is None else release_file(out, force=options.force) as releases,
             Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars,
         ):
-            reading = bars.add_task("reading")
+            task = bars.add_task("reading")
             summary = replay_offline(
                 settings,
                 file,
                 file_format,
                 releases,
                 span=span,
-                state=state,
+                state=options.state,
                 any_speed=options.any_speed,
                 blocks=blocks,
-                on_progress=lambda done, size: bars.update(reading, completed=done, total=size or None),
+                on_progress=lambda done, size: bars.update(task, completed=done, total=size or None),
             )
     except ParquetMissingError:
         raise refuse(f"{out}: Parquet needs pyarrow; pip install 'hexveil[parquet]', or write .csv") from None
@@ -94,19 +97,29 @@ def release_offline(
         raise refuse(error, FAILED) from None
     except OSError as error:
         raise refuse(
-            f"{error.filename or out or state or 'stdout'}: {error.strerror}; --out and --state need a folder that you may write to"
+            f"{error.filename or out or options.state or 'stdout'}: {error.strerror}; --out and --state need a folder that you may write to"
         ) from None
-    _tell(summary, out, options.as_json)
+    _end(summary, file, options, reading())
+
+
+def _end(summary: OfflineSummary, file: Path, options: ReleaseOptions, reading: dict[str, object]) -> None:
+    """Say what was released. Exits 2 if no event was used."""
+    problem = None
     if not summary.events and (summary.rejected or summary.outside):
         # Under "participation" alone: which windows are released must not depend on the recording.
-        raise refuse(f"{file}: none of its events was used, so the releases contain only noise")
-
-
-def _tell(summary: OfflineSummary, out: Path | None, as_json: bool) -> None:
-    """Print to stderr what was read and released."""
-    if as_json:
-        typer.echo(json.dumps(asdict(summary)), err=True)
+        problem = f"{file}: none of its events was used, so the releases contain only noise"
+    if options.as_json:
+        typer.echo(json.dumps(asdict(summary) | reading | {"error": problem}), err=options.out is None)
+        if problem is not None:
+            raise typer.Exit(USAGE)
         return
+    _tell(summary, options.out)
+    if problem is not None:
+        raise refuse(problem)
+
+
+def _tell(summary: OfflineSummary, out: Path | None) -> None:
+    """Print to stderr what was read and released."""
     rejected = sum(summary.rejected.values())
     for reason, count in summary.rejected.items():
         example = f", like {summary.examples[reason]}" if reason in summary.examples else ""

@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     app.command()(replay)
 
 
+# long: one argument for each option
 def replay(
     file: Annotated[Path, typer.Argument(help="Parquet, CSV or NDJSON (also .gz); '-' is standard input.")],
     file_format: Annotated[
@@ -64,13 +65,18 @@ def replay(
     ] = None,
     any_speed: Annotated[bool, typer.Option("--any-speed", help="Accept speeds that positions contradict.")] = False,
     config: ConfigFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print the summary alone, as JSON, to stdout; to stderr where releases go to stdout."
+        ),
+    ] = False,
 ) -> None:
     """Send a recording to the feed's Kafka topic, or release it without Kafka (--offline)."""
     _check_options(file, order, offline, loop, out, start, end, state)
     pace = parse_pace(speed)
     try:
-        settings = (load_to_release if offline else load_config)(choose_config(config))
+        settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
         file_format = file_format or settings.feed.format
         if offline:
             options = ReleaseOptions(state, out, force, any_speed, as_json)

@@ -50,11 +50,13 @@ def register(app: typer.Typer) -> None:
                 kafka_options(settings.kafka)
             else:
                 settings = _of_feed(settings, feed_in(releases))
+            served = make_app(
+                settings, tiles, TopicSource(settings.kafka) if releases is None else FileSource(releases)
+            )
         except (BasemapError, ConfigError, ReleaseSourceError) as error:
             stop_service(str(error), USAGE)
         logging.getLogger("aiohttp.server").addFilter(worth_a_log)
         structlog.get_logger().info("serving", url=f"http://{public.host}:{public.port}/")
-        served = make_app(settings, tiles, TopicSource(settings.kafka) if releases is None else FileSource(releases))
         try:
             web.run_app(served, host=public.host, port=public.port, backlog=1024, print=None, access_log=None)
         except OSError as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Self
 
+import h3
 from pydantic import model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -20,6 +22,12 @@ from stream.windows import PublicationTimes, Slotting
 
 _PARTICIPATION_MARGIN = timedelta(minutes=1)
 """More than closing a window took wherever it was measured."""
+
+
+_ONE_NOISE = ("allocated", "baseline", "array-averaging", "pooled-minimax")
+"""Mechanisms whose released mean is the exact one, clipped and weighted as public counts say, and Laplace noise of its scale.
+The others clip it to a range that noise of its own chose first, and no released number says how wrong that range may be.
+"""
 
 
 class ConfigError(ValueError):
@@ -241,6 +249,47 @@ class Config(BaseSettings):
         ours = [Address(key, surface.host, surface.port) for key, surface in surfaces.items()]
         check_apart(ours, [*self.kafka.addresses, *self.redis.addresses])
         return self
+
+    @model_validator(mode="after")
+    def _usual_is_of_one_number(self) -> Self:
+        rules = [rule.name for rule in self.public.alerts if rule.relative]
+        if rules and self.relation == NeighbouringRelation.PARTICIPATION:
+            raise ValueError(
+                f"public.alerts: {', '.join(rules)} compares with usual; under relation 'participation' a mean is a ratio of noisy "
+                "numbers, and no bound is known for the noise of an average of ratios; use below_km_h"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rules_can_name_something(self) -> Self:
+        problems = list(self._problems_of_rules()) if self.public.alerts else []
+        if problems:
+            raise ValueError("public.alerts: " + "; ".join(problems))
+        return self
+
+    def _problems_of_rules(self) -> Iterator[str]:
+        speed, finest, domain = self.speed, self.hexagons.resolution, self.feed.domain
+        if "mean" not in speed.statistics:
+            yield "rules are about means, and speed.statistics has none; put 'mean' into it, or leave out the rules"
+        if self.relation == NeighbouringRelation.VALUES and speed.mean_mechanism not in _ONE_NOISE:
+            yield (
+                f"speed.mean_mechanism {speed.mean_mechanism!r} draws the range of values with noise that its scale does not "
+                f"describe, so no bound on false alarms holds; set it to one of {', '.join(_ONE_NOISE)}, or leave out the rules"
+            )
+        coarsest = finest if self.hexagons.merge_until_km_h is None else self.hexagons.coarsest_resolution
+        sizes = f"{finest}" if coarsest == finest else f"{coarsest} to {finest}"
+        for rule in self.public.alerts:
+            wrong = [cell for cell in rule.cells if not coarsest <= h3.get_resolution(cell) <= finest]
+            if wrong:
+                yield (
+                    f"rule {rule.name}: cell {wrong[0]} has resolution {h3.get_resolution(wrong[0])}, but released cells have "
+                    f"{sizes} (hexagons.resolution); write cells of that resolution"
+                )
+            if rule.area is not None and not domain.meets(rule.area):
+                yield (
+                    f"rule {rule.name}: its area lies outside feed.domain, where every fix is rejected; write one that "
+                    "overlaps it"
+                )
 
     @model_validator(mode="after")
     def _slots_fit_periods(self) -> Self:

@@ -39,7 +39,7 @@ def keys(section: type[BaseModel], prefix: Path = ()) -> Iterator[tuple[Path, Fi
         path = (*prefix, name)
         yield path, field
         inner = section_of(field.annotation)
-        if inner is not None:
+        if inner is not None and get_origin(field.annotation) is not tuple:  # no path leads into a list of sections
             yield from keys(inner, path)
 
 
@@ -95,6 +95,8 @@ def _nearest_key(path: Path, config: type[BaseModel]) -> str:
     section: type[BaseModel] | None = config
     for part in path[:-1]:
         field = fields_of(section).get(part) if section is not None else None
+        if section is not None and part.isdecimal():  # a place in a list of sections
+            continue
         section = None if field is None else section_of(field.annotation)
     siblings = list(fields_of(section)) if section is not None else []
     near = [".".join((*path[:-1], name)) for name in difflib.get_close_matches(path[-1], siblings, 1)]
@@ -111,6 +113,8 @@ def _field(path: Path, config: type[BaseModel]) -> tuple[Any, list[Any], str | N
     described: tuple[Any, list[Any], str | None] = (config, [], None)
     for part in path:
         field = fields_of(section).get(part) if section is not None else None
+        if section is not None and part.isdecimal():  # a place in a list of sections
+            continue
         if field is None:
             inner = [kind for kind in get_args(described[0]) if kind is not Ellipsis]
             return (inner[0] if part.isdecimal() else inner[-1], [], None) if inner else described

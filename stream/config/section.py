@@ -36,6 +36,15 @@ class BoundingBox(Section):
             raise ValueError("the box has no area; make south smaller than north and west smaller than east")
         return self
 
+    def meets(self, other: BoundingBox) -> bool:
+        """Whether the boxes have a point in common."""
+        return (
+            self.south <= other.north
+            and other.south <= self.north
+            and self.west <= other.east
+            and other.west <= self.east
+        )
+
     def holds(self, other: BoundingBox) -> bool:
         """Whether ``other`` lies in this box, edges included."""
         return (

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from stream.config.addresses import Address, Host, Port, host_and_port, known_host, redacted
+from stream.config.alerts import AlertRule, WebhookConfig
 from stream.config.section import Section
 
 
@@ -142,7 +143,7 @@ class SurfaceConfig(Section):
 
 
 class PublicConfig(SurfaceConfig):
-    """The public server: its address, the sites whose pages may read or embed it, and its limits.
+    """The public server: its address, the sites whose pages may read or embed it, its limits, and its alerts.
 
     ``cors_origins``: whose pages may read the API from a browser. ``frame_ancestors``: whose pages may show the dashboard in a
     frame; none by default.
@@ -152,6 +153,18 @@ class PublicConfig(SurfaceConfig):
     frame_ancestors: tuple[str, ...] = ()
     max_streams: int = Field(default=2_000, ge=1, le=100_000)
     max_windows: int = Field(default=840, ge=1, le=1_000_000)
+    alerts: tuple[AlertRule, ...] = Field(default=(), max_length=32)
+    webhook: WebhookConfig | None = None
+
+    @model_validator(mode="after")
+    def _rules_have_names_of_their_own(self) -> Self:
+        names = [rule.name for rule in self.alerts]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"alerts: more than one rule is named {', '.join(twice)}; give each a name of its own")
+        if self.webhook is not None and not self.alerts:
+            raise ValueError("webhook without alerts would never be told anything; give rules, or leave it out")
+        return self
 
     @model_validator(mode="after")
     def _origins_are_origins(self) -> Self:

@@ -79,11 +79,15 @@ class ParticipationShares(Section):
 
 
 class ParticipationConfig(Section):
-    """Public limits of relation "participation": the list of cells, and limits per user."""
+    """Public limits of relation "participation": the list of cells, limits per user, and what is expected of speeds before any
+    release: their mean, ``typical_km_h``. Smoothed means lie near it while the noise of releases hides more; without it, near
+    the middle of their range.
+    """
 
     geojson: Path | None = None
     max_cells: int = Field(default=5_000, ge=1, le=1_000_000)
     weight: Literal["share", "user", "sample"] = "sample"
     cells_per_user: int = Field(ge=1, le=1_000)
     samples_per_cell: int = Field(default=5, ge=1, le=100_000)
+    typical_km_h: float | None = Field(default=None, gt=0, le=1000)
     shares: ParticipationShares = ParticipationShares()

@@ -23,18 +23,22 @@ IdArray = npt.NDArray[np.uint64]
 NOBODY = np.zeros(0, dtype=np.uint64)
 
 
-class DueWindow(NamedTuple):
-    """A window to close. ``positions``: whether a histogram or a rule of fixes, configured or planned, reads lat and lng."""
-
-    window: Window
-    positions: bool
-
-
 class StoredPlan(NamedTuple):
     """A plan and its stored bytes in Redis."""
 
     plan: Plan
     stored: bytes
+
+
+class DueWindow(NamedTuple):
+    """A window to close, with its plan if an earlier attempt or another worker stored one.
+
+    ``positions``: whether a histogram or a rule of fixes, configured or planned, reads lat and lng.
+    """
+
+    window: Window
+    positions: bool
+    planned: StoredPlan | None
 
 
 @dataclass(frozen=True)
@@ -49,26 +53,23 @@ class Planning:
     async def window(self, slot: int) -> DueWindow:
         """The window that begins at ``slot``. A planned window keeps its length, even if ``window.slot`` was changed since.
 
-        Raises :class:`PlanError` if no window begins there.
+        Raises :class:`PlanError` if no window begins there, and :class:`LedgerError` if its plan counts in another unit.
         """
         stored = await self.store.plan(slot)
-        plan = None if stored is None else decode_plan(stored)
-        window = self.config.slotting.window(slot) if plan is None else plan.window
+        planned = None if stored is None else self._read(stored)
+        window = self.config.slotting.window(slot) if planned is None else planned.plan.window
         if window.start != slot:
             raise PlanError(
                 f"no window of {self.config.window.slot} begins at {utc_text(slot)}: window.slot was changed while its rows "
                 "were collected; nothing was planned. Restore the old length until it is released"
             )
         configured = self.config.histogram is not None or FixRules.of(self.config) is not None
-        planned = plan is not None and (plan.histogram is not None or plan.fix_rules is not None)
-        return DueWindow(window, configured or planned)
+        return DueWindow(window, configured or (planned is not None and planned.plan.reads_positions), planned)
 
-    async def stored(self, window: Window, rows: WindowRows | None) -> StoredPlan:
-        """The stored plan of ``window``. If there is none, a plan is made and stored first."""
-        stored = await self.store.plan(window.start)
-        if stored is None:
-            stored = await self.store.store_plan(window.start, encode_plan(await self.make(window, rows, NOBODY)))
-        return self._read(stored)
+    async def first(self, window: Window, rows: WindowRows | None) -> StoredPlan:
+        """Make and store a plan of ``window``. If another worker stored one meanwhile, that plan is returned."""
+        plan = encode_plan(await self.make(window, rows, NOBODY))
+        return self._read(await self.store.store_plan(window.start, plan))
 
     async def replaced(
         self, window: Window, rows: WindowRows | None, planned: StoredPlan, refused: IdArray
@@ -76,7 +77,7 @@ class Planning:
         """Replace ``planned`` by a plan without the users in ``refused``. Returns the plan that is stored then."""
         plan = encode_plan(await self.make(window, rows, refused))
         stored = await self.store.replace_plan(window.start, planned.stored, plan)
-        return await self.stored(window, rows) if stored is None else self._read(stored)
+        return await self.first(window, rows) if stored is None else self._read(stored)
 
     async def make(self, window: Window, rows: WindowRows | None, refused: IdArray) -> Plan:
         """A plan by the ledger and the terms of the period, without the users in ``refused``.

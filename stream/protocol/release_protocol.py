@@ -105,16 +105,16 @@ class ReleaseProtocol:
         released, outbox = await self.store.released_or_committed(slot)
         if released is None and outbox is None:
             try:
-                window, positions = await self.seal(slot)
-                rows = await self._read(window, positions)
-                planned = await self._plan(window, rows)
+                due = await self.seal(slot)
+                rows = await self._read(due)
+                planned = await self._plan(due, rows)
                 for _ in range(PLAN_ATTEMPTS):
                     refused = await self._charge(planned.plan)
                     if refused is None:
                         break
-                    planned = await self._plan_again(window, rows, planned, refused)
+                    planned = await self._plan_again(due.window, rows, planned, refused)
                 else:
-                    raise _spent_elsewhere(window)
+                    raise _spent_elsewhere(due.window)
                 drawn = await self._draw(planned.plan, rows)
                 del rows  # a big window's take hundreds of megabytes, which messages are not made of
                 await self._commit(planned.plan, drawn)
@@ -149,17 +149,19 @@ class ReleaseProtocol:
             await waiting
 
     async def seal(self, slot: int) -> DueWindow:
-        """Seal the slot, so that later rows are late. Returns the window, with its planned length if it was planned."""
+        """Seal the slot, so that later rows are late. Returns the window, with its plan if it was planned."""
         due = await self.planning.window(slot)
         await self.rows.seal(slot)
         await self._done("seal")
         return due
 
-    async def _read(self, window: Window, positions: bool) -> WindowRows | None:
-        """The sorted rows, with lat and lng if ``positions``; None if reading fails because of their content and the window may be withheld."""
+    async def _read(self, due: DueWindow) -> WindowRows | None:
+        """The sorted rows, with lat and lng where they are read; None if reading fails because of their content and the window may be withheld."""
+        window = due.window
         try:
             with content_of(window.start, "reading"):
-                rows = self.statistics.arrange(await self.rows.read_rows(window.start, positions=positions), window)
+                stored = await self.rows.read_rows(window.start, positions=due.positions)
+                rows = self.statistics.arrange(stored, window)
             self.on_uncounted(rows)
         except ContentError:
             if self.statistics.withhold(window, "") is None:
@@ -168,9 +170,9 @@ class ReleaseProtocol:
         await self._done("read")
         return rows
 
-    async def _plan(self, window: Window, rows: WindowRows | None) -> StoredPlan:
+    async def _plan(self, due: DueWindow, rows: WindowRows | None) -> StoredPlan:
         """The stored plan. If another worker stored one, that plan is used."""
-        planned = await self.planning.stored(window, rows)
+        planned = due.planned or await self.planning.first(due.window, rows)
         await self._done("plan")
         return planned
 

@@ -14,7 +14,9 @@ from prometheus_client import generate_latest
 
 from stream.config import Config
 from stream.serve import guards, openapi
+from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast, allow_connections
+from stream.serve.cell_history import Usual
 from stream.serve.hexagons import Hexagons
 from stream.serve.histograms import Histograms
 from stream.serve.metrics import PublicMetrics
@@ -26,7 +28,7 @@ from stream.serve.reading.topics import TopicSource
 from stream.serve.responses import JSON, Answers, key_of
 from stream.serve.sending import bound_every_answer
 from stream.serve.static_files import add_pages
-from stream.serve.window_store import View
+from stream.serve.window_store import View, WindowView
 
 log = structlog.get_logger()
 
@@ -37,20 +39,29 @@ class Service:
     def __init__(self, config: Config, source: Source) -> None:
         self._max_streams = config.public.max_streams
         self._reading: asyncio.Task[None] | None = None
+        self._judging: asyncio.Task[None] | None = None
         self.metrics = PublicMetrics()
         self.view = View(config.public.max_windows)
         self.answers = Answers()
         self._source = source
-        self.intake = Intake(self.view, self.metrics, lambda window: self.broadcast.announce(window))
-        self.broadcast = Broadcast(self.view, self.metrics, self.intake.caught_up, config.public.max_streams)
+        self.intake = Intake(self.view, self.metrics, self._announce)
+        ready, rules = self.intake.caught_up, len(config.public.alerts)
+        self.broadcast = Broadcast(self.view, self.metrics, ready, config.public.max_streams, rules)
+        self.usual = Usual()
+        self.alerts = Alerts(config, self.view, self.usual, self.answers, self.metrics, self.broadcast, ready)
         self.operations = operations(
             config.feed.name,
             Hexagons(self.view, self.answers),
             Ranges(self.view, self.answers),
             Histograms(self.view, self.answers),
             self.broadcast,
+            self.alerts,
         )
         self._document = msgspec.json.encode(openapi.document(self.operations))
+
+    def _announce(self, window: WindowView) -> None:
+        self.broadcast.announce(window)
+        self.alerts.announce(window)
 
     async def openapi(self, request: web.Request) -> web.Response:
         """The OpenAPI document."""
@@ -58,10 +69,12 @@ class Service:
         return await self.answers.answer(request, key_of(self._document), lambda: self._document, JSON, "revalidate")
 
     async def health(self, request: web.Request) -> web.Response:
-        """200 while the process answers and reads. If it stopped reading, only a restart helps."""
-        reading = self._reading is not None and not self._reading.done()
-        body = {"status": "ok" if reading else "no longer reading; the operator finds the reason in the log"}
-        return web.json_response(body, status=200 if reading else 503, headers={"Cache-Control": "no-store"})
+        """200 while the process answers, reads, and judges windows for alerts. If it stopped, only a restart helps."""
+        tasks = {"reading": self._reading, "judging windows for alerts": self._judging}
+        ended = [name for name, task in tasks.items() if task is None or task.done()]
+        status = f"no longer {' and '.join(ended)}; the operator finds the reason in the log" if ended else "ok"
+        body = {"status": status}
+        return web.json_response(body, status=503 if ended else 200, headers={"Cache-Control": "no-store"})
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 once everything that existed at the start was read."""
@@ -81,11 +94,14 @@ class Service:
         """Read releases while the service runs."""
         allow_connections(self._max_streams + self._source.open_files)
         self._reading = asyncio.create_task(self._source.run(self.intake))
-        self._reading.add_done_callback(_tell_failure)
+        self._judging = asyncio.create_task(self.alerts.run())
+        for task in (self._reading, self._judging):
+            task.add_done_callback(_tell_failure)
         yield
-        self._reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reading
+        for task in (self._reading, self._judging):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):  # logged when it ended
+                await task
         self.intake.close()
 
     async def end_streams(self, app: web.Application) -> None:
@@ -95,7 +111,7 @@ class Service:
 
 def _tell_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("reading ended", exc_info=error)
+        log.error("a part of the service ended", exc_info=error)
 
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
@@ -104,7 +120,8 @@ SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 def make_app(config: Config, basemap: Path | None = None, source: Source | None = None) -> web.Application:
     """The aiohttp application over ``source``, by default the topics of the configured cluster.
 
-    ``basemap`` is a PMTiles archive to draw under the hexagons.
+    ``basemap`` is a PMTiles archive to draw under the hexagons. Raises :class:`stream.config.ConfigError` for a webhook whose
+    secret cannot be read.
     """
     service = Service(config, source or TopicSource(config.kafka))
     origins = config.public.cors_origins
@@ -116,7 +133,7 @@ def make_app(config: Config, basemap: Path | None = None, source: Source | None 
     app.router.add_get("/healthz", service.health)
     app.router.add_get("/readyz", service.ready)
     app.router.add_get("/metrics", service.public_metrics)
-    add_pages(app, config, service.view, service.answers, basemap)
+    add_pages(app, config, service.view, service.answers, service.usual, basemap)
     app.on_response_prepare.append(guards.headers(origins))
     app.on_response_prepare.append(bound_every_answer)
     app.cleanup_ctx.append(service.lifetime)

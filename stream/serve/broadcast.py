@@ -22,6 +22,7 @@ PING_SECONDS = 15.0
 _RETRY_MS = (1_000, 5_000)
 """Seconds after which clients reconnect; each gets another time, so that they do not all come back at once after a restart."""
 _PAST_AT_ONCE = 16
+_WINDOWS_BEHIND = 64
 _OTHER_FILES = 256
 """Number of open files that the process needs besides its streams."""
 
@@ -43,25 +44,35 @@ def number_of(window: WindowView) -> int:
 @dataclass(eq=False)
 class _Stream:
     feed: str
-    frames: asyncio.Queue[tuple[int, bytes] | None]
+    frames: asyncio.Queue[tuple[int | None, bytes] | None]
+    """Events, with a number where they have an id; None ends the stream."""
     transport: asyncio.Transport | None
 
 
 class Broadcast:
-    """The open streams. A stream that is ``queue`` windows behind is ended; its client can resume by Last-Event-ID."""
+    """The open streams. A stream that is ``queue`` events behind is ended; its client can resume by Last-Event-ID.
+
+    A window has an event of its own and at most one for each rule on alerts, so the queue grows by the number of ``rules``.
+    """
 
     def __init__(
-        self, view: View, metrics: PublicMetrics, ready: asyncio.Event, max_streams: int, queue: int = 64
+        self, view: View, metrics: PublicMetrics, ready: asyncio.Event, max_streams: int, rules: int = 0
     ) -> None:
         self._view, self._metrics, self._ready = view, metrics, ready
-        self._max_streams, self.queue = max_streams, queue
+        self._max_streams, self.queue = max_streams, _WINDOWS_BEHIND + rules
         self._streams: set[_Stream] = set()
 
     def announce(self, window: WindowView) -> None:
         """Send a complete window to every stream of its feed."""
-        event = (number_of(window), frame_of(window))
+        self._send(window.feed, (number_of(window), frame_of(window)))
+
+    def tell(self, feed: str, frame: bytes) -> None:
+        """Send an event without id, which is not repeated to clients that reconnect, to every stream of the feed."""
+        self._send(feed, (None, frame))
+
+    def _send(self, feed: str, event: tuple[int | None, bytes]) -> None:
         for stream in list(self._streams):
-            if stream.feed != window.feed:
+            if stream.feed != feed:
                 continue
             try:
                 stream.frames.put_nowait(event)
@@ -82,7 +93,7 @@ class Broadcast:
     async def stream(
         self, request: web.Request, feed: str, after: int | None, last_event_id: int | None
     ) -> web.StreamResponse:
-        """Send one event per complete window until the client disconnects."""
+        """Send one event per complete window, and one per rule and window with alerts to tell, until the client disconnects."""
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         )
@@ -129,7 +140,7 @@ class Broadcast:
             if event is None:
                 return
             number, frame = event
-            if number > sent:
+            if number is None or number > sent:
                 await response.write(frame)
 
 

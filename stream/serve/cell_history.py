@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, time
 from functools import lru_cache
 from itertools import islice
@@ -85,7 +85,7 @@ Columns = dict[tuple[str, str], tuple[CellArray, FloatArray]]
 
 
 class Usual:
-    """Computes usual values before any window of the store; decodes each window once."""
+    """Computes usual values before any window of the store; keeps what it decoded of each window."""
 
     def __init__(self) -> None:
         self.decoded: dict[tuple[str, str], Columns] = {}
@@ -97,25 +97,21 @@ class Usual:
 
         They are of the same day of the week if there are :data:`ENOUGH`; else of the same kind of day; else of any day.
         """
+        return self.earlier_of_each(view, [window])[0]
+
+    def earlier_of_each(self, view: View, windows: Sequence[WindowView]) -> list[Earlier]:
+        """:meth:`earlier` for each of the ``windows``, all of one feed; sorts the view once, and reads each time of day once."""
+        if not windows:
+            return []
         with self._lock:
             for key in self.decoded.keys() - view.windows.keys():
                 del self.decoded[key]
-        zone = _zone(window)
-        day, begin = _local(window.start, zone)
-        before = (other for other in view.ordered(window.feed) if other.complete and other.start < window.start)
-        alike: dict[Days, list[WindowView]] = {days: [] for days in DAYS}
-        for other in islice(before, LOOK_BACK):
-            other_day, other_begin = _local(other.start, zone)
-            if other_begin != begin:
-                continue
-            alike["any"].append(other)
-            if (other_day < 5) == (day < 5):
-                alike["kind"].append(other)
-            if other_day == day:
-                alike["weekday"].append(other)
-        enough: list[Days] = [days for days in DAYS if len(alike[days]) >= ENOUGH]
-        days: Days = enough[0] if enough else "any"
-        return Earlier(days, alike[days][:EARLIER])
+        newest = max(window.start for window in windows)
+        before = (other for other in view.ordered(windows[0].feed) if other.complete and other.start < newest)
+        others = list(islice(before, LOOK_BACK))
+        zones = [_zone(window) for window in windows]
+        by_time = {zone: _by_time_of_day(others, zone) for zone in set(zones)}
+        return [_earlier(by_time[zone], window, zone) for window, zone in zip(windows, zones, strict=True)]
 
     def over(self, window: WindowView, days: Days, earlier: list[WindowView]) -> bytes:
         """Usual values of every cell over the ``earlier`` complete windows, as JSON. Safe to call from any thread."""
@@ -135,12 +131,45 @@ class Usual:
             }
         )
 
+    def released(self, window: WindowView, statistic: str) -> tuple[CellArray, FloatArray]:
+        """Cells of a complete window with noise in that statistic, and (2, C) values as released and standard deviations."""
+        nothing = np.zeros(0, dtype=np.uint64), np.zeros((2, 0))
+        return self._columns(window).get(("raw", statistic), nothing)
+
     def _columns(self, window: WindowView) -> Columns:
         key = (window.feed, window.start)
         with self._lock:
-            if key not in self.decoded:
-                self.decoded[key] = _columns(window.in_order())
-            return self.decoded[key]
+            decoded = self.decoded.get(key)
+        if decoded is None:  # without the lock, for which the event loop may wait
+            decoded = _columns(window.in_order())
+            with self._lock:
+                self.decoded[key] = decoded
+        return decoded
+
+
+def _by_time_of_day(windows: Sequence[WindowView], zone: str) -> dict[time, list[tuple[int, WindowView]]]:
+    """Windows with their days of the week, by the local time at which they begin, in the given order."""
+    by_time: dict[time, list[tuple[int, WindowView]]] = {}
+    for window in windows:
+        day, begin = _local(window.start, zone)
+        by_time.setdefault(begin, []).append((day, window))
+    return by_time
+
+
+def _earlier(by_time: dict[time, list[tuple[int, WindowView]]], window: WindowView, zone: str) -> Earlier:
+    day, begin = _local(window.start, zone)
+    alike: dict[Days, list[WindowView]] = {days: [] for days in DAYS}
+    for other_day, other in by_time.get(begin, ()):
+        if other.start >= window.start:
+            continue
+        alike["any"].append(other)
+        if (other_day < 5) == (day < 5):
+            alike["kind"].append(other)
+        if other_day == day:
+            alike["weekday"].append(other)
+    enough: list[Days] = [days for days in DAYS if len(alike[days]) >= ENOUGH]
+    days: Days = enough[0] if enough else "any"
+    return Earlier(days, alike[days][:EARLIER])
 
 
 def _columns(values: Iterable[bytes]) -> Columns:

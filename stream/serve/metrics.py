@@ -33,6 +33,24 @@ class PublicMetrics:
             "Event streams that were ended because their client read too slowly.",
             registry=r,
         )
+        self.alerts = Counter("hexveil_public_alerts", "Alerts that were told, by rule.", ["rule"], registry=r)
+        self.alerts_active = Gauge(
+            "hexveil_public_alerts_active", "Cells that the rule names in the newest window.", ["rule"], registry=r
+        )
+        self.unjudged = Counter(
+            "hexveil_public_windows_unjudged",
+            "Windows whose alerts were not told, because too many windows waited to be judged.",
+            registry=r,
+        )
+        self.deliveries = Counter(
+            "hexveil_public_webhook_deliveries",
+            "Deliveries to the webhook by outcome: delivered; failed after every attempt; dropped, because too many waited.",
+            ["outcome"],
+            registry=r,
+        )
+        self.attempts_failed = Counter(
+            "hexveil_public_webhook_attempts_failed", "Attempts to deliver that failed.", registry=r
+        )
         self.requests = Counter(
             "hexveil_public_requests", "Requests that were answered.", ["route", "code"], registry=r
         )

@@ -7,13 +7,14 @@ from typing import Any
 
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, schema
 from stream.messages.tables import FIRST
+from stream.serve.alerts.watching import MOST_TOLD
 from stream.serve.operations import BASE, Operation
 from stream.serve.parameters import Parameter
 from stream.serve.responses import PROBLEM
 
 PATH = f"{BASE}/openapi.json"
 
-VERSION = "1.0.0"
+VERSION = "1.1.0"
 """Version of the API. The second number counts additions; a change that breaks clients gets a new path, ``v2``."""
 
 Schema = dict[str, Any]
@@ -22,7 +23,8 @@ _TAGS = {
     "Windows": "Timeslots and whether they are complete.",
     "Hexagons": "Speed statistics of cells, as they were released.",
     "Histograms": "Spatial histograms and range queries over them.",
-    "Stream": "News of finished windows.",
+    "Alerts": "Cells whose released means support a rule of the operator, with a bound on false alarms.",
+    "Stream": "News of finished windows and of alerts.",
     "Downloads": "Complete windows as files, one by one or those of a range together.",
 }
 _ERRORS = {
@@ -111,9 +113,11 @@ def _schemas() -> Schema:
         **_window_schemas(),
         **_histogram_schemas(messages["SpatialHistogram"]["properties"]),
         **_file_schemas(),
+        **_alert_schemas(),
         "EventStream": {
             "type": "string",
-            "description": "Events named window: id is the place of the close marker, data is a Window as JSON.",
+            "description": "Events named window: id is the place of the close marker, data is a Window as JSON. Events named "
+            "alert, without id: data is an AlertNews as JSON.",
         },
         "Problem": _object(
             {
@@ -203,6 +207,67 @@ def _file_schemas() -> Schema:
             "required": [*FIRST, "status"],
             "additionalProperties": True,
         },
+    }
+
+
+def _alert_schemas() -> Schema:
+    """Components for rules and alerts."""
+    speed = {"anyOf": [{"type": "number"}, {"type": "null"}]}
+    rule = {
+        "name": {"type": "string"},
+        "below_km_h": speed | {"description": "The exact mean is below this, in km/h; or null."},
+        "slower_km_h": speed | {"description": "The exact mean is below usual by more than this, in km/h; or null."},
+        "slower_percent": speed | {"description": "The same as a share of usual; or null."},
+        "windows": {"type": "integer", "minimum": 1, "description": "In so many consecutive windows."},
+        "false_alarms_per_day": {
+            "type": "number",
+            "description": "Bound on the expected number, of all cells together.",
+        },
+        "cells": {"type": "integer", "minimum": 0, "description": "Cells of the window that the rule covers."},
+    }
+    alert = {
+        "id": {"type": "string", "description": "Depends on feed, rule, window and cell only."},
+        "rule": {"type": "string"},
+        "feed": {"type": "string"},
+        "cell": {"type": "string"},
+        "window": _ref("Bounds"),
+        "first_window": {
+            "type": "string",
+            "format": "date-time",
+            "description": "Start of the first of the rule's windows.",
+        },
+        "new": {"type": "boolean", "description": "Not so one window earlier."},
+        "statistic": {"type": "string"},
+        "value": {"type": "number", "description": "Released mean."},
+        "limit": {"type": "number", "description": "The exact mean is below this."},
+        "usual": speed,
+        "unit": {"type": "string"},
+    }
+    news = {
+        "id": {"type": "string", "description": "Depends on feed, rule and window only."},
+        "rule": {"type": "string"},
+        "feed": {"type": "string"},
+        "window": _ref("Bounds"),
+        "count": {
+            "type": "integer",
+            "minimum": 1,
+            "description": f"Alerts that are told; at most {MOST_TOLD} are listed.",
+        },
+        "alerts": _list(_ref("Alert"), "In order of cell."),
+    }
+    listed = {
+        "feed": {"type": "string"},
+        "window": _ref("Bounds"),
+        "rules": _list(
+            _ref("AlertRule"), "As configured; empty if the window is not complete or of a feed without rules."
+        ),
+        "alerts": _list(_ref("Alert"), "By rule, in order of cell."),
+    }
+    return {
+        "AlertRule": _object(rule),
+        "Alert": _object(alert),
+        "AlertNews": _object(news),
+        "AlertList": _object(listed),
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from stream.serve import parameters as p
+from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast
 from stream.serve.hexagons import FILES, Hexagons
 from stream.serve.histograms import Histograms
@@ -37,7 +38,7 @@ class Operation:
 
 
 def operations(
-    feed: str, hexagons: Hexagons, ranges: Ranges, histograms: Histograms, broadcast: Broadcast
+    feed: str, hexagons: Hexagons, ranges: Ranges, histograms: Histograms, broadcast: Broadcast, alerts: Alerts
 ) -> list[Operation]:
     """Every path under :data:`BASE` but the document itself."""
     named = p.feed(feed)
@@ -46,9 +47,19 @@ def operations(
         *_of_cells(hexagons, named),
         *_of_histograms(histograms, named),
         Operation(
+            f"{BASE}/alerts",
+            "listAlerts",
+            "The operator's rules, and the cells that they name in one window",
+            alerts.answer,
+            (named, p.WINDOW_QUERY),
+            {JSON: "AlertList"},
+            (404,),
+            tag="Alerts",
+        ),
+        Operation(
             f"{BASE}/stream",
             "streamWindows",
-            "Server-sent events: one per finished window",
+            "Server-sent events: one per finished window, and one per rule and window with alerts to tell",
             broadcast.stream,
             (named, p.AFTER, p.LAST_EVENT_ID),
             {"text/event-stream": "EventStream"},

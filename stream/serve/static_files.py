@@ -96,12 +96,12 @@ def check_basemap(path: Path) -> Path:
 class Pages:
     """Handlers for the page, and for what it requests besides the read API."""
 
-    def __init__(self, config: Config, view: View, answers: Answers, basemap: Path | None) -> None:
+    def __init__(self, config: Config, view: View, answers: Answers, usual: Usual, basemap: Path | None) -> None:
         self._assets = read_assets()
         self._view, self._answers, self._basemap = view, answers, basemap
         self._feed = config.feed.name
         self._security = security_headers(config.public.frame_ancestors)
-        self._usual = Usual()
+        self._usual = usual
         domain = config.feed.domain
         self._settings = msgspec.json.encode(
             {
@@ -109,6 +109,7 @@ class Pages:
                 "domain": [domain.west, domain.south, domain.east, domain.north],
                 "basemap": basemap is not None,
                 "parquet": can_write_parquet(),
+                "alerting": bool(config.public.alerts),
                 "limits": LIMITS,
             }
         )
@@ -151,9 +152,11 @@ class Pages:
         return web.FileResponse(self._basemap, headers={"Content-Type": "application/octet-stream"})
 
 
-def add_pages(app: web.Application, config: Config, view: View, answers: Answers, basemap: Path | None = None) -> None:
+def add_pages(
+    app: web.Application, config: Config, view: View, answers: Answers, usual: Usual, basemap: Path | None = None
+) -> None:
     """Add routes for the dashboard at ``/`` and for what it needs besides the read API."""
-    pages = Pages(config, view, answers, basemap)
+    pages = Pages(config, view, answers, usual, basemap)
     app.router.add_get("/", pages.asset)
     app.router.add_get("/licences.md", pages.asset)
     app.router.add_get("/assets/{name}", pages.asset)

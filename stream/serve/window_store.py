@@ -123,6 +123,8 @@ class View:
         self._unmarked: dict[tuple[str, str], WindowView] = {}
         self._unmarked_size = 0
         self.windows: dict[tuple[str, str], WindowView] = {}
+        self.generation = 0
+        """How often a window became complete, or a complete one was removed. What was derived from complete windows holds while it stays."""
 
     def put(self, message: Received) -> Outcome:
         """Store a checked message. The caller then asks :meth:`full` whether its window may be complete now."""
@@ -151,6 +153,11 @@ class View:
         window = self.windows.get((message.feed, message.start))
         return window if window is not None and window.full else None
 
+    def finish(self, window: WindowView, cells: list[bytes]) -> None:
+        """Mark a window as complete. ``cells``: what :meth:`WindowView.agreeing` returned."""
+        window.finish(cells)
+        self.generation += 1
+
     def _forget(self) -> None:
         """Remove windows until the limits hold. Windows without a close marker never displace those that have one."""
         while self._unmarked and (
@@ -165,6 +172,8 @@ class View:
     def _drop(self, window: WindowView) -> None:
         key = (window.feed, window.start)
         del self.windows[key]
+        if window.complete:
+            self.generation += 1
         self._size -= window.size
         if self._unmarked.pop(key, None) is not None:
             self._unmarked_size -= window.size

@@ -54,7 +54,7 @@ async def poll(
     async with poller, sink:
         reported = loop.time()
         async for body, received_us in documents(poller, settings, stopping):
-            messages = _events(reader, body, received_us)
+            messages = await _events(reader, body, received_us)
             if messages is not None and messages.values:
                 await sink.take(messages)
             brought = messages is not None and bool(messages.values)
@@ -70,12 +70,16 @@ async def poll(
                 return
 
 
-def _events(reader: SnapshotEvents, body: bytes | None, received_us: int) -> Messages | None:
-    """The new events of an answer; None if the document did not change, or is no snapshot, which is logged."""
+async def _events(reader: SnapshotEvents, body: bytes | None, received_us: int) -> Messages | None:
+    """The new events of an answer; None if the document did not change, or is no snapshot, which is logged.
+
+    A large answer takes seconds to decode. A thread decodes it, one answer at a time, so that the event loop goes on with
+    Kafka's requests and the clock of windows.
+    """
     if body is None:
         return None
     try:
-        return reader.events(body, received_us)
+        return await asyncio.to_thread(reader.events, body, received_us)
     except SnapshotError as error:
         log.warning("an answer is not a snapshot and is skipped", reason=str(error))
         return None

@@ -26,6 +26,8 @@ log = structlog.get_logger()
 
 _MOST_REDIRECTS = 5
 _LONGEST_PAUSE_S = 300.0
+_MOST_DOUBLINGS = 20
+"""More would exceed the longest pause in any case, and after a thousand a float."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHUNK = 1 << 16
 
@@ -59,7 +61,10 @@ class Poller:
     """Polls one URL. :meth:`fetch` returns its bytes, or None if the server says that nothing changed."""
 
     def __init__(self, url: str, settings: PollSettings) -> None:
-        self._url, self._settings = URL(url), settings
+        try:
+            self._url, self._settings = URL(url), settings
+        except ValueError:  # its text quotes user and password
+            raise ValueError(f"{redacted(url)!r} is not an http or https address") from None
         if self._url.scheme not in ("http", "https") or not self._url.host:
             raise ValueError(f"{redacted(url)!r} is not an http or https address")
         self._session: aiohttp.ClientSession | None = None
@@ -126,6 +131,11 @@ class Poller:
         return bytes(body)
 
 
+def backed_off(first_s: float, failures: int) -> float:
+    """Seconds until the next attempt: ``first_s``, doubled by each failure, at most five minutes."""
+    return min(first_s * 2.0 ** min(failures, _MOST_DOUBLINGS), _LONGEST_PAUSE_S)
+
+
 async def documents(
     poller: Poller, settings: PollSettings, stopping: asyncio.Event
 ) -> AsyncIterator[tuple[bytes | None, int]]:
@@ -143,7 +153,7 @@ async def documents(
             if error.final and not answered:
                 raise
             failures += 1
-            pause = max(min(settings.interval_s * 2.0**failures, _LONGEST_PAUSE_S), error.retry_after_s)
+            pause = max(backed_off(settings.interval_s, failures), error.retry_after_s)
             pause *= random.uniform(0.5, 1.0) if not error.retry_after_s else random.uniform(1.0, 1.1)
             if failures == 1:
                 log.warning("the feed does not answer, trying again", reason=str(error), seconds=round(pause, 1))

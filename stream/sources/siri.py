@@ -19,6 +19,8 @@ from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, 
 from stream.windows import Slotting
 
 _DEEPEST = 40
+MOST_ELEMENTS = 2_000_000
+"""Elements of a document; a vehicle of a detailed profile has 50. They bound the processor time of an answer to seconds."""
 _LONGEST_TEXT = 1024
 _ACTIVITY = "VehicleActivity"
 _JOURNEY = "MonitoredVehicleJourney"
@@ -103,6 +105,7 @@ class _Document:
         self._begins: int | None = None
         self._text: list[str] | None = None
         self._size = 0
+        self._elements = 0
         self._is_siri = False
         parser = ParserCreate(namespace_separator=" ")
         parser.buffer_text = True
@@ -130,6 +133,11 @@ class _Document:
     def _start(self, name: str, attributes: Mapping[str, str]) -> None:
         local = name.rpartition(" ")[2]
         self._path.append(local)
+        self._elements += 1
+        if self._elements > MOST_ELEMENTS:
+            raise SnapshotError(
+                f"XML with more than {MOST_ELEMENTS} elements, which is too much for the vehicles of a city"
+            )
         if len(self._path) > _DEEPEST:
             raise SnapshotError(f"XML with more than {_DEEPEST} levels, which SIRI-VM does not need")
         self._is_siri = self._is_siri or local.lower().startswith("vehiclemonitoringdelivery")

@@ -93,7 +93,14 @@ class SnapshotEvents:
         except ValueError:
             self.tally.unreadable += 1
             raise
-        self.tally.snapshots += 1
+        return self.take(snapshot)
+
+    def take(self, snapshot: Snapshot, documents: int = 1) -> Messages:
+        """The new events of a snapshot that was decoded from so many documents, in order of time.
+
+        Raises :class:`SnapshotError` for too many vehicles.
+        """
+        self.tally.snapshots += documents
         self.tally.refused += snapshot.refused
         if snapshot.clock is not None:
             self._clock = max(self._clock, snapshot.clock)

@@ -138,8 +138,17 @@ def post_process(
     shrinking, upper = shrinks(plan, config), plan.upper_quanta * SPEED_QUANTUM_KMH
     if "kalman" not in config.speed.post_processing or "mean" not in plan.statistics:
         return shrunk(bodies, upper) if shrinking else {}, memory
-    after, derived = step(memory, bodies, plan.window, upper=upper, timezone=config.feed.timezone, shrinking=shrinking)
+    zone, typical = config.feed.timezone, _typical(plan, config)
+    after, derived = step(memory, bodies, plan.window, upper=upper, timezone=zone, shrinking=shrinking, typical=typical)
     return derived, after
+
+
+def _typical(plan: Plan, config: Config) -> float | None:
+    """The mean speed that smoothing expects before any release, at most U, in km/h; None if the prior is as wide as U."""
+    if config.participation is None or plan.relation != NeighbouringRelation.PARTICIPATION:
+        return None
+    typical = config.participation.typical_km_h
+    return None if typical is None else min(typical, plan.upper_quanta * SPEED_QUANTUM_KMH)
 
 
 def compose(
@@ -159,7 +168,9 @@ def compose(
     bodies = release_bodies(plan, counts, columns, config)
     before = identity(memory)
     derived, memory = post_process(plan, bodies, config, memory)
-    remembered = {"memory": {"before": before, "after": identity(memory)}} if SMOOTHED in derived else {}
+    remembered: Body = {"memory": {"before": before, "after": identity(memory)}} if SMOOTHED in derived else {}
+    if remembered and (typical := _typical(plan, config)) is not None:
+        remembered["memory"]["typical_km_h"] = typical
     if derived:
         for g, body in enumerate(bodies):
             if body["status"] == "published":

@@ -219,6 +219,11 @@ class Plan(
             return "own"
         return "counts" if self.histogram is None else "histograms"
 
+    @property
+    def reads_positions(self) -> bool:
+        """Whether a histogram or a rule of fixes reads the positions of events."""
+        return self.histogram is not None or self.fix_rules is not None
+
     def charged_users(self) -> tuple[IdArray, IntArray]:
         """The users with a charge above 0, and their charges."""
         charges = self.charges

@@ -13,28 +13,26 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import h3
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import CLASSES, Calibration
-from dpcore.relation import NeighbouringRelation
+from dpcore.occupancy import FORGOTTEN_HOURS, Occupancy
 from dpcore.shrinkage import Shrunken
-from dpcore.smoothing import CALIBRATION_HOURS, Releases, Smoothed, SmoothingState, smooth
+from dpcore.smoothing import CALIBRATION_HOURS, Smoothed, SmoothingState, smooth
+from stream.statistics.observed_means import ObservedMeans, observed_means
 from stream.statistics.plan import Derived
 from stream.statistics.shrinkage import shrink_releases
 from stream.windows import Window
 
 FloatArray = npt.NDArray[np.float64]
 
-VERSION = 3
+VERSION = 4
 """Version of the stored form. A memory of another version is not used."""
 SMOOTHED = "mean_smoothed"
 """Name of the smoothed mean under ``post_processed``."""
-_CERTAIN = 3.0
-"""If a noisy count is below this many of its scales, the cell may be empty, and its mean is not used."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +57,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     low: bytes = b""
     high: bytes = b""
     """Cells of the window, ascending, and the 95 % interval of the smoothed mean of each."""
+    counted: bytes = b""
+    counted_sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Under "participation": what noisy counts said about the users of each of ``seen`` (:class:`dpcore.occupancy.Occupancy`)."""
 
 
 def encode_memory(memory: Memory) -> bytes:
@@ -74,10 +75,12 @@ def decode_memory(blob: bytes | None) -> Memory | None:
         memory = msgspec.msgpack.decode(blob, type=Memory)
         _state(memory)
         _calibration(memory.shrinkage)
+        counted = _occupancy(memory).total
         ends = [np.frombuffer(column, "<f8") for column in (memory.low, memory.high)]
     except (msgspec.DecodeError, ParameterError, ValueError):
         return None
     whole = all(8 * len(column) == len(memory.seen) and np.all(np.isfinite(column)) for column in ends)
+    whole = whole and 8 * len(counted) in (0, len(memory.seen))
     return memory if memory.version == VERSION and whole else None
 
 
@@ -88,11 +91,11 @@ def identity(memory: Memory | None) -> str | None:
 
 def shrunk(bodies: Sequence[dict[str, Any]], upper: float) -> dict[str, Derived]:
     """The shrunk mean of each body, shape (C,), by name, from the bodies of this window alone, as published."""
-    releases, places = _releases(bodies)
-    if not len(places):
+    observed = observed_means(bodies, None, upper / 2, upper)
+    if not len(observed.places):
         return {}
-    columns = shrink_releases(releases, upper, Calibration())
-    return {"mean": _derived("empirical-bayes", columns, places, len(bodies))}
+    columns = shrink_releases(observed.releases, upper, Calibration())
+    return {"mean": _derived("empirical-bayes", columns, observed.places, len(bodies))}
 
 
 def step(
@@ -103,6 +106,7 @@ def step(
     upper: float,
     timezone: str,
     shrinking: bool,
+    typical: float | None = None,
 ) -> tuple[Memory | None, dict[str, Derived]]:
     """The memory after ``window``, and the smoothed mean of each body, shape (C,), by name, from the bodies as published; with
     ``shrinking`` also the shrunk mean.
@@ -113,11 +117,12 @@ def step(
     """
     late = memory is not None and window.start < memory.end
     usable = memory if memory is not None and not late and memory.upper == upper else None
-    releases, places = _releases(bodies)
     hours = window.start / 3600
     hour = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
     before, shrinkage = (None, Calibration()) if usable is None else (_state(usable), _faded_shrinkage(usable, hours))
-    state, smoothed = smooth(before, releases, hours=hours, hour_of_day=hour, upper=upper)
+    observed = _observed(bodies, usable, hours, upper / 2 if typical is None else typical, upper)
+    releases, places = observed.releases, observed.places
+    state, smoothed = smooth(before, releases, hours=hours, hour_of_day=hour, upper=upper, typical=typical)
     derived = {SMOOTHED: _derived("kalman", smoothed, places, len(bodies))}
     if shrinking and len(places):
         columns = shrink_releases(releases, upper, shrinkage)
@@ -125,7 +130,20 @@ def step(
         derived = {"mean": _derived("empirical-bayes", columns, places, len(bodies))} | derived
     if late:
         return memory, derived
-    return _memory(state, shrinkage, releases, smoothed, window, upper), derived
+    return _memory(state, shrinkage, observed, smoothed, window, upper), derived
+
+
+def _observed(
+    bodies: Sequence[dict[str, Any]], memory: Memory | None, hours: float, level: float, upper: float
+) -> ObservedMeans:
+    """What a window says beside the memory before it; ``level``: the mean of all cells if there is no memory."""
+    if memory is None:
+        return observed_means(bodies, None, level, upper)
+    known = None
+    if memory.counted and hours - memory.hours <= FORGOTTEN_HOURS:
+        counted = _occupancy(memory).faded(hours - memory.hours)
+        known = np.frombuffer(memory.seen, "<u8").astype(np.uint64), counted
+    return observed_means(bodies, known, float(np.frombuffer(memory.trend, "<f8")[0]), upper)
 
 
 def _derived(method: str, columns: Smoothed | Shrunken, places: npt.NDArray[np.int64], bodies: int) -> Derived:
@@ -147,35 +165,6 @@ def intervals(memory: Memory, cells: npt.NDArray[np.uint64]) -> tuple[FloatArray
     return low, high
 
 
-def _releases(bodies: Sequence[dict[str, Any]]) -> tuple[Releases, npt.NDArray[np.int64]]:
-    """The observations in published bodies, sorted by cell, and the position of each in ``bodies``."""
-    cells = np.array([int(body["cell"], 16) for body in bodies], dtype=np.uint64)
-    order = np.argsort(cells, kind="stable")
-    order = order[np.array(["mean" in bodies[g] for g in order], dtype=bool)]
-    bodies = [bodies[g] for g in order]
-    means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
-    scales = np.array([body["mean"]["scale"] * _laplace_share(body) for body in bodies], dtype=np.float64)
-    if bodies and bodies[0]["relation"] == NeighbouringRelation.PARTICIPATION:
-        counted = [body.get("events", body["users"]) for body in bodies]
-        events = np.array([count["raw"] for count in counted], dtype=np.float64)
-        # The scale of such a mean includes the noise of its divisor; if the divisor may be 0, nothing is known.
-        certain = events > _CERTAIN * np.array([count["scale"] for count in counted], dtype=np.float64)
-        events, scales = np.maximum(events, 1.0), np.where(certain, scales, np.inf)
-        covariates = np.zeros((len(bodies), 1))
-    else:
-        events = np.array([body["events"] for body in bodies], dtype=np.float64)
-        users = np.array([body["users"] for body in bodies], dtype=np.float64)
-        # Vehicles report at regular intervals, so those with more fixes in a cell drive more slowly through it.
-        covariates = np.log(events / users)[:, None]
-    places = np.array([h3.cell_to_latlng(body["cell"]) for body in bodies], dtype=np.float64).reshape(-1, 2)
-    return Releases(cells[order], places, means, scales, events, covariates), order
-
-
-def _laplace_share(body: dict[str, Any]) -> float:
-    """Laplace scale with the same variance as noise of scale 1: 1 for Laplace noise, 1/√2 for Gaussian noise."""
-    return 0.5**0.5 if body.get("accounting") == "zcdp" else 1.0
-
-
 def _state(memory: Memory) -> SmoothingState:
     trend = np.frombuffer(memory.trend, "<f8")
     return SmoothingState(
@@ -192,6 +181,10 @@ def _state(memory: Memory) -> SmoothingState:
     )
 
 
+def _occupancy(memory: Memory) -> Occupancy:
+    return Occupancy(np.frombuffer(memory.counted, "<f8"), *memory.counted_sums)
+
+
 def _calibration(stored: bytes) -> Calibration:
     return Calibration(np.frombuffer(stored, "<f8").reshape(len(CLASSES), -1))
 
@@ -202,8 +195,14 @@ def _faded_shrinkage(memory: Memory, hours: float) -> Calibration:
 
 
 def _memory(
-    state: SmoothingState, shrinkage: Calibration, releases: Releases, smoothed: Smoothed, window: Window, upper: float
+    state: SmoothingState,
+    shrinkage: Calibration,
+    observed: ObservedMeans,
+    smoothed: Smoothed,
+    window: Window,
+    upper: float,
 ) -> Memory:
+    occupancy = observed.occupancy
     return Memory(
         version=VERSION,
         end=window.end,
@@ -219,7 +218,11 @@ def _memory(
         hours=state.hours,
         calibration=state.calibration.evidence.astype("<f8").tobytes(),
         shrinkage=shrinkage.evidence.astype("<f8").tobytes(),
-        seen=releases.cells.astype("<u8").tobytes(),
+        seen=observed.releases.cells.astype("<u8").tobytes(),
         low=smoothed.low.astype("<f8").tobytes(),
         high=smoothed.high.astype("<f8").tobytes(),
+        counted=b"" if occupancy is None else occupancy.total.astype("<f8").tobytes(),
+        counted_sums=(0.0, 0.0, 0.0)
+        if occupancy is None
+        else (occupancy.precision, occupancy.square, occupancy.fourth),
     )

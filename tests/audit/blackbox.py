@@ -199,8 +199,8 @@ class Replayed:
 
 
 def _columns(values: npt.ArrayLike) -> FloatArray:
-    held = np.asarray(values, dtype=np.float64)
-    return held[:, None] if held.ndim == 1 else held
+    columns = np.asarray(values, dtype=np.float64)
+    return columns[:, None] if columns.ndim == 1 else columns
 
 
 def _joint_features(a: FloatArray, b: FloatArray) -> list[Callable[[FloatArray], FloatArray]]:

@@ -86,15 +86,15 @@ class Enumerated:
 
     def law(self, values: Any) -> Law:
         """Exact law of the release of ``values``."""
-        found: Law = {}
+        law: Law = {}
         for path, drawn in paths(lambda source: self.release(values, source), self.boldness):
             key = (path.scale, drawn.scale, drawn.bias_bound)
             statistic = round(drawn.raw / self.unit)
-            row = found.setdefault(key, {})
+            row = law.setdefault(key, {})
             row[statistic] = row.get(statistic, 0.0) + path.probability
-        total = sum(sum(row.values()) for row in found.values())
+        total = sum(sum(row.values()) for row in law.values())
         assert abs(total - 1) < TOLERANCE, "the paths do not add up to a law"
-        return found
+        return law
 
     def loss(self, one: Law, other: Law) -> float:
         """Largest |log ratio| of the two laws over all outputs."""

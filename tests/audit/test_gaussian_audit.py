@@ -110,20 +110,20 @@ def test_renyi_divergences_of_planned_noise_are_at_most_the_charge_and_exactly_i
     charge = int(gaussian_losses(np.array([sensitivity]), t, s)[0])
     exact = Fraction(sensitivity**2) / (2 * variance)
     for order in ORDERS:
-        found = divergence(discrete(variance), sensitivity, order, reach_of(variance, sensitivity, order))
-        assert Fraction(found.high) <= order * Fraction(charge, NANO) + Fraction(1, 10**35), order
+        interval = divergence(discrete(variance), sensitivity, order, reach_of(variance, sensitivity, order))
+        assert Fraction(interval.high) <= order * Fraction(charge, NANO) + Fraction(1, 10**35), order
         assert exact * NANO <= charge <= rho
         if order.denominator == 1:
-            assert order * exact in found
-            assert found.high - found.low < Decimal(10) ** -35
+            assert order * exact in interval
+            assert interval.high - interval.low < Decimal(10) ** -35
 
 
 @pytest.mark.parametrize(("sensitivity", "rho"), SCALES)
 def test_half_the_scale_or_a_forgotten_sensitivity_loses_more_than_is_charged(sensitivity: int, rho: int) -> None:
     t, s = gaussian_ratio(sensitivity, rho)
     halved, order = Fraction(t * t, 4 * s * s), Fraction(2)
-    found = divergence(discrete(halved), sensitivity, order, reach_of(halved, sensitivity, order) + 40)
-    assert Fraction(found.low) > 3 * order * Fraction(rho, NANO)
+    interval = divergence(discrete(halved), sensitivity, order, reach_of(halved, sensitivity, order) + 40)
+    assert Fraction(interval.low) > 3 * order * Fraction(rho, NANO)
     whole = Fraction(t * t, s * s)
     moved = divergence(discrete(whole), 2 * sensitivity, order, reach_of(whole, 2 * sensitivity, order))
     assert Fraction(moved.low) > 3 * order * Fraction(rho, NANO), "a user who moves twice what was planned"
@@ -177,16 +177,16 @@ class Told(Noise):
 
 def exponent_of(y: int, t: int, s: int, patch: pytest.MonkeyPatch) -> Fraction:
     """−ln of the sampler's unnormalised mass at ``y``: the proposal's |y|·s/t and all of its acceptance."""
-    told = Told(y)
+    source = Told(y)
 
     def fraction(noise: Noise, r: Any, t: Any) -> Any:
         for rest, whole in zip(r.tolist(), t.tolist(), strict=True):
-            told.exponent += Fraction(rest**2, 2 * whole**2)
+            source.exponent += Fraction(rest**2, 2 * whole**2)
         return np.ones(len(r), dtype=bool)
 
     patch.setattr(gaussian, "half_square_fraction", fraction)
-    assert discrete_gaussian(told, t, s, 1).tolist() == [y]
-    return Fraction(abs(y) * s, t) + told.exponent
+    assert discrete_gaussian(source, t, s, 1).tolist() == [y]
+    return Fraction(abs(y) * s, t) + source.exponent
 
 
 @pytest.mark.parametrize(("t", "s"), [(1, 1), (3, 7), (1, 5), (50, 3), (2**32 + 1, 2**20), (2**40, 1)])

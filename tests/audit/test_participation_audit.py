@@ -108,8 +108,8 @@ def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charg
         config, unit = zcdp_config(tmp_path, rho=0.5, rho_budget=4.0, **terms), 10**9
     rows = random_rows(seed, 120)
     rows["user"][:30] = 1
-    plan, held = planned(config, rows)
-    whole, worst = observe(plan, held), 0
+    plan, contributions = planned(config, rows)
+    whole, worst = observe(plan, contributions), 0
     for user, charge in zip(plan.users.tolist(), plan.charges.tolist(), strict=True):
         lost = loss_between(whole, observe(*planned(config, rows[rows["user"] != user])))
         assert lost * unit <= charge <= config.privacy.ledger_grant
@@ -127,6 +127,6 @@ def test_a_user_who_cannot_pay_is_exactly_absent(tmp_path: Path) -> None:
     for left, absent in ((config.privacy.ledger_grant - 1, True), (config.privacy.ledger_grant, False)):
         budgets = np.full(len(users), config.privacy.ledger_budget)
         budgets[0] = left
-        plan, held = planned(config, rows, budgets)
+        plan, contributions = planned(config, rows, budgets)
         assert (plan.charges[0] == 0) == absent
-        assert np.array_equal(observe(plan, held).integers, without.integers) == absent
+        assert np.array_equal(observe(plan, contributions).integers, without.integers) == absent

@@ -60,7 +60,7 @@ def test_no_reader_of_a_window_learns_more_of_a_users_values_than_they_are_charg
     (plan, _), (other, _) = sides
     assert plan.digest == other.digest, "the plan looked at values"
     for noise, check in ((recorded(1), assert_private), (recorded(2, HalfTheScale), assert_caught)):
-        low, high = (drawn(mine, held, towns, DRAWS, noise) for mine, held in sides)
+        low, high = (drawn(mine, contributions, towns, DRAWS, noise) for mine, contributions in sides)
         check(epsilon_lower_bound(low, high), towns.charge(plan, 1))
 
 
@@ -138,9 +138,9 @@ def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charg
         for values in (np.zeros(mine.sum()), np.full(mine.sum(), U), rng.choice([0, U, 2 * U], mine.sum())):
             changed = rows.copy()
             changed["value"][mine] = values
-            other, held = planned(config, changed)
+            other, other_contributions = planned(config, changed)
             assert other.digest == plan.digest, "the plan looked at values"
-            moved = np.abs(exact - integers(other, held)[0]).ravel()
+            moved = np.abs(exact - integers(other, other_contributions)[0]).ravel()
             loss = sum((int(moved[at]) * ratio[int(at)] for at in np.flatnonzero(moved)), Fraction(0))
             assert loss * 1_000_000 <= charge <= config.privacy.epsilon_micro
 
@@ -169,8 +169,8 @@ def test_a_user_who_cannot_pay_for_a_whole_window_is_not_in_its_numbers(tmp_path
         budgets = np.full(len(np.unique(rows["user"])), 24 * grant)
         budgets[np.unique(rows["user"]) == user] = left
         plan, contributions = planned(config, rows, budgets)
-        other, held = planned(config, changed, budgets)
-        columns, others = draw(plan, contributions, Silence()), draw(other, held, Silence())
+        other, other_contributions = planned(config, changed, budgets)
+        columns, others = draw(plan, contributions, Silence()), draw(other, other_contributions, Silence())
         same = all((columns[name].raw == others[name].raw).all() for name in columns)
         assert same == silent
         assert (plan.charges[plan.users == user] == 0).all() == silent

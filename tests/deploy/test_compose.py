@@ -58,13 +58,13 @@ def test_no_name_dangles(compose: dict[str, Any], repo_root: Path) -> None:
 
 def test_addresses_name_services_that_share_a_network(compose: dict[str, Any], repo_root: Path) -> None:
     services = compose["services"]
-    found = 0
+    n_addresses = 0
     for name, service in services.items():
         text = " ".join(map(str, service.get("environment", {}).values()))
         for host in re.findall(r"\b(kafka|redis|worker|serve):\d+", text):
             assert host == name or set(services[host]["networks"]) & set(service["networks"]), (name, host)
-            found += 1
-    assert found >= 5
+            n_addresses += 1
+    assert n_addresses >= 5
     scrapes = yaml.safe_load((repo_root / "config/prometheus.yml").read_text())["scrape_configs"]
     for host in re.findall(r"'(worker|serve)", str(scrapes)):
         assert set(services[host]["networks"]) & set(services["prometheus"]["networks"])
@@ -149,8 +149,8 @@ def test_a_service_holds_more_memory_than_its_program_is_told_to_use(compose: di
     heap = re.search(r"-Xmx(\w+)", services["kafka"]["environment"]["KAFKA_HEAP_OPTS"])
     assert heap is not None
     assert 1.5 * bytes_of(heap[1]) <= bytes_of(services["kafka"]["mem_limit"])
-    held = MAX_BYTES + MAX_SENDING_BYTES
-    assert 1.5 * held <= bytes_of(services["serve"]["mem_limit"])
+    most_bytes = MAX_BYTES + MAX_SENDING_BYTES
+    assert 1.5 * most_bytes <= bytes_of(services["serve"]["mem_limit"])
 
 
 def test_every_service_that_stays_says_how_it_is_except_sources(compose: dict[str, Any], repo_root: Path) -> None:

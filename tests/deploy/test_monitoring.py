@@ -23,9 +23,9 @@ _DATASOURCE = "hexveil-prometheus"
 
 @pytest.fixture(scope="session")
 def promtool() -> str:
-    found = shutil.which("promtool")
-    assert found is not None, "promtool is missing; install it (Debian: apt-get install prometheus)"
-    return found
+    binary = shutil.which("promtool")
+    assert binary is not None, "promtool is missing; install it (Debian: apt-get install prometheus)"
+    return binary
 
 
 def _run(*command: str, cwd: Path) -> None:

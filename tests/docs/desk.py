@@ -88,7 +88,7 @@ def _end(process: subprocess.Popen[Any], block: Block) -> None:
 def small_desk(folder: Path) -> Desk:
     """A desk without servers, with made-up recordings where the documents and the benchmarks look.
 
-    Benchmarks are quick, and one trial of an evaluation stands for many.
+    Benchmarks are quick, and one trial of an evaluation, or one value of a sweep, stands for many.
     """
     _write_buses(folder)
     data = folder / "data"
@@ -97,7 +97,12 @@ def small_desk(folder: Path) -> Desk:
     for day in DAYS:
         (data / path_of_day(day)).symlink_to(folder / "2017-03-21.csv.gz")
     _write_grids(data)
-    return Desk(folder, {"HEXVEIL_DATA": str(data), "HEXVEIL_BENCH_QUICK": "1"}, {r"--trials \d+": "--trials 1"})
+    few = {
+        r"--trials \d+": "--trials 1",
+        r"(--sweep \w+=)[\d.,]+,([\d.]+)": r"\1\2",
+        r"\bfor k in [\d ]+;": "for k in 2;",
+    }
+    return Desk(folder, {"HEXVEIL_DATA": str(data), "HEXVEIL_BENCH_QUICK": "1"}, few)
 
 
 def _write_buses(folder: Path) -> None:

@@ -80,7 +80,7 @@ def blocks_of(text: str, name: str) -> list[Block]:
 
 def escaping(text: str) -> list[str]:
     """What would not be tried though it looks like commands: lines in other fences, indented or after a prompt; lost directives."""
-    found = blocks_of(text, "")
+    page_blocks = blocks_of(text, "")
     rest = _BLOCK.sub("", text)
     fence = None
     lines = []
@@ -91,7 +91,7 @@ def escaping(text: str) -> list[str]:
                 lines.append(line)
         elif _COMMAND.match(line) and (fence is not None or re.match(r" {4}|\t| *\$ ", line)):
             lines.append(line)
-    if len(re.findall(r"(?m)^ *<!-- *test", text)) != sum(block.how != "" for block in found):
+    if len(re.findall(r"(?m)^ *<!-- *test", text)) != sum(block.how != "" for block in page_blocks):
         lines.append("a comment about a test that is not right above a block")
     return lines + re.findall(r"<pre.*", rest)
 

@@ -24,8 +24,8 @@ ELSEWHERE_ONLY = {"a container engine", "a service manager", "this is that run"}
 IN_ORDER = ("", "exit", "background")
 """Directives of blocks that are run one after the other, in one folder."""
 BLOCKS = {page: blocks(page) for page in pages()}
-EVERY_BLOCK = [block for found in BLOCKS.values() for block in found]
-PAGES = [page for page, found in BLOCKS.items() if any(block.directive in IN_ORDER for block in found)]
+EVERY_BLOCK = [block for page_blocks in BLOCKS.values() for block in page_blocks]
+PAGES = [page for page, page_blocks in BLOCKS.items() if any(block.directive in IN_ORDER for block in page_blocks)]
 SMALL = [block for block in EVERY_BLOCK if block.directive == "small"]
 
 
@@ -88,8 +88,8 @@ def test_a_block_that_is_not_run_here_names_the_tests_that_run_it_or_one_of_thre
 
 
 def test_no_command_of_the_documents_escapes_these_tests() -> None:
-    found = {names(page): escaping(page.read_text(encoding="utf-8")) for page in BLOCKS}
-    assert {page: lines for page, lines in found.items() if lines} == {}
+    escaped = {names(page): escaping(page.read_text(encoding="utf-8")) for page in BLOCKS}
+    assert {page: lines for page, lines in escaped.items() if lines} == {}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_command_or_an_option_that_does_not_exist_is_noticed() -> None:
 
 
 def test_make_knows_every_target_that_the_documents_name() -> None:
-    targets = {found[1] for page in BLOCKS for line in spoken(page) if (found := re.match(r"make ([a-z]+)", line))}
+    targets = {match[1] for page in BLOCKS for line in spoken(page) if (match := re.match(r"make ([a-z]+)", line))}
     known = set(re.findall(r"^([a-z]+):", (REPO_ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {"demo", "test"} <= targets
     assert targets <= known, targets - known
@@ -176,8 +176,8 @@ def test_make_bench_runs_every_benchmark_or_those_that_are_named() -> None:
 
 def recipe(*target: str) -> list[str]:
     """Commands of hexveil that make would run, each with the list of the loop it stands in."""
-    told = subprocess.run(["make", "-n", *target], cwd=REPO_ROOT, capture_output=True, text=True, check=True).stdout
-    lines = [line for line in told.splitlines() if "bin/hexveil" in line]
+    output = subprocess.run(["make", "-n", *target], cwd=REPO_ROOT, capture_output=True, text=True, check=True).stdout
+    lines = [line for line in output.splitlines() if "bin/hexveil" in line]
     loops = [re.search(r"for name in (.*?);", line) for line in lines]
     commands = [line[line.index("hexveil") :].strip() for line in lines]
     return [command + (f" in {loop[1]}" if loop else "") for command, loop in zip(commands, loops, strict=True)]
@@ -185,9 +185,9 @@ def recipe(*target: str) -> list[str]:
 
 def test_every_file_that_the_documents_name_is_there() -> None:
     named = re.compile(r"`((?:bench|config|docs|dpcore|examples|stream|tests)/[^`\s:]*)")
-    told = {(names(page), path) for page in BLOCKS for path in named.findall(page.read_text(encoding="utf-8"))}
-    assert len(told) > 40
-    assert [missing for missing in sorted(told) if not any(REPO_ROOT.glob(missing[1].rstrip("/")))] == []
+    references = {(names(page), path) for page in BLOCKS for path in named.findall(page.read_text(encoding="utf-8"))}
+    assert len(references) > 40
+    assert [missing for missing in sorted(references) if not any(REPO_ROOT.glob(missing[1].rstrip("/")))] == []
 
 
 def test_every_relative_link_of_readme_and_documents_leads_to_a_file() -> None:

@@ -27,8 +27,8 @@ PAGE = (REPO_ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
 
 def row(question: str) -> list[str]:
     """Cells of the one table row that begins with ``question``."""
-    (found,) = [line for line in PAGE.splitlines() if line.startswith(f"| {question} |")]
-    return [cell.strip() for cell in found.strip("|").split("|")][1:]
+    (table_row,) = [line for line in PAGE.splitlines() if line.startswith(f"| {question} |")]
+    return [cell.strip() for cell in table_row.strip("|").split("|")][1:]
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 8])
@@ -37,16 +37,16 @@ def test_what_a_budget_means_for_beliefs(budget: int) -> None:
         return math.exp(budget) * prior / (1 + math.expm1(budget) * prior)
 
     factor = math.exp(budget)
-    told = f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
-    assert row(str(budget)) == [told, *(f"{100 * after(prior):.1f} %" for prior in (0.001, 0.01, 0.5))]
+    rounded = f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
+    assert row(str(budget)) == [rounded, *(f"{100 * after(prior):.1f} %" for prior in (0.001, 0.01, 0.5))]
 
 
 def half_width(config: Config, name: str) -> float:
     """Half of the 95 % interval of a count in a released window."""
-    held, slotting = contributions_of(np.zeros(0, dtype=ROW), config), config.slotting
+    contributions, slotting = contributions_of(np.zeros(0, dtype=ROW), config), config.slotting
     window, period = slotting.window(SLOT), slotting.period_of(SLOT)
-    plan = plan_window(held.counts, np.zeros(0, dtype=np.int64), config, window, period, "g")
-    column = draw_participation(plan, held, Noise())[name]
+    plan = plan_window(contributions.counts, np.zeros(0, dtype=np.int64), config, window, period, "g")
+    column = draw_participation(plan, contributions, Noise())[name]
     return float(((column.high - column.low) / 2)[0])
 
 
@@ -70,8 +70,8 @@ def test_the_worked_example_is_what_the_configuration_does(tmp_path: Path) -> No
         f"± {half_width(user, 'users'):.1f}"
     ]
     sample = riders_config(tmp_path, **{"participation.weight": "sample"})
-    told = row('The same with `weight = "sample"`, 5 samples in each of 8 cells, number of events')
-    assert told == [f"± {half_width(sample, 'events'):.1f}"]
+    cells = row('The same with `weight = "sample"`, 5 samples in each of 8 cells, number of events')
+    assert cells == [f"± {half_width(sample, 'events'):.1f}"]
     assert sample.participation is not None
     assert (sample.participation.cells_per_user, sample.participation.samples_per_cell) == (8, 5)
 

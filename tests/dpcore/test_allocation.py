@@ -39,9 +39,9 @@ def losses(matrix: np.ndarray, numerator, denominator) -> list[Fraction]:
     return [sum((int(d) * u for d, u in zip(column, unit, strict=True) if d), Fraction(0)) for column in matrix.T]
 
 
-def overcharged(matrix: np.ndarray, found) -> bool:
-    exact = losses(matrix, found.numerator, found.denominator)
-    return any(loss > int(charge) for loss, charge in zip(exact, found.charges, strict=True))
+def overcharged(matrix: np.ndarray, allocation) -> bool:
+    exact = losses(matrix, allocation.numerator, allocation.denominator)
+    return any(loss > int(charge) for loss, charge in zip(exact, allocation.charges, strict=True))
 
 
 matrices = (
@@ -65,15 +65,15 @@ def test_no_user_ever_loses_more_than_their_charge_nor_is_charged_more_than_thei
     rng = np.random.default_rng(seed)
     allowances = rng.integers(10, most, matrix.shape[1])
     sensitivities = from_dense(matrix, rng.uniform(0.01, 100, len(matrix)))
-    for found in (
+    for allocation in (
         allocate(sensitivities, allowances),
         allocate(sensitivities, allowances, max_iterations=0),
         uniform_allocation(sensitivities, allowances),
     ):
-        assert np.all(found.charges <= allowances)
-        assert not overcharged(matrix, found)
-        assert np.all(found.numerator[matrix.any(axis=1)] > 0)
-        assert np.all(found.numerator[~matrix.any(axis=1)] == 0)
+        assert np.all(allocation.charges <= allowances)
+        assert not overcharged(matrix, allocation)
+        assert np.all(allocation.numerator[matrix.any(axis=1)] > 0)
+        assert np.all(allocation.numerator[~matrix.any(axis=1)] == 0)
 
 
 def test_charging_with_a_float_floor_is_caught_by_the_exact_judge(monkeypatch):
@@ -83,9 +83,12 @@ def test_charging_with_a_float_floor_is_caught_by_the_exact_judge(monkeypatch):
 
     monkeypatch.setattr(module, "exact_charges", floored)
     matrix = np.random.default_rng(3).integers(1, 50, (6, 9))
-    found = allocate(from_dense(matrix), np.full(9, 1000))
+    allocation = allocate(from_dense(matrix), np.full(9, 1000))
     assert any(
-        loss > int(c) for loss, c in zip(losses(matrix, found.numerator, found.denominator), found.charges, strict=True)
+        loss > int(c)
+        for loss, c in zip(
+            losses(matrix, allocation.numerator, allocation.denominator), allocation.charges, strict=True
+        )
     )
 
 
@@ -107,7 +110,7 @@ def reference(matrix: np.ndarray, weight: np.ndarray, beta: np.ndarray) -> float
     unit = float((weight / even).sum())
     best = math.inf
     for start in (0.9, 0.5, 0.2):
-        found = optimize.minimize(
+        solution = optimize.minimize(
             lambda z: float((weight / even / z).sum()) / unit,
             np.full(len(matrix), start),
             jac=lambda z: -weight / even / z**2 / unit,
@@ -120,8 +123,8 @@ def reference(matrix: np.ndarray, weight: np.ndarray, beta: np.ndarray) -> float
             method="SLSQP",
             options={"maxiter": 1000, "ftol": 1e-12},
         )
-        if found.success:
-            best = min(best, float(found.fun) * unit)
+        if solution.success:
+            best = min(best, float(solution.fun) * unit)
     return best
 
 
@@ -155,11 +158,11 @@ def test_reaches_the_optimum_of_an_independent_solver():
         weight, beta = rng.uniform(0.1, 10, len(matrix)), rng.integers(500_000, 4_000_000, matrix.shape[1])
         if not len(matrix):
             continue
-        found = allocate(from_dense(matrix, weight), beta, tolerance=1e-6, max_iterations=5000)
+        allocation = allocate(from_dense(matrix, weight), beta, tolerance=1e-6, max_iterations=5000)
         expected = reference(matrix.astype(float), weight, beta / 1e6)
-        assert found.objective == pytest.approx(expected, rel=1e-3)
-        assert found.bound <= expected * (1 + 1e-6)
-        assert 0 <= found.gap + 1e-9 < 1e-3
+        assert allocation.objective == pytest.approx(expected, rel=1e-3)
+        assert allocation.bound <= expected * (1 + 1e-6)
+        assert 0 <= allocation.gap + 1e-9 < 1e-3
 
 
 def test_a_bigger_allowance_never_hurts():
@@ -200,18 +203,18 @@ def test_mean_variance_and_histogram_rows_share_one_program():
     joint = stack(parts)
     assert joint.n_rows == 4 * counts.n_cells
     allowances = np.full(counts.n_users, 2_000_000)
-    found = allocate(joint, allowances)
-    assert np.all(found.charges <= allowances)
-    assert found.gap < 1e-3
-    assert found.objective < uniform_allocation(joint, allowances).objective
+    allocation = allocate(joint, allowances)
+    assert np.all(allocation.charges <= allowances)
+    assert allocation.gap < 1e-3
+    assert allocation.objective < uniform_allocation(joint, allowances).objective
 
 
 def test_uniform_allocation_is_the_papers_when_allowances_are_equal():
     counts = random_counts(np.random.default_rng(11))
     s = Mean(100).rows(counts, counts.samples)
     most = int(s.entries_per_user.max())
-    found = uniform_allocation(s, np.full(counts.n_users, 2_000_000))
-    assert found.scales == pytest.approx(counts.max_by_cell(counts.samples) * 100 * most / 2, rel=1e-4)
+    allocation = uniform_allocation(s, np.full(counts.n_users, 2_000_000))
+    assert allocation.scales == pytest.approx(counts.max_by_cell(counts.samples) * 100 * most / 2, rel=1e-4)
 
 
 def test_refuses_what_it_cannot_prove():
@@ -235,9 +238,9 @@ def test_refuses_what_it_cannot_prove():
 
 
 def test_a_row_nobody_can_move_needs_no_noise():
-    found = allocate(from_dense(np.array([[0, 0], [3, 1]])), np.array([10**6, 10**6]))
-    assert found.numerator[0] == 0
-    assert found.scales[1] == pytest.approx(3, rel=1e-5)
+    allocation = allocate(from_dense(np.array([[0, 0], [3, 1]])), np.array([10**6, 10**6]))
+    assert allocation.numerator[0] == 0
+    assert allocation.scales[1] == pytest.approx(3, rel=1e-5)
 
 
 def test_a_bus_hour_has_the_known_noise(shared_data):

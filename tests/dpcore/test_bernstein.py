@@ -69,15 +69,15 @@ def test_the_95_percent_interval_holds_the_ratio_whatever_the_count(degree: int,
     noisy = NoisyPolynomials(true[:, None] + drawn, float(np.sqrt(2) * scale))
     mean, variance = x.mean(), x.var()
     ratio = noisy.mean(ONE_SIDED)
-    held = int(((ratio.low <= mean + 1e-9) & (mean - 1e-9 <= ratio.high)).sum())
-    assert stats.binomtest(held, n, 0.95, "less").pvalue > 1e-6
+    covered = int(((ratio.low <= mean + 1e-9) & (mean - 1e-9 <= ratio.high)).sum())
+    assert stats.binomtest(covered, n, 0.95, "less").pvalue > 1e-6
     if count == 300.0:
-        assert held < 0.975 * n
+        assert covered < 0.975 * n
         assert np.std(ratio.value) == pytest.approx(np.median(ratio.deviation), rel=0.1)
     if degree == 2:
         ratio = noisy.variance(2.61)
-        held = int(((ratio.low <= variance + 1e-9) & (variance - 1e-9 <= ratio.high)).sum())
-        assert stats.binomtest(held, n, 0.95, "less").pvalue > 1e-6
+        covered = int(((ratio.low <= variance + 1e-9) & (variance - 1e-9 <= ratio.high)).sum())
+        assert stats.binomtest(covered, n, 0.95, "less").pvalue > 1e-6
         if count == 300.0:
             assert np.std(ratio.value) == pytest.approx(np.median(ratio.deviation), rel=0.1)
 
@@ -88,8 +88,8 @@ def test_half_the_stated_deviation_is_caught_by_the_same_coverage() -> None:
     drawn = Noise().discrete_laplace(2000, 1, size=2 * n).reshape(2, n) / 1000
     noisy = NoisyPolynomials(np.array([[60.0], [40.0]]) + drawn, float(np.sqrt(2) * 2.0) / 2)
     ratio = noisy.mean(ONE_SIDED)
-    held = int(((ratio.low <= 0.4) & (ratio.high >= 0.4)).sum())
-    assert stats.binomtest(held, n, 0.95, "less").pvalue < 1e-6
+    covered = int(((ratio.low <= 0.4) & (ratio.high >= 0.4)).sum())
+    assert stats.binomtest(covered, n, 0.95, "less").pvalue < 1e-6
 
 
 def test_input_out_of_bounds_is_refused_and_no_values_are_no_trouble() -> None:

@@ -115,8 +115,8 @@ def test_two_passes_are_the_weighted_least_squares_solution() -> None:
         b = np.append(targets, root[0]) * np.append(weights, 1 / math.sqrt(root_variance))
         expected = np.linalg.lstsq(a, b, rcond=None)[0]
         given = 0.0 if root_variance < 1e-9 else root_variance
-        found = consistent_leaves(tree, root, np.array([given]), levels, variances)
-        assert found[0] == pytest.approx(expected, abs=1e-5)
+        leaves = consistent_leaves(tree, root, np.array([given]), levels, variances)
+        assert leaves[0] == pytest.approx(expected, abs=1e-5)
     fixed = consistent_leaves(tree, root, np.zeros(1), levels, variances)
     assert fixed.sum() == pytest.approx(4.2)
 

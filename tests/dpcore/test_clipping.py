@@ -28,14 +28,16 @@ def test_predicted_error_never_grows_and_every_cell_keeps_a_sample(bias_weight):
     for seed in range(15):
         counts = random_counts(np.random.default_rng(seed))
         allowances = np.full(counts.n_users, 500_000)
-        found = choose_clipping(counts, allowances, lambda s, c=counts: Mean(800).rows(c, s), bias_weight=bias_weight)
-        assert found.error <= found.error_before
-        assert np.all(counts.by_cell(found.samples) >= 1)
-        assert np.all((found.samples >= 0) & (found.samples <= counts.samples))
-        assert np.all(found.allocation.charges <= allowances)
-        bias = bias_weight * (counts.samples.sum() - found.samples.sum())
-        assert found.error == pytest.approx(found.allocation.objective + bias)
-        improved += found.improvement > 0
+        clipping = choose_clipping(
+            counts, allowances, lambda s, c=counts: Mean(800).rows(c, s), bias_weight=bias_weight
+        )
+        assert clipping.error <= clipping.error_before
+        assert np.all(counts.by_cell(clipping.samples) >= 1)
+        assert np.all((clipping.samples >= 0) & (clipping.samples <= counts.samples))
+        assert np.all(clipping.allocation.charges <= allowances)
+        bias = bias_weight * (counts.samples.sum() - clipping.samples.sum())
+        assert clipping.error == pytest.approx(clipping.allocation.objective + bias)
+        improved += clipping.improvement > 0
     assert improved > 5
 
 
@@ -85,9 +87,11 @@ def test_suppressed_pairs_and_empty_cells_stay_out_and_min_users_holds():
         samples[counts.pair_cell == 3] = 0
         part = Counts(counts.cells, counts.users, counts.pair_cell, counts.pair_user, samples)
         allowances = np.full(counts.n_users, 500_000)
-        found = choose_clipping(part, allowances, lambda s, c=part: Mean(800).rows(c, s), bias_weight=0.1, min_users=3)
-        assert np.all(found.samples <= samples)
-        before, after = (part.by_cell((x > 0).astype(np.int64)) for x in (samples, found.samples))
+        clipping = choose_clipping(
+            part, allowances, lambda s, c=part: Mean(800).rows(c, s), bias_weight=0.1, min_users=3
+        )
+        assert np.all(clipping.samples <= samples)
+        before, after = (part.by_cell((x > 0).astype(np.int64)) for x in (samples, clipping.samples))
         assert np.all(after >= np.minimum(before, 3))
 
 

@@ -19,14 +19,14 @@ def test_events_are_grouped_as_a_literal_sort_groups_them(span: int) -> None:
         cell = rng.choice(np.array([7, 2**63, 12], dtype=np.uint64), n)
         user = rng.integers(1, 2**64 - 1, 6, dtype=np.uint64)[rng.integers(0, 6, n)]
         time, value = rng.integers(-span, span, n), rng.integers(-10, 70, n)
-        found = Contributions.group(cell, user, time, value, upper=UPPER)
+        contributions = Contributions.group(cell, user, time, value, upper=UPPER)
         events = sorted(zip(cell.tolist(), user.tolist(), time.tolist(), value.tolist(), strict=True))
-        counts = found.counts
+        counts = contributions.counts
         pair = np.repeat(np.arange(len(counts.samples)), counts.samples)
         assert counts.cells[counts.pair_cell[pair]].tolist() == [event[0] for event in events]
         assert counts.users[counts.pair_user[pair]].tolist() == [event[1] for event in events]
-        assert found.times.tolist() == [event[2] for event in events]
-        assert found.values.tolist() == [min(max(event[3], 0), UPPER) for event in events]
+        assert contributions.times.tolist() == [event[2] for event in events]
+        assert contributions.values.tolist() == [min(max(event[3], 0), UPPER) for event in events]
         of_user = [sum(event[1] == one for event in events) for one in counts.users.tolist()]
         assert counts.by_user(counts.samples).tolist() == of_user
-        assert np.diff(found.pair_start).tolist() == counts.samples.tolist()
+        assert np.diff(contributions.pair_start).tolist() == counts.samples.tolist()

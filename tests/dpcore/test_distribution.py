@@ -86,21 +86,23 @@ def test_many_cells_at_once_have_the_counts_of_each() -> None:
 
 def test_a_released_distribution_is_monotone_and_ends_at_the_public_total_whatever_the_noise() -> None:
     samples = (3, 2, 4)
-    held = group(samples, (100, 200, 300, 700, 720, 10, 20, 30, 40), 800)
+    contributions = group(samples, (100, 200, 300, 700, 720, 10, 20, 30, 40), 800)
     distribution = Distribution(800, 64)
     scales = LaplaceScales(np.full((1, 2), 5), np.ones((1, 2), dtype=np.int64))
-    _, drawn = distribution.draw(held, scales, Noise())
+    _, drawn = distribution.draw(contributions, scales, Noise())
     assert drawn is not None
     assert (np.diff(drawn.prefix) >= 0).all()
     assert drawn.prefix[0, 0] == 0
     assert drawn.prefix[0, -1] == drawn.total[0] == 9
-    _, quiet = distribution.draw(held, scales, Silence())
+    _, quiet = distribution.draw(contributions, scales, Silence())
     assert quiet is not None
-    assert quiet.prefix[0, 1:-1] == pytest.approx([(held.values < e).sum() for e in quiet.edges[1:-1]])
-    assert quiet.percentile(50)[0][0] == pytest.approx(np.median(held.values), abs=800 / 64 + 1)
+    assert quiet.prefix[0, 1:-1] == pytest.approx([(contributions.values < e).sum() for e in quiet.edges[1:-1]])
+    assert quiet.percentile(50)[0][0] == pytest.approx(np.median(contributions.values), abs=800 / 64 + 1)
 
 
 def test_a_cell_that_nobody_can_move_gets_no_distribution() -> None:
-    held = group((2,), (0, 0), 0)
-    cells, drawn = Distribution(0, 8).draw(held, LaplaceScales(np.zeros((1, 1), int), np.ones((1, 1), int)), Noise())
+    contributions = group((2,), (0, 0), 0)
+    cells, drawn = Distribution(0, 8).draw(
+        contributions, LaplaceScales(np.zeros((1, 1), int), np.ones((1, 1), int)), Noise()
+    )
     assert (len(cells), drawn) == (0, None)

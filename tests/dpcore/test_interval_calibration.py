@@ -62,8 +62,8 @@ def test_intervals_cover_95_percent_whatever_factor_the_variance_is_too_small_by
 
 
 def test_each_class_of_events_gets_its_own_width() -> None:
-    found = coverage({QUIET: 1.0, BUSY: 6.0}, 2.0, calibrated=True)
-    assert all(0.93 < share < 0.97 for share in found.values()), found
+    shares = coverage({QUIET: 1.0, BUSY: 6.0}, 2.0, calibrated=True)
+    assert all(0.93 < share < 0.97 for share in shares.values()), shares
 
 
 @pytest.mark.parametrize("wrong", [4.0, 9.0])

@@ -34,11 +34,11 @@ def test_one_observation_is_exact(observed: float, scale: float) -> None:
         )
 
     mass = moment(0)
-    found = laplace_posterior(np.array([[9.0]]), np.array([observed]), np.array([scale]))
-    assert found.mean[0] == pytest.approx(moment(1) / mass, abs=1e-3)
-    assert found.variance[0] == pytest.approx(moment(2) / mass - (moment(1) / mass) ** 2, rel=1e-2, abs=1e-6)
+    posterior = laplace_posterior(np.array([[9.0]]), np.array([observed]), np.array([scale]))
+    assert posterior.mean[0] == pytest.approx(moment(1) / mass, abs=1e-3)
+    assert posterior.variance[0] == pytest.approx(moment(2) / mass - (moment(1) / mass) ** 2, rel=1e-2, abs=1e-6)
     log_mass = np.log(mass / np.sqrt(18 * np.pi) / (2 * scale)) + top
-    assert found.log_evidence == pytest.approx(log_mass, abs=1e-3)
+    assert posterior.log_evidence == pytest.approx(log_mass, abs=1e-3)
 
 
 def test_two_correlated_quantities_agree_with_quadrature() -> None:
@@ -52,10 +52,10 @@ def test_two_correlated_quantities_agree_with_quadrature() -> None:
     weight = density / density.sum()
     mean = np.array([(weight * x).sum(), (weight * y).sum()])
     variance = np.array([(weight * x * x).sum(), (weight * y * y).sum()]) - mean**2
-    found = laplace_posterior(covariance, observed, scales)
-    assert found.mean == pytest.approx(mean, abs=0.03)
-    assert found.variance == pytest.approx(variance, rel=0.03)
-    assert found.log_evidence == pytest.approx(np.log(mass), abs=0.03)
+    posterior = laplace_posterior(covariance, observed, scales)
+    assert posterior.mean == pytest.approx(mean, abs=0.03)
+    assert posterior.variance == pytest.approx(variance, rel=0.03)
+    assert posterior.log_evidence == pytest.approx(np.log(mass), abs=0.03)
 
 
 def test_no_noise_returns_what_was_observed_and_boundless_noise_the_prior() -> None:
@@ -78,11 +78,11 @@ def test_reading_laplace_noise_as_gaussian_costs_accuracy() -> None:
     for _ in range(300):
         truth = 10 * rng.normal() + rng.normal(size=40)
         seen = truth + rng.laplace(size=40) * 20
-        found = laplace_posterior(covariance, seen, np.full(40, 20.0))
+        posterior = laplace_posterior(covariance, seen, np.full(40, 20.0))
         gain = np.linalg.solve(covariance + 800 * np.eye(40), covariance)
-        ours.append(np.abs(found.mean - truth).mean())
+        ours.append(np.abs(posterior.mean - truth).mean())
         gaussian.append(np.abs(gain.T @ seen - truth).mean())
-        covered.append(np.abs(found.mean - truth) <= 1.96 * np.sqrt(found.variance))
+        covered.append(np.abs(posterior.mean - truth) <= 1.96 * np.sqrt(posterior.variance))
     assert np.mean(ours) < 0.9 * np.mean(gaussian)
     assert 0.92 < np.mean(covered) < 0.98
 

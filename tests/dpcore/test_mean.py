@@ -36,11 +36,11 @@ def test_a_capped_sum_moves_by_at_most_its_cap(samples: tuple[int, ...], cap: in
     for user, m in enumerate(samples):
         sums: dict[bool, list[int]] = {True: [], False: []}
         for own in itertools.product((0, 5, 10), repeat=m):
-            rows = [(1, u, k, own[k] if u == user else upper) for u, held in enumerate(samples) for k in range(held)]
-            held = group(rows, upper)
-            claimed = int(Mean(upper, cap).sensitivities(held.counts, held.counts.samples)[user])
+            rows = [(1, u, k, own[k] if u == user else upper) for u, count in enumerate(samples) for k in range(count)]
+            contributions = group(rows, upper)
+            claimed = int(Mean(upper, cap).sensitivities(contributions.counts, contributions.counts.samples)[user])
             for capped in sums:
-                sums[capped].append(int(Mean(upper, cap if capped else None).integers(held)[0]))
+                sums[capped].append(int(Mean(upper, cap if capped else None).integers(contributions)[0]))
         assert max(sums[True]) - min(sums[True]) == claimed == min(cap, upper * m)
         if cap < upper * m:
             assert max(sums[False]) - min(sums[False]) > claimed, (
@@ -84,20 +84,20 @@ def test_clipping_bias_is_the_worst_case_by_brute_force(total: int) -> None:
 
 
 def test_values_are_clipped_before_they_are_summed_and_the_first_in_time_are_retained() -> None:
-    held = group([(1, 1, 3, 99), (1, 1, 1, -5), (1, 1, 2, 4), (2, 1, 0, 7)], upper=10)
-    assert held.values.tolist() == [0, 4, 10, 7]
-    assert held.retain(np.array([2, 0])).values.tolist() == [0, 4]
+    contributions = group([(1, 1, 3, 99), (1, 1, 1, -5), (1, 1, 2, 4), (2, 1, 0, 7)], upper=10)
+    assert contributions.values.tolist() == [0, 4, 10, 7]
+    assert contributions.retain(np.array([2, 0])).values.tolist() == [0, 4]
     with pytest.raises(ParameterError):
-        held.retain(np.array([4, 0]))
+        contributions.retain(np.array([4, 0]))
 
 
 def test_sums_that_could_leave_int64_are_refused() -> None:
     zeros = np.zeros(4, dtype=np.uint64)
     with pytest.raises(OverflowBoundError):
         Contributions.group(zeros, zeros, np.arange(4), np.arange(4), upper=2**61)
-    held = Contributions.group(zeros, zeros, np.arange(4), np.arange(4), upper=2**31)
+    contributions = Contributions.group(zeros, zeros, np.arange(4), np.arange(4), upper=2**31)
     with pytest.raises(OverflowBoundError):
-        held.cell_squares()
+        contributions.cell_squares()
 
 
 @given(st.decimals(min_value="0.000001", max_value="1000000", allow_nan=False))

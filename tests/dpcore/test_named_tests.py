@@ -32,10 +32,10 @@ RELEASED = (
 def missing(text: str, root: Path = ROOT) -> list[str]:
     """Paths of tests, and ``path::name`` of test functions, that ``text`` names and ``root`` lacks."""
     absent = []
-    for found in NAMED.finditer(text):
-        file, function = root / found[0].split("::")[0], found[1]
+    for match in NAMED.finditer(text):
+        file, function = root / match[0].split("::")[0], match[1]
         if not file.is_file() or (function and f"def {function}(" not in file.read_text()):
-            absent.append(found[0])
+            absent.append(match[0])
     return absent
 
 

@@ -191,12 +191,12 @@ def test_one_sample_equal_values_and_a_range_of_0_have_defined_variances_and_dis
     one = city([[1]])
     assert not Variance(U, 1).sensitivities(one, one.samples).any()
     for upper in (0, U):
-        held = Contributions.group(*(np.zeros(4, np.uint64),) * 2, np.arange(4), np.full(4, 37), upper=upper)
-        assert Variance(upper, 1).integers(held).tolist() == [0]
-        assert not Mean(upper).sensitivities(held.counts, held.counts.samples).any() or upper
-        assert Distribution(upper, 8).integers(held).sum() == 4
-    held = Contributions.group(*(np.zeros(3, np.uint64),) * 2, np.arange(3), np.array([0, 0, 0]), upper=0)
+        contributions = Contributions.group(*(np.zeros(4, np.uint64),) * 2, np.arange(4), np.full(4, 37), upper=upper)
+        assert Variance(upper, 1).integers(contributions).tolist() == [0]
+        assert not Mean(upper).sensitivities(contributions.counts, contributions.counts.samples).any() or upper
+        assert Distribution(upper, 8).integers(contributions).sum() == 4
+    contributions = Contributions.group(*(np.zeros(3, np.uint64),) * 2, np.arange(3), np.array([0, 0, 0]), upper=0)
     cells, drawn = Distribution(0, 8).draw(
-        held, LaplaceScales(np.zeros((1, 1), np.int64), np.ones((1, 1), np.int64)), Noise()
+        contributions, LaplaceScales(np.zeros((1, 1), np.int64), np.ones((1, 1), np.int64)), Noise()
     )
     assert (len(cells), drawn) == (0, None)

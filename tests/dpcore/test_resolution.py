@@ -36,12 +36,12 @@ def half_width(counts: Counts) -> np.ndarray:
 def test_every_event_is_in_one_region_and_only_the_coarsest_misses_the_target(target):
     for seed in range(5):
         counts = random_counts(seed)
-        found = choose_resolution(counts, parents(counts), half_width, target=target)
-        assert found.counts.samples.sum() == counts.samples.sum()
-        assert np.array_equal(found.counts.cells, np.unique(found.region))
-        assert np.array_equal(found.counts.by_user(found.counts.samples), counts.by_user(counts.samples))
-        wide = found.half_width > target
-        assert np.all(found.level[np.isin(found.region, found.counts.cells[wide])] == 2)
+        resolution = choose_resolution(counts, parents(counts), half_width, target=target)
+        assert resolution.counts.samples.sum() == counts.samples.sum()
+        assert np.array_equal(resolution.counts.cells, np.unique(resolution.region))
+        assert np.array_equal(resolution.counts.by_user(resolution.counts.samples), counts.by_user(counts.samples))
+        wide = resolution.half_width > target
+        assert np.all(resolution.level[np.isin(resolution.region, resolution.counts.cells[wide])] == 2)
 
 
 def test_a_generous_target_changes_nothing_and_an_impossible_one_pools_all():
@@ -55,9 +55,9 @@ def test_a_generous_target_changes_nothing_and_an_impossible_one_pools_all():
 def test_pooling_narrows_what_remains():
     counts = random_counts(2)
     before = half_width(counts)
-    found = choose_resolution(counts, parents(counts), half_width, target=20.0)
-    events = found.counts.by_cell(found.counts.samples)
-    assert (found.half_width * events).sum() < (before * counts.by_cell(counts.samples)).sum()
+    resolution = choose_resolution(counts, parents(counts), half_width, target=20.0)
+    events = resolution.counts.by_cell(resolution.counts.samples)
+    assert (resolution.half_width * events).sum() < (before * counts.by_cell(counts.samples)).sum()
 
 
 def test_regrouping_adds_a_users_samples():

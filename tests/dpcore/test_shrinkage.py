@@ -30,8 +30,8 @@ def city(rng: np.random.Generator, cells: int = 80):
 
 def test_without_noise_the_released_values_come_back():
     where, events, truth, _, _ = city(np.random.default_rng(1))
-    found = shrink(truth, np.zeros(80), events, upper=UPPER, positions_km=where)
-    assert found.value == pytest.approx(truth, abs=0.01)
+    posterior = shrink(truth, np.zeros(80), events, upper=UPPER, positions_km=where)
+    assert posterior.value == pytest.approx(truth, abs=0.01)
 
 
 def test_unreleased_cells_are_predicted_from_their_neighbours():
@@ -43,9 +43,9 @@ def test_unreleased_cells_are_predicted_from_their_neighbours():
         scales = np.where(hidden, np.inf, 0.5)
         means = np.where(hidden, np.nan, truth)
         for spatial in (True, False):
-            found = shrink(means, scales, events, upper=UPPER, positions_km=where if spatial else None)
-            assert np.all(np.isfinite(found.value))
-            error[spatial] += np.abs(found.value - truth)[hidden].mean()
+            posterior = shrink(means, scales, events, upper=UPPER, positions_km=where if spatial else None)
+            assert np.all(np.isfinite(posterior.value))
+            error[spatial] += np.abs(posterior.value - truth)[hidden].mean()
     assert error[True] < 0.85 * error[False]
 
 
@@ -55,10 +55,10 @@ def test_error_is_far_below_raw_and_intervals_cover_about_95_percent():
     raw = post = covered = 0.0
     for _ in range(TRIALS):
         where, events, truth, scales, means = city(rng)
-        found = shrink(means, scales, events, upper=UPPER, positions_km=where)
+        posterior = shrink(means, scales, events, upper=UPPER, positions_km=where)
         raw += np.abs(means - truth).mean()
-        post += np.abs(found.value - truth).mean()
-        covered += ((found.low <= truth) & (truth <= found.high)).mean()
+        post += np.abs(posterior.value - truth).mean()
+        covered += ((posterior.low <= truth) & (truth <= posterior.high)).mean()
     assert post < 0.5 * raw
     assert 0.92 < covered / TRIALS < 0.99
 
@@ -69,8 +69,8 @@ def test_half_the_stated_noise_is_caught_by_the_coverage():
     covered = 0.0
     for _ in range(TRIALS):
         _, _, truth, scales, means = city(rng)
-        found = shrink(means, scales / 8, np.full(80, 10**6), upper=UPPER)
-        covered += ((found.low <= truth) & (truth <= found.high)).mean()
+        posterior = shrink(means, scales / 8, np.full(80, 10**6), upper=UPPER)
+        covered += ((posterior.low <= truth) & (truth <= posterior.high)).mean()
     assert covered / TRIALS < 0.92
 
 
@@ -124,8 +124,8 @@ def test_block_by_block_is_the_posterior_of_all_cells_at_once(monkeypatch):
     monkeypatch.setattr(shrinkage, "BLOCK", 37)
     where, events, _, scales, means = city(np.random.default_rng(8), 150)
     covariate = np.log(events)
-    found = shrink(means, scales, events, upper=UPPER, positions_km=where, covariates=covariate[:, None])
-    assert found.value == pytest.approx(dense(means, scales, events, where, covariate), abs=1e-6)
+    posterior = shrink(means, scales, events, upper=UPPER, positions_km=where, covariates=covariate[:, None])
+    assert posterior.value == pytest.approx(dense(means, scales, events, where, covariate), abs=1e-6)
 
 
 def test_memory_does_not_grow_with_the_square_of_the_cells(monkeypatch):
@@ -143,8 +143,8 @@ def test_memory_does_not_grow_with_the_square_of_the_cells(monkeypatch):
 
 
 def test_values_stay_in_range_and_no_cell_is_an_empty_result():
-    found = shrink(np.array([-500.0, 900.0]), np.array([1.0, 1.0]), np.array([5, 5]), upper=UPPER)
-    assert np.all((found.value >= 0) & (found.value <= UPPER))
+    posterior = shrink(np.array([-500.0, 900.0]), np.array([1.0, 1.0]), np.array([5, 5]), upper=UPPER)
+    assert np.all((posterior.value >= 0) & (posterior.value <= UPPER))
     assert len(shrink(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), upper=UPPER).value) == 0
 
 

@@ -45,8 +45,8 @@ def day(rng: np.random.Generator, windows: int, scale: float):
 def test_without_noise_the_released_values_come_back():
     state = None
     for t, events, truth, _, _ in day(np.random.default_rng(1), 5, 0.0):
-        state, found = step(state, truth, 0.0, events, t=t)
-        assert found.value == pytest.approx(truth, abs=0.1)
+        state, posterior = step(state, truth, 0.0, events, t=t)
+        assert posterior.value == pytest.approx(truth, abs=0.1)
 
 
 def test_error_falls_with_history_and_intervals_cover_about_95_percent():
@@ -56,10 +56,10 @@ def test_error_falls_with_history_and_intervals_cover_about_95_percent():
     for _ in range(2):
         state = None
         for t, events, truth, scales, means in day(rng, 24, 10.0):
-            state, found = step(state, means, scales, events, t=t)
-            error[t] += np.abs(found.value - truth).mean() / 2
+            state, posterior = step(state, means, scales, events, t=t)
+            error[t] += np.abs(posterior.value - truth).mean() / 2
             raw += np.abs(means - truth).mean() / 48
-            covered += ((found.low <= truth) & (truth <= found.high)).mean() / 48
+            covered += ((posterior.low <= truth) & (truth <= posterior.high)).mean() / 48
     assert error[-6:].mean() < 0.75 * error[0]
     assert error[-6:].mean() < 0.4 * raw
     assert 0.92 < covered < 0.99
@@ -72,8 +72,8 @@ def test_understated_noise_is_caught_by_the_coverage():
     for _ in range(2):
         state = None
         for t, events, truth, scales, means in day(rng, 24, 10.0):
-            state, found = step(state, means, scales / 8, events, t=t)
-            covered += ((found.low <= truth) & (truth <= found.high)).mean() / 48
+            state, posterior = step(state, means, scales / 8, events, t=t)
+            covered += ((posterior.low <= truth) & (truth <= posterior.high)).mean() / 48
     assert covered < 0.9
 
 
@@ -192,15 +192,17 @@ def test_a_fit_is_the_normal_posterior_given_what_each_release_says_alone():
     past, window = window_beside_a_past()
     mean, covariance = joint(window, past, 0.06, 4.0)
     fit = fit_of(window, prior_of(window, 0.06, 4.0, Dynamics()), 0.3, Dynamics())
-    found, seen = fit.posterior, window.seen
+    posterior, seen = fit.posterior, window.seen
     covariance = covariance + np.diag((0.3 * UPPER) ** 2 / (window.releases.events + (0.3 / 0.5) ** 2))
-    gain = covariance[:, seen] @ np.linalg.inv(covariance[np.ix_(seen, seen)] + np.diag(1 / found.site_precision[seen]))
-    observed = found.site_shift[seen] / found.site_precision[seen]
-    assert found.value == pytest.approx(mean + gain @ (observed - mean[seen]))
-    assert found.variance == pytest.approx(np.diag(covariance - gain @ covariance[seen]))
-    assert found.site_precision[2] == 0.0, "an unreleased cell says nothing"
+    gain = covariance[:, seen] @ np.linalg.inv(
+        covariance[np.ix_(seen, seen)] + np.diag(1 / posterior.site_precision[seen])
+    )
+    observed = posterior.site_shift[seen] / posterior.site_precision[seen]
+    assert posterior.value == pytest.approx(mean + gain @ (observed - mean[seen]))
+    assert posterior.variance == pytest.approx(np.diag(covariance - gain @ covariance[seen]))
+    assert posterior.site_precision[2] == 0.0, "an unreleased cell says nothing"
     with_trend = past.trend_covariance @ window.design[seen].T
     residual = np.linalg.solve(
-        covariance[np.ix_(seen, seen)] + np.diag(1 / found.site_precision[seen]), observed - mean[seen]
+        covariance[np.ix_(seen, seen)] + np.diag(1 / posterior.site_precision[seen]), observed - mean[seen]
     )
-    assert found.trend == pytest.approx(past.trend + with_trend @ residual)
+    assert posterior.trend == pytest.approx(past.trend + with_trend @ residual)

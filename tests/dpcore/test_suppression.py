@@ -108,9 +108,9 @@ def test_equals_the_literal_specification_on_thousands_of_small_cases(statistics
         for most_scanned in (0, 3, suppression_levels.MOST_SCANNED):
             with monkeypatch.context() as patched:
                 patched.setattr(suppression_levels, "MOST_SCANNED", most_scanned)
-                found = chop_user(counts, epsilon * 1e6, statistics=statistics, min_users=min_users)
-            assert np.array_equal(dense(counts, found.samples), expected)
-            assert found.max_cells == K
+                suppression = chop_user(counts, epsilon * 1e6, statistics=statistics, min_users=min_users)
+            assert np.array_equal(dense(counts, suppression.samples), expected)
+            assert suppression.max_cells == K
         assert unsuppressed_noise(counts, epsilon * 1e6, statistics) == threshold
 
 
@@ -217,12 +217,12 @@ def test_worst_error_never_exceeds_the_threshold_and_no_cell_falls_below_min_use
         if not matrix.any():
             continue
         counts = make_counts(matrix)
-        found = chop_user(counts, 3e5, min_users=2)
-        assert found.worst_error <= unsuppressed_noise(counts, 3e5) * (1 + 1e-12)
+        suppression = chop_user(counts, 3e5, min_users=2)
+        assert suppression.worst_error <= unsuppressed_noise(counts, 3e5) * (1 + 1e-12)
         before = counts.by_cell((counts.samples > 0).astype(np.int64))
-        after = counts.by_cell((found.samples > 0).astype(np.int64))
+        after = counts.by_cell((suppression.samples > 0).astype(np.int64))
         assert np.all(after >= np.minimum(before, 2))
-        assert np.all((found.samples == 0) | (found.samples == counts.samples))
+        assert np.all((suppression.samples == 0) | (suppression.samples == counts.samples))
 
 
 def test_sweep_keeps_the_split_of_least_worst_error():
@@ -232,11 +232,11 @@ def test_sweep_keeps_the_split_of_least_worst_error():
         if not matrix.any():
             continue
         counts = make_counts(matrix)
-        found = sweep_chop_user(counts, 2_000_000, statistics=("mean",))
-        start = chop_user(counts, 2_000_000 / found.max_cells_before, statistics=("mean",), stop_at=10**6)
-        assert found.worst_error <= start.worst_error
-        assert (dense(counts, found.samples) > 0).sum(1).max() == found.max_cells
-        assert found.epsilon_per_cell * found.max_cells <= 2_000_000 * (1 + 1e-12)
+        suppression = sweep_chop_user(counts, 2_000_000, statistics=("mean",))
+        start = chop_user(counts, 2_000_000 / suppression.max_cells_before, statistics=("mean",), stop_at=10**6)
+        assert suppression.worst_error <= start.worst_error
+        assert (dense(counts, suppression.samples) > 0).sum(1).max() == suppression.max_cells
+        assert suppression.epsilon_per_cell * suppression.max_cells <= 2_000_000 * (1 + 1e-12)
 
 
 def made_up(users: int, cells: int) -> Counts:
@@ -286,9 +286,9 @@ def test_the_order_in_which_a_sweep_tries_its_limits_does_not_decide():
 
 def test_one_user_in_one_cell_is_left_alone():
     counts = make_counts(np.array([[3]]))
-    found = chop_user(counts, 1e6)
-    assert found.samples.tolist() == [3]
-    assert found.max_cells == 1
+    suppression = chop_user(counts, 1e6)
+    assert suppression.samples.tolist() == [3]
+    assert suppression.max_cells == 1
 
 
 def test_refuses_parameters_outside_the_proof():

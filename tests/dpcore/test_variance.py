@@ -61,10 +61,10 @@ def test_the_worst_change_of_one_user_is_that_of_the_sensitivity(n: int) -> None
 def test_variances_of_large_values_are_exact_and_one_sample_has_none() -> None:
     rng = np.random.default_rng(5)
     cell, value = np.repeat(np.arange(3), (1, 2, 500)).astype(np.uint64), rng.integers(0, 2**24, 503)
-    held = Contributions.group(cell, np.arange(503).astype(np.uint64), np.arange(503), value, upper=2**24)
+    contributions = Contributions.group(cell, np.arange(503).astype(np.uint64), np.arange(503), value, upper=2**24)
     exact = [
         sum((Fraction(int(x)) - Fraction(sum(map(int, v)), len(v))) ** 2 for x in v) / len(v)
         for v in (value[:1], value[1:3], value[3:])
     ]
-    assert Variance(2**24, 100).integers(held).tolist() == [int(x // 100) for x in exact]
-    assert not Variance(2**24, 100).sensitivities(held.counts, held.counts.samples)[0]
+    assert Variance(2**24, 100).integers(contributions).tolist() == [int(x // 100) for x in exact]
+    assert not Variance(2**24, 100).sensitivities(contributions.counts, contributions.counts.samples)[0]

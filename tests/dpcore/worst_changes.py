@@ -22,8 +22,8 @@ def worst_changes(
     owner = np.array([user for _, user, _, _ in rows])
     integer = {}
     for values in itertools.product((0, upper // 2, upper), repeat=len(rows)):
-        held = group([(c, u, k, v) for (c, u, k, _), v in zip(rows, values, strict=True)], upper)
-        integer[values] = int(integers(held)[0])
+        contributions = group([(c, u, k, v) for (c, u, k, _), v in zip(rows, values, strict=True)], upper)
+        integer[values] = int(integers(contributions)[0])
     worst = np.zeros(owner.max() + 1, dtype=np.int64)
     for user in range(len(worst)):
         beside: dict[tuple[int, ...], list[int]] = {}

@@ -56,8 +56,8 @@ def build(folder: Path) -> None:
 
 def archive(folder: Path, name: str, suffix: str) -> Path:
     """The one archive of distribution ``name`` that ends with ``suffix``."""
-    (found,) = folder.glob(f"{name}-*{suffix}")
-    return found
+    (path,) = folder.glob(f"{name}-*{suffix}")
+    return path
 
 
 def install(archive: Path, folder: Path) -> None:
@@ -72,7 +72,7 @@ def install_linked(archive: Path, folder: Path) -> None:
     pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
     run(*pip, "install", "-q", "--no-deps", archive)
     (site,) = folder.glob("lib/python*/site-packages")
-    (installed,) = [found for found in distributions(path=[str(site)]) if "hexveil" in found.name]
+    (installed,) = [package for package in distributions(path=[str(site)]) if "hexveil" in package.name]
     for name in required(installed):
         for file in distribution(name).files or ():
             source, target = Path(str(file.locate())), site / file

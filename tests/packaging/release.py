@@ -19,14 +19,14 @@ def problems(version: str, tags: list[str], changes: str, changelog: str) -> lis
     """Why a commit with ``tags`` of versions and uncommitted ``changes`` (git's short status) must not be released."""
     if not tags:
         return []
-    found = []
+    reasons = []
     if tags != [f"v{version}"]:
-        found.append(f"dpcore.__version__ is {version} but the tag is {', '.join(tags)}: write one of them anew")
+        reasons.append(f"dpcore.__version__ is {version} but the tag is {', '.join(tags)}: write one of them anew")
     if changes:
-        found.append(f"the work tree has changes: commit or stash them\n{changes}")
+        reasons.append(f"the work tree has changes: commit or stash them\n{changes}")
     if version not in {match["name"] for match in SECTION.finditer(changelog) if match["date"]}:
-        found.append(f"CHANGELOG.md has no section '## [{version}] - DATE': turn 'Unreleased' into it")
-    return found
+        reasons.append(f"CHANGELOG.md has no section '## [{version}] - DATE': turn 'Unreleased' into it")
+    return reasons
 
 
 def _git(*arguments: str) -> str:
@@ -37,9 +37,9 @@ def main() -> None:
     """Print what prevents the release and exit with 1, or print what will be built."""
     tags = _git("tag", "--points-at", "HEAD", "--list", "v*").split()
     changelog = (REPO_ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    found = problems(dpcore.__version__, tags, _git("status", "--short"), changelog)
-    if found:
-        sys.exit("Not released:\n" + "\n".join(f"- {problem}" for problem in found))
+    reasons = problems(dpcore.__version__, tags, _git("status", "--short"), changelog)
+    if reasons:
+        sys.exit("Not released:\n" + "\n".join(f"- {reason}" for reason in reasons))
     said = f"release {dpcore.__version__}" if tags else f"no tag v{dpcore.__version__} on this commit: a rehearsal"
     print(said, file=sys.stderr)
 

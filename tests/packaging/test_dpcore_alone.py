@@ -17,9 +17,9 @@ import importlib, json, pkgutil, sys
 from importlib.metadata import distributions, version
 import dpcore
 assert dpcore.__version__ == version("hexveil-dpcore"), version("hexveil-dpcore")
-for found in pkgutil.walk_packages(dpcore.__path__, "dpcore."):
-    importlib.import_module(found.name)
-installed = sorted(found.name for found in distributions())
+for module_info in pkgutil.walk_packages(dpcore.__path__, "dpcore."):
+    importlib.import_module(module_info.name)
+installed = sorted(distribution.name for distribution in distributions())
 files = {getattr(module, "__file__", None) or "" for module in sys.modules.values()}
 packages = {file.partition("site-packages/")[2].partition("/")[0] for file in files if "site-packages/" in file}
 print(json.dumps([installed, sorted(packages)]))
@@ -49,18 +49,18 @@ def test_all_names_every_public_module_and_nothing_else() -> None:
 
 
 def test_both_distributions_hold_the_same_mathematics_licence_and_type_information(dist: Path) -> None:
-    held = []
+    contents = []
     for name in ("hexveil", "hexveil_dpcore"):
         with zipfile.ZipFile(archive(dist, name, ".whl")) as wheel:
             names = wheel.namelist()
-            held.append({path: wheel.read(path) for path in names if path.startswith("dpcore/")})
+            contents.append({path: wheel.read(path) for path in names if path.startswith("dpcore/")})
             (licence,) = [path for path in names if path.endswith("/licenses/LICENSE")]
             assert wheel.read(licence) == (REPO_ROOT / "LICENSE").read_bytes()
             tops = {path.partition("/")[0] for path in names if ".dist-info" not in path}
             assert tops <= {"dpcore", "stream", "hexveil.py"}
             assert all(f"{top}/py.typed" in names for top in tops - {"hexveil.py"})
-    assert held[0] == held[1]
-    assert all(path.endswith((".py", "/py.typed")) for path in held[0]), sorted(held[0])
+    assert contents[0] == contents[1]
+    assert all(path.endswith((".py", "/py.typed")) for path in contents[0]), sorted(contents[0])
 
 
 def test_a_source_archive_holds_what_its_tests_and_its_licence_need(dist: Path) -> None:

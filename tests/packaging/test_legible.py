@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Iterator
 
@@ -28,6 +29,7 @@ OF_OTHERS = {"_name"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FILES = sorted(path for room in ROOMS for path in (REPO_ROOT / room).rglob("*.py"))
+TESTS = sorted((REPO_ROOT / "tests").rglob("*.py"))
 
 
 def functions_in(tree: ast.AST) -> Iterator[Function]:
@@ -96,14 +98,57 @@ def test_every_file_has_one_subject() -> None:
     assert not {path: size for path, size in sizes.items() if size > MOST_LINES_OF_A_FILE}
 
 
+def empty_names_of(source: str) -> set[str]:
+    """Where functions name a local or an argument, and lambdas and comprehensions what they bind, by an empty name."""
+    if not re.search(rf"\b(?:{'|'.join(EMPTY_NAMES)})\b", source):  # most files need no parsing
+        return set()
+    problems = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                problems |= {f"{name} names a local {local!r}" for local in locals_of(node) & EMPTY_NAMES}
+            case ast.Lambda(args=bound) | ast.comprehension(target=bound):
+                problems |= {f"{part.lineno}: binds {name!r}" for part, name in bindings(bound) if name in EMPTY_NAMES}
+    return problems
+
+
+def bindings(bound: ast.AST) -> Iterator[tuple[ast.arg | ast.Name, str]]:
+    """Names in the arguments of a lambda or the target of a comprehension."""
+    for node in ast.walk(bound):
+        match node:
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+                yield node, name
+
+
 def test_no_local_has_a_name_that_says_nothing() -> None:
-    empty = [
-        f"{path.relative_to(REPO_ROOT)}: {function.name} names a local {name!r}"
-        for path in FILES
-        for function in functions_in(ast.parse(path.read_text(encoding="utf-8")))
-        for name in locals_of(function) & EMPTY_NAMES
+    problems = [
+        f"{path.relative_to(REPO_ROOT)}: {problem}"
+        for path in FILES + TESTS
+        for problem in empty_names_of(path.read_text(encoding="utf-8"))
     ]
-    assert not empty, "\n".join(sorted(empty))
+    assert not problems, "\n".join(sorted(problems))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    found = 1",
+        "def f(held):\n    pass",
+        "async def f():\n    async with g() as told:\n        pass",
+        "def f():\n    try:\n        pass\n    except E as found:\n        pass",
+        "def f():\n    return (some := 1)",
+        "class A:\n    def f(self):\n        for _, told in g():\n            pass",
+        "names = [found.name for found in g()]",
+        "key = lambda some: some.name",
+    ],
+    ids=["local", "argument", "with", "except", "walrus", "loop", "comprehension", "lambda"],
+)
+def test_a_name_that_says_nothing_is_noticed_wherever_it_is_bound(source: str) -> None:
+    assert empty_names_of(source)
+
+
+def test_fields_and_functions_may_be_named_so() -> None:
+    assert not empty_names_of("class A:\n    found: str\n    def held(self):\n        return self.found\n")
 
 
 def is_private(name: str) -> bool:
@@ -162,7 +207,7 @@ def test_tests_reach_our_code_through_public_names_alone() -> None:
     private = set().union(*(private_names_of(path.read_text(encoding="utf-8")) for path in FILES))
     problems = [
         f"{path.relative_to(REPO_ROOT)}:{problem}"
-        for path in sorted((REPO_ROOT / "tests").rglob("*.py"))
+        for path in TESTS
         for problem in reaches_inside(path.read_text(encoding="utf-8"), private)
     ]
     assert not problems, "\n".join(problems)
@@ -179,7 +224,7 @@ def test_no_test_imports_from_another_test() -> None:
     """What several tests use is in ``tests/support``, or beside them in a module without tests."""
     problems = [
         f"{path.relative_to(REPO_ROOT)}: {name}"
-        for path in sorted((REPO_ROOT / "tests").rglob("*.py"))
+        for path in TESTS
         for name in imported_tests(path.read_text(encoding="utf-8"))
     ]
     assert not problems, "\n".join(problems)

@@ -66,9 +66,9 @@ def test_the_changelog_is_newest_first_and_knows_only_the_kinds_of_keep_a_change
 def test_a_release_needs_its_tag_a_clean_tree_and_its_section(
     tags: list[str], changes: str, section: str, said: list[str]
 ) -> None:
-    found = problems("1.2.0", tags, changes, section)
-    assert len(found) == len(said)
-    assert all(part in problem for part, problem in zip(said, found, strict=True))
+    reasons = problems("1.2.0", tags, changes, section)
+    assert len(reasons) == len(said)
+    assert all(part in reason for part, reason in zip(said, reasons, strict=True))
 
 
 def test_the_version_is_a_semantic_one_and_stands_in_one_place() -> None:

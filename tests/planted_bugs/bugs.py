@@ -647,6 +647,14 @@ HISTOGRAMS = (
 )
 SMOOTHING = (
     Bug(
+        "smoothing: numerators are divided by noisy counts",
+        "stream/statistics/observed_means.py",
+        "users = users_in(past, now)",
+        "users = users_in(None, now)._replace(mean=np.maximum(counts, 1.0))",
+        "tests/stream/statistics/test_low_signal.py",
+        "near_the_truth",
+    ),
+    Bug(
         "smoothing: a late window reads what came after it",
         "stream/statistics/smoothing_state.py",
         "late = memory is not None and window.start < memory.end",
@@ -687,8 +695,34 @@ SMOOTHING = (
         "never_narrow",
     ),
 )
+ALERTS = (
+    Bug(
+        "alerts: the probabilities of k windows are multiplied",
+        "stream/serve/alerts/rules.py",
+        "sure = (chances <= level_of(rule, window))",
+        "sure = (chances <= level_of(rule, window) ** (1 / rule.windows))",
+        "tests/stream/serve/test_alerts.py",
+        "sure_on_its_own",
+    ),
+    Bug(
+        "alerts: usual has no noise",
+        "stream/serve/alerts/significance.py",
+        "np.vstack([now[1][None, :], share * weights * scales])",
+        "np.vstack([now[1][None, :], 0 * weights * scales])",
+        "tests/stream/serve/test_alert_significance.py",
+        "against_usual and corrected",
+    ),
+    Bug(
+        "alerts: the level is not divided by the number of cells",
+        "stream/serve/alerts/significance.py",
+        "seconds / _DAY / max(cells, 1), 0.5)",
+        "seconds / _DAY, 0.5)",
+        "tests/stream/serve/test_alert_significance.py",
+        "below_errs and corrected",
+    ),
+)
 
-BUGS = (*PLAN, *CHARGE, *DRAW, *LEDGER, *COMMIT, *STATE, *HISTOGRAMS, *SMOOTHING)
+BUGS = (*PLAN, *CHARGE, *DRAW, *LEDGER, *COMMIT, *STATE, *HISTOGRAMS, *SMOOTHING, *ALERTS)
 QUICK = (
     "mean: half the cap in the sensitivity",
     "participation: m is not applied",

@@ -21,13 +21,13 @@ PURE = {"statistics": {"redis", "aiokafka", "aiohttp", "faust", "time", "asyncio
 
 def imports_of(path: Path) -> set[str]:
     """Dotted names of all modules that a file imports, also inside functions."""
-    found = set()
+    modules = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            modules |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
 
 
 def room_of(path: Path) -> str:

@@ -45,8 +45,8 @@ def test_everything_that_is_logged_is_json_and_a_thousand_repeats_are_one_line(t
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert all({"event", "level", "timestamp"} <= line.keys() for line in lines)
     assert sum(line["event"] == "window closed" for line in lines) == 1000
-    told = [line for line in lines if line["event"] != "window closed"]
-    assert [line.get("logger", "hexveil") for line in told] == [
+    other_lines = [line for line in lines if line["event"] != "window closed"]
+    assert [line.get("logger", "hexveil") for line in other_lines] == [
         "aiokafka.client",
         "hexveil",
         "hexveil",
@@ -54,7 +54,7 @@ def test_everything_that_is_logged_is_json_and_a_thousand_repeats_are_one_line(t
         "py.warnings",
         "mode",
     ]
-    assert "ZeroDivisionError" in told[-1]["exception"]
+    assert "ZeroDivisionError" in other_lines[-1]["exception"]
 
 
 def test_a_repeat_is_told_again_after_a_pause_or_a_long_time_with_its_count() -> None:
@@ -67,11 +67,11 @@ def test_a_repeat_is_told_again_after_a_pause_or_a_long_time_with_its_count() ->
     assert repeats.suppressed("b") == 0
     now += QUIET_SECONDS
     assert repeats.suppressed("a") == 5
-    told = 0
+    n_lines = 0
     for _ in range(round(2.5 * REPEAT_SECONDS)):
         now += 1.0
-        told += repeats.suppressed("a") is not None
-    assert told == 2
+        n_lines += repeats.suppressed("a") is not None
+    assert n_lines == 2
 
 
 def test_what_is_remembered_of_repeats_is_bounded() -> None:

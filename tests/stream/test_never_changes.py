@@ -32,17 +32,17 @@ MEANING = ("type", "enum", "const", "required", "pattern", "minimum", "maximum")
 
 def facts(node: Any, place: str = "") -> dict[str, Any]:
     """Every statement of a schema that a reader may rely on, by its place."""
-    found: dict[str, Any] = {}
+    statements: dict[str, Any] = {}
     if isinstance(node, dict):
-        found |= {
+        statements |= {
             f"{place}#{name}": node[name] for name in MEANING if name in node and not isinstance(node[name], dict)
         }
         for name, inner in node.items():
-            found |= facts(inner, f"{place}/{name}")
+            statements |= facts(inner, f"{place}/{name}")
     elif isinstance(node, list):
         for number, inner in enumerate(node):
-            found |= facts(inner, f"{place}/{number}")
-    return found
+            statements |= facts(inner, f"{place}/{number}")
+    return statements
 
 
 def keys() -> dict[str, str]:
@@ -58,10 +58,10 @@ def plans(tmp_path: Path) -> dict[str, str]:
     """A stored plan of each relation."""
     stored = {}
     for config in (bus_config(tmp_path), riders_config(tmp_path)):
-        held = contributions_of(pinned_rows(1, 60), config)
+        contributions = contributions_of(pinned_rows(1, 60), config)
         window, period = config.slotting.window(SLOT), config.slotting.period_of(SLOT)
-        left = np.full(len(held.counts.users), config.privacy.ledger_budget)
-        plan = plan_window(held.counts, left, config, window, period, "11111111-1111-4111-8111-111111111111")
+        left = np.full(len(contributions.counts.users), config.privacy.ledger_budget)
+        plan = plan_window(contributions.counts, left, config, window, period, "11111111-1111-4111-8111-111111111111")
         stored[config.relation] = base64.b64encode(encode_plan(plan)).decode()
     return stored
 
@@ -87,8 +87,8 @@ def known(tmp_path: Path) -> dict[str, Any]:
         schemas = {topic: facts(schema(topic)) for topic in OUTPUT_TOPICS}
         pinned = {"schemas": schemas, "keys": keys(), "plans": plans(tmp_path), "other": other()}
         FILE.write_text(json.dumps(pinned, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
+    recorded: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return recorded
 
 
 def lost(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -35,8 +35,8 @@ VALKEY = {"server_name": "valkey", "redis_version": "7.2.4"}
     ],
 )
 def test_a_server_is_supported_from_redis_7_0_and_valkey_8_on(info: dict[str, str], text: str, supported: bool) -> None:
-    found = ServerVersion.from_info(info)
-    assert (str(found), found.supported) == (text, supported)
+    version = ServerVersion.from_info(info)
+    assert (str(version), version.supported) == (text, supported)
 
 
 def test_an_old_server_is_refused_with_the_version_found_the_one_needed_and_the_remedy() -> None:
@@ -45,8 +45,8 @@ def test_an_old_server_is_refused_with_the_version_found_the_one_needed_and_the_
 
 
 async def test_the_embedded_server_tells_its_version(redis: Redis) -> None:
-    found = require_supported(await redis.info("server"), "embedded")
-    assert found.name == "Valkey"
+    version = require_supported(await redis.info("server"), "embedded")
+    assert version.name == "Valkey"
 
 
 async def test_doctor_passes_on_the_embedded_server(kafka: str, redis: Redis, redis_url: str, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ async def test_doctor_and_worker_name_an_old_server_and_what_to_do(
     try:
         config = bus_config(tmp_path, **{"redis.url": f"redis://127.0.0.1:{port}/0", "kafka.bootstrap": kafka})
         await listening(port)
-        version = [found for found in await examine(config) if found.check == "redis version"]
+        version = [finding for finding in await examine(config) if finding.check == "redis version"]
         await create_topics(config)
         monkeypatch.setenv("HEXVEIL_REDIS__URL", config.redis.url)
         monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
@@ -107,7 +107,7 @@ async def test_doctor_and_worker_name_an_old_server_and_what_to_do(
         worker = subprocess.run(command, cwd=REPO_ROOT, capture_output=True, text=True, timeout=120, check=False)
     finally:
         end_process(server, 5)
-    assert [(found.ok, found.found, found.remedy) for found in version] == [
+    assert [(finding.ok, finding.found, finding.remedy) for finding in version] == [
         (False, f"Redis 6.2.14; needed: {NEEDED}", REMEDY)
     ]
     assert worker.returncode == 1

@@ -24,15 +24,15 @@ START_SECONDS = 240.0  # includes the first fetch of the jars
 def shared_bootstrap(folder: Path, owner: int) -> str:
     """Bootstrap address of the broker kept in ``folder``, started by whichever worker asks first."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = folder / "bootstrap"
+    bootstrap_file = folder / "bootstrap"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not told.exists():
-            _start_keeper(folder, told, owner)
-    return told.read_text()
+        if not bootstrap_file.exists():
+            _start_keeper(folder, bootstrap_file, owner)
+    return bootstrap_file.read_text()
 
 
-def _start_keeper(folder: Path, told: Path, owner: int) -> None:
+def _start_keeper(folder: Path, bootstrap_file: Path, owner: int) -> None:
     with (folder / "keeper.log").open("wb") as log:
         keeper = subprocess.Popen(
             [sys.executable, "-m", "tests.support.broker", str(folder), str(owner)],
@@ -43,7 +43,7 @@ def _start_keeper(folder: Path, told: Path, owner: int) -> None:
             start_new_session=True,
         )
     deadline = time.monotonic() + START_SECONDS
-    while not told.exists():
+    while not bootstrap_file.exists():
         if keeper.poll() is not None or time.monotonic() > deadline:
             keeper.kill()
             raise RuntimeError(f"the shared broker did not start:\n{(folder / 'keeper.log').read_text()}")

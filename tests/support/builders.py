@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,15 @@ def bus_config(tmp_path: Path, **overrides: Any) -> Config:
     """config/bus-fleet.toml with its key file in ``tmp_path``; overrides are dotted keys."""
     settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | overrides
     return load_config(REPO_ROOT / "config" / "bus-fleet.toml", **settings)
+
+
+def bus_fleet_file(folder: Path, domain: Mapping[str, float]) -> Path:
+    """config/bus-fleet.toml with another ``domain``, by its sides, as ``hexveil.toml`` in ``folder``."""
+    lines = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8").splitlines()
+    box = f"domain = {{ {', '.join(f'{side} = {degrees}' for side, degrees in domain.items())} }}"
+    path = folder / "hexveil.toml"
+    path.write_text("\n".join(box if line.startswith("domain =") else line for line in lines), encoding="utf-8")
+    return path
 
 
 def riders_config(tmp_path: Path, **overrides: Any) -> Config:
@@ -118,8 +127,8 @@ def zcdp_config(
     """config/riders.toml counting zCDP in place of pure ε; overrides are dotted keys."""
     text = (REPO_ROOT / "config" / "riders.toml").read_text(encoding="utf-8")
     wanted = f'accounting = "zcdp"\nrho = {rho}\nrho_budget = {rho_budget}\ndelta = {delta}'
-    text, found = re.subn(r"(?m)^epsilon = \S+\nbudget = \S+$", wanted, text)
-    assert found == 1, "riders.toml gives epsilon and budget on two lines"
+    text, n_replaced = re.subn(r"(?m)^epsilon = \S+\nbudget = \S+$", wanted, text)
+    assert n_replaced == 1, "riders.toml gives epsilon and budget on two lines"
     file = tmp_path / "zcdp.toml"
     file.write_text(text, encoding="utf-8")
     return load_config(file, **({"privacy.user_key_file": str(tmp_path / "user.key")} | overrides))

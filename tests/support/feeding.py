@@ -100,6 +100,13 @@ async def produce(bootstrap: str, topic: str, values: Sequence[bytes | None], pa
         await producer.stop()
 
 
+async def until_true(condition: Callable[[], bool], seconds: float = 240.0) -> None:
+    """Wait for ``condition`` of this process; fails after ``seconds``."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
     """Wait for ``condition``; fails after ``seconds``."""
     async with asyncio.timeout(seconds):

@@ -17,7 +17,9 @@ def recalled(bodies: Sequence[dict[str, Any]], marker: dict[str, Any], memory: M
     ends = [int(datetime.fromisoformat(marker["window"][end]).timestamp()) for end in ("start", "end")]
     upper, timezone = marker["clipping"]["upper"], marker["period"]["timezone"]
     shrinking = any("mean" in body.get("post_processed", {}) for body in bodies)
-    return step(memory, bodies, Window(*ends), upper=upper, timezone=timezone, shrinking=shrinking)[0]
+    typical = marker["memory"].get("typical_km_h")
+    window = Window(*ends)
+    return step(memory, bodies, window, upper=upper, timezone=timezone, shrinking=shrinking, typical=typical)[0]
 
 
 def recalled_from(windows: Sequence[Sequence[Message]]) -> Memory | None:

@@ -124,17 +124,17 @@ class Transcript:
 
     def differences(self, other: Transcript) -> list[str]:
         """Where the two differ, shortened."""
-        found = []
+        differences = []
         for mine, theirs in ((self.records, other.records), (self.answers, other.answers)):
             for place in sorted(mine.keys() | theirs.keys()):
                 one, two = mine.get(place), theirs.get(place)
                 if one != two:
                     pairs = zip(one or (), two or (), strict=False)
                     first = next(((a, b) for a, b in pairs if a != b), (len(one or ()), len(two or ())))
-                    found.append(f"{place}: {str(first[0])[:700]} <> {str(first[1])[:700]}")
+                    differences.append(f"{place}: {str(first[0])[:700]} <> {str(first[1])[:700]}")
         if self.logs != other.logs:
-            found.append(f"log of the public service: {self.logs} <> {other.logs}")
-        return found
+            differences.append(f"log of the public service: {self.logs} <> {other.logs}")
+        return differences
 
 
 @contextmanager
@@ -167,10 +167,10 @@ async def observe(
     await _clear(config.kafka.bootstrap)
     await create_topics(config)
     await _run(config, arrivals, clock, hours)
-    found = Transcript(records=await _records(config))
+    transcript = Transcript(records=await _records(config))
     if look:
-        await _look(config, found)
-    return found
+        await _look(config, transcript)
+    return transcript
 
 
 async def _run(config: Config, arrivals: Hourly, clock: Clock, hours: int) -> None:
@@ -241,24 +241,24 @@ async def _records(config: Config) -> dict[str, list[tuple[Any, ...]]]:
     assert {HEXAGON_SPEED, WINDOW} <= set(topics)
     consumer = AIOKafkaConsumer(*topics, bootstrap_servers=bootstrap, enable_auto_commit=False)
     await consumer.start()
-    found: dict[str, list[tuple[Any, ...]]] = {}
+    by_partition: dict[str, list[tuple[Any, ...]]] = {}
     try:
         partitions = [TopicPartition(topic, p) for topic in topics for p in consumer.partitions_for_topic(topic) or ()]
         consumer.unsubscribe()
         consumer.assign(partitions)
         await consumer.seek_to_beginning(*partitions)
         for partition, end in (await consumer.end_offsets(partitions)).items():
-            found[f"{partition.topic}/{partition.partition}"] = records = []
+            by_partition[f"{partition.topic}/{partition.partition}"] = records = []
             while await consumer.position(partition) < end:
                 for r in (await consumer.getmany(partition, timeout_ms=500)).get(partition, []):
                     size = r.serialized_value_size
                     records.append((r.offset, r.timestamp, r.timestamp_type, r.key, r.headers, r.value, size))
     finally:
         await consumer.stop()
-    return found
+    return by_partition
 
 
-async def _look(config: Config, found: Transcript) -> None:
+async def _look(config: Config, transcript: Transcript) -> None:
     """Send the public service every kind of request, valid and invalid, then read its metrics; keep its log."""
     with structlog.testing.capture_logs() as logs:
         public = make_app(config)
@@ -267,25 +267,25 @@ async def _look(config: Config, found: Transcript) -> None:
             windows = (await (await client.get("/api/v1/windows")).json())["windows"]
             starts = [window["window"]["start"] for window in windows]
             for operation in public[SERVICE].operations:
-                for path in _paths(operation.path, [*starts, *_STRANGE], [*_cells(found), *_STRANGE]):
-                    await _ask(client, path, found)
-            await _ask_stream(client, len(starts), found)
+                for path in _paths(operation.path, [*starts, *_STRANGE], [*_cells(transcript), *_STRANGE]):
+                    await _ask(client, path, transcript)
+            await _ask_stream(client, len(starts), transcript)
             for path in ("/", "/healthz", "/readyz", "/api/v1/nothing", "/metrics/users"):
-                await _ask(client, path, found)
+                await _ask(client, path, transcript)
             metrics = await (await client.get("/metrics")).text()
     timed = ("hexveil_public_request_seconds", "# ")
     kept = [line for line in metrics.splitlines() if not line.startswith(timed) and "_created" not in line]
-    found.answers["/metrics"] = tuple(kept)
-    found.logs = logs
+    transcript.answers["/metrics"] = tuple(kept)
+    transcript.logs = logs
 
 
 _STRANGE = ("2026-11-21T03:00:00Z", "86489e34fffffff", "nonsense", "ug")
 _QUERIES = ("", "?format=geojson", "?bbox=-97.8,30.2,-97.6,30.3", "?limit=0", "?window=nonsense")
 
 
-def _cells(found: Transcript) -> list[str]:
-    released = (held for name, held in found.records.items() if name.startswith(HEXAGON_SPEED))
-    return sorted({key.decode() for held in released for _, _, _, key, *_ in held})
+def _cells(transcript: Transcript) -> list[str]:
+    released = (records for name, records in transcript.records.items() if name.startswith(HEXAGON_SPEED))
+    return sorted({key.decode() for records in released for _, _, _, key, *_ in records})
 
 
 def _paths(template: str, windows: Sequence[str], cells: Sequence[str]) -> list[str]:
@@ -301,16 +301,16 @@ def _paths(template: str, windows: Sequence[str], cells: Sequence[str]) -> list[
     return [path + query for path in paths for query in (*_QUERIES, *(f"?window={start}" for start in windows))]
 
 
-async def _ask(client: TestClient, path: str, found: Transcript) -> None:
+async def _ask(client: TestClient, path: str, transcript: Transcript) -> None:
     answer = await client.get(path)
     headers = sorted((name, value) for name, value in answer.headers.items() if name != "Date")
     body = await answer.read()
     if answer.content_type == "application/vnd.apache.parquet":
         body = str(len(body)).encode()
-    found.answers[path] = (answer.status, headers, body)
+    transcript.answers[path] = (answer.status, headers, body)
 
 
-async def _ask_stream(client: TestClient, windows: int, found: Transcript) -> None:
+async def _ask_stream(client: TestClient, windows: int, transcript: Transcript) -> None:
     stream = await client.get("/api/v1/stream", headers={"Last-Event-ID": "0"})
     seen = b""
     while seen.count(b"event: window") < windows or not seen.endswith(b"\n\n"):
@@ -318,7 +318,7 @@ async def _ask_stream(client: TestClient, windows: int, found: Transcript) -> No
     stream.close()
     retry, _, events = seen.partition(b"\n\n")
     assert re.fullmatch(rb"retry: \d+", retry)  # each client another number, drawn when it comes
-    found.answers["/api/v1/stream"] = (stream.status, events)
+    transcript.answers["/api/v1/stream"] = (stream.status, events)
 
 
 def event(user: str, hour: int, second: float, lat: float, lng: float, speed: float) -> bytes:

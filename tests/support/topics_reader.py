@@ -24,11 +24,11 @@ async def read_all(
         consumer.assign(partitions)
         await consumer.seek_to_beginning(*partitions)
         ends = await consumer.end_offsets(partitions)
-        found: list[ConsumerRecord] = []
+        published: list[ConsumerRecord] = []
         while any([await consumer.position(p) < ends[p] for p in partitions]):
             for records in (await consumer.getmany(timeout_ms=200)).values():
-                found += [r for r in records if dict(r.headers).get("ce_source") == f"/hexveil/{feed}".encode()]
-        return found
+                published += [r for r in records if dict(r.headers).get("ce_source") == f"/hexveil/{feed}".encode()]
+        return published
     finally:
         await consumer.stop()
 

@@ -21,15 +21,19 @@ function manifest(): Plugin {
     name: 'hexveil-manifest',
     apply: 'build',
     enforce: 'post',
-    generateBundle(_, bundle) {
-      const list = sources().map((path) => `${sha256(readFileSync(join(here, path)))}  ${path}\n`).join('');
-      const files = Object.fromEntries(
-        Object.values(bundle)
-          .map((file): [string, string] => [file.fileName, sha256(file.type === 'chunk' ? file.code : file.source)])
-          .sort(([a], [b]) => (a < b ? -1 : 1)),
-      );
-      const source = JSON.stringify({ sources: sha256(list), files }, null, 1) + '\n';
-      this.emitFile({ type: 'asset', fileName: 'build.json', source });
+    // After Vite's own last changes of what imports at run time.
+    generateBundle: {
+      order: 'post',
+      handler(_, bundle) {
+        const list = sources().map((path) => `${sha256(readFileSync(join(here, path)))}  ${path}\n`).join('');
+        const files = Object.fromEntries(
+          Object.values(bundle)
+            .map((file): [string, string] => [file.fileName, sha256(file.type === 'chunk' ? file.code : file.source)])
+            .sort(([a], [b]) => (a < b ? -1 : 1)),
+        );
+        const source = JSON.stringify({ sources: sha256(list), files }, null, 1) + '\n';
+        this.emitFile({ type: 'asset', fileName: 'build.json', source });
+      },
     },
   };
 }

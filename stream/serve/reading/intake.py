@@ -74,7 +74,7 @@ class Intake:
         return outcome
 
     def _complete(self, window: WindowView, cells: list[bytes]) -> None:
-        window.finish(cells)
+        self.view.finish(window, cells)
         self._metrics.windows.inc()
         self._metrics.last_window_seconds.set(datetime.fromisoformat(window.end).timestamp())
         if self.caught_up.is_set():

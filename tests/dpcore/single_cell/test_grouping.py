@@ -61,10 +61,10 @@ def test_sensitivities_and_bias_are_the_worst_by_brute_force() -> None:
     worst, bias = np.zeros(3, int), 0.0
     means = {}
     for values in itertools.product((0, upper), repeat=6):
-        held = np.array(values)
-        sums = np.bincount(grouping.array[owner], held, minlength=grouping.n_arrays).astype(int)
+        vector = np.array(values)
+        sums = np.bincount(grouping.array[owner], vector, minlength=grouping.n_arrays).astype(int)
         means[values] = sums // grouping.fill
-        bias = max(bias, abs((sums / grouping.fill).mean() - held.mean()))
+        bias = max(bias, abs((sums / grouping.fill).mean() - vector.mean()))
     for user in range(3):
         for one, two in itertools.product(means, repeat=2):
             if all(a == b for a, b, o in zip(one, two, owner, strict=True) if o != user):

@@ -30,17 +30,17 @@ ALPHA = 1e-6
 def test_no_user_moves_the_integer_more_than_their_sensitivity(mechanism: Any, samples: tuple[int, ...]) -> None:
     """Exhaustive over corner values: the statistic is monotone in each of them."""
     upper, m = 3, np.array(samples)
-    held = mechanism(upper)
-    plan = held.plan(m, 700_000)
+    mean = mechanism(upper)
+    plan = mean.plan(m, 700_000)
     owner = np.repeat(np.arange(len(m)), m)
-    found = {
-        values: round(held.release(np.array(values), plan, Silence()).raw * plan.divisor)
+    integers = {
+        values: round(mean.release(np.array(values), plan, Silence()).raw * plan.divisor)
         for values in itertools.product((0, upper), repeat=int(m.sum()))
     }
     for user in range(len(m)):
         free = owner == user
         groups: dict[tuple[int, ...], list[int]] = {}
-        for values, statistic in found.items():
+        for values, statistic in integers.items():
             groups.setdefault(tuple(np.array(values)[~free]), []).append(statistic)
         worst = max(max(group) - min(group) for group in groups.values())
         assert worst <= plan.sensitivities[user]
@@ -53,10 +53,10 @@ def test_no_user_moves_the_integer_more_than_their_sensitivity(mechanism: Any, s
 @pytest.mark.parametrize("samples", [(1,), (2, 1), (2, 2, 2), (1, 2, 3), (5, 1, 1), (6, 2)])
 def test_the_bias_bound_is_the_worst_case(mechanism: Any, samples: tuple[int, ...]) -> None:
     upper, m = 10, np.array(samples)
-    held = mechanism(upper)
-    plan = held.plan(m, 400_000)
+    mean = mechanism(upper)
+    plan = mean.plan(m, 400_000)
     worst = max(
-        abs(held.release(np.array(values), plan, Silence()).raw - np.mean(values))
+        abs(mean.release(np.array(values), plan, Silence()).raw - np.mean(values))
         for values in itertools.product((0, upper), repeat=int(m.sum()))
     )
     assert worst <= plan.bias_bound + 1e-9
@@ -87,11 +87,11 @@ def test_intervals_cover_the_statistic_as_often_as_they_say(mechanism: Any) -> N
     rng = np.random.default_rng(3)
     m = rng.integers(1, 9, 12)
     values = rng.integers(0, 801, int(m.sum()))
-    held = mechanism(800)
-    plan = held.plan(m, 1_000_000)
-    truth = held.release(values, plan, Silence()).raw
+    mean = mechanism(800)
+    plan = mean.plan(m, 1_000_000)
+    truth = mean.release(values, plan, Silence()).raw
     noise = Noise()
-    draws = [held.release(values, plan, noise) for _ in range(3000)]
+    draws = [mean.release(values, plan, noise) for _ in range(3000)]
     covered = sum(e.low <= truth <= e.high for e in draws)
     assert stats.binomtest(covered, 3000, 0.95).pvalue > ALPHA
     assert all(0 <= e.value <= 800 and e.clamped == (e.value != e.raw) for e in draws)
@@ -101,20 +101,20 @@ def test_intervals_cover_the_statistic_as_often_as_they_say(mechanism: Any) -> N
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_values_outside_the_range_are_clipped_before_they_count(mechanism: Any) -> None:
-    held = mechanism(10)
+    mean = mechanism(10)
     m = np.array([2, 1])
-    plan = held.plan(m, MICRO)
-    wild = held.release(np.array([-5, 10**12, 7]), plan, Silence())
-    assert wild == held.release(np.array([0, 10, 7]), plan, Silence())
+    plan = mean.plan(m, MICRO)
+    wild = mean.release(np.array([-5, 10**12, 7]), plan, Silence())
+    assert wild == mean.release(np.array([0, 10, 7]), plan, Silence())
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("samples", [(1,), (5,), (1, 1)])
 def test_few_samples_and_equal_values_are_released_with_full_noise(mechanism: Any, samples: tuple[int, ...]) -> None:
     m = np.array(samples)
-    held = mechanism(8)
-    plan = held.plan(m, MICRO)
-    result = held.release(np.full(int(m.sum()), 8), plan, Silence())
+    mean = mechanism(8)
+    plan = mean.plan(m, MICRO)
+    result = mean.release(np.full(int(m.sum()), 8), plan, Silence())
     assert result.raw == 8
     assert result.scale == pytest.approx(8 if len(m) == 1 else 4)
 

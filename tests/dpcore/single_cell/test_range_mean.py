@@ -56,8 +56,8 @@ def test_quantiles_have_exactly_the_stated_distribution(column: list[int], ranks
     """χ² on n = 40 000 draws at α = 1e-6; with the ranks one off (``slip``) it must fail (power > 0.999)."""
     upper, micro, n = 20, 3_000_000, 40_000
     y = np.arange(upper + 1)
-    held = np.array(column, dtype=np.int64)[None, :]
-    below, up_to = (held < y[:, None]).sum(axis=1), (held <= y[:, None]).sum(axis=1)
+    values = np.array(column, dtype=np.int64)[None, :]
+    below, up_to = (values < y[:, None]).sum(axis=1), (values <= y[:, None]).sum(axis=1)
     tiled = np.repeat(np.array(ranks), n)
     drawn = select_quantiles(np.array(column, dtype=np.int64), upper, tiled, micro, Noise()).reshape(len(ranks), n)
     for row, rank in zip(drawn, ranks, strict=True):
@@ -75,12 +75,12 @@ def test_changing_one_entry_moves_every_cost_by_at_most_one(
     other = list(column)
     other[at % len(column)] = value
 
-    def costs(held: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    def costs(values: list[int]) -> tuple[np.ndarray, np.ndarray]:
         ranges = range_bins(40, half_bin)
-        slot = np.minimum(np.array(held) // (2 * half_bin), len(ranges) - 1)
+        slot = np.minimum(np.array(values) // (2 * half_bin), len(ranges) - 1)
         sides = [max((slot < i).sum(), (slot > i).sum()) for i in range(len(ranges))]
-        below, up_to = ([(np.array(held) < y + past).sum() for y in range(41)] for past in (0, 1))
-        ranks = np.arange(0, 10 * len(held) + 1)[:, None] / 10
+        below, up_to = ([(np.array(values) < y + past).sum() for y in range(41)] for past in (0, 1))
+        ranks = np.arange(0, 10 * len(values) + 1)[:, None] / 10
         return np.array(sides), np.maximum(np.maximum(below - ranks, ranks - up_to), 0)
 
     for one, two in zip(costs(column), costs(other), strict=True):

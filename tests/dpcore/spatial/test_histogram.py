@@ -28,9 +28,9 @@ def test_a_grid_without_cells_or_with_too_many_is_refused(grid: tuple[int, int])
 def test_cells_are_half_open_and_points_outside_are_only_counted() -> None:
     domain = Domain(0, 0, 2, 2, 2, 2)
     points = np.array([[0, 0], [1, 0], [0.999, 1], [2, 0], [0, 2], [-0.1, 0], [np.nextafter(2, 0), 1.5]])
-    found = domain.count(points)
-    assert found.counts.tolist() == [[1, 1], [1, 1]]
-    assert found.outside == 3
+    counted = domain.count(points)
+    assert counted.counts.tolist() == [[1, 1], [1, 1]]
+    assert counted.outside == 3
 
 
 @pytest.mark.parametrize("points", [[[np.nan, 0.0]], [[np.inf, 0.0]], [[0.0, 1.0, 2.0]]])
@@ -44,11 +44,11 @@ def test_queries_inside_cells_equal_the_area_weighted_sum() -> None:
     counts = rng.integers(0, 50, (7, 5))
     low, high = np.sort(rng.random((2, 40, 2)) * [7, 5], axis=0)
     queries = Rectangles(low[:, 0], high[:, 0], low[:, 1], high[:, 1])
-    found = answer(integral_image(counts), queries)
+    answers = answer(integral_image(counts), queries)
     for q in range(40):
         ox = np.clip(np.minimum(high[q, 0], np.arange(1, 8)) - np.maximum(low[q, 0], np.arange(7)), 0, None)
         oy = np.clip(np.minimum(high[q, 1], np.arange(1, 6)) - np.maximum(low[q, 1], np.arange(5)), 0, None)
-        assert found[q] == pytest.approx(ox @ counts @ oy)
+        assert answers[q] == pytest.approx(ox @ counts @ oy)
         norms = overlap_norms(queries, np.arange(8), np.arange(6))
         assert norms.l1[q] == pytest.approx(ox.sum() * oy.sum())
         assert norms.l2_squared[q] == pytest.approx((ox**2).sum() * (oy**2).sum())

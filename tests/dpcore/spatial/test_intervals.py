@@ -68,9 +68,9 @@ def ranges_by_class(counts: np.ndarray, seed: int) -> list[Rectangles]:
 
 
 def intervals_of(histogram: Histogram, ranges: Rectangles) -> Intervals:
-    found = histogram.intervals(ranges)
-    assert found is not None
-    return found
+    intervals = histogram.intervals(ranges)
+    assert intervals is not None
+    return intervals
 
 
 def noise_alone(histogram: Histogram, ranges: Rectangles) -> Intervals:
@@ -252,12 +252,12 @@ def test_intervals_are_whole_never_empty_and_hold_0_where_noise_carries_counts_b
     counts = np.array([-50.0, -3.2, 0.0, 1.4, 4.0, 30.0])
     for variance in (0.0, 0.01, 2.0, 400.0):
         sums = NoisySums(counts, spread_tails(np.full(6, variance)))
-        found = between(sums, sums)
-        assert (found.low >= 0).all()
-        assert (found.low <= found.high).all()
-        assert np.array_equal(found.low, np.rint(found.low))
-        assert np.array_equal(found.high, np.rint(found.high))
-        assert found.hold(np.zeros(6))[:3].all()
+        intervals = between(sums, sums)
+        assert (intervals.low >= 0).all()
+        assert (intervals.low <= intervals.high).all()
+        assert np.array_equal(intervals.low, np.rint(intervals.low))
+        assert np.array_equal(intervals.high, np.rint(intervals.high))
+        assert intervals.hold(np.zeros(6))[:3].all()
 
 
 def test_regions_have_intervals_after_inference_while_the_draws_before_it_are_known() -> None:

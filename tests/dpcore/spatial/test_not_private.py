@@ -67,8 +67,8 @@ def test_leaky_is_no_worse_on_its_tuning_queries_than_any_size_on_the_same_draws
 
 
 def test_best_non_private_is_the_largest_size_without_noise() -> None:
-    found = best_non_private(MECHANISM, COUNTS, DOMAIN)
-    assert found.size == 32
-    assert found.answers(MECHANISM.queries) == pytest.approx(answer(integral_image(COUNTS), MECHANISM.queries))
+    best = best_non_private(MECHANISM, COUNTS, DOMAIN)
+    assert best.size == 32
+    assert best.answers(MECHANISM.queries) == pytest.approx(answer(integral_image(COUNTS), MECHANISM.queries))
     coarse = best_non_private(replace(MECHANISM, sizes=(1,)), COUNTS, DOMAIN)
     assert coarse.answers(MECHANISM.queries) == pytest.approx(COUNTS.sum() * MECHANISM.queries.areas() / DOMAIN.cells)

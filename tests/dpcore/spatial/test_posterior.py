@@ -166,11 +166,11 @@ def test_the_relative_goal_lowers_the_relative_error_of_the_same_draws() -> None
     queries = Rectangles.of_cells(corners.transpose(0, 2, 1).reshape(-1, 4))
     truth = answer(image_of(town()), queries)
     for mechanism in (SparseHierarchy, HTF):
-        found = {}
+        errors = {}
         for goal in ("absolute", "relative"):
             answers = mechanism(goal=goal).fit(town(), DOMAIN, 100_000, tape(6)).answers(queries)
-            found[goal] = (np.abs(answers - truth) / np.maximum(truth, 20)).mean()
-        assert found["relative"] < 0.8 * found["absolute"]
+            errors[goal] = (np.abs(answers - truth) / np.maximum(truth, 20)).mean()
+        assert errors["relative"] < 0.8 * errors["absolute"]
 
 
 def test_thin_but_even_space_is_not_read_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:

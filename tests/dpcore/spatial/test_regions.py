@@ -24,27 +24,27 @@ def oracle(corners: list[Point], rows: int, columns: int) -> npt.NDArray[np.int6
     """
     polygon = hull(corners)
     thin = Fraction(1, 10**12)
-    found = np.zeros((2 * rows - 1, 2 * columns - 1), dtype=np.int64)
+    components = np.zeros((2 * rows - 1, 2 * columns - 1), dtype=np.int64)
     if len(polygon) < 3:
         middle = [sum(p[axis] for p in corners) / len(corners) for axis in (0, 1)]
         x, y = int(middle[0] // 1), int(middle[1] // 1)
         if 0 <= x < rows and 0 <= y < columns:
-            found[2 * x, 2 * y] = 1
-        return found
+            components[2 * x, 2 * y] = 1
+        return components
     for i in range(2 * rows - 1):
         for j in range(2 * columns - 1):
             x, y = Fraction(i // 2 + i % 2), Fraction(j // 2 + j % 2)
             if i % 2 == 0 and j % 2 == 0:
-                found[i, j] = meets(polygon, (x, y), (x + 1, y + 1))
+                components[i, j] = meets(polygon, (x, y), (x + 1, y + 1))
             elif i % 2 and j % 2:
-                found[i, j] = all(
+                components[i, j] = all(
                     turn(a, b, (x, y)) > 0 for a, b in zip(polygon, polygon[1:] + polygon[:1], strict=True)
                 )
             elif i % 2:
-                found[i, j] = all(meets(polygon, (x - thin * (1 - s), y), (x + thin * s, y + 1)) for s in (0, 1))
+                components[i, j] = all(meets(polygon, (x - thin * (1 - s), y), (x + thin * s, y + 1)) for s in (0, 1))
             else:
-                found[i, j] = all(meets(polygon, (x, y - thin * (1 - s)), (x + 1, y + thin * s)) for s in (0, 1))
-    return found
+                components[i, j] = all(meets(polygon, (x, y - thin * (1 - s)), (x + 1, y + thin * s)) for s in (0, 1))
+    return components
 
 
 @settings(max_examples=80, deadline=None)
@@ -52,8 +52,8 @@ def oracle(corners: list[Point], rows: int, columns: int) -> npt.NDArray[np.int6
 def test_footprints_are_the_components_whose_interior_meets_the_regions(groups: list[list[Point]]) -> None:
     # Quarter cells put many corners and sides exactly on grid lines, where open and closed differ.
     regions = Regions.of_polygons([np.array(group, dtype=float) for group in groups])
-    found = Footprints.of(regions, grid(5, 5), 100.0).total()
-    assert found.tolist() == sum(oracle(group, 5, 5) for group in groups).tolist()
+    totals = Footprints.of(regions, grid(5, 5), 100.0).total()
+    assert totals.tolist() == sum(oracle(group, 5, 5) for group in groups).tolist()
 
 
 @settings(max_examples=150, deadline=None)
@@ -61,18 +61,18 @@ def test_footprints_are_the_components_whose_interior_meets_the_regions(groups: 
 def test_no_region_meets_more_components_than_the_sensitivity(corners: list[Point], diameter: float) -> None:
     domain = grid(6, 5)
     regions = Regions.of_polygons([np.array(corners, dtype=float)])
-    found = Footprints.of(regions, domain, diameter).total()
+    totals = Footprints.of(regions, domain, diameter).total()
     k = int(np.ceil(diameter))
     assert Footprints.sensitivity(domain, diameter) == (2 * k + 1) ** 2
-    assert found.sum() <= (2 * k + 1) ** 2
+    assert totals.sum() <= (2 * k + 1) ** 2
 
 
 @pytest.mark.parametrize(("k", "half", "centre"), [(1, 0.3, 5.0), (2, 0.7, 5.5), (3, 1.05, 5.0)])
 def test_the_sensitivity_is_attained(k: int, half: float, centre: float) -> None:
     square = [(centre + half * a, centre + half * b) for a in (-1, 1) for b in (-1, 1)]
     assert 2 * half * 2**0.5 < k
-    found = Footprints.of(Regions.of_polygons([square]), grid(10, 10), float(k)).total()
-    assert found.sum() == (2 * k + 1) ** 2 == Footprints.sensitivity(grid(10, 10), float(k))
+    totals = Footprints.of(Regions.of_polygons([square]), grid(10, 10), float(k)).total()
+    assert totals.sum() == (2 * k + 1) ** 2 == Footprints.sensitivity(grid(10, 10), float(k))
 
 
 def test_counting_closed_touching_would_break_the_sensitivity() -> None:
@@ -91,16 +91,16 @@ def test_cells_that_are_not_square_have_a_sensitivity_per_axis() -> None:
 
 @pytest.mark.parametrize("corners", [[(2.5, 3.5)], [(2.0, 3.0)], [(2.2, 3.2), (2.8, 3.8)], [(2.5, 3.5)] * 5])
 def test_a_point_and_a_flat_hull_are_one_face(corners: list[tuple[float, float]]) -> None:
-    found = Footprints.of(Regions.of_polygons([corners]), grid(6, 6), 1.0).total()
-    assert found[4, 6] == found.sum() == 1
+    totals = Footprints.of(Regions.of_polygons([corners]), grid(6, 6), 1.0).total()
+    assert totals[4, 6] == totals.sum() == 1
 
 
 def test_what_lies_outside_the_box_is_cut_off() -> None:
     corners = [(-1.5, -1.5), (-1.5, 1.5), (1.5, -1.5), (1.5, 1.5)]
     far = [(1e12, -1e15), (1e12, 0.0), (-1e300, 5.0)]
-    found = Footprints.of(Regions.of_polygons([corners, far]), grid(6, 6), 5.0).total()
-    assert found[:3, :3].tolist() == [[1] * 3] * 3
-    assert found.sum() == 9
+    totals = Footprints.of(Regions.of_polygons([corners, far]), grid(6, 6), 5.0).total()
+    assert totals[:3, :3].tolist() == [[1] * 3] * 3
+    assert totals.sum() == 9
 
 
 @settings(max_examples=60, deadline=None)

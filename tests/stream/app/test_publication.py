@@ -196,9 +196,9 @@ async def test_windows_of_very_different_cost_are_published_at_the_same_offset_f
     kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_riders(tmp_path, topic_name, kafka, redis_url)
-    found = await offsets_after_the_end(config, redis, kafka, monkeypatch)
-    for offset in itertools.chain(*found):
-        assert MARGIN <= offset + 0.01 < MARGIN + TOLERANCE, found
+    offsets = await offsets_after_the_end(config, redis, kafka, monkeypatch)
+    for offset in itertools.chain(*offsets):
+        assert MARGIN <= offset + 0.01 < MARGIN + TOLERANCE, offsets
 
 
 async def test_published_as_soon_as_it_is_committed_a_window_tells_its_cost(

@@ -39,14 +39,14 @@ SETTINGS = {
 def events(users: int = 40) -> list[bytes]:
     """Two hours; every fourth user stays outside the box."""
     rng = np.random.default_rng(4)
-    found = []
+    encoded = []
     for user in range(users):
         for _ in range(20):
             lat = rng.uniform(30.6, 30.8) if user % 4 == 0 else rng.uniform(30.15, 30.45)
             moment = SLOT * 1000 + int(rng.integers(0, 7_200_000))
             place = {"lat": lat, "lng": rng.uniform(-97.8, -97.6)}
-            found.append(json.dumps({"user": f"bus-{user}", "time": moment, "speed": 30.0} | place).encode())
-    return found
+            encoded.append(json.dumps({"user": f"bus-{user}", "time": moment, "speed": 30.0} | place).encode())
+    return encoded
 
 
 async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the_api_and_from_a_file(
@@ -100,16 +100,16 @@ async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the
             asked = {"bbox": "-97.85,30.2,-97.6,30.45", "mechanism": name}
             answer = await client.get(f"/api/v1/histograms/{start}/count", params=asked)
             assert answer.status == 200, await answer.text()
-            told = await answer.json()
-            west, south, east, north = told["bbox"]
+            body = await answer.json()
+            west, south, east, north = body["bbox"]
             assert west <= -97.85 < -97.6 <= east
-            assert name == "euler" or told["bbox"] == [-97.85, 30.2, -97.6, 30.45]
+            assert name == "euler" or body["bbox"] == [-97.85, 30.2, -97.6, 30.45]
             histogram = histogram_from_release(release)
             ranges = Rectangles.of_boxes(histogram.domain, [[south, west, north, east]])
             if name == "euler":
                 ranges = Rectangles(*(np.rint(side) for side in (ranges.x0, ranges.x1, ranges.y0, ranges.y1)))
-            assert abs(told["raw"] - histogram.answers(ranges)[0]) < 1e-6
-            assert told["interval"][0] <= told["value"] <= told["interval"][1]
+            assert abs(body["raw"] - histogram.answers(ranges)[0]) < 1e-6
+            assert body["interval"][0] <= body["value"] <= body["interval"][1]
             command = [*hexveil, "query", str(file), "--bbox", asked["bbox"], "--window", start, "--mechanism", name]
             same = subprocess.run([*command, "--json"], env=env, cwd=tmp_path, check=True, capture_output=True)
-            assert json.loads(same.stdout)["answers"] == [told]
+            assert json.loads(same.stdout)["answers"] == [body]

@@ -35,7 +35,10 @@ def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_benchmark_of_the_source_tree_is_named_and_has_the_one_shape() -> None:
-    modules = {found.name: import_module(f"bench.{found.name}") for found in pkgutil.iter_modules(bench.__path__)}
+    modules = {
+        module_info.name: import_module(f"bench.{module_info.name}")
+        for module_info in pkgutil.iter_modules(bench.__path__)
+    }
     runs = {name: module.run for name, module in modules.items() if hasattr(module, "run")}
     assert set(runs) == set(BENCHMARKS)
     for name, run in runs.items():
@@ -68,17 +71,17 @@ def test_quick_figures_are_marked_and_drawn_where_they_are_wanted(
     monkeypatch.setenv("HEXVEIL_BENCH_QUICK", variable)
     result = hexveil_bench("scaling", "--json", "--plot", str(tmp_path), *arguments)
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert (told["benchmark"], told["quick"]) == ("scaling", True)
-    assert sorted(told["scaling"]["users"]) == ["1", "10"]
+    figures = json.loads(result.stdout)
+    assert (figures["benchmark"], figures["quick"]) == ("scaling", True)
+    assert sorted(figures["scaling"]["users"]) == ["1", "10"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["scaling.svg", "suppression.svg"]
 
 
 def test_without_quick_the_full_size_is_run_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEXVEIL_BENCH_QUICK", raising=False)
     monkeypatch.setattr(scaling, "run", lambda quick: {"asked": quick})
-    told = json.loads(hexveil_bench("scaling").stdout)
-    assert told == {"benchmark": "scaling", "quick": False, "asked": False}
+    figures = json.loads(hexveil_bench("scaling").stdout)
+    assert figures == {"benchmark": "scaling", "quick": False, "asked": False}
 
 
 @pytest.mark.usefixtures("nothing_is_measured")
@@ -120,7 +123,7 @@ def test_without_recordings_a_benchmark_says_so_with_the_remedy(
 def test_a_benchmark_that_lacks_a_program_or_a_library_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     result = hexveil_bench("dashboard", "--quick")
-    assert (result.exit_code, "apt-get install chromium" in result.stderr) == (3, True)
+    assert (result.exit_code, "apt-get install chromium-headless-shell" in result.stderr) == (3, True)
     monkeypatch.delitem(sys.modules, "bench.dashboard")
     monkeypatch.setitem(sys.modules, "playwright.async_api", None)
     result = hexveil_bench("dashboard", "--quick")

@@ -133,10 +133,10 @@ def test_mathematics_of_another_version_beside_the_service_are_refused(
     alone: str | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(name: str) -> str:
-        found = {"hexveil": "1.2.0", "hexveil-dpcore": alone}[name]
-        if found is None:
+        installed = {"hexveil": "1.2.0", "hexveil-dpcore": alone}[name]
+        if installed is None:
             raise stream.cli.PackageNotFoundError(name)
-        return found
+        return installed
 
     monkeypatch.setattr(stream.cli, "version", version)
     result = hexveil("init", str(tmp_path / "mine.toml"))

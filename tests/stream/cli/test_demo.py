@@ -141,13 +141,13 @@ def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_
     ) as demo:
         assert demo.stdout is not None
         assert demo.stderr is not None
-        told = []
-        while not any(line.startswith("Dashboard: ") for line in told):
-            told.append(demo.stderr.readline())
-            assert told[-1], "the demo ended before its dashboard was there"
-        (why,) = [line for line in told if "Kafka needs Java" in line]
+        lines = []
+        while not any(line.startswith("Dashboard: ") for line in lines):
+            lines.append(demo.stderr.readline())
+            assert lines[-1], "the demo ended before its dashboard was there"
+        (why,) = [line for line in lines if "Kafka needs Java" in line]
         assert "run without Kafka" in why
-        address = told[-1].removeprefix("Dashboard: ").strip()
+        address = lines[-1].removeprefix("Dashboard: ").strip()
         assert "06:00–07:00" in demo.stdout.readline()
         window = json.loads(fetched(f"{address}api/v1/hexagons"))
         demo.send_signal(signal.SIGTERM)
@@ -168,11 +168,11 @@ def test_a_demo_that_insists_on_kafka_says_what_to_install_and_how_to_do_without
 
 
 def test_make_passes_on_that_kafka_is_insisted_on(repo_root: Path) -> None:
-    told = subprocess.run(
+    result = subprocess.run(
         ["make", "--dry-run", "demo", "KAFKA=1"], cwd=repo_root, capture_output=True, text=True, check=True
     )
-    assert "hexveil demo " in told.stdout
-    assert "--kafka" in told.stdout
+    assert "hexveil demo " in result.stdout
+    assert "--kafka" in result.stdout
 
 
 @pytest.fixture

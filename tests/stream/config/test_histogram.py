@@ -107,8 +107,8 @@ def test_whatever_is_accepted_can_be_drawn_in_the_bytes_that_were_foreseen(
     for s, goal in ((1, "absolute"), (7, "absolute"), (7, "relative")):
         config = least(name, s, goal, grid, tmp_path)
         for rows in (located_rows(1, 60, users=40), located_rows(1, 0)):
-            plan, held, fixes = planned_with_fixes(config, rows)
-            messages, _ = build_messages(plan, held, Noise(), config, None, fixes)
+            plan, contributions, fixes = planned_with_fixes(config, rows)
+            messages, _ = build_messages(plan, contributions, Noise(), config, None, fixes)
             (message,) = [m for m in messages if m.topic == SPATIAL_HISTOGRAM]
             assert config.histogram is not None
             assert len(message.value) <= config.histogram.largest_message(name) + 1_000 < MAX_MESSAGE_BYTES + 1_000
@@ -174,9 +174,9 @@ def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path: Path) -> 
         return json.loads(done.stdout)["histogram"] if as_json else " ".join(done.stdout.split())
 
     bus = uncommented(BUS, TABLES)
-    found = check(bus, as_json=True)
-    assert found["epsilon"] == {"sparse": 0.0625} | dict.fromkeys(TABLES, 0.1875)
-    costs = {name: found[name] for name in found if "cost" in name}
+    report = check(bus, as_json=True)
+    assert report["epsilon"] == {"sparse": 0.0625} | dict.fromkeys(TABLES, 0.1875)
+    costs = {name: report[name] for name in report if "cost" in name}
     assert costs == {
         "cost_per_window": 1.0,
         "cost_per_period": 24.0,
@@ -194,8 +194,8 @@ def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path: Path) -> 
     zcdp = re.sub(
         r"(?m)^epsilon = 2.0\nbudget = \S+$", 'accounting = "zcdp"\nrho = 0.05\nrho_budget = 3.0\ndelta = 1e-6', riders
     )
-    found = check(zcdp, as_json=True)
-    assert (found["unit"], found["cost_per_window"], found["cost_per_period"]) == ("rho", 0.125, 3.0)
+    report = check(zcdp, as_json=True)
+    assert (report["unit"], report["cost_per_window"], report["cost_per_period"]) == ("rho", 0.125, 3.0)
 
 
 def test_without_the_section_nothing_of_histograms_is_read_planned_or_published(tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_the_box_is_half_open_and_fixes_outside_it_count_for_nobody(tmp_path: Pa
     rows = located_rows(1, 4, users=1)
     rows["user"] = [1, 2, 3, 4]
     rows["lat"], rows["lng"] = 303_000_000, [-979_000_000, -975_000_000, -975_000_001, -979_000_001]
-    plan, held, fixes = planned_with_fixes(config, rows)
+    plan, contributions, fixes = planned_with_fixes(config, rows)
     assert fixes.users.tolist() == [1, 3]
     grant = config.privacy.epsilon_micro
-    charges = dict(zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True))
+    charges = dict(zip(contributions.counts.users.tolist(), plan.charges.tolist(), strict=True))
     assert charges == {1: grant + 1_100_000, 2: grant, 3: grant + 1_100_000, 4: grant}

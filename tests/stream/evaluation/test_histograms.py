@@ -83,7 +83,7 @@ def covered(config: Config, rows: np.ndarray, noise: Noise) -> int:
     plan, _, fixes = planned_with_fixes(config, rows)
     settings = plan.histogram
     assert settings is not None
-    image, rng, found = integral_image(exact_counts(settings, fixes)), np.random.default_rng(1), 0
+    image, rng, hits = integral_image(exact_counts(settings, fixes)), np.random.default_rng(1), 0
     regions = None if settings.regions is None else exact_regions(settings, fixes)
     for _ in range(N):
         (drawn,) = draw_histograms(plan, fixes, noise)
@@ -91,8 +91,8 @@ def covered(config: Config, rows: np.ndarray, noise: Noise) -> int:
         exact = answer(image, asked) if regions is None else regions.answers(asked)
         intervals = drawn.histogram.intervals(asked)
         assert intervals is not None
-        found += bool(intervals.hold(exact)[0])
-    return found
+        hits += bool(intervals.hold(exact)[0])
+    return hits
 
 
 def exact_regions(plan: HistogramPlan, fixes: Fixes) -> EulerHistogram:
@@ -154,9 +154,9 @@ def test_histograms_are_judged_on_request_and_said_to_be_not_private(tmp_path: P
     added = '\n[histogram]\nmechanisms = ["sparse"]\nepsilon = 1.0\nrows = 16\ncolumns = 16\n'
     file.write_text(text.replace("budget = 48.0", "budget = 96.0") + added, encoding="utf-8")
     one = [*asked, "--window", "2017-03-21T13:00:00Z", "--sweep", "epsilon=1,2"]
-    found = json.loads(CliRunner().invoke(app, [*one, "--json"]).stdout)
-    assert found["private"] is False
-    assert [(s["mechanism"], s["ranges"], s["epsilon"]) for s in found["histograms"]] == [
+    report = json.loads(CliRunner().invoke(app, [*one, "--json"]).stdout)
+    assert report["private"] is False
+    assert [(s["mechanism"], s["ranges"], s["epsilon"]) for s in report["histograms"]] == [
         ("sparse", family, epsilon) for epsilon in (1.0, 2.0) for family in ("random", "square")
     ]
     assert "sparse" in CliRunner().invoke(app, one).stdout

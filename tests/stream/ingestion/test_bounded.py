@@ -76,11 +76,11 @@ async def test_a_bomb_between_good_messages_is_left_out_with_its_position_and_me
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 64 << 10, f"{grown} kB more than before"
     reports = [json.loads(report.value) for report in ingesting.reports]
-    found = {
+    refused = {
         (body["reason"], body["partition"], body["first_offset"], body["last_offset"], body["count"])
         for body in reports
     }
-    assert found == {
+    assert refused == {
         ("unreadable-batch", 0, 1, 6, 6),
         ("too-large", 1, 1, 3, 2),
         ("missing-field", 1, 2, 2, 1),
@@ -94,7 +94,7 @@ async def test_a_bomb_at_the_end_of_a_partition_holds_nothing_up(kafka, redis, r
 
         async def passed() -> bool:
             times = await RowStore(redis, "bus").partition_times()
-            return any(found.read_us for found in times.values())
+            return any(partition.read_us for partition in times.values())
 
         await until(passed)
     assert await RowStore(redis, "bus").next_offsets() == {f"{topic_name}/0": 1}

@@ -47,7 +47,7 @@ async def appended_in_time(bootstrap: str, topic: str) -> dict[int, list[int]]:
                         values.setdefault(slot, []).append(round(body["speed"] * 100))
     finally:
         await consumer.stop()
-    return {slot: sorted(found) for slot, found in values.items()}
+    return {slot: sorted(slot_values) for slot, slot_values in values.items()}
 
 
 def read_to(redis: Redis, moment: float):
@@ -126,8 +126,8 @@ async def test_a_topic_whose_messages_bear_no_stamp_of_the_broker_is_refused_mes
     async with Ingesting(topic_name, kafka, redis_url, **LIVE) as ingesting:
 
         async def refused() -> bool:
-            found = ingesting.metrics.registry.get_sample_value
-            return found("hexveil_events_rejected_total", {"reason": "not-stamped"}) == 1
+            sample_value = ingesting.metrics.registry.get_sample_value
+            return sample_value("hexveil_events_rejected_total", {"reason": "not-stamped"}) == 1
 
         await until(refused)
     assert await speeds(redis) == {}

@@ -134,7 +134,10 @@ def of_tree(structure: dict, blocks: list[int]) -> float:
     for number in children:
         kids.append(range(following, following + number))
         following += number
-    leaf = {node: number for number, node in enumerate(node for node, some in enumerate(children) if not some)}
+    leaf = {
+        node: number
+        for number, node in enumerate(node for node, own_children in enumerate(children) if not own_children)
+    }
     v, w, total = {}, {}, 0.0
     for node in reversed(range(len(children))):
         v[node] = tree["variances"][tree["draw"][node]]
@@ -157,15 +160,15 @@ def test_a_release_is_read_with_plain_json_and_the_words_of_its_schema_as_we_rea
         for _ in range(20):
             south, north = sorted(rng.uniform(30.1, 30.6, 2))
             west, east = sorted(rng.uniform(-97.9, -97.5, 2))
-            told = count_in(release, (west, south, east, north))
+            counted = count_in(release, (west, south, east, north))
             raw, (least, most), deviation = read_by_the_schema(release, west, south, east, north)
-            assert told["raw"] == pytest.approx(raw, abs=1e-5)
+            assert counted["raw"] == pytest.approx(raw, abs=1e-5)
             # Hexveil's intervals are a little narrower: their quantiles are exact, and near 0 an interval can miss
             # on one side only.
-            low, high = told["interval"]
+            low, high = counted["interval"]
             assert math.ceil(least - 1e-5) <= low <= least + 2 + deviation
             assert most - 2 - deviation <= high <= math.floor(most + 1e-5)
-            assert low <= told["value"] <= high
+            assert low <= counted["value"] <= high
 
 
 def test_every_window_and_mechanism_answers_and_they_can_be_chosen(releases: Path) -> None:
@@ -237,8 +240,8 @@ def test_files_that_are_no_releases_are_refused(releases: Path, tmp_path: Path) 
     broken = tmp_path / "broken.ndjson"
     for text in (f'{{"topic":"{SPATIAL_HISTOGRAM}"', f'["topic","{SPATIAL_HISTOGRAM}"]', '{"structure":{}}'):
         broken.write_text(text + "\n")
-        found = query(broken, "--bbox", BOX)
-        assert (found.exit_code, "line 1" in found.stderr) == (2, True)
+        result = query(broken, "--bbox", BOX)
+        assert (result.exit_code, "line 1" in result.stderr) == (2, True)
     (body, *_) = histograms_in(releases)
     other = body | {"structure": body["structure"] | {"counts": [1.0] * len(body["structure"]["counts"])}}
     broken.write_text(json.dumps(body) + "\n" + json.dumps(other) + "\n")
@@ -297,9 +300,9 @@ def test_a_whole_box_may_be_asked_and_a_hair_more_may_not(tmp_path: Path) -> Non
 def test_a_number_without_a_known_noise_has_no_interval_and_says_so(tmp_path: Path) -> None:
     (body, *_) = bodies_of(released(with_histograms("values", tmp_path, ["ug"]), located_rows(1, 100)))
     del body["structure"]["noise"]
-    told = count_in(body, parse_box(BOX))
-    assert told["interval"] is None
-    assert told["value"] == told["raw"]
+    counted = count_in(body, parse_box(BOX))
+    assert counted["interval"] is None
+    assert counted["value"] == counted["raw"]
     file = tmp_path / "old.ndjson"
     file.write_text(json.dumps(body) + "\n")
     assert "none: noise unknown" in query(file, "--bbox", BOX).stdout

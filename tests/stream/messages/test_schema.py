@@ -71,8 +71,8 @@ def diagnostics(made: dict[str, Any], tmp_path: Path) -> list[Any]:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    found: list[Any] = json.loads(done.stdout)
-    return found
+    reported: list[Any] = json.loads(done.stdout)
+    return reported
 
 
 @needs_parser
@@ -115,8 +115,8 @@ def test_the_document_names_the_topics_as_they_are_created(tmp_path: Path) -> No
 def test_schemas_are_listed_and_exported(tmp_path: Path) -> None:
     listed = CliRunner().invoke(app, ["schema", "list", "--json"])
     assert list(json.loads(listed.stdout)) == list(OUTPUT_TOPICS)
-    told = CliRunner().invoke(app, ["schema", "list"])
-    assert all(topic in told.stdout for topic in OUTPUT_TOPICS)
+    result = CliRunner().invoke(app, ["schema", "list"])
+    assert all(topic in result.stdout for topic in OUTPUT_TOPICS)
     folder = tmp_path / "new" / "schemas"
     for _ in range(2):
         done = CliRunner().invoke(app, ["schema", "export", str(folder), "--json"])

@@ -43,8 +43,8 @@ def test_a_row_holds_every_number_of_its_message_and_its_schema_version(tmp_path
         assert (row["accounting"], row["delta"]) == ("pure", 0.0)
         for name in statistics:
             said = body[name]
-            told = [row[name], row[f"{name}_raw"], [row[f"{name}_low"], row[f"{name}_high"]], row[f"{name}_unit"]]
-            assert told == [said["value"], said["raw"], said["interval"], said["unit"]]
+            columns = [row[name], row[f"{name}_raw"], [row[f"{name}_low"], row[f"{name}_high"]], row[f"{name}_unit"]]
+            assert columns == [said["value"], said["raw"], said["interval"], said["unit"]]
         assert row["post_processed_mean"] == body["post_processed"]["mean"]["value"]
         missing = [leaf for leaf in leaves(body) if leaf not in row.values()]
         assert not missing

@@ -130,12 +130,12 @@ async def test_under_participation_no_tick_of_an_earlier_period_is_published(
     try:
         assert await due(worker) == []
         clock.now = float(SLOT + 2 * DAY)
-        found = await due(worker)
+        slots = await due(worker)
     finally:
         await worker.redis.aclose()
     begins = config.slotting.period_of(SLOT).end
-    assert found[0] == begins
-    assert all(config.slotting.period_of(slot).start >= SLOT for slot in found)
+    assert slots[0] == begins
+    assert all(config.slotting.period_of(slot).start >= SLOT for slot in slots)
 
 
 async def test_a_close_of_an_earlier_period_draws_and_publishes_nothing(redis: Redis, tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ async def test_a_close_of_an_earlier_period_draws_and_publishes_nothing(redis: R
 
 def test_adopt_explains_itself_and_changes_nothing_unless_the_operator_says_that_no_other_ledger_has() -> None:
     at = ["ledger", "adopt", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")]
-    told = CliRunner().invoke(command, [*at, "--since", "2017-03-21"])
-    assert told.exit_code == 2
-    assert "periods from 2017-03-21T05:00:00Z on" in told.stderr
-    assert "every user gets" in told.stderr
+    result = CliRunner().invoke(command, [*at, "--since", "2017-03-21"])
+    assert result.exit_code == 2
+    assert "periods from 2017-03-21T05:00:00Z on" in result.stderr
+    assert "every user gets" in result.stderr
     wrong = CliRunner().invoke(command, [*at, "--since", "yesterday", "--no-other-ledger"])
     assert wrong.exit_code == 2
     assert "write a date like 2017-03-21" in wrong.stderr

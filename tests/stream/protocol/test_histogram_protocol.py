@@ -50,8 +50,8 @@ async def test_a_worker_killed_after_any_step_releases_every_histogram_once_and_
     assert run(step) == -9
     outbox = await redis.get(FeedKeys(topic_name).outbox(SLOT))
     charged = await Ledger(redis, topic_name).total("2017-03-21")
-    plan, held, fixes = planned_with_fixes(config, rows)
-    exact = (held.counts.n_users, int(plan.charged_users()[1].sum()))
+    plan, contributions, fixes = planned_with_fixes(config, rows)
+    exact = (contributions.counts.n_users, int(plan.charged_users()[1].sum()))
     if STEPS.index(step) >= STEPS.index("charge"):
         assert charged == exact, "noise was drawn before everybody had paid for the histograms too"
     assert run("never") == 0
@@ -60,17 +60,17 @@ async def test_a_worker_killed_after_any_step_releases_every_histogram_once_and_
     for record in await read_all(kafka, topic_name, OUTPUT_TOPICS):
         bodies[dict(record.headers)["ce_id"].decode()].add(record.value)
     assert all(len(values) == 1 for values in bodies.values()), "one identifier with two different payloads"
-    found = {name: value for name, (value,) in ((name, tuple(values)) for name, values in bodies.items())}
-    of = {topic: sorted(name for name in found if name.startswith(topic)) for topic in OUTPUT_TOPICS}
-    (marker,) = (json.loads(found[name]) for name in of[WINDOW])
+    payloads = {name: value for name, (value,) in ((name, tuple(values)) for name, values in bodies.items())}
+    of = {topic: sorted(name for name in payloads if name.startswith(topic)) for topic in OUTPUT_TOPICS}
+    (marker,) = (json.loads(payloads[name]) for name in of[WINDOW])
     assert marker["mechanisms"] == ["euler", "sparse"] == [name.rsplit("/", 1)[1] for name in of[SPATIAL_HISTOGRAM]]
     assert marker["messages"] == len(of[HEXAGON_SPEED]) + 2
-    assert marker["digest"] == digest(found[name] for name in of[HEXAGON_SPEED] + of[SPATIAL_HISTOGRAM])
+    assert marker["digest"] == digest(payloads[name] for name in of[HEXAGON_SPEED] + of[SPATIAL_HISTOGRAM])
     if outbox is not None:
         for name in of[SPATIAL_HISTOGRAM]:
-            assert found[name] in outbox, "published bytes are not the committed ones"
+            assert payloads[name] in outbox, "published bytes are not the committed ones"
     assert await Ledger(redis, topic_name).total("2017-03-21") == exact
-    assert len(np.intersect1d(held.counts.users, fixes.users)) > 0
+    assert len(np.intersect1d(contributions.counts.users, fixes.users)) > 0
 
 
 async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_was_published(
@@ -189,8 +189,8 @@ async def test_a_stored_plan_is_drawn_as_it_was_charged_whatever_the_configurati
     await protocol_of(redis, now, publisher).close(SLOT)
     (body,) = bodies_of(publisher.messages)
     assert (body["mechanism"], body["fixes_per_user"], body["domain"]["south"]) == ("ug", 1, 30.1)
-    plan, held, _ = planned_with_fixes(planned_under, rows)
-    expected = (held.counts.n_users, int(plan.charged_users()[1].sum()))
+    plan, contributions, _ = planned_with_fixes(planned_under, rows)
+    expected = (contributions.counts.n_users, int(plan.charged_users()[1].sum()))
     assert await Ledger(redis, "bus").total("2017-03-21") == expected
 
 

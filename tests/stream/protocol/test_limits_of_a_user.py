@@ -29,8 +29,8 @@ async def test_events_beyond_a_limit_are_counted_and_not_released(
     rows = random_rows(1, 60)
     await RowStore(redis, topic_name).append("t/0", 0, 60, rows, np.arange(60), np.full(60, SLOT))
     (report,) = await close_windows(config, [SLOT])
-    held = np.unique(rows["user"], return_counts=True)[1]
-    beyond = int(np.maximum(held - 3, 0).sum())
+    counts = np.unique(rows["user"], return_counts=True)[1]
+    beyond = int(np.maximum(counts - 3, 0).sum())
     assert report.failure is None
     assert report.beyond_limits == beyond > 0
     bodies = [(r.topic, json.loads(r.value)) for r in await read_all(kafka, topic_name)]

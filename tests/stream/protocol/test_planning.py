@@ -51,15 +51,17 @@ async def test_the_first_stored_plan_stands_and_only_the_plan_that_was_seen_is_r
     config = bus_config(tmp_path)
     state = await store(redis, config, random_rows(6, 120))
     planning = protocol_of(redis, config, Collected()).planning
-    window, _ = await planning.window(SLOT)
+    window, _, planned = await planning.window(SLOT)
+    assert planned is None
     rows = planning.statistics.arrange(await state.read_rows(SLOT), window)
-    first = await planning.stored(window, rows)
+    first = await planning.first(window, rows)
     kept = await planning.store.store_plan(SLOT, b"of a worker that saw no plan while it made its own")
     assert kept == await planning.store.plan(SLOT) == first.stored
     refused = first.plan.charged_users()[0][:1]
     replaced = await planning.replaced(window, rows, first, refused)
     assert refused[0] not in replaced.plan.charged_users()[0]
-    assert await planning.stored(window, rows) == replaced
+    assert await planning.first(window, rows) == replaced
+    assert (await planning.window(SLOT)).planned == replaced
     late = await planning.replaced(window, rows, first, NOBODY)
     assert late == replaced, "a worker that saw the older plan must not undo the newer"
     assert await planning.charge(replaced.plan) is None

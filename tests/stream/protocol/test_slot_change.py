@@ -42,7 +42,7 @@ async def collect(redis: Redis, config: Config) -> None:
 
 async def released(redis: Redis, config: Config) -> list[tuple[str, dict[str, Any], int]]:
     """(Identifier, window, events) of every window that is due, oldest first."""
-    worker, found = Worker(config), []
+    worker, windows = Worker(config), []
     now = await worker.rows.now_us()
     await worker.rows.list_partitions(["bus/0"], now)
     assert await worker.rows.read_through([ReadThrough("bus/0", 300, 300, now)]) == []
@@ -51,10 +51,10 @@ async def released(redis: Redis, config: Config) -> list[tuple[str, dict[str, An
             out = Collected()
             await protocol_of(redis, config, out).close(slot)
             bodies = [json.loads(message.value) for message in out.messages]
-            found.append((out.messages[-1].ce_id, bodies[-1]["window"], sum(b.get("events", 0) for b in bodies[:-1])))
+            windows.append((out.messages[-1].ce_id, bodies[-1]["window"], sum(b.get("events", 0) for b in bodies[:-1])))
     finally:
         await worker.redis.aclose()
-    return found
+    return windows
 
 
 def events(start: int, end: int) -> int:
@@ -74,10 +74,10 @@ async def test_after_longer_slots_no_window_says_more_than_it_holds_and_identifi
 ) -> None:
     before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in ("30m", "1h"))
     await collect(redis, before)
-    found = await released(redis, after)
-    assert len({name for name, _, _ in found}) == len(found) == 1
-    assert found[0][1] == {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
-    assert found[0][2] == events(0, HALF)
+    windows = await released(redis, after)
+    assert len({name for name, _, _ in windows}) == len(windows) == 1
+    assert windows[0][1] == {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
+    assert windows[0][2] == events(0, HALF)
     assert await RowStore(redis, "bus").open_slots() == []
     with pytest.raises(PlanError, match=r"window\.slot was changed"):
         await protocol_of(redis, after, Collected()).close(SLOT + HALF)
@@ -105,10 +105,10 @@ async def test_a_window_that_was_planned_is_finished_as_it_was_planned(
 
     with pytest.raises(InterruptedError):
         await protocol_of(redis, before, Collected(), after_step=stop).close(SLOT + HALF)
-    found = await released(redis, after)
-    assert [window["start"][11:16] for _, window, _ in found] == ["12:00", "12:30"]
-    assert found[1][1]["end"] == "2017-03-21T13:00:00Z"
-    assert found[1][2] == events(HALF, 2 * HALF)
+    windows = await released(redis, after)
+    assert [window["start"][11:16] for _, window, _ in windows] == ["12:00", "12:30"]
+    assert windows[1][1]["end"] == "2017-03-21T13:00:00Z"
+    assert windows[1][2] == events(HALF, 2 * HALF)
 
 
 @pytest.mark.parametrize(("slots", "ends"), [(("30m", "1h"), ["14:00"]), (("1h", "30m"), ["13:00", "13:30", "14:00"])])
@@ -129,5 +129,5 @@ async def test_under_participation_the_ticks_go_on_from_a_beginning_of_the_new_l
     assert [window["end"][11:16] for _, window, _ in first] == (["12:30"] if slots[0] == "30m" else [])
     assert await released(redis, before) == []
     later.now = SLOT + 4 * HALF + before.window.allowed_delay.total_seconds() + 1
-    found = await released(redis, after)
-    assert [window["end"][11:16] for _, window, _ in found] == (ends if slots[0] == "30m" else ["12:30", *ends])
+    windows = await released(redis, after)
+    assert [window["end"][11:16] for _, window, _ in windows] == (ends if slots[0] == "30m" else ["12:30", *ends])

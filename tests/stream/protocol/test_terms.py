@@ -33,8 +33,8 @@ async def release(
     """Messages of one window of the same twelve users."""
     ledger, out = Ledger(redis, config.feed.name), Collected()
     await ledger.start_generation(birth=0)
-    held = MemoryRows({slot: random_rows(slot, 200, slot=slot) if rows is None else rows})
-    await ReleaseProtocol.connect(config, redis, held, ledger, out, Noise(), **hooks).close(slot)
+    stored = MemoryRows({slot: random_rows(slot, 200, slot=slot) if rows is None else rows})
+    await ReleaseProtocol.connect(config, redis, stored, ledger, out, Noise(), **hooks).close(slot)
     return out.messages
 
 
@@ -69,7 +69,7 @@ async def test_a_budget_raised_in_a_period_holds_from_the_next_one_on_and_every_
     assert first["budget"] == again["budget"] == low.privacy.budget
     assert again.get("rho_budget") == first.get("rho_budget")
     later = [marker(await release(redis, high, SLOT + DAY + hour * HOUR)) for hour in (0, 1)]
-    assert [found["budget"] for found in later] == [high.privacy.budget] * 2
+    assert [body["budget"] for body in later] == [high.privacy.budget] * 2
     assert low.privacy.ledger_budget < await most_spent(redis, high, TOMORROW) <= high.privacy.ledger_budget
     if low.privacy.accounting == "zcdp":
         assert first["budget"] == epsilon_of_rho(low.privacy.ledger_budget, 1e-6)
@@ -98,10 +98,10 @@ async def test_a_worker_with_the_old_higher_budget_is_held_to_the_lower_one(redi
         if step == "plan" and seen.count("plan") == 1:
             await release(redis, low, SLOT + HOUR)
 
-    found = marker(await release(redis, high, SLOT + 2 * HOUR, after_step=meanwhile))
+    body = marker(await release(redis, high, SLOT + 2 * HOUR, after_step=meanwhile))
     assert await most_spent(redis, high, TODAY) <= low.privacy.ledger_budget
     assert seen.count("plan") == 2, "the first plan was refused"
-    assert found["budget"] == 2.0
+    assert body["budget"] == 2.0
 
 
 def histograms(messages: list[Message]) -> int:
@@ -141,11 +141,11 @@ async def test_histograms_under_participation_may_begin_at_any_time(redis: Redis
     """Under this relation a charge depends on the user's own data alone, whatever is released."""
     config = with_histograms("participation", tmp_path, ["ug"])
     alone = config.model_copy(update={"histogram": None})
-    found = [
+    counts = [
         histograms(await release(redis, setting, slot, located_rows(slot, 200, slot=slot)))
         for setting, slot in ((alone, SLOT), (config, SLOT + HOUR))
     ]
-    assert found == [0, 1]
+    assert counts == [0, 1]
 
 
 async def test_charges_for_histograms_are_refused_in_a_period_whose_charges_followed_from_counts(redis: Redis) -> None:

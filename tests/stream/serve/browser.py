@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 import math
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -16,8 +15,10 @@ import h3
 import pytest
 from playwright.async_api import Browser, Page, Request, async_playwright, expect
 
-CHROMIUM = shutil.which("chromium")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH; Debian: apt-get install chromium")
+from bench.dashboard import NO_CHROMIUM, find_chromium
+
+CHROMIUM = find_chromium()
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 
 ARGUMENTS = (
     "--no-sandbox",
@@ -91,7 +92,7 @@ async def opened(
         await page.goto(f"{origin}/{place}")
         await page.wait_for_selector("html[data-ready]")
         yield page
-        assert not (found := watched.elsewhere(origin)), found
+        assert not (elsewhere := watched.elsewhere(origin)), elsewhere
         if not errors:
             assert not watched.errors, watched.errors
     finally:

@@ -57,12 +57,14 @@ def city_config(tmp_path: Path, **overrides: Any) -> Config:
 
 def window(config: Config, hour: int, city: Mapping[str, Cell] = USUAL_DAY) -> list[Message]:
     """Cells and marker of the timeslot ``hour`` hours after 2017-03-21 12:00 UTC."""
-    held = contributions_of(_rows(hour, city), config)
+    contributions = contributions_of(_rows(hour, city), config)
     slotting = config.slotting
     start = SLOT + hour * HOUR
-    left = np.full(held.counts.n_users, config.privacy.budget_micro)
-    plan = plan_window(held.counts, left, config, slotting.window(start), slotting.period_of(start), GENERATION)
-    return build_messages(plan, held, Noise(), config, None)[0]
+    left = np.full(contributions.counts.n_users, config.privacy.budget_micro)
+    plan = plan_window(
+        contributions.counts, left, config, slotting.window(start), slotting.period_of(start), GENERATION
+    )
+    return build_messages(plan, contributions, Noise(), config, None)[0]
 
 
 def windows(config: Config, cities: Sequence[Mapping[str, Cell]]) -> list[Message]:

@@ -56,7 +56,7 @@ def windows_of(tmp_path: Path, overrides: dict[str, Any], count: int) -> list[li
     """The same cells in ``count`` windows, one an hour, each with its marker last."""
     *cells, marker = released(tmp_path, **overrides)
     feed = overrides["feed.name"]
-    found = []
+    windows = []
     for number in range(count):
         window = Window(SLOT + 3600 * number, SLOT + 3600 * (number + 1))
         times = {"window": {"start": f"2017-03-{21 + number // 12}T{12 + number % 12}:00:00Z", "end": "later"}}
@@ -66,5 +66,5 @@ def windows_of(tmp_path: Path, overrides: dict[str, Any], count: int) -> list[li
             for m in cells
         ]
         body = json.loads(marker.value) | times | {"digest": digest(message.value for message in made)}
-        found.append([*made, window_message(marker.topic, feed, window, "close", feed, body)])
-    return found
+        windows.append([*made, window_message(marker.topic, feed, window, "close", feed, body)])
+    return windows

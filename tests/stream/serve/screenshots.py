@@ -29,14 +29,14 @@ SETTLED_MS = 2_000
 
 def messages_of(path: Path) -> list[Message]:
     """Lines of an offline replay, each value as the bytes that were written."""
-    found = []
+    messages = []
     for line in path.read_text().splitlines():
         body = json.loads(line)
         value = line[line.index(',"value":') + len(',"value":') : -1].encode()
         headers = tuple((name, text.encode()) for name, text in body["headers"].items())
         moment = datetime.fromisoformat(body["headers"]["ce_time"])
-        found.append(Message(body["topic"], body["key"].encode(), value, headers, int(moment.timestamp() * 1000)))
-    return found
+        messages.append(Message(body["topic"], body["key"].encode(), value, headers, int(moment.timestamp() * 1000)))
+    return messages
 
 
 async def take(releases: Path, config_file: Path, folder: Path, basemap: Path | None) -> None:

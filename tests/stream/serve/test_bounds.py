@@ -122,13 +122,13 @@ def test_bytes_without_a_marker_evict_no_complete_window(tmp_path: Path) -> None
     view = View()
     known = complete(tmp_path, view, 3)
     message = released(tmp_path)[0]
-    held = sum(window.size for window in view.windows.values())
-    bounded = View(max_bytes=4 * held)
+    size = sum(window.size for window in view.windows.values())
+    bounded = View(max_bytes=4 * size)
     complete(tmp_path, bounded, 3)
     flood = [Arrival(HEXAGON_SPEED, f"f{n}", forged(message, window=hour(n)), 0) for n in range(400)]
     for first in range(0, 400, 10):
         outcomes(bounded, flood[first : first + 10])
-        assert sum(window.size for window in bounded.windows.values()) <= 4 * held
+        assert sum(window.size for window in bounded.windows.values()) <= 4 * size
     assert [window.start for window in bounded.completed()] == known
 
 

@@ -560,8 +560,8 @@ async def test_axe_finds_no_violation(
 
 
 async def no_violation(page: Page) -> None:
-    found = await Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
+    results = await Axe().run(page)
+    assert results.violations_count == 0, results.generate_report()
 
 
 async def test_a_phone_shows_everything_without_scrolling_sideways(browser: Browser, config: Config) -> None:
@@ -677,3 +677,74 @@ def closed(before: list[Message], marker: Message, **changes: Any) -> list[Messa
     body = json.loads(marker.value) | {"messages": len(before), "digest": digest(m.value for m in before)} | changes
     assert marker.topic == WINDOW
     return [*before, marker._replace(value=json.dumps(body).encode())]
+
+
+ALERT = {"light": (0xA3, 0x00, 0x7A), "dark": (0xFF, 0x7A, 0xD9)}
+"""Colour of the outline of a cell that a rule names."""
+
+
+def outlined(seen: list[tuple[int, int, int]], colour: tuple[int, int, int]) -> bool:
+    return sum(max(abs(a - b) for a, b in zip(pixel, colour, strict=True)) < 24 for pixel in seen) > 40
+
+
+async def test_an_alert_is_outlined_listed_and_explained_in_the_language_of_the_reader(
+    browser: Browser, kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    rule = {"name": "stau", "below_km_h": 18.0, "false_alarms_per_day": 0.5}
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "public.alerts": [rule]}
+    config = city_config(tmp_path, **overrides)
+    options: dict[str, Any] = {"locale": "pl-PL", "color_scheme": "dark"}
+    async with city(browser, config, windows(config, [USUAL_DAY, JAM]), "#at=10/30.25/-97.7", **options) as (page, _):
+        root = page.locator("html")
+        await expect(root).to_have_attribute("lang", "pl")
+        await expect(page.locator("#live-text")).to_have_text("Na bieżąco")
+        await page.locator("#language").select_option("de")
+        await expect(root).to_have_attribute("lang", "de")
+        await shows(page, 1)
+        await expect(page.locator("#alerts-count")).to_have_text("1")
+        assert outlined(await pixels(page, BUSY, 120), ALERT["dark"])
+        assert not outlined(await pixels(page, LONELY, 60), ALERT["dark"])
+        await page.locator("#alerts summary").click()
+        said = page.locator("#alerts-list")
+        await expect(said).to_contain_text("stau: Mittelwert unter 18,0 km/h")
+        await expect(said).to_contain_text("höchstens 0,5 Fehlalarme am Tag, in allen 4 Zellen zusammen.")
+        await no_violation(page)
+        await page.locator("#theme-button").click()
+        await no_violation(page)
+        await said.get_by_role("button").click()
+        await expect(page.locator("#details code")).to_have_text(BUSY)
+        await expect(page.locator("#details .alert")).to_contain_text("der genaue Mittelwert liegt unter 18,0")
+        await no_violation(page)
+        await expect(page.locator("#status")).to_contain_text("1 Warnung.")
+        await page.get_by_role("button", name="Früheres Zeitfenster").click()
+        await shows(page, 0)
+        await expect(page.locator("#alerts-count")).to_have_text("")
+        await expect(said).to_contain_text("Keine Regel nennt eine Zelle")
+
+
+async def test_the_page_fits_a_wall_paper_and_languages_that_run_from_right_to_left(
+    browser: Browser, config: Config
+) -> None:
+    async with city(browser, config, window(config, 0), "#at=10/30.25/-97.7") as (page, _):
+        await expect(page.locator("#alerts")).to_be_hidden()
+        small = await page.locator("#window-text").bounding_box()
+        await page.locator("#map canvas").press("w")
+        await expect(page.locator("#about-button")).to_be_hidden()
+        large = await page.locator("#window-text").bounding_box()
+        assert small is not None
+        assert large is not None
+        assert large["height"] > 1.4 * small["height"]
+        assert (await fields(page))["large"] == "on"
+        await page.reload()
+        await page.wait_for_selector("html[data-ready][data-large='true']")
+        await no_violation(page)
+        await page.locator("#large-button").click()
+        await page.evaluate("document.documentElement.dir = 'rtl'")
+        controls = await page.locator("#controls").bounding_box()
+        assert controls is not None
+        assert controls["x"] + controls["width"] == pytest.approx(DESKTOP["width"] - 14, abs=1)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= DESKTOP["width"]
+        await page.emulate_media(media="print")
+        await expect(page.locator("#about-button")).to_be_hidden()
+        await expect(page.locator("#legend")).to_be_visible()
+        await expect(page.locator("#window-text")).to_contain_text("America/Chicago")

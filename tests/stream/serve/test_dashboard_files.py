@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -73,11 +74,11 @@ def test_a_wheel_holds_the_dashboard_and_not_its_sources(tmp_path: Path) -> None
     subprocess.run(build, cwd=REPO_ROOT, check=True, capture_output=True, timeout=240)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        held = {name: archive.read(name) for name in archive.namelist() if name.startswith("stream/serve/")}
+        contents = {name: archive.read(name) for name in archive.namelist() if name.startswith("stream/serve/")}
     for path in STATIC.rglob("*"):
         if path.is_file():
-            assert held[path.relative_to(REPO_ROOT).as_posix()] == path.read_bytes()
-    assert not [name for name in held if "/dashboard/" in name]
+            assert contents[path.relative_to(REPO_ROOT).as_posix()] == path.read_bytes()
+    assert not [name for name in contents if "/dashboard/" in name]
 
 
 async def test_files_come_compressed_with_entity_tags_and_a_strict_policy(tmp_path: Path) -> None:
@@ -96,6 +97,14 @@ async def test_files_come_compressed_with_entity_tags_and_a_strict_policy(tmp_pa
             assert again.status == 304
         plain = await client.get("/", headers={"Accept-Encoding": "identity"})
         assert await plain.read() == (STATIC / "index.html").read_bytes()
+
+
+def test_the_first_load_is_at_most_600_kb_compressed_in_every_language() -> None:
+    size = {name: len(asset.compressed) for name, asset in read_assets().items()}
+    languages = [name for name in size if re.match(r"assets/\w\w-", name)]
+    assert len(languages) == 4, "English is in the main script"
+    always = sum(kb for name, kb in size.items() if name not in (*languages, "licences.md", "build.json"))
+    assert always + max(size[name] for name in languages) <= 600_000
 
 
 async def test_the_page_is_framed_by_those_whom_the_configuration_names_and_else_by_nobody(tmp_path: Path) -> None:

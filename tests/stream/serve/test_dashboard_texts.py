@@ -47,6 +47,35 @@ def test_every_language_has_the_same_texts_with_the_same_placeholders(language: 
             assert placeholders(form) == placeholders(forms(ENGLISH[key])[0]), f"{language}: {key}"
 
 
+PLURALS = {"en": {"one", "other"}, "pl": {"one", "few", "many", "other"}}
+"""Forms of a text with a number; languages that are not named have those of English."""
+
+
+def test_the_languages_are_those_that_the_page_offers_with_every_plural_form() -> None:
+    source = (SOURCES / "src" / "texts.ts").read_text(encoding="utf-8")
+    assert (
+        LANGUAGES
+        == sorted(re.findall(r"^  (\w\w): (?:async )?\(\)", source, re.MULTILINE))
+        == ["de", "en", "es", "fr", "pl"]
+    )
+    for language in LANGUAGES:
+        for key, text in texts_of(language).items():
+            if not isinstance(text, str):
+                assert set(text) == PLURALS.get(language, PLURALS["en"]), f"{language}: {key}"
+
+
+PHYSICAL = re.compile(
+    r"(?<![\w-])(left|right):|(margin|padding|border)-(left|right)|text-align: (left|right)|float: (left|right)"
+)
+CENTRED = ("#empty {", "#notice {", "#tooltip {", "  content: ''; position: absolute; left: 50%", ".segments legend")
+"""Rules in which a side of the screen is meant, or both are the same."""
+
+
+def test_the_layout_names_no_side_so_that_it_can_run_from_right_to_left() -> None:
+    lines = (SOURCES / "src" / "style.css").read_text(encoding="utf-8").splitlines()
+    assert not [line for line in lines if PHYSICAL.search(line) and not line.startswith(CENTRED)]
+
+
 def test_every_text_is_used_and_no_source_writes_sentences_itself() -> None:
     files = [SOURCES / "index.html", *(SOURCES / "src").glob("*.ts")]
     source = "\n".join(path.read_text(encoding="utf-8") for path in files)

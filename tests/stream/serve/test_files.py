@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,11 @@ from stream.serve.reading.files import MAX_LINE, Follower, feed_in
 from tests.stream.serve.made_windows import windows_of
 from tests.stream.serve.serving import released, serving, serving_file
 from tests.support.builders import bus_config
+from tests.support.feeding import until_true
 from tests.support.fetching import fetched
 
 FEED = {"feed.name": "bus"}
+PATIENCE_SECONDS = 20.0
 
 
 def text_of(*windows: Iterable[Message]) -> str:
@@ -38,12 +40,6 @@ def text_of(*windows: Iterable[Message]) -> str:
 
 def counted(client: TestClient, name: str) -> float:
     return client.server.app[SERVICE].metrics.registry.get_sample_value(f"hexveil_public_{name}_total") or 0.0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def starts(client: TestClient) -> list[str]:
@@ -82,13 +78,13 @@ async def test_a_file_is_served_as_the_topics_with_the_same_messages_are(
         serving(config, [*windows[0], *windows[1]]) as by_topics,
         serving_file(config, tmp_path / "r.ndjson") as by_file,
     ):
-        told = await answers(by_topics), await answers(by_file)
-    for both in told:  # a marker's number is its place among the markers of all feeds
+        answered = await answers(by_topics), await answers(by_file)
+    for both in answered:  # a marker's number is its place among the markers of all feeds
         both["windows"] = [{**w, "event_id": 0} for w in json.loads(both["windows"])["windows"]]
         hexagons = json.loads(both["hexagons"])
         both["hexagons"] = {**hexagons, "event_id": 0}
-    assert told[0] == told[1]
-    assert len(told[0]["windows"]) == 2
+    assert answered[0] == answered[1]
+    assert len(answered[0]["windows"]) == 2
 
 
 async def test_windows_appear_as_the_file_grows_and_a_half_written_line_waits_for_its_end(tmp_path: Path) -> None:
@@ -102,14 +98,14 @@ async def test_windows_appear_as_the_file_grows_and_a_half_written_line_waits_fo
                 out.write(rest[place : place + 997])
                 out.flush()
                 await asyncio.sleep(0.01)
-        await until(lambda: counted(client, "windows") == 2)
+        await until_true(lambda: counted(client, "windows") == 2, PATIENCE_SECONDS)
         assert await starts(client) == ["12", "13"]
         assert counted(client, "messages_invalid") == 0
-        told = b""
+        received = b""
         async with asyncio.timeout(10):
-            while told.count(b"event: window") < 2:
-                told += await stream.content.readany()
-        assert told.index(b"id: 1\n") < told.index(b"id: 2\n")
+            while received.count(b"event: window") < 2:
+                received += await stream.content.readany()
+        assert received.index(b"id: 1\n") < received.index(b"id: 2\n")
 
 
 async def test_a_rotated_file_is_read_to_its_end_and_then_the_one_that_took_its_name(tmp_path: Path) -> None:
@@ -120,7 +116,7 @@ async def test_a_rotated_file_is_read_to_its_end_and_then_the_one_that_took_its_
             out.write(text_of(second) + '{"topic":"hexveil.win')
         await asyncio.sleep(0.6)
         file.write_text(text_of(third))
-        await until(lambda: counted(client, "windows") == 3)
+        await until_true(lambda: counted(client, "windows") == 3, PATIENCE_SECONDS)
         assert await starts(client) == ["12", "13", "14"]
         assert counted(client, "messages_invalid") == 1, "the line that its file ended in the middle of"
 
@@ -138,7 +134,7 @@ async def test_a_truncated_file_is_read_anew_and_known_windows_stay(tmp_path: Pa
                 out.truncate(0)
             await asyncio.sleep(0.6)
             file.write_text(text_of(second, third))
-        await until(lambda: counted(client, "windows") == 3)
+        await until_true(lambda: counted(client, "windows") == 3, PATIENCE_SECONDS)
         assert await starts(client) == ["12", "13", "14"]
 
 
@@ -148,8 +144,9 @@ async def test_other_numbers_of_a_complete_window_are_refused_and_change_no_answ
         before = await answers(client)
         with file.open("a") as out:
             out.write(text_of(other) + text_of(window))
-        await until(
-            lambda: counted(client, "messages_invalid") + counted(client, "messages_duplicate") == 2 * len(window)
+        await until_true(
+            lambda: counted(client, "messages_invalid") + counted(client, "messages_duplicate") == 2 * len(window),
+            PATIENCE_SECONDS,
         )
         assert counted(client, "messages_invalid") > 0
         assert await answers(client) == before
@@ -175,7 +172,7 @@ async def test_forged_lines_are_counted_and_the_windows_after_them_are_served(tm
     async with following(tmp_path, text_of(first)) as (client, file):
         with file.open("ab") as out:
             out.write(b"\n".join(HOSTILE) + b"\n" + text_of(second).encode())
-        await until(lambda: counted(client, "windows") == 2)
+        await until_true(lambda: counted(client, "windows") == 2, PATIENCE_SECONDS)
         assert counted(client, "messages_invalid") == len(HOSTILE) - 1, "an empty line is nothing"
 
 
@@ -193,7 +190,7 @@ async def test_a_line_of_200_megabytes_is_passed_over_without_being_kept(tmp_pat
         with file.open("ab") as out:
             for _ in range(200):
                 out.write(b'{"a":' * 200_000)
-        await until(lambda: counted(client, "messages_invalid") == 1)
+        await until_true(lambda: counted(client, "messages_invalid") == 1, PATIENCE_SECONDS)
         with file.open("ab") as out:
             out.write(b"\n" + text_of(second).encode())
         highest = 0
@@ -208,10 +205,10 @@ def test_a_line_is_kept_whole_up_to_its_bound_and_counted_once_beyond(tmp_path: 
     file = tmp_path / "x.ndjson"
     file.write_bytes(b"a" * MAX_LINE + b"\n" + b"b" * (3 * MAX_LINE) + b"\nc\n")
     follower = Follower(file)
-    found = []
+    lines = []
     while follower.position < file.stat().st_size:
-        found += follower.lines()
-    assert [(line[:1], len(line)) for line in found] == [(b"a", MAX_LINE), (b"c", 1)]
+        lines += follower.lines()
+    assert [(line[:1], len(line)) for line in lines] == [(b"a", MAX_LINE), (b"c", 1)]
     assert follower.passed_over == 1
     follower.close()
 
@@ -228,7 +225,7 @@ async def test_every_file_of_a_folder_is_read_and_new_ones_too(tmp_path: Path) -
     async with serving_file(bus_config(tmp_path), folder) as client:
         assert await starts(client) == ["12", "13"]
         (folder / "c.ndjson").write_text(text_of(third))
-        await until(lambda: counted(client, "windows") == 3)
+        await until_true(lambda: counted(client, "windows") == 3, PATIENCE_SECONDS)
         (folder / "a.ndjson").unlink()
         await asyncio.sleep(0.6)
         assert await starts(client) == ["12", "13", "14"]

@@ -42,12 +42,12 @@ class Large:
 
     def held(self) -> list[int]:
         """Bytes that transport and system hold for each connection that is open."""
-        found = []
+        sizes = []
         for transport in self.transports:
             if not transport.is_closing():
                 link = transport.get_extra_info("socket")
-                found.append(transport.get_write_buffer_size() + link.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
-        return found
+                sizes.append(transport.get_write_buffer_size() + link.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+        return sizes
 
 
 @asynccontextmanager
@@ -75,10 +75,10 @@ async def unread(service: Large) -> AsyncIterator[TestServer]:
 async def test_a_client_that_never_reads_holds_a_few_buffers_and_not_the_answer() -> None:
     service = Large(Answers())
     async with unread(service):
-        held = service.held()
-        assert len(held) == CLIENTS
-        print("bytes held per client", max(held))
-        assert max(held) <= 6 * SEND_BUFFER
+        sizes = service.held()
+        assert len(sizes) == CLIENTS
+        print("bytes held per client", max(sizes))
+        assert max(sizes) <= 6 * SEND_BUFFER
         async with asyncio.timeout(10):
             assert service.answers.sending.size == len(BODY), "all are sent the same body"
 

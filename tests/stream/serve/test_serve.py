@@ -115,13 +115,13 @@ async def test_the_api_serves_what_the_topics_hold(kafka: str, tmp_path: Path, t
         assert (await answer.json())["hexagons"] == [json.loads(message.value) for message in cells]
         shape = await (await client.get("/api/v1/hexagons", params=query | {"format": "geojson"})).json()
         assert [feature["properties"]["cell"] for feature in shape["features"]] == [m.key.decode() for m in cells]
-        for some, count in (
+        for restriction, count in (
             ({"bbox": "0,0,1,1"}, 0),
             ({"bbox": "-180,-90,180,90"}, len(cells)),
             ({"resolution": "7"}, len(cells)),
             ({"resolution": "6"}, 0),
         ):
-            answer = await client.get("/api/v1/hexagons", params=query | some)
+            answer = await client.get("/api/v1/hexagons", params=query | restriction)
             assert len((await answer.json())["hexagons"]) == count
         newest = await (await client.get("/api/v1/hexagons")).json()
         assert newest["window"]["start"] == start

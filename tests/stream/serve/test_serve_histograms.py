@@ -39,17 +39,17 @@ async def test_ranges_are_answered_as_the_release_itself_answers_them(
                 box = {"bbox": f"{west},{south},{east},{north}", "mechanism": name}
                 answer = await client.get(f"/api/v1/histograms/{START}/count", params=box)
                 assert answer.status == 200, await answer.text()
-                told = await answer.json()
+                body = await answer.json()
                 ranges = Rectangles.of_boxes(histogram.domain, [[south, west, north, east]])
                 (raw,), interval = histogram.answers(ranges), histogram.intervals(ranges)
                 assert interval is not None
-                low, high = told["interval"]
+                low, high = body["interval"]
                 assert [low, high] == [interval.low[0], interval.high[0]]
-                assert told["raw"] == pytest.approx(raw, abs=1e-6)
-                assert told["value"] == pytest.approx(min(max(raw, low), high), abs=1e-6)
-                kept = {key: told[key] for key in ("unit", "mechanism", "epsilon", "relation")}
+                assert body["raw"] == pytest.approx(raw, abs=1e-6)
+                assert body["value"] == pytest.approx(min(max(raw, low), high), abs=1e-6)
+                kept = {key: body[key] for key in ("unit", "mechanism", "epsilon", "relation")}
                 assert kept == {"unit": "1", "mechanism": name, "epsilon": 1.0, "relation": "participation"}
-                assert told["window"]["start"] == START
+                assert body["window"]["start"] == START
 
 
 REFUSED = {

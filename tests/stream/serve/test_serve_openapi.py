@@ -37,8 +37,8 @@ def address(client: TestClient) -> str:
 async def document_of(client: TestClient) -> dict[str, Any]:
     answer = await client.get(f"{BASE}/openapi.json")
     assert answer.status == 200
-    found: dict[str, Any] = await answer.json()
-    return found
+    document: dict[str, Any] = await answer.json()
+    return document
 
 
 async def run(*command: str, cwd: Path) -> str:
@@ -118,7 +118,7 @@ async def test_a_fuzzer_finds_no_answer_that_the_document_does_not_allow(
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     messages, _ = with_histograms(tmp_path, overrides)
     async with serving(bus_config(tmp_path, **overrides), messages) as client:
-        told = await run(
+        output = await run(
             "-m",
             "schemathesis.cli",
             "run",
@@ -132,6 +132,6 @@ async def test_a_fuzzer_finds_no_answer_that_the_document_does_not_allow(
             "--no-color",
             cwd=tmp_path,
         )
-    summary = re.search(r"(\d+) generated, (\d+) passed", told)
-    assert summary is not None, told
+    summary = re.search(r"(\d+) generated, (\d+) passed", output)
+    assert summary is not None, output
     assert int(summary[1]) == int(summary[2]) > 400

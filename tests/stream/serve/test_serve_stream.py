@@ -48,12 +48,12 @@ async def first(
     headers = {} if last_event_id is None else {"Last-Event-ID": str(last_event_id)}
     async with asyncio.timeout(seconds), client.get(STREAM + query, headers=headers) as answer:
         assert answer.content_type == "text/event-stream"
-        found = []
+        received = []
         async for event in events(answer):
-            found.append(event)
-            if len(found) == count:
-                return found
-    raise AssertionError(f"the stream ended after {len(found)} of {count} events")
+            received.append(event)
+            if len(received) == count:
+                return received
+    raise AssertionError(f"the stream ended after {len(received)} of {count} events")
 
 
 async def test_each_finished_window_is_told_once_in_order_and_a_client_that_comes_back_misses_none(
@@ -72,10 +72,10 @@ async def test_each_finished_window_is_told_once_in_order_and_a_client_that_come
         live = asyncio.create_task(first(client, 2))
         await asyncio.sleep(0.3)
         await publish(kafka, windows[2] + windows[2] + windows[3])
-        told = await live
-        assert [body["window"]["start"] for _, body in told] == ["2017-03-21T14:00:00Z", "2017-03-21T15:00:00Z"]
+        received = await live
+        assert [body["window"]["start"] for _, body in received] == ["2017-03-21T14:00:00Z", "2017-03-21T15:00:00Z"]
 
-        everything = [*past, *told]
+        everything = [*past, *received]
         for last, _ in everything[:-1]:
             resumed = await first(client, sum(number > last for number, _ in everything), last_event_id=last)
             assert resumed == [event for event in everything if event[0] > last]
@@ -142,14 +142,14 @@ async def test_a_broker_that_is_away_is_waited_for_and_what_is_known_is_served_m
         async with TestClient(TestServer(make_app(config))) as client:
             assert (await client.get("/healthz")).status == 200
             assert (await client.get("/readyz")).status == 503
-            told = asyncio.create_task(first(client, 2, "?after=0", seconds=200))
+            pending = asyncio.create_task(first(client, 2, "?after=0", seconds=200))
             await asyncio.to_thread(broker.start)
             await ready(client)
             await asyncio.to_thread(broker.stop)
             assert (await (await client.get("/api/v1/hexagons")).json())["complete"]
             await asyncio.to_thread(broker.start)
             await publish(broker.bootstrap, after)
-            assert [body["cells"] for _, body in await told] == [len(before) - 1, len(after) - 1]
+            assert [body["cells"] for _, body in await pending] == [len(before) - 1, len(after) - 1]
             registry = client.server.app[SERVICE].metrics.registry
             assert registry.get_sample_value("hexveil_public_windows_total") == 2
     finally:
@@ -160,7 +160,7 @@ async def test_streams_are_limited_in_number_and_end_with_the_service(
     kafka: str, tmp_path: Path, topic_name: str
 ) -> None:
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "public.max_streams": 1})
-    async with serving(config) as client, client.get(STREAM) as held:
+    async with serving(config) as client, client.get(STREAM) as open_stream:
         async with client.get(STREAM) as refused:
             problem = await refused.json()
             assert (refused.status, refused.content_type) == (503, "application/problem+json")
@@ -168,11 +168,11 @@ async def test_streams_are_limited_in_number_and_end_with_the_service(
             assert int(refused.headers["Retry-After"]) > 0
         head = await client.head(STREAM)
         assert (head.status, head.content_type) == (200, "text/event-stream")
-        assert held.status == 200
+        assert open_stream.status == 200
         async with asyncio.timeout(20):
             await client.server.close()
             with pytest.raises(StopAsyncIteration):
-                await anext(events(held))
+                await anext(events(open_stream))
 
 
 async def test_a_quiet_stream_is_kept_alive_by_comments(
@@ -181,17 +181,17 @@ async def test_a_quiet_stream_is_kept_alive_by_comments(
     monkeypatch.setattr(broadcast, "PING_SECONDS", 0.05)
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     async with serving(config) as client, asyncio.timeout(20), client.get(STREAM) as answer:
-        told = b""
-        while told.count(b": ping\n\n") < 2:
-            told += await answer.content.readany()
-        assert told.startswith(b"retry: ")
+        received = b""
+        while received.count(b": ping\n\n") < 2:
+            received += await answer.content.readany()
+        assert received.startswith(b"retry: ")
 
 
 def test_the_bench_of_streams_measures_the_service_as_it_is_installed() -> None:
-    told = sse.streams(sse.Sizes(readers=3, stalled=0, windows=1, cells=5, pause=0.0))
-    assert told["readers"] == 3
-    assert 0 < told["alone"]["median_reader_ms"] <= told["alone"]["last_reader_ms"]
-    assert told["serve_memory_mb"]["with_readers"] >= 1
+    figures = sse.streams(sse.Sizes(readers=3, stalled=0, windows=1, cells=5, pause=0.0))
+    assert figures["readers"] == 3
+    assert 0 < figures["alone"]["median_reader_ms"] <= figures["alone"]["last_reader_ms"]
+    assert figures["serve_memory_mb"]["with_readers"] >= 1
 
 
 @pytest.mark.parametrize(("soft", "hard", "raised"), [(64, 10_000, 1256), (64, 500, 500), (5000, 10_000, None)])

@@ -46,8 +46,8 @@ def usual_in(view: View, shown: WindowView) -> dict[str, Any]:
     return json.loads(usual.over(shown, *usual.earlier(view, shown)))
 
 
-def of(found: dict[str, Any], cell: str) -> dict[str, Any]:
-    return next(row for row in found["cells"] if row["cell"] == cell)["raw"]["mean"]
+def of(usual: dict[str, Any], cell: str) -> dict[str, Any]:
+    return next(row for row in usual["cells"] if row["cell"] == cell)["raw"]["mean"]
 
 
 def newest(view: View) -> WindowView:
@@ -58,13 +58,13 @@ def test_the_more_certain_release_weighs_more_and_intervals_narrow(tmp_path: Pat
     view = view_of(
         released(tmp_path, 0, 30.0, 1.0), released(tmp_path, DAY, 20.0, 2.0), released(tmp_path, 2 * DAY, 0.0, 1.0)
     )
-    found = of(usual_in(view, newest(view)), BUSY)
+    usual_mean = of(usual_in(view, newest(view)), BUSY)
     weights = (1 / 2, 1 / 8)
     mean = (30 * weights[0] + 20 * weights[1]) / sum(weights)
     half = 1.959964 / math.sqrt(sum(weights))
-    assert found["value"] == pytest.approx(mean, abs=1e-3)
-    assert found["interval"] == pytest.approx([mean - half, mean + half], abs=1e-3)
-    assert found["windows"] == 2
+    assert usual_mean["value"] == pytest.approx(mean, abs=1e-3)
+    assert usual_mean["interval"] == pytest.approx([mean - half, mean + half], abs=1e-3)
+    assert usual_mean["windows"] == 2
 
 
 def test_gaussian_noise_of_the_same_scale_is_half_the_variance(tmp_path: Path) -> None:
@@ -81,9 +81,9 @@ def test_neither_the_window_itself_nor_a_later_one_is_usual(tmp_path: Path) -> N
     view = view_of(*(released(tmp_path, day * DAY, 10.0 * day, 1.0) for day in range(4)))
     shown = view.find("2017-03-22T12:00:00Z", "bus")
     assert shown is not None
-    found = usual_in(view, shown)
-    assert found["earlier_windows"] == 1
-    assert of(found, BUSY)["value"] == 0.0
+    usual = usual_in(view, shown)
+    assert usual["earlier_windows"] == 1
+    assert of(usual, BUSY)["value"] == 0.0
     first = view.find("2017-03-21T12:00:00Z", "bus")
     assert first is not None
     assert usual_in(view, first)["cells"] == []
@@ -98,10 +98,10 @@ def test_a_window_without_its_marker_says_nothing_of_what_is_usual(tmp_path: Pat
 
 def test_suppressed_cells_have_no_usual_value_and_values_stay_in_range(tmp_path: Path) -> None:
     view = view_of(released(tmp_path, 0, -300.0, 5.0), released(tmp_path, DAY, 0.0, 1.0))
-    found = usual_in(view, newest(view))
-    assert sorted(row["cell"] for row in found["cells"]) == sorted(set(CELLS) - {LONELY})
-    assert of(found, BUSY)["value"] == 0.0
-    assert of(found, STEADY)["value"] == pytest.approx(45, abs=3)
+    usual = usual_in(view, newest(view))
+    assert sorted(row["cell"] for row in usual["cells"]) == sorted(set(CELLS) - {LONELY})
+    assert of(usual, BUSY)["value"] == 0.0
+    assert of(usual, STEADY)["value"] == pytest.approx(45, abs=3)
 
 
 def test_what_is_forgotten_by_the_view_is_forgotten_here(tmp_path: Path) -> None:

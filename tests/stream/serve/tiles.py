@@ -23,7 +23,7 @@ def write_archive(path: Path, layers: dict[str, Sequence[Line]]) -> Path:
         for line in lines:
             for tile in {tuple(int(part) for part in _world(*corner)) for corner in line}:
                 by_tile.setdefault(tile, {}).setdefault(name, []).append(line)  # type: ignore[arg-type]
-    tiles = sorted((_identifier(ZOOM, x, y), _tile(x, y, found)) for (x, y), found in by_tile.items())
+    tiles = sorted((_identifier(ZOOM, x, y), _tile(x, y, by_layer)) for (x, y), by_layer in by_tile.items())
     directory, data = _directory(tiles), b"".join(tile for _, tile in tiles)
     names = [{"id": name, "fields": {}} for name in layers]
     metadata = json.dumps({"vector_layers": names, "attribution": "<a href='https://example.org'>A made-up city</a>"})
@@ -60,17 +60,17 @@ def _directory(tiles: list[tuple[int, bytes]]) -> bytes:
 
 def _identifier(zoom: int, x: int, y: int) -> int:
     """Place on the Hilbert curve, after all tiles of lower zooms."""
-    found = (4**zoom - 1) // 3
+    place = (4**zoom - 1) // 3
     side = 1 << (zoom - 1)
     while side:
         right, down = int(bool(x & side)), int(bool(y & side))
-        found += side * side * ((3 * right) ^ down)
+        place += side * side * ((3 * right) ^ down)
         if not down:
             if right:
                 x, y = (1 << zoom) - 1 - x, (1 << zoom) - 1 - y
             x, y = y, x
         side >>= 1
-    return found
+    return place
 
 
 def _world(lat: float, lng: float) -> tuple[float, float]:
@@ -93,16 +93,16 @@ def _layer(name: str, lines: Iterable[Line], x: int, y: int) -> bytes:
 
 def _commands(line: Line, x: int, y: int) -> list[int]:
     move, draw = 1, 2
-    found = [move | 1 << 3]
+    commands = [move | 1 << 3]
     at = (0, 0)
     for index, corner in enumerate(line):
         if index == 1:
-            found.append(draw | (len(line) - 1) << 3)
+            commands.append(draw | (len(line) - 1) << 3)
         east, south = _world(*corner)
         to = (round((east - x) * EXTENT), round((south - y) * EXTENT))
-        found += [_zigzag(to[0] - at[0]), _zigzag(to[1] - at[1])]
+        commands += [_zigzag(to[0] - at[0]), _zigzag(to[1] - at[1])]
         at = to
-    return found
+    return commands
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -114,9 +114,9 @@ def _zigzag(number: int) -> int:
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    found.append(number)
-    return bytes(found)
+    encoded.append(number)
+    return bytes(encoded)

@@ -88,9 +88,9 @@ def test_any_batches_of_a_feed_in_time_order_give_the_speeds_of_the_definition(
     rows: list[tuple[str, int, float, float]], data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=5)))
-    found, wanted = derive_all(rows, cuts), np.array(plain(rows))
-    assert (np.isnan(found) == np.isnan(wanted)).all(), (rows, found, wanted)
-    assert found == pytest.approx(wanted, rel=1e-4, abs=0.05, nan_ok=True)
+    derived, wanted = derive_all(rows, cuts), np.array(plain(rows))
+    assert (np.isnan(derived) == np.isnan(wanted)).all(), (rows, derived, wanted)
+    assert derived == pytest.approx(wanted, rel=1e-4, abs=0.05, nan_ok=True)
 
 
 def test_a_redelivered_snapshot_changes_nothing() -> None:

@@ -19,7 +19,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from stream.local import REPO_ROOT
 from stream.sources import snapshot_events
-from stream.sources.polling import FetchError
+from stream.sources.polling import FetchError, backed_off
 from stream.sources.snapshots import SnapshotError
 from tests.stream.sources.agency import FEED, Agency, answer, fetch, fleet, reader, run
 from tests.stream.sources.gtfs import START, snapshot_bytes
@@ -240,25 +240,28 @@ def folder(tmp_path: Path) -> Path:
 
 def test_stored_snapshots_become_canonical_events_in_a_file(config: Path, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "events.ndjson"
-    code, _, told = run(str(folder), "--config", str(config), "--out", str(out))
+    code, _, stderr = run(str(folder), "--config", str(config), "--out", str(out))
     events = [json.loads(line) for line in out.read_text().splitlines()]
     assert (code, len(events)) == (0, 12)
     assert all(math.isclose(event["speed"], 26.7, abs_tol=0.4) for event in events)
-    assert "12 events, 12 with a derived speed" in told
+    assert "12 events, 12 with a derived speed" in stderr
 
 
 def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code(config: Path, folder: Path) -> None:
     (folder / "002.pb").write_bytes(b"<html>maintenance</html>")
-    code, out, told = run(str(folder), "--config", str(config), "--out", "-")
+    body = gzip.compress((folder / "003.pb").read_bytes())
+    (folder / "damaged.pb.gz").write_bytes(body[:10] + b"\xff" * 20 + body[30:])
+    code, out, stderr = run(str(folder), "--config", str(config), "--out", "-")
     assert code == 1
     assert len(out.splitlines()) == 9
-    assert "002.pb: an HTML or XML page" in told
+    assert "002.pb: an HTML or XML page" in stderr
+    assert "damaged.pb.gz: Error -3 while decompressing" in stderr
 
 
 def test_one_snapshot_without_speeds_says_what_a_derived_speed_needs(config: Path, folder: Path) -> None:
-    code, _, told = run(str(folder / "000.pb"), "--config", str(config), "--out", "-")
+    code, _, stderr = run(str(folder / "000.pb"), "--config", str(config), "--out", "-")
     assert code == 2
-    assert "two snapshots of the vehicle" in told
+    assert "two snapshots of the vehicle" in stderr
 
 
 @pytest.mark.parametrize(
@@ -267,14 +270,16 @@ def test_one_snapshot_without_speeds_says_what_a_derived_speed_needs(config: Pat
         (["nothing.pb"], "neither a file, nor a folder"),
         (["http://127.0.0.1:9/x", "also.pb"], "give one address"),
         (["http://127.0.0.1:9/x", "--interval", "100ms"], "outside 1 s to 1 h"),
+        (["http://city:hidden\u2100@127.0.0.1:9/x"], "is not an http or https address"),
         (["http://127.0.0.1:9/x", "--header", "X-Key"], "store the secret in a file"),
         (["x.pb", "--speeds", "guessed"], "is none of"),
     ],
 )
 def test_wrong_usage_is_refused_with_the_remedy(config: Path, arguments: list[str], said: str) -> None:
-    code, _, told = run(*arguments, "--config", str(config), "--out", "-")
+    code, _, stderr = run(*arguments, "--config", str(config), "--out", "-")
     assert code == 2
-    assert said in " ".join(told.replace("│", " ").split())
+    assert said in " ".join(stderr.replace("│", " ").split())
+    assert "hidden" not in stderr
 
 
 @pytest.fixture
@@ -312,16 +317,22 @@ async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_si
     )
     try:
         for _ in range(300):
-            found = [json.loads(value) for part in await stored(kafka, topic_name) for _, value in part]
-            if len(found) >= 15:
+            events = [json.loads(value) for part in await stored(kafka, topic_name) for _, value in part]
+            if len(events) >= 15:
                 break
             await asyncio.sleep(0.2)
         process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=20)
     finally:
         process.kill()
         await admin.delete_topics([topic_name])
         await admin.close()
-    assert process.returncode == 0, told
-    assert len({(event["user"], event["time"]) for event in found}) == len(found) == 15
-    assert "is not a snapshot and is skipped" in told
+    assert process.returncode == 0, stderr
+    assert len({(event["user"], event["time"]) for event in events}) == len(events) == 15
+    assert "is not a snapshot and is skipped" in stderr
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(0, 2.0), (3, 16.0), (8, 300.0), (5_000, 300.0)])
+def test_the_pause_doubles_up_to_five_minutes_however_long_an_outage_lasts(failures: int, seconds: float) -> None:
+    """After 1 024 failures, some three days, a doubled pause was no float any more and ended the command."""
+    assert backed_off(2.0, failures) == seconds

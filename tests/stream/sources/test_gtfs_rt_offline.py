@@ -16,25 +16,19 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.embedded import EmbeddedFeed
 from stream.ingestion.decoding import Decoder
-from stream.local import REPO_ROOT
 from stream.sources.live import FileSink, poll
 from stream.sources.polling import FetchError, Poller, PollSettings
 from stream.sources.staleness import Staleness
 from stream.storage.row_store import RowStore
-from tests.stream.sources.agency import Agency, answer, fetch, fleet, reader
+from tests.stream.sources.agency import DELHI, Agency, answer, fetch, fleet, reader
 from tests.stream.sources.gtfs import START, snapshot_bytes
-from tests.support.builders import SLOT, bus_config, random_rows
-
-DELHI = "domain = { south = 28.0, west = 76.5, north = 29.0, east = 78.0 }"
+from tests.support.builders import SLOT, bus_config, bus_fleet_file, random_rows
 
 
 @pytest.fixture
 def buses(tmp_path: Path) -> Path:
     """A configuration of Delhi under "values"."""
-    lines = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8").splitlines()
-    path = tmp_path / "hexveil.toml"
-    path.write_text("\n".join(DELHI if line.startswith("domain =") else line for line in lines), encoding="utf-8")
-    return path
+    return bus_fleet_file(tmp_path, DELHI)
 
 
 def run(*arguments: str) -> tuple[int, str, str]:

@@ -82,9 +82,9 @@ async def test_what_is_acknowledged_is_in_kafka_and_what_is_refused_is_not(
         assert status == 422
         assert said["refused"] == [{"event": 1, "reason": "at-origin"}, {"event": 2, "reason": "wrong-type"}]
     parts = await stored(kafka, topic_name)
-    found = [(key, json.loads(value)) for part in parts for key, value in part]
-    assert sorted(str(entry) for _, entry in found) == sorted(str(entry) for entry in sound)
-    assert all(key == str(entry["user"]).encode() for key, entry in found)
+    messages = [(key, json.loads(value)) for part in parts for key, value in part]
+    assert sorted(str(entry) for _, entry in messages) == sorted(str(entry) for entry in sound)
+    assert all(key == str(entry["user"]).encode() for key, entry in messages)
 
 
 async def test_under_participation_a_refused_event_does_not_keep_out_those_of_others(

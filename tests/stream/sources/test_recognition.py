@@ -101,28 +101,28 @@ USELESS: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
 def test_a_recording_without_a_usable_event_is_wrong_usage_and_says_why(desk: Path, name: str, command: str) -> None:
     file, content, says = USELESS[name]
     (desk / file).write_bytes(content)
-    code, out, told = run(*command.format(file).split(), "--config", BUS)
-    assert code == 2, told
+    code, out, stderr = run(*command.format(file).split(), "--config", BUS)
+    assert code == 2, stderr
     assert out == ""
-    assert file in told
+    assert file in stderr
     for words in says:
-        assert words in told.replace("\n", " "), told
-    assert "bus-17" not in told, "an example names a user"
+        assert words in stderr.replace("\n", " "), stderr
+    assert "bus-17" not in stderr, "an example names a user"
 
 
 def test_a_recording_is_looked_through_for_its_first_sound_event_before_anything_is_sent(desk: Path) -> None:
     (desk / "late.ndjson").write_bytes(lines(*[EVENT | {"lat": 0.0}] * 3_000, EVENT))
-    code, _, told = run("replay", "late.ndjson", "--order", "file", "--config", BUS)
-    assert code == 3, told
-    assert "Kafka" in told
+    code, _, stderr = run("replay", "late.ndjson", "--order", "file", "--config", BUS)
+    assert code == 3, stderr
+    assert "Kafka" in stderr
 
 
 def test_a_span_without_events_names_the_span_that_has_some(desk: Path) -> None:
     (desk / "day.ndjson").write_bytes(events())
     span = ("--from", "2020-01-01", "--until", "2020-01-02")
-    code, out, told = run("replay", "day.ndjson", "--offline", "--config", BUS, *span)
+    code, out, stderr = run("replay", "day.ndjson", "--offline", "--config", BUS, *span)
     assert (code, out) == (2, "")
-    assert "from 2017-03-21T12:00:00Z to 2017-03-21T12:00:00Z" in told
+    assert "from 2017-03-21T12:00:00Z to 2017-03-21T12:00:00Z" in stderr
 
 
 @pytest.mark.parametrize("content", [events(lat=0.0), events(time=(SLOT - 86_400) * 1000)])
@@ -132,19 +132,19 @@ def test_under_participation_windows_are_released_all_the_same_and_the_command_s
     monkeypatch.delenv("HEXVEIL_WINDOW__LATENESS")
     (desk / "day.ndjson").write_bytes(content)
     span = ("--from", "2017-03-21T06:00", "--until", "2017-03-21T07:00")
-    code, out, told = run("replay", "day.ndjson", "--offline", "--config", RIDERS, *span)
+    code, out, stderr = run("replay", "day.ndjson", "--offline", "--config", RIDERS, *span)
     assert code == 2
-    assert "only noise" in told
+    assert "only noise" in stderr
     assert sum(json.loads(line)["topic"] == "hexveil.window.v1" for line in out.splitlines()) == 1
 
 
 def test_some_refused_events_are_counted_with_an_example_and_end_well(desk: Path) -> None:
     (desk / "day.ndjson").write_bytes(events() + events(speed=-1)[: len(events(speed=-1)) // 128] + b"nonsense\n")
-    code, _, told = run("replay", "day.ndjson", "--offline", "--config", BUS)
+    code, _, stderr = run("replay", "day.ndjson", "--offline", "--config", BUS)
     assert code == 0
-    assert "1 negative-speed, like event 129: speed -1" in told
-    assert "1 not-json, like event 130: b'nonsense'" in told
-    assert "Likely" not in told
+    assert "1 negative-speed, like event 129: speed -1" in stderr
+    assert "1 not-json, like event 130: b'nonsense'" in stderr
+    assert "Likely" not in stderr
 
 
 def test_no_bytes_end_in_a_traceback(desk: Path) -> None:
@@ -152,5 +152,5 @@ def test_no_bytes_end_in_a_traceback(desk: Path) -> None:
     nasty = [b'{"user":1,"time":1e999,"lat":1e400,"lng":' + b"9" * 5_000 + b',"speed":1}\n', b"[" * 9_000 + b"\n"]
     for n in range(30):
         (desk / "day.ndjson").write_bytes(rng.bytes(int(rng.integers(1, 3_000))) + nasty[n % 2] * (n % 3))
-        code, _, told = run("replay", "day.ndjson", "--config", BUS)
-        assert code == 2, told
+        code, _, stderr = run("replay", "day.ndjson", "--config", BUS)
+        assert code == 2, stderr

@@ -93,8 +93,8 @@ async def test_keys_go_to_the_partition_that_an_ordinary_producer_chooses(kafka:
     producer = AIOKafkaProducer(bootstrap_servers=kafka)
     await producer.start()
     for key in keys:
-        told = await producer.send_and_wait(topic, b"y", key=key)
-        assert key in ours[told.partition]
+        metadata = await producer.send_and_wait(topic, b"y", key=key)
+        assert key in ours[metadata.partition]
     await producer.stop()
 
 
@@ -177,9 +177,9 @@ async def test_the_replay_command_sends_and_tells(
     row = {"user": "a", "time": "2024-03-18T12:00:00Z", "lat": 30.3, "lng": -97.7, "speed": 12.5}
     path.write_text(json.dumps(row) + "\n{}\n")
     command = ["replay", str(path), "--config", str(repo_root / "config" / "bus-fleet.toml"), "--json"]
-    told = await asyncio.to_thread(lambda: _in_process(command))
-    assert told.returncode == 0, told.stderr
-    summary = json.loads(told.stdout)
+    result = await asyncio.to_thread(lambda: _in_process(command))
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
     assert (summary["events"], summary["unread"], summary["interrupted"]) == (2, 1, False)
     assert (summary["first"], summary["last"]) == ("2024-03-18T12:00:00Z", "2024-03-18T12:00:00Z")
     assert sum(map(len, await stored(kafka, topic))) == 2

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config.feed import FeedConfig
 from stream.ingestion.formats import parse_time
-from stream.local import REPO_ROOT
 from stream.sources.siri import SiriVehicleMonitoring, decode_siri
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError
 from stream.windows import Slotting
 from tests.stream.sources.agency import Agency, answer
+from tests.support.builders import bus_fleet_file
 
 NOON = "2026-03-02T12:00:00+00:00"
 LONDON = ZoneInfo("Europe/London")
@@ -180,11 +180,7 @@ def test_velocity_is_read_in_the_unit_that_the_feed_declares() -> None:
 
 @pytest.fixture
 def london(tmp_path: Path) -> Path:
-    domain = "domain = { south = 51.0, west = -1.0, north = 52.0, east = 1.0 }"
-    lines = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8").splitlines()
-    path = tmp_path / "hexveil.toml"
-    path.write_text("\n".join(domain if line.startswith("domain =") else line for line in lines), encoding="utf-8")
-    return path
+    return bus_fleet_file(tmp_path, {"south": 51.0, "west": -1.0, "north": 52.0, "east": 1.0})
 
 
 def test_an_address_and_stored_documents_become_canonical_events(london: Path, tmp_path: Path) -> None:

@@ -107,5 +107,5 @@ def test_what_agencies_publish_is_read(shared_data: Path) -> None:
     }
     for name, expected in published.items():
         snapshot = decode_snapshot((shared_data / "gtfs-rt" / f"{name}.pb").read_bytes())
-        found = len(snapshot.vehicles), int((snapshot.speed >= 0).sum()), dict(snapshot.refused)
-        assert found == expected, name
+        counts = len(snapshot.vehicles), int((snapshot.speed >= 0).sum()), dict(snapshot.refused)
+        assert counts == expected, name

@@ -35,14 +35,14 @@ CARRIED = {"speed.clipping": "carried", "speed.post_processing": ["kalman"], "sp
 
 def carried(config: Config, rows: np.ndarray, memory: Memory | None, slot: int = SLOT) -> tuple[Plan, Contributions]:
     """The plan of the window at ``slot`` with the ranges that ``memory`` gives."""
-    plan, held = planned(config, rows, slot=slot)
-    return carry(plan, memory, config), held
+    plan, contributions = planned(config, rows, slot=slot)
+    return carry(plan, memory, config), contributions
 
 
 def remembered(config: Config) -> Memory:
     """The memory after one window of a lively city, released with real noise."""
-    plan, held = carried(config, random_rows(3, 900, users=300), None, SLOT - 3600)
-    memory = build_messages(plan, held, Noise(np.random.default_rng(1).bytes), config, None)[1]
+    plan, contributions = carried(config, random_rows(3, 900, users=300), None, SLOT - 3600)
+    memory = build_messages(plan, contributions, Noise(np.random.default_rng(1).bytes), config, None)[1]
     assert memory is not None
     return memory
 
@@ -55,14 +55,14 @@ def test_removing_one_user_moves_the_integers_by_no_more_than_their_charge(
     config = riders(tmp_path, **CARRIED, **{"participation.weight": weight, "participation.samples_per_cell": 3})
     memory = remembered(config)
     rows = random_rows(seed, 200)
-    plan, held = carried(config, rows, memory)
+    plan, contributions = carried(config, rows, memory)
     assert plan.ranges is not None
-    charges = dict(zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True))
+    charges = dict(zip(contributions.counts.users.tolist(), plan.charges.tolist(), strict=True))
     plain, _ = carried(config, rows, None)
     assert msgspec.structs.replace(plan, lower_bytes=b"", upper_bytes=b"") == plain, "ranges cost nothing"
-    with_all = exact_integers(plan, held)
+    with_all = exact_integers(plan, contributions)
     assert (with_all >= 0).all()
-    for user in held.counts.users.tolist():
+    for user in contributions.counts.users.tolist():
         other_plan, other = carried(config, rows[rows["user"] != user], memory)
         assert (other_plan.lower_bytes, other_plan.upper_bytes) == (plan.lower_bytes, plan.upper_bytes)
         lost = loss(plan, with_all, exact_integers(other_plan, other))
@@ -76,12 +76,12 @@ def test_a_range_taken_from_the_window_itself_is_caught_by_the_same_comparison(t
     rows["value"] = np.where(rows["user"] == rows["user"][0], 6500, 1000 + rows["user"].astype(np.int64) * 100)
 
     def from_itself(of: np.ndarray) -> tuple[Plan, np.ndarray]:
-        plan, held = carried(config, of, None)
+        plan, contributions = carried(config, of, None)
         top = int(of["value"].max())
         cells = len(plan.cells)
         lower, upper = np.zeros(cells, "<i8"), np.full(cells, top, "<i8")
         plan = msgspec.structs.replace(plan, lower_bytes=pack_integers(lower), upper_bytes=pack_integers(upper))
-        return plan, exact_integers(plan, held)
+        return plan, exact_integers(plan, contributions)
 
     (plan, one), (_, two) = from_itself(rows), from_itself(rows[rows["user"] != rows["user"][0]])
     assert loss(plan, one, two) > Fraction(config.privacy.epsilon_micro, 1_000_000)
@@ -91,7 +91,7 @@ def test_a_mean_within_its_range_is_what_it_was_and_one_outside_is_clipped_to_it
     config = riders(tmp_path, **CARRIED)
     rows = random_rows(6, 240, users=8, places=1)
     rows = np.concatenate([rows[rows["user"] == user][:20] for user in range(1, 9)])
-    plan, held = carried(config, rows, None)
+    plan, contributions = carried(config, rows, None)
     cells = plan.cells
     at = int(np.searchsorted(cells, rows["cell"][0]))
     own = np.array([np.minimum(rows["value"][rows["user"] == u], 6500).mean() / 100 for u in range(1, 9)])
@@ -99,7 +99,7 @@ def test_a_mean_within_its_range_is_what_it_was_and_one_outside_is_clipped_to_it
     def mean(lower: float, upper: float) -> float:
         ends = [np.full(len(cells), round(100 * end), "<i8").tobytes() for end in (lower, upper)]
         ranged = msgspec.structs.replace(plan, lower_bytes=ends[0], upper_bytes=ends[1])
-        return float(draw(ranged, held, Silence())["mean"].value[at])
+        return float(draw(ranged, contributions, Silence())["mean"].value[at])
 
     for lower, upper in ((0.0, 65.0), (10.0, 60.0), (own.min() - 1, own.max() + 1), (own.min() + 3, own.max() - 2)):
         assert mean(lower, upper) == pytest.approx(np.clip(own, lower, upper).mean(), abs=0.02)
@@ -109,12 +109,12 @@ def test_narrower_ranges_mean_less_noise_at_the_same_charge(tmp_path: Path) -> N
     config = riders(tmp_path, **CARRIED)
     rows = random_rows(3, 900, users=300)
     memory = remembered(config)
-    (plain, held), (ranged, _) = carried(config, rows, None), carried(config, rows, memory)
-    seen = exact_integers(plain, held)[:2].sum(axis=0) > 20 * 2**20
+    (plain, contributions), (ranged, _) = carried(config, rows, None), carried(config, rows, memory)
+    seen = exact_integers(plain, contributions)[:2].sum(axis=0) > 20 * 2**20
     widths = (ranged.ranges[1] - ranged.ranges[0])[seen] / 100
     assert seen.sum() >= 3
     assert (widths < 60).all()
-    wide, narrow = draw(plain, held, Silence())["mean"], draw(ranged, held, Silence())["mean"]
+    wide, narrow = draw(plain, contributions, Silence())["mean"], draw(ranged, contributions, Silence())["mean"]
     assert (narrow.scale[seen] < wide.scale[seen]).all()
     assert plain.charges_bytes == ranged.charges_bytes
 

@@ -16,18 +16,18 @@ BOX = BoundingBox(south=30.1, west=-97.9, north=30.6, east=-97.5)
 
 def by_hand(rows: np.ndarray, per_user: int) -> list[tuple[int, int, int]]:
     """(user, lat, lng) of the representatives, in plain Python."""
-    held: dict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
+    places: dict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
     for row in rows.tolist():
         cell, user, time, lat, lng, _ = row
         if 301_000_000 <= lat < 306_000_000 and -979_000_000 <= lng < -975_000_000:
             place = (cell, lat, lng)
-            held[user][time] = min(held[user].get(time, place), place)
-    found = []
-    for user in sorted(held):
-        in_time = [held[user][time] for time in sorted(held[user])]
+            places[user][time] = min(places[user].get(time, place), place)
+    fixes = []
+    for user in sorted(places):
+        in_time = [places[user][time] for time in sorted(places[user])]
         kept = min(per_user, len(in_time))
-        found += [(user, *in_time[(k + 1) * len(in_time) // kept - 1][1:]) for k in range(kept)]
-    return found
+        fixes += [(user, *in_time[(k + 1) * len(in_time) // kept - 1][1:]) for k in range(kept)]
+    return fixes
 
 
 @pytest.mark.parametrize("per_user", [1, 2, 5, 100])

@@ -59,18 +59,18 @@ Chooser = Callable[[Plan, Fixes], Fixes]
 def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contributing) -> Transcript:
     """Integers before noise of every window of a day through the real planner, budgets carried from window to window."""
     spent: dict[int, int] = {}
-    found: Transcript = []
+    releases: Transcript = []
     for number, rows in enumerate(windows):
         users = np.unique(rows["user"]).tolist()
         left = np.array([config.privacy.budget_micro - spent.get(user, 0) for user in users], dtype=np.int64)
-        plan, held, fixes = planned_with_fixes(config, rows, left, SLOT + 3600 * number)
+        plan, contributions, fixes = planned_with_fixes(config, rows, left, SLOT + 3600 * number)
         assert plan.histogram is not None
-        for user, charge in zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True):
+        for user, charge in zip(contributions.counts.users.tolist(), plan.charges.tolist(), strict=True):
             spent[user] = spent.get(user, 0) + charge
             assert spent[user] <= config.privacy.budget_micro
         mine = who(plan, fixes)
-        found.append((exact_counts(plan.histogram, mine), exact_components(plan, mine)))
-    return found
+        releases.append((exact_counts(plan.histogram, mine), exact_components(plan, mine)))
+    return releases
 
 
 def windows_paid(config: Config, windows: list[np.ndarray], user: int) -> int:
@@ -159,12 +159,12 @@ def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(
 def test_a_charge_holds_the_histograms_budget_to_the_micro_epsilon(tmp_path: Path, relation: str) -> None:
     config = with_histograms(relation, tmp_path, ["htf", "sparse", "ug"], **{"histogram.epsilon": 1.0000005})
     rows = located_rows(3, 300)
-    plan, held, fixes = planned_with_fixes(config, rows)
+    plan, contributions, fixes = planned_with_fixes(config, rows)
     alone, _ = plan_alone(config, rows)
     assert plan.histogram is not None
     assert plan.histogram.epsilons == (333_334, 333_333, 333_333)
     assert sum(plan.histogram.epsilons) == plan.histogram.cost == 1_000_000
-    seen = np.isin(held.counts.users, fixes.users)
+    seen = np.isin(contributions.counts.users, fixes.users)
     without = np.full(len(seen), config.privacy.epsilon_micro) if relation == "values" else alone
     assert np.array_equal(plan.charges, without + np.where(seen, 1_000_000, 0))
 
@@ -172,9 +172,9 @@ def test_a_charge_holds_the_histograms_budget_to_the_micro_epsilon(tmp_path: Pat
 def plan_alone(config: Config, rows: np.ndarray) -> tuple[np.ndarray, Plan]:
     """Charges and plan of the same window without histograms."""
     alone = config.model_copy(update={"histogram": None})
-    held, slotting = contributions_of(rows, alone), alone.slotting
-    left = np.full(held.counts.n_users, alone.privacy.ledger_budget)
-    plan = plan_window(held.counts, left, alone, slotting.window(SLOT), slotting.period_of(SLOT), GENERATION)
+    contributions, slotting = contributions_of(rows, alone), alone.slotting
+    left = np.full(contributions.counts.n_users, alone.privacy.ledger_budget)
+    plan = plan_window(contributions.counts, left, alone, slotting.window(SLOT), slotting.period_of(SLOT), GENERATION)
     return plan.charges, plan
 
 
@@ -182,12 +182,12 @@ def test_under_zcdp_each_histogram_costs_half_its_epsilon_squared_rounded_up(tmp
     names = ["htf", "sparse", "ug"]
     config = with_histograms("zcdp", tmp_path, names, **{"histogram.epsilon": 0.1})
     rows = located_rows(4, 300)
-    plan, held, fixes = planned_with_fixes(config, rows)
+    plan, contributions, fixes = planned_with_fixes(config, rows)
     alone, _ = plan_alone(config, rows)
     parts = [rho_of_pure(micro) for micro in (33_334, 33_333, 33_333)]
     assert plan.histogram is not None
     assert plan.histogram.cost == sum(parts) == config.histogram_grant
-    seen = np.isin(held.counts.users, fixes.users)
+    seen = np.isin(contributions.counts.users, fixes.users)
     assert np.array_equal(plan.charges, alone + np.where(seen, sum(parts), 0))
 
 
@@ -211,15 +211,15 @@ def test_every_mechanism_becomes_one_valid_message_that_reads_back_to_the_histog
     assert [body["mechanism"] for body in bodies] == sorted(EVERY_MECHANISM)
     for body, histogram in zip(bodies, drawn, strict=True):
         jsonschema.Draft202012Validator(schema(SPATIAL_HISTOGRAM)).validate(body)
-        found = histogram_from_release(body)
+        read_back = histogram_from_release(body)
         ranges = Rectangles.of_cells([[0, 1, 2, 5], [0, 7, 0, 7], [3, 3, 3, 3]])
-        np.testing.assert_allclose(found.answers(ranges), histogram.histogram.answers(ranges), rtol=0, atol=1e-9)
-        ours, theirs = histogram.histogram.intervals(ranges), found.intervals(ranges)
+        np.testing.assert_allclose(read_back.answers(ranges), histogram.histogram.answers(ranges), rtol=0, atol=1e-9)
+        ours, theirs = histogram.histogram.intervals(ranges), read_back.intervals(ranges)
         assert ours is not None
         assert theirs is not None
         assert np.array_equal(ours.low, theirs.low)
         assert np.array_equal(ours.high, theirs.high)
-        assert found.to_release() == {"domain": body["domain"], "structure": body["structure"]}
+        assert read_back.to_release() == {"domain": body["domain"], "structure": body["structure"]}
     (marker,) = bodies_of(messages, WINDOW)
     jsonschema.Draft202012Validator(schema(WINDOW)).validate(marker)
     assert marker["mechanisms"] == sorted(EVERY_MECHANISM)
@@ -231,14 +231,14 @@ def test_every_mechanism_becomes_one_valid_message_that_reads_back_to_the_histog
 
 
 def test_the_relative_goal_adds_a_reading_of_the_same_draws_and_costs_nobody_more(tmp_path: Path) -> None:
-    found = {}
+    by_goal = {}
     for goal in ("absolute", "relative"):
         config = with_histograms("values", tmp_path, ["htf", "sparse", "ug"], **{"histogram.goal": goal})
-        plan, held, fixes = planned_with_fixes(config, located_rows(5, 400))
-        messages, _ = build_messages(plan, held, Noise(np.random.default_rng(1).bytes), config, None, fixes)
-        found[goal] = plan.charges_bytes, bodies_of(messages)
-    assert found["absolute"][0] == found["relative"][0]
-    for plain, both in zip(found["absolute"][1], found["relative"][1], strict=True):
+        plan, contributions, fixes = planned_with_fixes(config, located_rows(5, 400))
+        messages, _ = build_messages(plan, contributions, Noise(np.random.default_rng(1).bytes), config, None, fixes)
+        by_goal[goal] = plan.charges_bytes, bodies_of(messages)
+    assert by_goal["absolute"][0] == by_goal["relative"][0]
+    for plain, both in zip(by_goal["absolute"][1], by_goal["relative"][1], strict=True):
         reading = both["structure"].pop("sparse", None)
         assert (reading is not None) == (both["mechanism"] != "ug")
         assert plain == both
@@ -247,12 +247,12 @@ def test_the_relative_goal_adds_a_reading_of_the_same_draws_and_costs_nobody_mor
 def test_a_plan_is_stored_and_read_exactly_and_other_fixes_than_planned_are_refused(tmp_path: Path) -> None:
     config = with_histograms("values", tmp_path)
     rows = located_rows(6, 200)
-    plan, held, _ = planned_with_fixes(config, rows)
+    plan, contributions, _ = planned_with_fixes(config, rows)
     again = decode_plan(encode_plan(plan))
     assert again == plan
     moved = rows.copy()
     moved["lat"][0] += 1_000
     with pytest.raises(PlanError, match="append-only"):
-        build_messages(again, held, Noise(), config, None, fixes_of(moved, histogram_box(config)))
+        build_messages(again, contributions, Noise(), config, None, fixes_of(moved, histogram_box(config)))
     with pytest.raises(PlanError, match="changed"):
-        build_messages(again, held, Noise(), config, None)
+        build_messages(again, contributions, Noise(), config, None)

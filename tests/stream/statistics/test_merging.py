@@ -46,8 +46,8 @@ def uneven_rows(seed: int, n: int = 1200, users: int = 40) -> np.ndarray:
 
 def planned_merged(config: Config, rows: np.ndarray) -> tuple[Plan, Contributions, Contributions]:
     """Plan, contributions by hexagon, contributions by cell."""
-    plan, held = planned(config, rows)
-    return plan, held, by_planned_cells(plan, held)
+    plan, contributions = planned(config, rows)
+    return plan, contributions, by_planned_cells(plan, contributions)
 
 
 @pytest.mark.parametrize("target", [4.0, 15.0, 40.0])
@@ -89,11 +89,11 @@ def test_a_parent_that_also_counts_its_published_children_is_caught(tmp_path: Pa
     """The planted bug: events of a child with a message of its own are summed into the parent once more."""
     config = bus_config(tmp_path, **MERGING)
     rows = uneven_rows(1)
-    plan, held, pooled = planned_merged(config, rows)
+    plan, contributions, pooled = planned_merged(config, rows)
     names = [f"{cell:x}" for cell in pooled.counts.cells.tolist()]
     parent, children = next(iter(excluded(names).items()))
-    own = held.counts.by_cell(held.counts.samples)
-    hexagons = [f"{cell:x}" for cell in held.counts.cells.tolist()]
+    own = contributions.counts.by_cell(contributions.counts.samples)
+    hexagons = [f"{cell:x}" for cell in contributions.counts.cells.tolist()]
     answered = dict(zip(hexagons, plan.merged.tolist(), strict=True))
     inside = {
         h: n
@@ -109,15 +109,19 @@ def test_a_parent_that_also_counts_its_published_children_is_caught(tmp_path: Pa
 def test_every_event_is_released_in_exactly_one_cell_and_excludes_say_which_not(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **MERGING)
     rows = uneven_rows(2)
-    plan, held, pooled = planned_merged(config, rows)
+    plan, contributions, pooled = planned_merged(config, rows)
     bodies = [json.loads(message.value) for message in build_messages(plan, pooled, Noise(), config, None)[0][:-1]]
-    assert sum(body["events"] for body in bodies) == len(held.values) == 1200
+    assert sum(body["events"] for body in bodies) == len(contributions.values) == 1200
     assert len({body["resolution"] for body in bodies}) > 1
     for body in bodies:
         assert h3.get_resolution(body["cell"]) == body["resolution"]
     hexagons = {
         f"{cell:x}": n
-        for cell, n in zip(held.counts.cells.tolist(), held.counts.by_cell(held.counts.samples).tolist(), strict=True)
+        for cell, n in zip(
+            contributions.counts.cells.tolist(),
+            contributions.counts.by_cell(contributions.counts.samples).tolist(),
+            strict=True,
+        )
     }
     for body in bodies:
         gone = [(h3.get_resolution(cell), cell) for cell in body.get("excludes", [])]
@@ -155,9 +159,9 @@ def test_merging_narrows_intervals_to_the_target_or_reaches_the_coarsest(tmp_pat
 
 def test_rows_in_other_hexagons_than_planned_are_never_drawn(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **MERGING)
-    plan, held = planned(config, uneven_rows(5))
+    plan, contributions = planned(config, uneven_rows(5))
     fewer = contributions_of(uneven_rows(5)[:60], config)
-    assert fewer.counts.n_cells != held.counts.n_cells
+    assert fewer.counts.n_cells != contributions.counts.n_cells
     with pytest.raises(PlanError, match="hexagons"):
         by_planned_cells(plan, fewer)
 

@@ -46,11 +46,11 @@ def test_removing_one_user_moves_the_integers_by_no_more_than_their_charge(
     config = riders(tmp_path, **caps, **{"participation.weight": weight, "speed.statistics": statistics})
     rows = random_rows(seed, 200)
     rows["user"][:60] = 1  # one of them reports far more than the others
-    plan, held = planned(config, rows)
-    charges = dict(zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True))
-    with_all = exact_integers(plan, held)
+    plan, contributions = planned(config, rows)
+    charges = dict(zip(contributions.counts.users.tolist(), plan.charges.tolist(), strict=True))
+    with_all = exact_integers(plan, contributions)
     worst = Fraction(0)
-    for user in held.counts.users.tolist():
+    for user in contributions.counts.users.tolist():
         other_plan, other = planned(config, rows[rows["user"] != user])
         lost = loss(plan, with_all, exact_integers(other_plan, other))
         assert lost * 1_000_000 <= charges[user] <= config.privacy.epsilon_micro
@@ -62,11 +62,13 @@ def test_a_weight_of_two_for_one_user_is_caught_by_the_same_comparison(tmp_path:
     """Planted bug: under "share" every cell gets the user's whole weight, as if they were in no other."""
     config = riders(tmp_path)
     rows = random_rows(1, 200)
-    plan, held = planned(config, rows)
+    plan, contributions = planned(config, rows)
     user_weight = msgspec.structs.replace(plan, weight="user")
     other_plan, other = planned(config, rows[rows["user"] != 3])
     without = exact_integers(msgspec.structs.replace(other_plan, weight="user"), other)
-    assert loss(plan, exact_integers(user_weight, held), without) * 1_000_000 > 2 * config.privacy.epsilon_micro
+    assert (
+        loss(plan, exact_integers(user_weight, contributions), without) * 1_000_000 > 2 * config.privacy.epsilon_micro
+    )
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
@@ -103,8 +105,8 @@ def test_a_whole_weight_is_divided_exactly_over_thousands_of_samples(tmp_path: P
     config = riders(tmp_path, **{"participation.weight": weight, "participation.cells_per_user": 3})
     rows = random_rows(5, 9000, users=2)
     rows["user"][:10] = 7
-    plan, held = planned(config, rows)
-    kept = held.retain(plan.retained)
+    plan, contributions = planned(config, rows)
+    kept = contributions.retain(plan.retained)
     weights = sample_weights(kept, weight)
     pair = np.repeat(np.arange(len(kept.counts.samples)), kept.counts.samples)
     by_pair = np.bincount(pair, weights, len(kept.counts.samples)).astype(np.int64)
@@ -118,10 +120,10 @@ def test_neighbouring_streams_under_one_noise_tape_differ_in_noisy_values_only(t
     rows = random_rows(1, 150)
 
     def stripped(of: np.ndarray) -> list[object]:
-        plan, held = planned(config, of)
+        plan, contributions = planned(config, of)
         tape = Noise(np.random.default_rng(9).bytes)
         out = []
-        for message in build_messages(plan, held, tape, config, None)[0]:
+        for message in build_messages(plan, contributions, tape, config, None)[0]:
             body = skeleton(json.loads(message.value))
             out.append((message.topic, message.key, message.headers, message.timestamp_ms, body))
         return out
@@ -134,8 +136,8 @@ def test_neighbouring_streams_under_one_noise_tape_differ_in_noisy_values_only(t
 
 def test_every_message_validates(tmp_path: Path) -> None:
     config = riders(tmp_path)
-    plan, held = planned(config, random_rows(2, 100))
-    for message in build_messages(plan, held, Noise(), config, None)[0]:
+    plan, contributions = planned(config, random_rows(2, 100))
+    for message in build_messages(plan, contributions, Noise(), config, None)[0]:
         jsonschema.Draft202012Validator(schema(message.topic)).validate(json.loads(message.value))
 
 
@@ -145,8 +147,8 @@ def test_what_a_user_contributes_depends_on_their_own_events_only(tmp_path: Path
     rows = random_rows(seed, 200)
 
     def mine(of: np.ndarray, user: int) -> list[tuple[int, int]]:
-        plan, held = planned(config, of)
-        counts, kept = held.counts, plan.retained
+        plan, contributions = planned(config, of)
+        counts, kept = contributions.counts, plan.retained
         own = (counts.users[counts.pair_user] == user) & (kept > 0)
         return list(zip(counts.cells[counts.pair_cell[own]].tolist(), kept[own].tolist(), strict=True))
 
@@ -168,8 +170,8 @@ def test_the_statistics_without_noise_are_those_of_the_weighted_samples(tmp_path
                 "speed.statistics": list(STATISTICS[3]),
             },
         )
-        plan, held = planned(config, rows)
-        columns = draw(plan, held, Silence())
+        plan, contributions = planned(config, rows)
+        columns = draw(plan, contributions, Silence())
         at = int(np.searchsorted(public_cells(config), rows["cell"][0]))
         values = np.minimum(rows["value"], 6500) / 100
         assert columns["users"].value[at] == len(np.unique(rows["user"]))
@@ -187,13 +189,13 @@ def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path: Path,
     So is what intervals of half the width hold of the counts, the planted twin.
     """
     config = riders(tmp_path, **{"participation.weight": weight, "speed.statistics": list(STATISTICS[3])})
-    plan, held = planned(config, random_rows(3, 600, users=200))
-    seen = exact_integers(plan, held)[:3].sum(axis=0) > 0
-    quiet = draw(plan, held, Silence())
+    plan, contributions = planned(config, random_rows(3, 600, users=200))
+    seen = exact_integers(plan, contributions)[:3].sum(axis=0) > 0
+    quiet = draw(plan, contributions, Silence())
     names = [name for name in quiet if name != "users" or weight != "sample"]
     held_in, narrow = dict.fromkeys(names, 0), 0
     for _ in range(40):
-        columns = draw(plan, held, Noise())
+        columns = draw(plan, contributions, Noise())
         for name in names:
             truth, slack = quiet[name].raw[seen], 65 / 32 if name.startswith("p") else 0.06
             inside = (columns[name].low[seen] - slack <= truth) & (truth <= columns[name].high[seen] + slack)
@@ -238,8 +240,8 @@ def test_check_says_how_far_off_a_count_is(tmp_path: Path, monkeypatch: pytest.M
     arguments = ["check", "--config", str(REPO_ROOT / "config" / "riders.toml")]
     report = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
     config = riders(tmp_path)
-    plan, held = planned(config, random_rows(1, 50))
-    counted = draw(plan, held, Noise())["users" if weight != "sample" else "events"]
+    plan, contributions = planned(config, random_rows(1, 50))
+    counted = draw(plan, contributions, Noise())["users" if weight != "sample" else "events"]
     assert report["weight"] == weight
     assert report["count_half_width"] == pytest.approx((counted.high - counted.low)[0] / 2 - 0.05, abs=0.01)
     assert (
@@ -279,22 +281,22 @@ def test_charges_are_full_contributions_times_their_epsilon_and_an_exhausted_use
 ) -> None:
     config = riders(tmp_path, **{"participation.weight": weight})
     rows = random_rows(4, 120)
-    plan, held = planned(config, rows)
+    plan, contributions = planned(config, rows)
     kept = plan.retained
-    cells = held.counts.by_user((kept > 0).astype(np.int64))
+    cells = contributions.counts.by_user((kept > 0).astype(np.int64))
     assert cells.max() > 1
     expected = config.privacy.epsilon_micro // 8 * cells if weight != "share" else np.full(len(cells), 2_000_000)
     assert (plan.charges == expected).all()
-    left = np.full(held.counts.n_users, config.privacy.budget_micro)
+    left = np.full(contributions.counts.n_users, config.privacy.budget_micro)
     left[2] = expected[2] - 1
     poor, _ = planned(config, rows, left)
-    user = held.counts.users[2]
+    user = contributions.counts.users[2]
     without, rest = planned(config, rows[rows["user"] != user])
     assert poor.charges[2] == 0
-    assert (exact_integers(poor, held) == exact_integers(without, rest)).all()
+    assert (exact_integers(poor, contributions) == exact_integers(without, rest)).all()
     left[2] += 1
-    assert (exact_integers(planned(config, rows, left)[0], held) == exact_integers(plan, held)).all()
-    assert participation_of(config).own_choice(held.counts, np.zeros(0, dtype=np.uint64)).sum() == 0
+    assert (exact_integers(planned(config, rows, left)[0], contributions) == exact_integers(plan, contributions)).all()
+    assert participation_of(config).own_choice(contributions.counts, np.zeros(0, dtype=np.uint64)).sum() == 0
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
@@ -310,9 +312,9 @@ def test_odd_input_is_normal_input(tmp_path: Path, weight: str) -> None:
     outside = random_rows(8, 50, places=3)
     outside["cell"] = h3.str_to_int(h3.latlng_to_cell(48.85, 2.35, 7))
     for rows in (np.zeros(0, dtype=ROW), crowd, outside, np.concatenate([crowd, outside])):
-        plan, held = planned(config, rows)
-        messages = build_messages(plan, held, Noise(), config, None)[0]
+        plan, contributions = planned(config, rows)
+        messages = build_messages(plan, contributions, Noise(), config, None)[0]
         assert len(messages) == 2
         jsonschema.Draft202012Validator(schema(messages[0].topic)).validate(json.loads(messages[0].value))
-    plan, held = planned(config, outside)
+    plan, contributions = planned(config, outside)
     assert not plan.charges.any(), "an event outside the list was charged for"

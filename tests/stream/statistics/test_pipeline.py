@@ -54,10 +54,10 @@ def test_the_loss_of_changing_one_users_values_never_exceeds_their_charge(
     """Pre-noise integers of neighbouring windows, divided by the scales in exact fractions, against the µε charged."""
     config = bus_config(tmp_path, **settings)
     rows = random_rows(seed, 250)
-    plan, held = planned(config, rows)
-    charges = dict(zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True))
+    plan, contributions = planned(config, rows)
+    charges = dict(zip(contributions.counts.users.tolist(), plan.charges.tolist(), strict=True))
     retained = plan.retained
-    shape = (2, held.counts.n_cells)  # mean, then variance
+    shape = (2, contributions.counts.n_cells)  # mean, then variance
     t = plan.scales.numerator.reshape(shape)
     s = plan.scales.denominator.reshape(shape)
 
@@ -66,13 +66,13 @@ def test_the_loss_of_changing_one_users_values_never_exceeds_their_charge(
         return np.array([kept.cell_sums(plan.sum_cap or None), Variance(6500, VARIANCE_GRID).integers(kept)])
 
     rng, exact = np.random.default_rng(seed), integers(rows)
-    for user in held.counts.users.tolist():
+    for user in contributions.counts.users.tolist():
         changed = rows.copy()
         mine = rows["user"] == user
         changed["value"][mine] = rng.choice([0, 6500], mine.sum())
         same = contributions_of(changed, config).counts
-        assert counts_digest(same) == counts_digest(held.counts), "the planner is given values"
-        if user == held.counts.users[-1]:
+        assert counts_digest(same) == counts_digest(contributions.counts), "the planner is given values"
+        if user == contributions.counts.users[-1]:
             assert planned(config, changed)[0].digest == plan.digest, "the plan looked at values"
         moved = np.abs(exact - integers(changed))
         loss = Fraction(0)
@@ -93,15 +93,18 @@ def test_keeping_the_error_charges_a_share_of_epsilon_and_passes_no_noise_of_bef
     plain = {"speed.allocation": "uniform", "speed.clipping": "none", "speed.sum_cap": 0, "speed.statistics": ["mean"]}
     rows = random_rows(seed, 300, users=40, places=20)
     config = bus_config(tmp_path, **plain, **{"speed.keep": "error"})
-    plan, held = planned(config, rows)
+    plan, contributions = planned(config, rows)
     before, _ = planned(bus_config(tmp_path, **plain, **{"speed.suppression": "none"}), rows)
 
     def cells_per_user(retained: np.ndarray) -> int:
-        return int(np.bincount(held.counts.pair_user[retained > 0]).max())
+        return int(np.bincount(contributions.counts.pair_user[retained > 0]).max())
 
     def errors(of: Plan) -> np.ndarray:
         """Clipping bias and noise scale of each cell, in the unit U = 1."""
-        total, kept = held.counts.by_cell(held.counts.samples), held.counts.by_cell(of.retained)
+        total, kept = (
+            contributions.counts.by_cell(contributions.counts.samples),
+            contributions.counts.by_cell(of.retained),
+        )
         return 1 - kept / total + of.scales.values.ravel() / kept / config.speed.upper_quanta
 
     k, k_before = cells_per_user(plan.retained), cells_per_user(before.retained)
@@ -135,12 +138,12 @@ def test_the_draw_adds_noise_of_the_planned_scales_to_the_planned_integers_and_n
 ) -> None:
     """Exact: one batch for the window, in the plan's order. With the loss test above the release costs what was charged."""
     config = bus_config(tmp_path, **settings)
-    plan, held = planned(config, random_rows(4, 300))
+    plan, contributions = planned(config, random_rows(4, 300))
     noise = Recorded()
-    columns = draw(plan, held, noise)
+    columns = draw(plan, contributions, noise)
     t, s = plan.scales.numerator, plan.scales.denominator
     assert noise.asked == [(t[t > 0].tolist(), s[t > 0].tolist())], "one batch, of exactly the planned scales"
-    kept = held.retain(plan.retained)
+    kept = contributions.retain(plan.retained)
     statistics = planned_statistics(plan)
     added = np.zeros(len(t), dtype=np.int64)
     added[t > 0] = noise.added
@@ -149,7 +152,7 @@ def test_the_draw_adds_noise_of_the_planned_scales_to_the_planned_integers_and_n
         expected = np.round(integers * statistics[name].unit(kept.counts, 0.01), DECIMALS[name])
         assert columns[name].raw.tolist() == expected.tolist()
     bug = Recorded(shrink=2)
-    draw(plan, held, bug)
+    draw(plan, contributions, bug)
     assert bug.asked != noise.asked, "planted bug: half the scale is seen"
 
 
@@ -159,16 +162,18 @@ def test_the_same_rows_in_any_order_with_duplicates_give_the_same_plan_and_messa
     shuffled = np.random.default_rng(0).permutation(np.concatenate([rows, rows[:50]]))
 
     def messages(of: np.ndarray):
-        plan, held = planned(config, of)
-        return encode_outbox(build_messages(plan, held, Noise(np.random.default_rng(5).bytes), config, None)[0])
+        plan, contributions = planned(config, of)
+        return encode_outbox(
+            build_messages(plan, contributions, Noise(np.random.default_rng(5).bytes), config, None)[0]
+        )
 
     assert messages(rows) == messages(shuffled)
 
 
 def test_every_message_validates_and_the_marker_vouches_for_the_rest(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **{"speed.min_users": 2})
-    plan, held = planned(config, random_rows(2, 60))
-    messages = decode_outbox(encode_outbox(build_messages(plan, held, Noise(), config, None)[0]))
+    plan, contributions = planned(config, random_rows(2, 60))
+    messages = decode_outbox(encode_outbox(build_messages(plan, contributions, Noise(), config, None)[0]))
     for message in [*messages, rejected_message("bus", "not-json", "bus.positions", 0, 3, 9, 4)]:
         checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
         jsonschema.Draft202012Validator(schema(message.topic), format_checker=checker).validate(
@@ -187,13 +192,13 @@ def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(
     """n = 60 windows × 6 cells, α = 1e-6; half the width, the planted twin, covers 78 % and is refuted with power 0.9999."""
     config = bus_config(tmp_path)
     rows = random_rows(3, 400)
-    plan, held = planned(config, rows)
-    kept = held.retain(plan.retained)
+    plan, contributions = planned(config, rows)
+    kept = contributions.retain(plan.retained)
     n = kept.counts.by_cell(kept.counts.samples)
     means = kept.cell_sums(plan.sum_cap or None) / n * 0.01
     covered = narrow = total = 0
     for _ in range(60):
-        for truth, message in zip(means, build_messages(plan, held, Noise(), config, None)[0], strict=False):
+        for truth, message in zip(means, build_messages(plan, contributions, Noise(), config, None)[0], strict=False):
             body = json.loads(message.value)
             low, high = body["mean"]["interval"]
             covered += low <= truth <= high
@@ -207,9 +212,11 @@ def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(
 
 def test_a_value_outside_its_range_is_clamped_and_says_so(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **{"privacy.epsilon": 0.01})
-    plan, held = planned(config, random_rows(4, 40))
+    plan, contributions = planned(config, random_rows(4, 40))
     bodies = [
-        json.loads(m.value) for m in build_messages(plan, held, Noise(), config, None)[0] if m.topic == HEXAGON_SPEED
+        json.loads(m.value)
+        for m in build_messages(plan, contributions, Noise(), config, None)[0]
+        if m.topic == HEXAGON_SPEED
     ]
     assert any(body["mean"]["clamped"] for body in bodies if body["status"] == "published")
     for body in bodies:
@@ -227,8 +234,8 @@ def test_a_plan_survives_storage_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_cell_below_min_users_is_suppressed_and_costs_nobody_anything(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **{"speed.min_users": 100})
-    plan, held = planned(config, random_rows(6, 100))
-    bodies = [json.loads(m.value) for m in build_messages(plan, held, Noise(), config, None)[0][:-1]]
+    plan, contributions = planned(config, random_rows(6, 100))
+    bodies = [json.loads(m.value) for m in build_messages(plan, contributions, Noise(), config, None)[0][:-1]]
     assert {body["status"] for body in bodies} == {"suppressed"}
     assert not any("mean" in body for body in bodies)
     assert not plan.charges.any()
@@ -237,11 +244,11 @@ def test_a_cell_below_min_users_is_suppressed_and_costs_nobody_anything(tmp_path
 @pytest.mark.parametrize("name", list(MECHANISMS))
 def test_every_mean_mechanism_can_be_configured_and_charges_within_the_grant(tmp_path: Path, name: str) -> None:
     config = bus_config(tmp_path, **{"speed.mean_mechanism": name, "privacy.epsilon": 20.0})
-    plan, held = planned(config, random_rows(8, 300))
+    plan, contributions = planned(config, random_rows(8, 300))
     charges = plan.charges
     assert (charges <= config.privacy.epsilon_micro).all()
     assert (charges > 0).all()
-    for message in build_messages(plan, held, Noise(), config, None)[0]:
+    for message in build_messages(plan, contributions, Noise(), config, None)[0]:
         jsonschema.Draft202012Validator(schema(message.topic)).validate(json.loads(message.value))
     assert planned(config, random_rows(8, 300))[0].digest == plan.digest
 
@@ -253,13 +260,13 @@ def test_percentiles_come_from_one_distribution_and_the_loss_of_all_statistics_i
 ) -> None:
     config = bus_config(tmp_path, **{"speed.statistics": statistics, "speed.cdf_bins": bins, "privacy.epsilon": 20.0})
     rows = random_rows(9, 400)
-    plan, held = planned(config, rows)
-    bodies = [json.loads(message.value) for message in build_messages(plan, held, Noise(), config, None)[0]]
+    plan, contributions = planned(config, rows)
+    bodies = [json.loads(message.value) for message in build_messages(plan, contributions, Noise(), config, None)[0]]
     for body in bodies:
         jsonschema.Draft202012Validator(schema(HEXAGON_SPEED if "cell" in body else WINDOW)).validate(body)
     assert all(set(statistics) <= set(body) for body in bodies[:-1])
-    charges = dict(zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True))
-    retained, n = plan.retained, held.counts.n_cells
+    charges = dict(zip(contributions.counts.users.tolist(), plan.charges.tolist(), strict=True))
+    retained, n = plan.retained, contributions.counts.n_cells
     released = planned_statistics(plan)
     scales = scales_by_statistic(plan.scales, released, n)
     t = {name: scale.numerator.reshape(n, -1) for name, scale in scales.items()}
@@ -272,7 +279,7 @@ def test_percentiles_come_from_one_distribution_and_the_loss_of_all_statistics_i
         return exact | {"distribution": tree.levels(Distribution(6500, bins).integers(kept))}
 
     rng = np.random.default_rng(1)
-    for user in held.counts.users.tolist()[:5]:
+    for user in contributions.counts.users.tolist()[:5]:
         changed = rows.copy()
         mine = rows["user"] == user
         changed["value"][mine] = rng.choice([0, 6500], mine.sum())
@@ -290,11 +297,11 @@ def test_percentiles_come_from_one_distribution_and_the_loss_of_all_statistics_i
 def test_percentile_intervals_hold_the_true_percentile(tmp_path: Path) -> None:
     """n = 80 draws × 6 cells × 3 percentiles; at least 94 % (intervals are conservative)."""
     config = bus_config(tmp_path, **{"speed.statistics": ["p15", "p50", "p85"], "privacy.epsilon": 8.0})
-    plan, held = planned(config, random_rows(10, 800))
-    truth = exact_values(plan, held.retain(plan.retained))
+    plan, contributions = planned(config, random_rows(10, 800))
+    truth = exact_values(plan, contributions.retain(plan.retained))
     inside = []
     for _ in range(80):
-        for name, column in draw(plan, held, Noise()).items():
+        for name, column in draw(plan, contributions, Noise()).items():
             inside.append((column.low <= truth[name]) & (truth[name] <= column.high))
     assert np.concatenate(inside).mean() >= 0.94
 
@@ -302,6 +309,6 @@ def test_percentile_intervals_hold_the_true_percentile(tmp_path: Path) -> None:
 @pytest.mark.parametrize("statistics", [["mean"], ["mean", "variance"], ["p50"], ["mean", "p15", "p50", "p85"]])
 def test_a_window_without_rows_is_a_close_marker_and_nothing_else(tmp_path: Path, statistics: list[str]) -> None:
     config = bus_config(tmp_path, **{"speed.statistics": statistics})
-    plan, held = planned(config, random_rows(1, 0))
-    (marker,) = build_messages(plan, held, Noise(), config, None)[0]
+    plan, contributions = planned(config, random_rows(1, 0))
+    (marker,) = build_messages(plan, contributions, Noise(), config, None)[0]
     assert json.loads(marker.value)["messages"] == 0

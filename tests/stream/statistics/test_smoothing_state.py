@@ -35,10 +35,12 @@ KALMAN = {"speed.post_processing": ["empirical-bayes", "kalman"]}
 
 
 def planned_at(config: Config, slot: int, rows: np.ndarray) -> tuple[Plan, Contributions]:
-    held, slotting = contributions_of(rows, config), config.slotting
-    left = np.full(held.counts.n_users, config.privacy.ledger_budget)
+    contributions, slotting = contributions_of(rows, config), config.slotting
+    left = np.full(contributions.counts.n_users, config.privacy.ledger_budget)
     generation = "11111111-1111-4111-8111-111111111111"
-    return plan_window(held.counts, left, config, slotting.window(slot), slotting.period_of(slot), generation), held
+    return plan_window(
+        contributions.counts, left, config, slotting.window(slot), slotting.period_of(slot), generation
+    ), contributions
 
 
 def released(
@@ -48,9 +50,9 @@ def released(
     windows = []
     for hour in hours:
         rows = random_rows(seed + hour, 150, slot=SLOT + hour * HOUR)
-        plan, held = planned_at(config, SLOT + hour * HOUR, rows)
+        plan, contributions = planned_at(config, SLOT + hour * HOUR, rows)
         messages, memory = build_messages(
-            plan, held, Noise(np.random.default_rng(seed + hour).bytes), config, decode_memory(stored(memory))
+            plan, contributions, Noise(np.random.default_rng(seed + hour).bytes), config, decode_memory(stored(memory))
         )
         windows.append(messages)
     return windows, memory
@@ -82,10 +84,10 @@ def test_a_memory_that_keeps_a_raw_value_is_caught(tmp_path: Path, monkeypatch: 
     config = bus_config(tmp_path, **KALMAN)
 
     def leaking(memory, bodies, window, **named):
-        _, held = planned_at(
+        _, contributions = planned_at(
             config, window.start, random_rows(1 + (window.start - SLOT) // HOUR, 150, slot=window.start)
         )
-        true = held.cell_sums()[0] / held.counts.by_cell(held.counts.samples)[0] / 100
+        true = contributions.cell_sums()[0] / contributions.counts.by_cell(contributions.counts.samples)[0] / 100
         first, *rest = bodies
         return step(memory, [first | {"mean": first["mean"] | {"raw": true}}, *rest], window, **named)
 
@@ -98,7 +100,19 @@ def test_a_memory_that_keeps_a_raw_value_is_caught(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    "damaged", [None, b"", b"\xc1 no msgpack", "truncated", "old version", "not finite", "negative precision"]
+    "damaged",
+    [
+        None,
+        b"",
+        b"\xc1 no msgpack",
+        "truncated",
+        "old version",
+        "not finite",
+        "negative precision",
+        "torn counts",
+        "counts that are not numbers",
+        "counts of other cells",
+    ],
 )
 def test_whatever_happened_to_the_memory_the_raw_releases_are_the_same_bytes(
     tmp_path: Path, damaged: str | bytes | None
@@ -113,6 +127,11 @@ def test_whatever_happened_to_the_memory_the_raw_releases_are_the_same_bytes(
         "negative precision": encode_memory(
             msgspec.structs.replace(memory, precision=np.full(len(memory.precision) // 8, -1.0).tobytes())
         ),
+        "torn counts": encode_memory(msgspec.structs.replace(memory, counted=b"torn")),
+        "counts that are not numbers": encode_memory(
+            msgspec.structs.replace(memory, counted=np.full(len(memory.seen) // 8, np.nan).tobytes())
+        ),
+        "counts of other cells": encode_memory(msgspec.structs.replace(memory, counted=b"\0" * (len(memory.seen) + 8))),
     }
     blob = changed[damaged] if isinstance(damaged, str) else damaged
     assert decode_memory(blob) is None
@@ -151,18 +170,18 @@ def test_the_smoothed_mean_stands_beside_the_raw_one_marked_and_with_its_interva
     for message in windows[1][:-1]:
         body = json.loads(message.value)
         assert (message.topic, body["status"]) == (HEXAGON_SPEED, "published")
-        found = body["post_processed"]["mean_smoothed"]
-        assert found["method"] == "kalman"
-        low, high = found["interval"]
-        assert 0 <= low <= found["value"] <= high <= 65
+        smoothed = body["post_processed"]["mean_smoothed"]
+        assert smoothed["method"] == "kalman"
+        low, high = smoothed["interval"]
+        assert 0 <= low <= smoothed["value"] <= high <= 65
         assert "raw" in body["mean"]
 
 
 def test_an_empty_window_only_lets_time_pass(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **KALMAN)
     _, memory = released(config, [0])
-    plan, held = planned_at(config, SLOT + HOUR, random_rows(9, 0))
-    (marker,), after = build_messages(plan, held, Noise(), config, memory)
+    plan, contributions = planned_at(config, SLOT + HOUR, random_rows(9, 0))
+    (marker,), after = build_messages(plan, contributions, Noise(), config, memory)
     assert marker.topic == WINDOW
     assert after is not None
     assert (after.cells, after.end) == (memory.cells, SLOT + 2 * HOUR)

@@ -62,12 +62,15 @@ def test_of_a_users_events_at_one_time_the_one_of_lowest_cell_and_value_counts(t
         lowest: dict[tuple[int, int], tuple[int, int]] = {}
         for cell, user, time, value in rows[["cell", "user", "time", "value"]].tolist():
             lowest[user, time] = min(lowest.get((user, time), (cell, value)), (cell, value))
-        found = contributions_of(rows, config)
-        counts, pair = found.counts, np.repeat(np.arange(len(found.counts.samples)), found.counts.samples)
+        contributions = contributions_of(rows, config)
+        counts, pair = (
+            contributions.counts,
+            np.repeat(np.arange(len(contributions.counts.samples)), contributions.counts.samples),
+        )
         cells, users = counts.cells[counts.pair_cell[pair]].tolist(), counts.users[counts.pair_user[pair]].tolist()
-        kept = zip(users, found.times.tolist(), cells, found.values.tolist(), strict=True)
+        kept = zip(users, contributions.times.tolist(), cells, contributions.values.tolist(), strict=True)
         assert {(user, time): (cell, value) for user, time, cell, value in kept} == lowest
-        assert len(found.values) == len(lowest) < len(rows)
+        assert len(contributions.values) == len(lowest) < len(rows)
 
 
 def test_users_within_the_limits_count_in_full(tmp_path: Path) -> None:
@@ -86,23 +89,23 @@ def test_of_a_user_above_a_limit_count_the_first_events_and_their_fullest_cells(
     config = bus_config(tmp_path)
     for seed in range(40):
         rows = crowded_rows(seed)
-        found = window_rows(rows, config, UserLimits(cells, events)).contributions
+        limited = window_rows(rows, config, UserLimits(cells, events)).contributions
         whole = contributions_of(rows, config)
         kept = []
         for user in np.unique(rows["user"]).tolist():
             own = contributions_of(rows[rows["user"] == user], config)
             visited = np.repeat(own.counts.cells[own.counts.pair_cell], own.counts.samples)
             order = np.argsort(own.times)[: events or None]
-            names, held = np.unique(visited[order], return_counts=True)
-            favourites = names[np.lexsort((names, -held))][: cells or None]
+            names, counts = np.unique(visited[order], return_counts=True)
+            favourites = names[np.lexsort((names, -counts))][: cells or None]
             kept.append((user, own.times[order].max(), set(favourites.tolist())))
         for user, last, favourites in kept:
-            index = np.searchsorted(found.counts.users, user)
-            pairs = np.flatnonzero(found.counts.pair_user == index)
-            assert set(found.counts.cells[found.counts.pair_cell[pairs]].tolist()) == favourites
-            assert not events or found.counts.samples[pairs].sum() <= events
-            assert max(found.times[found.pair_start[p] : found.pair_start[p + 1]].max() for p in pairs) <= last
-        assert np.array_equal(found.counts.users, whole.counts.users), "nobody disappears"
+            index = np.searchsorted(limited.counts.users, user)
+            pairs = np.flatnonzero(limited.counts.pair_user == index)
+            assert set(limited.counts.cells[limited.counts.pair_cell[pairs]].tolist()) == favourites
+            assert not events or limited.counts.samples[pairs].sum() <= events
+            assert max(limited.times[limited.pair_start[p] : limited.pair_start[p + 1]].max() for p in pairs) <= last
+        assert np.array_equal(limited.counts.users, whole.counts.users), "nobody disappears"
 
 
 def changes_with_others(rule: Rule, seed: int) -> bool:
@@ -157,10 +160,10 @@ def statistics_of(folder: Path, **settings: Any) -> WindowStatistics:
 def planned_and_drawn(statistics: WindowStatistics, rows: np.ndarray) -> tuple[Any, Drawn | None, dict[str, Any]]:
     """Plan, draw and close marker of the first window."""
     window = statistics.config.slotting.window(SLOT)
-    held = statistics.arrange(rows, window)
-    left = np.full(held.counts.n_users, statistics.config.privacy.ledger_budget)
-    plan = statistics.plan(held, window, Allowance(left, None, False), b"", "11111111-1111-4111-8111-111111111111")
-    drawn = statistics.draw(plan, held, Noise())
+    arranged = statistics.arrange(rows, window)
+    left = np.full(arranged.counts.n_users, statistics.config.privacy.ledger_budget)
+    plan = statistics.plan(arranged, window, Allowance(left, None, False), b"", "11111111-1111-4111-8111-111111111111")
+    drawn = statistics.draw(plan, arranged, Noise())
     messages, _ = statistics.compose(plan, drawn, b"", 1)
     marker = json.loads(messages[-1].value)
     jsonschema.validate(marker, schema(WINDOW))
@@ -175,8 +178,8 @@ def test_a_window_is_drawn_under_the_limits_it_was_planned_under(tmp_path: Path)
     plan, drawn, _ = planned_and_drawn(before, rows)
     assert (plan.max_cells_per_user, plan.max_events_per_user) == (2, 40)
     after = WindowStatistics(with_histograms("values", tmp_path, ["ug"]))
-    held = after.arrange(rows, after.config.slotting.window(SLOT))
-    again = after.draw(plan, held, Noise())
+    arranged = after.arrange(rows, after.config.slotting.window(SLOT))
+    again = after.draw(plan, arranged, Noise())
     assert again is not None
     assert drawn is not None
     assert np.array_equal(again.counts.samples, drawn.counts.samples)
@@ -185,7 +188,7 @@ def test_a_window_is_drawn_under_the_limits_it_was_planned_under(tmp_path: Path)
         **{name: getattr(plan, name) for name in plan.__struct_fields__} | {"max_cells_per_user": 0}
     )
     with pytest.raises(PlanError, match="changed after they were planned"):
-        after.draw(unlimited, held, Noise())
+        after.draw(unlimited, arranged, Noise())
 
 
 def made_up_users(users: int, cells: int) -> np.ndarray:
@@ -212,9 +215,9 @@ def test_ten_made_up_users_in_2200_cells_cost_no_more_than_their_limits(
     monkeypatch.setattr(values_plan, "sweep_chop_user", counted)
     statistics = statistics_of(tmp_path)
     rows = made_up_users(10, 2_200)
-    held = statistics.arrange(rows, statistics.config.slotting.window(SLOT))
-    assert held.beyond_limits == 12_000
-    assert np.bincount(held.counts.pair_user).max() == 1_000
+    arranged = statistics.arrange(rows, statistics.config.slotting.window(SLOT))
+    assert arranged.beyond_limits == 12_000
+    assert np.bincount(arranged.counts.pair_user).max() == 1_000
     _, _, marker = planned_and_drawn(statistics, rows)
     assert marker["cut_short"] == ["suppression"]
     assert len(evaluations) == 1

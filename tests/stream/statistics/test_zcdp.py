@@ -56,10 +56,10 @@ def test_a_charge_covers_the_exact_rho_of_all_of_ones_cells_and_numbers(
     caps = {"participation.cells_per_user": 3, "participation.samples_per_cell": 4, "speed.statistics": statistics}
     config = zcdp_config(tmp_path, **SMALL, **caps, **{"participation.weight": weight})
     rows = random_rows(seed, 200)
-    plan, held = planned(config, rows)
-    charges = dict(zip(held.counts.users.tolist(), plan.charges.tolist(), strict=True))
-    with_all = exact_integers(plan, held)
-    for user in held.counts.users.tolist():
+    plan, contributions = planned(config, rows)
+    charges = dict(zip(contributions.counts.users.tolist(), plan.charges.tolist(), strict=True))
+    with_all = exact_integers(plan, contributions)
+    for user in contributions.counts.users.tolist():
         other_plan, other = planned(config, rows[rows["user"] != user])
         rho = loss(plan, with_all, exact_integers(other_plan, other))
         assert 0 < rho * NANO <= charges[user] <= config.privacy.ledger_grant
@@ -86,17 +86,17 @@ def test_laplace_shares_of_rho_would_be_caught_by_the_same_comparison(tmp_path: 
     """Planted bug: the charge of a user in several cells as if their weights added up in L2 to what one cell has."""
     caps = {"participation.cells_per_user": 3, "participation.weight": "user"}
     config = zcdp_config(tmp_path, **SMALL, **caps)
-    plan, held = planned(config, random_rows(1, 200))
-    users = held.counts.users.tolist()
+    plan, contributions = planned(config, random_rows(1, 200))
+    users = contributions.counts.users.tolist()
     without, other = planned(config, random_rows(1, 200)[random_rows(1, 200)["user"] != users[0]])
-    rho = loss(plan, exact_integers(plan, held), exact_integers(without, other))
+    rho = loss(plan, exact_integers(plan, contributions), exact_integers(without, other))
     assert rho * NANO > participation_of(config).unit_grant
 
 
 def test_every_release_states_rho_delta_and_the_epsilon_they_convert_to(tmp_path: Path) -> None:
     config = zcdp_config(tmp_path, **SMALL)
-    plan, held = planned(config, random_rows(2, 100))
-    for message in build_messages(plan, held, Noise(), config, None)[0]:
+    plan, contributions = planned(config, random_rows(2, 100))
+    for message in build_messages(plan, contributions, Noise(), config, None)[0]:
         body = json.loads(message.value)
         jsonschema.Draft202012Validator(schema(message.topic)).validate(body)
         assert (body["accounting"], body["rho"], body["delta"]) == ("zcdp", 0.05, 1e-6)
@@ -119,12 +119,12 @@ def test_pure_accounting_is_untouched_by_the_option(tmp_path: Path, monkeypatch:
     for name in ("gaussian_ratio", "square_losses", "discrete_gaussian"):
         monkeypatch.setattr(participation, name, never)
     for config in (riders(tmp_path), bus_config(tmp_path)):
-        plan, held = planned(config, random_rows(2, 100))
+        plan, contributions = planned(config, random_rows(2, 100))
         fields = msgspec.msgpack.decode(encode_plan(plan))
         assert "zcdp" not in fields
         assert decode_plan(encode_plan(plan)) == plan
         assert plan.ledger_budget == plan.budget_micro == config.privacy.budget_micro == config.privacy.ledger_budget
-        for message in build_messages(plan, held, Noise(), config, None)[0]:
+        for message in build_messages(plan, contributions, Noise(), config, None)[0]:
             assert not {"accounting", "rho", "rho_budget", "delta"} & set(json.loads(message.value))
         assert "accounting" not in config.ledger_policy
 
@@ -144,9 +144,9 @@ def test_neighbouring_streams_under_one_noise_tape_differ_in_noisy_values_only(t
     rows = random_rows(1, 150)
 
     def stripped(of: np.ndarray) -> list[object]:
-        plan, held = planned(config, of)
+        plan, contributions = planned(config, of)
         out = []
-        for message in build_messages(plan, held, Noise(np.random.default_rng(9).bytes), config, None)[0]:
+        for message in build_messages(plan, contributions, Noise(np.random.default_rng(9).bytes), config, None)[0]:
             body = skeleton(json.loads(message.value))
             out.append((message.topic, message.key, message.headers, message.timestamp_ms, body))
         return out
@@ -165,12 +165,12 @@ def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path: Path,
     """
     wanted = {"participation.weight": weight, "speed.statistics": ["mean", "variance", "p50"]}
     config = zcdp_config(tmp_path, rho=2.0, rho_budget=4.0, **SMALL, **wanted)
-    plan, held = planned(config, random_rows(3, 600, users=200))
-    seen = exact_integers(plan, held)[:3].sum(axis=0) > 0
-    quiet = draw(plan, held, Silence())
+    plan, contributions = planned(config, random_rows(3, 600, users=200))
+    seen = exact_integers(plan, contributions)[:3].sum(axis=0) > 0
+    quiet = draw(plan, contributions, Silence())
     held_in, narrow = dict.fromkeys(quiet, 0), 0
     for _ in range(40):
-        columns = draw(plan, held, Noise())
+        columns = draw(plan, contributions, Noise())
         for name, column in columns.items():
             truth, slack = quiet[name].raw[seen], 65 / 32 if name == "p50" else 0.06
             inside = (column.low[seen] - slack <= truth) & (truth <= column.high[seen] + slack)
@@ -191,11 +191,11 @@ def test_the_95_percent_interval_of_a_count_is_that_of_its_gaussian(tmp_path: Pa
     Coverage of 92 % is refuted with power 0.9999, of 97 % with 0.98; rounding to 0.1 moves it by less than 0.1 %.
     """
     config = zcdp_config(tmp_path, rho=0.02, rho_budget=0.04, **SMALL, **{"participation.weight": weight})
-    plan, held = planned(config, random_rows(3, 600, users=200))
-    quiet = draw(plan, held, Silence())["users"].raw
+    plan, contributions = planned(config, random_rows(3, 600, users=200))
+    quiet = draw(plan, contributions, Silence())["users"].raw
     inside = n = 0
     for _ in range(40):
-        column = draw(plan, held, Noise())["users"]
+        column = draw(plan, contributions, Noise())["users"]
         inside, n = inside + int(((column.low <= quiet) & (quiet <= column.high)).sum()), n + len(quiet)
     assert n > 5000
     assert stats.binomtest(inside, n, 0.95).pvalue > 1e-6
@@ -204,13 +204,13 @@ def test_the_95_percent_interval_of_a_count_is_that_of_its_gaussian(tmp_path: Pa
 def test_a_user_without_rho_left_contributes_exactly_nothing(tmp_path: Path) -> None:
     config = zcdp_config(tmp_path, **SMALL)
     rows = random_rows(4, 120)
-    plan, held = planned(config, rows)
-    left = np.full(held.counts.n_users, config.privacy.ledger_budget)
+    plan, contributions = planned(config, rows)
+    left = np.full(contributions.counts.n_users, config.privacy.ledger_budget)
     left[2] = plan.charges[2] - 1
     poor, _ = planned(config, rows, left)
-    without, rest = planned(config, rows[rows["user"] != held.counts.users[2]])
+    without, rest = planned(config, rows[rows["user"] != contributions.counts.users[2]])
     assert poor.charges[2] == 0
-    assert (exact_integers(poor, held) == exact_integers(without, rest)).all()
+    assert (exact_integers(poor, contributions) == exact_integers(without, rest)).all()
 
 
 @pytest.mark.parametrize(

@@ -202,13 +202,13 @@ async def used_memory(redis: Redis) -> int:
 
 async def flood(redis: Redis, retires: bool) -> list[int]:
     """Memory after each of five rounds of four days, in each of which 20 000 new fake users are charged."""
-    found = []
+    bytes_used = []
     for day in range(0, 20, 4):
         await release_days(redis, "bus", range(day, day + 4), users=5_000)
         if retires:
             await Retirement(redis, "bus", SLOTTING).retire(period(day + 3).start)
-        found.append(await used_memory(redis))
-    return found
+        bytes_used.append(await used_memory(redis))
+    return bytes_used
 
 
 async def test_a_hundred_thousand_fake_users_over_twenty_periods_leave_the_memory_flat(redis: Redis) -> None:

@@ -141,7 +141,7 @@ async def test_partitions_have_offsets_and_times_of_their_own(redis):
     await state.append("t/2", 0, 4, np.zeros(0, ROW), nothing, nothing, Arrivals(nothing, 9_000_000, lambda _: 0))
     assert await state.next_offsets() == {"t/0": 10, "t/1": 60, "t/2": 4}
     times = await state.partition_times()
-    assert {name: (found.max_event_us, found.read_us) for name, found in times.items()} == {
+    assert {name: (partition.max_event_us, partition.read_us) for name, partition in times.items()} == {
         "t/0": (7_200_000_008, 16_000_000),
         "t/1": (
             7_200_000_059,
@@ -213,7 +213,9 @@ async def test_reading_to_the_end_counts_only_where_the_store_has_all_that_was_r
     assert await state.read_through([ReadThrough("t/0", 10, 12, 77), ReadThrough("t/1", None, 5, 78)]) == []
     assert await state.next_offsets() == {"t/0": 12, "t/1": 5}, "marks of transactions take offsets as well"
     assert await state.read_through([ReadThrough("t/0", 12, 12, 70)]) == []
-    assert [found.read_us for found in (await state.partition_times()).values()] == [77, 78], "time never goes back"
+    assert [partition.read_us for partition in (await state.partition_times()).values()] == [77, 78], (
+        "time never goes back"
+    )
 
 
 async def test_offsets_move_only_from_where_the_mover_saw_them(redis):
@@ -241,8 +243,8 @@ async def test_three_million_rows_read_back_as_written(redis):
         rows["user"] = np.arange(batch * 10_000, (batch + 1) * 10_000)
         offsets = rows["user"].astype(np.int64)
         await state.append("t/0", int(offsets[0]), int(offsets[-1]) + 1, rows, offsets, np.zeros(10_000, np.int64))
-    found = await state.read_rows(0)
-    assert (found["user"] == np.arange(3_600_000)).all()
+    stored = await state.read_rows(0)
+    assert (stored["user"] == np.arange(3_600_000)).all()
 
 
 async def test_a_batch_over_thousands_of_slots_keeps_every_row_in_its_slot(redis):
@@ -254,6 +256,6 @@ async def test_a_batch_over_thousands_of_slots_keeps_every_row_in_its_slot(redis
     open_slots = await state.open_slots()
     assert open_slots == sorted(set(slots.tolist()))
     for slot in open_slots[:50]:
-        found = await state.read_rows(slot)
-        assert (found["time"] == slot).all()
-        assert len(found) == (slots == slot).sum()
+        stored = await state.read_rows(slot)
+        assert (stored["time"] == slot).all()
+        assert len(stored) == (slots == slot).sum()

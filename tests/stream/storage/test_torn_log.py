@@ -52,10 +52,10 @@ async def history(redis: Redis) -> None:
 
 async def everything(redis: Redis) -> dict[bytes, Any]:
     """The state that the two steps write."""
-    found: dict[bytes, Any] = {}
+    state: dict[bytes, Any] = {}
     for key in await redis.keys("hv:*"):
-        found[key] = await (redis.hgetall(key) if await redis.type(key) == b"hash" else redis.get(key))
-    return found
+        state[key] = await (redis.hgetall(key) if await redis.type(key) == b"hash" else redis.get(key))
+    return state
 
 
 @dataclass

@@ -1,7 +1,7 @@
 /** Requests to the read API; every address is relative to the page. */
 
 import { say } from './texts';
-import type { Box, Hexagon, Settings, Usual, WindowCells, WindowSummary } from './types';
+import type { AlertList, Box, Hexagon, Settings, Usual, WindowCells, WindowSummary } from './types';
 
 export class ApiError extends Error {
   constructor(
@@ -33,6 +33,8 @@ export const cells = (feed: string, start: string) =>
   get<WindowCells>('api/v1/hexagons', { feed, window: start });
 
 export const usual = (start: string) => get<Usual>('dashboard/usual', { window: start });
+
+export const alerts = (feed: string, start: string) => get<AlertList>('api/v1/alerts', { feed, window: start });
 
 export const history = async (feed: string, cell: string) =>
   (await get<{ releases: Hexagon[] }>(`api/v1/cells/${encodeURIComponent(cell)}`, { feed })).releases;

@@ -1,5 +1,6 @@
 /** The card of the selected cell. */
 
+import { alertsOf } from './alerts';
 import { ApiError, history } from './api';
 import { chip, make } from './dom';
 import { sparkline } from './sparkline';
@@ -24,6 +25,7 @@ export function statement(view: View, cell: string): HTMLElement[] {
     make('p', { class: 'reading' }, sentence(now), chip(now.method ? 'modelled' : 'raw')),
     make('p', { class: 'quiet' }, say(`${view.statistic}.name`), usual ? `, ${comparison(now, usual)}` : ''),
     ...(usual ? [make('p', { class: 'quiet' }, usually(view, usual))] : []),
+    ...alertsOf(view, cell),
   ];
 }
 

@@ -5,11 +5,14 @@ import 'uplot/dist/uPlot.min.css';
 import './style.css';
 import * as api from './api';
 import { setUpAbout } from './about';
+import { showAlerts } from './alerts';
 import { setUpControls, showControls } from './controls';
 import { cellCard, statement } from './details';
 import { byId } from './dom';
 import { setUpDownloads, showDownloads } from './downloads';
 import { boundsOf, centre } from './hexagons';
+import { setUpLanguage } from './language';
+import { isLarge, setUpLarge } from './large';
 import { HexagonMap } from './map';
 import { Drawing, areaCard } from './measure';
 import { parsePlace, placeText } from './place';
@@ -20,7 +23,7 @@ import { setUpTheme } from './theme';
 import { freshness, setUpTimeline, showBadge, showTimeline } from './timeline';
 import { choose as chooseUnit } from './units';
 import { clock, day, when } from './times';
-import type { Box, WindowCells, WindowSummary } from './types';
+import type { AlertList, Box, WindowCells, WindowSummary } from './types';
 import { View } from './view';
 
 const REMEMBERED = 12;
@@ -50,12 +53,15 @@ const theme = setUpTheme((chosen) => {
   void map.setTheme(chosen).then(paint);
 });
 view.theme = theme;
+setUpLanguage();
+setUpLarge(place.large === 'on', () => writePlace());
 
 async function start(): Promise<void> {
   const settings = await api.settings();
   view.feed = settings.feed;
   view.limits = settings.limits;
   view.parquet = settings.parquet;
+  view.alerting = settings.alerting;
   const { at } = place;
   map = new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain });
   drawing = new Drawing(map, (box) => {
@@ -97,6 +103,8 @@ async function start(): Promise<void> {
   byId('details-close').addEventListener('click', () => closeDetails());
   byId('box-button').addEventListener('click', () => (drawing.active ? drawing.end(null) : drawArea()));
   addEventListener('hashchange', () => location.reload());
+  // What WebGL drew is gone unless it is drawn just before.
+  addEventListener('beforeprint', () => map.map.redraw());
   if (view.box) setBox(view.box);
   await refresh();
   const known = Math.max(0, ...view.windows.map((window) => window.event_id ?? 0));
@@ -151,15 +159,25 @@ async function show(window: WindowSummary | undefined): Promise<void> {
   byId('notice').hidden = true;
   if (window.window.start === view.window?.window.start) return void tell(ready);
   performance.mark('asked');
-  const [cells, usual] = await Promise.all([load(window), api.usual(window.window.start)]);
+  const [cells, usual, alerts] = await Promise.all([load(window), api.usual(window.window.start), alertsOf(window)]);
   if (mine !== turn) return;
   performance.measure('hexveil:fetch', 'asked');
   view.setWindow(cells, usual);
+  view.alerts = alerts;
   if (cells.marker?.withheld) showCard('withheld');
   else byId('empty').hidden = true;
   if (!placed) fit();
   await paint();
   performance.measure('hexveil:update', 'asked');
+}
+
+/** What the rules say of a window; null where there are none, or where the server does not tell. */
+async function alertsOf(window: WindowSummary): Promise<AlertList | null> {
+  if (!view.alerting) return null;
+  return api.alerts(view.feed, window.window.start).catch((error: unknown) => {
+    view.alertsFailed = error instanceof api.ApiError ? error.message : say('failed.server');
+    return null;
+  });
 }
 
 /** The card in the middle of the map: why there is nothing on it. */
@@ -184,7 +202,8 @@ function fit(): void {
   if (!box) return;
   placed = true;
   const narrow = innerWidth < 720;
-  const padding = narrow ? 20 : { left: 310, right: 60, top: 30, bottom: 30 };
+  const [left, right] = getComputedStyle(root).direction === 'rtl' ? [60, 310] : [310, 60];
+  const padding = narrow ? 20 : { left, right, top: 30, bottom: 30 };
   map.map.fitBounds(box, { padding, animate: false, maxZoom: 13 });
 }
 
@@ -194,11 +213,13 @@ async function paint(): Promise<void> {
   showControls(view, looks);
   showTimeline(view);
   showDownloads(view);
+  showAlerts(view, chooseAndShow);
   showDetails();
   table.render();
   hover(0, 0, undefined);
   tell();
   writePlace();
+  void map.alert(view.alertingCells());
   await map.show(looks, view.colours);
   announce();
   ready();
@@ -232,11 +253,14 @@ function live(on: boolean): void {
   writePlace();
 }
 
-const table = new Table(view, (cell) => {
+/** Choose a cell and move the map to it. */
+function chooseAndShow(cell: string): void {
   choose(cell);
   const [lng, lat] = centre(cell);
   map.map.easeTo({ center: [lng, lat], zoom: Math.max(map.map.getZoom(), 10.5), animate: !matchMedia('(prefers-reduced-motion: reduce)').matches });
-});
+}
+
+const table = new Table(view, chooseAndShow);
 
 function choose(cell: string | null): void {
   view.selected = cell;
@@ -307,7 +331,9 @@ function hover(x: number, y: number, cell: string | undefined): void {
 function announce(): void {
   if (!view.window) return;
   const published = [...view.cells.values()].filter((cell) => cell.status === 'published').length;
-  byId('status').textContent = say('status.window', { window: when(view.window.window, view.zone), cells: view.cells.size, published });
+  const alerts = view.alerts?.alerts.length ?? 0;
+  const said = say('status.window', { window: when(view.window.window, view.zone), cells: view.cells.size, published });
+  byId('status').textContent = alerts ? `${said} ${say('status.alerts', { count: alerts })}` : said;
 }
 
 function tell(then?: () => void): void {
@@ -327,6 +353,7 @@ function writePlace(): void {
     values: view.kind === 'raw' ? 'raw' : undefined,
     cell: view.selected ?? undefined,
     area: view.box ?? undefined,
+    large: isLarge() ? 'on' : undefined,
   });
   history.replaceState(null, '', text);
 }

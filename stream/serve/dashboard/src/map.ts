@@ -13,7 +13,7 @@ import {
   type StyleSpecification,
 } from 'maplibre-gl';
 import workerAddress from 'maplibre-gl/dist/maplibre-gl-worker.mjs?worker&url';
-import type { Feature } from 'geojson';
+import type { Feature, FeatureCollection } from 'geojson';
 import { Protocol } from 'pmtiles';
 import { ground, streets, type Ground } from './basemap';
 import { shapeKey, shapeOf, type Shape } from './hexagons';
@@ -39,6 +39,20 @@ const SCALES = { 'km/h': 'metric', mph: 'imperial' } as const;
 const HIDDEN: State = { c: -1, o: 0, h: 0 };
 const EMPTY = { type: 'FeatureCollection' as const, features: [] };
 
+type Stroke = { colour: string; width: number };
+
+/** The outlines of a source, on a halo that sets them off from what lies below. */
+function outlines(source: string, outline: Stroke, halo: Stroke): LayerSpecification[] {
+  const layer = (id: string, { colour, width }: Stroke): LayerSpecification => ({
+    id,
+    type: 'line',
+    source,
+    layout: { 'line-join': 'round' },
+    paint: { 'line-color': colour, 'line-width': width },
+  });
+  return [layer(`${source}-halo`, halo), layer(source, outline)];
+}
+
 export class HexagonMap {
   readonly map: MapLibre;
   private readonly identifiers = new Map<string, number>();
@@ -48,6 +62,7 @@ export class HexagonMap {
   private theme: Theme;
   private selection: Shape | null = null;
   private area: Box | null = null;
+  private alerting: Shape[] = [];
   /** What was asked of the map so far is done: a style that is being replaced has no sources to change. */
   private done: Promise<void>;
   private below: Ground | null = null;
@@ -118,6 +133,7 @@ export class HexagonMap {
         hexagons: { type: 'geojson', data: { type: 'FeatureCollection', features: this.features }, tolerance: 0.2 },
         selection: { type: 'geojson', data: this.selectionData() },
         area: { type: 'geojson', data: this.areaData() },
+        alerts: { type: 'geojson', data: this.alertData() },
       },
       // Lines lie on the hexagons, thin and half transparent; areas under them.
       layers: [
@@ -161,20 +177,8 @@ export class HexagonMap {
         source: 'area',
         paint: { 'line-color': colours.selected, 'line-width': 2, 'line-dasharray': [3, 2] },
       },
-      {
-        id: 'selection-halo',
-        type: 'line',
-        source: 'selection',
-        layout: { 'line-join': 'round' },
-        paint: { 'line-color': colours.land, 'line-width': 6 },
-      },
-      {
-        id: 'selection',
-        type: 'line',
-        source: 'selection',
-        layout: { 'line-join': 'round' },
-        paint: { 'line-color': colours.selected, 'line-width': 2.5 },
-      },
+      ...outlines('alerts', { colour: colours.alert, width: 4 }, { colour: colours.land, width: 7 }),
+      ...outlines('selection', { colour: colours.selected, width: 2.5 }, { colour: colours.land, width: 6 }),
     ];
   }
 
@@ -195,6 +199,11 @@ export class HexagonMap {
     const [west, south, east, north] = this.area;
     const ring = [[west, south], [east, south], [east, north], [west, north], [west, south]];
     return { type: 'Feature', properties: {}, geometry: { type: 'Polygon', coordinates: [ring] } };
+  }
+
+  private alertData(): FeatureCollection {
+    const features = this.alerting.map((shape): Feature => ({ type: 'Feature', properties: {}, geometry: shapeOf(shape) }));
+    return { type: 'FeatureCollection', features };
   }
 
   /** Draw a window; resolves once it is on the screen. */
@@ -272,6 +281,13 @@ export class HexagonMap {
   async outline(box: Box | null): Promise<void> {
     this.area = box;
     await this.inTurn(() => void this.source('area').setData(this.areaData()));
+  }
+
+  /** Outline the cells that rules name. */
+  async alert(cells: Shape[]): Promise<void> {
+    if (!cells.length && !this.alerting.length) return;
+    this.alerting = cells;
+    await this.inTurn(() => void this.source('alerts').setData(this.alertData()));
   }
 
   /** Show distances in the unit of speeds. */

@@ -28,6 +28,7 @@ export interface MapColours {
   hatch: string;
   unknown: string;
   selected: string;
+  alert: string;
   road: string;
   green: string;
   built: string;
@@ -44,6 +45,7 @@ export const MAP_COLOURS: Record<Theme, MapColours> = {
     hatch: '#6d757c',
     unknown: '#9aa2a8',
     selected: '#101820',
+    alert: '#a3007a',
     road: '#7d868d',
     green: '#e6eadb',
     built: '#eae7df',
@@ -58,6 +60,7 @@ export const MAP_COLOURS: Record<Theme, MapColours> = {
     hatch: '#8e99a1',
     unknown: '#6d7880',
     selected: '#ffffff',
+    alert: '#ff7ad9',
     road: '#8a97a1',
     green: '#1b2824',
     built: '#20282e',

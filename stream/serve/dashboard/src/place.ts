@@ -12,6 +12,7 @@ export interface Place {
   values?: Kind;
   cell?: string;
   area?: Box;
+  large?: 'on';
 }
 
 const oneOf = <T extends string>(text: string | null, choices: readonly T[]): T | undefined =>
@@ -43,6 +44,7 @@ export function parsePlace(hash: string): Place {
     area: parseArea(fields.get('area') ?? ''),
     statistic: oneOf(fields.get('statistic'), ['mean', 'p50', 'p85', 'spread'] as const),
     colours: oneOf(fields.get('colours'), ['usual', 'absolute'] as const),
+    large: oneOf(fields.get('large'), ['on'] as const),
     values: oneOf(fields.get('values'), ['modelled', 'raw'] as const),
   };
   return Object.assign(place, Object.fromEntries(Object.entries(known).filter(([, value]) => value !== undefined)));

@@ -10,7 +10,7 @@ export interface Actions {
   /** Choose the cell under the cross in the middle. */
   centre(): void;
   /** As if the button of that id were pressed. */
-  press(button: 'box-button' | 'table-button' | 'about-button'): void;
+  press(button: 'box-button' | 'table-button' | 'about-button' | 'large-button'): void;
 }
 
 /** Every key, as it is printed or by the name of a text, and what it does. */
@@ -23,6 +23,7 @@ export const SHORTCUTS: [keys: string, meaning: TextKey][] = [
   ['keys.statistic', 'keys.statistic-text'],
   ['A', 'keys.a-text'],
   ['T', 'keys.t-text'],
+  ['W', 'keys.w-text'],
   ['?', 'keys.about-text'],
 ];
 
@@ -34,6 +35,7 @@ export function setUpShortcuts(canvas: HTMLElement, actions: Actions): void {
     Enter: actions.centre,
     a: () => actions.press('box-button'),
     t: () => actions.press('table-button'),
+    w: () => actions.press('large-button'),
     '?': () => actions.press('about-button'),
     ...Object.fromEntries([0, 1, 2, 3].map((index) => [String(index + 1), () => actions.statistic(index)])),
   };

@@ -7,10 +7,49 @@ type Texts = Record<TextKey, string | Plural>;
 export type TextKey = keyof typeof en;
 export type Values = Record<string, string | number>;
 
-const texts: Texts = en;
+const KEY = 'hexveil-language';
+
+/** Every language, by its code. A file that lacks a text does not compile; only the one that is spoken is loaded. */
+const LOADERS = {
+  en: async (): Promise<{ default: Texts }> => ({ default: en }),
+  de: (): Promise<{ default: Texts }> => import('./texts/de.json'),
+  es: (): Promise<{ default: Texts }> => import('./texts/es.json'),
+  fr: (): Promise<{ default: Texts }> => import('./texts/fr.json'),
+  pl: (): Promise<{ default: Texts }> => import('./texts/pl.json'),
+};
+export type Language = keyof typeof LOADERS;
+export const LANGUAGES = Object.keys(LOADERS) as Language[];
+
+const isLanguage = (code: string): code is Language => Object.hasOwn(LOADERS, code);
+
+/** The reader's choice; until there is one, the first language of the browser that has texts. */
+function preferred(): Language {
+  let chosen: string | null = null;
+  try {
+    chosen = localStorage.getItem(KEY);
+  } catch {
+    // Nothing is stored here; the browser's languages decide.
+  }
+  const wanted = [chosen ?? '', ...(globalThis.navigator?.languages ?? [])].map((tag) => tag.toLowerCase().split('-')[0]!);
+  return wanted.find(isLanguage) ?? 'en';
+}
+
+export const language: Language = preferred();
+
+/** Speak another language from the next visit on. */
+export function remember(wanted: string): void {
+  try {
+    localStorage.setItem(KEY, wanted);
+  } catch {
+    // The language of the browser stays.
+  }
+}
+
+/** English where the file of the language cannot be read. */
+const { default: texts } = await LOADERS[language]().catch(LOADERS.en);
 
 /** The locale of dates, and the language of plurals. */
-export const locale = 'en-GB';
+export const locale = say('language.locale');
 
 /** A text with its `{placeholders}` filled in; a text with plural forms is chosen by `count`. */
 export function say(key: TextKey, values: Values = {}): string {
@@ -29,6 +68,8 @@ export const decimals = (value: number, digits: number) => value.toFixed(digits)
 
 /** Fill the texts of index.html: `data-text` names the text of an element, `data-label` that of its aria-label. */
 export function fillPage(root: ParentNode = document): void {
+  document.documentElement.lang = language;
+  document.documentElement.dir = say('language.direction');
   for (const element of root.querySelectorAll<HTMLElement>('[data-text]')) {
     element.textContent = say(element.dataset.text as TextKey);
   }

@@ -104,7 +104,34 @@ export interface Limit {
   relation: Marker['relation'] | null;
 }
 
+/** A rule of the operator; exactly one of the three conditions is not null. */
+export interface AlertRule {
+  name: string;
+  below_km_h: number | null;
+  slower_km_h: number | null;
+  slower_percent: number | null;
+  windows: number;
+  false_alarms_per_day: number;
+  /** How many cells of the window the rule covers. */
+  cells: number;
+}
+
+export interface Alert {
+  rule: string;
+  cell: string;
+  new: boolean;
+  value: number;
+  limit: number;
+}
+
+export interface AlertList {
+  rules: AlertRule[];
+  alerts: Alert[];
+}
+
 export interface Settings {
+  /** Whether the operator has rules for alerts. */
+  alerting: boolean;
   feed: string;
   domain: [number, number, number, number];
   basemap: boolean;

@@ -1,6 +1,6 @@
 /** What is on display: the window, its cells, what is usual there, and what the reader chose. */
 
-import { cellAt } from './hexagons';
+import { cellAt, type Shape } from './hexagons';
 import { say, type Values } from './texts';
 import { clock, dayOfWeek, weekend } from './times';
 import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
@@ -18,7 +18,7 @@ import {
   type Shown,
   type Statistic,
 } from './statistics';
-import type { Box, Days, Hexagon, Limit, Marker, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
+import type { AlertList, Box, Days, Hexagon, Limit, Marker, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
 import type { Look } from './map';
 
 export interface Reading {
@@ -31,6 +31,10 @@ export class View {
   feed = '';
   limits: Limit[] = [];
   parquet = false;
+  alerting = false;
+  /** What the rules say of the window on display; null where there are none, or where they could not be read. */
+  alerts: AlertList | null = null;
+  alertsFailed = '';
   theme: Theme = 'light';
   /** Complete windows of the feed, oldest first. */
   windows: WindowSummary[] = [];
@@ -62,6 +66,7 @@ export class View {
   /** Show no window: the one that was asked for is not kept. */
   clear(): void {
     this.window = null;
+    this.alerts = null;
     this.cells.clear();
     this.usual.clear();
   }
@@ -134,6 +139,12 @@ export class View {
     const kind = weekend(start, this.zone) ? 'kind.weekend' : 'kind.workday';
     const days = this.days === 'kind' ? (kind as 'kind.weekend' | 'kind.workday') : this.days;
     return say(`${prefix}.${days}`, { weekday: dayOfWeek(start, this.zone), time: clock(start, this.zone), ...values });
+  }
+
+  /** Cells that rules name, for their outlines. */
+  alertingCells(): Shape[] {
+    const named = [...new Set(this.alerts?.alerts.map((alert) => alert.cell))];
+    return named.map((cell) => this.cells.get(cell) ?? { cell });
   }
 
   at(lng: number, lat: number): Hexagon | undefined {

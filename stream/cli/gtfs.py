@@ -1,0 +1,123 @@
+"""``hexveil gtfs``: place names and routes of hexagons, and the public list of cells, from an agency's timetable."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stream.cli.feeding import refusals, refuse
+from stream.cli.options import FAILED, ConfigFile, choose_config
+from stream.config import Config, ConfigError, load_config
+from stream.sources.places import Places, as_area, as_features, as_table, places
+from stream.sources.schedule import Schedule, ScheduleError, read_schedule
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("gtfs")(gtfs)
+
+
+def gtfs(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.zip", help="GTFS schedule, the archive as the agency publishes it.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the places: .json (one object) or .geojson (outlines of the cells). Default: stdout."
+        ),
+    ] = None,
+    area: Annotated[
+        Path | None,
+        typer.Option(help="File for the cells that routes cross, as participation.geojson takes it (.geojson)."),
+    ] = None,
+    resolution: Annotated[
+        int | None, typer.Option(min=0, max=12, help="H3 resolution. Default: hexagons.resolution.", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the files.")] = False,
+    config: ConfigFile = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary alone, as JSON, to stdout; needs --out.")
+    ] = False,
+) -> None:
+    """Read an agency's timetable: names and routes of hexagons, and the public cell list. Public facts; they cost no budget."""
+    _check_options(out, area, force=force, as_json=as_json)
+    try:
+        settings = load_config(choose_config(config, silent=as_json))
+        schedule = read_schedule(file)
+        level = settings.hexagons.resolution if resolution is None else resolution
+        chart = places(schedule, settings.feed.domain, level)
+    except (ConfigError, ScheduleError) as error:
+        raise refuse(error) from None
+    if not chart.cells:
+        raise refuse(
+            f"{file}: none of its {len(schedule.stops)} stops lies in feed.domain, and no route crosses it; correct the domain"
+        )
+    if area is not None and not any(place.routes for place in chart.cells):
+        raise refuse(
+            f"{file}: no route crosses feed.domain, so there is no public list; correct the domain, or leave out --area"
+        )
+    features = out is not None and out.suffix == ".geojson"
+    _write(out, as_features(chart) if features else as_table(chart))
+    if area is not None:
+        _write(area, as_area(chart))
+    _tell(settings, schedule, chart, as_json)
+
+
+def _check_options(out: Path | None, area: Path | None, *, force: bool, as_json: bool) -> None:
+    if out is not None and out.suffix not in (".json", ".geojson"):
+        raise typer.BadParameter(f"{out} ends neither in .json nor in .geojson", param_hint="--out")
+    if area is not None and area.suffix != ".geojson":
+        raise typer.BadParameter(f"{area} does not end in .geojson", param_hint="--area")
+    if as_json and out is None:
+        raise typer.BadParameter(
+            "the places go to stdout without --out, where the summary would be", param_hint="--json"
+        )
+    if out is not None and area is not None and out.resolve() == area.resolve():
+        raise typer.BadParameter(f"{area} is the file of --out, too; name another", param_hint="--area")
+    for path in (out, area):
+        if path is not None and path.exists() and not force:
+            raise refuse(f"{path} exists; name another file, or overwrite it with --force")
+
+
+def _write(path: Path | None, document: dict[str, Any]) -> None:
+    text = json.dumps(document, ensure_ascii=False)
+    if path is None:
+        typer.echo(text)
+        return
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise refuse(f"{path}: {error.strerror or error}", FAILED) from None
+
+
+def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool) -> None:
+    """Say what was read: as JSON on stdout, or in sentences on stderr."""
+    crossed = sum(bool(place.routes) for place in chart.cells)
+    summary = {
+        "stops": len(schedule.stops),
+        "routes": len(schedule.routes),
+        "cells": len(chart.cells),
+        "named": sum(place.name is not None for place in chart.cells),
+        "crossed": crossed,
+        "outside": chart.outside,
+        "refused": dict(schedule.refused),
+    }
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    typer.echo(
+        f"{summary['stops']} stops, {summary['routes']} routes: {summary['cells']} cells of resolution {chart.resolution}, "
+        f"{summary['named']} with a name, {crossed} crossed by routes; {chart.outside} not wholly in feed.domain left out"
+        + refusals(schedule.refused),
+        err=True,
+    )
+    bound = None if config.participation is None else config.participation.max_cells
+    if bound is not None and crossed > bound:
+        typer.echo(
+            f"Note: {crossed} cells are more than participation.max_cells = {bound}; raise it, or use larger cells.",
+            err=True,
+        )

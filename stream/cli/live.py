@@ -1,0 +1,114 @@
+"""What the commands that follow a live feed share: its events go to Kafka or a file, or are released on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from stream.cli.feeding import refuse
+from stream.cli.interrupts import stopped_by_signals
+from stream.cli.options import FAILED, UNREACHABLE
+from stream.config import Config
+from stream.sources.delivery import DeliveryError
+from stream.sources.polling import FetchError
+from stream.sources.snapshot_events import SPEED_SOURCES, SpeedSource
+
+if TYPE_CHECKING:
+    from stream.sources.live import Sink
+
+Speeds = Annotated[
+    str,
+    typer.Option(
+        help="'missing': derive missing speeds from positions; 'derived': derive all; 'reported': derive none."
+    ),
+]
+EventsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="Write canonical events as NDJSON to this file instead of Kafka ('-': stdout). With --offline: the releases.",
+    ),
+]
+Offline = Annotated[bool, typer.Option(help="Release the events here, without Kafka; see --out.")]
+ForceOffline = Annotated[bool, typer.Option("--force", help="Offline: overwrite the file of --out.")]
+SummaryAsJson = Annotated[
+    bool, typer.Option("--json", help="Print the summary as JSON to stdout; to stderr where events go to stdout.")
+]
+
+Feed = Callable[["Sink", asyncio.Event], Awaitable[None]]
+"""Feeds a sink until the event is set."""
+
+
+def speed_source(speeds: str) -> SpeedSource:
+    """What ``--speeds`` names. Raises :class:`typer.BadParameter` for anything else."""
+    if speeds not in SPEED_SOURCES:
+        raise typer.BadParameter(f"{speeds!r} is none of {', '.join(SPEED_SOURCES)}", param_hint="--speeds")
+    return cast("SpeedSource", speeds)
+
+
+def check_release_file(out: Path | None) -> None:
+    """Raises :class:`typer.BadParameter` for a file to which no live feed can be released."""
+    if out is None or out.suffix != ".ndjson":
+        raise typer.BadParameter("with --offline and an address, name a file like releases.ndjson", param_hint="--out")
+
+
+def run_live(config: Config, feed: Feed, source: str, out: Path | None, *, offline: bool, force: bool) -> None:
+    """Send a live feed to Kafka, or to the file ``out`` (``-``: stdout), until Ctrl-C; ``offline``: release it into that file,
+    which :func:`check_release_file` has seen. ``source``: its name in errors.
+    """
+    from stream.sources.live import FileSink, KafkaSink
+
+    if offline and out is not None:
+        _release(config, feed, source, out, force=force)
+    else:
+        _run(feed, lambda stopping: KafkaSink(config, stopping) if out is None else FileSink(out))
+
+
+def _release(config: Config, feed: Feed, source: str, out: Path, *, force: bool) -> None:
+    """Release the windows of a live feed on this machine, each when it is over. ``source``: its name in errors."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    from redis.exceptions import RedisError
+
+    from stream.embedded import EmbeddedError, EmbeddedSink
+    from stream.ingestion.pseudonyms import UserKeyError
+    from stream.local import LocalServerError, RedisServer
+    from stream.storage.ledger import LedgerError
+    from stream.storage.row_store import StateError
+
+    if out.exists() and not force:
+        raise refuse(
+            f"{out} exists, and its releases cannot be drawn again; name another file, or overwrite it with --force"
+        )
+    try:
+        out.write_bytes(b"")
+    except OSError as error:
+        raise refuse(f"{out}: {error.strerror or error}; --out needs a folder that you may write to") from None
+    try:
+        with tempfile.TemporaryDirectory(prefix="hexveil-") as scratch, RedisServer(Path(scratch)) as server:
+            embedded = config.model_copy(update={"redis": config.redis.model_copy(update={"url": server.url})})
+            _run(feed, lambda stopping: EmbeddedSink(embedded, out, stopping))
+    except UserKeyError as error:
+        raise refuse(error) from None
+    except (EmbeddedError, LedgerError, LocalServerError, StateError) as error:
+        raise refuse(error, FAILED) from None
+    except (BrokenProcessPool, RedisError, OSError) as error:
+        raise refuse(f"the release of {source} ended: {error}; what {out} contains was released", FAILED) from None
+
+
+def _run(feed: Feed, sink: Callable[[asyncio.Event], Sink]) -> None:
+    """Feed a sink until Ctrl-C. Exits 3 if the source or Kafka does not answer at the start."""
+
+    async def run() -> None:
+        stopping = stopped_by_signals()
+        await feed(sink(stopping), stopping)
+
+    try:
+        asyncio.run(run())
+    except (FetchError, DeliveryError) as error:
+        raise refuse(error, UNREACHABLE) from None

@@ -1,0 +1,103 @@
+"""What the commands that read snapshots say about them, to people or to machines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import typer
+
+from dpcore.relation import NeighbouringRelation
+from stream.cli.feeding import refusals, refuse
+from stream.cli.options import FAILED, USAGE
+from stream.sources.snapshot_events import SnapshotEvents
+
+_SHOWN = 5
+"""Files without a snapshot that are named."""
+
+
+def derived_speed_note(relation: NeighbouringRelation, speeds: str) -> str | None:
+    """What derived speeds mean for privacy under this relation; None if there is nothing to say."""
+    if relation != NeighbouringRelation.VALUES or speeds == "reported":
+        return None
+    return (
+        "positions and times are public under relation 'values', so a derived speed is public as well and is not protected. "
+        "To protect derived speeds, use relation 'participation'."
+    )
+
+
+class SnapshotReport:
+    """What a command says about the snapshots that it read: sentences on stderr, or one JSON object and nothing else.
+
+    ``problems``: files that are no snapshots, which the reader of files adds. ``on_stderr``: events go to stdout, where
+    nothing else may be written. ``unit``: what was read.
+    """
+
+    def __init__(
+        self, reader: SnapshotEvents, note: str | None, as_json: bool, *, on_stderr: bool, unit: str = "snapshots"
+    ) -> None:
+        self._reader, self._note, self._as_json, self._on_stderr = reader, note, as_json, on_stderr
+        self._unit = unit
+        self.problems: list[str] = []
+        if note is not None and not as_json:
+            typer.echo(f"Note: {note}", err=True)
+
+    def facts(self) -> dict[str, object]:
+        """What machines get."""
+        notes = [sentence for sentence in (self._note, self._wrong_speeds()) if sentence is not None]
+        tally = self._reader.tally
+        counts = asdict(tally) | {"refused": dict(tally.refused)}  # asdict would count the pairs of a Counter
+        return {"snapshots": counts, "notes": notes, "problems": self.problems[:_SHOWN]}
+
+    def summary(self) -> None:
+        """Say what was read."""
+        tally = self._reader.tally
+        if self._as_json:
+            typer.echo(json.dumps(self.facts()), err=self._on_stderr)
+            return
+        typer.echo(
+            f"{tally.snapshots} {self._unit}: {tally.events} events, {tally.derived} with a derived speed; "
+            f"{tally.repeated} repeated, {tally.without_speed} without any speed" + refusals(tally.refused),
+            err=True,
+        )
+        wrong = self._wrong_speeds()
+        if wrong is not None:
+            typer.echo(wrong, err=True)
+
+    def _wrong_speeds(self) -> str | None:
+        tally = self._reader.tally
+        if not tally.reported_speeds_are_wrong:
+            return None
+        return (
+            f"Of {tally.driving} vehicles that moved, {tally.driving_but_reported_still} reported a speed of 0, so the feed's "
+            "speeds cannot be right. Use --speeds derived."
+        )
+
+    def end(self, files: int) -> None:
+        """Name files that are no snapshots. Exit 2 if no event was read, 1 if some files were not."""
+        code, events = (FAILED if self.problems else 0), self._reader.tally.events
+        if self._as_json:
+            if code or not events:
+                raise typer.Exit(code if events else USAGE)
+            return
+        for problem in self.problems[:_SHOWN]:
+            typer.echo(f"hexveil: {problem}", err=True)
+        if not events:
+            raise refuse(
+                f"{files} file(s), {len(self.problems)} of them unreadable, gave no event: {why_no_event(self._reader)}"
+            )
+        if code:
+            raise refuse(f"{len(self.problems)} of {files} files are not snapshots", code)
+
+
+def why_no_event(reader: SnapshotEvents) -> str:
+    """The likely reason why no snapshot gave an event."""
+    tally = reader.tally
+    if tally.without_speed:
+        return (
+            f"{tally.without_speed} vehicles have no speed; a derived one needs two snapshots of the vehicle, "
+            "8 s to 5 min apart, in one ledger period"
+        )
+    if tally.refused:
+        return "vehicles refused: " + ", ".join(f"{count} {reason}" for reason, count in tally.refused.most_common(5))
+    return "are these vehicle positions, and not stop times or alerts?"

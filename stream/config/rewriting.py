@@ -1,0 +1,64 @@
+"""Changes keys in the text of a configuration and leaves every other line and its comments as they are. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from stream.config.deployment import ConfigError
+
+_VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|\[[^\]\n]*\]|\{[^}\n]*\}|[^#\s]+)"
+
+
+def rewritten(text: str, changes: Mapping[str, Any], reason: str) -> str:
+    """``text`` (TOML) with other values at dotted keys (``"privacy.epsilon"``); ``reason`` becomes their comment.
+
+    A key that is missing is added at the head of its section, a missing section at the end of the file. Raises
+    :class:`ConfigError` if the text is written in a way in which that cannot be done line by line.
+    """
+    expected = tomllib.loads(text)
+    for key, value in changes.items():
+        section, _, name = key.rpartition(".")
+        text = _with_line(text, section, name, f"{name} = {toml(value)}", reason)
+        table = expected
+        for part in section.split("."):
+            table = table.setdefault(part, {})
+        table[name] = tomllib.loads(f"value = {toml(value)}")["value"]
+    try:
+        same = tomllib.loads(text) == expected
+    except tomllib.TOMLDecodeError:
+        same = False
+    if not same:
+        lines = "; ".join(f"{key} = {toml(value)}" for key, value in changes.items())
+        raise ConfigError(f"the configuration is not written one key a line below its section; set by hand: {lines}")
+    return text
+
+
+def toml(value: Any) -> str:
+    """A string, number, duration or list of these as TOML."""
+    if isinstance(value, timedelta):
+        seconds = value // timedelta(seconds=1)
+        per_unit = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+        unit = next(unit for unit, size in per_unit.items() if seconds % size == 0)
+        return f'"{seconds // per_unit[unit]}{unit}"'
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(toml(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)  # numbers and basic strings of TOML are written as in JSON
+
+
+def _with_line(text: str, section: str, name: str, line: str, reason: str) -> str:
+    header = re.search(rf"^\[{re.escape(section)}\][ \t]*(?:#.*)?$", text, re.MULTILINE)
+    if header is None:
+        return f"{text.rstrip()}\n\n[{section}]\n{line}  # {reason}\n"
+    following = re.compile(r"^\[", re.MULTILINE).search(text, header.end())
+    end = len(text) if following is None else following.start()
+    present = re.compile(rf"^{re.escape(name)}[ \t]*=[ \t]*{_VALUE}[ \t]*(#.*)?$", re.MULTILINE)
+    match = present.search(text, header.end(), end)
+    if match is None:
+        return f"{text[: header.end()]}\n{line}  # {reason}{text[header.end() :]}"
+    comment = f"  # {reason}" + (f"; {match[1][1:].strip()}" if match[1] else "")
+    return text[: match.start()] + line + comment + text[match.end() :]

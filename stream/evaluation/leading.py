@@ -1,0 +1,177 @@
+"""How narrow the leading numbers of a recording are under one configuration, and which budget pays for them. NOT PRIVATE.
+
+The leading number of a cell is the one that a reader sees first: the smoothed mean where smoothing is configured, else the
+shrunk mean, else the raw mean. Windows are planned, charged, drawn and smoothed by the service's own code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.accounting import NANO, epsilon_of_rho, rho_of
+from dpcore.noise import Noise
+from dpcore.relation import NeighbouringRelation
+from stream.config import Config
+from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.evaluation.evaluate import PlannedWindow, planned_windows
+from stream.evaluation.wants import Want
+from stream.statistics.carried_clipping import carry
+from stream.statistics.merging import by_planned_cells
+from stream.statistics.pipeline import draw, post_process, release_bodies
+from stream.statistics.plan import Columns, Derived, Plan
+from stream.statistics.smoothing_state import SMOOTHED, Memory
+from stream.statistics.values.draw import exact_values
+from stream.windows import Period, Slotting, Window
+
+FloatArray = npt.NDArray[np.float64]
+Windows = dict[int, npt.NDArray[np.void]]
+
+
+@dataclass(frozen=True)
+class Leading:
+    """Leading numbers of the cells that have events, shape (C,): events; how far the 95 % interval reaches, in km/h, infinite
+    where nothing is released; whether the interval holds the true mean.
+    """
+
+    events: FloatArray
+    reach: FloatArray
+    covers: npt.NDArray[np.bool_]
+
+    @classmethod
+    def joined(cls, parts: list[Self]) -> Leading:
+        """All parts after each other."""
+        none = np.zeros(0)
+        return Leading(
+            np.concatenate([none, *(part.events for part in parts)]),
+            np.concatenate([none, *(part.reach for part in parts)]),
+            np.concatenate([none.astype(bool), *(part.covers for part in parts)]),
+        )
+
+    def share_within(self, half_width: float) -> float:
+        """Share of events in cells whose interval reaches at most ``half_width`` km/h."""
+        return float(self.events[self.reach <= half_width].sum() / self.events.sum())
+
+    def reach_of(self, share: float) -> float:
+        """How far the intervals of the cells with this share of events reach at most, in km/h: a quantile."""
+        order = np.argsort(self.reach, kind="stable")
+        enough = np.cumsum(self.events[order]) >= share * self.events.sum() * (1 - 1e-12)
+        return float(self.reach[order][np.argmax(enough)])
+
+    def covered(self) -> float:
+        """Share of events in cells whose interval holds the truth, of those in cells that are released."""
+        released = np.isfinite(self.reach)
+        total = self.events[released].sum()
+        return float(self.events[released & self.covers].sum() / total) if total else 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One configuration on one recording. ``half_width``: of the wanted share of events, in km/h; ``budget``: ε that pays
+    for a period, ``ledger_budget`` the same in the ledger's unit.
+    """
+
+    epsilon: float
+    budget: float
+    ledger_budget: int
+    half_width: float
+    share: float
+    covered: float
+
+
+class Spending:
+    """The least budget with which nobody is refused, if every period is as busy as the recorded part of it."""
+
+    def __init__(self, grant: int, slotting: Slotting) -> None:
+        self._grant, self._slotting = grant, slotting
+        self._spent: dict[str, dict[int, int]] = {}
+        self._slots: dict[Period, list[int]] = {}
+        self._most: dict[Period, int] = {}
+
+    def add(self, plan: Plan) -> None:
+        """Charges of one window, later than those before. Its users were admitted if a whole grant was left."""
+        self._slots.setdefault(plan.period, []).append(plan.window.start)
+        spent = self._spent.setdefault(plan.period.key, {})
+        users, charges = plan.charged_users()
+        for user, charge in zip(users.tolist(), charges.tolist(), strict=True):
+            before = spent.get(user, 0)
+            self._most[plan.period] = max(self._most.get(plan.period, 0), before + self._grant)
+            spent[user] = before + charge
+
+    def ledger_budget(self) -> int:
+        """In the ledger's unit: the most of what the periods need, each by its own recorded slots. A part of a period counts
+        for all of it in proportion: a half day needs twice what it spent, but never above a whole grant for every slot.
+        """
+        return max(self._needed(period, slots) for period, slots in self._slots.items())
+
+    def _needed(self, period: Period, slots: list[int]) -> int:
+        inside = self._slotting.slots_in(Window(period.start, period.end))
+        seen, whole = sum(min(slots) <= slot <= max(slots) for slot in inside), len(inside)
+        return min(self._grant * whole, -(-self._most.get(period, self._grant) * whole // seen))
+
+
+def with_terms(config: Config, epsilon: float, windows: int) -> Config:
+    """``config`` with another ε of a window and a budget that pays ``windows`` of them in full."""
+    privacy = config.privacy
+    if privacy.delta is None:
+        whole, names = epsilon, ("epsilon", "budget")
+    else:
+        whole, names = rho_of(epsilon, privacy.delta) / NANO, ("rho", "rho_budget")
+    budget = windows * (whole + config.histogram_grant / privacy.ledger_unit[1])
+    terms = type(privacy)(**(privacy.model_dump(by_alias=True) | dict(zip(names, (whole, budget), strict=True))))
+    return config.model_copy(update={"privacy": terms})
+
+
+def stated(config: Config, ledger_budget: int) -> float:
+    """A budget in the ledger's unit as ε; under zCDP converted at the configured delta."""
+    privacy = config.privacy
+    if privacy.delta is None:
+        return ledger_budget / privacy.ledger_unit[1]
+    return epsilon_of_rho(ledger_budget, privacy.delta)
+
+
+def simulate(config: Config, windows: Windows, want: Want, draws: int, seed: int) -> Outcome:
+    """Release ``windows`` (slot -> rows) ``draws`` times with noise from ``seed``, which may never leave the boundary."""
+    noise = Noise(np.random.default_rng(seed).bytes)
+    memories: list[Memory | None] = [None] * draws
+    spending, parts = Spending(config.window_grant, config.slotting), []
+    for planned in planned_windows(config, windows):
+        spending.add(planned.plan)
+        for draw_number, memory in enumerate(memories):
+            leading, memories[draw_number] = _leading(planned, config, memory, noise)
+            parts.append(leading)
+    every, ledger_budget = Leading.joined(parts), spending.ledger_budget()
+    return Outcome(
+        epsilon=config.privacy.epsilon,
+        budget=stated(config, ledger_budget),
+        ledger_budget=ledger_budget,
+        half_width=every.reach_of(want.share),
+        share=every.share_within(want.half_width),
+        covered=every.covered(),
+    )
+
+
+def _leading(
+    planned: PlannedWindow, config: Config, memory: Memory | None, noise: Noise
+) -> tuple[Leading, Memory | None]:
+    """Leading numbers of one window's cells, and the memory after it."""
+    plan = carry(planned.plan, memory, config)
+    samples = planned.contributions
+    if plan.relation == NeighbouringRelation.VALUES:
+        samples = by_planned_cells(plan, samples)
+    counts = samples.counts
+    columns = draw(plan, samples, noise)
+    derived, memory = post_process(plan, release_bodies(plan, counts, columns, config), config, memory)
+    number: Columns | Derived = derived.get(SMOOTHED) or derived.get("mean") or columns["mean"]
+    top = plan.upper_quanta * SPEED_QUANTUM_KMH
+    low, high = np.clip(number.low, 0.0, top), np.clip(number.high, 0.0, top)
+    reach = np.where(plan.published, np.maximum(high - number.value, number.value - low), np.inf)
+    at = np.minimum(np.searchsorted(plan.cells, counts.cells), len(plan.cells) - 1)
+    listed = plan.cells[at] == counts.cells
+    truth = exact_values(plan, samples)["mean"]
+    events = counts.by_cell(counts.samples).astype(np.float64)
+    covers = listed & (low[at] <= truth + 1e-9) & (truth <= high[at] + 1e-9)
+    return Leading(events, np.where(listed, reach[at], np.inf), covers), memory

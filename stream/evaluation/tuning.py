@@ -1,0 +1,331 @@
+"""Searches the least budget under which the leading numbers of a recording are as narrow as wanted. NOT PRIVATE.
+
+First, on the coarsest grid and with the mean alone, one change of the other settings after the other, each kept if it lowers
+the budget. Then, with these, the grids of space and time from coarse to fine. Then the changes again, on the chosen grid. At
+last the choice is tried under other noise, with more ε until that confirms it.
+More ε makes intervals narrower and costs more, so the least ε is enclosed from both sides; where a coarser grid does not
+reach the want within the budget, a finer one is not tried.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import h3.api.numpy_int as h3
+import numpy as np
+import numpy.typing as npt
+
+from stream.config import Config, ConfigError
+from stream.evaluation.leading import Outcome, Windows, simulate, stated, with_terms
+from stream.evaluation.settings import Setting, alternatives
+from stream.evaluation.wants import Want
+from stream.offline import split_by_slot
+
+Rows = npt.NDArray[np.void]
+Grid = tuple[int, timedelta]
+"""H3 resolution and timeslot."""
+
+PER_DECADE = 24
+EPSILONS = tuple(sorted({float(f"{10 ** (k / PER_DECADE):.2g}") for k in range(-2 * PER_DECADE, 37)}))
+"""The ε of a window that are tried: 0.01 to 32, each about a tenth above the one before."""
+MARGIN = 0.97
+"""A change of settings is kept if it costs at most this share of the budget."""
+HONEST = 0.9
+"""A change is kept only if at least this share of events has intervals that hold the truth, or no less than before."""
+_HONEST_STEPS = 4
+"""So many ε are tried for it, each above the one before."""
+_MOST_BUDGET = 100_000.0
+_FINER = 6
+"""A grid of the next finer kind is first tried this many steps of ε above the coarser one."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One simulation: settings, the place of its ε in :data:`EPSILONS`, what came out; ``seconds`` of processor time.
+
+    ``confirming``: its noise is not the one by which settings are chosen.
+    """
+
+    setting: Setting
+    level: int
+    outcome: Outcome
+    reaches: bool
+    seconds: float
+    confirming: bool = False
+
+    @property
+    def grid(self) -> Grid:
+        """Resolution and slot."""
+        return self.setting.resolution, self.setting.slot
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a search ended with. ``grids``: the least trial that reaches the want within the budget on each grid; None if none
+    does. ``skipped``: grids that were not tried, and why. ``chosen``: the best that other noise confirms. Without a chosen one,
+    ``nearest`` is the trial within the budget that comes nearest to the want and does not reach it, and ``beyond`` what the
+    grid ``costed`` needs; None if no ε that is tried suffices there. That grid is the coarsest, or the cheapest if some reach
+    the want within the budget, but none is confirmed there.
+    """
+
+    trials: tuple[Trial, ...]
+    grids: dict[Grid, Trial | None]
+    skipped: dict[Grid, str]
+    chosen: Trial | None
+    nearest: Trial | None = None
+    beyond: Trial | None = None
+    costed: Grid | None = None
+
+
+class Recording:
+    """Rows of a recording, divided by the slots and in the hexagons of any setting."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._windows: dict[Grid, Windows] = {}
+
+    def windows(self, config: Config) -> Windows:
+        """Rows by start of their slot, in hexagons of the configured resolution."""
+        grid = config.hexagons.resolution, config.window.slot
+        if grid not in self._windows:
+            self._windows[grid] = split_by_slot(self._in_cells(grid[0]), config)
+        return self._windows[grid]
+
+    def _in_cells(self, resolution: int) -> Rows:
+        rows = self._rows.copy()
+        positions = zip((rows["lat"] / 1e7).tolist(), (rows["lng"] / 1e7).tolist(), strict=True)
+        rows["cell"] = np.fromiter(
+            (h3.latlng_to_cell(lat, lng, resolution) for lat, lng in positions), np.uint64, len(rows)
+        )
+        return rows
+
+
+class Search:
+    """Trials of one recording, each made once. ``most``: largest budget of a period; ``on_trial``: called after each."""
+
+    def __init__(
+        self,
+        config: Config,
+        rows: Rows,
+        want: Want,
+        most: float,
+        draws: int,
+        seed: int,
+        on_trial: Callable[[Trial], None] = lambda trial: None,
+    ) -> None:
+        self._config, self._want, self._most = config, want, most
+        self._draws, self._seed = draws, seed
+        self._recording, self._on_trial = Recording(rows), on_trial
+        self._trials: dict[tuple[Setting, int, bool], Trial] = {}
+
+    def run(self, resolutions: Sequence[int], slots: Sequence[timedelta], *, finest: bool = False) -> Tuning:
+        """Search these grids; ``finest``: choose the finest grid that reaches the want, not the cheapest.
+
+        Raises :class:`ConfigError` if no grid can be released at all.
+        """
+        order = sorted(((resolution, slot) for resolution in resolutions for slot in slots), key=_coarseness)
+        grids: dict[Grid, Trial | None] = {}
+        skipped: dict[Grid, str] = {}
+        coarsest: Trial | None = None
+        costed: Grid | None = None
+        for grid in order:
+            coarser = [trial for other, trial in grids.items() if other[0] <= grid[0] and other[1] >= grid[1]]
+            if None in coarser:
+                skipped[grid] = "a coarser grid does not reach the want within the budget"
+                continue
+            try:
+                if coarsest is None:
+                    coarsest, costed = self._coarsest(grid), grid
+                    if coarsest is None:
+                        break
+                guess = max((trial.level + _FINER for trial in coarser if trial is not None), default=coarsest.level)
+                grids[grid] = self.least(_on_grid(coarsest.setting, grid), guess, self._most)
+            except ConfigError as error:
+                skipped[grid] = str(error)
+        if not self._trials:
+            raise ConfigError("; ".join(sorted(set(skipped.values()))))
+        candidates = [trial for trial in grids.values() if trial is not None]
+        candidates.sort(key=lambda trial: (_fineness(trial.grid) if finest else 0.0, trial.outcome.budget))
+        chosen, cheapest = self._first_confirmed(candidates or ([] if coarsest is None else [coarsest]))
+        if chosen is None:
+            return self._unreached(grids, skipped, cheapest, costed)
+        grids[chosen.grid] = grids.get(chosen.grid) or chosen
+        self._price(chosen)
+        return Tuning(tuple(self._trials.values()), grids, skipped, chosen)
+
+    def _first_confirmed(self, candidates: Sequence[Trial]) -> tuple[Trial | None, Trial | None]:
+        """The first of ``candidates``, refined, that other noise confirms within the budget, or None; the cheapest that was
+        refined, None without candidates.
+        """
+        refined: list[Trial] = []
+        chosen = None
+        for candidate in candidates:
+            refined.append(self._refined(candidate, merging=True))
+            chosen = self._confirmed(refined[-1], self._most)
+            if chosen is not None:
+                break
+        return chosen, min(refined, key=lambda trial: trial.outcome.budget, default=None)
+
+    def _unreached(
+        self, grids: dict[Grid, Trial | None], skipped: dict[Grid, str], cheapest: Trial | None, coarsest: Grid | None
+    ) -> Tuning:
+        """What a search ends with that chose nothing. ``cheapest``: None if no ε suffices on the ``coarsest`` grid."""
+        beyond = None if cheapest is None else self._confirmed(cheapest, math.inf)
+        nearest = self._nearest()
+        costed = coarsest if cheapest is None else cheapest.grid
+        return Tuning(tuple(self._trials.values()), grids, skipped, None, nearest, beyond, costed)
+
+    def _confirmed(self, best: Trial, most: float) -> Trial | None:
+        """``best``, or the next ε above it, that reaches the want under other noise, too, for a budget of at most ``most``;
+        None if no ε does.
+
+        Of many trials under one noise, the cheapest was also lucky.
+        """
+        for level in range(best.level, len(EPSILONS)):
+            again = self.trial(best.setting, level, confirming=True)
+            if again.outcome.budget > most:
+                return None
+            if again.reaches:
+                return again
+        return None
+
+    def _nearest(self) -> Trial | None:
+        """The trial within the budget that does not reach the want and whose intervals are narrowest; None if there is none.
+
+        One that reaches it was lucky: other noise did not confirm it.
+        """
+        dear = min(self._trials.values(), key=lambda trial: trial.outcome.budget)
+        if dear.outcome.budget > self._most:
+            self._within(dear.setting, dear, self._most)
+        within = [trial for trial in self._trials.values() if trial.outcome.budget <= self._most and not trial.reaches]
+        return min(within, key=lambda trial: (trial.outcome.half_width, trial.outcome.budget), default=None)
+
+    def _coarsest(self, grid: Grid) -> Trial | None:
+        """The cheapest trial that reaches the want on ``grid``, whatever the budget; None if none does."""
+        base = replace(Setting.of(self._config), statistics=("mean",))
+        first = self.least(_on_grid(base, grid), EPSILONS.index(1.0), math.inf)
+        return None if first is None else self._refined(first, merging=False)
+
+    def least(self, setting: Setting, guess: int, most: float) -> Trial | None:
+        """The trial of least ε that reaches the want for a budget of at most ``most``; None if there is none.
+
+        ``guess``: level of ε to begin with.
+        """
+        low, high, best, level = -1, len(EPSILONS), None, guess
+        while high - low > 1:
+            trial = self.trial(setting, min(max(level, low + 1), high - 1))
+            if trial.reaches:
+                high, best = trial.level, trial
+            elif trial.outcome.budget > most:
+                self._within(setting, trial, most)
+                break
+            elif _next_budget(trial) > most:
+                break
+            else:
+                low = trial.level
+            level = trial.level + self._distance(trial)
+        return best if best is not None and best.outcome.budget <= most else None
+
+    def trial(self, setting: Setting, level: int, *, confirming: bool = False) -> Trial:
+        """Simulate once; all trials draw from one seed, those that are ``confirming`` twice as often from another."""
+        key = setting, level, confirming
+        if key not in self._trials:
+            began = time.process_time()
+            config = setting.applied(self._config)
+            slots = math.ceil(config.privacy.period / config.window.slot * 1.1)
+            ample = with_terms(config, EPSILONS[level], min(slots, int(_MOST_BUDGET / EPSILONS[level])))
+            draws, seed = (2 * self._draws, self._seed + 1) if confirming else (self._draws, self._seed)
+            outcome = simulate(ample, self._recording.windows(config), self._want, draws, seed)
+            reaches, seconds = outcome.share >= self._want.share - 1e-12, time.process_time() - began
+            trial = Trial(setting, level, outcome, reaches, seconds, confirming)
+            self._trials[key] = trial
+            self._on_trial(trial)
+        return self._trials[key]
+
+    def _distance(self, trial: Trial) -> int:
+        """Steps of ε to the one that would reach the want if the width fell in proportion to ε; at least one."""
+        if not math.isfinite(trial.outcome.half_width):
+            return PER_DECADE
+        steps = PER_DECADE * math.log10(max(trial.outcome.half_width, 1e-3) / self._want.half_width)
+        return min(math.floor(steps), -1) if trial.reaches else max(math.ceil(steps), 1)
+
+    def _within(self, setting: Setting, dear: Trial, most: float) -> None:
+        """Try the largest ε that the budget pays for, so that it is known how near the want it comes."""
+        level = dear.level - math.ceil(PER_DECADE * math.log10(dear.outcome.budget / most))
+        if level >= 0:
+            self.trial(setting, level)
+
+    def _refined(self, best: Trial, *, merging: bool) -> Trial:
+        """Change one setting after the other on the grid of ``best``, and keep what lowers the budget."""
+        first = best.setting
+        for setting in alternatives(first, self._config, self._want.half_width if merging else None):
+            changed = replace(
+                best.setting, **{name: value for name, value in vars(setting).items() if vars(first)[name] != value}
+            )
+            most = MARGIN * best.outcome.budget
+            cheaper = self.least(changed, max(best.level - 1, 0), most)
+            honest = None if cheaper is None else self._honest(cheaper, best.outcome.covered, most)
+            best = honest or best
+        return best
+
+    def _honest(self, trial: Trial, before: float, most: float) -> Trial | None:
+        """``trial``, or one of a few higher ε, whose intervals hold the truth often enough; None if all of them do not."""
+        for level in range(trial.level, min(trial.level + _HONEST_STEPS, len(EPSILONS))):
+            candidate = self.trial(trial.setting, level)
+            if candidate.outcome.budget > most:
+                return None
+            if candidate.reaches and candidate.outcome.covered >= min(HONEST, before):
+                return candidate
+        return None
+
+    def _price(self, best: Trial) -> None:
+        """Try the configured statistics beside ``best``, so that what they cost is known."""
+        statistics = self._config.speed.statistics
+        clipping = "none" if best.setting.clipping == "carried" else best.setting.clipping
+        configured = replace(best.setting, statistics=statistics, clipping=clipping)
+        if statistics != best.setting.statistics and "mean" in statistics:
+            self.least(configured, best.level + 3, math.inf)
+
+
+def terms_of(config: Config, trial: Trial, most: float) -> dict[str, float]:
+    """Dotted keys of the privacy parameters of ``trial``. Its budget is rounded up to three digits, unless that is above
+    ``most``, the ε of a period; then it is exact.
+    """
+    least = trial.outcome.ledger_budget
+    step = 10 ** max(len(str(least)) - 3, 0)
+    rounded = -(-least // step) * step
+    budget = (rounded if stated(config, rounded) <= most else least) / config.privacy.ledger_unit[1]
+    window = with_terms(trial.setting.applied(config), EPSILONS[trial.level], 1).privacy
+    if window.rho is None:
+        return {"privacy.epsilon": window.epsilon, "privacy.budget": budget}
+    return {"privacy.rho": window.rho, "privacy.rho_budget": budget}
+
+
+def _next_budget(trial: Trial) -> float:
+    """About what the next higher ε would cost: charges are in proportion to it."""
+    level = min(trial.level + 1, len(EPSILONS) - 1)
+    return trial.outcome.budget * EPSILONS[level] / EPSILONS[trial.level]
+
+
+def _coarseness(grid: Grid) -> tuple[int, timedelta]:
+    """Coarser grids first."""
+    return grid[0], -grid[1]
+
+
+def _fineness(grid: Grid) -> float:
+    """Size of one cell of space and time, up to a factor: an H3 hexagon has seven children."""
+    return 7.0 ** -grid[0] * grid[1].total_seconds()
+
+
+def _on_grid(base: Setting, grid: Grid) -> Setting:
+    resolution, slot = grid
+    if base.merge_until_km_h is not None and resolution == 0:
+        raise ConfigError(
+            "hexagons.merge_until_km_h merges into coarser hexagons, and there are none above resolution 0"
+        )
+    coarsest = min(base.coarsest_resolution, max(resolution - 1, 0))
+    return replace(base, resolution=resolution, slot=slot, coarsest_resolution=coarsest)

@@ -1,0 +1,45 @@
+"""What an operator wants of a map, in one sentence: how near the leading number must be, and for how many events."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+EXAMPLE = "±5 km/h for 80 % of events"
+_NUMBER = r"(\d{1,6}(?:\.\d{1,6})?)"
+_GRAMMAR = re.compile(
+    rf"\s*(?:±|\+/?-)\s*{_NUMBER}\s*km/h\s+for\s+{_NUMBER}\s*(?:%|percent)\s+of\s+events\s*", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Want:
+    """The 95 % interval of the leading number reaches at most ``half_width`` km/h to either side, in cells that have at
+    least ``share`` (above 0, at most 1) of all events.
+    """
+
+    half_width: float
+    share: float
+
+    @classmethod
+    def parse(cls, text: str, upper: float) -> Want:
+        """``"±5 km/h for 80 % of events"``; ``+-`` and ``+/-`` are read as ``±``, ``percent`` as ``%``.
+
+        ``upper``: U in km/h; every speed lies within U/2 of the middle of [0, U], so less is wanted. Raises
+        :class:`ValueError` with the wrong value and an example.
+        """
+        match = _GRAMMAR.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not a want; write one like {EXAMPLE!r}")
+        half_width, percent = float(match[1]), float(match[2])
+        if not 0 < half_width < upper / 2:
+            raise ValueError(
+                f"±{half_width:g} km/h in {text!r} must be above 0 and below {upper / 2:g}, half of speed.upper_bound; write one "
+                f"like {EXAMPLE!r}"
+            )
+        if not 0 < percent <= 100:
+            raise ValueError(f"{percent:g} % in {text!r} must be above 0 and at most 100; write one like {EXAMPLE!r}")
+        return cls(half_width, percent / 100)
+
+    def __str__(self) -> str:
+        return f"±{self.half_width:g} km/h for {100 * self.share:g} % of events"

@@ -1,0 +1,1 @@
+"""Alerts: which claims about exact means the released numbers support, and telling them."""

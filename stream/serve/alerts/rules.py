@@ -1,0 +1,229 @@
+"""Which cells a rule names in a window, from released numbers only. Pure.
+
+A rule names a cell if each of its k windows supports the claim on its own, at the level of :func:`significance.level`. The
+probabilities of the k windows are not multiplied: the claim is about every window, so it is wrong as soon as it is wrong in one
+of them, and then that window's test alone errs with the level (an intersection–union test: Berger, Technometrics 24, 1982).
+This needs no independence between windows. Values as released are judged, never smoothed ones, because only their noise is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import h3
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from stream.config.alerts import AlertRule
+from stream.serve.alerts.significance import (
+    ROUNDED,
+    FloatArray,
+    chance_below,
+    chance_ratio_below,
+    chance_slower,
+    level,
+)
+from stream.serve.cell_history import CellArray, Usual
+from stream.serve.window_store import View, WindowView
+
+
+class _Bounds(msgspec.Struct):
+    lower: float
+    upper: float
+
+
+class _Marker(msgspec.Struct):
+    relation: str
+    clipping: _Bounds
+    accounting: str = "pure"
+
+
+class _Number(msgspec.Struct):
+    raw: float
+    scale: float
+
+
+class _Cell(msgspec.Struct):
+    cell: str
+    mean: _Number | None = None
+    variance: _Number | None = None
+    users: int | _Number | None = None
+    events: int | _Number | None = None
+    clipping: _Bounds | None = None
+
+
+class Judged(NamedTuple):
+    """One window and what its cells are compared with."""
+
+    window: WindowView
+    earlier: Sequence[WindowView]
+
+
+class _Named(NamedTuple):
+    """A cell that a rule names in one window, in km/h. ``usual``: None for rules that do not compare with it."""
+
+    value: float
+    limit: float
+    usual: float | None
+
+
+class Alert(NamedTuple):
+    """A rule, a cell and the last of the k windows in which its claim holds. ``new``: it was not so a window earlier."""
+
+    rule: AlertRule
+    cell: str
+    first: str
+    new: bool
+    value: float
+    limit: float
+    usual: float | None
+
+    def body(self, window: WindowView) -> dict[str, Any]:
+        """As JSON can hold it. ``id`` depends on feed, rule, window and cell only."""
+        return {
+            "id": f"{window.feed}/{self.rule.name}/{window.start}/{self.cell}",
+            "rule": self.rule.name,
+            "feed": window.feed,
+            "cell": self.cell,
+            "window": {"start": window.start, "end": window.end},
+            "first_window": self.first,
+            "new": self.new,
+            "statistic": "mean",
+            "value": round(self.value, 2),
+            "limit": round(self.limit, 2),
+            "usual": None if self.usual is None else round(self.usual, 2),
+            "unit": "km/h",
+        }
+
+
+def chain(view: View, window: WindowView, usual: Usual, rules: Sequence[AlertRule]) -> list[Judged]:
+    """The window and complete ones that end where the next begins, newest first: as many as the rules look at, and one more."""
+    ends = {other.end: other for other in view.windows.values() if other.complete and other.feed == window.feed}
+    windows: list[WindowView] = [window]
+    while len(windows) <= max((rule.windows for rule in rules), default=0) and windows[-1].start in ends:
+        windows.append(ends[windows[-1].start])
+    compared = 1 + max((rule.windows for rule in rules if rule.relative), default=-1)
+    before = [earlier.windows for earlier in usual.earlier_of_each(view, windows[:compared])]
+    return [Judged(one, before[n] if n < len(before) else ()) for n, one in enumerate(windows)]
+
+
+def alerts(rule: AlertRule, windows: Sequence[Judged], usual: Usual) -> list[Alert]:
+    """What the rule says of the newest of :func:`chain`'s windows, in order of cell. Safe to call from any thread."""
+    k = rule.windows
+    if len(windows) < k:
+        return []
+    named = [_named(rule, judged, usual) for judged in windows[: k + 1]]
+    active = set.intersection(*(set(cells) for cells in named[:k]))
+    before = set.intersection(*(set(cells) for cells in named[1:])) if len(named) > k else set()
+    first = windows[k - 1].window.start
+    return [Alert(rule, cell, first, cell not in before, *named[0][cell]) for cell in sorted(active)]
+
+
+def judged_cells(rule: AlertRule, window: WindowView) -> list[str]:
+    """The window's cells that the rule covers, published or not: as many tests are counted."""
+    if rule.cells:
+        return [cell for cell in rule.cells if cell in window.cells]
+    if rule.area is None:
+        return list(window.cells)
+    box = rule.area
+    centres = ((cell, *h3.cell_to_latlng(cell)) for cell in window.cells)
+    return [cell for cell, lat, lng in centres if box.south <= lat <= box.north and box.west <= lng <= box.east]
+
+
+def level_of(rule: AlertRule, window: WindowView) -> float:
+    """The probability with which each cell of the window may be named by mistake."""
+    seconds = (datetime.fromisoformat(window.end) - datetime.fromisoformat(window.start)).total_seconds()
+    return level(rule.false_alarms_per_day, seconds, len(judged_cells(rule, window)))
+
+
+def _named(rule: AlertRule, judged: Judged, usual: Usual) -> dict[str, _Named]:
+    window = judged.window
+    covered = judged_cells(rule, window)
+    if window.marker is None or not covered:
+        return {}
+    marker = msgspec.json.decode(window.marker, type=_Marker)
+    if marker.relation != "participation" and not _has_laplace_noise(marker):
+        return {}
+    if marker.relation == "participation":
+        cells, values, chances = _of_ratios(rule, window, marker)
+        limits, usuals = np.full(len(cells), rule.below_km_h), np.full(len(cells), np.nan)
+    elif rule.relative:
+        cells, values, chances, usuals, limits = _against_usual(rule, judged, usual)
+    else:
+        cells, values, scales = _released(window, usual)
+        limits, usuals = np.full(len(cells), rule.below_km_h), np.full(len(cells), np.nan)
+        chances = chance_below(values, scales, float(rule.below_km_h or 0.0))
+    sure = (chances <= level_of(rule, window)) & np.isin(
+        cells, np.array([int(c, 16) for c in covered], dtype=np.uint64)
+    )
+    shown = np.clip(values, marker.clipping.lower, marker.clipping.upper)
+    rows = zip(cells[sure].tolist(), shown[sure].tolist(), limits[sure].tolist(), usuals[sure].tolist(), strict=True)
+    return {
+        f"{cell:x}": _Named(value, limit, None if math.isnan(average) else average)
+        for cell, value, limit, average in rows
+    }
+
+
+def _has_laplace_noise(marker: _Marker) -> bool:
+    """Whether means have Laplace noise. That it is their only noise, the configuration ensures by ``speed.mean_mechanism``."""
+    return (marker.relation, marker.accounting) == ("values", "pure")
+
+
+def _released(window: WindowView, usual: Usual) -> tuple[CellArray, FloatArray, FloatArray]:
+    """Cells, released means before clamping, and their Laplace scales, shape (C,) each, in order of cell."""
+    cells, table = usual.released(window, "mean")
+    order = np.argsort(cells)
+    return cells[order], table[0][order], table[1][order] / np.sqrt(2.0)
+
+
+def _against_usual(
+    rule: AlertRule, judged: Judged, usual: Usual
+) -> tuple[CellArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Cells, values, chances, usual values and limits, shape (C,) each."""
+    cells, values, scales = _released(judged.window, usual)
+    marked = [(one, msgspec.json.decode(one.marker, type=_Marker)) for one in judged.earlier if one.marker is not None]
+    earlier = _earlier(cells, [window for window, marker in marked if _has_laplace_noise(marker)], usual)
+    share = 1.0 if rule.slower_percent is None else 1.0 - rule.slower_percent / 100.0
+    chances, usuals, limits = chance_slower((values, scales), earlier, share, rule.slower_km_h or 0.0)
+    return cells, values, chances, usuals, limits
+
+
+def _earlier(cells: CellArray, windows: Sequence[WindowView], usual: Usual) -> tuple[FloatArray, FloatArray]:
+    """Released means of the ``cells`` in those windows and their scales, shape (N, C) each; scale 0 where there is none."""
+    values, scales = np.zeros((2, max(len(windows), 1), len(cells)))
+    for row, window in enumerate(windows):
+        theirs, means, widths = _released(window, usual)
+        _, here, there = np.intersect1d(cells, theirs, assume_unique=True, return_indices=True)
+        values[row, here], scales[row, here] = means[there], widths[there]
+    return values, scales
+
+
+def _of_ratios(
+    rule: AlertRule, window: WindowView, marker: _Marker
+) -> tuple[CellArray, FloatArray, npt.NDArray[np.float64]]:
+    """Cells, values and chances under "participation". Rules that compare with usual name nothing."""
+    decoder = msgspec.json.Decoder(_Cell)
+    bodies = [body for body in map(decoder.decode, window.in_order()) if body.mean is not None]
+    counted = [(body, body.events if isinstance(body.events, _Number) else body.users) for body in bodies]
+    rows = [
+        (int(body.cell, 16), body.mean.raw, count.raw, count.scale, *_range(body.clipping or marker.clipping))
+        for body, count in counted
+        if isinstance(count, _Number) and body.mean is not None and not rule.relative
+    ]
+    cells = np.array([row[0] for row in rows], dtype=np.uint64)
+    values, counts, scales, lower, width = np.array([row[1:] for row in rows], dtype=float).reshape(-1, 5).T
+    degree = 2 if any(body.variance is not None for body in bodies) else 1
+    limit = ((rule.below_km_h or 0.0) - ROUNDED - lower) / width
+    chances = chance_ratio_below(
+        (values - lower) / width, counts, scales, limit, degree=degree, gaussian=marker.accounting == "zcdp"
+    )
+    return cells, values, chances
+
+
+def _range(clipping: _Bounds) -> tuple[float, float]:
+    """Lower end and width, in km/h."""
+    return clipping.lower, max(clipping.upper - clipping.lower, ROUNDED)

@@ -1,0 +1,209 @@
+"""Judges each new window, tells of its alerts, and answers ``/api/v1/alerts``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from stream.config import Config
+from stream.config.alerts import AlertRule
+from stream.serve.alerts.rules import Alert, Judged, alerts, chain, judged_cells
+from stream.serve.alerts.webhook import Delivery, Webhook
+from stream.serve.broadcast import Broadcast
+from stream.serve.cell_history import Usual
+from stream.serve.hexagons import known_window
+from stream.serve.metrics import PublicMetrics
+from stream.serve.responses import JSON, Answers, key_of
+from stream.serve.window_store import View, WindowView
+
+log = structlog.get_logger()
+
+MOST_TOLD = 100
+"""Most alerts that one event or delivery lists; ``count`` says how many there are."""
+WAITING = 64
+"""Windows that wait to be judged; if more arrive, the oldest is not told of. Every window can be asked for."""
+_REMEMBERED = 8
+"""Judged windows of which it is remembered what their rules named."""
+_CHAINS = 1000
+"""Most windows of which it is remembered what they are judged with."""
+
+Named = dict[str, list[Alert]]
+"""Alerts by rule."""
+
+
+class _Chain(NamedTuple):
+    """What a window is judged with, and a key that identifies it."""
+
+    windows: list[Judged]
+    key: str
+
+
+class Alerts:
+    """The rules of the configured feed. Windows that were there before the start are not told of.
+
+    What is told of a window are its alerts that this process did not find in the window before. So after a restart the first
+    window tells every alert, those that began while nobody watched among them.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        view: View,
+        usual: Usual,
+        answers: Answers,
+        metrics: PublicMetrics,
+        broadcast: Broadcast,
+        caught_up: asyncio.Event,
+    ) -> None:
+        """``caught_up``: set once all windows that were there before the start were read.
+
+        Raises :class:`stream.config.ConfigError` for a webhook whose secret cannot be read.
+        """
+        self._feed, self._rules = config.feed.name, config.public.alerts
+        self._view, self._answers, self._metrics, self._broadcast = view, answers, metrics, broadcast
+        webhook = config.public.webhook
+        self._webhook = None if webhook is None else Webhook(webhook, metrics)
+        self._usual, self._caught_up = usual, caught_up
+        self._waiting: deque[WindowView] = deque()
+        self._wake = asyncio.Event()
+        self._newest = ""
+        """Start of the newest window that was judged."""
+        self._named: dict[str, dict[str, set[str]]] = {}
+        """Cells by rule, by the end of the window that was told of, in the order of judging."""
+        self._chains: dict[tuple[str, str], _Chain] = {}
+        self._generation = view.generation
+        for rule in self._rules:
+            metrics.alerts.labels(rule.name)
+            metrics.alerts_active.labels(rule.name)
+
+    def announce(self, window: WindowView) -> None:
+        """Judge a window that became complete, later. Returns at once."""
+        if not self._rules or window.feed != self._feed:
+            return
+        if len(self._waiting) >= WAITING:
+            dropped = self._waiting.popleft()
+            self._metrics.unjudged.inc()
+            log.warning("a window's alerts are not told: too many windows wait to be judged", window=dropped.start)
+        self._waiting.append(window)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Judge announced windows until cancelled; what goes wrong with one is logged, and the next one is judged."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="alerts")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                if self._webhook is not None:
+                    tasks.create_task(self._webhook.run())
+                await self._caught_up.wait()
+                newest = self._view.find(None, self._feed)
+                if newest is not None and self._rules:
+                    await self._judge(thread, newest)
+                while True:
+                    await self._wake.wait()
+                    self._wake.clear()
+                    while self._waiting:
+                        window = self._waiting.popleft()
+                        named = await self._judge(thread, window)
+                        if named is not None:
+                            self._tell(window, named)
+        finally:
+            # Without waiting: the event loop would stand still until the thread is done.
+            thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _judge(self, thread: ThreadPoolExecutor, window: WindowView) -> Named | None:
+        """What the rules name; shown by the metrics if no newer window was judged. None if it cannot be judged."""
+        loop = asyncio.get_running_loop()
+        try:
+            windows = self._chain(window).windows
+            named = {
+                rule.name: await loop.run_in_executor(thread, alerts, rule, windows, self._usual)
+                for rule in self._rules
+            }
+        except Exception:
+            log.exception("a window could not be judged for alerts", window=window.start)
+            return None
+        if window.start >= self._newest:
+            self._newest = window.start
+            for name, active in named.items():
+                self._metrics.alerts_active.labels(name).set(len(active))
+        return named
+
+    def _chain(self, window: WindowView) -> _Chain:
+        """What a complete window of the feed is judged with: put together once as long as the complete windows stay."""
+        if self._generation != self._view.generation or len(self._chains) >= _CHAINS:
+            self._chains.clear()
+            self._generation = self._view.generation
+        known = self._chains.get((window.feed, window.start))
+        if known is None:
+            windows = chain(self._view, window, self._usual, self._rules)
+            key = key_of("alerts", [(one.window.tag, [other.tag for other in one.earlier]) for one in windows])
+            known = self._chains[window.feed, window.start] = _Chain(windows, key)
+        return known
+
+    def _tell(self, window: WindowView, named: Named) -> None:
+        before = self._named.get(window.start, {})
+        self._named[window.end] = {name: {alert.cell for alert in active} for name, active in named.items()}
+        while len(self._named) > _REMEMBERED:
+            del self._named[next(iter(self._named))]
+        for name, active in named.items():
+            news = [alert for alert in active if alert.cell not in before.get(name, ())]
+            if not news:
+                continue
+            self._metrics.alerts.labels(name).inc(len(news))
+            identifier = f"{window.feed}/{name}/{window.start}"
+            body = msgspec.json.encode(
+                {
+                    "id": identifier,
+                    "rule": name,
+                    "feed": window.feed,
+                    "window": {"start": window.start, "end": window.end},
+                    "count": len(news),
+                    "alerts": [alert.body(window) for alert in news[:MOST_TOLD]],
+                }
+            )
+            self._broadcast.tell(window.feed, b"event: alert\ndata: %b\n\n" % body)
+            if self._webhook is not None:
+                self._webhook.offer(Delivery(identifier, body))
+
+    async def answer(self, request: web.Request, feed: str, window: str | None) -> web.Response:
+        """The rules, and the cells that they name in one window."""
+        known = known_window(self._view, window, feed)
+        if known.complete and feed == self._feed and self._rules:
+            rules, (windows, key) = self._rules, self._chain(known)
+        else:
+            rules, windows, key = (), [], key_of("alerts", known.feed, known.start, known.end)
+        make = partial(_answer, known, rules, windows, self._usual)
+        # Windows before it may still become complete, or be forgotten, so the answer may change.
+        return await self._answers.answer(request, key, make, JSON, "revalidate")
+
+
+def _answer(window: WindowView, rules: Sequence[AlertRule], windows: Sequence[Judged], usual: Usual) -> bytes:
+    active = [alert for rule in rules for alert in alerts(rule, windows, usual)]
+    return msgspec.json.encode(
+        {
+            "feed": window.feed,
+            "window": {"start": window.start, "end": window.end},
+            "rules": [_described(rule, window) for rule in rules],
+            "alerts": [alert.body(window) for alert in active],
+        }
+    )
+
+
+def _described(rule: AlertRule, window: WindowView) -> dict[str, Any]:
+    return {
+        "name": rule.name,
+        "below_km_h": rule.below_km_h,
+        "slower_km_h": rule.slower_km_h,
+        "slower_percent": rule.slower_percent,
+        "windows": rule.windows,
+        "false_alarms_per_day": rule.false_alarms_per_day,
+        "cells": len(judged_cells(rule, window)),
+    }

@@ -1,0 +1,53 @@
+/** The alerts of the window on display: what the operator's rules name, with their bound on false alarms. */
+
+import { byId, make } from './dom';
+import { decimals, say } from './texts';
+import { inUnit, unit } from './units';
+import type { Alert, AlertRule } from './types';
+import type { View } from './view';
+
+/** The choice of a cell in the list. */
+export type Choose = (cell: string) => void;
+
+const shortest = (number: number) => String(Number(number.toPrecision(4))).replace('.', say('decimal'));
+
+/** "jam: mean below 15.0 km/h". */
+function claim(rule: AlertRule): string {
+  if (rule.slower_percent !== null) return say('alerts.percent', { rule: rule.name, limit: shortest(rule.slower_percent) });
+  const kind = rule.below_km_h !== null ? 'alerts.below' : 'alerts.slower';
+  return say(kind, { rule: rule.name, limit: decimals(inUnit(rule.below_km_h ?? rule.slower_km_h ?? 0), 1), unit: unit() });
+}
+
+const told = ({ value, limit }: Alert) => say('alerts.cell', { value: decimals(inUnit(value), 1), limit: decimals(inUnit(limit), 1), unit: unit() });
+
+export function showAlerts(view: View, choose: Choose): void {
+  const { alerts } = view;
+  byId('alerts').hidden = !view.alerting;
+  byId('alerts-count').textContent = alerts?.alerts.length ? String(alerts.alerts.length) : '';
+  byId('alerts-list').replaceChildren(...(alerts ? alerts.rules.flatMap((rule) => section(rule, alerts.alerts, choose)) : [failure(view)]));
+}
+
+const failure = (view: View) => make('p', { class: 'quiet' }, say('alerts.failed', { reason: view.alertsFailed }));
+
+function section(rule: AlertRule, all: Alert[], choose: Choose): HTMLElement[] {
+  const named = all.filter((alert) => alert.rule === rule.name);
+  const promise = `${say('alerts.windows', { count: rule.windows })} ${say('alerts.rate', { rate: shortest(rule.false_alarms_per_day), count: rule.cells })}`;
+  const none = make('p', {}, say('alerts.none'));
+  const list = make('ul', {}, ...named.map((alert) => make('li', {}, item(alert, choose))));
+  return [make('h2', {}, claim(rule)), make('p', { class: 'quiet' }, promise), named.length ? list : none];
+}
+
+function item(alert: Alert, choose: Choose): HTMLElement {
+  const button = make('button', { type: 'button', 'data-cell': alert.cell }, make('code', {}, alert.cell), ` ${told(alert)} `,
+    alert.new && make('span', { class: 'chip' }, say('alerts.new')));
+  button.addEventListener('click', () => choose(alert.cell));
+  return button;
+}
+
+/** What the rules say of one cell. */
+export function alertsOf(view: View, cell: string): HTMLElement[] {
+  const { rules = [], alerts = [] } = view.alerts ?? {};
+  return alerts
+    .filter((alert) => alert.cell === cell)
+    .map((alert) => make('p', { class: 'alert' }, `${claim(rules.find((rule) => rule.name === alert.rule)!)}. ${told(alert)}`));
+}

@@ -1,0 +1,111 @@
+"""What published messages say about the mean of each cell: releases for the models that smooth and shrink. Pure.
+
+Under "participation" a message gives the ratio of two noisy numbers. With a weak signal that ratio leans to the middle of its range,
+so it is not used: the numerator is computed back from ratio and count, and divided by the expected number of users, of which
+earlier counts of the cell know more than one (:mod:`dpcore.occupancy`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import h3
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.occupancy import NoisyCounts, Occupancy, users_in
+from dpcore.relation import NeighbouringRelation
+from dpcore.smoothing import Releases
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+_UNSURE = 0.1
+"""How far the mean of a cell lies from the level, as a share of U: it weighs only what is not known of the number of users."""
+_FEWEST = 1e-3
+"""Where fewer users are expected in a cell, its release says nothing about their mean."""
+_LEAST_VARIANCE = 1e-12
+"""Of a count's noise: a count with less is as good as exact."""
+_CROWDING = 0.4
+"""Weight of the logarithm of a cell's users as a covariate: quiet cells are faster, by a part that releases show."""
+
+
+@dataclass(frozen=True)
+class ObservedMeans:
+    """``releases`` sorted by cell; ``places``: the position of each among the bodies, (C,). ``occupancy``: under "participation"
+    what is known of the users of these cells after the window, None under "values".
+    """
+
+    releases: Releases
+    places: IntArray
+    occupancy: Occupancy | None = None
+
+
+def observed_means(
+    bodies: Sequence[dict[str, Any]], known: tuple[npt.NDArray[np.uint64], Occupancy] | None, level: float, upper: float
+) -> ObservedMeans:
+    """The observations in the ``bodies`` of a window, as published.
+
+    ``known``: cells, (K,), and what earlier windows said about their users, at the time of the window; not used if the window has
+    other cells. ``level``: the mean of all cells as earlier windows know it, in the unit of ``upper``, U.
+    """
+    cells = np.array([int(body["cell"], 16) for body in bodies], dtype=np.uint64)
+    order = np.argsort(cells, kind="stable")
+    order = order[np.array(["mean" in bodies[g] for g in order], dtype=bool)]
+    bodies, cells = [bodies[g] for g in order], cells[order]
+    places = np.array([h3.cell_to_latlng(body["cell"]) for body in bodies], dtype=np.float64).reshape(-1, 2)
+    if bodies and bodies[0]["relation"] == NeighbouringRelation.PARTICIPATION:
+        past = known[1] if known is not None and np.array_equal(known[0], cells) else None
+        (means, scales, users), occupancy = _over_expected_users(bodies, past, level, upper)
+        covariates = _CROWDING * np.log1p(users)[:, None]
+        releases = Releases(cells, places, means, scales, np.maximum(users, 1.0), covariates, normal=True)
+        return ObservedMeans(releases, order, occupancy)
+    means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
+    scales = np.array([body["mean"]["scale"] for body in bodies], dtype=np.float64)
+    events = np.array([body["events"] for body in bodies], dtype=np.float64)
+    users = np.array([body["users"] for body in bodies], dtype=np.float64)
+    # Vehicles report at regular intervals, so those with more fixes in a cell drive more slowly through it.
+    covariates = np.log(events / users)[:, None]
+    return ObservedMeans(Releases(cells, places, means, scales, events, covariates), order)
+
+
+def _over_expected_users(
+    bodies: Sequence[dict[str, Any]], past: Occupancy | None, level: float, upper: float
+) -> tuple[tuple[FloatArray, FloatArray, FloatArray], Occupancy]:
+    """((Means, scales of Laplace noise of the same variance, users), (C,) each, and the occupancy after the window)."""
+    numbers = 3 if "variance" in bodies[0] else 2
+    now, (lower, width) = _counted(bodies, numbers), _ranges(bodies, upper)
+    counts = now.counts
+    users = users_in(past, now)
+    # The numerator, taken around the middle of the range, where its noise and that of the count are not correlated.
+    off_middle = (np.array([body["mean"]["raw"] for body in bodies]) - lower) / width - 0.5
+    numerator = off_middle * np.maximum(counts, 1.0)
+    expected = np.maximum(users.mean, _FEWEST)
+    square = np.square((level - lower) / width - 0.5) + np.square(_UNSURE * upper / width)
+    # Of polynomials of degree 1 and 2 with noise of variance v each, the half difference of the outer two has v/2.
+    variance = now.variance / numbers / 2 + users.variance * square
+    scales = np.where(users.mean < _FEWEST, np.inf, width * np.sqrt(variance / 2) / expected)
+    means = lower + width * (0.5 + numerator / expected)
+    return (means, scales, users.mean), (past or _nothing(len(counts))).after(now)
+
+
+def _counted(bodies: Sequence[dict[str, Any]], numbers: int) -> NoisyCounts:
+    """The noisy counts in the bodies, each a sum of so many noisy numbers."""
+    counted = [body.get("events", body["users"]) for body in bodies]
+    counts = np.array([count["raw"] for count in counted], dtype=np.float64)
+    normal = bodies[0].get("accounting") == "zcdp"
+    variance = max(counted[0]["scale"] ** 2 * (1 if normal else 2), _LEAST_VARIANCE)
+    return NoisyCounts(counts, variance, np.inf if normal else numbers)
+
+
+def _ranges(bodies: Sequence[dict[str, Any]], upper: float) -> tuple[FloatArray, FloatArray]:
+    """(Lower ends, widths) of the ranges to which users' means were clipped, (C,) each."""
+    ranges = [body.get("clipping", {"lower": 0.0, "upper": upper}) for body in bodies]
+    lower = np.array([each["lower"] for each in ranges], dtype=np.float64)
+    return lower, np.array([each["upper"] for each in ranges], dtype=np.float64) - lower
+
+
+def _nothing(cells: int) -> Occupancy:
+    return Occupancy(np.zeros(cells), 0.0, 0.0, 0.0)

@@ -1,0 +1,434 @@
+"""HFP over MQTT becomes events whatever is published: real brokers that die, deny and flood; a reason for each message refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from paho.mqtt import client as paho
+from structlog.testing import capture_logs
+from trustme import CA
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.config.feed import FeedConfig
+from stream.local import LOOPBACK
+from stream.sources import mqtt
+from stream.sources.hfp import LARGEST_MESSAGE, HighFrequencyPositions, Publication, vehicle_of
+from stream.sources.messages import Messages
+from stream.sources.mqtt import Broker, Following
+from stream.windows import Slotting
+from tests.support.builders import bus_fleet_file
+from tests.support.feeding import until_true
+from tests.support.mosquitto import PASSWORD, USER, Mosquitto
+from tests.support.topics_reader import PARTITIONS, stored
+
+BOX = {"south": 59.9, "west": 24.0, "north": 60.5, "east": 25.5}
+HELSINKI = FeedConfig(
+    name="bus",
+    topic="bus",
+    timezone="Europe/Helsinki",
+    domain=BOX,  # type: ignore[arg-type]
+)
+NOON_S = 1_775_044_800
+RECEIVED_US = NOON_S * 1_000_000
+TOPIC = "/hfp/v2/journey/ongoing/vp/bus/0055/01216/1069/1/Malmi/7:20/1130106/2/60;24/19/73/44"
+
+
+def fix(second: int = 0, **fields: object) -> dict[str, object]:
+    """The object of one position."""
+    moment = f"2026-04-01T12:{second // 60:02d}:{second % 60:02d}.500Z"
+    return {
+        "oper": 22,
+        "veh": 1216,
+        "tst": moment,
+        "tsi": NOON_S + second,
+        "spd": 10.0,
+        "lat": 60.2,
+        "long": 24.9,
+    } | fields
+
+
+def published(topic: str = TOPIC, event: str = "VP", **fields: object) -> Publication:
+    return Publication(topic, json.dumps({event: fix(**fields)}).encode())  # type: ignore[arg-type]
+
+
+def reader() -> HighFrequencyPositions:
+    return HighFrequencyPositions(HELSINKI, Slotting(timedelta(hours=1), timedelta(days=1), HELSINKI.timezone))
+
+
+def events(*publications: Publication) -> list[dict[str, object]]:
+    return [json.loads(value) for value in reader().of(publications, RECEIVED_US + 60_000_000).values]
+
+
+def test_a_message_becomes_an_event_of_the_vehicle_that_the_topic_names() -> None:
+    (event,) = events(published())
+    assert event == {"user": "55:1216", "time": RECEIVED_US // 1000 + 500, "lat": 60.2, "lng": 24.9, "speed": 36.0}
+    assert vehicle_of("city/hfp/v2/journey/ongoing/doo/tram/0040/00000/x") == "40:0"
+    assert [vehicle_of(topic) for topic in ("", "/hfp/v2/journey", "/other/v2/a/b/c/d/1/2", "/hfp/v2/a/b/c/d//2")] == [
+        None
+    ] * 4
+
+
+def test_a_topic_of_version_1_names_nobody_because_its_levels_would_make_a_user_of_each_route() -> None:
+    assert vehicle_of("/hfp/v1/journey/ongoing/bus/0055/01216/1069/1/Malmi/7:20/1130106/2/60;24/19/73/44") is None
+
+
+def test_a_position_without_a_time_has_that_of_its_arrival_however_late_it_is_decoded() -> None:
+    timeless = published(tst=None, tsi=None)
+    (event,) = events(timeless._replace(arrived_us=RECEIVED_US))
+    assert event["time"] == RECEIVED_US // 1000
+    (event,) = events(timeless)
+    assert event["time"] == RECEIVED_US // 1000 + 60_000
+
+
+def test_one_event_per_vehicle_and_timestamp_whatever_is_repeated_or_comes_late() -> None:
+    source = reader()
+    batch = [published(), published(event="DOO"), published(second=1), published(TOPIC.replace("01216", "00007"))]
+    assert len(source.of(batch, RECEIVED_US).values) == 3
+    assert source.of([published(), published(second=1)], RECEIVED_US).values == []
+    assert (source.tally.events, source.tally.repeated, source.tally.snapshots) == (3, 3, 6)
+
+
+REFUSED = {
+    "no JSON": (b"\x00\xff garbage", "unreadable"),
+    "an array": (b"[]", "unreadable"),
+    "no event": (b"{}", "unreadable"),
+    "two events": (b'{"VP": {}, "DOO": {}}', "unreadable"),
+    "deep": (b'{"VP": ' + b"[" * 5000 + b"]" * 5000 + b"}", "unreadable"),
+    "large": (b'{"VP": {"x": "' + b"x" * LARGEST_MESSAGE + b'"}}', "too-large"),
+    "no position": (json.dumps({"VP": fix(lat=None)}).encode(), "no-position"),
+    "text": (json.dumps({"VP": fix(lat="60")}).encode(), "no-place"),
+    "a truth": (json.dumps({"VP": fix(long=True)}).encode(), "no-place"),
+    "a huge number": (json.dumps({"VP": fix(lat=10**300)}).encode(), "no-place"),
+    "off the globe": (json.dumps({"VP": fix(lat=97.0)}).encode(), "no-place"),
+    "no time": (json.dumps({"VP": fix(tst="noon")}).encode(), "time-unreadable"),
+    "milliseconds": (json.dumps({"VP": fix(tst=None, tsi=NOON_S * 1000)}).encode(), "time-no-epoch-seconds"),
+    "tomorrow": (json.dumps({"VP": fix(tst=None, tsi=NOON_S + 90_000)}).encode(), "time-in-future"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_message_that_is_no_position_is_refused_alone_with_its_reason(name: str) -> None:
+    payload, reason = REFUSED[name]
+    source = reader()
+    batch = [published(), Publication(TOPIC, payload), published("no/topic"), published(second=1)]
+    assert len(source.of(batch, RECEIVED_US).values) == 2
+    assert dict(source.tally.refused) == {reason: 1, "no-vehicle-id": 1}
+
+
+def test_mutated_messages_are_refused_or_read_and_never_end_in_another_error() -> None:
+    rng, source, sound, batch = random.Random(3), reader(), published(), []
+    for _ in range(2000):
+        payload = bytearray(sound.payload)
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.randrange(len(payload))
+            payload[at : at + rng.randrange(3)] = rng.choice(
+                [b"9", b"-", b"", b'"', b"e9", b"{", b"\xff", b"null", b"]"]
+            )
+        topic = "/".join(rng.sample(TOPIC.split("/"), rng.randrange(1, 12)))
+        batch.append(Publication(rng.choice([TOPIC, topic]), bytes(payload)))
+    source.of(batch, RECEIVED_US)
+    assert source.tally.refused.total() > 200
+    assert (
+        source.tally.refused.total() + source.tally.repeated + source.tally.events + source.tally.without_speed == 2000
+    )
+
+
+class Kept:
+    """A sink that keeps what it takes; ``gate`` lets it store. ``ages``: seconds from an event's time until it is stored."""
+
+    def __init__(self) -> None:
+        self.users: list[str] = []
+        self.ages: list[float] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __aenter__(self) -> Kept:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def take(self, messages: Messages) -> None:
+        await self.gate.wait()
+        taken = [json.loads(value) for value in messages.values]
+        self.users += [event["user"] for event in taken]
+        self.ages += [time.time() - event["time"] / 1000 for event in taken]
+
+
+class City:
+    """Publishes to a broker, as the vehicles of a city do."""
+
+    def __init__(self, port: int, ca_file: Path | None = None) -> None:
+        self._client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+        if ca_file is not None:
+            self._client.tls_set(str(ca_file))
+            self._client.username_pw_set(USER, PASSWORD)
+        self._client.connect(LOOPBACK, port)
+        self._client.loop_start()
+
+    def publish(self, payload: bytes, topic: str = TOPIC) -> None:
+        self._client.publish(topic, payload).wait_for_publish(10)
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+def now(vehicle: int, **fields: object) -> tuple[bytes, str]:
+    """A position of the present, and its topic."""
+    body = {"VP": fix(tst=None, tsi=int(time.time()), **fields)}  # type: ignore[arg-type]
+    return json.dumps(body).encode(), TOPIC.replace("01216", f"{vehicle:05d}")
+
+
+@contextmanager
+def city_that_publishes(port: int, ca_file: Path | None = None) -> Iterator[None]:
+    """Garbage and positions of ever new vehicles, until the block ends."""
+    ended = threading.Event()
+
+    def drive() -> None:
+        city = City(port, ca_file)
+        for vehicle in range(1, 10_000):
+            if ended.wait(0.05):
+                break
+            city.publish(b"\xff\x00garbage", "/hfp/v2/garbage")
+            city.publish(*now(vehicle))
+        city.close()
+
+    thread = threading.Thread(target=drive)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+async def test_it_outlives_a_broker_that_restarts_and_reads_on_after_garbage(tmp_path: Path) -> None:
+    source, sink, stopping = reader(), Kept(), asyncio.Event()
+    with Mosquitto(tmp_path) as broker:
+        settings = Broker(f"mqtt://{LOOPBACK}:{broker.port}", ("/hfp/#",), pause_s=0.05)
+        following = asyncio.create_task(Following(source, settings, sink, stopping).run())
+
+        async def sees(vehicle: int) -> None:
+            city = City(broker.port)
+            while f"55:{vehicle}" not in sink.users:  # a broker forgets what it publishes to nobody
+                city.publish(b"\xff{")
+                city.publish(*now(vehicle))
+                await asyncio.sleep(0.05)
+            city.close()
+
+        async with asyncio.timeout(240):
+            await sees(1)
+            broker.stop()
+            await asyncio.sleep(0.1)
+            broker.start()
+            await sees(2)
+        stopping.set()
+        await following
+    assert source.tally.refused["unreadable"] >= 2
+
+
+async def test_what_arrives_faster_than_it_is_stored_is_dropped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt, "MOST_WAITING", 50)
+    source, sink, stopping = reader(), Kept(), asyncio.Event()
+    with Mosquitto(tmp_path) as broker:
+        following = Following(source, Broker(f"mqtt://{LOOPBACK}:{broker.port}", ("/hfp/#",)), sink, stopping)
+        running, city = asyncio.create_task(following.run()), City(broker.port)
+        while not sink.users:
+            city.publish(*now(1))
+            await asyncio.sleep(0.05)
+        sink.gate.clear()
+        before = source.tally.snapshots
+        for vehicle in range(2, 302):
+            city.publish(*now(vehicle))
+        city.publish(b"x" * (LARGEST_MESSAGE + 1))
+        await until_true(lambda: following.refused["too-large"] == 1)
+        sink.gate.set()
+        await until_true(lambda: source.tally.snapshots - before + following.refused["queue-full"] >= 300)
+        stopping.set()
+        await running
+        city.close()
+    assert following.refused["queue-full"] >= 300 - 3 * 51
+
+
+@pytest.fixture
+def helsinki(tmp_path: Path) -> Path:
+    return bus_fleet_file(tmp_path, BOX)
+
+
+@pytest.fixture
+def encrypted(tmp_path: Path) -> Iterator[Mosquitto]:
+    """A broker with TLS; its CA is in ``ca.pem``, user and password in ``login``."""
+    ca = CA()
+    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    (tmp_path / "login").write_text(f"{USER}:{PASSWORD}\n")
+    with Mosquitto(tmp_path, ca) as broker:
+        yield broker
+
+
+def hexveil(broker: Mosquitto, configuration: Path, *arguments: str, login: str = "login") -> tuple[int, str, str]:
+    secrets = ["--login", str(configuration.parent / login)]
+    command = ["hfp", f"mqtts://localhost:{broker.port}", "--config", str(configuration), *secrets, "--once", "--json"]
+    done = CliRunner().invoke(app, [*command, *arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+async def create_topic(bootstrap: str, name: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    await admin.create_topics([NewTopic(name, PARTITIONS, 1)])
+    await admin.close()
+
+
+def test_positions_reach_kafka_over_tls(
+    encrypted: Mosquitto, helsinki: Path, kafka: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
+    monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic_name)
+    asyncio.run(create_topic(kafka, topic_name))
+    ca = helsinki.parent / "ca.pem"
+    with city_that_publishes(encrypted.port, ca):
+        code, output, stderr = hexveil(encrypted, helsinki, "--ca", str(ca), "--topic", "/hfp/#")
+    assert code == 0, stderr
+    report = json.loads(output)["snapshots"]
+    assert report["refused"]["unreadable"] >= 1
+    stored_events = [json.loads(value) for part in asyncio.run(stored(kafka, topic_name)) for _, value in part]
+    assert len(stored_events) == report["events"] >= 1
+    assert stored_events[0]["user"].startswith("55:")
+
+
+def test_a_live_feed_is_released_without_kafka(encrypted: Mosquitto, helsinki: Path) -> None:
+    ca, out = helsinki.parent / "ca.pem", helsinki.parent / "releases.ndjson"
+    with city_that_publishes(encrypted.port, ca):
+        code, _, stderr = hexveil(encrypted, helsinki, "--ca", str(ca), "--offline", "--out", str(out))
+    assert code == 0, stderr
+    assert sum(json.loads(line)["value"].get("events", 0) for line in out.read_text().splitlines()) >= 1
+
+
+def test_a_wrong_password_or_ca_ends_the_command_and_shows_no_secret(encrypted: Mosquitto, helsinki: Path) -> None:
+    (helsinki.parent / "wrong").write_text("city:guessed-wrong")
+    ca = ("--ca", str(helsinki.parent / "ca.pem"), "--out", "-")
+    for login, arguments, says in [
+        ("wrong", ca, "does not accept this user and password"),
+        ("login", ("--out", "-"), "certificate verify failed"),
+    ]:
+        code, output, stderr = hexveil(encrypted, helsinki, *arguments, login=login)
+        assert (code, output) == (3, ""), stderr
+        assert says in stderr
+        assert "guessed-wrong" not in stderr
+
+
+@contextmanager
+def scripted(suback: bytes, publishes: bytes = b"", after: threading.Event | None = None) -> Iterator[str]:
+    """Address of a broker of three answers to one client; the last, ``publishes``, comes once ``after`` is set.
+
+    Mosquitto accepts every subscription, filters what it delivers, and passes no malformed topic on.
+    """
+    with socket.create_server((LOOPBACK, 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"\x20\x02\x00\x00")  # CONNACK: accepted
+                packet = connection.recv(4096)
+                connection.sendall(b"\x90\x03" + packet[2:4] + suback)
+                assert after is None or after.wait(240)
+                connection.sendall(publishes)
+                connection.recv(4096)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        yield f"mqtt://{LOOPBACK}:{server.getsockname()[1]}"
+        thread.join()
+
+
+def publish(topic: bytes, payload: bytes) -> bytes:
+    """A PUBLISH packet of 128 to 16 383 bytes after its header."""
+    body = len(topic).to_bytes(2, "big") + topic + payload
+    return bytes((0x30, len(body) & 0x7F | 0x80, len(body) >> 7)) + body
+
+
+def test_a_broker_that_refuses_the_topic_ends_the_command(helsinki: Path) -> None:
+    with scripted(suback=b"\x80") as address:
+        done = CliRunner().invoke(app, ["hfp", address, "--config", str(helsinki), "--out", "-"])
+    assert done.exit_code == 3
+    assert "refuses a topic" in done.stderr
+
+
+async def test_a_malformed_topic_is_refused_alone_and_a_silence_before_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mqtt, "SILENT_SECONDS", 0.01)
+    sink, stopping, spoken = Kept(), asyncio.Event(), threading.Event()
+    timeless = published(tst=None, tsi=None).payload
+    topics = (b"/hfp/\xff\xfe", b"/hfp/+/x", b"/hfp/#", TOPIC.encode())
+    packets = b"".join(publish(topic, timeless) for topic in topics)
+    with capture_logs() as logs, scripted(b"\x00", packets, spoken) as address:
+        following = Following(reader(), Broker(address, ("/hfp/#",)), sink, stopping)
+        running = asyncio.create_task(following.run())
+        await until_true(lambda: bool(logs))
+        spoken.set()
+        await until_true(lambda: bool(sink.users))
+        stopping.set()
+        await running
+    assert dict(following.refused) == {"topic-unreadable": 3}
+    assert sink.users == ["55:1216"]
+    assert sink.ages[0] >= 0.15, "its time is that of the arrival, before messages are gathered for 0.2 s"
+    assert "sends no message" in logs[0]["event"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["https://agency.example"], "is not like mqtts://"),
+        (["mqtts://agency.example:99999"], "is not like mqtts://"),
+        (["mqtts://" + "a" * 70 + ".example"], "is not like mqtts://"),
+        (["mqtts://city:s3cret@agency.example"], "in a file"),
+        ([f"mqtts://city:{PASSWORD}\u2100@agency.example"], "in a file"),
+        (["mqtts://agency\u2100.example"], "is not like mqtts://"),
+        (["mqtt://agency.example", "--login", "login"], "without TLS is public"),
+        (["mqtts://agency.example", "--login", "none"], "name a readable text file"),
+        (["mqtts://agency.example", "--ca", "login"], "file of certificates"),
+        (["mqtts://agency.example", "--topic", "hfp/#/x"], "is no topic filter"),
+        (["mqtts://agency.example", "--offline"], "name a file like releases.ndjson"),
+    ],
+    ids=[
+        "scheme",
+        "port",
+        "name",
+        "password",
+        "odd password",
+        "odd name",
+        "no TLS",
+        "no file",
+        "no certificate",
+        "topic",
+        "no out",
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_sent(
+    arguments: list[str], says: str, helsinki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(helsinki.parent)
+    (helsinki.parent / "login").write_text(f"{USER}:{PASSWORD}")
+    done = CliRunner().invoke(app, ["hfp", *arguments, "--config", str(helsinki)])
+    assert done.exit_code == 2
+    assert says in " ".join(done.stderr.replace("│", " ").split())
+    assert PASSWORD not in done.stderr

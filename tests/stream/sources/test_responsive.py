@@ -1,0 +1,176 @@
+"""While a large document is decoded, the event loop goes on; and what machines read is JSON alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.local import REPO_ROOT
+from stream.sources import siri
+from stream.sources.background import in_background
+from stream.sources.delivery import Pacer, Progress, deliver
+from stream.sources.live import poll
+from stream.sources.messages import Messages
+from stream.sources.polling import Poller, PollSettings
+from stream.sources.snapshot_events import SnapshotEvents
+from stream.sources.snapshots import Snapshot, SnapshotError
+from stream.sources.vehicle_positions import decode_snapshot
+from stream.windows import Slotting
+from tests.stream.sources.agency import FEED, Agency, answer, fleet
+
+BUS = str(REPO_ROOT / "config" / "bus-fleet.toml")
+PATIENCE_S = 30.0
+"""How long a decoder waits for the loop before the test fails; it never waits for so long if the loop goes on."""
+
+
+class Kept:
+    """A sink and a sender that keep what they take."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes] = []
+
+    async def __aenter__(self) -> Kept:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def take(self, messages: Messages) -> None:
+        self.values += messages.values
+
+    send = take
+
+    async def flush(self) -> None:
+        pass
+
+    async def confirm(self) -> None:
+        pass
+
+
+def waiting_for(turned: threading.Event) -> Callable[[bytes, int | None], Snapshot]:
+    """A decoder that is done only after the event loop has turned meanwhile."""
+
+    def decode(body: bytes, received_us: int | None) -> Snapshot:
+        assert turned.wait(PATIENCE_S), "the event loop stood still while a snapshot was decoded"
+        return decode_snapshot(body, received_us)
+
+    return decode
+
+
+async def turning(turned: threading.Event, deliverer: asyncio.Task[None]) -> None:
+    """Let a timer of the loop fire some times, then release the decoder."""
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    turned.set()
+    await deliverer
+
+
+def slow_reader(turned: threading.Event) -> SnapshotEvents:
+    return SnapshotEvents(waiting_for(turned), FEED, Slotting(timedelta(hours=1), timedelta(days=1), FEED.timezone))
+
+
+def test_timers_fire_while_an_answer_is_decoded_and_its_events_arrive() -> None:
+    turned, kept, settings = threading.Event(), Kept(), PollSettings()
+
+    async def run(url: str) -> None:
+        polling = poll(slow_reader(turned), Poller(url, settings), settings, kept, asyncio.Event(), once=True)
+        await turning(turned, asyncio.create_task(polling))
+
+    with Agency([answer(200, fleet(0, speed=7.0))]) as agency:
+        asyncio.run(run(agency.url))
+    assert len(kept.values) == 3
+
+
+def test_timers_fire_while_a_stored_snapshot_is_decoded_and_errors_keep_their_place() -> None:
+    turned, kept = threading.Event(), Kept()
+    slow = slow_reader(turned)
+
+    def stored() -> Iterator[Messages]:
+        yield slow.events(fleet(0, speed=7.0))
+        raise SnapshotError("the second is none")
+
+    async def run() -> None:
+        delivering = deliver(in_background(stored()), kept, Pacer(None), Progress())
+        await turning(turned, asyncio.create_task(delivering))
+
+    with pytest.raises(SnapshotError, match="the second is none"):
+        asyncio.run(run())
+    assert len(kept.values) == 3
+
+
+def test_snapshots_are_read_ahead_while_delivery_is_busy_with_one() -> None:
+    third = threading.Event()
+
+    def stored() -> Iterator[Messages]:
+        for number in range(6):
+            if number == 2:
+                third.set()
+            yield Messages(np.full(1, number), [None], [b"%d" % number])
+
+    blocks = in_background(stored())
+    delivered = [next(block for block in blocks if block.values)]
+    assert third.wait(PATIENCE_S), "the third was not read while the first was delivered"
+    delivered += [block for block in blocks if block.values]
+    assert [block.values for block in delivered] == [[b"%d" % number] for number in range(6)]
+
+
+def test_a_document_of_more_elements_than_a_city_needs_costs_no_more_than_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(siri, "MOST_ELEMENTS", 1000)
+    tiny = b"<Siri><VehicleMonitoringDelivery>" + b"<a/>" * 998
+    ends = b"</VehicleMonitoringDelivery></Siri>"
+    assert siri.decode_siri(tiny + ends, None, ZoneInfo("UTC"), 1.0).vehicles == []
+    with pytest.raises(SnapshotError, match="more than 1000 elements"):
+        siri.decode_siri(tiny + b"<a/>" * 5 + ends, None, ZoneInfo("UTC"), 1.0)
+
+
+@pytest.fixture
+def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One event, in a folder whose configuration nobody names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hexveil.toml").write_text(Path(BUS).read_text(encoding="utf-8"), encoding="utf-8")
+    event = {"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}
+    (tmp_path / "day.ndjson").write_text(json.dumps(event) + "\n")
+    return tmp_path / "day.ndjson"
+
+
+def test_the_summary_of_a_release_is_json_alone_and_never_among_releases(day: Path) -> None:
+    command = ["replay", str(day), "--offline", "--json"]
+    apart = CliRunner().invoke(app, [*command, "--out", "releases.ndjson"])
+    assert json.loads(apart.stdout)["events"] == 1
+    assert apart.stderr == ""
+    mixed = CliRunner().invoke(app, command)
+    assert all("topic" in json.loads(line) for line in mixed.stdout.splitlines())
+    assert json.loads(mixed.stderr)["error"] is None
+    far = day.with_name("far.ndjson")
+    far.write_text(day.read_text().replace("30.2", "50.2"))
+    unused = CliRunner().invoke(app, ["replay", str(far), *command[2:], "--out", "far-out.ndjson"])
+    assert (unused.exit_code, unused.stdout) == (2, ""), "a refusal is a sentence on stderr and an exit code"
+
+
+def test_the_summary_of_snapshots_is_json_alone(day: Path) -> None:
+    stored = day.parent / "stored"
+    stored.mkdir()
+    for step in range(2):
+        (stored / f"{step}.pb").write_bytes(fleet(step, speed=7.0))
+    (stored / "2.pb").write_bytes(b"<html>")
+    done = CliRunner().invoke(app, ["gtfs-rt", str(stored), "--out", "events.ndjson", "--json"])
+    report = json.loads(done.stdout)
+    assert (done.exit_code, done.stderr) == (1, "")
+    assert report["snapshots"]["events"] == 6
+    assert "2.pb" in report["problems"][0]
+    assert "public" in report["notes"][0]
+    piped = CliRunner().invoke(app, ["gtfs-rt", str(stored), "--out", "-", "--json"])
+    assert len([json.loads(line)["user"] for line in piped.stdout.splitlines()]) == 6
+    assert json.loads(piped.stderr)["snapshots"]["events"] == 6

@@ -1,0 +1,216 @@
+"""A timetable becomes public facts of cells: names, routes and the public cell list; hostile archives cost a bounded amount."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import zipfile
+from pathlib import Path
+
+import h3
+import pytest
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.config import load_config
+from stream.config.section import BoundingBox
+from stream.local import REPO_ROOT
+from stream.sources import schedule
+from stream.sources.places import Place, places
+from stream.sources.schedule import ScheduleError, read_schedule
+from stream.statistics.participation.public_cells import public_cells
+
+AUSTIN = BoundingBox(south=29.8, west=-98.3, north=30.9, east=-97.2)
+RIDERS = REPO_ROOT / "config" / "riders.toml"
+FILES = {
+    "stops.txt": "\ufeff\"stop_id\",stop_name,stop_lat,stop_lon\n"
+    "1,Congress / 6th,30.2682,-97.7429\n2,Congress / 6th,30.2684,-97.7427\n3,\"Lamar, North\",30.3200,-97.7300\n"
+    "4,nowhere,0,0\n5,wrong,130.3,-97.7\n6,none,,\n7,London,51.5,-0.12\n",
+    "routes.txt": "route_id,route_short_name,route_long_name\nr1,10,Lamar\nr2,2,\nr3,,Airport\n",
+    "trips.txt": "route_id,trip_id,shape_id\nr1,t1,s1\nr2,t2,s1\nr3,t3,\nr3,t4,gone\nr9,t5,s1\n",
+    "shapes.txt": "shape_id,shape_pt_lat,shape_pt_lon,shape_pt_sequence\n"
+    "s1,30.3200,-97.7300,20\ns1,30.2682,-97.7429,3\ns1,999,0,4\ns2,30,-97,1\n",
+    "stop_times.txt": "trip_id,stop_id,stop_sequence\nt3,3,2\nt3,1,1\nt3,4,3\nt1,1,1\n",
+}  # fmt: skip
+
+
+def zipped(files: dict[str, str | bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    body = io.BytesIO()
+    with zipfile.ZipFile(body, "w", method) as out:
+        for name, text in files.items():
+            out.writestr(name, text)
+    return body.getvalue()
+
+
+def archive(path: Path, files: dict[str, str | bytes] | None = None) -> Path:
+    path.write_bytes(zipped(dict(FILES) if files is None else files))
+    return path
+
+
+def at(chart: tuple[Place, ...], lat: float, lng: float) -> Place:
+    cell = h3.latlng_to_cell(lat, lng, 8)
+    return next(place for place in chart if place.cell == cell)
+
+
+def test_cells_are_named_after_their_stops_and_know_the_routes_that_cross_them(tmp_path: Path) -> None:
+    read = read_schedule(archive(tmp_path / "gtfs.zip"))
+    chart = places(read, AUSTIN, 8)
+    assert at(chart.cells, 30.2682, -97.7429) == Place(
+        h3.latlng_to_cell(30.2682, -97.7429, 8), "Congress / 6th", 2, ("2", "10", "Airport")
+    )
+    assert at(chart.cells, 30.3200, -97.7300).name == "Lamar, North"
+    assert chart.outside == 1, "London"
+    assert dict(read.refused) == {"stop-no-place": 3, "shape-no-place": 1, "shape-missing": 1, "trip-of-no-route": 1}
+
+
+def test_no_cell_between_two_stops_is_missing(tmp_path: Path) -> None:
+    chart = places(read_schedule(archive(tmp_path / "gtfs.zip")), AUSTIN, 8)
+    crossed = {place.cell for place in chart.cells if "10" in place.routes}
+    path = h3.grid_path_cells(h3.latlng_to_cell(30.3200, -97.7300, 8), h3.latlng_to_cell(30.2682, -97.7429, 8))
+    assert len(crossed) >= len(path)
+    assert all(any(h3.are_neighbor_cells(cell, other) for other in crossed) for cell in crossed), "one connected line"
+
+
+def test_the_public_cell_list_is_exactly_that_of_the_cells_that_routes_cross(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEXVEIL_HEXAGONS__RESOLUTION", "8")
+    text = RIDERS.read_text(encoding="utf-8").replace("[participation]", '[participation]\ngeojson = "cells.geojson"')
+    (tmp_path / "hexveil.toml").write_text(text, encoding="utf-8")
+    archive(tmp_path / "gtfs.zip")
+    done = CliRunner().invoke(app, ["gtfs", "gtfs.zip", "--out", "places.json", "--area", "cells.geojson", "--json"])
+    assert done.exit_code == 0, done.stderr
+    summary, listed = json.loads(done.stdout), json.loads((tmp_path / "places.json").read_text())["cells"]
+    crossed = sorted(h3.str_to_int(place["cell"]) for place in listed if place["routes"])
+    settings = load_config(tmp_path / "hexveil.toml")
+    assert public_cells(settings).tolist() == crossed
+    assert summary["crossed"] == len(crossed) > 5
+    again = CliRunner().invoke(app, ["gtfs", "gtfs.zip", "--out", "places.json"])
+    assert (again.exit_code, "--force" in again.stderr) == (2, True)
+    shown = CliRunner().invoke(app, ["gtfs", "gtfs.zip", "--out", "places.geojson"])
+    assert shown.exit_code == 0, shown.stderr
+    outlines = json.loads((tmp_path / "places.geojson").read_text())["features"]
+    assert [feature["properties"]["cell"] for feature in outlines] == [place["cell"] for place in listed]
+
+
+def with_file(name: str, text: str | bytes) -> dict[str, str | bytes]:
+    return FILES | {name: text}
+
+
+def damaged(body: bytes) -> bytes:
+    """The archive with other bytes in the middle of its first file."""
+    start = 30 + len("stops.txt") + 20
+    return body[:start] + b"\xff" * 60 + body[start + 60 :]
+
+
+HOSTILE = {
+    "nothing": (b"", "no zip archive"),
+    "HTML": (b"<html>login</html>" * 10, "no zip archive"),
+    "a list too long": (b"PK\x05\x06" + b"\0" * 8 + b"\xff\xff\xff\x7f" + b"\0" * 6, "too many files"),
+    "no stops": ({"agency.txt": "agency_id\n"}, "no stops.txt"),
+    "a damaged LZMA stream": (damaged(zipped(dict(FILES), zipfile.ZIP_LZMA)), "not a readable GTFS archive"),
+    "a name that is no UTF-8": (zipped({"stöps.txt": "x"}).replace("ö".encode(), b"\xff\xfe"), "not a readable GTFS archive"),
+    "a folder": ({f"feed/{name}": text for name, text in FILES.items()}, "in the folder 'feed'"),
+    "no column": (with_file("stops.txt", "id,name\n1,a\n"), "no column stop_id"),
+    "one long line": (with_file("stops.txt", b"x" * 1_000_000), "a line of more than"),
+    "one long field": (with_file("stops.txt", FILES["stops.txt"] + '"' + "a\n" * 200_000), "field larger than field limit"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_archive_is_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
+    content, says = HOSTILE[name]
+    path = tmp_path / "gtfs.zip"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        archive(path, content)
+    with pytest.raises(ScheduleError, match=says):
+        read_schedule(path)
+
+
+def test_a_bomb_is_read_no_further_than_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(schedule.LARGEST, "shapes", 1 << 20)
+    monkeypatch.setitem(schedule.MOST_ROWS, "trips", 100)
+    bomb = archive(tmp_path / "bytes.zip", with_file("shapes.txt", FILES["shapes.txt"] + "s1,30,-97,1\n" * 200_000))
+    assert bomb.stat().st_size < 50_000
+    with pytest.raises(ScheduleError, match=r"shapes\.txt has more than 1048576 bytes"):
+        read_schedule(bomb)
+    rows = archive(tmp_path / "rows.zip", with_file("trips.txt", FILES["trips.txt"] + "r1,t,s1\n" * 101))
+    with pytest.raises(ScheduleError, match=r"trips\.txt has more than 100 rows"):
+        read_schedule(rows)
+
+
+def test_lines_across_continents_are_refused_before_they_cost_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stream.sources.places.MOST_SAMPLES", 10_000)
+    far = FILES["shapes.txt"] + "s1,-80,170,21\ns1,80,-9,22\n"
+    with pytest.raises(ScheduleError, match="coarser resolution"):
+        places(read_schedule(archive(tmp_path / "gtfs.zip", with_file("shapes.txt", far))), AUSTIN, 8)
+
+
+def test_mutated_archives_are_refused_or_read_and_never_end_in_another_error(tmp_path: Path) -> None:
+    rng, sound, outcomes = random.Random(11), archive(tmp_path / "gtfs.zip").read_bytes(), {"read": 0, "refused": 0}
+    for number in range(300):
+        if number % 2:
+            body = bytearray(sound)
+            for _ in range(rng.randrange(1, 4)):
+                body[rng.randrange(len(body))] = rng.randrange(256)
+        else:
+            out = io.BytesIO()
+            with zipfile.ZipFile(out, "w") as mutated:
+                for name, text in FILES.items():
+                    changed = bytearray(text.encode())
+                    for _ in range(3):
+                        changed[rng.randrange(len(changed))] = rng.choice(b'9-,"\n\0\xffe.')
+                    mutated.writestr(name, bytes(changed))
+            body = bytearray(out.getvalue())
+        path = tmp_path / "mutated.zip"
+        path.write_bytes(body)
+        try:
+            places(read_schedule(path), AUSTIN, 7)
+        except ScheduleError:
+            outcomes["refused"] += 1
+        else:
+            outcomes["read"] += 1
+    assert min(outcomes.values()) > 20, outcomes
+
+
+def test_stops_alone_count_in_their_cells_and_stations_entrances_and_boarding_areas_do_not(tmp_path: Path) -> None:
+    rng, kinds = random.Random(5), ("", "0", "1", "2", "3", "4")
+    rows = [
+        f"{k},stop {k},{rng.uniform(30.1, 30.5):.6f},{rng.uniform(-97.9, -97.5):.6f},{kinds[k % 6]}\n"
+        for k in range(300)
+    ]
+    text = "stop_id,stop_name,stop_lat,stop_lon,location_type\n" + "".join(rows) + "node,,,,3\n"
+    read = read_schedule(archive(tmp_path / "gtfs.zip", {"stops.txt": text}))
+    chart = places(read, AUSTIN, 8)
+    assert sum(place.stops for place in chart.cells) == len(read.stops) == 100
+    assert all(int(stop) % 6 < 2 for stop in read.stops)
+    assert all(place.name for place in chart.cells)
+    assert not read.refused
+
+
+def test_shapes_that_trips_name_are_bounded_as_points_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "MOST_POINTS", 50)
+    same = FILES["trips.txt"] + "r1,t,s1\n" * 100
+    assert read_schedule(archive(tmp_path / "same.zip", with_file("trips.txt", same))).lines
+    distinct = FILES["trips.txt"] + "".join(f"r1,t,x{k}\n" for k in range(51))
+    with pytest.raises(ScheduleError, match="more than 50 points"):
+        read_schedule(archive(tmp_path / "distinct.zip", with_file("trips.txt", distinct)))
+
+
+def test_an_archive_without_routes_gives_no_public_list_and_no_file_is_written_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    archive(tmp_path / "gtfs.zip", {"stops.txt": FILES["stops.txt"]})
+    command = ["gtfs", "gtfs.zip", "--config", str(RIDERS), "--out", "places.geojson"]
+    empty = CliRunner().invoke(app, [*command, "--area", "cells.geojson"])
+    assert (empty.exit_code, "no route crosses feed.domain" in empty.stderr) == (2, True)
+    same = CliRunner().invoke(app, [*command, "--area", str(tmp_path / "places.geojson"), "--force"])
+    assert (same.exit_code, "the file of --out" in " ".join(same.stderr.replace("│", " ").split())) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["gtfs.zip"]
