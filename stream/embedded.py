@@ -109,11 +109,14 @@ class EmbeddedFeed:
         if self._config.relation == NeighbouringRelation.PARTICIPATION:
             return  # as in the worker: it is private how much arrived
         for code in np.unique(batch.reason).tolist():
-            where = offsets[batch.rejected[batch.reason == code]]
+            chosen = batch.reason == code
+            where, element = offsets[batch.rejected[chosen]], int(batch.element[chosen][0])
             first, last = int(where[0]), int(where[-1])
             topic, number = PARTITION.split("/")
             name = self._config.feed.name
-            self._report(rejected_message(name, REASONS[code].value, topic, int(number), first, last, len(where)))
+            self._report(
+                rejected_message(name, REASONS[code].value, topic, int(number), first, last, len(where), element)
+            )
 
     async def due_slots(self) -> list[int]:
         """Slots that take no more events and are not released yet, oldest first."""

@@ -148,7 +148,7 @@ class Messages(Target):
     def _check(self, batch: list[Labelled]) -> Batch:
         values = [value for value, _ in batch]
         decoded = self._decoder.decode(values, NOW_US)
-        assert sorted([*decoded.index.tolist(), *decoded.rejected.tolist()]) == list(range(len(batch)))
+        assert sorted({*decoded.index.tolist(), *decoded.rejected.tolist()}) == list(range(len(batch)))
         rows = decoded.rows
         by_index = dict(zip(decoded.index.tolist(), rows, strict=True))
         for at, (_, expected) in enumerate(batch):

@@ -47,6 +47,7 @@ def text_of(rules: list[Rule]) -> Iterator[str]:
 
 
 def _of_events(config: Config) -> Iterator[Rule]:
+    from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS
     from stream.ingestion.bounded import MAX_BATCH_BYTES
     from stream.ingestion.decoding import MAX_MESSAGE_BYTES
 
@@ -68,6 +69,8 @@ def _of_events(config: Config) -> Iterator[Rule]:
     if config.fastest_km_h is not None:
         yield Rule(event, "feed.quality.fastest_km_h", config.fastest_km_h, "km/h", "faster events are refused")
     yield Rule(event, "message", MAX_MESSAGE_BYTES, "bytes", "longer messages are refused alone", fixed=True)
+    yield Rule(event, "array", MAX_ARRAY_BYTES, "bytes", "longer messages with an array are refused alone", fixed=True)
+    yield Rule(event, "elements", MAX_EVENTS, "events", "arrays with more elements are refused as a whole", fixed=True)
     unpacked = "batches of messages that unpack to more are refused as a whole"
     yield Rule(event, "batch", MAX_BATCH_BYTES, "bytes", unpacked, fixed=True)
 

@@ -10,19 +10,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn
-from rich.progress import Progress as Bars
 
 from stream.cli.interrupts import stopped_by_signals
 from stream.cli.options import FAILED, UNREACHABLE, USAGE
 from stream.config import Config
-from stream.sources.delivery import DeliveryError, KafkaSender, Pacer, Progress, deliver
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+
+    from stream.sources.delivery import Pacer, Progress  # slow to import; what is released offline does not need it
 
 
 def refuse(message: object, code: int = USAGE) -> typer.Exit:
@@ -41,6 +42,8 @@ def parse_pace(text: str) -> float | None:
     """A positive multiple of the recorded pace, or None for ``max``. Raises :class:`typer.BadParameter`."""
     if text == "max":
         return None
+    from stream.sources.delivery import Pacer
+
     try:
         return Pacer(float(text)).speed
     except ValueError:
@@ -86,6 +89,8 @@ def feed_kafka(
 
     Exits 1 if the recording is damaged, 2 if all of it would be late, 3 if Kafka does not answer.
     """
+    from stream.sources.delivery import DeliveryError, Progress
+
     progress, failure, interrupted = Progress(), None, False
     began = time.monotonic()
     try:
@@ -130,6 +135,8 @@ async def _deliver(
     limit: int | None,
     share_read: Callable[[], float] | None,
 ) -> bool:
+    from stream.sources.delivery import KafkaSender, deliver
+
     stop = stopped_by_signals()
     bars = _bars() if sys.stderr.isatty() else None
     with bars or nullcontext():
@@ -142,6 +149,10 @@ async def _deliver(
 
 
 def _bars() -> Bars:
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn
+    from rich.progress import Progress as Bars
+
     return Bars(
         SpinnerColumn(),
         TextColumn("{task.description}"),

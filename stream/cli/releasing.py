@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from stream.cli.feeding import refuse
 from stream.cli.options import FAILED, USAGE
@@ -63,6 +61,9 @@ def release_offline(
     true events and must not get among releases. ``blocks``: its canonical events, if ``file`` is not to be read for them;
     ``reading`` returns what the summary says about how they were read.
     """
+    from rich.console import Console
+    from rich.progress import Progress
+
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.local import LocalServerError
     from stream.offline import replay_offline

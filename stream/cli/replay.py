@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, cast
 
 import typer
 
@@ -11,15 +11,11 @@ from stream.cli.feeding import feed_kafka, parse_pace, refuse
 from stream.cli.options import ConfigFile, choose_config, load_to_release
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
 from stream.config import ConfigError, load_config
-from stream.sources.delivery import Pacer
 from stream.sources.lines import RecordingError
 from stream.sources.recognition import recognised
 from stream.sources.replay import Order, Replay
 from stream.sources.standard_input import STDIN
 from stream.windows import SpanError
-
-if TYPE_CHECKING:
-    pass
 
 
 def register(app: typer.Typer) -> None:
@@ -81,6 +77,8 @@ def replay(
         if offline:
             options = ReleaseOptions(state, out, force, any_speed, as_json)
             return release_offline(settings, file, file_format, named_span(settings, start, end), options)
+        from stream.sources.delivery import Pacer  # slow to import; what is released offline does not need it
+
         source = Replay(file, file_format, settings.feed, order=cast("Order", order), loop=loop)
         feed_kafka(
             settings,

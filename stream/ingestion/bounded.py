@@ -2,7 +2,7 @@
 
 Kafka limits the stored size of a batch, but 36 kB on disk may unpack into gigabytes. This consumer unpacks at most
 ``MAX_BATCH_BYTES`` of a batch. A batch that is larger or cannot be read is skipped and noted, and reading continues after it.
-Of a message it keeps only what the service needs, and of one above ``MAX_MESSAGE_BYTES`` only the fact that it was too large.
+Of a message it keeps only what the service needs, and of one above ``MAX_ARRAY_BYTES`` only the fact that it was too large.
 
 aiokafka has no setting for such limits, so this module replaces two of aiokafka's classes by its own. Its tests fail if
 another version of aiokafka does not have these classes.
@@ -23,7 +23,7 @@ from aiokafka.errors import KafkaError
 
 from stream.config.servers import KafkaConfig
 from stream.connection import kafka_options
-from stream.ingestion.decoding import MAX_MESSAGE_BYTES
+from stream.ingestion.arrays import MAX_ARRAY_BYTES
 
 log = structlog.get_logger()
 
@@ -33,9 +33,10 @@ MAX_BATCH_BYTES = 16 << 20
 """Largest unpacked size of one batch."""
 MAX_GATHERED_BYTES = 32 << 20
 """Once this many bytes of messages were read at a time, no further ones are requested."""
-_CHUNK = 1_000
+_CHUNK = 250
+"""Messages that are taken at a time, whatever their size: 64 MiB at most."""
 _LOG_APPEND_TIME = 1
-_TOO_LARGE = bytes(MAX_MESSAGE_BYTES + 1)
+_TOO_LARGE = bytes(MAX_ARRAY_BYTES + 1)
 """Replaces the value of every message above the limit."""
 
 
@@ -137,7 +138,7 @@ class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokaf
     def _feed_record(self, tp: TopicPartition, record: Any) -> FeedRecord:
         value = record.value
         if value is not None:
-            if len(value) > MAX_MESSAGE_BYTES:
+            if len(value) > MAX_ARRAY_BYTES:
                 value = _TOO_LARGE
             else:
                 self._consumer.bytes_read += len(value)

@@ -7,8 +7,9 @@ number of events is public; speeds are clipped to the configured bound later.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from operator import methodcaller
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from stream.config import Config
 from stream.config.section import BoundingBox
 from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
 from stream.ingestion.formats import feed_format, is_not_finite, looks_like, time_us
 from stream.ingestion.pseudonyms import Pseudonyms, key_fingerprint
 from stream.storage.row_store import ROW
@@ -30,7 +32,11 @@ from stream.windows import EARLIEST_US
 log = structlog.get_logger()
 
 MAX_MESSAGE_BYTES = 1 << 16
-"""Largest size of a message; an event has about a hundred bytes."""
+"""Largest size of a message with one event, which has about a hundred bytes."""
+AT_ONCE = 10_000
+"""Of messages with several events, no further one is begun after so many events, or 32 bytes for each."""
+_TOO_LARGE = bytes(MAX_MESSAGE_BYTES + 1)
+"""Takes the place of a message that is too large, or holds too many events."""
 _MAX_VALUE = 2**31 - 1
 _FAR_US = 2**62
 """Replaces a time that int64 microseconds cannot hold, with the same sign. Such times are always refused."""
@@ -73,8 +79,9 @@ class Batch:
     """Columns of one batch.
 
     ``rows``: accepted events. ``index``: index of the message of each row. ``slots``: start of its timeslot (epoch seconds).
-    ``rejected``: index of each refused message; ``reason``: its code, so that ``REASONS[code]`` is the reason. Both indexes
-    ascend, and every message is in exactly one of them.
+    ``rejected``: index of the message of each refused event; ``reason``: its code, so that ``REASONS[code]`` is the reason.
+    ``element``: the index of each refused event in its message; -1 for a message without an array. Neither index descends,
+    and every event is in exactly one of them. ``messages``: number of messages that were decoded.
     """
 
     rows: NDArray[np.void]
@@ -82,6 +89,12 @@ class Batch:
     slots: NDArray[np.int64]
     rejected: NDArray[np.int64]
     reason: NDArray[np.uint8]
+    element: NDArray[np.int64]
+    messages: int
+
+
+class _ArrayFound(Exception):  # noqa: N818 - a way to decode, not a fault
+    """A message of the batch holds several events."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +130,10 @@ class _Fixes:
 class Decoder:
     """Decodes messages of the configured feed. Between batches it keeps only the cache of pseudonyms."""
 
-    def __init__(self, config: Config, user_key: bytes) -> None:
+    def __init__(self, config: Config, user_key: bytes, *, arrays: bool = True) -> None:
+        """``arrays``: whether a message may hold several events, as an array or notification."""
         self._format = feed_format(config.feed)
+        self._arrays = arrays and not self._format.positional
         self._pseudonyms = Pseudonyms(user_key)
         self.key_fingerprint = key_fingerprint(user_key)
         self._domain = config.feed.domain
@@ -133,11 +148,64 @@ class Decoder:
     def decode(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
         """Decode messages. ``arrived_us``: when they arrived, µs UTC, for all or shape (n,); below 0 if unknown.
 
-        Never raises, whatever the bytes. If a message causes an error in the columns of its batch, the batch is halved until
-        that message is alone; it is then refused.
+        Never raises, whatever the bytes.
+        """
+        whole = self.decode_part(values, arrived_us)
+        while whole.messages < len(values):
+            begin = whole.messages
+            whole = _joined(whole, self.decode_part(values[begin:], _of(arrived_us, slice(begin, None))))
+        return whole
+
+    def decode_part(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
+        """As :meth:`decode`, but of messages with several events only so many that about ``AT_ONCE`` events are decoded.
+
+        The batch says how many messages that were, at least one of them.
         """
         try:
-            return self._decoded(values, arrived_us)
+            return self._total(values, arrived_us, self._arrays)
+        except _ArrayFound:
+            events, message, element = self._cut(values)
+        batch = self._total(events, _of(arrived_us, message), False)
+        return replace(
+            batch,
+            index=message[batch.index],
+            rejected=message[batch.rejected],
+            element=element[batch.rejected],
+            messages=int(message[-1]) + 1,
+        )
+
+    def _cut(self, values: Sequence[bytes | None]) -> tuple[list[bytes | None], NDArray[np.int64], NDArray[np.int64]]:
+        """The events of the first messages, the message of each, and its index in it (-1 without an array)."""
+        events: list[bytes | None] = []
+        message: list[int] = []
+        element: list[int] = []
+        spent = 0
+        for position, value in enumerate(values):
+            parts = self._parts(value)
+            events += [value] if parts is None else parts
+            element += [-1] if parts is None else range(len(parts))
+            message += [position] * (len(events) - len(message))
+            spent += 1 if value is None else max(len(parts or [value]), len(value) >> 5)
+            if spent >= AT_ONCE:
+                break
+        return events, np.array(message, np.int64), np.array(element, np.int64)
+
+    def _parts(self, value: bytes | None) -> list[bytes] | None:
+        if value is None or len(value) > MAX_ARRAY_BYTES or not may_hold_several(value):
+            return None
+        if value.lstrip()[:1] == b"{":  # the paths of a declared feed may lead into a notification
+            with contextlib.suppress(Exception):
+                self._format.decode(value)
+                return None
+        parts = elements(value)
+        return parts if parts is None or len(parts) <= MAX_EVENTS else [_TOO_LARGE]
+
+    def _total(self, values: Sequence[bytes | None], arrived_us: Arrived, arrays: bool) -> Batch:
+        """If a message causes an error in the columns of its batch, the batch is halved until it is alone; it is then refused."""
+        try:
+            return self._decoded(values, arrived_us, arrays)
+        except _ArrayFound:
+            raise
         except Exception as error:
             if not values:
                 raise
@@ -145,21 +213,25 @@ class Decoder:
                 log.error("a message caused an unexpected error and is refused", error=type(error).__name__)
                 return _refused(Reason.UNDECODABLE)
         middle = len(values) // 2
-        first, second = (arrived_us, arrived_us) if isinstance(arrived_us, int) else np.split(arrived_us, [middle])
-        return _joined(self.decode(values[:middle], first), self.decode(values[middle:], second), middle)
+        first = self._total(values[:middle], _of(arrived_us, slice(middle)), arrays)
+        return _joined(first, self._total(values[middle:], _of(arrived_us, slice(middle, None)), arrays))
 
-    def _decoded(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
+    def _decoded(self, values: Sequence[bytes | None], arrived_us: Arrived, arrays: bool) -> Batch:
         reason = np.full(len(values), _SOUND, dtype=np.uint8)
         decoded: list[Any] = []
         index: list[int] = []
         decode, keep, place = self._format.decode, decoded.append, index.append
         for position, value in enumerate(values):
             if value is None or len(value) > MAX_MESSAGE_BYTES:
+                if arrays and value is not None and len(value) <= MAX_ARRAY_BYTES and may_hold_several(value):
+                    raise _ArrayFound
                 reason[position] = _CODE[Reason.TOMBSTONE if value is None else Reason.TOO_LARGE]
                 continue
             try:
                 keep(decode(value))
             except Exception:  # whatever error hostile bytes cause, the message is refused and the feed continues
+                if arrays and may_hold_several(value):
+                    raise _ArrayFound from None
                 reason[position] = _CODE[self._why_undecodable(value)]
             else:
                 place(position)
@@ -199,7 +271,8 @@ class Decoder:
         if not sound.all():
             index, fixes = index[sound], fixes.where(sound)
         rows, rejected = self._rows(fixes), np.flatnonzero(reason != _SOUND)
-        return Batch(rows, index, self._slotting.slot_starts(fixes.time_us), rejected, reason[rejected])
+        slots, element = self._slotting.slot_starts(fixes.time_us), np.full(len(rejected), -1, dtype=np.int64)
+        return Batch(rows, index, slots, rejected, reason[rejected], element, len(reason))
 
     def _judge(self, fixes: _Fixes, arrived_us: Arrived, verdict: NDArray[np.uint8]) -> None:
         """For each fix without a verdict, write the first reason to refuse it into ``verdict``."""
@@ -281,17 +354,25 @@ def _bounded_time_us(moment: datetime | int | float) -> int:
 
 def _refused(reason: Reason) -> Batch:
     none = np.zeros(0, dtype=np.int64)
-    return Batch(np.zeros(0, dtype=ROW), none, none, np.zeros(1, dtype=np.int64), np.array([_CODE[reason]], np.uint8))
+    alone, code = np.zeros(1, dtype=np.int64), np.array([_CODE[reason]], np.uint8)
+    return Batch(np.zeros(0, dtype=ROW), none, none, alone, code, alone - 1, 1)
 
 
-def _joined(first: Batch, second: Batch, middle: int) -> Batch:
-    """Two halves of a batch; the second begins with message ``middle``."""
+def _of(arrived_us: Arrived, part: slice | NDArray[np.int64]) -> Arrived:
+    return arrived_us if isinstance(arrived_us, int) else arrived_us[part]
+
+
+def _joined(first: Batch, second: Batch) -> Batch:
+    """Two parts of a batch, the second of which follows the first."""
+    middle = first.messages
     return Batch(
         np.concatenate([first.rows, second.rows]),
         np.concatenate([first.index, second.index + middle]),
         np.concatenate([first.slots, second.slots]),
         np.concatenate([first.rejected, second.rejected + middle]),
         np.concatenate([first.reason, second.reason]),
+        np.concatenate([first.element, second.element]),
+        middle + second.messages,
     )
 
 

@@ -80,6 +80,11 @@ class FeedFormat:
     fields: FeedFields
     kmh: float
 
+    @property
+    def positional(self) -> bool:
+        """Whether an event is itself a list, so that an array is no list of events."""
+        return any(path.split(".")[0].isdecimal() for path in self.fields.paths)
+
 
 def feed_format(feed: FeedConfig) -> FeedFormat:
     """The format of ``feed``. Canonical and declared feeds use the configured unit of speed."""

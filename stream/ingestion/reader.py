@@ -260,15 +260,34 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             self._go_to(partition, begin)
 
     async def _take(self, partition: TopicPartition, records: Sequence[FeedRecord], begin: int) -> None:
+        values, offsets = (
+            [record.value for record in records],
+            np.array([record.offset for record in records], np.int64),
+        )
         appended = await self.arrivals(records)
-        batch = self._decoder.decode([record.value for record in records], appended)
-        offsets = np.fromiter((record.offset for record in records), np.int64, len(records))
-        following = int(offsets[-1]) + 1
-        arrivals = None
-        if isinstance(appended, np.ndarray):
-            # If the clock goes back, or a new leader's clock is behind, append times must still not decrease.
-            rising = np.maximum.accumulate(appended)
-            arrivals = Arrivals(rising[batch.index], int(rising[-1]), self._deadline)
+        # If the clock goes back, or a new leader's clock is behind, append times must still not decrease.
+        rising = np.maximum.accumulate(appended) if isinstance(appended, np.ndarray) else None
+        while values:
+            batch = self._decoder.decode_part(values, appended)
+            if not await self._store(partition, begin, batch, offsets, rising):
+                return
+            taken = batch.messages
+            begin, values, offsets = int(offsets[taken - 1]) + 1, values[taken:], offsets[taken:]
+            if rising is not None and not isinstance(appended, int):
+                appended, rising = appended[taken:], rising[taken:]
+
+    async def _store(
+        self,
+        partition: TopicPartition,
+        begin: int,
+        batch: Batch,
+        offsets: NDArray[np.int64],
+        rising: NDArray[np.int64] | None,
+    ) -> bool:
+        """Store the batch; False if reading must continue elsewhere. The events of one message are stored by one call."""
+        last = batch.messages - 1
+        following = int(offsets[last]) + 1
+        arrivals = None if rising is None else Arrivals(rising[batch.index], int(rising[last]), self._deadline)
 
         async def append() -> Appended:
             return await self._rows.append(
@@ -281,7 +300,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             log.warning("redis was set back, reading again", partition=partition.partition, offset=behind.stored)
             self._stored[partition] = behind.stored
             self._go_to(partition, behind.stored)
-            return
+            return False
         self._stored[partition] = following
         self._metrics.events_ingested.inc(result.appended)
         self._metrics.events_duplicate.inc(result.duplicates)
@@ -289,6 +308,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._metrics.events_skewed.inc(result.skewed)
         if len(batch.rejected):
             self._report_rejected(partition, batch, offsets)
+        return True
 
     async def arrivals(self, records: Sequence[FeedRecord]) -> Arrived:
         """When the broker appended each record, µs UTC; for recordings, the present time."""
@@ -298,18 +318,23 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
 
     def _report_rejected(self, partition: TopicPartition, batch: Batch, offsets: NDArray[np.int64]) -> None:
         for code in np.unique(batch.reason).tolist():
-            where = offsets[batch.rejected[batch.reason == code]]
-            self._reject(REASONS[code], partition, int(where[0]), int(where[-1]), len(where))
+            chosen = batch.reason == code
+            where, element = offsets[batch.rejected[chosen]], int(batch.element[chosen][0])
+            self._reject(REASONS[code], partition, int(where[0]), int(where[-1]), len(where), element)
 
     def _report_skipped(self, bounded: BoundedConsumer) -> None:
         for partition, first, last in bounded.skipped:
             self._reject(Reason.UNREADABLE_BATCH, partition, first, last, last - first + 1)
         bounded.skipped.clear()
 
-    def _reject(self, reason: Reason, partition: TopicPartition, first: int, last: int, count: int) -> None:
+    def _reject(
+        self, reason: Reason, partition: TopicPartition, first: int, last: int, count: int, element: int = -1
+    ) -> None:
         self._metrics.events_rejected.labels(reason.value).inc(count)
         feed = self._config.feed.name
-        message = rejected_message(feed, reason.value, partition.topic, partition.partition, first, last, count)
+        message = rejected_message(
+            feed, reason.value, partition.topic, partition.partition, first, last, count, element
+        )
         try:
             self._reports.put_nowait(message)
         except asyncio.QueueFull:

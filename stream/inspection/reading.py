@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stream.ingestion.arrays import elements, may_hold_several
 from stream.ingestion.formats import field_path, walk
 from stream.inspection.columns import ROLES, format_of, guess_fields, paths_of
 from stream.inspection.observations import Observations, as_numbers, as_times, numbered
@@ -79,26 +80,31 @@ def observe_lines(lines: Iterable[bytes], limit: int, path: Path | None = None) 
 
 
 def observe_messages(messages: Iterable[bytes], arrived_us: NDArray[np.int64] | None) -> Observations:
-    """Observations of JSON objects. ``arrived_us``: when each arrived, µs UTC."""
+    """Observations of JSON objects, and of the elements of arrays. ``arrived_us``: when each message arrived, µs UTC."""
     trees: list[Any] = []
     unread: Counter[str] = Counter()
     readable: list[int] = []
+    arrays = 0
     for at, message in enumerate(messages):
-        try:
-            tree = _decode(message)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            unread["no JSON"] += 1
-            continue
-        if isinstance(tree, dict):
-            trees.append(tree)
-            readable.append(at)
-        else:
-            unread["no JSON object"] += 1
+        several = elements(message) if may_hold_several(message) else None
+        arrays += several is not None
+        for event in several or [message]:
+            try:
+                tree = _decode(event)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                unread["no JSON"] += 1
+                continue
+            if isinstance(tree, dict):
+                trees.append(tree)
+                readable.append(at)
+            else:
+                unread["no JSON object"] += 1
     paths = set(chain.from_iterable(map(paths_of, trees[:_SAMPLE])))
     roles = _roles(paths, None)
     columns = {role: _values(trees, roles.get(role)) for role in ROLES}
     arrived = None if arrived_us is None else arrived_us[readable]
-    return _observations("JSON, one object per line", paths, roles, columns, unread, arrived)
+    kind = "JSON, arrays of objects" if arrays else "JSON, one object per line"
+    return _observations(kind, paths, roles, columns, unread, arrived)
 
 
 def _values(trees: Sequence[Any], path: str | None) -> list[Any]:

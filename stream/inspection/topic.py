@@ -14,8 +14,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from stream.config.servers import KafkaConfig
+from stream.ingestion.arrays import MAX_ARRAY_BYTES
 from stream.ingestion.bounded import MAX_BATCH_BYTES, BoundedConsumer, FeedRecord
-from stream.ingestion.decoding import MAX_MESSAGE_BYTES
 from stream.inspection.observations import Observations
 from stream.inspection.reading import InspectionError, observe_messages
 
@@ -71,8 +71,8 @@ async def _newest(
     while left and len(values) < limit and size < _MOST_BYTES and clock() < until:
         for _, _, records in await bounded.gather(_AT_ONCE, 1_000, _first_offset):
             for record in records:
-                if record.value is not None and len(record.value) > MAX_MESSAGE_BYTES:
-                    unread[f"above {MAX_MESSAGE_BYTES >> 10} KiB"] += 1
+                if record.value is not None and len(record.value) > MAX_ARRAY_BYTES:
+                    unread[f"above {MAX_ARRAY_BYTES >> 10} KiB"] += 1
                     continue
                 values.append(record.value or b"")
                 arrived.append(record.appended_us)

@@ -49,9 +49,19 @@ def window_message(topic: str, feed: str, window: Window, part: str, key: str, b
 
 
 def rejected_message(
-    feed: str, reason: str, topic: str, partition: int, first_offset: int, last_offset: int, count: int
+    feed: str,
+    reason: str,
+    topic: str,
+    partition: int,
+    first_offset: int,
+    last_offset: int,
+    count: int,
+    first_element: int = -1,
 ) -> Message:
-    """A report of rejected input: its offsets and the reason, never its content or the user."""
+    """A report of rejected input: its offsets and the reason, never its content or the user.
+
+    ``first_element``: the index of the first rejected event in its message; below 0 if that message is not an array.
+    """
     body = {
         "feed": feed,
         "reason": reason,
@@ -60,7 +70,7 @@ def rejected_message(
         "first_offset": first_offset,
         "last_offset": last_offset,
         "count": count,
-    }
+    } | ({"first_element": first_element} if first_element >= 0 else {})
     identifier = f"{REJECTED}/{feed}/{topic}/{partition}/{first_offset}-{last_offset}/{reason}"
     headers = _headers(REJECTED, feed, identifier, reason, None)
     return Message(REJECTED, reason.encode(), msgspec.json.encode(body), headers, None)

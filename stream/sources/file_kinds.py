@@ -24,10 +24,7 @@ _BEGINNINGS = (
     (b"SQLite format 3", "an SQLite database: export the table of positions as CSV"),
     (b"\xff\xfe", "text in UTF-16: convert it to UTF-8"),
     (b"\xfe\xff", "text in UTF-16: convert it to UTF-8"),
-    (b"[", "one JSON array: write one object a line, for example by jq -c '.[]'"),
     (b"<", "XML, as SIRI is: send its vehicle positions with 'hexveil siri-vm'"),
-    (b"{\n", "JSON over several lines: write one object a line, for example by jq -c ."),
-    (b"{\r\n", "JSON over several lines: write one object a line, for example by jq -c ."),
 )
 _GTFS_RT_VERSION = b"\x0a"  # field 1 (header), length-delimited; within it field 1, the version
 

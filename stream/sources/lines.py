@@ -1,4 +1,7 @@
-"""Reads lines of a file or of standard input, plain or gzipped, in bounded memory; knows its position for a progress bar."""
+"""Reads lines of a file or of standard input, plain or gzipped, in bounded memory; knows its position for a progress bar.
+
+JSON over several lines is read as if each object were one line, and of an array each element.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
+from stream.ingestion.arrays import Cutter, may_hold_several
 from stream.sources.standard_input import STDIN, StandardInput
 
 LONGEST_LINE = 16 << 20
@@ -32,6 +36,37 @@ def open_stored(path: Path) -> Stored:
         raise RecordingError(f"{path}: {error.strerror or error}; name a readable file") from None
 
 
+class _Lines:
+    def __init__(self) -> None:
+        self._carry, self._skipping = b"", False
+
+    def feed(self, block: bytes) -> list[bytes]:
+        """The lines that are complete with ``block``."""
+        if self._skipping:
+            _, end, block = block.partition(b"\n")
+            self._skipping = not end
+        lines = (self._carry + block).split(b"\n")
+        self._carry = lines.pop()
+        if len(self._carry) > LONGEST_LINE:
+            lines.append(self._carry[:_KEPT])
+            self._carry, self._skipping = b"", True
+        return lines
+
+    def rest(self) -> list[bytes]:
+        return [self._carry] if self._carry else []
+
+
+class _Values(Cutter):
+    def __init__(self) -> None:
+        super().__init__(LONGEST_LINE)
+
+
+def _is_over_lines(beginning: bytes) -> bool:
+    """Whether JSON continues on the next line: the first line is but the beginning of an array or an object."""
+    line = beginning.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0].rstrip()
+    return line == b"{" or (line[:1] == b"[" and not may_hold_several(line))
+
+
 class Lines:
     """Blocks of whole lines, without their ends. ``position`` and ``size`` are bytes of the file as stored.
 
@@ -54,35 +89,23 @@ class Lines:
         self._file.close()
 
     def __iter__(self) -> Iterator[list[bytes]]:
-        carry, skipping = b"", False
-        failure: RecordingError | None = None
-        blocks = self._blocks()
-        while True:
-            try:
-                block = next(blocks, None)
-            except RecordingError as error:
-                block, failure = None, error
-            if block is None:
-                break
-            if not block:
-                yield []
-                continue
-            if skipping:
-                _, end, block = block.partition(b"\n")
-                skipping = not end
-            lines = (carry + block).split(b"\n")
-            carry = lines.pop()
-            if len(carry) > LONGEST_LINE:
-                lines.append(carry[:_KEPT])
-                carry, skipping = b"", True
-            self.read += len(lines)
-            if lines:
-                yield lines
-        if carry and failure is None:
-            self.read += 1
-            yield [carry]
-        if failure is not None:
-            raise RecordingError(f"{failure} {self.read} lines were read before it") from None
+        cut: _Lines | _Values | None = None
+        try:
+            for block in self._blocks():
+                if cut is None and block:
+                    cut = _Values() if _is_over_lines(block) else _Lines()
+                lines = cut.feed(block) if cut and block else []
+                self.read += len(lines)
+                if lines or not block:
+                    yield lines
+        except RecordingError as error:
+            self.read += len(rest := cut.rest() if cut else [])
+            if rest:
+                yield rest
+            raise RecordingError(f"{error} {self.read} lines were read before it") from None
+        self.read += len(rest := cut.rest() if cut else [])
+        if rest:
+            yield rest
 
     def peek(self, size: int) -> bytes:
         """The first ``size`` stored bytes of the file, or a little more, before any line was read."""

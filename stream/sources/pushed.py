@@ -104,7 +104,7 @@ class Intake:
 
     def __init__(self, config: Config) -> None:
         self._kafka, self._topic = config.kafka, config.feed.topic
-        self._decoder = Decoder(config, secrets.token_bytes(KEY_BYTES))  # these pseudonyms are discarded
+        self._decoder = Decoder(config, secrets.token_bytes(KEY_BYTES), arrays=False)  # these pseudonyms are discarded
         self._format, self._sending = feed_format(config.feed), asyncio.Lock()
         self._each_alone = config.relation == NeighbouringRelation.PARTICIPATION
         self._sender: KafkaSender | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -17,6 +18,7 @@ import msgspec
 import numpy as np
 
 from stream.config.feed import SPEED_TO_KMH, TIME_UNIT_US, FeedConfig
+from stream.ingestion.arrays import elements, may_hold_several
 from stream.ingestion.formats import feed_format, field_path, time_us, walk
 from stream.sources.file_kinds import columns_of, is_header, wrong_header
 from stream.sources.lines import Lines, RecordingError, Stored
@@ -40,6 +42,29 @@ def require_format(path: Path, file_format: str, feed: FeedConfig) -> None:
             f"{path}: a {file_format} recording cannot be sent to a feed of format {feed.format!r}; "
             f"set feed.format to 'canonical' or {file_format!r}"
         )
+
+
+@dataclass
+class _Block:
+    """Messages of one block while they are read. ``last``: when the last event is due, µs UTC."""
+
+    last: int
+    due: list[int] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    values: list[bytes] = field(default_factory=list)
+    unread: int = 0
+
+    def add(self, key: bytes | None, due: int, value: bytes) -> None:
+        """Add an event."""
+        self.last = due
+        self.due.append(due)
+        self.keys.append(key)
+        self.values.append(value)
+
+    def pass_on(self, value: bytes) -> None:
+        """Add what is no event."""
+        self.unread += 1
+        self.add(None, self.last, value)
 
 
 class Recording:
@@ -86,8 +111,7 @@ class Recording:
         self._lines.__exit__()
 
     def __iter__(self) -> Iterator[Messages]:
-        blocks = iter(self._lines)
-        last = 0
+        blocks, last = iter(self._lines), 0
         names: list[str] | None = None
         at_start = True
         for lines in blocks:
@@ -96,29 +120,34 @@ class Recording:
                 self._is_csv = self._is_csv or is_header(lines[0], self._format.fields)
                 if self._is_csv:
                     names = self._header(lines.pop(0))
-            time: list[int] = []
-            keys: list[bytes | None] = []
-            values: list[bytes] = []
-            unread = 0
+            block = _Block(last)
             for line in lines:
                 line = line.rstrip(b"\r")
-                if not line:
-                    continue
-                try:
-                    if names is not None:
-                        line = self._csv_event(line, names)
-                    key, last, line = self._event(line)
-                except (
-                    Exception
-                ):  # whatever error hostile bytes cause, the replay continues, and the service rejects them
-                    key = None
-                    unread += 1
-                time.append(last)
-                keys.append(key)
-                values.append(line)
-            yield Messages(np.array(time, np.int64), keys, values, unread)
+                if line:
+                    self._read(line, names, block)
+            last = block.last
+            yield Messages(np.array(block.due, np.int64), block.keys, block.values, block.unread)
         if self._is_csv and names is None:
             raise RecordingError(f"{self.path} is empty; a CSV must begin with a header line")
+
+    def _read(self, line: bytes, names: list[str] | None, block: _Block) -> None:
+        """Add the event of a line to ``block``, or the events of an array."""
+        try:
+            if names is not None:
+                line = self._csv_event(line, names)
+            block.add(*self._event(line))
+        except Exception:  # whatever error hostile bytes cause, the replay continues, and the service rejects them
+            several = None
+            if names is None and not self._format.positional and may_hold_several(line):
+                several = elements(line)
+            for event in several or [line]:
+                self._read_alone(event, block)
+
+    def _read_alone(self, line: bytes, block: _Block) -> None:
+        try:
+            block.add(*self._event(line))
+        except Exception:  # as above
+            block.pass_on(line)
 
     def _header(self, line: bytes) -> list[str]:
         fields = self._format.fields

@@ -146,7 +146,9 @@ class RowStore:
         slots: NDArray[np.int64],
         arrivals: Arrivals | None = None,
     ) -> Appended:
-        """Append ``rows`` with their ascending message ``offsets`` and timeslot starts ``slots``, all of shape (n,).
+        """Append ``rows`` with their message ``offsets`` and timeslot starts ``slots``, all of shape (n,).
+
+        Offsets do not descend; the events of one message share its offset, and all of them are in one call.
 
         The batch covers offsets first_offset..next_offset-1 of ``partition`` ("topic/number"), including rejected
         messages and offsets without a message. Rows that were appended after the deadline of their slot are late; without

@@ -2,7 +2,8 @@
 -- KEYS: offsets, watermarks, seen, read, slots, sealed, end of the periods that are retired, then one rows key per slot
 -- ARGV: partition field, first offset, next offset, largest event time (µs, '' = none), append time of its last message (µs,
 --       '' = lateness is not decided by it), then per slot: slot, deadline (µs, '' = none), blob of the rows appended by then,
---       blob of the offsets of all rows (int64 LE, ascending; the late ones come last)
+--       blob of the offsets of all rows (int64 LE, not descending; the late ones come last; the rows of one message share its
+--       offset, and are in one call)
 -- Returns {appended rows, duplicate rows, late rows, late rows that were in time by the broker's timestamp}. If the batch begins
 -- beyond the stored offset, nothing is written and {stored offset} is returned: Redis was set back, and the messages between
 -- must be read again. The first batch of a partition may begin anywhere.

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream.ingestion import bounded
+from stream.ingestion.arrays import MAX_ARRAY_BYTES
 from stream.ingestion.bounded import MAX_BATCH_BYTES, BatchTooLargeError
-from stream.ingestion.decoding import MAX_MESSAGE_BYTES
 from stream.messages.topics import INPUT_SETTINGS
 from stream.storage.row_store import RowStore
 from tests.support.feeding import create_topic, until
@@ -63,7 +63,7 @@ async def test_a_bomb_between_good_messages_is_left_out_with_its_position_and_me
         kafka, topic_name, codec, [bytes(30 << 20)] * 6
     )  # 180 MiB unpacked, a few hundred kB at most as stored
     await send_batch(kafka, topic_name, codec, [event("b", now, 2)])
-    await send_batch(kafka, topic_name, codec, [event("c", now, 3), bytes(MAX_MESSAGE_BYTES + 1), b"[]"], partition=1)
+    await send_batch(kafka, topic_name, codec, [event("c", now, 3), bytes(MAX_ARRAY_BYTES + 1), b"[]"], partition=1)
     await send_batch(kafka, topic_name, None, [bytes(800_000)], partition=1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with Ingesting(topic_name, kafka, redis_url, lateness="append-time") as ingesting:

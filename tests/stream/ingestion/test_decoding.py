@@ -257,9 +257,9 @@ EVERY_DECODER = [
 def test_no_bytes_make_a_decoder_raise_and_every_message_is_accounted_for(values):
     for decoder in EVERY_DECODER:
         batch = decoder.decode(values, NOW_US)
-        assert sorted([*batch.index.tolist(), *batch.rejected.tolist()]) == list(range(len(values)))
+        assert sorted({*batch.index.tolist(), *batch.rejected.tolist()}) == list(range(len(values)))
         assert len(batch.rows) == len(batch.index)
-        assert len(batch.reason) == len(batch.rejected)
+        assert len(batch.element) == len(batch.reason) == len(batch.rejected)
         assert (batch.rows["value"] >= 0).all()
         assert len(batch.slots) == len(batch.rows)
         assert Reason.UNDECODABLE not in {REASONS[code] for code in batch.reason}

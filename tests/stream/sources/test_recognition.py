@@ -58,8 +58,11 @@ USELESS: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "Parquet": ("day.parquet", PARQUET, ("not a readable Parquet file",)),
     "GTFS-RT": ("day.pb", GTFS_RT, ("GTFS-realtime", "hexveil gtfs-rt")),
     "SIRI": ("day.xml", SIRI, ("not-json", "XML, as SIRI is")),
-    "an array": ("day.json", b"[\n" + b",\n".join([json.dumps(EVENT).encode()] * 3) + b"]", ("one JSON array", "jq")),
-    "pretty": ("day.json", json.dumps(EVENT, indent=1).encode(), ("over several lines", "jq")),
+    "an array": (
+        "day.json",
+        json.dumps([EVENT | {"lat": 21.17}] * 3, indent=1).encode(),
+        ("3 out-of-domain, like event 1",),
+    ),
     "zip": ("day.zip", b"PK\x03\x04" + b"\0" * 100, ("a zip archive",)),
     "UTF-16": ("day.ndjson", events().decode().encode("utf-16"), ("UTF-16",)),
     "CSV by another name": ("day.txt", b"user,time,lat,lng,speed\na,1,2,3,4\n", ("1 too-old",)),

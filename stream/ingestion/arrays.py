@@ -1,0 +1,140 @@
+"""JSON that holds several events: arrays, and notifications of NGSI-LD context brokers. Pure.
+
+An element is cut out without being read, so an element that is no event, or that JSON does not know (NaN), is refused alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+MAX_ARRAY_BYTES = 1 << 18
+"""Largest size of a message with several events; a fleet of 1 700 canonical events has about 170 kB."""
+MAX_EVENTS = 5_000
+"""Most events of a message."""
+_SPACE = b" \t\r\n"
+_KEPT = 1 << 10
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+("?)|[\[\]{},]', re.DOTALL)
+"""A string, whose group is empty while its end is missing, or a mark of structure. Every quotation mark begins a match."""
+
+_raw_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class _Notification(msgspec.Struct):
+    type: Literal["Notification"]
+    data: list[msgspec.Raw]
+
+
+_notification = msgspec.json.Decoder(_Notification).decode
+
+
+def may_hold_several(message: bytes) -> bool:
+    """Whether the message may be an array or a notification, judged by its first and last byte."""
+    text = message.strip(_SPACE)
+    return (text[:1] == b"[" and text[-1:] == b"]") or (text[:1] == b"{" and b'"Notification"' in text)
+
+
+def elements(message: bytes) -> list[bytes] | None:
+    """The elements of a JSON array, or of the ``data`` of a notification; None for anything else, and if there are none."""
+    text = message.strip(_SPACE)
+    is_array = text[:1] == b"["
+    try:
+        found = _raw_elements(text) if is_array else _notification(text).data
+    except (msgspec.DecodeError, RecursionError):
+        return _cut(text) if is_array else None
+    return list(map(bytes, found)) or None
+
+
+def _cut(text: bytes) -> list[bytes] | None:
+    """The elements of one array, however they are formed; None if the array does not end with the text."""
+    cutter = Cutter(len(text))
+    found = cutter.feed(text)
+    return found if found and cutter.is_between and cutter.values == 1 else None
+
+
+class Cutter:
+    """Cuts text into JSON objects, as the text comes; of an array, into its elements.
+
+    ``longest``: of a longer value only the first 1 KiB are returned, because memory is bounded.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._text = b""
+        self._begin = self._at = 0
+        """Where in ``_text`` the current value begins, and up to where it was searched."""
+        self._depth = 0
+        self._in_array = self._skipping = False
+        self.values = 0
+        """Number of values outside of any array, and arrays, that were begun."""
+
+    @property
+    def is_between(self) -> bool:
+        """Whether everything that was begun is complete."""
+        return self._depth == 0
+
+    def feed(self, text: bytes) -> list[bytes]:
+        """The values that are complete with ``text``, which continues the text before it."""
+        self._text = self._text[self._begin :] + text
+        self._at -= self._begin
+        self._begin = 0
+        found: list[bytes] = []
+        at = self._at
+        for token in _TOKEN.finditer(self._text, at):
+            mark = token[0]
+            if mark[:1] == b'"':
+                if not token[1]:
+                    at = token.start()
+                    break
+            else:
+                self._take(mark, token.start(), found)
+            at = token.end()
+        else:
+            at = len(self._text)
+        self._at = at
+        if at - self._begin > self._longest or len(self._text) - self._begin > self._longest + len(text):
+            self._give_up(found)
+        elif self._depth == 0 or self._skipping:
+            self._begin = at
+        return found
+
+    def rest(self) -> list[bytes]:
+        """What was begun and is not complete, once the text has ended."""
+        left = self._text[self._begin :].strip(_SPACE)
+        return [left] if left and self._depth and not self._skipping else []
+
+    def _take(self, mark: bytes, at: int, found: list[bytes]) -> None:
+        outer = 1 if self._in_array else 0
+        if mark in b"[{":
+            if self._depth == 0:
+                self.values += 1
+                self._in_array = mark == b"["
+                self._begin = at + self._in_array
+            self._depth += 1
+        elif mark == b",":
+            if self._depth == outer == 1:
+                self._end(at, found)
+        elif self._depth:
+            self._depth -= 1
+            if self._depth == 0:
+                self._end(at + (not self._in_array), found)
+
+    def _end(self, at: int, found: list[bytes]) -> None:
+        value = self._text[self._begin : at].strip(_SPACE)
+        self._begin = at + 1 if self._depth else at
+        if value and not self._skipping:
+            found.append(value)
+        self._skipping = False
+
+    def _give_up(self, found: list[bytes]) -> None:
+        """Return the beginning of a value that is too long, and leave out the rest of it."""
+        if not self._skipping and self._depth:
+            found.append(self._text[self._begin : self._begin + _KEPT])
+        self._skipping = self._depth > 0
+        if self._at < len(self._text):  # within a string, of which only its last escape matters
+            string = self._text[self._at :]
+            escaped = (len(string) - len(string.rstrip(b"\\"))) % 2
+            self._text, self._at = b'"' + b"\\" * escaped, 0
+        self._begin = self._at

@@ -1,0 +1,263 @@
+"""A message, a line or a file that holds an array is that many events, each judged alone and stored once."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from stream.config.servers import KafkaConfig
+from stream.ingestion import decoding
+from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, Cutter, elements
+from stream.ingestion.decoding import REASONS, Batch, Decoder
+from stream.inspection.reading import observe_file
+from stream.inspection.topic import observe_topic
+from stream.messages.message import REJECTED, validator
+from stream.messages.topics import INPUT_SETTINGS
+from stream.sources.lines import Lines
+from stream.storage.row_store import RowStore
+from tests.stream.ingestion.test_lateness import read_to
+from tests.stream.ingestion.test_reader import rows_in
+from tests.stream.sources.recordings import feed, gathered
+from tests.support.feeding import KEY, NOW_US, START_MS, create_topic, make_config, messages, produce, until
+from tests.support.ingesting import Ingesting
+from tests.support.live_events import every_speed
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def event(**changes: Any) -> bytes:
+    fix = {"user": "bus-1", "time": START_MS, "lat": 30.2, "lng": -97.7, "speed": 20.0} | changes
+    return json.dumps(fix).encode()
+
+
+def array(*events: bytes) -> bytes:
+    return b"[" + b", ".join(events) + b"]"
+
+
+def decoder(arrays: bool = True) -> Decoder:
+    return Decoder(make_config(), KEY, arrays=arrays)
+
+
+def refusals(batch: Batch) -> list[tuple[int, int, str]]:
+    """Message, element and reason of each refused event."""
+    reasons = [REASONS[code].value for code in batch.reason.tolist()]
+    return list(zip(batch.rejected.tolist(), batch.element.tolist(), reasons, strict=True))
+
+
+def test_each_element_is_judged_alone_and_a_bad_one_is_named_by_its_index() -> None:
+    values = [
+        event(user="a"),
+        array(event(user="b"), b'{"user": }', event(user="c", speed=float("nan")), b"7", b"[]", event(lat=3), event()),
+        None,
+        b" [ ] ",
+        array(event(user="e")),
+    ]
+    batch = decoder().decode(values, NOW_US)
+    assert batch.index.tolist() == [0, 1, 1, 4]
+    assert refusals(batch) == [
+        (1, 1, "not-json"),
+        (1, 2, "not-finite"),
+        (1, 3, "missing-field"),
+        (1, 4, "missing-field"),
+        (1, 5, "out-of-domain"),
+        (2, -1, "tombstone"),
+        (3, -1, "missing-field"),
+    ]
+    alone = decoder().decode([event(user="a"), event(user="b"), event(), event(user="e")], NOW_US)
+    assert (batch.rows == alone.rows).all()
+    assert batch.messages == len(values)
+
+
+def test_elements_of_messages_that_were_appended_at_different_times_are_judged_by_their_own() -> None:
+    config = make_config(max_future="1s")
+    second = array(event(time=START_MS + 10_000), event(time=START_MS))
+    arrived = np.array([START_MS * 1000, START_MS * 1000 + 10_000_000, START_MS * 1000])
+    batch = Decoder(config, KEY).decode([array(event()), second, second], arrived)
+    assert batch.index.tolist() == [0, 1, 1, 2]
+    assert refusals(batch) == [(2, 0, "in-future")]
+
+
+PARTS = st.sampled_from([event(), event(speed=-1), b"NaN", b"{:}", b"[1]", b"null", b'"],[\\""', b"{}", b'{"user": 1}'])
+
+
+@given(st.lists(st.lists(PARTS, min_size=1, max_size=5), max_size=6), st.integers(1, 12))
+@settings(max_examples=40, deadline=None)
+def test_pieces_of_any_size_give_what_the_whole_gives_and_every_element_once(
+    arrays: list[list[bytes]], at_once: int
+) -> None:
+    values = [array(*parts) for parts in arrays]
+    whole = decoder().decode(values, NOW_US)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "AT_ONCE", at_once)
+        pieces = decoder().decode(values, NOW_US)
+        if values:
+            assert 1 <= decoder().decode_part(values, NOW_US).messages <= len(values)
+    assert (pieces.rows == whole.rows).all()
+    assert refusals(pieces) == refusals(whole)
+    assert len(whole.rows) + len(whole.rejected) == sum(map(len, arrays))
+    flat = decoder(arrays=False).decode([part for parts in arrays for part in parts], NOW_US)
+    assert (whole.rows == flat.rows).all()
+    assert whole.reason.tolist() == flat.reason.tolist()
+
+
+def test_what_an_array_may_cost_is_bounded() -> None:
+    fitting = array(*[event()] * (MAX_ARRAY_BYTES // 90))
+    assert 1 << 16 < len(fitting) <= MAX_ARRAY_BYTES
+    assert len(decoder().decode([fitting], NOW_US).rows) == MAX_ARRAY_BYTES // 90
+    for refused in (array(*[b"{}"] * (MAX_EVENTS + 1)), fitting + b" " * MAX_ARRAY_BYTES, event(x="y" * (1 << 16))):
+        assert [reason for *_, reason in refusals(decoder().decode([refused], NOW_US))] == ["too-large"]
+    deep = array(b"[" * 20_000 + b"]" * 20_000, event())
+    assert refusals(decoder().decode([deep], NOW_US)) == [(0, 0, "not-json")]
+    flood = [array(*[b"{}"] * 4_000)] * 50
+    assert decoder().decode_part(flood, NOW_US).messages <= decoding.AT_ONCE // 4_000 + 1
+
+
+def test_a_notification_of_a_context_broker_is_its_entities_and_one_event_a_list_is_no_array_of_events() -> None:
+    body = {"id": "n", "type": "Notification", "subscriptionId": "s", "data": [json.loads(event()), {"user": "x"}]}
+    batch = decoder().decode([json.dumps(body).encode(), json.dumps(body | {"type": "Other"}).encode()], NOW_US)
+    assert batch.index.tolist() == [0]
+    assert refusals(batch) == [(0, 1, "missing-field"), (1, -1, "missing-field")]
+    fields = {"user": "0", "time": "1", "lat": "2", "lng": "3", "speed": "4", "time_format": "epoch-ms"}
+    config = make_config()
+    feed = config.feed.model_copy(
+        update={
+            "format": "declared",
+            "fields": type(config.feed)
+            .model_validate(config.feed.model_dump() | {"format": "declared", "fields": fields})
+            .fields,
+        }
+    )
+    positional = Decoder(config.model_copy(update={"feed": feed}), KEY)
+    batch = positional.decode([json.dumps(["a", START_MS, 30.2, -97.7, 20.0]).encode(), b"[1,2]"], NOW_US)
+    assert (len(batch.rows), refusals(batch)) == (1, [(1, -1, "missing-field")])
+
+
+async def test_arrays_that_two_readers_read_at_once_are_stored_once_and_bad_elements_reported(
+    kafka: str, redis: Redis, redis_url: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both readers store every message, in pieces of other sizes, so each is delivered twice."""
+    monkeypatch.setattr(decoding, "AT_ONCE", 100)
+    single = messages(2_000)
+    batched = [array(*single[at : at + 23]) for at in range(0, 1_000, 23)]
+    values = [value for pair in zip(batched, single[1_000:], strict=False) for value in pair]
+    await create_topic(kafka, topic_name, 2)
+    await produce(kafka, topic_name, values, 2)
+    expected = Decoder(make_config(), KEY).decode(values, NOW_US)
+    assert expected.element.max() > 0
+    async with Ingesting(topic_name, kafka, redis_url, "a") as one, Ingesting(topic_name, kafka, redis_url, "b") as two:
+
+        async def both_read() -> bool:
+            seen = (
+                one.count(f"events_{name}_total") + two.count(f"events_{name}_total")
+                for name in ("ingested", "duplicate")
+            )
+            return sum(seen) >= 2 * len(expected.rows)
+
+        await until(both_read)
+        assert sum((await RowStore(redis, "bus").next_offsets()).values()) == len(values)
+    assert await rows_in(redis) == sorted(row.tobytes() for row in expected.rows)
+    assert one.count("events_ingested_total") + two.count("events_ingested_total") == len(expected.rows)
+    bodies = [json.loads(report.value) for report in one.reports]
+    assert sum(body["count"] for body in bodies) == len(expected.rejected)
+    assert all(validator(REJECTED).is_valid(body) for body in bodies)
+    named = [body for body in bodies if "first_element" in body]
+    assert named
+    for body in named:
+        message = values[2 * body["first_offset"] + body["partition"]]
+        assert (elements(message) or [])[body["first_element"]] == b"rubbish"
+
+
+async def test_the_events_of_a_message_are_in_time_by_the_moment_when_it_was_appended(
+    kafka: str, redis: Redis, redis_url: str, topic_name: str
+) -> None:
+    await create_topic(kafka, topic_name, 1, INPUT_SETTINGS)
+    now = time.time()
+    fixes = [(1, now), (2, now - 600), (3, now)]
+    value = array(*(event(time=round(moment * 1000), speed=speed) for speed, moment in fixes))
+    await produce(kafka, topic_name, [value], 1)
+    live = {"lateness": "append-time", "slot": "60s", "allowed_delay": "10s"}
+    async with Ingesting(topic_name, kafka, redis_url, **live) as ingesting:
+        await until(read_to(redis, now))
+        assert await every_speed(redis) == [100, 300]
+        assert ingesting.count("events_late_total") == 1
+    seen = await observe_topic(KafkaConfig(bootstrap=kafka), topic_name, 100)
+    assert (len(seen), seen.kind) == (3, "JSON, arrays of objects")
+    assert len(set(seen.arrived_us.tolist())) == 1
+
+
+FILES = {
+    "one array over lines": json.dumps([json.loads(event(speed=n)) for n in range(9)], indent=2).encode(),
+    "one array on one line": array(*(event(speed=n) for n in range(9))),
+    "an array a line": b"\n".join(array(event(speed=n), event(speed=n + 1), event(speed=n + 2)) for n in (0, 3, 6)),
+    "objects over lines": b"\n".join(json.dumps(json.loads(event(speed=n)), indent=1).encode() for n in range(9)),
+    "arrays one after the other": b"\n".join(
+        json.dumps([json.loads(event(speed=n + k)) for k in range(3)], indent=1).encode() for n in (0, 3, 6)
+    ),
+    "notifications": b"\n".join(
+        b'{"type":"Notification","data":' + array(*(event(speed=n + k) for k in range(3))) + b"}" for n in (0, 3, 6)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_arrays_is_its_events_each_keyed_by_its_vehicle(name: str, tmp_path: Path) -> None:
+    from stream.sources.recording import Recording
+
+    path = tmp_path / "day.json"
+    path.write_bytes(FILES[name])
+    with Recording(path, "canonical", feed()) as recording:
+        read = gathered(recording)
+    assert [json.loads(value)["speed"] for value in read.values] == list(range(9))
+    assert read.keys == [b"bus-1"] * 9
+    assert read.unread == 0
+    assert len(observe_file(path, 100)) == 9
+
+
+def test_a_bad_element_of_a_file_is_passed_on_alone_and_a_huge_one_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stream.sources.lines.LONGEST_LINE", 4_000)
+    monkeypatch.setattr("stream.sources.lines._READ", 500)
+    huge = event(note='a "quoted" \\ [{,' * 1_000), b'{"open": [' + b"1," * 5_000 + b"2]}"
+    path = tmp_path / "day.json"
+    path.write_bytes(b"[\n" + b",\n".join([event(), b'{"user": }', *huge, b"", event(user="last")]) + b"\n]\n")
+    found = [line for lines in Lines(path) for line in lines]
+    assert (found[0], found[1], found[-1]) == (event(), b'{"user": }', event(user="last"))
+    assert len(found) == 5
+    assert [len(value) for value in found[2:4]] == [1024, 1024]
+
+
+@given(st.lists(JSON, min_size=1, max_size=4), st.integers(1, 40), st.sampled_from([None, 1]))
+@settings(max_examples=40, deadline=None)
+def test_a_text_is_cut_alike_however_it_comes(trees: list[Any], step: int, indent: int | None) -> None:
+    text = json.dumps(trees, indent=indent).encode()
+    assert [json.loads(part) for part in elements(text) or []] == trees
+    cutter = Cutter(1 << 20)
+    found = [part for at in range(0, len(text), step) for part in cutter.feed(text[at : at + step])]
+    assert [json.loads(part) for part in found] == trees
+    assert cutter.rest() == []
+
+
+@given(
+    st.lists(st.sampled_from([b"[", b"]", b"{", b"}", b",", b'"', b"\\", b"x", b" ", b"\n"]), max_size=60),
+    st.integers(1, 9),
+)
+def test_no_text_makes_the_cutter_fail_or_keep_more_than_its_bound(parts: list[bytes], longest: int) -> None:
+    cutter, size = Cutter(longest), 0
+    for part in parts:
+        size += sum(map(len, cutter.feed(part)))
+        assert len(cutter._text) <= longest + 3
+    assert size <= sum(map(len, parts)) + 1024
+    cutter.rest()
