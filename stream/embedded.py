@@ -43,6 +43,8 @@ from stream.storage.row_store import RowStore
 
 PARTITION = "embedded/0"
 _LOOK_SECONDS = 0.2
+_AT_ONCE = 10_000
+"""Messages that are decoded at a time, within about 30 ms."""
 
 
 def present_us() -> int:
@@ -73,7 +75,11 @@ class EmbeddedFeed:
         """Set once no further window shall be closed, because the Redis client may lose a cancellation."""
 
     async def send(self, messages: Messages) -> None:
-        """Decode and store a block."""
+        """Decode and store a block, in parts, so that a large one does not hold up the event loop."""
+        for begin in range(0, max(len(messages.values), 1), _AT_ONCE):
+            await self._send(messages.part(begin, begin + _AT_ONCE))
+
+    async def _send(self, messages: Messages) -> None:
         now_us = time.time_ns() // 1000
         batch = self._decoder.decode(messages.values, now_us)
         offsets = self._offset + np.arange(len(messages.values), dtype=np.int64)

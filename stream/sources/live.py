@@ -21,6 +21,8 @@ log = structlog.get_logger()
 
 _REPORT_SECONDS = 60.0
 _RETRY_SECONDS = 5.0
+_AT_ONCE = 10_000
+"""Messages that are queued before the event loop may turn."""
 
 
 class Sink(Protocol):
@@ -73,7 +75,7 @@ async def poll(
 async def _events(reader: SnapshotEvents, body: bytes | None, received_us: int) -> Messages | None:
     """The new events of an answer; None if the document did not change, or is no snapshot, which is logged.
 
-    A large answer takes seconds to decode. A thread decodes it, one answer at a time, so that the event loop goes on with
+    A large answer takes seconds to decode. A thread waits for it, one answer at a time, so that the event loop goes on with
     Kafka's requests and the clock of windows.
     """
     if body is None:
@@ -99,7 +101,10 @@ class FileSink:
 
     async def take(self, messages: Messages) -> None:
         """Append the events; returns once they are stored."""
-        self._file.writelines(value + b"\n" for value in messages.values)
+        await asyncio.to_thread(self._write, messages.values)
+
+    def _write(self, values: list[bytes]) -> None:
+        self._file.writelines(value + b"\n" for value in values)
         self._file.flush()
 
 
@@ -125,7 +130,9 @@ class KafkaSink:
                 if self._sender is None:
                     await self.__aenter__()
                 assert self._sender is not None
-                await self._sender.send(messages)
+                for begin in range(0, len(messages.values), _AT_ONCE):
+                    await self._sender.send(messages.part(begin, begin + _AT_ONCE))
+                    await asyncio.sleep(0)
                 await self._sender.confirm()
                 return
             except DeliveryError as error:

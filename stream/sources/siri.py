@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from xml.parsers.expat import ExpatError, ParserCreate
 from zoneinfo import ZoneInfo
 
@@ -44,7 +45,7 @@ class SiriVehicleMonitoring(SnapshotEvents):
 
     def __init__(self, feed: FeedConfig, slotting: Slotting, speeds: SpeedSource = "missing") -> None:
         zone, kmh = ZoneInfo(feed.timezone), SPEED_TO_KMH[feed.speed_unit]
-        super().__init__(lambda body, received_us: decode_siri(body, received_us, zone, kmh), feed, slotting, speeds)
+        super().__init__(partial(decode_siri, zone=zone, kmh=kmh), feed, slotting, speeds)
 
 
 def decode_siri(body: bytes, received_us: int | None, zone: ZoneInfo, kmh: float) -> Snapshot:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream.config.feed import SPEED_TO_KMH, FeedConfig
+from stream.sources.apart import DecodedApart
 from stream.sources.derived_speed import DerivationLimits, SpeedDerivation
 from stream.sources.messages import Messages
 from stream.sources.snapshots import Snapshot
@@ -55,7 +56,8 @@ class Tally:
 
 
 class SnapshotEvents:
-    """Turns snapshots, in order of arrival, into messages for ``feed``. ``decode``: from bytes and time of arrival (µs UTC).
+    """Turns snapshots, in order of arrival, into messages for ``feed``. ``decode``: from bytes and time of arrival (µs UTC);
+    it can be pickled, because large snapshots are decoded in another process.
 
     A vehicle whose timestamp did not advance gives no new event. ``speeds`` is chosen by the operator and never depends on
     the data: what one vehicle reports must not decide how the speed of another one is found.
@@ -77,7 +79,7 @@ class SnapshotEvents:
                 f"feed.format is {feed.format!r}; events from snapshots are canonical: set feed.format to 'canonical'"
             )
         self.tally = Tally()
-        self._decode = decode
+        self._decode = DecodedApart(decode)
         self.header_us: int | None = None
         """Timestamp in the header of the newest snapshot, µs UTC; None if it had none."""
         self._slotting, self._speeds = slotting, speeds

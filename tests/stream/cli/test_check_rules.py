@@ -34,6 +34,8 @@ def test_every_rule_under_values_is_there_with_its_value_and_unit() -> None:
         "window.max_future": ("an event", 300, "s", False),
         "feed.quality.origin_degrees": ("an event", 0.01, "degrees", False),
         "message": ("an event", 65_536, "bytes", True),
+        "array": ("an event", 262_144, "bytes", True),
+        "elements": ("an event", 5_000, "events", True),
         "batch": ("an event", 16 << 20, "bytes", True),
         "window.max_events_per_user": ("a user", 100_000, "events", False),
         "window.max_cells_per_user": ("a user", 1_000, "cells", False),
