@@ -23,6 +23,12 @@ class OperatorMetrics:
             "Late events that the broker had stamped as in time, because the clocks of broker and Redis differ too much.",
             registry=r,
         )
+        self.feed_misread = Gauge(
+            "hexveil_feed_misread",
+            "1 while times (epoch, zone) or speeds (speed) seem to be read in another unit or zone than they are sent.",
+            ["kind"],
+            registry=r,
+        )
         self.events_duplicate = Counter(
             "hexveil_events_duplicate", "Events that Kafka delivered again and Redis already had.", registry=r
         )

@@ -7,6 +7,7 @@ from aiokafka import AIOKafkaProducer
 from mode import Service
 
 from dpcore.relation import NeighbouringRelation
+from stream.app.doubts import KINDS, FeedDoubts
 from stream.app.worker import Worker
 from stream.config.addresses import redacted
 from stream.ingestion.decoding import Decoder
@@ -20,6 +21,9 @@ from stream.storage.ledger import LedgerError
 
 log = structlog.get_logger()
 
+_DOUBT_SECONDS = 10.0
+"""How often it is judged whether the feed is misread."""
+
 
 class Ingesting(Service):
     """Reads the feed into Redis."""
@@ -30,6 +34,7 @@ class Ingesting(Service):
         self.producer: AIOKafkaProducer | None = None
         """Sends reports on bad input; None before the start."""
         self._ingestor: Ingestor | None = None
+        self._doubts = FeedDoubts(worker.config)
 
     async def on_start(self) -> None:
         """Connect and start reading. Raises if the ledger is lost or the server is too old."""
@@ -46,7 +51,9 @@ class Ingesting(Service):
         self.producer = make_producer(worker.config.kafka)
         await self.producer.start()
         decoder = Decoder(worker.config, load_user_key(worker.config.privacy.user_key_file))
-        self._ingestor = ingestor = Ingestor(worker.config, worker.redis, decoder, worker.metrics, self.report)
+        self._ingestor = ingestor = Ingestor(
+            worker.config, worker.redis, decoder, worker.metrics, self.report, self._doubts.observe
+        )
         worker.topic_exists = lambda: ingestor.topic_exists
 
     async def report(self, message: Message) -> None:
@@ -67,6 +74,19 @@ class Ingesting(Service):
         assert self._ingestor is not None
         await self._ingestor.assigned.wait()
         self._worker.ready.set()
+
+    @Service.task
+    async def _doubt(self) -> None:
+        """Say what seems to be wrong with the feed, once, until it is right again."""
+        said: dict[str, str] = {}
+        while not self.should_stop:
+            await self.sleep(_DOUBT_SECONDS)
+            reasons = self._doubts.found()
+            for kind in KINDS:
+                self._worker.metrics.feed_misread.labels(kind).set(kind in reasons)
+                if kind in reasons and kind not in said:
+                    log.error("the feed seems to be misread", kind=kind, reason=reasons[kind])
+            said = reasons
 
     async def on_stop(self) -> None:
         """Stop reading, and send the reports that are still queued."""

@@ -21,6 +21,8 @@ from stream.sources.messages import Messages
 from stream.windows import Window
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from stream.offline import OfflineSummary
 
 
@@ -46,6 +48,13 @@ def named_span(settings: Config, start: str | None, end: str | None) -> Window |
     return settings.slotting.span(start, end) if start and end else None
 
 
+def _bars() -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    return Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
+
+
 def release_offline(
     settings: Config,
     file: Path,
@@ -61,9 +70,6 @@ def release_offline(
     true events and must not get among releases. ``blocks``: its canonical events, if ``file`` is not to be read for them;
     ``reading`` returns what the summary says about how they were read.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.local import LocalServerError
     from stream.offline import replay_offline
@@ -76,7 +82,7 @@ def release_offline(
     try:
         with (
             nullcontext(sys.stdout) if out is None else release_file(out, force=options.force) as releases,
-            Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars,
+            _bars() as bars,
         ):
             task = bars.add_task("reading")
             summary = replay_offline(

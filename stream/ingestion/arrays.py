@@ -41,17 +41,17 @@ def elements(message: bytes) -> list[bytes] | None:
     text = message.strip(_SPACE)
     is_array = text[:1] == b"["
     try:
-        found = _raw_elements(text) if is_array else _notification(text).data
+        values = _raw_elements(text) if is_array else _notification(text).data
     except (msgspec.DecodeError, RecursionError):
         return _cut(text) if is_array else None
-    return list(map(bytes, found)) or None
+    return list(map(bytes, values)) or None
 
 
 def _cut(text: bytes) -> list[bytes] | None:
     """The elements of one array, however they are formed; None if the array does not end with the text."""
     cutter = Cutter(len(text))
-    found = cutter.feed(text)
-    return found if found and cutter.is_between and cutter.values == 1 else None
+    values = cutter.feed(text)
+    return values if values and cutter.is_between and cutter.begun == 1 else None
 
 
 class Cutter:
@@ -67,7 +67,7 @@ class Cutter:
         """Where in ``_text`` the current value begins, and up to where it was searched."""
         self._depth = 0
         self._in_array = self._skipping = False
-        self.values = 0
+        self.begun = 0
         """Number of values outside of any array, and arrays, that were begun."""
 
     @property
@@ -80,7 +80,7 @@ class Cutter:
         self._text = self._text[self._begin :] + text
         self._at -= self._begin
         self._begin = 0
-        found: list[bytes] = []
+        values: list[bytes] = []
         at = self._at
         for token in _TOKEN.finditer(self._text, at):
             mark = token[0]
@@ -89,49 +89,49 @@ class Cutter:
                     at = token.start()
                     break
             else:
-                self._take(mark, token.start(), found)
+                self._take(mark, token.start(), values)
             at = token.end()
         else:
             at = len(self._text)
         self._at = at
         if at - self._begin > self._longest or len(self._text) - self._begin > self._longest + len(text):
-            self._give_up(found)
+            self._give_up(values)
         elif self._depth == 0 or self._skipping:
             self._begin = at
-        return found
+        return values
 
     def rest(self) -> list[bytes]:
         """What was begun and is not complete, once the text has ended."""
         left = self._text[self._begin :].strip(_SPACE)
         return [left] if left and self._depth and not self._skipping else []
 
-    def _take(self, mark: bytes, at: int, found: list[bytes]) -> None:
+    def _take(self, mark: bytes, at: int, values: list[bytes]) -> None:
         outer = 1 if self._in_array else 0
         if mark in b"[{":
             if self._depth == 0:
-                self.values += 1
+                self.begun += 1
                 self._in_array = mark == b"["
                 self._begin = at + self._in_array
             self._depth += 1
         elif mark == b",":
             if self._depth == outer == 1:
-                self._end(at, found)
+                self._end(at, values)
         elif self._depth:
             self._depth -= 1
             if self._depth == 0:
-                self._end(at + (not self._in_array), found)
+                self._end(at + (not self._in_array), values)
 
-    def _end(self, at: int, found: list[bytes]) -> None:
+    def _end(self, at: int, values: list[bytes]) -> None:
         value = self._text[self._begin : at].strip(_SPACE)
         self._begin = at + 1 if self._depth else at
         if value and not self._skipping:
-            found.append(value)
+            values.append(value)
         self._skipping = False
 
-    def _give_up(self, found: list[bytes]) -> None:
+    def _give_up(self, values: list[bytes]) -> None:
         """Return the beginning of a value that is too long, and leave out the rest of it."""
         if not self._skipping and self._depth:
-            found.append(self._text[self._begin : self._begin + _KEPT])
+            values.append(self._text[self._begin : self._begin + _KEPT])
         self._skipping = self._depth > 0
         if self._at < len(self._text):  # within a string, of which only its last escape matters
             string = self._text[self._at :]

@@ -40,6 +40,7 @@ _REPORT_SECONDS = 5.0
 
 T = TypeVar("T")
 Report = Callable[[Message], Awaitable[None]]
+Observe = Callable[[Sequence[bytes | None], Batch, Arrived], None]
 
 
 class IngestMetrics(Protocol):
@@ -62,12 +63,22 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
     from which its batch was read without a gap, so Redis can refuse a batch that would skip messages.
     """
 
-    def __init__(self, config: Config, redis: Redis, decoder: Decoder, metrics: IngestMetrics, report: Report) -> None:
+    def __init__(
+        self,
+        config: Config,
+        redis: Redis,
+        decoder: Decoder,
+        metrics: IngestMetrics,
+        report: Report,
+        observe: Observe = lambda values, batch, arrived_us: None,
+    ) -> None:
+        """``observe``: called with messages, what they became, and when they arrived."""
         self._config = config
         self._rows = RowStore(redis, config.feed.name)
         self._decoder = decoder
         self._metrics = metrics
         self._report = report
+        self._observe = observe
         self.bounded: BoundedConsumer | None = None
         """What reads the feed; none before :meth:`run`."""
         self._stopping = asyncio.Event()
@@ -269,6 +280,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         rising = np.maximum.accumulate(appended) if isinstance(appended, np.ndarray) else None
         while values:
             batch = self._decoder.decode_part(values, appended)
+            self._observe(values, batch, appended)
             if not await self._store(partition, begin, batch, offsets, rising):
                 return
             taken = batch.messages

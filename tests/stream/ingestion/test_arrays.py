@@ -233,10 +233,10 @@ def test_a_bad_element_of_a_file_is_passed_on_alone_and_a_huge_one_is_cut(
     huge = event(note='a "quoted" \\ [{,' * 1_000), b'{"open": [' + b"1," * 5_000 + b"2]}"
     path = tmp_path / "day.json"
     path.write_bytes(b"[\n" + b",\n".join([event(), b'{"user": }', *huge, b"", event(user="last")]) + b"\n]\n")
-    found = [line for lines in Lines(path) for line in lines]
-    assert (found[0], found[1], found[-1]) == (event(), b'{"user": }', event(user="last"))
-    assert len(found) == 5
-    assert [len(value) for value in found[2:4]] == [1024, 1024]
+    values = [line for lines in Lines(path) for line in lines]
+    assert (values[0], values[1], values[-1]) == (event(), b'{"user": }', event(user="last"))
+    assert len(values) == 5
+    assert [len(value) for value in values[2:4]] == [1024, 1024]
 
 
 @given(st.lists(JSON, min_size=1, max_size=4), st.integers(1, 40), st.sampled_from([None, 1]))
@@ -245,8 +245,8 @@ def test_a_text_is_cut_alike_however_it_comes(trees: list[Any], step: int, inden
     text = json.dumps(trees, indent=indent).encode()
     assert [json.loads(part) for part in elements(text) or []] == trees
     cutter = Cutter(1 << 20)
-    found = [part for at in range(0, len(text), step) for part in cutter.feed(text[at : at + step])]
-    assert [json.loads(part) for part in found] == trees
+    values = [part for at in range(0, len(text), step) for part in cutter.feed(text[at : at + step])]
+    assert [json.loads(part) for part in values] == trees
     assert cutter.rest() == []
 
 
