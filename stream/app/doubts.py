@@ -30,7 +30,7 @@ _UNITS = {"epoch-s": 1.0, "epoch-ms": 1e3, "epoch-us": 1e6, "epoch-ns": 1e9}
 _PER_BATCH, _SAMPLED, _ENOUGH = 20, 400, 20
 """Messages whose times are looked at: of a batch, kept, and without which nothing is said."""
 _MOST = 0.8
-_LONGEST_ROWS, _KEPT_US = 50_000, 6 * 60_000_000
+MOST_ROWS, _KEPT_US = 50_000, 6 * 60_000_000
 """Rows that are kept, and for how long (by event time). Of a larger fleet, those of some users are."""
 _QUARTER_S, _LEAST_SHIFT_S, _MOST_SHIFT_S, _TOLERANCE_S = 900, 1_500, 14.25 * 3600, 300
 
@@ -65,8 +65,13 @@ class FeedDoubts:
         rows = batch.rows[(batch.rows["user"] & self._mask) == 0] if self._mask else batch.rows
         if len(rows):
             self._rows.append(rows)
-        if sum(map(len, self._rows)) > _LONGEST_ROWS:
+        if self.kept > MOST_ROWS:
             self._thin()
+
+    @property
+    def kept(self) -> int:
+        """Number of rows that are kept."""
+        return sum(map(len, self._rows))
 
     def found(self) -> dict[str, str]:
         """What seems to be wrong now: for each kind a sentence with the remedy."""

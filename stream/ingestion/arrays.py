@@ -75,6 +75,11 @@ class Cutter:
         """Whether everything that was begun is complete."""
         return self._depth == 0
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the text that are kept, because their value is not complete."""
+        return len(self._text)
+
     def feed(self, text: bytes) -> list[bytes]:
         """The values that are complete with ``text``, which continues the text before it."""
         self._text = self._text[self._begin :] + text

@@ -93,14 +93,13 @@ def test_a_sound_feed_and_a_late_one_raise_no_doubt(name: str, tmp_path: Path) -
 def test_what_is_kept_is_bounded_and_a_fault_that_ends_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream.app.doubts._LONGEST_ROWS", 300)
+    monkeypatch.setattr("stream.app.doubts.MOST_ROWS", 300)
     config, now = bus_config(tmp_path), time.time()
     doubts, decoder = FeedDoubts(config), Decoder(config, bytes(32))
     for moment, name in ((now - 1200, "speed"), (now, "as declared")):
         values = fleet(moment, FAULTS["speed"][0] if name == "speed" else SOUND[name])
         doubts.observe(values, decoder.decode(values, round(moment * 1e6)), round(moment * 1e6))
-        assert sum(map(len, doubts._rows)) <= 400
-        assert len(doubts._times) <= 400
+        assert doubts.kept <= 400
     assert doubts.found() == {}
 
 
