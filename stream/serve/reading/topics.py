@@ -25,8 +25,8 @@ log = structlog.get_logger()
 
 _RETRY_SECONDS = 2.0
 _POLL_MS = 500
-_BATCH = 500
-"""Messages that the client library unpacks in one go, in the event loop."""
+_BATCH = 25
+"""Messages that the client library unpacks in one go, in the event loop: 25 histograms of 770 kB take it 31 ms."""
 
 Positions = dict[TopicPartition, int]
 
