@@ -33,6 +33,7 @@ def run(quick: bool, target: str | None = None, seconds: float | None = None) ->
     return {
         "seed": seed,
         "inputs": sum(report["inputs"] for report in reports),
+        "bytes": sum(report["bytes"] for report in reports),
         "finds": sum(len(report["finds"]) for report in reports),
         "growing": [report["target"] for report in reports if report["grows"]],
         "targets": reports,
@@ -50,7 +51,15 @@ def _hunted(name: str, seed: int, seconds: float) -> dict[str, Any]:
     listener = threading.Thread(target=lambda: words.append(errors.read()), daemon=True)
     listener.start()
     watch = threading.Timer(_SILENT_SECONDS, process.kill)
-    report: dict[str, Any] = {"target": name, "seed": seed, "rounds": 0, "inputs": 0, "grows": False, "finds": []}
+    report: dict[str, Any] = {
+        "target": name,
+        "seed": seed,
+        "rounds": 0,
+        "inputs": 0,
+        "bytes": 0,
+        "grows": False,
+        "finds": [],
+    }
     try:
         watch.start()
         for line in process.stdout:

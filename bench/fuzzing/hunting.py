@@ -55,12 +55,14 @@ class Hunt:
 
     def __init__(self) -> None:
         self.inputs = 0
+        self.bytes = 0
         self.round = 0
         self.finds: dict[tuple[str, str], Find] = {}
 
     def attempt(self, data: Input, check: Callable[[Input], T], inputs: int = 1) -> T | None:
         """``check(data)``, or None if it raised anything: then ``data`` is a find. ``inputs``: how many it counts for."""
         self.inputs += inputs
+        self.bytes += _size(data) if inputs else 0
         try:
             return _timed(data, check)
         except BaseException as error:  # a reader must not even end the process
@@ -75,6 +77,13 @@ class Hunt:
             return
         small = _minimised(data, lambda less: _place_of(less, check) == key)
         self.finds[key] = Find(f"{key[0]}: {error}"[:300], key[1], repr(small)[:_SHOWN], self.round)
+
+
+def _size(data: object) -> int:
+    """Bytes in an input, and in the parts of one."""
+    if isinstance(data, bytes | str):
+        return len(data)
+    return sum(map(_size, data)) if isinstance(data, list | tuple) else 0
 
 
 def _timed(data: Input, check: Callable[[Input], T]) -> T:
@@ -185,6 +194,7 @@ def _report(target: Target, tried: Hunt, seed: int, begun: float, warm: float) -
         "seed": seed,
         "rounds": tried.round,
         "inputs": tried.inputs,
+        "bytes": tried.bytes,
         "seconds": round(time.monotonic() - begun, 1),
         "growth_mb": round(growth, 1),
         "grows": growth > MAX_GROWTH_MB,

@@ -110,6 +110,8 @@ class Messages(Target):
         rng.shuffle(batch)
         hunt.attempt(batch, self._check, inputs=len(strange) + len(crossed))
         hunt.attempt(sound + strange, self._check_all, inputs=0)
+        hunt.attempt(strange + crossed, self._check_array, inputs=0)
+        hunt.attempt(sound, self._check_sound_array, inputs=0)
 
     def _crossed(self, mutator: Mutator, events: list[dict[str, Any]], count: int) -> list[bytes]:
         """Messages of the format whose fields take sound and odd values independently."""
@@ -158,6 +160,19 @@ class Messages(Target):
         assert REASONS.index(Reason.UNDECODABLE) not in decoded.reason, "an unexpected error in a message"
         self._within_bounds(decoded)
         return decoded
+
+    def _check_array(self, batch: list[Labelled]) -> Batch:
+        """The same messages as the elements of one."""
+        values = [value for value, _ in batch if value is not None and len(value) < 200]
+        decoded = self._decoder.decode([b"[" + b",".join(values) + b"]"], NOW_US)
+        assert decoded.messages == 1
+        assert REASONS.index(Reason.UNDECODABLE) not in decoded.reason, "an unexpected error in an element"
+        self._within_bounds(decoded)
+        return decoded
+
+    def _check_sound_array(self, batch: list[Labelled]) -> None:
+        decoded = self._check_array(batch)
+        assert decoded.rows.tobytes() == b"".join(row or b"" for _, row in batch), "an element gives another row"
 
     def _within_bounds(self, batch: Batch) -> None:
         rows, domain = batch.rows, self._domain

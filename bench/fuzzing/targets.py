@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bench.fuzzing.batches import Batches
 from bench.fuzzing.configuration import Configuration
+from bench.fuzzing.hfp import HfpPublications
 from bench.fuzzing.hunting import Target
 from bench.fuzzing.messages import FORMATS, Messages
 from bench.fuzzing.recordings import Recordings
@@ -23,6 +24,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
             Configuration,
             Snapshots,
             SiriDocuments,
+            HfpPublications,
             Batches,
             IntakeOfMessages,
             Readers,

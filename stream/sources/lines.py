@@ -16,6 +16,8 @@ from stream.sources.standard_input import STDIN, StandardInput
 LONGEST_LINE = 16 << 20
 """Only so many bytes of a line are kept, because a file without line ends must not fill the memory."""
 _KEPT = 1024
+_LOOKED_AT = 1_000
+"""Lines by which it is recognised whether JSON is over several lines."""
 
 Stored = BufferedReader | StandardInput
 """Bytes of a recording as stored; ``peek`` shows the first ones."""
@@ -62,9 +64,15 @@ class _Values(Cutter):
 
 
 def _is_over_lines(beginning: bytes) -> bool:
-    """Whether JSON continues on the next line: the first line is but the beginning of an array or an object."""
-    line = beginning.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0].rstrip()
-    return line == b"{" or (line[:1] == b"[" and not may_hold_several(line))
+    """Whether JSON continues on the next line: the first line is but the beginning of an array or an object.
+
+    A damaged first line is no such beginning: whole objects that no comma or bracket follows are the lines of a recording.
+    """
+    lines = [line.strip() for line in beginning.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n")[:_LOOKED_AT]]
+    if lines[0] != b"{" and (lines[0][:1] != b"[" or may_hold_several(lines[0])):
+        return False
+    whole = sum(line[:1] == b"{" and line[-1:] == b"}" for line in lines)
+    return whole <= 1 + sum(line[:1] == b"]" for line in lines)
 
 
 class Lines:

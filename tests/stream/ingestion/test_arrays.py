@@ -229,6 +229,13 @@ def test_a_file_of_arrays_is_its_events_each_keyed_by_its_vehicle(name: str, tmp
     assert len(observe_file(path, 100)) == 9
 
 
+@pytest.mark.parametrize("first", [b"[", b"{", b"[1,", b'[{"user": "a"', b"[]]["])
+def test_a_damaged_first_line_costs_no_other(first: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "day.json"
+    path.write_bytes(b"\n".join([first, event(), event(), event()]))
+    assert [line for lines in Lines(path) for line in lines] == [first, event(), event(), event()]
+
+
 def test_a_bad_element_of_a_file_is_passed_on_alone_and_a_huge_one_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
