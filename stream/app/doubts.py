@@ -27,7 +27,7 @@ from stream.windows import EARLIEST_S, LATEST_S
 KINDS = ("epoch", "zone", "speed")
 _UNITS = {"epoch-s": 1.0, "epoch-ms": 1e3, "epoch-us": 1e6, "epoch-ns": 1e9}
 """Number of each unit of time per second."""
-_PER_BATCH, _SAMPLED, _ENOUGH = 20, 400, 20
+_PER_BATCH, _SAMPLED, _ENOUGH = 10, 400, 10
 """Messages whose times are looked at: of a batch, kept, and without which nothing is said."""
 _MOST = 0.8
 MOST_ROWS, _KEPT_US = 50_000, 6 * 60_000_000
