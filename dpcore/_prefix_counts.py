@@ -53,11 +53,11 @@ def critical_value(tree: LevelTree, scales: tuple[float, ...]) -> float:
     for start in range(0, DRAWS, step):
         added = rng.laplace(size=(min(step, DRAWS - start), len(by_node))) * by_node
         noise = _prefix_noise(tree, scales, added)
-        worst.append(_straying(noise, *prefix_moments(tree, scales)).max(axis=1))
+        worst.append(straying(noise, *prefix_moments(tree, scales)).max(axis=1))
     return float(np.quantile(np.concatenate(worst), QUANTILE))
 
 
-def _straying(noise: FloatArray, variance: FloatArray, covariance: FloatArray) -> FloatArray:
+def straying(noise: FloatArray, variance: FloatArray, covariance: FloatArray) -> FloatArray:
     """The most of |P_j − f·P_K| in deviations over f in [0, 1], of every draw and inner prefix: (n, K−1)."""
     total, own, v = noise[:, -1:], noise[:, 1:-1], variance[1:-1]
     at_zero = np.abs(own) / np.sqrt(v)

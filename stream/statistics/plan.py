@@ -61,7 +61,8 @@ class ZcdpTerms(msgspec.Struct, frozen=True):
 class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a user's region is computed from their fixes, and the grid that counts regions; lengths in metres.
 
-    Plans without ``inference`` are of versions that made all counts covert.
+    Plans without ``inference`` are of versions that made all counts covert, those without ``total_share`` of versions that
+    did not draw the number of all regions by itself.
     """
 
     rows: int
@@ -70,6 +71,7 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
     diameter_m: float
     bandwidth_m: float
     inference: Literal["none", "consistent", "covert"] = "covert"
+    total_share: float = 0.0
 
 
 class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):

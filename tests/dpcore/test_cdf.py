@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dpcore import cdf
-from dpcore._prefix_counts import _straying, prefix_moments
+from dpcore._prefix_counts import prefix_moments, straying
 from dpcore.cdf import ONE_SIDED, CDFs, bin_edges, consistent_cells
 from dpcore.errors import BudgetError, ParameterError
 from dpcore.level_tree import LevelTree, choose_tree, consistent_leaves, noisy_levels, split_budget
@@ -251,7 +251,7 @@ def test_the_straying_of_a_share_is_the_most_over_all_possible_shares() -> None:
     f = np.linspace(0, 1, 2001)[:, None, None]
     spread = variance[1:-1] - 2 * f * covariance[1:-1] + f**2 * variance[-1]
     grid = (np.abs(noise[:, 1:-1] - f * noise[:, -1:]) / np.sqrt(spread)).max(axis=0)
-    assert _straying(noise, variance, covariance) == pytest.approx(grid, rel=1e-3)
+    assert straying(noise, variance, covariance) == pytest.approx(grid, rel=1e-3)
 
 
 def test_bad_bins_percentiles_and_shapes_are_refused() -> None:
