@@ -54,7 +54,7 @@ class EulerConfig(Section):
 
     rows: int = Field(default=8, ge=1, le=64)
     columns: int = Field(default=8, ge=1, le=64)
-    nearest: int = Field(default=12, ge=1, le=64)
+    nearest: int = Field(default=12, ge=1, le=5760)
     diameter_m: float = Field(default=5_000.0, gt=0, le=1_000_000)
     bandwidth_m: float = Field(default=300.0, gt=0, le=1_000_000)
     inference: Literal["none", "consistent", "covert"] = "none"
