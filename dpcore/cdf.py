@@ -1,18 +1,24 @@
-"""Percentiles with intervals from noisy level-uniform trees over the bins of many cells: post-processing, it costs nothing.
+"""Distributions with bands and percentiles with intervals, from noisy level-uniform trees over the bins of many cells.
 
 The trees come from :mod:`dpcore.distribution` (relation "values", the total is public) and :mod:`dpcore.participation`
-(the total is a noisy number of its own). Intervals follow from the exact variances of the consistent prefix counts, so no
-randomness is spent after the draw. Source: [T], mechanisms S12 and S13.
+(the total is a noisy number of its own). To be proved: what this module computes costs nothing. Proof: it reads the noisy
+trees, which were paid for, the public edges and the constant noise scales, and nothing else; a function of a private release
+loses nothing (Dwork and Roth, *The Algorithmic Foundations of Differential Privacy*, 2014, proposition 2.1). So the whole
+distribution may be published beside its percentiles. Intervals and bands follow from the exact variances of the
+consistent prefix counts. Source: [T], mechanisms S12 and S13; bands as Fieller (JRSS B 16, 1954) and monotone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import scipy
 
-from dpcore._prefix_counts import prefix_deviations, prefixes
+from dpcore._prefix_counts import critical_value, prefix_moments, prefixes
 from dpcore.contributions import IntArray
 from dpcore.errors import ParameterError
 from dpcore.level_tree import FloatArray, LevelTree, choose_tree, consistent_leaves
@@ -21,7 +27,6 @@ from dpcore.scales import checked_upper
 ONE_SIDED = 2.12
 """97.5 % quantile over standard deviation of one Laplace variable; sums of independent ones have less."""
 _RATIO_STEP = 0.01
-_CHUNK = 128
 
 
 def bin_edges(upper: int, bins: int) -> IntArray:
@@ -34,6 +39,21 @@ def bin_edges(upper: int, bins: int) -> IntArray:
 def bin_tree(upper: int, bins: int) -> LevelTree:
     """The tree of least error over the bins of :func:`bin_edges`."""
     return choose_tree(len(bin_edges(upper, bins)) - 1)
+
+
+class Shares(NamedTuple):
+    """The share of a cell's values up to the top of each bin, shape (C, K) each.
+
+    ``value``: monotone, from 0 to 1; the last is 1. ``raw``: before that, with noise of standard ``deviation``. [``low``,
+    ``high``]: a simultaneous 95 % band for the noise, monotone, around ``value``: with a probability of at least 95 % it
+    holds the shares of all K bins at once.
+    """
+
+    value: FloatArray
+    raw: FloatArray
+    deviation: FloatArray
+    low: FloatArray
+    high: FloatArray
 
 
 @dataclass(frozen=True)
@@ -77,14 +97,62 @@ class CDFs:
         top = float(self.edges[-1] - 1)
         return np.minimum(value, top), self.edges[first].astype(float), np.minimum(self.edges[last + 1], top)
 
-    def deviation(self, p: float = 0.0) -> FloatArray:
+    def shares(self) -> Shares:
+        """The distribution of every cell.
+
+        The band holds the shares that the largest deviation of a tree allows, 95 % of the time, at all bins: |P_j − F_j·P_K|
+        is at most :func:`~dpcore._prefix_counts.critical_value` deviations. It is made monotone, as the shares are, which
+        leaves out no distribution that was in it.
+        """
+        total, value = self.linear[:, -1:], self.prefix[:, 1:] / np.maximum(self.prefix[:, -1:], 1e-9)
+        units = np.maximum(self.total, 1e-9)[:, None]
+        low, high = self._possible_shares(total)
+        low, high = np.maximum.accumulate(low, axis=1), np.minimum.accumulate(high[:, ::-1], axis=1)[:, ::-1]
+        deviation = self.deviation(np.column_stack([np.zeros(len(value)), value]))[:, 1:] / units
+        return Shares(value, self.linear[:, 1:] / units, deviation, np.minimum(low, value), np.maximum(high, value))
+
+    def _possible_shares(self, total: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The least and the largest share f in [0, 1] of each bin with |P_j − f·P_K| within the critical value, (C, K).
+
+        The roots of a·f² − 2·b·f + d, and [0, 1] where that opens downwards: then even the total may be 0.
+        """
+        (variance, covariance), own = self._moments, self.linear
+        square = np.square(self._critical)[:, None]
+        a, b = total**2 - square * variance[:, -1:], own * total - square * covariance
+        root = np.sqrt(np.maximum(b**2 - a * (own**2 - square * variance), 0.0))
+        ends = [np.divide(b + sign * root, a, out=np.full_like(b, 0.0), where=a > 0) for sign in (-1, 1)]
+        low, high = np.where(a > 0, np.clip(ends, 0.0, 1.0), np.array([0.0, 1.0])[:, None, None])
+        low[:, -1], high[:, -1] = 1.0, 1.0
+        return low[:, 1:], high[:, 1:]
+
+    def deviation(self, p: float | FloatArray = 0.0) -> FloatArray:
         """Standard deviation of the noise in (prefix before monotonicity) − p·total, shape (C, K+1), in counts."""
+        variance, covariance = self._moments
+        return np.asarray(np.sqrt(np.maximum(variance - 2 * p * covariance + p**2 * variance[:, -1:], 0.0)))
+
+    @cached_property
+    def _kinds(self) -> tuple[list[tuple[float, ...]], npt.NDArray[np.intp], FloatArray]:
+        """Distinct scales (1+h) of root and levels as parts of the largest, that of each cell (C,), and its unit (C,)."""
         everything = np.column_stack([self.root_scale, self.scales])
         unit = np.max(everything, axis=1)
-        ratio = np.round(everything / np.where(unit > 0, unit, 1.0)[:, None] / _RATIO_STEP) * _RATIO_STEP
+        steps = np.round(everything / np.where(unit > 0, unit, 1.0)[:, None] / _RATIO_STEP)
+        ratio = np.where(everything > 0, np.maximum(steps, 1), 0) * _RATIO_STEP
         distinct, which = np.unique(ratio, axis=0, return_inverse=True)
-        rows = [prefix_deviations(self.tree, distinct[i : i + _CHUNK], p) for i in range(0, len(distinct), _CHUNK)]
-        return np.asarray(np.concatenate(rows)[which.ravel()] * unit[:, None])
+        return [tuple(row) for row in distinct.tolist()], which.ravel(), unit
+
+    @cached_property
+    def _moments(self) -> tuple[FloatArray, FloatArray]:
+        """Variance of the noise of each prefix, and its covariance with the total's, (C, K+1) each, in squared counts."""
+        kinds, which, unit = self._kinds
+        by_kind = np.array([prefix_moments(self.tree, scales) for scales in kinds])
+        variance, covariance = by_kind.swapaxes(0, 1)[:, which] * np.square(unit)[:, None]
+        return variance, covariance
+
+    @cached_property
+    def _critical(self) -> FloatArray:
+        """The critical value of each cell's band, (C,)."""
+        kinds, which, _ = self._kinds
+        return np.array([critical_value(self.tree, scales) for scales in kinds])[which]
 
 
 def consistent_cells(

@@ -11,7 +11,7 @@ import csv
 import gzip
 import io
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,10 @@ METRES = 111_195.0
 BOX, DIAMETER = 20_000.0, 2_000.0
 """Side of the taxis' box, and the bound B of their regions, in metres."""
 WAYS = ("none", "truncated", "consistent", "covert", "truncated, then covert")
+WITH_TOTAL: tuple[Inference, ...] = ("none", "covert")
+"""Inferences that are also tried with a total that is paid for."""
+TOTAL_SHARE = 0.05
+"""Share of ε that pays for it."""
 SHAPES = ("1 %", "4 %", "25 %", "strips of 25 %", "100 %")
 
 
@@ -134,7 +138,12 @@ def measured(given: Users, epsilon: str, sizes: Sizes) -> dict[str, dict[str, fl
     domain, cells = given.domain, Domain.unit_cells(*given.domain.shape)
     truth = EulerHistogram(cells, Footprints.of(given.regions, domain, given.diameter).total(), 0.0, "covert")
     queries = ranges(domain, sizes.queries)
-    rows: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+
+    def off(release: EulerHistogram) -> dict[str, float]:
+        errors = {shape: release.answers(query) - truth.answers(query) for shape, query in queries.items()}
+        return {shape: 100 * float(np.abs(error).mean()) / len(given.regions) for shape, error in errors.items()}
+
+    rows: dict[str, list[dict[str, float]]] = {}
     for _ in range(sizes.repeats):
         drawn = Euler(given.diameter).fit(given.regions, domain, to_micro(epsilon, round_up=False), Noise()).components
         for way in WAYS:
@@ -143,10 +152,13 @@ def measured(given: Users, epsilon: str, sizes: Sizes) -> dict[str, dict[str, fl
             row = {"seconds": time.process_time() - start, "violated": violated(components)}
             row["distance"] = float(np.abs(components - drawn).sum())
             release = EulerHistogram(cells, components, 0.0, "noisy")
-            for shape, query in queries.items():
-                off = np.abs(release.answers(query) - truth.answers(query))
-                row[shape] = 100 * float(off.mean()) / len(given.regions)
-            rows[way].append(row)
+            rows.setdefault(way, []).append(row | off(release))
+        for inference in WITH_TOTAL:
+            paid = Euler(given.diameter, inference=inference, total_share=TOTAL_SHARE)
+            start = time.process_time()
+            release = paid.fit(given.regions, domain, to_micro(epsilon, round_up=False), Noise())
+            row = {"seconds": time.process_time() - start, "violated": violated(release.components)}
+            rows.setdefault(f"{inference}, total", []).append(row | off(replace(release, domain=cells)))
     return {way: {key: round(float(np.mean([row[key] for row in of])), 3) for key in of[0]} for way, of in rows.items()}
 
 

@@ -19,11 +19,17 @@ def sides(h: IntGrid) -> list[tuple[IntGrid, IntGrid]]:
     return [(side, lines) for grid in (h, h.T) for lines in [grid[1::2]] for side in (grid[:-1:2], grid[2::2])]
 
 
-class Program:
-    """min Σ|h − noisy|: the sparse constraints, once, for both solves."""
+def signs(shape: tuple[int, ...]) -> IntGrid:
+    """1 for faces and vertices, −1 for edges: their signs in the answer for a block of cells."""
+    rows, columns = (np.arange(size) for size in shape)
+    return np.asarray(1 - 2 * ((rows[:, None] + columns[None, :]) % 2), dtype=np.int64)
 
-    def __init__(self, noisy: IntGrid, *, covert: bool) -> None:
-        self.noisy, self.n = noisy, noisy.size
+
+class Program:
+    """min Σ|h − noisy|: the sparse constraints, once, for both solves. ``total``: the answer for the whole grid, if it is fixed."""
+
+    def __init__(self, noisy: IntGrid, *, covert: bool, total: int | None = None) -> None:
+        self.noisy, self.n, self.total = noisy, noisy.size, total
         index = np.arange(self.n, dtype=np.int64).reshape(noisy.shape)
         blocks = [self._bounded(index)]
         self.aux = 0
@@ -47,6 +53,9 @@ class Program:
         total = rows + len(slack)
         self.matrix = scipy.sparse.csr_array(scipy.sparse.coo_array((value, (row, column)), shape=(total, self.width)))
         self.upper = np.concatenate([np.zeros(rows), -flat[self.above].astype(np.float64)])
+        whole = np.zeros((1, self.width))
+        whole[0, : self.n] = signs(noisy.shape).ravel()
+        self.whole = scipy.sparse.csr_array(whole)
         self.cost = np.concatenate([np.ones(self.n), np.zeros(self.aux), np.full(len(slack), 2.0)])
 
     def _bounded(self, index: IntGrid) -> tuple[IntArray, IntArray, FloatArray, int]:
@@ -97,7 +106,10 @@ class Program:
         """A vertex of the relaxation, shape (n,)."""
 
         # Dual simplex: interior points would stop between tied integral vertices.
-        vertex = scipy.optimize.linprog(self.cost, self.matrix, self.upper, bounds=(0, None), method="highs-ds")
+        fixed = {} if self.total is None else {"A_eq": self.whole, "b_eq": [float(self.total)]}
+        vertex = scipy.optimize.linprog(
+            self.cost, self.matrix, self.upper, **fixed, bounds=(0, None), method="highs-ds"
+        )
         return self._components(vertex.x)
 
     def rounding_of(self, relaxed: FloatArray) -> FloatArray | None:
@@ -109,9 +121,12 @@ class Program:
         low[: self.n] = np.where(fractional, np.floor(relaxed), whole)
         high[: self.n] = np.where(fractional, np.ceil(relaxed), whole)
         integral[: self.n] = fractional
+        constraints = [scipy.optimize.LinearConstraint(self.matrix, -np.inf, self.upper)]
+        if self.total is not None:
+            constraints.append(scipy.optimize.LinearConstraint(self.whole, self.total, self.total))
         result = scipy.optimize.milp(
             self.cost,
-            constraints=scipy.optimize.LinearConstraint(self.matrix, -np.inf, self.upper),
+            constraints=constraints,
             bounds=scipy.optimize.Bounds(low, high),
             integrality=integral,
             options={"time_limit": ROUNDING_SECONDS},

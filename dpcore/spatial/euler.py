@@ -5,9 +5,13 @@ of the grid. Over a block of cells the alternating sum Σ(−1)^(i+j) H of the c
 region once, however many cells it covers.
 
 Neighbours differ by all regions of one user, at most r (relation "participation").
+A share of ε may pay for the number of all regions, which every other answer then uses: small errors at large ranges.
+
 To be proved: :meth:`Euler.fit` at ε is ε-DP. Proof: a region of diameter at most B meets at most k + 1 rows and columns of cells,
 k = ⌈B/d⌉, hence at most (2k+1)² components, and adds 1 to each. So a user changes the array by at most
-:meth:`Euler.sensitivity` = r·(2k+1)² in L1, and noise of that scale over ε costs ε. Inference is post-processing.
+:meth:`Euler.sensitivity` = r·(2k+1)² in L1, and noise of that scale over ε costs ε. The number of all regions, the
+alternating sum over the whole grid, counts each of them once: it changes by at most r, noise of scale r/ε₁ costs ε₁, and the
+components cost ε − ε₁. Inference is post-processing.
 Tested: by brute force and by sampling in tests/dpcore/spatial/test_euler.py.
 Source: [B], with the sensitivity and the constraints corrected as in docs/errata.md.
 """
@@ -17,24 +21,32 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
+from dpcore.spatial._euler_program import signs
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid
-from dpcore.spatial.euler_inference import Grade, Inference, infer
+from dpcore.spatial.euler_inference import Grade, Inference, infer, whole_of
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.intervals import Intervals, NoisySums, between
 from dpcore.spatial.mechanism import laplace_variance, noisy_counts
 from dpcore.spatial.queries import QueryError, Rectangles, integral_image
-from dpcore.spatial.range_noise import independent_tails
+from dpcore.spatial.range_noise import independent_tails, spread_tails
 from dpcore.spatial.regions import Footprints, Regions
 
 MAX_INFERENCE_CELLS = 128 * 128
 """Larger grids are released without inference: the linear program would take minutes."""
+
+
+class Total(NamedTuple):
+    """The number of all regions as it was drawn by itself, and the variance of its noise."""
+
+    value: int
+    variance: float
 
 
 @dataclass(frozen=True)
@@ -43,7 +55,8 @@ class EulerHistogram:
 
     ``drawn``: the counts before inference, of the same shape, which intervals need; None where there was none or it is unknown.
     ``grade`` says what holds of them: ``noisy`` (unbiased, may be negative), ``consistent`` or ``covert`` (every answer
-    ≥ 0, and never smaller for a larger rectangle). Raises :class:`~dpcore.spatial.histogram.HistogramError`.
+    ≥ 0, and never smaller for a larger rectangle). ``total``: a second, more accurate draw of the answer for the whole grid;
+    counts without inference are answered with it by weighted least squares, counts after inference agree with it. Raises :class:`~dpcore.spatial.histogram.HistogramError`.
     """
 
     domain: Domain
@@ -51,6 +64,7 @@ class EulerHistogram:
     variance: float
     grade: Grade
     drawn: IntGrid | None = None
+    total: Total | None = None
 
     def __post_init__(self) -> None:
         shape = 2 * self.domain.rows - 1, 2 * self.domain.columns - 1
@@ -61,12 +75,23 @@ class EulerHistogram:
             raise HistogramError(
                 f"variance {self.variance}, grade {self.grade!r}; give a finite variance and a known grade"
             )
+        if self.total is not None and not (math.isfinite(self.total.variance) and self.total.variance >= 0):
+            raise HistogramError(f"a total with variance {self.total.variance}; give a finite one of 0 or more")
 
     @cached_property
     def _image(self) -> IntGrid:
-        rows, columns = (np.arange(size) for size in self.components.shape)
-        signs = 1 - 2 * ((rows[:, None] + columns[None, :]) % 2)
-        return np.asarray(integral_image(self.components * signs), dtype=np.int64)
+        return np.asarray(integral_image(self.components * signs(self.components.shape)), dtype=np.int64)
+
+    @cached_property
+    def _correction(self) -> tuple[float, float]:
+        """What the total adds to the answer of a block for each of its components, and the share of their variance it takes.
+
+        Least squares spreads the difference of the two totals over all components by their variances, which are equal.
+        """
+        if self.total is None or self.grade != "noisy" or self.variance == 0:
+            return 0.0, 0.0
+        share = 1 / (self.components.size + self.total.variance / self.variance)
+        return (self.total.value - whole_of(self.components)) * share, share
 
     def _blocks(self, rectangles: Rectangles) -> tuple[IntGrid, ...]:
         rectangles.require_inside(self.domain)
@@ -84,7 +109,7 @@ class EulerHistogram:
         left, right = np.where(empty, 0, 2 * y0), np.where(empty, 0, 2 * y1 - 1)
         image = self._image
         exact = image[bottom, right] - image[top, right] - image[bottom, left] + image[top, left]
-        return np.asarray(exact, dtype=np.float64)
+        return exact + self._correction[0] * _inside(x0, x1, y0, y1)
 
     def intervals(self, rectangles: Rectangles) -> Intervals | None:
         """95 % intervals of the regions that meet each rectangle of whole cells; None after inference without ``drawn``.
@@ -95,9 +120,14 @@ class EulerHistogram:
         drawn = self.components if self.grade == "noisy" else self.drawn
         if drawn is None:
             return None
-        inside = np.maximum(2 * (x1 - x0) - 1, 0) * np.maximum(2 * (y1 - y0) - 1, 0)
-        answers = replace(self, components=drawn, drawn=None).answers(rectangles)
-        sums = NoisySums(answers, independent_tails(inside, self.variance))
+        inside = _inside(x0, x1, y0, y1)
+        unbiased = replace(self, components=drawn, drawn=None, grade="noisy")
+        answers, share = unbiased.answers(rectangles), unbiased._correction[1]
+        if share > 0:
+            tails = spread_tails(self.variance * inside * np.maximum(1 - share * inside, 0.0))
+        else:
+            tails = independent_tails(inside, self.variance)
+        sums = NoisySums(answers, tails)
         return between(sums, sums)
 
     def to_release(self) -> dict[str, Any]:
@@ -110,6 +140,8 @@ class EulerHistogram:
         }
         if self.drawn is not None:
             structure["drawn"] = self.drawn.tolist()
+        if self.total is not None:
+            structure["total"] = self.total._asdict()
         return {"domain": self.domain.to_release(), "structure": structure}
 
     @classmethod
@@ -123,9 +155,18 @@ class EulerHistogram:
             components = np.asarray(structure["components"], dtype=np.int64)
             grade = cast("Grade", structure["grade"])
             drawn = np.asarray(structure["drawn"], dtype=np.int64) if "drawn" in structure else None
-            return cls(Domain.from_release(document["domain"]), components, float(structure["variance"]), grade, drawn)
+            paid = structure.get("total")
+            total = None if paid is None else Total(int(paid["value"]), float(paid["variance"]))
+            domain, variance = Domain.from_release(document["domain"]), float(structure["variance"])
+            return cls(domain, components, variance, grade, drawn, total)
         except (KeyError, TypeError, OverflowError) as error:
             raise HistogramError(f"release without a usable {error}; give the release of an Euler histogram") from None
+
+
+def _inside(x0: IntGrid, x1: IntGrid, y0: IntGrid, y1: IntGrid) -> IntGrid:
+    """Number of components strictly inside each block of cells."""
+    inside: IntGrid = np.maximum(2 * (x1 - x0) - 1, 0) * np.maximum(2 * (y1 - y0) - 1, 0)
+    return inside
 
 
 @dataclass(frozen=True)
@@ -135,12 +176,14 @@ class Euler:
     ``regions_per_user`` (r) multiplies the sensitivity; further regions of a user are left out. ``inference``: "none"
     releases the unbiased draws; "consistent" and "covert" move them to the nearest counts that regions could have left, where
     the grid has at most :data:`MAX_INFERENCE_CELLS` cells. Where most components are empty that raises answers over many
-    cells (docs/reproductions.md). Raises :class:`ParameterError`.
+    cells, unless ``total_share`` of ε, at most 0.5, pays for the number of all regions (docs/reproductions.md). Raises
+    :class:`ParameterError`.
     """
 
     diameter: float
     regions_per_user: int = 1
     inference: Inference = "none"
+    total_share: float = 0.0
     relation: NeighbouringRelation = NeighbouringRelation.PARTICIPATION
 
     def __post_init__(self) -> None:
@@ -150,6 +193,8 @@ class Euler:
             raise ParameterError(f"{self.regions_per_user} regions per user; give at least 1")
         if self.inference not in get_args(Inference):
             raise ParameterError(f"inference {self.inference!r}; give none, consistent or covert")
+        if not 0 <= self.total_share <= 0.5:
+            raise ParameterError(f"a share {self.total_share} of ε for the total; give one between 0 and 0.5")
         if self.relation != NeighbouringRelation.PARTICIPATION:
             raise ParameterError(
                 f"relation {self.relation!r}: where a user is must be private here; use 'participation'"
@@ -164,12 +209,18 @@ class Euler:
 
         Regions are shrunk to the diameter, never refused. Nothing is truncated before inference: that would bias it.
         """
-        if epsilon_micro < 1:
-            raise ParameterError(f"a budget of {epsilon_micro} µε; give at least 1")
+        for_total = 0 if self.total_share == 0 else max(1, int(epsilon_micro * self.total_share))
+        if epsilon_micro - for_total < 1:
+            raise ParameterError(f"a budget of {epsilon_micro} µε; give at least {1 + for_total}")
         sensitivity = self.sensitivity(domain)
         true = Footprints.of(regions.at_most(self.regions_per_user), domain, self.diameter).total()
-        noisy = noisy_counts(true, epsilon_micro, sensitivity, noise)
-        variance = laplace_variance(epsilon_micro, sensitivity)
-        inferred = infer(noisy, self.inference if domain.cells <= MAX_INFERENCE_CELLS else "none")
+        noisy = noisy_counts(true, epsilon_micro - for_total, sensitivity, noise)
+        variance = laplace_variance(epsilon_micro - for_total, sensitivity)
+        total = None
+        if for_total:
+            (value,) = noisy_counts(np.array([whole_of(true)]), for_total, self.regions_per_user, noise).tolist()
+            total = Total(value, laplace_variance(for_total, self.regions_per_user))
+        inference = self.inference if domain.cells <= MAX_INFERENCE_CELLS else "none"
+        inferred = infer(noisy, inference, None if total is None else max(0, total.value))
         drawn = None if inferred.grade == "noisy" else noisy
-        return EulerHistogram(domain, inferred.components, variance, inferred.grade, drawn)
+        return EulerHistogram(domain, inferred.components, variance, inferred.grade, drawn, total)

@@ -49,14 +49,16 @@ class EulerConfig(Section):
     """Regions of users: the convex hull of the ``nearest`` fixes around the place where a user mostly was, shrunk to a diameter.
 
     ``inference``: what the counts are made before they are published; "none" keeps answers unbiased.
+    ``total_share`` of the mechanism's ε pays for the number of all regions.
     """
 
     rows: int = Field(default=8, ge=1, le=64)
     columns: int = Field(default=8, ge=1, le=64)
-    nearest: int = Field(default=12, ge=1, le=64)
+    nearest: int = Field(default=12, ge=1, le=5760)
     diameter_m: float = Field(default=5_000.0, gt=0, le=1_000_000)
     bandwidth_m: float = Field(default=300.0, gt=0, le=1_000_000)
     inference: Literal["none", "consistent", "covert"] = "none"
+    total_share: float = Field(default=0.05, ge=0, le=0.5)
 
 
 class E2EPrivConfig(Section):

@@ -12,7 +12,7 @@ from stream.config.section import Section
 SPEED_QUANTUM_KMH = 0.01
 """Public grid of speeds: values are integers of this many km/h before anything is summed."""
 
-Statistic = Literal["mean", "variance", "p15", "p50", "p85"]
+Statistic = Literal["mean", "variance", "p15", "p50", "p85", "cdf"]
 
 
 class HexagonConfig(Section):

@@ -16,7 +16,7 @@ from stream.config import Config
 from stream.evaluation.scores import Errors
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import draw, post_process, release_bodies
-from stream.statistics.plan import PERCENTS, Columns, Derived, Plan
+from stream.statistics.plan import CDF, PERCENTS, Columns, Derived, Plan
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import draw_distributions, exact_values
 
@@ -107,6 +107,8 @@ def _score_values(
     if plan.mean_epsilon_micro and "mean" in columns:
         target["mean"] = _witnessed(columns["mean"], places.published, noise)
     for name, column in columns.items():
+        if name == CDF:
+            continue
         tables[name, "released"].add(places.ids, places.errors(column.value, truth[name]), places.weight)
         _score_noise(tables[name, "released"], name, column, target[name], places)
     _score_distributions(plan, places.cells, kept, tables)
@@ -148,13 +150,19 @@ def _events(contributions: Contributions) -> FloatArray:
 
 
 def _score_distributions(plan: Plan, contributions: Contributions, kept: Contributions, tables: Tables) -> None:
-    """Kolmogorov distance of a distribution drawn by the plan of the percentiles; a draw of its own."""
+    """Kolmogorov distance of a distribution drawn by the plan of the percentiles, and whether its band holds what noise was
+    added to, at all bins; a draw of its own.
+    """
     cells, drawn = draw_distributions(plan, kept, Noise())
     if drawn is None:
         return
-    true = np.cumsum(Distribution(plan.upper_quanta, plan.cdf_bins).integers(contributions)[cells], axis=1)
-    distance = np.abs(drawn.prefix[:, 1:] / drawn.total[:, None] - true / true[:, -1:]).max(axis=1)
-    tables["distribution", "released"].add(contributions.counts.cells[cells], distance, true[:, -1].astype(np.float64))
+    distribution, shares = Distribution(plan.upper_quanta, plan.cdf_bins), drawn.shares()
+    true, noised = (np.cumsum(distribution.integers(of)[cells], axis=1) for of in (contributions, kept))
+    distance = np.abs(shares.value - true / true[:, -1:]).max(axis=1)
+    table, target = tables["distribution", "released"], noised / noised[:, -1:]
+    table.add(contributions.counts.cells[cells], distance, true[:, -1].astype(np.float64))
+    inside = (shares.low <= target + _ROUNDING) & (target <= shares.high + _ROUNDING)
+    table.covered.append(np.asarray(inside.all(axis=1)))
 
 
 def _score_participation(

@@ -9,7 +9,7 @@ from stream.messages.topics import OUTPUT_PLANS, TopicPlan
 
 Schema = dict[str, Any]
 
-VERSION = "1.1.0"
+VERSION = "1.2.0"
 """Version of the messages. The second number counts additions; a change that breaks readers gets a new topic, ``.v2``."""
 
 _KEYS = {

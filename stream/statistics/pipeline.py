@@ -20,6 +20,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
+from stream.statistics.distributions import distribution_bodies, too_large
 from stream.statistics.fix_rules import FixRules
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.histograms.histograms import (
@@ -31,7 +32,7 @@ from stream.statistics.histograms.histograms import (
 from stream.statistics.merging import excluded
 from stream.statistics.participation.draw import draw_participation
 from stream.statistics.participation.plan import plan_participation
-from stream.statistics.plan import DECIMALS, Columns, Derived, Plan
+from stream.statistics.plan import CDF, DECIMALS, Columns, Derived, Plan
 from stream.statistics.shrinkage import shrinks, too_costly
 from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, shrunk, step
 from stream.statistics.values.draw import draw_values
@@ -230,6 +231,7 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
     bodies = []
     cells = [cell_text(cell) for cell in plan.cells.tolist()]
     inside = excluded(cells) if coarser else {}
+    distributions = [] if CDF not in columns or too_large(plan) else distribution_bodies(plan, columns[CDF])
     for g, cell in enumerate(cells):
         body: Body = {
             "feed": config.feed.name,
@@ -247,16 +249,18 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
             lower, upper = ranges[g].round(2).tolist()
             body["clipping"] = {"lower": lower, "upper": upper, "unit": UNITS["mean"]}
         if published[g]:
-            body |= {name: _estimate(name, columns[name], g) for name in plan.statistics}
+            body |= {name: _estimate(name, columns[name], g) for name in plan.statistics if name != CDF}
+            body |= {CDF: distributions[g]} if distributions else {}
         bodies.append(body)
     return bodies
 
 
 def _cut_short(plan: Plan, config: Config) -> list[str]:
-    """Steps that were left out because public counts made them too costly: those of the plan, and shrinkage. Markers
-    name them.
+    """Steps that were left out because public counts made them too costly: those of the plan, shrinkage, distributions.
+    Markers name them.
     """
-    return [*plan.cut_short, *(["empirical-bayes"] if too_costly(plan, config) else [])]
+    left_out = {"empirical-bayes": too_costly(plan, config), CDF: too_large(plan)}
+    return [*plan.cut_short, *(name for name, out in left_out.items() if out)]
 
 
 def _messages(

@@ -27,10 +27,22 @@ FloatArray = npt.NDArray[np.float64]
 
 VARIANCE_GRID = 100
 """Output grid of the variance in quanta²: 0.01 (km/h)²."""
-DECIMALS = {"mean": 3, "mean_smoothed": 3, "variance": 2, "p15": 2, "p50": 2, "p85": 2, "events": 1, "users": 1}
+DECIMALS = {
+    "mean": 3,
+    "mean_smoothed": 3,
+    "variance": 2,
+    "p15": 2,
+    "p50": 2,
+    "p85": 2,
+    "cdf": 5,
+    "events": 1,
+    "users": 1,
+}
 """Fixed output granularity per statistic."""
 PERCENTS = {"p15": 15.0, "p50": 50.0, "p85": 85.0}
 """The percentiles that traffic engineers use."""
+CDF = "cdf"
+"""The whole distribution, from which percentiles are read."""
 
 
 class PlanError(RuntimeError):
@@ -49,7 +61,8 @@ class ZcdpTerms(msgspec.Struct, frozen=True):
 class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a user's region is computed from their fixes, and the grid that counts regions; lengths in metres.
 
-    Plans without ``inference`` are of versions that made all counts covert.
+    Plans without ``inference`` are of versions that made all counts covert, those without ``total_share`` of versions that
+    did not draw the number of all regions by itself.
     """
 
     rows: int
@@ -58,6 +71,7 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
     diameter_m: float
     bandwidth_m: float
     inference: Literal["none", "consistent", "covert"] = "covert"
+    total_share: float = 0.0
 
 
 class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -330,7 +344,9 @@ def check_rows(plan: Plan, contributions: Contributions) -> None:
 
 @dataclass(frozen=True)
 class Columns:
-    """One statistic over all cells, shape (C,) each, in released units; ``low``/``high`` before clamping."""
+    """One statistic over all cells, shape (C,) each, or (C, K) of a distribution, in released units; ``low``/``high`` before
+    clamping.
+    """
 
     raw: FloatArray
     value: FloatArray

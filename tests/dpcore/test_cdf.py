@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpcore._prefix_counts import prefix_deviations
+from dpcore import cdf
+from dpcore._prefix_counts import prefix_moments, straying
 from dpcore.cdf import ONE_SIDED, CDFs, bin_edges, consistent_cells
 from dpcore.errors import BudgetError, ParameterError
 from dpcore.level_tree import LevelTree, choose_tree, consistent_leaves, noisy_levels, split_budget
@@ -66,8 +67,7 @@ def test_padding_by_more_than_eight_percent_wins_before_consistency_and_loses_af
     """Brute force over every tree of two levels: 7·10 has the least prefix error at K = 64, 8·8 the least released one."""
 
     def error(tree: LevelTree) -> float:
-        scales = np.concatenate([[0.0], 1 / tree.shares()])[None]
-        return float(np.square(prefix_deviations(tree, scales, 0.0)).sum() / 2)
+        return float(prefix_moments(tree, (0.0, *(1 / tree.shares()).tolist()))[0].sum() / 2)
 
     trees = {(a, b): LevelTree(64, (a, b)) for a in range(2, 17) for b in range(2, 17) if 64 <= a * b <= 96}
     before = {factors: tree.prefix_error() for factors, tree in trees.items()}
@@ -172,6 +172,86 @@ def test_percentile_intervals_cover_at_least_94_percent(shape: str, bins: int, s
         lying = CDFs(tree, edges, wrong.total, wrong.prefix, wrong.linear, wrong.scales / 20, wrong.root_scale)
         hit, n = coverage(lying, values, 50)
         assert stats.binomtest(hit, n, 0.94, alternative="less").pvalue < ALPHA
+
+
+def _shares_of(shape: str, bins: int, scale: int, root: int) -> tuple[CDFs, np.ndarray]:
+    """500 noisy distributions of one histogram, and its true shares (K,). ``root``: noise scale of the total, 0: public."""
+    values = SHAPES[shape](np.random.default_rng(7)).astype(np.int64)
+    edges, tree = bin_edges(800, bins), choose_tree(bins)
+    histogram = np.bincount(np.searchsorted(edges, values, side="right") - 1, minlength=bins)
+    ones = np.ones(500, dtype=np.int64)
+    scales = np.full((500, tree.height), scale), np.ones((500, tree.height), dtype=np.int64)
+    noisy_root = (root * ones, ones) if root else None
+    drawn = released(tree, edges, np.tile(histogram, (500, 1)), scales, Noise(), noisy_root)
+    return drawn, np.cumsum(histogram) / len(values)
+
+
+def _held_whole(drawn: CDFs, truth: np.ndarray) -> int:
+    shares = drawn.shares()
+    return int(((shares.low <= truth + 1e-12) & (truth <= shares.high + 1e-12)).all(axis=1).sum())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("bins", "scale", "root"), [(20, 4, 0), (64, 40, 0), (20, 1, 0), (32, 20, 30), (2, 300, 300)])
+def test_a_band_holds_the_whole_distribution_in_at_least_95_percent_of_draws(
+    shape: str, bins: int, scale: int, root: int
+) -> None:
+    """n = 500 draws, α = 1e-6; a coverage of 87 % is refuted with power 0.99. (2, 300, 300): even the total may be lost."""
+    drawn, truth = _shares_of(shape, bins, scale, root)
+    assert stats.binomtest(_held_whole(drawn, truth), 500, 0.95, alternative="less").pvalue > ALPHA
+
+
+@pytest.mark.parametrize("root", [0, 30])
+def test_a_band_of_intervals_for_single_shares_loses_the_distribution_and_is_caught(
+    root: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted twin: each share within its own 95 % interval, which all 32 are in about 70 % of draws."""
+    monkeypatch.setattr(cdf, "critical_value", lambda tree, scales: ONE_SIDED)
+    drawn, truth = _shares_of("uniform", 32, 20, root)
+    assert stats.binomtest(_held_whole(drawn, truth), 500, 0.95, alternative="less").pvalue < ALPHA
+
+
+def test_shares_rise_from_0_to_1_inside_their_band_whatever_the_noise() -> None:
+    for scale, root in ((4, 0), (400, 0), (40, 60), (4000, 4000)):
+        drawn, _ = _shares_of("two peaks", 32, scale, root)
+        shares = drawn.shares()
+        for part in (shares.value, shares.low, shares.high):
+            assert (np.diff(part, axis=1) >= 0).all()
+            assert ((part >= 0) & (part <= 1)).all()
+            assert (part[:, -1] == 1).all()
+        assert (shares.low <= shares.value).all()
+        assert (shares.value <= shares.high).all()
+        assert (shares.deviation[:, -1] == 0).all()
+
+
+def test_raw_shares_average_to_the_truth_and_their_deviation_is_that_of_the_noise() -> None:
+    """n = 500 draws with a public total: means within 5 standard errors, deviations within 5 of theirs (18 %)."""
+    drawn, truth = _shares_of("normal", 20, 20, 0)
+    shares = drawn.shares()
+    error = 5 * shares.deviation[0] / math.sqrt(500) + 1e-12
+    assert (np.abs(shares.raw.mean(axis=0) - truth) < error).all()
+    assert shares.raw.std(axis=0) == pytest.approx(shares.deviation[0], rel=0.18, abs=1e-9)
+
+
+def test_the_critical_value_of_one_share_is_its_quantile_and_of_many_below_a_sum_of_errors() -> None:
+    """Two bins: |L| of one Laplace variable, ln 20/√2 deviations, and a little more by design. 32 and 256: Bonferroni's."""
+    assert cdf.critical_value(LevelTree(1, (1,)), (0.0, 1.0)) == 0
+    assert 1 < cdf.critical_value(LevelTree(2, (2,)), (0.0, 1.0)) / (math.log(20) / math.sqrt(2)) < 1.15
+    for bins in (32, 256):
+        scales = 0.0, *(1 / choose_tree(bins).shares()).tolist()
+        bonferroni = math.log((bins - 1) / 0.05) / math.sqrt(2)
+        assert 0.6 < cdf.critical_value(choose_tree(bins), scales) / bonferroni < 0.75
+
+
+def test_the_straying_of_a_share_is_the_most_over_all_possible_shares() -> None:
+    """Against a grid of 2 001 shares f, with noise of the total."""
+    tree, scales = LevelTree(12, (3, 4)), (1.0, 0.7, 0.4)
+    variance, covariance = prefix_moments(tree, scales)
+    noise = np.random.default_rng(2).normal(size=(40, 13)) * np.sqrt(variance)
+    f = np.linspace(0, 1, 2001)[:, None, None]
+    spread = variance[1:-1] - 2 * f * covariance[1:-1] + f**2 * variance[-1]
+    grid = (np.abs(noise[:, 1:-1] - f * noise[:, -1:]) / np.sqrt(spread)).max(axis=0)
+    assert straying(noise, variance, covariance) == pytest.approx(grid, rel=1e-3)
 
 
 def test_bad_bins_percentiles_and_shapes_are_refused() -> None:

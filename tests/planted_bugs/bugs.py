@@ -113,6 +113,22 @@ PLAN = (
         "no_user_moves",
     ),
     Bug(
+        "distribution: the band holds each share by itself only",
+        "dpcore/_prefix_counts.py",
+        "return float(np.quantile(np.concatenate(worst), QUANTILE))",
+        "return 2.12",
+        "tests/dpcore/test_cdf.py",
+        "holds_the_whole_distribution",
+    ),
+    Bug(
+        "euler: the paid total is released as it is",
+        "dpcore/spatial/euler.py",
+        "noisy_counts(np.array([whole_of(true)]), for_total, self.regions_per_user, noise).tolist()",
+        "[whole_of(true)]",
+        "tests/dpcore/spatial/test_euler.py",
+        "have_the_noise_of_their_shares",
+    ),
+    Bug(
         "allocation: charges are rounded down",
         "dpcore/allocation.py",
         "cost = -(-(MICRO * sensitivities.delta * denominator[sensitivities.row]) // t)",

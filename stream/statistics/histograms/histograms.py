@@ -166,7 +166,8 @@ def regions_of(plan: HistogramPlan, fixes: Fixes) -> Regions:
 def _draw_regions(plan: HistogramPlan, fixes: Fixes, epsilon: int, noise: Noise) -> Histogram:
     assert plan.regions is not None
     metres = region_domain(plan)
-    euler = Euler(plan.regions.diameter_m, inference=plan.regions.inference)
+    regions = plan.regions
+    euler = Euler(regions.diameter_m, inference=regions.inference, total_share=regions.total_share)
     released = euler.fit(regions_of(plan, fixes), metres, epsilon, noise)
     return replace(released, domain=replace(domain_of(plan), rows=plan.regions.rows, columns=plan.regions.columns))
 

@@ -16,8 +16,9 @@ from dpcore.noise import Noise
 from dpcore.participation import UNIT, PublicCells, draw, integers
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.statistics.distributions import share_columns
 from stream.statistics.participation.plan import participation_of, planned_layout
-from stream.statistics.plan import DECIMALS, PERCENTS, Columns, Plan, PlanError, check_rows
+from stream.statistics.plan import CDF, DECIMALS, PERCENTS, Columns, Plan, PlanError, check_rows
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -93,7 +94,7 @@ def columns_of(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
     if "variance" in plan.statistics:
         columns["variance"] = _ratio("variance", sums.variance(law.two_sided[1]), upper**2, upper**2 / 4, law)
     if layout.tree is not None:
-        columns |= _percentiles(plan, layout.tree, noisy[degree + 1 + layout.users :], sums, law)
+        columns |= _distribution(plan, layout.tree, noisy[degree + 1 + layout.users :], sums, law)
     return columns
 
 
@@ -125,16 +126,19 @@ def _width(plan: Plan) -> FloatArray:
     return np.asarray(plan.ranges[1] * SPEED_QUANTUM_KMH - _lower(plan))
 
 
-def _percentiles(
+def _distribution(
     plan: Plan, tree: LevelTree, nodes: FloatArray, sums: NoisyPolynomials, law: _Law
 ) -> dict[str, Columns]:
-    """p15, p50 and p85 from one noisy tree per cell. Its root is the noisy count, which has been paid for."""
+    """The distribution from one noisy tree per cell, and p15, p50 and p85 of it. Its root is the noisy count, which has been
+    paid for.
+    """
     listed = nodes.shape[1]
     # Laplace scales with the same standard deviations, on which alone weights and widths of intervals depend.
     equal = np.tile(law.deviations[-tree.height :] / np.sqrt(2), (listed, 1))
     root = sums.count, np.full(listed, sums.count_deviation / np.sqrt(2))
     drawn = consistent_cells(tree, bin_edges(plan.upper_quanta, plan.cdf_bins), root, _levels(tree, nodes), equal)
-    upper, columns = plan.upper_quanta * SPEED_QUANTUM_KMH, {}
+    upper = plan.upper_quanta * SPEED_QUANTUM_KMH
+    columns = {CDF: share_columns(drawn, np.arange(listed), listed, tree.bins, law.per_scale)}
     for name, percent in PERCENTS.items():
         if name in plan.statistics:
             value, low, high = (column * SPEED_QUANTUM_KMH for column in drawn.percentile(percent))

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from dpcore.contributions import Counts
 from dpcore.participation import Layout, Participation, Weight
 from stream.config import Config
+from stream.statistics.distributions import needs_distribution
 from stream.statistics.participation.public_cells import public_cells
 from stream.statistics.plan import (
-    PERCENTS,
     Plan,
     ZcdpTerms,
     counts_digest,
@@ -37,7 +37,7 @@ def layout_of(statistics: tuple[str, ...], weight: Weight, upper: int, bins: int
     return Layout.of(
         mean="mean" in statistics,
         variance="variance" in statistics,
-        percentiles=bool(set(PERCENTS) & set(statistics)),
+        percentiles=needs_distribution(statistics),
         weight=weight,
         upper=upper,
         bins=bins,

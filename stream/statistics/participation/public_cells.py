@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream.config import Config, ConfigError
+from stream.statistics.distributions import require_publishable
 from stream.statistics.participation.area import Box, Polygon, bounding_km2, read_area
 
 IdArray = npt.NDArray[np.uint64]
@@ -19,12 +20,14 @@ def public_cells(config: Config) -> IdArray:
     """H3 ids (C,), ascending: cells whose centre lies in the configured polygon, or else in ``feed.domain``.
 
     Raises :class:`ConfigError` for a file that is not a GeoJSON area, an area outside ``feed.domain`` or without cells, or
-    more cells than ``participation.max_cells``.
+    more cells than ``participation.max_cells`` or than the messages of their distributions may have.
     """
     settings = config.participation
     assert settings is not None, "the configuration has the section under this relation"
     domain = Box(**config.feed.domain.model_dump())
-    return _polyfill(domain, settings.geojson, config.hexagons.resolution, settings.max_cells)
+    cells = _polyfill(domain, settings.geojson, config.hexagons.resolution, settings.max_cells)
+    require_publishable(config, len(cells))
+    return cells
 
 
 @lru_cache(maxsize=8)

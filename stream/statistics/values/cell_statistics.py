@@ -8,11 +8,12 @@ from dpcore.distribution import Distribution
 from dpcore.mean import Mean
 from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
-from stream.statistics.plan import PERCENTS, VARIANCE_GRID, Plan
+from stream.statistics.distributions import needs_distribution
+from stream.statistics.plan import VARIANCE_GRID, Plan
 
 CellStatistic = Mean | Variance | Distribution
 CellStatistics = Mapping[str, CellStatistic]
-"""Statistics by name, in the order of the plan's scales: mean, variance, one distribution for all percentiles."""
+"""Statistics by name, in the order of the plan's scales: mean, variance, one distribution for itself and all percentiles."""
 
 
 def cell_statistics(names: Sequence[str], upper: int, bins: int, cap: int | None) -> CellStatistics:
@@ -22,7 +23,7 @@ def cell_statistics(names: Sequence[str], upper: int, bins: int, cap: int | None
         statistics["mean"] = Mean(upper, cap)
     if "variance" in names:
         statistics["variance"] = Variance(upper, VARIANCE_GRID)
-    if any(name in PERCENTS for name in names):
+    if needs_distribution(names):
         statistics["distribution"] = Distribution(upper, bins)
     return statistics
 

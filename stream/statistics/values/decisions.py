@@ -77,7 +77,7 @@ def decide_allocated(window: PublicWindow, retained: IntArray) -> Decision:
 def decide_single_cell(window: PublicWindow, retained: IntArray) -> Decision:
     """Means by the configured single-cell mechanism at one ε per cell, the other statistics allocated what is left."""
     counts, speed, allowances = window.counts, window.config.speed, window.allowances
-    epsilon = cell_epsilon(counts, retained, window.allowance // len(speed.statistics))
+    epsilon = cell_epsilon(counts, retained, window.allowance // len(window.statistics(speed.statistics)))
     means = plan_cell_means(speed.mean_mechanism, counts, retained, speed.upper_quanta, epsilon)
     total, kept = counts.by_cell(window.admitted), counts.by_cell(retained)
     off = np.minimum(means.predicted_error / speed.upper_quanta + clipping_bias(total, kept), 1.0)

@@ -15,7 +15,8 @@ from dpcore.noise import Noise
 from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
 from stream.config.speed import SPEED_QUANTUM_KMH
-from stream.statistics.plan import DECIMALS, PERCENTS, VARIANCE_GRID, Columns, Plan, check_rows
+from stream.statistics.distributions import bins_of, share_columns
+from stream.statistics.plan import CDF, DECIMALS, PERCENTS, VARIANCE_GRID, Columns, Plan, check_rows
 from stream.statistics.values.cell_means import draw_cell_means
 from stream.statistics.values.cell_statistics import planned_statistics, scales_by_statistic
 
@@ -45,8 +46,8 @@ def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[
             else:
                 columns[name] = _numbers(name, number, plan, kept, scales[name], added)
     if "distribution" in statistics:
-        columns |= _percentiles(plan, kept, noise)
-    return {name: columns[name] for name in plan.statistics}
+        columns |= _distribution(plan, kept, noise)
+    return {name: columns[name] for name in dict.fromkeys([*plan.statistics, *columns])}
 
 
 def _numbers(
@@ -76,14 +77,16 @@ def draw_distributions(plan: Plan, kept: Contributions, noise: Noise) -> tuple[I
     return distribution.draw(kept, scales, noise)
 
 
-def _percentiles(plan: Plan, kept: Contributions, noise: Noise) -> dict[str, Columns]:
-    """p15, p50, p85 of one noisy distribution per cell; intervals at least 95 %."""
+def _distribution(plan: Plan, kept: Contributions, noise: Noise) -> dict[str, Columns]:
+    """One noisy distribution per cell, and p15, p50, p85 of it; intervals and bands at least 95 %."""
     cells, drawn = draw_distributions(plan, kept, noise)
-    upper, columns = plan.upper_quanta * SPEED_QUANTUM_KMH, {}
+    upper, n_cells = plan.upper_quanta * SPEED_QUANTUM_KMH, kept.counts.n_cells
+    bins = bins_of(plan.upper_quanta, plan.cdf_bins)
+    columns = {CDF: share_columns(drawn, cells, n_cells, bins, math.sqrt(2.0))}
     for name in plan.statistics:
         if name not in PERCENTS:
             continue
-        table = np.zeros((3, kept.counts.n_cells))
+        table = np.zeros((3, n_cells))
         if drawn is not None:
             table[:, cells] = np.array(drawn.percentile(PERCENTS[name])) * SPEED_QUANTUM_KMH
         value, low, high = table
@@ -98,7 +101,7 @@ def _cell_means(plan: Plan, kept: Contributions, noise: Noise) -> Columns:
 
 
 def exact_values(plan: Plan, kept: Contributions, cap: int | None = None) -> dict[str, FloatArray]:
-    """Every statistic without noise, per cell, in released units: for evaluation inside the boundary only.
+    """Every number without noise, per cell, in released units: for evaluation inside the boundary only.
 
     ``cap``: the most that one user adds to Σx of a cell, in quanta; None for no cap.
     """
@@ -108,6 +111,8 @@ def exact_values(plan: Plan, kept: Contributions, cap: int | None = None) -> dic
     }
     exact = {}
     for name in plan.statistics:
+        if name == CDF:
+            continue
         if name in PERCENTS:
             exact[name] = _exact_percentile(kept, PERCENTS[name]) * SPEED_QUANTUM_KMH
         else:

@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcore.spatial.domain import Domain
-from dpcore.spatial.regions import MAX_CORNERS, MAX_DENSITY_FIXES, Footprints, RegionError, Regions, extract_regions
+from dpcore.spatial.regions import (
+    MAX_CORNERS,
+    MAX_DENSITY_FIXES,
+    MAX_NEAREST,
+    Footprints,
+    RegionError,
+    Regions,
+    extract_regions,
+)
 from tests.dpcore.spatial.polygons import Point, corners_strategy, grid, hull, meets, turn
 
 
@@ -159,6 +167,33 @@ def test_a_user_with_very_many_fixes_is_sampled() -> None:
     assert len(regions.x) == MAX_CORNERS
 
 
+@pytest.mark.parametrize("shape", ["disc", "ring", "line", "one place"])
+def test_regions_of_5760_fixes_have_few_corners_and_reach_nearly_as_far_as_all_fixes(shape: str) -> None:
+    """Five users apart from each other, one of them with few fixes; reach in 1 000 directions, against all fixes."""
+    rng, sizes = np.random.default_rng(4), [MAX_NEAREST, 40, MAX_NEAREST, 65, 2000]
+    user = np.repeat(np.arange(5), sizes)
+    angle = rng.uniform(0, 2 * np.pi, len(user))
+    radius = {"disc": np.sqrt(rng.uniform(0, 1, len(user))), "ring": np.ones(len(user))}.get(shape, angle)
+    points = np.column_stack([radius * np.cos(angle), radius * np.sin(angle)])
+    if shape in ("line", "one place"):
+        points = np.outer(angle * (shape == "line"), [1.0, 0.7])
+    points += 50 * user[:, None]
+    mixed = rng.permutation(len(user))
+    regions = extract_regions(user[mixed], *points[mixed].T, nearest=MAX_NEAREST, bandwidth=0.3)
+    directions = rng.normal(size=(1000, 2))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    for one in range(5):
+        part, all_of_them = slice(regions.start[one], regions.start[one + 1]), points[user == one]
+        corners = np.column_stack([regions.x[part], regions.y[part]])
+        assert 1 <= len(corners) <= min(sizes[one], MAX_CORNERS)
+        short = (all_of_them @ directions.T).max(axis=0) - (corners @ directions.T).max(axis=0)
+        diameter = np.ptp(all_of_them @ directions.T, axis=0).max()
+        assert short.min() >= -1e-9
+        assert short.max() <= np.tan(np.pi / 64) / 2 * diameter + 1e-9
+        if sizes[one] <= MAX_CORNERS:
+            assert len(corners) == sizes[one]
+
+
 def test_only_the_first_regions_of_a_user_count() -> None:
     square = np.array([(0.2, 0.2), (0.8, 0.2), (0.2, 0.8)])
     regions = Regions.of_polygons([square, square + 1, square + 2, square + 3], user=[1, 2, 1, 1])
@@ -181,6 +216,7 @@ def test_no_region_is_no_footprint() -> None:
         lambda: Regions.of_polygons([[(0, 0)]]).shrunk(0.0),
         lambda: Footprints.sensitivity(grid(3, 3), float("inf")),
         lambda: extract_regions(np.zeros(1, np.int64), np.zeros(1), np.zeros(1), nearest=0, bandwidth=1.0),
+        lambda: extract_regions(np.zeros(1, np.int64), np.zeros(1), np.zeros(1), nearest=5761, bandwidth=1.0),
         lambda: extract_regions(np.zeros(1, np.int64), np.zeros(1), np.zeros(1), nearest=3, bandwidth=0.0),
         lambda: extract_regions(np.zeros(2, np.int64), np.zeros(1), np.zeros(1), nearest=3, bandwidth=1.0),
         lambda: extract_regions(np.zeros(1, np.int64), np.array([np.inf]), np.zeros(1), nearest=3, bandwidth=1.0),

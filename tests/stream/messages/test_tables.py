@@ -25,10 +25,10 @@ def values(messages: list[Message]) -> list[bytes]:
 
 
 def leaves(body: Any) -> list[Any]:
-    """Every scalar of a message."""
+    """Every scalar and every distribution's list of a message."""
     if isinstance(body, dict):
         return [leaf for value in body.values() for leaf in leaves(value)]
-    if isinstance(body, list):
+    if isinstance(body, list) and len(body) == 2:
         return [leaf for value in body for leaf in leaves(value)]
     return [body]
 
@@ -45,6 +45,9 @@ def test_a_row_holds_every_number_of_its_message_and_its_schema_version(tmp_path
             said = body[name]
             columns = [row[name], row[f"{name}_raw"], [row[f"{name}_low"], row[f"{name}_high"]], row[f"{name}_unit"]]
             assert columns == [said["value"], said["raw"], said["interval"], said["unit"]]
+        if "p50" in statistics:
+            assert row["cdf"] == body["cdf"]["value"]
+            assert len(row["cdf_at"]) == len(row["cdf_low"]) == len(row["cdf_high"]) == 32
         assert row["post_processed_mean"] == body["post_processed"]["mean"]["value"]
         missing = [leaf for leaf in leaves(body) if leaf not in row.values()]
         assert not missing
