@@ -17,6 +17,7 @@ from stream.serve import guards, openapi
 from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast, allow_connections
 from stream.serve.cell_history import Usual
+from stream.serve.city.city import City
 from stream.serve.hexagons import Hexagons
 from stream.serve.histograms import Histograms
 from stream.serve.metrics import PublicMetrics
@@ -49,6 +50,7 @@ class Service:
         self.broadcast = Broadcast(self.view, self.metrics, ready, config.public.max_streams, rules)
         self.usual = Usual()
         self.alerts = Alerts(config, self.view, self.usual, self.answers, self.metrics, self.broadcast, ready)
+        self.city = City(config.public, self.view, self.answers)
         self.operations = operations(
             config.feed.name,
             Hexagons(self.view, self.answers),
@@ -56,6 +58,7 @@ class Service:
             Histograms(self.view, self.answers),
             self.broadcast,
             self.alerts,
+            self.city,
         )
         self._document = msgspec.json.encode(openapi.document(self.operations))
 
@@ -121,7 +124,7 @@ def make_app(config: Config, basemap: Path | None = None, source: Source | None 
     """The aiohttp application over ``source``, by default the topics of the configured cluster.
 
     ``basemap`` is a PMTiles archive to draw under the hexagons. Raises :class:`stream.config.ConfigError` for a webhook whose
-    secret cannot be read.
+    secret cannot be read, and for files of places or areas that cannot be served.
     """
     service = Service(config, source or TopicSource(config.kafka))
     origins = config.public.cors_origins
@@ -133,7 +136,7 @@ def make_app(config: Config, basemap: Path | None = None, source: Source | None 
     app.router.add_get("/healthz", service.health)
     app.router.add_get("/readyz", service.ready)
     app.router.add_get("/metrics", service.public_metrics)
-    add_pages(app, config, service.view, service.answers, service.usual, basemap)
+    add_pages(app, config, service.view, service.answers, service.usual, service.city, basemap)
     app.on_response_prepare.append(guards.headers(origins))
     app.on_response_prepare.append(bound_every_answer)
     app.cleanup_ctx.append(service.lifetime)

@@ -14,7 +14,7 @@ from stream.serve.responses import PROBLEM
 
 PATH = f"{BASE}/openapi.json"
 
-VERSION = "1.1.0"
+VERSION = "1.2.0"
 """Version of the API. The second number counts additions; a change that breaks clients gets a new path, ``v2``."""
 
 Schema = dict[str, Any]
@@ -25,6 +25,8 @@ _TAGS = {
     "Histograms": "Spatial histograms and range queries over them.",
     "Alerts": "Cells whose released means support a rule of the operator, with a bound on false alarms.",
     "Stream": "News of finished windows and of alerts.",
+    "Places": "Names of cells, routes and stops from the operator's timetable. Public facts, not released numbers.",
+    "Areas": "Named areas with the released statistics of their cells together.",
     "Downloads": "Complete windows as files, one by one or those of a range together.",
 }
 _ERRORS = {
@@ -114,6 +116,7 @@ def _schemas() -> Schema:
         **_histogram_schemas(messages["SpatialHistogram"]["properties"]),
         **_file_schemas(),
         **_alert_schemas(),
+        **_city_schemas(),
         "EventStream": {
             "type": "string",
             "description": "Events named window: id is the place of the close marker, data is a Window as JSON. Events named "
@@ -269,6 +272,71 @@ def _alert_schemas() -> Schema:
         "AlertNews": _object(news),
         "AlertList": _object(listed),
     }
+
+
+def _city_schemas() -> Schema:
+    """Components for places, routes, stops and areas."""
+    position = _numbers(2, "Longitude and latitude in degrees.")
+    text = {"type": "string"}
+    count = {"type": "integer", "minimum": 0}
+    place = {
+        "cell": {"type": "string", "description": "H3 index."},
+        "name": _or_null(text, "Most frequent name of its stops; null without stops."),
+        "stops": count,
+        "routes": _list(text, "Routes that cross the cell."),
+    }
+    line = _list(_list(position, "A line."), "Lines.")
+    ring = _list(_list(_list(position, "A closed ring."), "The outer ring, then holes."), "Polygons.")
+    area = {"name": text, "kind": {"type": "string", "enum": ["polygon", "route"]}}
+    interval = _numbers(2, "Holds the number without noise in at least 95 % of releases.")
+    number = {"type": "number"}
+    mean = {"value": number, "raw": number, "interval": interval, "unit": {"type": "string", "const": "km/h"}}
+    window = _window_fields()
+    return {
+        "Place": _object(place),
+        "PlaceList": _object(
+            {"resolution": _or_null(count, "Of all cells."), "cells": _list(_ref("Place"), "In order of the file.")}
+        ),
+        "RouteFeatures": _shapes("MultiLineString", line, {"route": text}),
+        "StopFeatures": _shapes("Point", position, {"name": text}),
+        "Area": _object(area),
+        "AreaList": _object({"areas": _list(_ref("Area"), "Polygons in order of the file, then corridors.")}),
+        "AreaMean": _object(mean),
+        "AreaStatistics": _object(
+            area
+            | {name: window[name] for name in ("feed", "window", "complete")}
+            | {
+                "cells": count | {"description": "Released cells that belong to the area."},
+                "published": count | {"description": "Those of them with a mean."},
+                "events": _object(
+                    {"value": number, "interval": _or_null(interval, "Null where events are public and so exact.")}
+                ),
+                "mean": _or_null(_ref("AreaMean"), "Mean of the cells as released, weighted by events."),
+                "hexagons": _list(text, "H3 indexes of these cells."),
+                "geometry": _shape("MultiPolygon", ring),
+            }
+        ),
+    }
+
+
+def _or_null(schema: Schema, description: str) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}], "description": description}
+
+
+def _shape(kind: str, coordinates: Schema) -> Schema:
+    return _object({"type": {"type": "string", "const": kind}, "coordinates": coordinates})
+
+
+def _shapes(kind: str, coordinates: Schema, properties: Schema) -> Schema:
+    """A GeoJSON FeatureCollection of shapes of one kind."""
+    feature = _object(
+        {
+            "type": {"type": "string", "const": "Feature"},
+            "geometry": _shape(kind, coordinates),
+            "properties": _object(properties),
+        }
+    )
+    return _object({"type": {"type": "string", "const": "FeatureCollection"}, "features": _list(feature, "Features.")})
 
 
 _NUMBERS = {"latitude", "longitude", "resolution", "epsilon", "delta"}

@@ -12,6 +12,7 @@ from aiohttp import web
 from stream.serve import parameters as p
 from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast
+from stream.serve.city.city import City
 from stream.serve.hexagons import FILES, Hexagons
 from stream.serve.histograms import Histograms
 from stream.serve.ranges import Ranges
@@ -38,7 +39,13 @@ class Operation:
 
 
 def operations(
-    feed: str, hexagons: Hexagons, ranges: Ranges, histograms: Histograms, broadcast: Broadcast, alerts: Alerts
+    feed: str,
+    hexagons: Hexagons,
+    ranges: Ranges,
+    histograms: Histograms,
+    broadcast: Broadcast,
+    alerts: Alerts,
+    city: City,
 ) -> list[Operation]:
     """Every path under :data:`BASE` but the document itself."""
     named = p.feed(feed)
@@ -68,6 +75,8 @@ def operations(
             tag="Stream",
         ),
         *_of_downloads(hexagons, ranges, named),
+        *_of_places(city),
+        *_of_areas(city, named),
     ]
 
 
@@ -147,6 +156,54 @@ def _of_histograms(histograms: Histograms, feed: p.Parameter) -> list[Operation]
             {JSON: "SpatialHistogram"},
             (404,),
             tag="Histograms",
+        ),
+    ]
+
+
+def _of_places(city: City) -> list[Operation]:
+    return [
+        Operation(
+            f"{BASE}/places",
+            "listPlaces",
+            "Names of cells, and the routes that cross them",
+            city.places,
+            (),
+            {JSON: "PlaceList"},
+            tag="Places",
+        ),
+        Operation(
+            f"{BASE}/routes",
+            "listRoutes",
+            "Lines of the routes, simplified",
+            city.routes,
+            (),
+            {GEOJSON: "RouteFeatures"},
+            tag="Places",
+        ),
+        Operation(f"{BASE}/stops", "listStops", "Stops", city.stops, (), {GEOJSON: "StopFeatures"}, tag="Places"),
+    ]
+
+
+def _of_areas(city: City, feed: p.Parameter) -> list[Operation]:
+    return [
+        Operation(
+            f"{BASE}/areas",
+            "listAreas",
+            "Named areas: polygons, then corridors of routes",
+            city.areas,
+            (),
+            {JSON: "AreaList"},
+            tag="Areas",
+        ),
+        Operation(
+            f"{BASE}/areas/{{name}}",
+            "getArea",
+            "Released statistics of the cells of an area in one window, together",
+            city.area,
+            (p.AREA_PATH, feed, p.WINDOW_QUERY),
+            {JSON: "AreaStatistics"},
+            (404,),
+            tag="Areas",
         ),
     ]
 

@@ -181,6 +181,15 @@ CELL_PATH = Parameter(
     where="path",
     required=True,
 )
+AREA_PATH = Parameter(
+    "name",
+    "Name of the area, as /api/v1/areas lists it.",
+    {"type": "string", "minLength": 1, "maxLength": 300},
+    "route:10",
+    str,
+    where="path",
+    required=True,
+)
 RESOLUTION = Parameter(
     "resolution",
     "Only cells of this H3 resolution.",
