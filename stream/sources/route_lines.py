@@ -27,11 +27,12 @@ def route_lines(
     schedule: Schedule, domain: BoundingBox, most_points: int = MOST_POINTS
 ) -> dict[str, list[list[Point]]]:
     """By name of route its lines in ``domain``, each once, with at most ``most_points`` points (latitude, longitude) in all."""
-    whole: dict[str, list[FloatArray]] = {}
+    parts: dict[str, set[tuple[Point, ...]]] = {}
     for route, lines in schedule.lines.items():
-        parts = {tuple(part) for line in lines for part in _inside(line, domain)}
-        if parts:
-            whole.setdefault(schedule.routes[route], []).extend(np.array(part) for part in sorted(parts))
+        inside = {tuple(part) for line in lines for part in _inside(line, domain)}
+        if inside:
+            parts.setdefault(schedule.routes[route], set()).update(inside)
+    whole = {route: [np.array(part) for part in sorted(lines)] for route, lines in parts.items()}
     tolerance = _TOLERANCE_M
     while True:
         simple = {route: [simplified(line, tolerance) for line in lines] for route, lines in whole.items()}

@@ -22,7 +22,6 @@ from tests.stream.serve.test_dashboard import no_violation, origin_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-NEAR = "near "
 CENTRE = h3.cell_to_latlng(BUSY)
 
 
@@ -112,7 +111,7 @@ async def test_cells_are_called_by_their_places_and_hostile_names_stay_words(
         await page.locator("#table-button").click()
         rows = page.locator("#table-scroll tbody tr")
         await expect(rows).to_have_count(len(CELLS))
-        for cell, name in {BUSY: HOSTILE, STEADY: ARABIC, UNCERTAIN: NEAR, LONELY: ""}.items():
+        for cell, name in {BUSY: HOSTILE, STEADY: ARABIC, UNCERTAIN: "on routes 10", LONELY: LONELY}.items():
             row = rows.filter(has_text=cell)
             await expect(row.locator("th")).to_contain_text(name)
         await no_violation(page)

@@ -21,6 +21,7 @@ from pyarrow import parquet
 from stream.messages.message import HEXAGON_SPEED
 from stream.serve.api import make_app
 from stream.serve.operations import BASE
+from tests.stream.serve.made_places import city_files
 from tests.stream.serve.made_windows import with_histograms
 from tests.stream.serve.serving import serving
 from tests.support.builders import bus_config
@@ -117,7 +118,7 @@ async def test_a_fuzzer_finds_no_answer_that_the_document_does_not_allow(
 ) -> None:
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     messages, _ = with_histograms(tmp_path, overrides)
-    async with serving(bus_config(tmp_path, **overrides), messages) as client:
+    async with serving(bus_config(tmp_path, **overrides | city_files(tmp_path)), messages) as client:
         output = await run(
             "-m",
             "schemathesis.cli",
