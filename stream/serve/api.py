@@ -21,6 +21,7 @@ from stream.serve.city.city import City
 from stream.serve.hexagons import Hexagons
 from stream.serve.histograms import Histograms
 from stream.serve.metrics import PublicMetrics
+from stream.serve.ogc.features import Features
 from stream.serve.operations import bound, operations
 from stream.serve.parameters import read_all
 from stream.serve.ranges import Ranges
@@ -59,6 +60,7 @@ class Service:
             self.broadcast,
             self.alerts,
             self.city,
+            Features(config.feed.name, self.view, self.answers, openapi.PATH),
         )
         self._document = msgspec.json.encode(openapi.document(self.operations))
 

@@ -20,6 +20,7 @@ from pyarrow import parquet
 
 from stream.messages.message import HEXAGON_SPEED
 from stream.serve.api import make_app
+from stream.serve.ogc.features import ROOT
 from stream.serve.operations import BASE
 from tests.stream.serve.made_places import city_files
 from tests.stream.serve.made_windows import with_histograms
@@ -62,7 +63,7 @@ async def test_the_document_is_valid_and_describes_every_path_that_is_served(
         refused = await client.get(f"{BASE}/openapi.json?x=1")
         assert refused.status == 400
     served = {resource.canonical for resource in make_app(config).router.resources()}
-    assert {path for path in served if path.startswith(BASE)} == {*document["paths"], f"{BASE}/openapi.json"}
+    assert {path for path in served if path.startswith((BASE, ROOT))} == {*document["paths"], f"{BASE}/openapi.json"}
     names = [path["get"]["operationId"] for path in document["paths"].values()]
     assert len(set(names)) == len(names)
     for path in document["paths"].values():
