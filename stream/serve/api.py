@@ -13,7 +13,7 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from stream.config import Config
-from stream.serve import guards, openapi
+from stream.serve import api_page, guards, openapi
 from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast, allow_connections
 from stream.serve.cell_history import Usual
@@ -60,9 +60,10 @@ class Service:
             self.broadcast,
             self.alerts,
             self.city,
-            Features(config.feed.name, self.view, self.answers, openapi.PATH),
+            Features(config.feed.name, self.view, self.answers, openapi.DESCRIBED),
         )
-        self._document = msgspec.json.encode(openapi.document(self.operations))
+        document = openapi.document(self.operations)
+        self._document, self._page = msgspec.json.encode(document), api_page.page(document)
 
     def _announce(self, window: WindowView) -> None:
         self.broadcast.announce(window)
@@ -72,6 +73,13 @@ class Service:
         """The OpenAPI document."""
         read_all(request, ())
         return await self.answers.answer(request, key_of(self._document), lambda: self._document, JSON, "revalidate")
+
+    async def openapi_page(self, request: web.Request) -> web.Response:
+        """The OpenAPI document as a page to read."""
+        read_all(request, ())
+        answer = await self.answers.answer(request, key_of(self._page), lambda: self._page, "text/html", "revalidate")
+        answer.headers["Content-Security-Policy"] = api_page.POLICY
+        return answer
 
     async def health(self, request: web.Request) -> web.Response:
         """200 while the process answers, reads, and judges windows for alerts. If it stopped, only a restart helps."""
@@ -135,6 +143,7 @@ def make_app(config: Config, basemap: Path | None = None, source: Source | None 
     for operation in service.operations:
         app.router.add_get(operation.path, bound(operation))
     app.router.add_get(openapi.PATH, service.openapi)
+    app.router.add_get(openapi.PAGE_PATH, service.openapi_page)
     app.router.add_get("/healthz", service.health)
     app.router.add_get("/readyz", service.ready)
     app.router.add_get("/metrics", service.public_metrics)

@@ -15,6 +15,9 @@ from stream.serve.responses import PROBLEM
 from stream.serve.schema_parts import Schema, array, features, members, numbers, or_null, ref
 
 PATH = f"{BASE}/openapi.json"
+PAGE_PATH = f"{BASE}/openapi.html"
+DESCRIBED = {"service-desc": PATH, "service-doc": PAGE_PATH}
+"""Where the API is described, by the relation of a link to it."""
 
 VERSION = "1.2.0"
 """Version of the API. The second number counts additions; a change that breaks clients gets a new path, ``v2``."""

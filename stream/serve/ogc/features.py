@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -41,15 +41,17 @@ Body = dict[str, Any]
 class Features:
     """Handlers for the complete windows in the store. ``feed`` has collections even before it has windows."""
 
-    def __init__(self, feed: str, view: View, answers: Answers, document: str) -> None:
-        self._feed, self._view, self._answers, self._document = feed, view, answers, document
+    def __init__(self, feed: str, view: View, answers: Answers, described: Mapping[str, str]) -> None:
+        """``described``: paths at which the API is described, by their relation ``service-desc`` or ``service-doc``."""
+        self._feed, self._view, self._answers, self._described = feed, view, answers, described
 
     async def landing(self, request: web.Request, form: str) -> web.Response:
         """Where everything is."""
         here = _base(request)
         links = [
             _link(f"{here}{ROOT}", "self", JSON, "This page"),
-            _link(f"{here}{self._document}", "service-desc", _OPENAPI, "The API"),
+            _link(here + self._described["service-desc"], "service-desc", _OPENAPI, "The API"),
+            _link(here + self._described["service-doc"], "service-doc", "text/html", "The API, to read"),
             _link(f"{here}{ROOT}/conformance", "conformance", JSON, "What this service conforms to"),
             _link(f"{here}{ROOT}/collections", "data", JSON, "The collections"),
         ]

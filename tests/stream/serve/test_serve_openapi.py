@@ -63,7 +63,11 @@ async def test_the_document_is_valid_and_describes_every_path_that_is_served(
         refused = await client.get(f"{BASE}/openapi.json?x=1")
         assert refused.status == 400
     served = {resource.canonical for resource in make_app(config).router.resources()}
-    assert {path for path in served if path.startswith((BASE, ROOT))} == {*document["paths"], f"{BASE}/openapi.json"}
+    assert {path for path in served if path.startswith((BASE, ROOT))} == {
+        *document["paths"],
+        f"{BASE}/openapi.json",
+        f"{BASE}/openapi.html",
+    }
     names = [path["get"]["operationId"] for path in document["paths"].values()]
     assert len(set(names)) == len(names)
     for path in document["paths"].values():
