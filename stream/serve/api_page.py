@@ -13,7 +13,8 @@ from urllib.parse import quote, urlencode
 Node = Mapping[str, Any]
 
 _STYLE = """
-:root { color-scheme: light dark; }
+:root { color-scheme: light dark; background: light-dark(#fff, #111); color: light-dark(#111, #eee); }
+a { color: light-dark(#0645ad, #9ab8ff); }
 body { font: 1rem/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 0 1rem 4rem; }
 h2 { border-bottom: 1px solid; margin-top: 3rem; }
 h3 { margin: 2.5rem 0 0.5rem; }
