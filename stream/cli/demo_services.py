@@ -41,7 +41,9 @@ from stream.messages.lines import read_line
 from stream.messages.message import OUTPUT_TOPICS, Message
 from stream.messages.topics import create_topics
 from stream.sources.delivery import Pacer, Progress
+from stream.sources.invented_schedule import invented_schedule
 from stream.sources.messages import Messages
+from stream.sources.places import as_table, places
 from stream.sources.replay import Replay
 from stream.sources.simulate import VEHICLE_POSITIONS, Simulation, simulate
 from stream.storage.client import redis_client
@@ -146,11 +148,22 @@ class Setup:
             HEXVEIL_PRIVACY__USER_KEY_FILE=str(self.scratch / "user.key"),
             **further,
         )
+        if self.feeding.file is None:
+            os.environ["HEXVEIL_PUBLIC__PLACES"] = str(self.scratch / "places.json")
         if self.relation == NeighbouringRelation.VALUES:
             os.environ["HEXVEIL_WINDOW__LATENESS"] = (
                 "event-time"  # the events of a recording or of a simulated day are in the past
             )
-        return read_config(self.chosen)
+        settings = read_config(self.chosen)
+        if self.feeding.file is None:
+            self._write_places(settings)
+        return settings
+
+    def _write_places(self, settings: Config) -> None:
+        """The names, lines and stops of the simulated city, which is invented, for the map."""
+        simulation = Simulation(settings.feed, _VEHICLES, _morning_us(settings.feed.timezone))
+        chart = places(invented_schedule(simulation), settings.feed.domain, settings.hexagons.resolution)
+        (self.scratch / "places.json").write_text(json.dumps(as_table(chart)), encoding="utf-8")
 
     def child(self, name: str, arguments: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:
         """Start a ``hexveil`` command with the same configuration; its output goes to ``name``.log."""

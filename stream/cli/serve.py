@@ -27,7 +27,11 @@ def register(app: typer.Typer) -> None:
         ] = None,
         config: ConfigFile = None,
         basemap: Annotated[
-            Path | None, typer.Option(help="PMTiles archive (vector or raster) to show under the hexagons.")
+            Path | None,
+            typer.Option(
+                help="PMTiles archive (vector or raster) to show under the hexagons. Default: public.basemap.",
+                show_default=False,
+            ),
         ] = None,
     ) -> None:
         """Serve releases over HTTP, outside the trust boundary: dashboard, JSON, GeoJSON, event stream and metrics."""
@@ -45,6 +49,7 @@ def register(app: typer.Typer) -> None:
         )  # the file of the public area may be absent on a public host
         public = settings.public
         try:
+            basemap = basemap or public.basemap
             tiles = None if basemap is None else check_basemap(basemap)
             if releases is None:
                 kafka_options(settings.kafka)

@@ -146,13 +146,17 @@ class PublicConfig(SurfaceConfig):
     """The public server: its address, the sites whose pages may read or embed it, its limits, and its alerts.
 
     ``cors_origins``: whose pages may read the API from a browser. ``frame_ancestors``: whose pages may show the dashboard in a
-    frame; none by default.
+    frame; none by default. ``places``: file that ``hexveil gtfs`` wrote; ``areas``: GeoJSON file of named polygons;
+    ``basemap``: PMTiles archive to draw under the hexagons.
     """
 
     cors_origins: tuple[str, ...] = ()
     frame_ancestors: tuple[str, ...] = ()
     max_streams: int = Field(default=2_000, ge=1, le=100_000)
     max_windows: int = Field(default=840, ge=1, le=1_000_000)
+    places: Path | None = None
+    areas: Path | None = None
+    basemap: Path | None = None
     alerts: tuple[AlertRule, ...] = Field(default=(), max_length=32)
     webhook: WebhookConfig | None = None
 

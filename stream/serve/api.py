@@ -13,13 +13,15 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from stream.config import Config
-from stream.serve import guards, openapi
+from stream.serve import api_page, guards, openapi
 from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast, allow_connections
 from stream.serve.cell_history import Usual
+from stream.serve.city.city import City
 from stream.serve.hexagons import Hexagons
 from stream.serve.histograms import Histograms
 from stream.serve.metrics import PublicMetrics
+from stream.serve.ogc.features import Features
 from stream.serve.operations import bound, operations
 from stream.serve.parameters import read_all
 from stream.serve.ranges import Ranges
@@ -49,6 +51,7 @@ class Service:
         self.broadcast = Broadcast(self.view, self.metrics, ready, config.public.max_streams, rules)
         self.usual = Usual()
         self.alerts = Alerts(config, self.view, self.usual, self.answers, self.metrics, self.broadcast, ready)
+        self.city = City(config.public, self.view, self.answers)
         self.operations = operations(
             config.feed.name,
             Hexagons(self.view, self.answers),
@@ -56,8 +59,11 @@ class Service:
             Histograms(self.view, self.answers),
             self.broadcast,
             self.alerts,
+            self.city,
+            Features(config.feed.name, self.view, self.answers, openapi.DESCRIBED),
         )
-        self._document = msgspec.json.encode(openapi.document(self.operations))
+        document = openapi.document(self.operations)
+        self._document, self._page = msgspec.json.encode(document), api_page.page(document)
 
     def _announce(self, window: WindowView) -> None:
         self.broadcast.announce(window)
@@ -67,6 +73,13 @@ class Service:
         """The OpenAPI document."""
         read_all(request, ())
         return await self.answers.answer(request, key_of(self._document), lambda: self._document, JSON, "revalidate")
+
+    async def openapi_page(self, request: web.Request) -> web.Response:
+        """The OpenAPI document as a page to read."""
+        read_all(request, ())
+        answer = await self.answers.answer(request, key_of(self._page), lambda: self._page, "text/html", "revalidate")
+        answer.headers["Content-Security-Policy"] = api_page.POLICY
+        return answer
 
     async def health(self, request: web.Request) -> web.Response:
         """200 while the process answers, reads, and judges windows for alerts. If it stopped, only a restart helps."""
@@ -121,7 +134,7 @@ def make_app(config: Config, basemap: Path | None = None, source: Source | None 
     """The aiohttp application over ``source``, by default the topics of the configured cluster.
 
     ``basemap`` is a PMTiles archive to draw under the hexagons. Raises :class:`stream.config.ConfigError` for a webhook whose
-    secret cannot be read.
+    secret cannot be read, and for files of places or areas that cannot be served.
     """
     service = Service(config, source or TopicSource(config.kafka))
     origins = config.public.cors_origins
@@ -130,10 +143,11 @@ def make_app(config: Config, basemap: Path | None = None, source: Source | None 
     for operation in service.operations:
         app.router.add_get(operation.path, bound(operation))
     app.router.add_get(openapi.PATH, service.openapi)
+    app.router.add_get(openapi.PAGE_PATH, service.openapi_page)
     app.router.add_get("/healthz", service.health)
     app.router.add_get("/readyz", service.ready)
     app.router.add_get("/metrics", service.public_metrics)
-    add_pages(app, config, service.view, service.answers, service.usual, basemap)
+    add_pages(app, config, service.view, service.answers, service.usual, service.city, basemap)
     app.on_response_prepare.append(guards.headers(origins))
     app.on_response_prepare.append(bound_every_answer)
     app.cleanup_ctx.append(service.lifetime)

@@ -8,16 +8,19 @@ from typing import Any
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, schema
 from stream.messages.tables import FIRST
 from stream.serve.alerts.watching import MOST_TOLD
+from stream.serve.ogc.schemas import schemas_of_features
 from stream.serve.operations import BASE, Operation
 from stream.serve.parameters import Parameter
 from stream.serve.responses import PROBLEM
+from stream.serve.schema_parts import Schema, array, features, members, numbers, or_null, ref
 
 PATH = f"{BASE}/openapi.json"
+PAGE_PATH = f"{BASE}/openapi.html"
+DESCRIBED = {"service-desc": PATH, "service-doc": PAGE_PATH}
+"""Where the API is described, by the relation of a link to it."""
 
-VERSION = "1.1.0"
+VERSION = "1.2.0"
 """Version of the API. The second number counts additions; a change that breaks clients gets a new path, ``v2``."""
-
-Schema = dict[str, Any]
 
 _TAGS = {
     "Windows": "Timeslots and whether they are complete.",
@@ -25,11 +28,14 @@ _TAGS = {
     "Histograms": "Spatial histograms and range queries over them.",
     "Alerts": "Cells whose released means support a rule of the operator, with a bound on false alarms.",
     "Stream": "News of finished windows and of alerts.",
+    "Places": "Names of cells, routes and stops from the operator's timetable. Public facts, not released numbers.",
+    "Areas": "Named areas with the released statistics of their cells together.",
+    "Features": "The same releases by OGC API - Features, for geographic information systems.",
     "Downloads": "Complete windows as files, one by one or those of a range together.",
 }
 _ERRORS = {
     400: "A parameter is wrong: title says value and bound, detail the remedy.",
-    404: "There is no such window, histogram or mechanism.",
+    404: "There is no such window, histogram, mechanism, collection or feature.",
     409: "The window is not complete yet.",
     413: "The range holds more than one answer may: ask for a shorter one.",
     501: "This service cannot write Parquet.",
@@ -62,7 +68,7 @@ def document(operations: Sequence[Operation]) -> Schema:
 
 
 def _operation(operation: Operation) -> Schema:
-    media = {kind: {"schema": _bytes(kind) if name is None else _ref(name)} for kind, name in operation.content.items()}
+    media = {kind: {"schema": _bytes(kind) if name is None else ref(name)} for kind, name in operation.content.items()}
     answer: Schema = {"description": operation.summary + ".", "content": media}
     responses: Schema = {"200": answer}
     if operation.conditional:
@@ -77,7 +83,7 @@ def _operation(operation: Operation) -> Schema:
     for status in sorted({400, *operation.errors}):
         responses[str(status)] = {
             "description": _ERRORS[status],
-            "content": {PROBLEM: {"schema": _ref("Problem")}},
+            "content": {PROBLEM: {"schema": ref("Problem")}},
         }
     return {
         "operationId": operation.name,
@@ -103,7 +109,7 @@ def _schemas() -> Schema:
     """Every named component: values of the topics unchanged, then the objects that the API builds from them."""
     messages = {name: _message(topic) for name, topic in _MESSAGES.items()}
     return messages | {
-        "Bounds": _object(
+        "Bounds": members(
             {
                 "start": {"type": "string", "format": "date-time"},
                 "end": {"type": "string", "format": "date-time"},
@@ -114,12 +120,14 @@ def _schemas() -> Schema:
         **_histogram_schemas(messages["SpatialHistogram"]["properties"]),
         **_file_schemas(),
         **_alert_schemas(),
+        **_city_schemas(),
+        **schemas_of_features(),
         "EventStream": {
             "type": "string",
             "description": "Events named window: id is the place of the close marker, data is a Window as JSON. Events named "
             "alert, without id: data is an AlertNews as JSON.",
         },
-        "Problem": _object(
+        "Problem": members(
             {
                 "type": {"type": "string"},
                 "title": {"type": "string", "description": "What is wrong, with value and bound."},
@@ -134,26 +142,26 @@ def _window_schemas() -> Schema:
     """Components for windows and their cells."""
     window = _window_fields()
     return {
-        "Window": _object(window),
-        "WindowList": _object({"windows": _list(_ref("Window"), "Newest first.")}),
-        "HexagonList": _object(window | {"hexagons": _list(_ref("HexagonSpeed"), "In ascending order.")}),
-        "HexagonFeatures": _features(_ref("HexagonSpeed")),
-        "CellHistory": _object({"cell": {"type": "string"}, "releases": _list(_ref("HexagonSpeed"), "Oldest first.")}),
+        "Window": members(window),
+        "WindowList": members({"windows": array(ref("Window"), "Newest first.")}),
+        "HexagonList": members(window | {"hexagons": array(ref("HexagonSpeed"), "In ascending order.")}),
+        "HexagonFeatures": features(ref("HexagonSpeed")),
+        "CellHistory": members({"cell": {"type": "string"}, "releases": array(ref("HexagonSpeed"), "Oldest first.")}),
     }
 
 
 def _window_fields() -> Schema:
     return {
         "feed": {"type": "string"},
-        "window": _ref("Bounds"),
+        "window": ref("Bounds"),
         "complete": {"type": "boolean", "description": "Marker, number of messages and digest agree."},
         "event_id": {
             "anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}],
             "description": "Id of its server-sent event; null before its marker came.",
         },
         "cells": {"type": "integer", "minimum": 0},
-        "histograms": _list({"type": "string"}, "Mechanisms of its spatial histograms."),
-        "marker": {"anyOf": [_ref("CloseMarker"), {"type": "null"}]},
+        "histograms": array({"type": "string"}, "Mechanisms of its spatial histograms."),
+        "marker": {"anyOf": [ref("CloseMarker"), {"type": "null"}]},
     }
 
 
@@ -167,18 +175,18 @@ def _histogram_schemas(released: Schema) -> Schema:
             "properties": {name: released[name] for name in released if name not in ("feed", "window", "structure")},
             "required": ["mechanism", "relation", "epsilon", "domain"],
         },
-        "WindowHistograms": _object(
+        "WindowHistograms": members(
             {name: window[name] for name in ("feed", "window", "complete")}
-            | {"histograms": _list(_ref("HistogramSummary"), "In order of mechanism.")}
+            | {"histograms": array(ref("HistogramSummary"), "In order of mechanism.")}
         ),
-        "HistogramList": _object({"windows": _list(_ref("WindowHistograms"), "Newest first.")}),
-        "RangeCount": _object(
+        "HistogramList": members({"windows": array(ref("WindowHistograms"), "Newest first.")}),
+        "RangeCount": members(
             {
                 "value": {"type": "number", "description": "Estimate: raw, moved into the interval."},
                 "raw": {"type": "number", "description": "As if points lay evenly inside blocks; may be negative."},
                 "interval": {
                     "oneOf": [
-                        _numbers(2, "Holds the exact number in 95 % of releases, wherever points lie inside blocks."),
+                        numbers(2, "Holds the exact number in 95 % of releases, wherever points lie inside blocks."),
                         {"type": "null", "description": "The release does not say how its noise is distributed."},
                     ]
                 },
@@ -186,9 +194,9 @@ def _histogram_schemas(released: Schema) -> Schema:
                 "mechanism": {"type": "string"},
                 "epsilon": {"type": "number", "exclusiveMinimum": 0},
                 "relation": {"type": "string"},
-                "window": _ref("Bounds"),
+                "window": ref("Bounds"),
                 "fixes_per_user": {"type": "integer", "minimum": 1, "description": "Users count with at most so many."},
-                "bbox": _numbers(4, "The range that is answered, west, south, east, north; euler's is of whole cells."),
+                "bbox": numbers(4, "The range that is answered, west, south, east, north; euler's is of whole cells."),
             }
         ),
     }
@@ -197,7 +205,7 @@ def _histogram_schemas(released: Schema) -> Schema:
 def _file_schemas() -> Schema:
     """Components for complete windows as files."""
     return {
-        "DownloadFeatures": _features(_ref("Row")),
+        "DownloadFeatures": features(ref("Row")),
         "Row": {
             "type": "object",
             "description": "A flat row as in the CSV file; a column per number that any cell of the window has.",
@@ -230,7 +238,7 @@ def _alert_schemas() -> Schema:
         "rule": {"type": "string"},
         "feed": {"type": "string"},
         "cell": {"type": "string"},
-        "window": _ref("Bounds"),
+        "window": ref("Bounds"),
         "first_window": {
             "type": "string",
             "format": "date-time",
@@ -247,28 +255,89 @@ def _alert_schemas() -> Schema:
         "id": {"type": "string", "description": "Depends on feed, rule and window only."},
         "rule": {"type": "string"},
         "feed": {"type": "string"},
-        "window": _ref("Bounds"),
+        "window": ref("Bounds"),
         "count": {
             "type": "integer",
             "minimum": 1,
             "description": f"Alerts that are told; at most {MOST_TOLD} are listed.",
         },
-        "alerts": _list(_ref("Alert"), "In order of cell."),
+        "alerts": array(ref("Alert"), "In order of cell."),
     }
     listed = {
         "feed": {"type": "string"},
-        "window": _ref("Bounds"),
-        "rules": _list(
-            _ref("AlertRule"), "As configured; empty if the window is not complete or of a feed without rules."
+        "window": ref("Bounds"),
+        "rules": array(
+            ref("AlertRule"), "As configured; empty if the window is not complete or of a feed without rules."
         ),
-        "alerts": _list(_ref("Alert"), "By rule, in order of cell."),
+        "alerts": array(ref("Alert"), "By rule, in order of cell."),
     }
     return {
-        "AlertRule": _object(rule),
-        "Alert": _object(alert),
-        "AlertNews": _object(news),
-        "AlertList": _object(listed),
+        "AlertRule": members(rule),
+        "Alert": members(alert),
+        "AlertNews": members(news),
+        "AlertList": members(listed),
     }
+
+
+def _city_schemas() -> Schema:
+    """Components for places, routes, stops and areas."""
+    position = numbers(2, "Longitude and latitude in degrees.")
+    text = {"type": "string"}
+    count = {"type": "integer", "minimum": 0}
+    place = {
+        "cell": {"type": "string", "description": "H3 index."},
+        "name": or_null(text, "Most frequent name of its stops; null without stops."),
+        "stops": count,
+        "routes": array(text, "Routes that cross the cell."),
+    }
+    line = array(array(position, "A line."), "Lines.")
+    ring = array(array(array(position, "A closed ring."), "The outer ring, then holes."), "Polygons.")
+    area = {"name": text, "kind": {"type": "string", "enum": ["polygon", "route"]}}
+    interval = numbers(2, "Holds the number without noise in at least 95 % of releases.")
+    number = {"type": "number"}
+    mean = {"value": number, "raw": number, "interval": interval, "unit": {"type": "string", "const": "km/h"}}
+    window = _window_fields()
+    return {
+        "Place": members(place),
+        "PlaceList": members(
+            {"resolution": or_null(count, "Of all cells."), "cells": array(ref("Place"), "In order of the file.")}
+        ),
+        "RouteFeatures": _shapes("MultiLineString", line, {"route": text}),
+        "StopFeatures": _shapes("Point", position, {"name": text}),
+        "Area": members(area),
+        "AreaList": members({"areas": array(ref("Area"), "Polygons in order of the file, then corridors.")}),
+        "AreaMean": members(mean),
+        "AreaStatistics": members(
+            area
+            | {name: window[name] for name in ("feed", "window", "complete")}
+            | {
+                "cells": count | {"description": "Released cells that belong to the area."},
+                "published": count | {"description": "Those of them with a mean."},
+                "events": members(
+                    {"value": number, "interval": or_null(interval, "Null where events are public and so exact.")}
+                ),
+                "mean": or_null(ref("AreaMean"), "Mean of the cells as released, weighted by events."),
+                "hexagons": array(text, "H3 indexes of these cells."),
+                "geometry": _shape("MultiPolygon", ring),
+            }
+        ),
+    }
+
+
+def _shape(kind: str, coordinates: Schema) -> Schema:
+    return members({"type": {"type": "string", "const": kind}, "coordinates": coordinates})
+
+
+def _shapes(kind: str, coordinates: Schema, properties: Schema) -> Schema:
+    """A GeoJSON FeatureCollection of shapes of one kind."""
+    feature = members(
+        {
+            "type": {"type": "string", "const": "Feature"},
+            "geometry": _shape(kind, coordinates),
+            "properties": members(properties),
+        }
+    )
+    return members({"type": {"type": "string", "const": "FeatureCollection"}, "features": array(feature, "Features.")})
 
 
 _NUMBERS = {"latitude", "longitude", "resolution", "epsilon", "delta"}
@@ -294,9 +363,9 @@ def _eased(node: Any, released: Any) -> Any:
         return node
     properties = node.get("properties", {})
     if properties.keys() == {"start", "end"}:
-        return _ref("Bounds")
+        return ref("Bounds")
     if released is not None and properties.keys() == released["properties"].keys():
-        return _ref("ReleasedNumber")
+        return ref("ReleasedNumber")
     return {
         name: _eased(part, released) for name, part in node.items() if (name, part) != ("additionalProperties", False)
     }
@@ -309,43 +378,6 @@ def _released() -> Schema:
     return {"type": "object", "properties": properties, "required": mean["required"]}
 
 
-def _features(properties: Schema) -> Schema:
-    position = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
-    ring = {"type": "array", "items": position, "minItems": 4}
-    polygon = _object({"type": {"type": "string", "const": "Polygon"}, "coordinates": {"type": "array", "items": ring}})
-    feature = _object(
-        {
-            "type": {"type": "string", "const": "Feature"},
-            "id": {"type": "string", "description": "H3 index."},
-            "geometry": polygon,
-            "properties": properties,
-        }
-    )
-    return _object({"type": {"type": "string", "const": "FeatureCollection"}, "features": _list(feature, "Cells.")})
-
-
 def _bytes(kind: str) -> Schema:
     """A file. Client generators recognise binary content by a format that OpenAPI no longer defines since 3.1."""
     return {"type": "string"} if kind.startswith("text/") else {"type": "string", "format": "binary"}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _object(properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _list(items: Schema, description: str) -> Schema:
-    return {"type": "array", "items": items, "description": description}
-
-
-def _numbers(count: int, description: str) -> Schema:
-    return {
-        "type": "array",
-        "items": {"type": "number"},
-        "minItems": count,
-        "maxItems": count,
-        "description": description,
-    }

@@ -12,8 +12,10 @@ from aiohttp import web
 from stream.serve import parameters as p
 from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast
+from stream.serve.city.city import City
 from stream.serve.hexagons import FILES, Hexagons
 from stream.serve.histograms import Histograms
+from stream.serve.ogc.features import MOST_FEATURES, ROOT, Features
 from stream.serve.ranges import Ranges
 from stream.serve.responses import GEOJSON, JSON
 
@@ -38,9 +40,16 @@ class Operation:
 
 
 def operations(
-    feed: str, hexagons: Hexagons, ranges: Ranges, histograms: Histograms, broadcast: Broadcast, alerts: Alerts
+    feed: str,
+    hexagons: Hexagons,
+    ranges: Ranges,
+    histograms: Histograms,
+    broadcast: Broadcast,
+    alerts: Alerts,
+    city: City,
+    features: Features,
 ) -> list[Operation]:
-    """Every path under :data:`BASE` but the document itself."""
+    """Every path under :data:`BASE` but the document itself, and those of OGC API - Features."""
     named = p.feed(feed)
     return [
         *_of_windows(hexagons, named),
@@ -68,6 +77,9 @@ def operations(
             tag="Stream",
         ),
         *_of_downloads(hexagons, ranges, named),
+        *_of_places(city),
+        *_of_areas(city, named),
+        *_of_features(features),
     ]
 
 
@@ -151,6 +163,54 @@ def _of_histograms(histograms: Histograms, feed: p.Parameter) -> list[Operation]
     ]
 
 
+def _of_places(city: City) -> list[Operation]:
+    return [
+        Operation(
+            f"{BASE}/places",
+            "listPlaces",
+            "Names of cells, and the routes that cross them",
+            city.places,
+            (),
+            {JSON: "PlaceList"},
+            tag="Places",
+        ),
+        Operation(
+            f"{BASE}/routes",
+            "listRoutes",
+            "Lines of the routes, simplified",
+            city.routes,
+            (),
+            {GEOJSON: "RouteFeatures"},
+            tag="Places",
+        ),
+        Operation(f"{BASE}/stops", "listStops", "Stops", city.stops, (), {GEOJSON: "StopFeatures"}, tag="Places"),
+    ]
+
+
+def _of_areas(city: City, feed: p.Parameter) -> list[Operation]:
+    return [
+        Operation(
+            f"{BASE}/areas",
+            "listAreas",
+            "Named areas: polygons, then corridors of routes",
+            city.areas,
+            (),
+            {JSON: "AreaList"},
+            tag="Areas",
+        ),
+        Operation(
+            f"{BASE}/areas/{{name}}",
+            "getArea",
+            "Released statistics of the cells of an area in one window, together",
+            city.area,
+            (p.AREA_PATH, feed, p.WINDOW_QUERY),
+            {JSON: "AreaStatistics"},
+            (404,),
+            tag="Areas",
+        ),
+    ]
+
+
 def _of_downloads(hexagons: Hexagons, ranges: Ranges, feed: p.Parameter) -> list[Operation]:
     return [
         Operation(
@@ -176,6 +236,62 @@ def _of_downloads(hexagons: Hexagons, ranges: Ranges, feed: p.Parameter) -> list
             tag="Downloads",
         )
         for suffix, kind in FILES.items()
+    ]
+
+
+def _of_features(features: Features) -> list[Operation]:
+    collection = f"{ROOT}/collections/{{collection}}"
+    selected = (p.COLLECTION_PATH, p.page(1000, MOST_FEATURES), p.BOUNDS, p.DURING, p.AFTER_ITEM, p.FORM)
+    return [
+        Operation(path, name, summary, handler, given, content, errors, tag="Features")
+        for path, name, summary, handler, given, content, errors in (
+            (ROOT, "getLandingPage", "Where everything is", features.landing, (p.FORM,), {JSON: "LandingPage"}, ()),
+            (
+                f"{ROOT}/conformance",
+                "getConformance",
+                "The classes of requirements that hold",
+                features.conformance,
+                (p.FORM,),
+                {JSON: "Conformance"},
+                (),
+            ),
+            (
+                f"{ROOT}/collections",
+                "listCollections",
+                "The newest window, and all windows, of each feed",
+                features.collections,
+                (p.FORM,),
+                {JSON: "CollectionList"},
+                (),
+            ),
+            (
+                collection,
+                "getCollection",
+                "One collection",
+                features.collection,
+                (p.COLLECTION_PATH, p.FORM),
+                {JSON: "Collection"},
+                (404,),
+            ),
+            (
+                f"{collection}/items",
+                "listFeatures",
+                "Hexagons with their statistics, page by page",
+                features.items,
+                selected,
+                {GEOJSON: "FeaturePage"},
+                (404,),
+            ),
+            (
+                f"{collection}/items/{{item}}",
+                "getFeature",
+                "One hexagon of one window",
+                features.item,
+                (p.COLLECTION_PATH, p.ITEM_PATH, p.FORM),
+                {GEOJSON: "LinkedFeature"},
+                (404,),
+            ),
+        )
     ]
 
 

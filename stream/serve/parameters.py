@@ -12,6 +12,7 @@ import h3
 from aiohttp import web
 
 from stream.messages.range_query import Box
+from stream.serve.ogc.selection import Bounds, read_interval, read_item_id
 from stream.serve.responses import Problem
 
 _NUMBER = r"-?[0-9]{1,3}(\.[0-9]{1,17})?"
@@ -132,6 +133,27 @@ def _box(text: str) -> Box:
     return west, south, east, north
 
 
+def _bounds(text: str) -> Bounds:
+    if not _BOX.fullmatch(text):
+        raise ValueError("is not four numbers west,south,east,north")
+    bounds = Bounds(*(float(part) for part in text.split(",")))
+    longitudes = -180 <= bounds.west <= 180 and -180 <= bounds.east <= 180
+    if not (longitudes and -90 <= bounds.south <= bounds.north <= 90):
+        raise ValueError("is no box: needs longitudes from -180 to 180 and -90 <= south <= north <= 90")
+    return bounds
+
+
+def _page(high: int) -> Callable[[str], int]:
+    """A number of features; the standard wants one that is too large to count as the largest."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text)):
+            raise ValueError("is not a whole number above 0")
+        return min(int(text), high)
+
+    return read
+
+
 _START_SCHEMA = {"type": "string", "format": "date-time"}
 _START_EXAMPLE = "2017-03-21T12:00:00Z"
 
@@ -178,6 +200,15 @@ CELL_PATH = Parameter(
     {"type": "string", "pattern": "^[0-9a-f]{15}$"},
     "87489e342ffffff",
     _cell,
+    where="path",
+    required=True,
+)
+AREA_PATH = Parameter(
+    "name",
+    "Name of the area, as /api/v1/areas lists it.",
+    {"type": "string", "minLength": 1, "maxLength": 300},
+    "route:10",
+    str,
     where="path",
     required=True,
 )
@@ -244,3 +275,60 @@ LAST_EVENT_ID = Parameter(
     where="header",
     argument="last_event_id",
 )
+COLLECTION_PATH = Parameter(
+    "collection",
+    "A feed and which of its windows: newest or all.",
+    {"type": "string", "pattern": r"^[a-z][a-z0-9-]{0,31}\.(newest|all)$"},
+    "bus.newest",
+    _matching(r"^[a-z][a-z0-9-]{0,31}\.(newest|all)$", "name of a collection"),
+    where="path",
+    required=True,
+)
+ITEM_PATH = Parameter(
+    "item",
+    "Identifier of a feature: start of the window and cell.",
+    {"type": "string", "pattern": "^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{15}$"},
+    "20170321T120000Z-87489e342ffffff",
+    read_item_id,
+    where="path",
+    required=True,
+)
+AFTER_ITEM = Parameter(
+    "after",
+    "Features behind this one; the link to the next page has it.",
+    {"type": "string", "pattern": "^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{15}$"},
+    "20170321T120000Z-87489e342ffffff",
+    read_item_id,
+)
+DURING = Parameter(
+    "datetime",
+    "Only windows that hold this time, or share one with this interval; `..` for an open end.",
+    {"type": "string"},
+    "2017-03-21T12:00:00Z/..",
+    read_interval,
+    argument="interval",
+)
+BOUNDS = Parameter(
+    "bbox",
+    "west,south,east,north in degrees: only hexagons that meet it; with west above east it crosses 180°.",
+    {"type": "string", "pattern": _BOX_PATTERN},
+    "-97.8,30.2,-97.7,30.3",
+    _bounds,
+)
+FORM = Parameter(
+    "f",
+    "The format, which is always JSON.",
+    {"type": "string", "enum": ["json"], "default": "json"},
+    "json",
+    _one_of("json"),
+    default="json",
+    argument="form",
+)
+
+
+def page(default: int, high: int) -> Parameter:
+    """The parameter for the number of features of a page."""
+    schema = {"type": "integer", "minimum": 1, "default": default}
+    return Parameter(
+        "limit", f"Features at most; more than {high} count as {high}.", schema, default, _page(high), default=default
+    )

@@ -106,7 +106,7 @@ class Answers:
         if body.packed is not None and accepts_gzip(request.headers.get("Accept-Encoding", "")):
             data, headers["ETag"] = body.packed, f'"{body.tag}{_PACKED}"'
             headers["Content-Encoding"] = "gzip"
-        charset = "utf-8" if kind == CSV else None
+        charset = "utf-8" if kind.startswith("text/") else None
         if not self.sending.has_room_for(data):
             raise Problem(503, "too many large answers are being read", "try again later", {"Retry-After": "30"})
         return self.sending.answer(request, data, kind, headers, charset)

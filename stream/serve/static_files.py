@@ -18,6 +18,7 @@ from aiohttp import web
 from stream.config import Config
 from stream.messages.tables import can_write_parquet
 from stream.serve.cell_history import Usual
+from stream.serve.city.city import City
 from stream.serve.hexagons import known_window
 from stream.serve.limits import LIMITS
 from stream.serve.responses import JSON, Answers, accepts_gzip, key_of
@@ -96,7 +97,9 @@ def check_basemap(path: Path) -> Path:
 class Pages:
     """Handlers for the page, and for what it requests besides the read API."""
 
-    def __init__(self, config: Config, view: View, answers: Answers, usual: Usual, basemap: Path | None) -> None:
+    def __init__(
+        self, config: Config, view: View, answers: Answers, usual: Usual, city: City, basemap: Path | None
+    ) -> None:
         self._assets = read_assets()
         self._view, self._answers, self._basemap = view, answers, basemap
         self._feed = config.feed.name
@@ -110,6 +113,9 @@ class Pages:
                 "basemap": basemap is not None,
                 "parquet": can_write_parquet(),
                 "alerting": bool(config.public.alerts),
+                "places": city.named,
+                "lines": city.drawn,
+                "areas": city.divided,
                 "limits": LIMITS,
             }
         )
@@ -153,10 +159,16 @@ class Pages:
 
 
 def add_pages(
-    app: web.Application, config: Config, view: View, answers: Answers, usual: Usual, basemap: Path | None = None
+    app: web.Application,
+    config: Config,
+    view: View,
+    answers: Answers,
+    usual: Usual,
+    city: City,
+    basemap: Path | None = None,
 ) -> None:
     """Add routes for the dashboard at ``/`` and for what it needs besides the read API."""
-    pages = Pages(config, view, answers, usual, basemap)
+    pages = Pages(config, view, answers, usual, city, basemap)
     app.router.add_get("/", pages.asset)
     app.router.add_get("/licences.md", pages.asset)
     app.router.add_get("/assets/{name}", pages.asset)

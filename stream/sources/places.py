@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
 from typing import Any
 
 import h3
 
 from stream.config.section import BoundingBox
-from stream.sources.schedule import Point, Schedule, ScheduleError
+from stream.sources.route_lines import route_lines
+from stream.sources.schedule import Point, Schedule, ScheduleError, Stop
 
 MOST_SAMPLES = 20_000_000
 """Points along lines that are looked up; a city has a million."""
+MOST_STOPS = 100_000
+"""Stops that are listed by name, as many as ``hexveil serve`` takes."""
 _PER_EDGE = 20
 """Points along a line for each edge length of a cell: a cell that a line cuts by less than a twentieth of that may be missed."""
 
@@ -35,11 +38,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Places:
-    """Cells with a stop or a route, in ascending order; ``outside``: how many lie, even in part, outside the domain."""
+    """Cells with a stop or a route, in ascending order; ``outside``: how many lie, even in part, outside the domain.
+
+    ``stops``: those with a name in the domain, each name once per place; ``lines``: by route its simplified lines there.
+    """
 
     resolution: int
     cells: tuple[Place, ...]
     outside: int
+    stops: tuple[Stop, ...] = ()
+    lines: Mapping[str, list[list[Point]]] = field(default_factory=dict)
 
 
 def places(schedule: Schedule, domain: BoundingBox, resolution: int) -> Places:
@@ -62,7 +70,19 @@ def places(schedule: Schedule, domain: BoundingBox, resolution: int) -> Places:
             for cell in inside
         ),
         len(cells) - len(inside),
+        _named_stops(schedule, domain),
+        route_lines(schedule, domain),
     )
+
+
+def _named_stops(schedule: Schedule, domain: BoundingBox) -> tuple[Stop, ...]:
+    """Stops with a name in ``domain``, in order of name; of platforms with the same name within some 100 m the first."""
+    chosen: dict[tuple[str, float, float], Stop] = {}
+    for stop in sorted(schedule.stops.values(), key=lambda stop: (stop.name, stop.lat, stop.lng)):
+        inside = domain.south <= stop.lat <= domain.north and domain.west <= stop.lng <= domain.east
+        if inside and stop.name:
+            chosen.setdefault((stop.name, round(stop.lat, 3), round(stop.lng, 3)), stop)
+    return tuple(islice(chosen.values(), MOST_STOPS))
 
 
 def _crossed(schedule: Schedule, resolution: int) -> dict[str, set[str]]:
@@ -127,9 +147,14 @@ def _natural(name: str) -> tuple[int, str]:
 
 
 def as_table(chart: Places) -> dict[str, Any]:
-    """The places as one JSON object."""
+    """The places as one JSON object: cells, stops and lines, as ``hexveil serve`` reads it (``public.places``)."""
     rows = [{"cell": p.cell, "name": p.name, "stops": p.stops, "routes": list(p.routes)} for p in chart.cells]
-    return {"resolution": chart.resolution, "cells": rows}
+    stops = [{"name": stop.name, "lat": round(stop.lat, 6), "lng": round(stop.lng, 6)} for stop in chart.stops]
+    lines = [
+        {"route": route, "lines": [[[lng, lat] for lat, lng in line] for line in chart.lines[route]]}
+        for route in sorted(chart.lines, key=_natural)
+    ]
+    return {"resolution": chart.resolution, "cells": rows, "stops": stops, "lines": lines}
 
 
 def as_features(chart: Places) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import csv
 import lzma
 import math
 import struct
+import unicodedata
 import zipfile
 import zlib
 from collections import Counter
@@ -163,11 +164,11 @@ class _Reading:
             if place is None:
                 self._schedule.refused["stop-no-place"] += 1
             else:
-                self._schedule.stops[stop] = Stop(name, *place)
+                self._schedule.stops[stop] = Stop(_printable(name), *place)
 
     def _routes(self) -> None:
         for route, short, long in self._rows("routes", ("route_id",), ("route_short_name", "route_long_name")):
-            self._schedule.routes[route] = short or long or route
+            self._schedule.routes[route] = _printable(short or long or route) or "?"
 
     def _trips(self) -> tuple[dict[str, set[str]], dict[str, str]]:
         """Routes of each shape, and the route of each trip without a shape."""
@@ -221,6 +222,13 @@ class _Reading:
         for route, pairs in links.items():
             lines = [[places[a], places[b]] for a, b in sorted(pairs)]
             self._schedule.lines.setdefault(route, []).extend(lines)
+
+
+def _printable(name: str) -> str:
+    """A name for readers: control characters, such as line breaks within quotes, become spaces."""
+    if name.isprintable():
+        return name
+    return "".join(" " if unicodedata.category(letter) in ("Cc", "Cs") else letter for letter in name).strip()
 
 
 def _lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:

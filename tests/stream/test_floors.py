@@ -8,7 +8,7 @@ from pathlib import Path
 from stream.local import REPO_ROOT
 
 FLOORS = (
-    {"config", "earth", "windows", "messages", "connection", "metrics", "local", "logs", "server_version"},
+    {"config", "earth", "windows", "messages", "connection", "metrics", "local", "logs", "server_version", "geojson"},
     {"storage", "ingestion", "statistics"},
     {"protocol", "sources", "serve"},
     {"app", "awaiting", "embedded", "offline", "evaluation", "inspection", "doctor"},

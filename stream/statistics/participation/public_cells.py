@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from stream.config import Config, ConfigError
 from stream.statistics.distributions import require_publishable
-from stream.statistics.participation.area import Box, Polygon, bounding_km2, read_area
+from stream.geojson import Polygon
+from stream.statistics.participation.area import Box, bounding_km2, read_area
 
 IdArray = npt.NDArray[np.uint64]
 

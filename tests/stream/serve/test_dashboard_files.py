@@ -100,10 +100,20 @@ async def test_files_come_compressed_with_entity_tags_and_a_strict_policy(tmp_pa
 
 
 def test_the_first_load_is_at_most_600_kb_compressed_in_every_language() -> None:
+    """Everything but what is fetched only when it is opened: the past of a cell, and the search."""
     size = {name: len(asset.compressed) for name, asset in read_assets().items()}
     languages = [name for name in size if re.match(r"assets/\w\w-", name)]
     assert len(languages) == 4, "English is in the main script"
-    always = sum(kb for name, kb in size.items() if name not in (*languages, "licences.md", "build.json"))
+    later = [name for name in size if re.match(r"assets/(sparkline|search)-", name)]
+    assert len(later) == 2
+    main = (STATIC / "index.html").read_text() + "".join(
+        path.read_text() for path in STATIC.glob("assets/*.js") if f"assets/{path.name}" not in later
+    )
+    for name in later:
+        file = re.escape(name.removeprefix("assets/"))
+        assert re.search(rf"import\([`\"']\./{file}", main), f"{name} is loaded on demand"
+        assert not re.search(rf"(from|import) ?[`\"']\./{file}|src=[^>]*{file}", main), f"{name} is loaded at once"
+    always = sum(kb for name, kb in size.items() if name not in (*languages, *later, "licences.md", "build.json"))
     assert always + max(size[name] for name in languages) <= 600_000
 
 

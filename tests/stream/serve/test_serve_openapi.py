@@ -20,7 +20,9 @@ from pyarrow import parquet
 
 from stream.messages.message import HEXAGON_SPEED
 from stream.serve.api import make_app
+from stream.serve.ogc.features import ROOT
 from stream.serve.operations import BASE
+from tests.stream.serve.made_places import city_files
 from tests.stream.serve.made_windows import with_histograms
 from tests.stream.serve.serving import serving
 from tests.support.builders import bus_config
@@ -61,7 +63,11 @@ async def test_the_document_is_valid_and_describes_every_path_that_is_served(
         refused = await client.get(f"{BASE}/openapi.json?x=1")
         assert refused.status == 400
     served = {resource.canonical for resource in make_app(config).router.resources()}
-    assert {path for path in served if path.startswith(BASE)} == {*document["paths"], f"{BASE}/openapi.json"}
+    assert {path for path in served if path.startswith((BASE, ROOT))} == {
+        *document["paths"],
+        f"{BASE}/openapi.json",
+        f"{BASE}/openapi.html",
+    }
     names = [path["get"]["operationId"] for path in document["paths"].values()]
     assert len(set(names)) == len(names)
     for path in document["paths"].values():
@@ -117,7 +123,7 @@ async def test_a_fuzzer_finds_no_answer_that_the_document_does_not_allow(
 ) -> None:
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     messages, _ = with_histograms(tmp_path, overrides)
-    async with serving(bus_config(tmp_path, **overrides), messages) as client:
+    async with serving(bus_config(tmp_path, **overrides | city_files(tmp_path)), messages) as client:
         output = await run(
             "-m",
             "schemathesis.cli",

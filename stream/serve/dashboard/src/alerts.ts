@@ -1,6 +1,6 @@
 /** The alerts of the window on display: what the operator's rules name, with their bound on false alarms. */
 
-import { byId, make } from './dom';
+import { byId, cellName, make } from './dom';
 import { decimals, say } from './texts';
 import { inUnit, unit } from './units';
 import type { Alert, AlertRule } from './types';
@@ -24,21 +24,21 @@ export function showAlerts(view: View, choose: Choose): void {
   const { alerts } = view;
   byId('alerts').hidden = !view.alerting;
   byId('alerts-count').textContent = alerts?.alerts.length ? String(alerts.alerts.length) : '';
-  byId('alerts-list').replaceChildren(...(alerts ? alerts.rules.flatMap((rule) => section(rule, alerts.alerts, choose)) : [failure(view)]));
+  byId('alerts-list').replaceChildren(...(alerts ? alerts.rules.flatMap((rule) => section(view, rule, alerts.alerts, choose)) : [failure(view)]));
 }
 
 const failure = (view: View) => make('p', { class: 'quiet' }, say('alerts.failed', { reason: view.alertsFailed }));
 
-function section(rule: AlertRule, all: Alert[], choose: Choose): HTMLElement[] {
+function section(view: View, rule: AlertRule, all: Alert[], choose: Choose): HTMLElement[] {
   const named = all.filter((alert) => alert.rule === rule.name);
   const promise = `${say('alerts.windows', { count: rule.windows })} ${say('alerts.rate', { rate: shortest(rule.false_alarms_per_day), count: rule.cells })}`;
   const none = make('p', {}, say('alerts.none'));
-  const list = make('ul', {}, ...named.map((alert) => make('li', {}, item(alert, choose))));
+  const list = make('ul', {}, ...named.map((alert) => make('li', {}, item(view, alert, choose))));
   return [make('h2', {}, claim(rule)), make('p', { class: 'quiet' }, promise), named.length ? list : none];
 }
 
-function item(alert: Alert, choose: Choose): HTMLElement {
-  const button = make('button', { type: 'button', 'data-cell': alert.cell }, make('code', {}, alert.cell), ` ${told(alert)} `,
+function item(view: View, alert: Alert, choose: Choose): HTMLElement {
+  const button = make('button', { type: 'button', 'data-cell': alert.cell }, ...cellName(view, alert.cell), ` ${told(alert)} `,
     alert.new && make('span', { class: 'chip' }, say('alerts.new')));
   button.addEventListener('click', () => choose(alert.cell));
   return button;

@@ -1,7 +1,9 @@
 /** Requests to the read API; every address is relative to the page. */
 
 import { say } from './texts';
-import type { AlertList, Box, Hexagon, Settings, Usual, WindowCells, WindowSummary } from './types';
+import type {
+  AlertList, AreaName, AreaStatistics, Box, Hexagon, PlaceList, Settings, StopFeature, Usual, WindowCells, WindowSummary,
+} from './types';
 
 export class ApiError extends Error {
   constructor(
@@ -35,6 +37,15 @@ export const cells = (feed: string, start: string) =>
 export const usual = (start: string) => get<Usual>('dashboard/usual', { window: start });
 
 export const alerts = (feed: string, start: string) => get<AlertList>('api/v1/alerts', { feed, window: start });
+
+export const places = () => get<PlaceList>('api/v1/places');
+
+export const stops = async () => (await get<{ features: StopFeature[] }>('api/v1/stops')).features;
+
+export const areas = async () => (await get<{ areas: AreaName[] }>('api/v1/areas')).areas;
+
+export const area = (feed: string, name: string, start: string | undefined) =>
+  get<AreaStatistics>(`api/v1/areas/${encodeURIComponent(name)}`, { feed, ...(start ? { window: start } : {}) });
 
 export const history = async (feed: string, cell: string) =>
   (await get<{ releases: Hexagon[] }>(`api/v1/cells/${encodeURIComponent(cell)}`, { feed })).releases;

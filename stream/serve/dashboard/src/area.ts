@@ -2,7 +2,7 @@
 
 import type { Counted } from './api';
 import { inside } from './hexagons';
-import { isNoisy, type Shown } from './statistics';
+import { LAPLACE, NORMAL, isNoisy, shown, type Shown } from './statistics';
 import { decimals, say } from './texts';
 import type { Box, Hexagon } from './types';
 
@@ -17,33 +17,37 @@ export interface Together {
 export function together(hexagons: Iterable<Hexagon>, box: Box, upper: number): Together {
   const within = [...hexagons].filter((hexagon) => inside(hexagon.cell, box));
   const measured = within.filter((hexagon) => hexagon.status === 'published' && hexagon.mean);
-  let [weights, sum, variance, events, eventsVariance, exact] = [0, 0, 0, 0, 0, true];
+  let [weights, sum, variance, events, eventsVariance, exact, gaussian] = [0, 0, 0, 0, 0, true, true];
   for (const { events: count, accounting } of within) {
     events += isNoisy(count) ? count.raw : count;
     eventsVariance += isNoisy(count) ? noiseVariance(count.scale, accounting) : 0;
     exact &&= !isNoisy(count);
+    gaussian &&= accounting === 'zcdp';
   }
-  for (const { mean, events: count, accounting } of measured) {
+  for (const hexagon of measured) {
+    const { mean, events: count } = hexagon;
     const weight = isNoisy(count) ? Math.max(count.value, 0) : count;
     weights += weight;
     sum += weight * mean!.raw;
-    variance += weight ** 2 * noiseVariance(mean!.scale, accounting);
+    variance += (weight * shown(hexagon, 'mean', 'raw')!.deviation) ** 2;
   }
-  const spread = 1.96 * Math.sqrt(eventsVariance);
+  const quantile = gaussian ? NORMAL : LAPLACE;
+  const spread = quantile * Math.sqrt(eventsVariance);
   return {
     cells: within.length,
     published: measured.length,
     events: { value: Math.max(events, 0), low: Math.max(events - spread, 0), high: Math.max(events + spread, 0), exact },
-    mean: weights > 0 ? clipped(sum / weights, (1.96 * Math.sqrt(variance)) / weights, upper) : null,
+    mean: weights > 0 ? clipped(sum / weights, Math.sqrt(variance) / weights, quantile, upper) : null,
   };
 }
 
 /** Variance of Laplace noise of scale b, or of Gaussian noise of scale sigma. */
 const noiseVariance = (scale: number, accounting: Hexagon['accounting']) => (accounting === 'zcdp' ? 1 : 2) * scale ** 2;
 
-function clipped(value: number, half: number, upper: number): Shown {
+function clipped(value: number, deviation: number, quantile: number, upper: number): Shown {
+  const half = quantile * deviation;
   const clip = (number: number) => Math.min(Math.max(number, 0), upper);
-  return { value: clip(value), low: clip(value - half), high: clip(value + half), deviation: half / 1.96, quantile: 1.96 };
+  return { value: clip(value), low: clip(value - half), high: clip(value + half), deviation, quantile };
 }
 
 /** "Users whose last position was in the box, by the spatial histogram (auto): 12, 95 % interval 3–30." */

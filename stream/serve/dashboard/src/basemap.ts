@@ -91,6 +91,29 @@ function graticule(step: number, [west, south, east, north]: Box): Feature<Multi
 
 const WIDTH: ExpressionSpecification = ['interpolate', ['exponential', 1.4], ['zoom'], 8, 0.5, 12, 1.4, 16, 6];
 
+/** Layers of the timetable's lines and stops. */
+export const LINES = ['routes', 'stops'];
+
+/** Lines of routes and, close up, stops; thin and half transparent, because they lie on the hexagons as streets do. */
+export function lines(colours: MapColours, shown: boolean): Ground {
+  const data = (name: string): SourceSpecification => ({ type: 'geojson', data: new URL(`api/v1/${name}`, document.baseURI).href });
+  const layout = { visibility: shown ? ('visible' as const) : ('none' as const) };
+  return {
+    sources: { routes: data('routes'), stops: data('stops') },
+    layers: [
+      { id: 'routes', type: 'line', source: 'routes', layout, paint: { 'line-color': colours.road, 'line-width': WIDTH, 'line-opacity': 0.5 } },
+      {
+        id: 'stops',
+        type: 'circle',
+        source: 'stops',
+        minzoom: 12,
+        layout,
+        paint: { 'circle-radius': ['interpolate', ['linear'], ['zoom'], 12, 1.5, 16, 5], 'circle-color': colours.land, 'circle-stroke-color': colours.road, 'circle-stroke-width': 1.2 },
+      },
+    ],
+  };
+}
+
 /** Names of layers in the usual tile schemas (Protomaps, OpenMapTiles, Shortbread), in drawing order. */
 const STREETS: { name: RegExp; kind: 'fill' | 'line'; colour: keyof MapColours }[] = [
   { name: /^(earth|land)$/, kind: 'fill', colour: 'land' },

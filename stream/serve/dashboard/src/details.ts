@@ -2,8 +2,7 @@
 
 import { alertsOf } from './alerts';
 import { ApiError, history } from './api';
-import { chip, make } from './dom';
-import { sparkline } from './sparkline';
+import { cellName, chip, make } from './dom';
 import { STATISTICS, comparison, countText, interval, isNoisy, sentence, shown, speed, type Statistic } from './statistics';
 import { decimals, say } from './texts';
 import { when } from './times';
@@ -39,7 +38,7 @@ export function cellCard(view: View, cell: string): HTMLElement[] {
   const past = make('div', {}, make('p', { class: 'quiet' }, say('cell.loading')));
   void fillPast(view, cell, past);
   const parts: HTMLElement[] = [
-    make('h2', {}, `${say('cell.title')} `, make('code', {}, cell)),
+    ...title(view, cell),
     make('p', { class: 'quiet' }, view.window ? when(view.window.window, view.zone) : ''),
     ...statement(view, cell),
   ];
@@ -52,6 +51,14 @@ export function cellCard(view: View, cell: string): HTMLElement[] {
   }
   parts.push(make('h3', {}, say('cell.past')), past);
   return parts;
+}
+
+/** The name of the cell, its index and the routes that cross it. */
+function title(view: View, cell: string): HTMLElement[] {
+  const routes = view.names?.routes(cell) ?? [];
+  if (!view.names?.of(cell)) return [make('h2', {}, `${say('cell.title')} `, make('code', {}, cell))];
+  const crossing = make('p', { class: 'quiet' }, say('place.crossed', { routes: routes.join(', ') }));
+  return [make('h2', {}, ...cellName(view, cell)), ...(routes.length ? [crossing] : [])];
 }
 
 const decimal = (number: number) => String(number).replace('.', say('decimal'));
@@ -84,7 +91,7 @@ const line = (label: (string | HTMLElement)[], value: string, range: string, not
 
 async function fillPast(view: View, cell: string, target: HTMLElement): Promise<void> {
   try {
-    const releases = await history(view.feed, cell);
+    const [releases, { sparkline }] = await Promise.all([history(view.feed, cell), import('./sparkline')]);
     const current = view.window?.window.start ?? '';
     target.replaceChildren(sparkline(releases, view.statistic, view.kind, view.zone, current, view.upper));
   } catch (error) {

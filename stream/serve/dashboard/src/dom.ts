@@ -23,5 +23,24 @@ export function make<K extends keyof HTMLElementTagNameMap>(
   return element;
 }
 
+/** The name of a cell, where it has one, and its index. Names are isolated, so that their direction changes nothing around them. */
+export function cellName(view: { names: { of(cell: string): string | null } | null }, cell: string): HTMLElement[] {
+  const name = view.names?.of(cell);
+  return name ? [make('bdi', { class: 'name' }, name), make('code', { class: 'index' }, cell)] : [make('code', {}, cell)];
+}
+
+/** A menu closes on Escape and when something else is clicked. */
+export function closing(menu: HTMLDetailsElement): void {
+  document.addEventListener('click', (event) => {
+    if (event.target instanceof Node && !menu.contains(event.target) && event.target.isConnected) menu.open = false;
+  });
+  document.addEventListener('keydown', (event) => {
+    if (event.key !== 'Escape' || !menu.open) return;
+    const inside = menu.contains(document.activeElement);
+    menu.open = false;
+    if (inside) menu.querySelector('summary')?.focus();
+  });
+}
+
 /** A mark that says whether a number is a model's, as it was released, or a histogram's. */
 export const chip = (kind: 'modelled' | 'raw' | 'histogram') => make('span', { class: 'chip' }, say(`chip.${kind}`));

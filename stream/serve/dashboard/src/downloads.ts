@@ -1,7 +1,7 @@
 /** The menu of downloads: the window on display, and all windows of a range. */
 
 import { downloadAddress, rangeAddress } from './api';
-import { byId, make } from './dom';
+import { byId, closing, make } from './dom';
 import { say } from './texts';
 import { clock, day } from './times';
 import type { View } from './view';
@@ -20,14 +20,8 @@ const links = (view: View, address: (format: string) => string) =>
 
 export function setUpDownloads(view: View): void {
   const menu = byId<HTMLDetailsElement>('downloads');
-  const close = (target: Node) => {
-    if (!menu.contains(target)) menu.open = false;
-  };
   menu.addEventListener('toggle', () => menu.open && fill(view));
-  document.addEventListener('click', (event) => close(event.target as Node));
-  document.addEventListener('keydown', (event) => {
-    if (event.key === 'Escape') close(document.body);
-  });
+  closing(menu);
 }
 
 /** Shown while there is a window to download; filled when it is opened. */

@@ -29,6 +29,19 @@ function eastward(ring: number[][]): Position[] {
   return ring.map(([lng, lat]) => [lng! < 0 ? lng! + 360 : lng!, lat!]);
 }
 
+export function boxShape([west, south, east, north]: Box): Polygon {
+  return { type: 'Polygon', coordinates: [[[west, south], [east, south], [east, north], [west, north], [west, south]]] };
+}
+
+/** Smallest box around a shape. */
+export function boxOf(shape: Polygon | MultiPolygon): Box {
+  const points = (shape.coordinates as unknown[]).flat(shape.type === 'Polygon' ? 1 : 2) as Position[];
+  const [lngs, lats] = [points.map(([lng]) => lng!), points.map(([, lat]) => lat!)];
+  const least = (numbers: number[]) => numbers.reduce((a, b) => Math.min(a, b));
+  const most = (numbers: number[]) => numbers.reduce((a, b) => Math.max(a, b));
+  return [least(lngs), least(lats), most(lngs), most(lats)];
+}
+
 export function centre(cell: string): [number, number] {
   const [lat, lng] = cellToLatLng(cell);
   return [lng, lat];

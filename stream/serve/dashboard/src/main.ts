@@ -5,16 +5,19 @@ import 'uplot/dist/uPlot.min.css';
 import './style.css';
 import * as api from './api';
 import { setUpAbout } from './about';
+import { setUpCity } from './city';
 import { showAlerts } from './alerts';
 import { setUpControls, showControls } from './controls';
 import { cellCard, statement } from './details';
-import { byId } from './dom';
+import { byId, cellName, make } from './dom';
 import { setUpDownloads, showDownloads } from './downloads';
-import { boundsOf, centre } from './hexagons';
+import { boundsOf, boxOf, boxShape, centre } from './hexagons';
 import { setUpLanguage } from './language';
 import { isLarge, setUpLarge } from './large';
 import { HexagonMap } from './map';
 import { Drawing, areaCard } from './measure';
+import { namedCard } from './named';
+import { Names } from './names';
 import { parsePlace, placeText } from './place';
 import { setUpShortcuts } from './shortcuts';
 import { Table } from './table';
@@ -31,12 +34,13 @@ const REMEMBERED = 12;
 fillPage();
 const root = document.documentElement;
 const view = new View();
-const place = parsePlace(location.hash);
+const place = parsePlace(location.hash + location.search.replace('?', '&'));
 if (place.statistic) view.statistic = place.statistic;
 if (place.values) view.kind = place.values;
 view.chosenScheme = place.colours ?? null;
 view.selected = place.cell ?? null;
 view.box = place.cell ? null : (place.area ?? null);
+view.named = place.cell ? null : (place.named ?? null);
 view.live = !place.window;
 
 let map: HexagonMap;
@@ -62,8 +66,10 @@ async function start(): Promise<void> {
   view.limits = settings.limits;
   view.parquet = settings.parquet;
   view.alerting = settings.alerting;
+  view.setLines(settings, place.lines);
+  const naming = settings.places ? api.places().catch(() => null) : null;
   const { at } = place;
-  map = new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain });
+  map = new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain }, view.lined);
   drawing = new Drawing(map, (box) => {
     byId('box-button').setAttribute('aria-pressed', 'false');
     if (box) measure(box);
@@ -106,6 +112,9 @@ async function start(): Promise<void> {
   // What WebGL drew is gone unless it is drawn just before.
   addEventListener('beforeprint', () => map.map.redraw());
   if (view.box) setBox(view.box);
+  setUpCity(view, settings, () => change(() => void map.setLines(view.lined)), { cell: (cell) => chooseAndShow(view.covering(cell)), area: openNamed });
+  const list = await naming;
+  if (list) view.names = new Names(list);
   await refresh();
   const known = Math.max(0, ...view.windows.map((window) => window.event_id ?? 0));
   api.follow(view.feed, known, onWindow, onLink);
@@ -273,7 +282,30 @@ function choose(cell: string | null): void {
 
 function setBox(box: Box | null): void {
   view.box = box;
-  void map.outline(box);
+  view.named = null;
+  void map.outline(box && boxShape(box));
+}
+
+/** Open a named area and, the first time, move the map to it. */
+function openNamed(name: string): void {
+  if (drawing.active) drawing.end(null);
+  view.selected = null;
+  setBox(null);
+  view.named = name;
+  showNamed(name, true);
+  void map.select(null);
+  table.render();
+  writePlace();
+}
+
+function showNamed(name: string, move: boolean): void {
+  byId('details').hidden = false;
+  const card = namedCard(view, name, ({ geometry }) => {
+    void map.outline(geometry);
+    if (move && geometry.coordinates.length) map.map.fitBounds(boxOf(geometry), { padding: 60, animate: false, maxZoom: 14 });
+    byId('status').textContent = byId('area-mean')?.firstChild?.textContent ?? say('area.none');
+  });
+  byId('details-body').replaceChildren(...card);
 }
 
 function drawArea(): void {
@@ -302,10 +334,11 @@ function showArea(): void {
 }
 
 function showDetails(): void {
-  const { selected, box } = view;
+  const { selected, box, named } = view;
   void map.select(selected ? (view.cells.get(selected) ?? { cell: selected }) : null);
-  byId('details').hidden = !selected && !box && !drawing.active;
+  byId('details').hidden = !selected && !box && !named && !drawing.active;
   if (selected) byId('details-body').replaceChildren(...cellCard(view, selected));
+  else if (named) showNamed(named, false);
   else if (box || drawing.active) showArea();
 }
 
@@ -320,7 +353,7 @@ function hover(x: number, y: number, cell: string | undefined): void {
   const tip = byId('tooltip');
   tip.hidden = !cell || cell === view.selected || drawing.active;
   if (!cell || tip.hidden) return;
-  if (tip.dataset.cell !== cell + painted) tip.replaceChildren(...statement(view, cell));
+  if (tip.dataset.cell !== cell + painted) tip.replaceChildren(...(view.names?.of(cell) ? [make('p', { class: 'title' }, ...cellName(view, cell))] : []), ...statement(view, cell));
   tip.dataset.cell = cell + painted;
   const frame = byId('map').getBoundingClientRect();
   const left = Math.min(x + 16, frame.width - tip.offsetWidth - 8);
@@ -353,9 +386,11 @@ function writePlace(): void {
     values: view.kind === 'raw' ? 'raw' : undefined,
     cell: view.selected ?? undefined,
     area: view.box ?? undefined,
+    named: view.named ?? undefined,
+    lines: view.lined === view.linedAtFirst ? undefined : view.lined ? 'on' : 'off',
     large: isLarge() ? 'on' : undefined,
   });
-  history.replaceState(null, '', text);
+  history.replaceState(null, '', location.pathname + text);
 }
 
 /** A window that cannot be shown: say so, and keep what is on the screen. */

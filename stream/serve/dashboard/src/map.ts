@@ -13,9 +13,9 @@ import {
   type StyleSpecification,
 } from 'maplibre-gl';
 import workerAddress from 'maplibre-gl/dist/maplibre-gl-worker.mjs?worker&url';
-import type { Feature, FeatureCollection } from 'geojson';
+import type { Feature, FeatureCollection, MultiPolygon, Polygon } from 'geojson';
 import { Protocol } from 'pmtiles';
-import { ground, streets, type Ground } from './basemap';
+import { LINES, ground, lines, streets, type Ground } from './basemap';
 import { shapeKey, shapeOf, type Shape } from './hexagons';
 import { MAP_COLOURS, type MapColours, type Theme } from './palette';
 import { unit } from './units';
@@ -39,6 +39,8 @@ const SCALES = { 'km/h': 'metric', mph: 'imperial' } as const;
 const HIDDEN: State = { c: -1, o: 0, h: 0 };
 const EMPTY = { type: 'FeatureCollection' as const, features: [] };
 
+const NOTHING: Ground = { sources: {}, layers: [] };
+
 type Stroke = { colour: string; width: number };
 
 /** The outlines of a source, on a halo that sets them off from what lies below. */
@@ -61,7 +63,8 @@ export class HexagonMap {
   private colours: string[] = [];
   private theme: Theme;
   private selection: Shape | null = null;
-  private area: Box | null = null;
+  private area: Polygon | MultiPolygon | null = null;
+  private lined = false;
   private alerting: Shape[] = [];
   /** What was asked of the map so far is done: a style that is being replaced has no sources to change. */
   private done: Promise<void>;
@@ -74,8 +77,10 @@ export class HexagonMap {
     private readonly settings: Settings,
     theme: Theme,
     start: { center: [number, number]; zoom: number } | { bounds: Box },
+    lined: boolean,
   ) {
     this.theme = theme;
+    this.lined = lined;
     setWorkerUrl(new URL(workerAddress, import.meta.url).href);
     addProtocol('pmtiles', this.protocol.tile);
     const place = 'bounds' in start ? { bounds: start.bounds } : start;
@@ -124,12 +129,14 @@ export class HexagonMap {
     const colours = MAP_COLOURS[this.theme];
     const under = ground(this.settings.domain, colours);
     const streets = this.below?.layers ?? [];
+    const network = this.settings.lines ? lines(colours, this.lined) : NOTHING;
     const [hexagons, ...over] = this.hexagonLayers(colours);
     return {
       version: 8,
       sources: {
         ...under.sources,
         ...this.below?.sources,
+        ...network.sources,
         hexagons: { type: 'geojson', data: { type: 'FeatureCollection', features: this.features }, tolerance: 0.2 },
         selection: { type: 'geojson', data: this.selectionData() },
         area: { type: 'geojson', data: this.areaData() },
@@ -141,6 +148,7 @@ export class HexagonMap {
         ...streets.filter((layer) => layer.type !== 'line'),
         hexagons!,
         ...streets.filter((layer) => layer.type === 'line'),
+        ...network.layers,
         ...over,
       ],
     };
@@ -195,10 +203,7 @@ export class HexagonMap {
   }
 
   private areaData(): Feature | typeof EMPTY {
-    if (!this.area) return EMPTY;
-    const [west, south, east, north] = this.area;
-    const ring = [[west, south], [east, south], [east, north], [west, north], [west, south]];
-    return { type: 'Feature', properties: {}, geometry: { type: 'Polygon', coordinates: [ring] } };
+    return this.area ? { type: 'Feature', properties: {}, geometry: this.area } : EMPTY;
   }
 
   private alertData(): FeatureCollection {
@@ -277,9 +282,9 @@ export class HexagonMap {
     await this.inTurn(() => void this.source('selection').setData(this.selectionData()));
   }
 
-  /** Outline a box, or none. */
-  async outline(box: Box | null): Promise<void> {
-    this.area = box;
+  /** Outline an area, or none. */
+  async outline(area: Polygon | MultiPolygon | null): Promise<void> {
+    this.area = area;
     await this.inTurn(() => void this.source('area').setData(this.areaData()));
   }
 
@@ -288,6 +293,13 @@ export class HexagonMap {
     if (!cells.length && !this.alerting.length) return;
     this.alerting = cells;
     await this.inTurn(() => void this.source('alerts').setData(this.alertData()));
+  }
+
+  /** Show the lines of routes and the stops, or hide them. */
+  async setLines(on: boolean): Promise<void> {
+    this.lined = on;
+    if (!this.settings.lines) return;
+    await this.inTurn(() => LINES.forEach((id) => void this.map.setLayoutProperty(id, 'visibility', on ? 'visible' : 'none')));
   }
 
   /** Show distances in the unit of speeds. */

@@ -12,6 +12,9 @@ export interface Place {
   values?: Kind;
   cell?: string;
   area?: Box;
+  /** Name of an area; `area` in the address, too. */
+  named?: string;
+  lines?: 'on' | 'off';
   large?: 'on';
 }
 
@@ -31,6 +34,9 @@ function parseArea(text: string): Box | undefined {
   return proper ? [west, south, east, north] : undefined;
 }
 
+/** A name of an area has a letter, which a box has not. */
+const parseName = (text: string) => (text.length <= 300 && /\p{L}/u.test(text) ? text : undefined);
+
 export function parsePlace(hash: string): Place {
   const fields = new URLSearchParams(hash.replace(/^#/, ''));
   const place: Place = {};
@@ -42,6 +48,8 @@ export function parsePlace(hash: string): Place {
     window: parseWindow(fields.get('window') ?? ''),
     cell: isValidCell(fields.get('cell') ?? '') ? fields.get('cell')! : undefined,
     area: parseArea(fields.get('area') ?? ''),
+    named: parseName(fields.get('area') ?? ''),
+    lines: oneOf(fields.get('lines'), ['on', 'off'] as const),
     statistic: oneOf(fields.get('statistic'), ['mean', 'p50', 'p85', 'spread'] as const),
     colours: oneOf(fields.get('colours'), ['usual', 'absolute'] as const),
     large: oneOf(fields.get('large'), ['on'] as const),
@@ -51,8 +59,8 @@ export function parsePlace(hash: string): Place {
 }
 
 export function placeText(place: Place): string {
-  const { at, ...rest } = place;
-  const parts = Object.entries(rest).filter(([, value]) => value);
+  const { at, named, ...rest } = place;
+  const parts = Object.entries({ ...rest, area: rest.area ?? named }).filter(([, value]) => value);
   const fields = parts.map(([key, value]) => `${key}=${encodeURIComponent(String(value)).replaceAll('%3A', ':').replaceAll('%2C', ',')}`);
   if (at) fields.unshift(`at=${at.zoom.toFixed(2)}/${at.lat.toFixed(4)}/${at.lng.toFixed(4)}`);
   return `#${fields.join('&')}`;

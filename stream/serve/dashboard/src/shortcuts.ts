@@ -10,7 +10,7 @@ export interface Actions {
   /** Choose the cell under the cross in the middle. */
   centre(): void;
   /** As if the button of that id were pressed. */
-  press(button: 'box-button' | 'table-button' | 'about-button' | 'large-button'): void;
+  press(button: 'box-button' | 'search-button' | 'table-button' | 'about-button' | 'large-button'): void;
 }
 
 /** Every key, as it is printed or by the name of a text, and what it does. */
@@ -22,6 +22,7 @@ export const SHORTCUTS: [keys: string, meaning: TextKey][] = [
   ['L', 'keys.l-text'],
   ['keys.statistic', 'keys.statistic-text'],
   ['A', 'keys.a-text'],
+  ['/', 'keys.search-text'],
   ['T', 'keys.t-text'],
   ['W', 'keys.w-text'],
   ['?', 'keys.about-text'],
@@ -34,6 +35,7 @@ export function setUpShortcuts(canvas: HTMLElement, actions: Actions): void {
     l: actions.live,
     Enter: actions.centre,
     a: () => actions.press('box-button'),
+    '/': () => actions.press('search-button'),
     t: () => actions.press('table-button'),
     w: () => actions.press('large-button'),
     '?': () => actions.press('about-button'),

@@ -27,7 +27,7 @@ export interface Shown {
 }
 
 /** Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95 %. */
-const NORMAL = 1.96;
+export const NORMAL = 1.96;
 export const LAPLACE = 2.12;
 
 const root = (number: number) => Math.sqrt(Math.max(number, 0));

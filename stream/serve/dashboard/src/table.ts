@@ -1,6 +1,6 @@
 /** The cells of the window as a table: what the map shows, for keyboard and screen reader. */
 
-import { byId, chip, make } from './dom';
+import { byId, cellName, chip, make } from './dom';
 import { countText, difference, interval, isNoisy, relative, speed } from './statistics';
 import { say } from './texts';
 import { unit } from './units';
@@ -13,8 +13,7 @@ type Column = 'cell' | 'value' | 'interval' | 'usual' | 'events' | 'users';
 
 const number = (count: Reading['hexagon']['events']) => (isNoisy(count) ? count.value : count);
 
-const ORDER: Record<Column, (reading: Reading) => number | string> = {
-  cell: ({ hexagon }) => hexagon.cell,
+const ORDER: Record<Exclude<Column, 'cell'>, (reading: Reading) => number | string> = {
   value: ({ now }) => now?.value ?? -1,
   interval: ({ now }) => (now ? now.high - now.low : Infinity),
   usual: ({ now, usual }) => (now && usual ? (difference(now, usual).clear ? now.value / usual.value : 1) : Infinity),
@@ -79,7 +78,9 @@ export class Table {
   render(): void {
     if (!this.open) return;
     const readings = [...this.view.cells.values()].map((hexagon) => this.view.read(hexagon));
-    const order = ORDER[this.sort];
+    const { names } = this.view;
+    const byName = ({ hexagon }: Reading) => names?.of(hexagon.cell) ?? hexagon.cell;
+    const order = this.sort === 'cell' ? byName : ORDER[this.sort];
     const sign = this.descending ? -1 : 1;
     readings.sort((a, b) => {
       const [x, y] = [order(a), order(b)];
@@ -103,7 +104,7 @@ export class Table {
 
   private table(readings: Reading[]): HTMLTableElement {
     const heads: [Column, string][] = [
-      ['cell', say('table.cell')],
+      ['cell', say(this.view.names ? 'search.place' : 'table.cell')],
       ['value', `${say(`${this.view.statistic}.name`)}, ${unit()}`],
       ['interval', say('table.interval')],
       ['usual', say('table.usual')],
@@ -134,7 +135,8 @@ export class Table {
   }
 
   private row({ hexagon, now, usual }: Reading, selected: boolean, tabbed: boolean): HTMLElement {
-    const button = make('button', { type: 'button', 'data-cell': hexagon.cell, tabindex: tabbed ? 0 : -1 }, hexagon.cell);
+    const button = make('button', { type: 'button', 'data-cell': hexagon.cell, tabindex: tabbed ? 0 : -1 },
+      ...(this.view.names ? cellName(this.view, hexagon.cell) : [hexagon.cell]));
     button.addEventListener('click', () => this.choose(hexagon.cell));
     const value = now
       ? [make('td', { class: 'number' }, speed(now.value, now), now.method && chip('modelled')),

@@ -1,5 +1,9 @@
 /** What the read API sends: see the JSON Schemas of the topics. */
 
+import type { Feature, MultiPolygon, Point } from 'geojson';
+
+export type StopFeature = Feature<Point, { name: string }>;
+
 export interface Estimate {
   value: number;
   raw: number;
@@ -135,9 +139,39 @@ export interface Settings {
   feed: string;
   domain: [number, number, number, number];
   basemap: boolean;
+  /** Whether cells have names, whether there are lines and stops to draw, and whether there are named areas. */
+  places: boolean;
+  lines: boolean;
+  areas: boolean;
   /** Whether the server can write Parquet. */
   parquet: boolean;
   limits: Limit[];
+}
+
+export interface PlaceCell {
+  cell: string;
+  name: string | null;
+  stops: number;
+  routes: string[];
+}
+
+export interface PlaceList {
+  /** Of all cells; null where there are no places. */
+  resolution: number | null;
+  cells: PlaceCell[];
+}
+
+export interface AreaName {
+  name: string;
+  kind: 'polygon' | 'route';
+}
+
+export interface AreaStatistics extends AreaName {
+  cells: number;
+  published: number;
+  events: { value: number; interval: [number, number] | null };
+  mean: { value: number; interval: [number, number] } | null;
+  geometry: MultiPolygon;
 }
 
 /** West, south, east, north in degrees. */

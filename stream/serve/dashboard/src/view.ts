@@ -1,6 +1,7 @@
 /** What is on display: the window, its cells, what is usual there, and what the reader chose. */
 
-import { cellAt, type Shape } from './hexagons';
+import { cellAt, centre, type Shape } from './hexagons';
+import type { Names } from './names';
 import { say, type Values } from './texts';
 import { clock, dayOfWeek, weekend } from './times';
 import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
@@ -18,7 +19,7 @@ import {
   type Shown,
   type Statistic,
 } from './statistics';
-import type { AlertList, Box, Days, Hexagon, Limit, Marker, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
+import type { AlertList, Box, Days, Hexagon, Limit, Marker, Settings, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
 import type { Look } from './map';
 
 export interface Reading {
@@ -47,11 +48,24 @@ export class View {
   chosenScheme: Scheme | null = null;
   selected: string | null = null;
   box: Box | null = null;
+  /** The named area that is open. */
+  named: string | null = null;
+  /** Names of cells; null where the server has none. */
+  names: Names | null = null;
+  /** Whether lines and stops are drawn, now and unless the reader chooses. */
+  lined = false;
+  linedAtFirst = false;
   cells = new Map<string, Hexagon>();
   earlierWindows = 0;
   days: Days = 'any';
   private usual = new Map<string, UsualCell>();
   private resolutions: number[] = [];
+
+  /** Without a street map, lines and stops are drawn unless the address says otherwise. */
+  setLines({ lines, basemap }: Settings, chosen: 'on' | 'off' | undefined): void {
+    this.linedAtFirst = lines && !basemap;
+    this.lined = lines && (chosen ? chosen === 'on' : !basemap);
+  }
 
   setWindow(window: WindowCells, usual: Usual): void {
     this.window = window;
@@ -145,6 +159,11 @@ export class View {
   alertingCells(): Shape[] {
     const named = [...new Set(this.alerts?.alerts.map((alert) => alert.cell))];
     return named.map((cell) => this.cells.get(cell) ?? { cell });
+  }
+
+  /** The cell on display that covers a cell of any size, or the cell itself. */
+  covering(cell: string): string {
+    return this.cells.has(cell) ? cell : (this.at(...centre(cell))?.cell ?? cell);
   }
 
   at(lng: number, lat: number): Hexagon | undefined {

@@ -1,9 +1,12 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { cellToChildren, cellToParent, gridDisk } from 'h3-js';
 import { counted, together } from '../src/area';
 import { cellAt, shapeOf } from '../src/hexagons';
+import { Names } from '../src/names';
 import { MAP_COLOURS, viridis } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
+import { search } from '../src/search';
 import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, opacity, RELATIVE_BREAKS, sentence, shown, usualOf } from '../src/statistics';
 import { ago, hours, span, when } from '../src/times';
 import { choose } from '../src/units';
@@ -89,12 +92,35 @@ test('counts are said as exact or as about', () => {
 test('an area adds independent noise, of Laplace or of Gauss', () => {
   const box: [number, number, number, number] = [-180, -90, 180, 90];
   const width = (accounting?: 'zcdp') => {
-    const one = (cell: string) => hexagon({ cell, mean: estimate(20, 0, 65, 3), ...(accounting && { accounting }) });
+    const half = accounting ? 5.88 : 8.98;
+    const one = (cell: string) => hexagon({ cell, mean: estimate(20, 20 - half, 20 + half, 3), ...(accounting && { accounting }) });
     const { mean } = together([one('87489e342ffffff'), one('87489e359ffffff')], box, 65);
     return (mean!.high - mean!.low) / 2;
   };
-  assert.ok(Math.abs(width() - 1.96 * 3) < 1e-9);
+  assert.ok(Math.abs(width() - LAPLACE * 3) < 1e-9);
   assert.ok(Math.abs(width('zcdp') - (1.96 * 3) / Math.SQRT2) < 1e-9);
+});
+
+test('a cell is called by its own stop, its neighbours, what it covers, or its routes', () => {
+  const cell = '87489e342ffffff';
+  const [beside, far] = [gridDisk(cell, 1).find((other) => other !== cell)!, gridDisk(cell, 4).at(-1)!];
+  const place = (of: string, name: string | null, stops: number, ...routes: string[]) => ({ cell: of, name, stops, routes });
+  const names = new Names({ resolution: 7, cells: [place(cell, 'Congress / 6th', 2, '10'), place(far, null, 0, '1', '2', '3', '4')] });
+  assert.equal(names.of(cell), 'Congress / 6th');
+  assert.equal(names.of(beside), 'near Congress / 6th');
+  assert.equal(names.of(cellToParent(cell, 6)), 'around Congress / 6th');
+  assert.equal(names.of(cellToChildren(cell, 9)[3]!), 'near Congress / 6th');
+  assert.equal(names.of(far), 'on routes 1, 2, 3 …');
+  assert.equal(names.of('871fb4671ffffff'), null);
+  assert.deepEqual(names.routes(cellToParent(cell, 6)), ['10']);
+});
+
+test('a search finds every word without accents or capitals, whole names first', () => {
+  const entry = (text: string) => ({ kind: 'place' as const, text, folded: text.normalize('NFD').replaceAll(/\p{M}/gu, '').toLowerCase(), target: '' });
+  const entries = ['Nürnberg Hbf / Süd', 'Süd', 'Südbahnhof', 'Nord', '<b>Süd</b>'].map(entry);
+  assert.deepEqual(search(entries, ' SUD ').map(({ text }) => text), ['Süd', 'Südbahnhof', '<b>Süd</b>', 'Nürnberg Hbf / Süd']);
+  assert.deepEqual(search(entries, 'süd hbf').map(({ text }) => text), ['Nürnberg Hbf / Süd']);
+  assert.deepEqual(search(entries, '(.*)'), []);
 });
 
 test('an address shows the same place again, and nothing hostile comes out of one', () => {
@@ -103,6 +129,7 @@ test('an address shows the same place again, and nothing hostile comes out of on
   const { cell: _, ...rest } = place;
   const withArea = { ...rest, area: [-97.81234, 30.2, -97.7, 30.3] as [number, number, number, number] };
   assert.deepEqual(parsePlace(placeText(withArea)), withArea);
+  for (const named of ['route:10', 'Ost & West/#1', 'شارع']) assert.deepEqual(parsePlace(placeText({ ...rest, named })), { ...rest, named });
   assert.deepEqual(parsePlace('#at=99/1/1&window=<b>&cell=../../x&area=1,2,3&statistic=constructor&colours=1'), {});
 });
 

@@ -1,0 +1,92 @@
+"""Handlers for places, routes, stops and named areas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from stream.config.servers import PublicConfig
+from stream.serve.city.areas import Area, read_areas
+from stream.serve.city.combining import combined, numbers_of
+from stream.serve.city.places import read_places
+from stream.serve.hexagons import known_window
+from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
+from stream.serve.window_store import View, WindowView
+
+
+class _Clipping(msgspec.Struct):
+    upper: float
+
+
+class _Marker(msgspec.Struct):
+    clipping: _Clipping
+
+
+class City:
+    """What the operator's files say of the city, and the released statistics of its areas."""
+
+    def __init__(self, config: PublicConfig, view: View, answers: Answers) -> None:
+        """Raises :class:`stream.config.ConfigError` for a file that cannot be served."""
+        self._view, self._answers = view, answers
+        places = read_places(config.places)
+        self._areas = read_areas(config.areas, places)
+        self.named, self.drawn = bool(places.cells), bool(places.lines or places.stops)
+        self._places, self._routes, self._stops = places.table(), places.route_features(), places.stop_features()
+        listed = [{"name": area.name, "kind": area.kind} for area in self._areas.values()]
+        self._list = msgspec.json.encode({"areas": listed})
+        self._keys = {body: key_of(body) for body in (self._places, self._routes, self._stops, self._list)}
+
+    @property
+    def divided(self) -> bool:
+        """Whether there are areas."""
+        return bool(self._areas)
+
+    async def places(self, request: web.Request) -> web.Response:
+        """Names and routes of cells."""
+        return await self._answer(request, self._places, JSON)
+
+    async def routes(self, request: web.Request) -> web.Response:
+        """Lines of the routes."""
+        return await self._answer(request, self._routes, GEOJSON)
+
+    async def stops(self, request: web.Request) -> web.Response:
+        """Stops."""
+        return await self._answer(request, self._stops, GEOJSON)
+
+    async def areas(self, request: web.Request) -> web.Response:
+        """Every area without its statistics."""
+        return await self._answer(request, self._list, JSON)
+
+    async def _answer(self, request: web.Request, body: bytes, kind: str) -> web.Response:
+        return await self._answers.answer(request, self._keys[body], lambda: body, kind, "revalidate")
+
+    async def area(self, request: web.Request, name: str, feed: str, window: str | None) -> web.Response:
+        """The released statistics of the cells of one area in one window."""
+        area = self._areas.get(name)
+        if area is None:
+            raise Problem(404, f"there is no area {name[:80]!r}", "see /api/v1/areas for the names that are known")
+        known = known_window(self._view, window, feed)
+        values = known.in_order()
+        summary = known.summary()
+        key = key_of("area", name, known.tag)
+        # A restart may bring other areas, so the answer is not immutable even for a complete window.
+        return await self._answers.answer(
+            request, key, lambda: _statistics(area, known, values, summary), JSON, "revalidate"
+        )
+
+
+def _statistics(area: Area, window: WindowView, values: list[bytes], summary: dict[str, Any]) -> bytes:
+    cells = numbers_of(values)
+    belonging = set(area.holds((cell.cell, cell.excludes) for cell in cells))
+    inside = [cell for cell in cells if cell.cell in belonging]
+    marker = None if window.marker is None else msgspec.json.decode(window.marker, type=_Marker)
+    upper = float("inf") if marker is None else marker.clipping.upper
+    said = {name: summary[name] for name in ("feed", "window", "complete")}
+    return msgspec.json.encode(
+        {"name": area.name, "kind": area.kind}
+        | said
+        | combined(inside, upper)
+        | {"hexagons": [cell.cell for cell in inside], "geometry": area.geometry()}
+    )

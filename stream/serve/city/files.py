@@ -1,0 +1,39 @@
+"""Bounds and errors of the files that describe the city: whoever writes one cannot fill the memory or slip in a control character."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+from stream.config import ConfigError
+
+LONGEST_NAME = 256
+"""Characters of a name of a stop, route or area."""
+
+
+def read_bytes(path: Path, key: str, largest: int) -> bytes:
+    """The bytes of the file that the key ``public.<key>`` names. Raises :class:`ConfigError`."""
+    try:
+        size = path.stat().st_size
+        if size > largest:
+            raise ConfigError(
+                f"public.{key} {path} has {size} bytes, more than {largest}; leave out what the map need not show"
+            )
+        body = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"public.{key} {path}: {error.strerror or error}; name a readable file") from None
+    if len(body) > largest:
+        raise ConfigError(f"public.{key} {path} grew above {largest} bytes while it was read; start again")
+    return body
+
+
+def check_name(name: str, where: str) -> str:
+    """``name`` without spaces at its ends. Raises :class:`ValueError` for one that is empty, too long or has control characters."""
+    name = name.strip()
+    if not name:
+        raise ValueError(f"{where} is empty; give it a name")
+    if len(name) > LONGEST_NAME:
+        raise ValueError(f"{where} has {len(name)} characters, more than {LONGEST_NAME}; shorten it")
+    if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
+        raise ValueError(f"{where}, {name[:40]!r}, has control characters; remove them")
+    return name

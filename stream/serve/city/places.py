@@ -1,0 +1,155 @@
+"""Reads the file of places that ``hexveil gtfs --out`` writes: names and routes of cells, lines of routes, stops."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import h3
+import msgspec
+
+from stream.config import ConfigError
+from stream.serve.city.files import check_name, read_bytes
+
+LARGEST = 32 << 20
+"""Bytes of the file."""
+MOST_CELLS = 100_000
+MOST_STOPS = 100_000
+MOST_ROUTES = 10_000
+MOST_POINTS = 500_000
+"""Points of all lines together."""
+
+_Lng = Annotated[float, msgspec.Meta(ge=-180, le=180)]
+_Lat = Annotated[float, msgspec.Meta(ge=-90, le=90)]
+_Line = Annotated[list[tuple[_Lng, _Lat]], msgspec.Meta(min_length=2)]
+
+
+class PlaceCell(msgspec.Struct):
+    """A cell with its name, the number of its stops, and the routes that cross it."""
+
+    cell: str
+    name: str | None = None
+    stops: Annotated[int, msgspec.Meta(ge=0)] = 0
+    routes: list[str] = []
+
+
+class PlaceStop(msgspec.Struct):
+    """A stop at a place in degrees."""
+
+    name: str
+    lat: _Lat
+    lng: _Lng
+
+
+class RouteLines(msgspec.Struct):
+    """The lines of a route: points (longitude, latitude) in degrees."""
+
+    route: str
+    lines: list[_Line]
+
+
+class PlacesFile(msgspec.Struct):
+    """What the file holds."""
+
+    resolution: Annotated[int, msgspec.Meta(ge=0, le=15)]
+    cells: list[PlaceCell]
+    stops: list[PlaceStop] = []
+    lines: list[RouteLines] = []
+
+
+class Places:
+    """Checked places. Read only; without a file there are none."""
+
+    def __init__(self, file: PlacesFile | None) -> None:
+        self.resolution = None if file is None else file.resolution
+        self.cells = [] if file is None else file.cells
+        self.stops = [] if file is None else file.stops
+        self.lines = [] if file is None else file.lines
+        self.corridors: dict[str, list[str]] = {}
+        """Cells that each route crosses."""
+        for place in self.cells:
+            for route in place.routes:
+                self.corridors.setdefault(route, []).append(place.cell)
+
+    def table(self) -> bytes:
+        """Answer of ``/api/v1/places``."""
+        return msgspec.json.encode({"resolution": self.resolution, "cells": self.cells})
+
+    def route_features(self) -> bytes:
+        """Answer of ``/api/v1/routes``: GeoJSON."""
+        return _collection(
+            ({"type": "MultiLineString", "coordinates": route.lines}, {"route": route.route}) for route in self.lines
+        )
+
+    def stop_features(self) -> bytes:
+        """Answer of ``/api/v1/stops``: GeoJSON."""
+        return _collection(
+            ({"type": "Point", "coordinates": [stop.lng, stop.lat]}, {"name": stop.name}) for stop in self.stops
+        )
+
+
+def _collection(features: Any) -> bytes:
+    listed = [{"type": "Feature", "geometry": shape, "properties": named} for shape, named in features]
+    return msgspec.json.encode({"type": "FeatureCollection", "features": listed})
+
+
+def read_places(path: Path | None) -> Places:
+    """The places of the file that ``public.places`` names; none without one. Raises :class:`ConfigError`."""
+    if path is None:
+        return Places(None)
+    body = read_bytes(path, "places", LARGEST)
+    try:
+        file = msgspec.json.decode(body, type=PlacesFile)
+        _check_bounds(file)
+        _check_cells(file)
+        for stop in file.stops:
+            stop.name = check_name(stop.name, "the name of a stop")
+        _check_lines(file)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise ConfigError(
+            f"public.places {path} is no file of places: {error}; write one with 'hexveil gtfs FILE.zip --out places.json'"
+        ) from None
+    return Places(file)
+
+
+def _check_bounds(file: PlacesFile) -> None:
+    routes = {route for place in file.cells for route in place.routes}
+    points = sum(len(line) for route in file.lines for line in route.lines)
+    for what, count, most in (
+        ("cells", len(file.cells), MOST_CELLS),
+        ("stops", len(file.stops), MOST_STOPS),
+        ("routes", len(routes), MOST_ROUTES),
+        ("lines of routes", len(file.lines), MOST_ROUTES),
+        ("points of lines", points, MOST_POINTS),
+    ):
+        if count > most:
+            raise ValueError(f"it has {count} {what}, more than {most}")
+
+
+def _check_cells(file: PlacesFile) -> None:
+    seen = set()
+    for place in file.cells:
+        if len(place.cell) != 15 or place.cell != place.cell.lower() or not h3.is_valid_cell(place.cell):
+            raise ValueError(f"{place.cell[:40]!r} is no H3 cell")
+        if h3.get_resolution(place.cell) != file.resolution:
+            raise ValueError(f"cell {place.cell} is not of resolution {file.resolution}")
+        if place.cell in seen:
+            raise ValueError(f"cell {place.cell} is listed twice")
+        seen.add(place.cell)
+        if place.name is not None:
+            place.name = check_name(place.name, f"the name of cell {place.cell}")
+        place.routes = list(dict.fromkeys(_route_name(route) for route in place.routes))
+
+
+def _check_lines(file: PlacesFile) -> None:
+    names = [_route_name(route.route) for route in file.lines]
+    if len(set(names)) != len(names):
+        raise ValueError("the lines of a route are listed twice; list all lines of a route together")
+    for route, name in zip(file.lines, names, strict=True):
+        route.route = name
+
+
+@lru_cache(maxsize=MOST_ROUTES)
+def _route_name(name: str) -> str:
+    return check_name(name, "the name of a route")

@@ -1,0 +1,32 @@
+/** What the operator's files of the city add to the page: the search with the list of areas, and the switch for lines and stops. */
+
+import { byId, closing, make } from './dom';
+import type { Targets } from './search';
+import { say } from './texts';
+import type { Settings } from './types';
+import type { View } from './view';
+
+export function setUpCity(view: View, settings: Settings, redraw: () => void, targets: Targets): void {
+  const menu = byId<HTMLDetailsElement>('search');
+  menu.hidden = !settings.places && !settings.areas;
+  closing(menu);
+  let ready: Promise<void> | null = null;
+  menu.addEventListener('toggle', () => {
+    if (!menu.open) return;
+    ready ??= import('./search').then(({ setUpSearch }) => setUpSearch(view, targets));
+    ready.then(
+      () => byId('search-input').focus(),
+      () => {
+        ready = null;
+        byId('search-body').replaceChildren(make('p', { class: 'problem' }, say('failed.server')));
+      },
+    );
+  });
+  const toggle = byId<HTMLInputElement>('lines-toggle');
+  byId('lines').hidden = !settings.lines;
+  toggle.checked = view.lined;
+  toggle.addEventListener('change', () => {
+    view.lined = toggle.checked;
+    redraw();
+  });
+}

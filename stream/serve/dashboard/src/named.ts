@@ -1,0 +1,50 @@
+/** The card of a named area: the released statistics of its cells together, as the server computes them. */
+
+import { ApiError, area } from './api';
+import { chip, make } from './dom';
+import { LAPLACE, sentence } from './statistics';
+import { decimals, say } from './texts';
+import { when } from './times';
+import type { AreaStatistics } from './types';
+import type { View } from './view';
+
+const ROUTE = 'route:';
+
+/** "Route 10" of "route:10"; any other name as it is. */
+export const areaTitle = (name: string) => (name.startsWith(ROUTE) ? say('area.route', { name: name.slice(ROUTE.length) }) : name);
+
+/** The card; `then` gets the answer, for the outline on the map. */
+export function namedCard(view: View, name: string, then: (found: AreaStatistics) => void): HTMLElement[] {
+  const body = make('div', {}, make('p', { class: 'quiet' }, say('cell.loading')));
+  void fill(view, name, body, then);
+  return [
+    make('h2', {}, make('bdi', {}, areaTitle(name))),
+    make('p', { class: 'quiet' }, view.window ? when(view.window.window, view.zone) : ''),
+    body,
+  ];
+}
+
+async function fill(view: View, name: string, target: HTMLElement, then: (found: AreaStatistics) => void): Promise<void> {
+  try {
+    const found = await area(view.feed, name, view.window?.window.start);
+    if (view.named !== name) return;
+    target.replaceChildren(...answers(found));
+    then(found);
+  } catch (error) {
+    const reason = error instanceof ApiError ? error.message : say('failed.server');
+    target.replaceChildren(make('p', { class: 'problem' }, say('area.failed', { reason })));
+  }
+}
+
+function answers({ kind, cells, published, events, mean }: AreaStatistics): HTMLElement[] {
+  const range = events.interval
+    ? say('area.noisy', { low: decimals(events.interval[0], 0), high: decimals(events.interval[1], 0) })
+    : say('area.exact');
+  const [low, high] = mean?.interval ?? [0, 0];
+  const shown = mean && { value: mean.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE };
+  return [
+    shown ? make('p', { class: 'reading', id: 'area-mean' }, sentence(shown), chip('raw')) : make('p', { class: 'reading' }, say('area.none')),
+    make('p', { class: 'quiet' }, say(kind === 'route' ? 'area.route-mean' : 'area.mean', { published, cells })),
+    make('p', {}, say('area.events', { value: decimals(events.value, 0), range })),
+  ];
+}

@@ -1,0 +1,124 @@
+/** The search: places, stops, routes, areas and H3 indexes. Loaded when it is opened. */
+
+import { isValidCell, latLngToCell } from 'h3-js';
+import * as api from './api';
+import { byId, make } from './dom';
+import { areaTitle } from './named';
+import { say, type TextKey } from './texts';
+import type { View } from './view';
+
+export interface Targets {
+  cell(cell: string): void;
+  area(name: string): void;
+}
+
+interface Entry {
+  kind: 'area' | 'route' | 'place' | 'stop' | 'cell';
+  text: string;
+  folded: string;
+  /** The cell of a place, stop or index; the name of an area or route. */
+  target: string;
+}
+
+const KINDS: Record<Entry['kind'], TextKey> = {
+  area: 'search.area',
+  route: 'search.route',
+  place: 'search.place',
+  stop: 'search.stop',
+  cell: 'search.cell',
+};
+const MOST = 30;
+
+/** Without accents and capitals, as it is compared. */
+const fold = (text: string) => text.normalize('NFD').replaceAll(/\p{M}/gu, '').toLowerCase();
+const entry = (kind: Entry['kind'], text: string, target: string): Entry => ({ kind, text, target, folded: fold(text) });
+
+/** Entries that hold every word: those that begin with the query first, shorter ones before longer ones. */
+export function search(entries: Entry[], query: string): Entry[] {
+  const whole = fold(query.trim());
+  const words = whole.split(/\s+/);
+  const rank = ({ folded }: Entry) => (folded === whole ? 0 : folded.startsWith(whole) ? 1 : 2);
+  return entries
+    .filter(({ folded }) => words.every((word) => folded.includes(word)))
+    .sort((a, b) => rank(a) - rank(b) || a.text.length - b.text.length);
+}
+
+/** What can be found. What the server does not tell cannot. */
+async function collect(view: View): Promise<Entry[]> {
+  const [areas, stops] = await Promise.all([api.areas().catch(() => []), api.stops().catch(() => [])]);
+  const places = view.names?.list.cells.filter((place) => place.name) ?? [];
+  const resolution = view.names?.list.resolution;
+  const found = [
+    ...areas.map(({ name, kind }) => entry(kind === 'route' ? 'route' : 'area', areaTitle(name), name)),
+    ...places.map((place) => entry('place', place.name!, place.cell)),
+  ];
+  const known = new Set(places.map((place) => place.name + place.cell));
+  for (const { geometry, properties } of resolution == null ? [] : stops) {
+    const cell = latLngToCell(geometry.coordinates[1]!, geometry.coordinates[0]!, resolution!);
+    if (!known.has(properties.name + cell)) found.push(entry('stop', properties.name, cell));
+    known.add(properties.name + cell);
+  }
+  return found;
+}
+
+export async function setUpSearch(view: View, targets: Targets): Promise<void> {
+  const menu = byId<HTMLDetailsElement>('search');
+  const input = make('input', {
+    id: 'search-input', type: 'search', role: 'combobox', autocomplete: 'off', spellcheck: 'false', maxlength: 200,
+    'aria-label': say('search.label'), 'aria-controls': 'search-results', 'aria-expanded': 'false', 'aria-autocomplete': 'list',
+    placeholder: say('search.label'),
+  });
+  const list = make('ul', { id: 'search-results', role: 'listbox', 'aria-label': say('search.results') });
+  const status = make('p', { class: 'quiet', role: 'status' });
+  byId('search-body').replaceChildren(input, list, status);
+  const entries = await collect(view);
+  let shown: Entry[] = [];
+  let active = -1;
+
+  const go = ({ kind, target }: Entry) => {
+    menu.open = false;
+    if (kind === 'area' || kind === 'route') targets.area(target);
+    else targets.cell(target);
+  };
+
+  const mark = (index: number) => {
+    active = index;
+    [...list.children].forEach((option, at) => option.setAttribute('aria-selected', String(at === index)));
+    if (index < 0) input.removeAttribute('aria-activedescendant');
+    else input.setAttribute('aria-activedescendant', `found-${index}`);
+    list.children[index]?.scrollIntoView({ block: 'nearest' });
+  };
+
+  /** Areas and routes while nothing is typed: the list is also their picker. */
+  const update = () => {
+    const query = input.value.trim();
+    const index = query.toLowerCase();
+    const cells = isValidCell(index) && index.length === 15 ? [entry('cell', index, index)] : [];
+    const all = query ? [...cells, ...search(entries, query)] : entries.filter(({ kind }) => kind === 'area' || kind === 'route');
+    shown = all.slice(0, MOST);
+    list.replaceChildren(...shown.map(option));
+    list.hidden = !shown.length;
+    input.setAttribute('aria-expanded', String(shown.length > 0));
+    status.textContent = all.length ? say('search.count', { count: all.length, shown: shown.length }) : say('search.none');
+    mark(-1);
+  };
+
+  const option = ({ kind, text, target }: Entry, at: number) => {
+    const secondary = kind === 'place' || kind === 'stop' ? `${say(KINDS[kind])} · ${target}` : say(KINDS[kind]);
+    const item = make('li', { role: 'option', id: `found-${at}`, 'aria-selected': 'false' }, make('bdi', {}, text), make('span', { class: 'quiet' }, secondary));
+    item.addEventListener('click', () => go(shown[at]!));
+    return item;
+  };
+
+  input.addEventListener('input', update);
+  input.addEventListener('keydown', (event) => {
+    const last = shown.length - 1;
+    const to = { ArrowDown: Math.min(active + 1, last), ArrowUp: Math.max(active - 1, -1) }[event.key];
+    const chosen = shown[Math.max(active, 0)];
+    if (to !== undefined) mark(to);
+    else if (event.key === 'Enter' && chosen) go(chosen);
+    else return;
+    event.preventDefault();
+  });
+  update();
+}

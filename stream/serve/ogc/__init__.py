@@ -1,0 +1,1 @@
+"""OGC API - Features: hexagons as collections that geographic information systems read."""

@@ -1,0 +1,214 @@
+"""Handlers of OGC API - Features: landing page, conformance, collections, their features page by page, and one feature.
+
+Source: OGC 17-069r4, "OGC API - Features - Part 1: Core". Each feed has two collections: its newest complete window, and all
+complete windows, newest first. Features have the flat rows of the downloads as properties.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+from aiohttp import web
+
+from stream.messages.tables import feature, rows_of
+from stream.serve.ogc.selection import Bounds, Interval, is_during, item_id, meets, ring_of
+from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
+from stream.serve.window_store import View, WindowView
+
+ROOT = "/ogc"
+NEWEST, ALL = "newest", "all"
+CONFORMS_TO = (
+    "http://www.opengis.net/spec/ogcapi-features-1/1.0/conf/core",
+    "http://www.opengis.net/spec/ogcapi-features-1/1.0/conf/geojson",
+)
+_CRS = "http://www.opengis.net/def/crs/OGC/1.3/CRS84"
+_OPENAPI = "application/vnd.oai.openapi+json;version=3.1"
+MOST_FEATURES = 10_000
+"""Features of a page at most; a larger limit counts as this one."""
+MOST_SCANNED = 50_000
+"""Cells at which one request looks. A page that ends there has a link to the next one, even if it holds few features."""
+_HOST = re.compile(r"[A-Za-z0-9.\-]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?", re.ASCII)
+
+Link = dict[str, str]
+Body = dict[str, Any]
+
+
+class Features:
+    """Handlers for the complete windows in the store. ``feed`` has collections even before it has windows."""
+
+    def __init__(self, feed: str, view: View, answers: Answers, described: Mapping[str, str]) -> None:
+        """``described``: paths at which the API is described, by their relation ``service-desc`` or ``service-doc``."""
+        self._feed, self._view, self._answers, self._described = feed, view, answers, described
+
+    async def landing(self, request: web.Request, form: str) -> web.Response:
+        """Where everything is."""
+        here = _base(request)
+        links = [
+            _link(f"{here}{ROOT}", "self", JSON, "This page"),
+            _link(here + self._described["service-desc"], "service-desc", _OPENAPI, "The API"),
+            _link(here + self._described["service-doc"], "service-doc", "text/html", "The API, to read"),
+            _link(f"{here}{ROOT}/conformance", "conformance", JSON, "What this service conforms to"),
+            _link(f"{here}{ROOT}/collections", "data", JSON, "The collections"),
+        ]
+        text = "Differentially private traffic statistics by H3 hexagon, read only."
+        return await self._told(request, {"title": "Hexveil", "description": text, "links": links})
+
+    async def conformance(self, request: web.Request, form: str) -> web.Response:
+        """The classes of requirements that hold."""
+        return await self._told(request, {"conformsTo": CONFORMS_TO})
+
+    async def collections(self, request: web.Request, form: str) -> web.Response:
+        """Both collections of every feed."""
+        here = _base(request)
+        feeds = sorted({self._feed} | {window.feed for window in self._view.completed()})
+        listed = [_described(here, feed, kind, self._windows(feed, kind)) for feed in feeds for kind in (NEWEST, ALL)]
+        links = [_link(f"{here}{ROOT}/collections", "self", JSON, "This list")]
+        return await self._told(request, {"links": links, "collections": listed})
+
+    async def collection(self, request: web.Request, collection: str, form: str) -> web.Response:
+        """One collection."""
+        feed, kind = self._known(collection)
+        return await self._told(request, _described(_base(request), feed, kind, self._windows(feed, kind)))
+
+    async def items(
+        self,
+        request: web.Request,
+        collection: str,
+        limit: int,
+        bbox: Bounds | None,
+        interval: Interval | None,
+        after: tuple[str, str] | None,
+        form: str,
+    ) -> web.Response:
+        """The features of a collection after ``after``, at most ``limit``."""
+        feed, kind = self._known(collection)
+        here, path = _base(request), f"{ROOT}/collections/{quote(collection)}/items"
+        windows = self._windows(feed, kind)
+        given = {name: value for name, value in request.query.items() if name != "after"}
+
+        def make() -> bytes:
+            during = [w for w in windows if interval is None or is_during(w.start, w.end, interval)]
+            chosen, last = _chosen(during, bbox, after, limit)
+            links = [
+                _link(here + _with(path, dict(request.query)), "self", GEOJSON, "These features"),
+                _link(f"{here}{ROOT}/collections/{quote(collection)}", "collection", JSON, "The collection"),
+            ]
+            if last is not None:
+                links.append(_link(here + _with(path, given | {"after": last}), "next", GEOJSON, "The next features"))
+            body = {"type": "FeatureCollection", "links": links, "numberReturned": len(chosen)}
+            return msgspec.json.encode(body | {"features": _features(chosen)})
+
+        key = key_of("items", self._view.generation, here, str(request.rel_url))
+        return await self._answers.answer(request, key, make, GEOJSON, "revalidate")
+
+    async def item(self, request: web.Request, collection: str, item: tuple[str, str], form: str) -> web.Response:
+        """One feature."""
+        feed, kind = self._known(collection)
+        start, cell = item
+        window = next((window for window in self._windows(feed, kind) if window.start == start), None)
+        if window is None or cell not in window.cells:
+            remedy = f"see {ROOT}/collections/{collection}/items for those that are here"
+            raise Problem(404, f"collection {collection} has no feature {item_id(start, cell)}", remedy)
+        here = _base(request)
+        links = [
+            _link(
+                f"{here}{ROOT}/collections/{quote(collection)}/items/{item_id(start, cell)}", "self", GEOJSON, "This"
+            ),
+            _link(f"{here}{ROOT}/collections/{quote(collection)}", "collection", JSON, "The collection"),
+        ]
+        body = msgspec.json.encode(_features([(window, cell)])[0] | {"links": links})
+        return await self._answers.answer(request, key_of(body), lambda: body, GEOJSON, "revalidate")
+
+    def _known(self, collection: str) -> tuple[str, str]:
+        """Feed and kind of a collection; 404 if there is none of that name."""
+        feed, _, kind = collection.rpartition(".")
+        if kind in (NEWEST, ALL) and (feed == self._feed or any(w.feed == feed for w in self._view.completed())):
+            return feed, kind
+        raise Problem(404, f"no collection {collection[:80]!r}", f"see {ROOT}/collections for those that are here")
+
+    def _windows(self, feed: str, kind: str) -> list[WindowView]:
+        """The complete windows of a collection, newest first."""
+        windows = [window for window in self._view.ordered(feed) if window.complete]
+        return windows[:1] if kind == NEWEST else windows
+
+    async def _told(self, request: web.Request, body: Body) -> web.Response:
+        encoded = msgspec.json.encode(body)
+        return await self._answers.answer(request, key_of(encoded), lambda: encoded, JSON, "revalidate")
+
+
+def _chosen(
+    windows: Sequence[WindowView], bounds: Bounds | None, after: tuple[str, str] | None, limit: int
+) -> tuple[list[tuple[WindowView, str]], str | None]:
+    """At most ``limit`` cells of windows after ``after``; and after which the next page begins, None after the last one."""
+    chosen: list[tuple[WindowView, str]] = []
+    last: str | None = None
+    for scanned, (window, cell) in enumerate(_from(windows, after)):
+        if len(chosen) == limit or scanned == MOST_SCANNED:
+            return chosen, last
+        if bounds is None or meets(ring_of(cell), bounds):
+            chosen.append((window, cell))
+        last = item_id(window.start, cell)
+    return chosen, None
+
+
+def _from(windows: Sequence[WindowView], after: tuple[str, str] | None) -> Iterator[tuple[WindowView, str]]:
+    """Every cell of every window, newest window first, behind ``after``, whether or not that one is still here."""
+    for window in windows:
+        if after is not None and window.start > after[0]:
+            continue
+        cells = sorted(window.cells)
+        begin = bisect_right(cells, after[1]) if after is not None and window.start == after[0] else 0
+        for cell in cells[begin:]:
+            yield window, cell
+
+
+def _features(chosen: Sequence[tuple[WindowView, str]]) -> list[Body]:
+    """The features with flat rows, all with the same columns."""
+    rows = rows_of([window.cells[cell] for window, cell in chosen])
+    made = zip(chosen, rows, strict=True)
+    return [feature(cell, row) | {"id": item_id(window.start, cell)} for (window, cell), row in made]
+
+
+def _described(here: str, feed: str, kind: str, windows: Sequence[WindowView]) -> Body:
+    """A collection, with its extent in time."""
+    name = f"{feed}.{kind}"
+    path = f"{here}{ROOT}/collections/{name}"
+    which = "the newest complete window" if kind == NEWEST else "all complete windows that are kept, newest first"
+    span: list[str | None] = [windows[-1].start, windows[0].end] if windows else [None, None]
+    return {
+        "id": name,
+        "title": f"{feed}: {'newest window' if kind == NEWEST else 'all windows'}",
+        "description": f"Speed statistics of H3 hexagons with their 95 % intervals, as released: {which}.",
+        "itemType": "feature",
+        "crs": [_CRS],
+        "extent": {"spatial": {"bbox": [[-180, -90, 180, 90]], "crs": _CRS}, "temporal": {"interval": [span]}},
+        "links": [
+            _link(path, "self", JSON, "This collection"),
+            _link(f"{path}/items", "items", GEOJSON, "Its features"),
+        ],
+    }
+
+
+def _link(href: str, rel: str, kind: str, title: str) -> Link:
+    return {"href": href, "rel": rel, "type": kind, "title": title}
+
+
+def _with(path: str, query: dict[str, str]) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def _base(request: web.Request) -> str:
+    """Scheme and host as the client names them, for absolute links; empty, for relative ones, where the host is odd.
+
+    A proxy that ends TLS says so in X-Forwarded-Proto. Only the client's own answer depends on both.
+    """
+    if not _HOST.fullmatch(request.host):
+        return ""
+    forwarded = request.headers.get("X-Forwarded-Proto", "").lower()
+    scheme = forwarded if forwarded in ("http", "https") else request.scheme
+    return f"{scheme}://{request.host}"

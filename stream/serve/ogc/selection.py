@@ -1,0 +1,110 @@
+"""Which features a request of OGC API - Features selects: by place, by time, and where a page begins. Pure functions.
+
+Source: OGC 17-069r4, "OGC API - Features - Part 1: Core", sections 7.15.3 (bbox) and 7.15.4 (datetime).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import pairwise
+from typing import NamedTuple
+
+import h3
+
+from stream.messages.tables import feature
+
+Ring = Sequence[Sequence[float]]
+
+_MOMENT = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,9})?(Z|[+-]\d{2}:\d{2})", re.ASCII | re.IGNORECASE)
+_OPEN = ("", "..")
+_ID = re.compile(r"(\d{4})(\d{2})(\d{2})T(\d{2})(\d{2})(\d{2})Z-([0-9a-f]{15})", re.ASCII)
+
+
+class Interval(NamedTuple):
+    """From ``first`` to ``last``, both included, in seconds since 1970; infinite where it is open."""
+
+    first: float
+    last: float
+
+
+class Bounds(NamedTuple):
+    """West, south, east and north in degrees. Where west is above east, the box crosses 180°."""
+
+    west: float
+    south: float
+    east: float
+    north: float
+
+
+def read_interval(text: str) -> Interval:
+    """A moment, or two with ``/`` between them, either of which may be left open; :class:`ValueError` for anything else."""
+    parts = text.split("/")
+    if len(parts) > 2 or all(part in _OPEN for part in parts):
+        raise ValueError("is neither a time in RFC 3339 nor an interval of two, one of which may be '..'")
+    first, last = (parts[0], parts[-1]) if len(parts) == 2 else (text, text)
+    interval = Interval(_seconds(first, -float("inf")), _seconds(last, float("inf")))
+    if interval.first > interval.last:
+        raise ValueError("ends before it begins")
+    return interval
+
+
+def _seconds(text: str, where_open: float) -> float:
+    if text in _OPEN:
+        return where_open
+    try:
+        if not _MOMENT.fullmatch(text):
+            raise ValueError
+        return datetime.fromisoformat(text.upper()).timestamp()
+    except (ValueError, OverflowError):
+        raise ValueError("is neither a time in RFC 3339 nor an interval of two, one of which may be '..'") from None
+
+
+def is_during(start: str, end: str, interval: Interval) -> bool:
+    """Whether a window, which holds its start and not its end, shares a moment with the interval."""
+    began, ended = (datetime.fromisoformat(moment).timestamp() for moment in (start, end))
+    return began <= interval.last and ended > interval.first
+
+
+def item_id(start: str, cell: str) -> str:
+    """Identifier of a cell's release in the window that starts then."""
+    return f"{start.replace('-', '').replace(':', '')}-{cell}"
+
+
+def read_item_id(text: str) -> tuple[str, str]:
+    """Start of the window and cell of an identifier; :class:`ValueError` if it is none."""
+    matched = _ID.fullmatch(text)
+    if matched is None or not h3.is_valid_cell(matched[7]):
+        raise ValueError("is no identifier of a feature, like 20170321T120000Z-87489e342ffffff")
+    year, month, day, hour, minute, second, cell = matched.groups()
+    return f"{year}-{month}-{day}T{hour}:{minute}:{second}Z", cell
+
+
+def ring_of(cell: str) -> Ring:
+    """The outline of a cell as its feature has it: longitude and latitude, the first again at the end."""
+    ring: Ring = feature(cell, {})["geometry"]["coordinates"][0]
+    return ring
+
+
+def meets(ring: Ring, bounds: Bounds) -> bool:
+    """Whether a convex ring shares a point with the box. A ring that crosses 180° has longitudes above it."""
+    boxes = [bounds]
+    if bounds.west > bounds.east:
+        boxes = [bounds._replace(east=180.0), bounds._replace(west=-180.0)]
+    return any(
+        _overlap(ring, box) or _overlap(ring, box._replace(west=box.west + 360, east=box.east + 360)) for box in boxes
+    )
+
+
+def _overlap(ring: Ring, box: Bounds) -> bool:
+    """Two convex outlines share a point unless a line along a side of one of them parts them."""
+    east, north = [point[0] for point in ring], [point[1] for point in ring]
+    if max(east) < box.west or min(east) > box.east or max(north) < box.south or min(north) > box.north:
+        return False
+    corners = [(x, y) for x in (box.west, box.east) for y in (box.south, box.north)]
+    for (x, y), (to_x, to_y) in pairwise(ring):
+        # The ring runs counter-clockwise: what lies right of a side lies outside.
+        if all((to_x - x) * (corner_y - y) < (to_y - y) * (corner_x - x) for corner_x, corner_y in corners):
+            return False
+    return True

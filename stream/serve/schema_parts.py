@@ -1,0 +1,59 @@
+"""Parts of which the schemas in the OpenAPI document are put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+
+def ref(name: str) -> Schema:
+    """A component by its name."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def members(properties: Schema) -> Schema:
+    """An object all of whose properties are required."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def array(items: Schema, description: str) -> Schema:
+    """A list."""
+    return {"type": "array", "items": items, "description": description}
+
+
+def numbers(count: int, description: str) -> Schema:
+    """So many numbers."""
+    return {
+        "type": "array",
+        "items": {"type": "number"},
+        "minItems": count,
+        "maxItems": count,
+        "description": description,
+    }
+
+
+def or_null(schema: Schema, description: str) -> Schema:
+    """What the schema says, or null."""
+    return {"anyOf": [schema, {"type": "null"}], "description": description}
+
+
+def hexagon(properties: Schema) -> Schema:
+    """A GeoJSON feature of one cell."""
+    position = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
+    ring = {"type": "array", "items": position, "minItems": 4}
+    polygon = members({"type": {"type": "string", "const": "Polygon"}, "coordinates": {"type": "array", "items": ring}})
+    return members(
+        {
+            "type": {"type": "string", "const": "Feature"},
+            "id": {"type": "string", "description": "H3 index."},
+            "geometry": polygon,
+            "properties": properties,
+        }
+    )
+
+
+def features(properties: Schema) -> Schema:
+    """A GeoJSON FeatureCollection of cells."""
+    cells = array(hexagon(properties), "Cells.")
+    return members({"type": {"type": "string", "const": "FeatureCollection"}, "features": cells})

@@ -1,0 +1,203 @@
+"""A city one can recognise: names, lines, search and named areas, over the API and in a real browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import h3
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
+
+from stream.config import Config
+from tests.stream.serve.browser import DESKTOP, PHONE, chromium, fields, needs_chromium, opened, pixels, place_of
+from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, UNCERTAIN, bodies, city_config, window
+from tests.stream.serve.made_places import ARABIC, HOSTILE, WEST_SIDE, city_files
+from tests.stream.serve.serving import serving
+from tests.stream.serve.test_dashboard import no_violation, origin_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CENTRE = h3.cell_to_latlng(BUSY)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def config(kafka: str, tmp_path: Path, topic_name: str) -> Config:
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka} | city_files(tmp_path)
+    return city_config(tmp_path, **overrides)
+
+
+async def test_places_routes_stops_and_areas_are_answered_with_entity_tags(config: Config) -> None:
+    messages = window(config, 0)
+    async with serving(config, messages) as client:
+        settings = await (await client.get("/dashboard/settings")).json()
+        assert [settings[name] for name in ("places", "lines", "areas")] == [True] * 3
+        answers: dict[str, Any] = {}
+        for name in ("places", "routes", "stops", "areas"):
+            answer = await client.get(f"/api/v1/{name}")
+            assert answer.status == 200
+            again = await client.get(f"/api/v1/{name}", headers={"If-None-Match": answer.headers["ETag"]})
+            assert again.status == 304
+            answers[name] = json.loads(await answer.read())
+            assert (await client.get(f"/api/v1/{name}?feed=other")).status == 400
+        assert answers["places"]["cells"][0] == {
+            "cell": BUSY,
+            "name": HOSTILE,
+            "stops": 2,
+            "routes": ["10", "<b>2</b>"],
+        }
+        assert answers["routes"]["features"][0]["properties"] == {"route": "10"}
+        assert answers["stops"]["features"][0]["geometry"]["type"] == "Point"
+        listed = [(area["name"], area["kind"]) for area in answers["areas"]["areas"]]
+        assert listed == [(WEST_SIDE, "polygon"), ("route:10", "route"), ("route:<b>2</b>", "route")]
+
+
+async def test_an_area_gives_the_released_statistics_of_its_cells_together(config: Config) -> None:
+    messages = window(config, 0)
+    released = bodies(messages)
+    async with serving(config, messages) as client:
+        answer = await client.get(f"/api/v1/areas/{quote(WEST_SIDE, safe='')}")
+        assert answer.status == 200
+        inside = await answer.json()
+        assert inside["hexagons"] == sorted([BUSY, STEADY])
+        means = {cell: released[cell]["mean"] for cell in (BUSY, STEADY)}
+        events = {cell: released[cell]["events"] for cell in (BUSY, STEADY)}
+        mean = sum(events[cell] * means[cell]["raw"] for cell in means) / sum(events.values())
+        assert inside["mean"]["raw"] == pytest.approx(mean)
+        assert inside["events"] == {"value": sum(events.values()), "interval": None}
+        assert (inside["cells"], inside["published"], inside["geometry"]["type"]) == (2, 2, "MultiPolygon")
+        corridor = await (await client.get("/api/v1/areas/route:10?window=2017-03-21T12:00:00Z")).json()
+        assert corridor["hexagons"] == sorted([BUSY, UNCERTAIN])
+        low, high = corridor["mean"]["interval"]
+        assert low < corridor["mean"]["value"] < high
+        for path in ("none", "route:", "%00", "..%2F..", "x" * 400, "route:10?window=2001-01-01T00:00:00Z"):
+            problem = await client.get(f"/api/v1/areas/{path}")
+            assert (problem.status, problem.content_type) == (404, "application/problem+json"), path
+
+
+async def test_without_files_the_lists_are_empty_and_the_page_offers_nothing(
+    kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+    async with serving(config) as client:
+        assert await (await client.get("/api/v1/places")).json() == {"resolution": None, "cells": []}
+        assert await (await client.get("/api/v1/areas")).json() == {"areas": []}
+        settings = await (await client.get("/dashboard/settings")).json()
+        assert not any(settings[name] for name in ("places", "lines", "areas"))
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("size", "colours"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
+)
+async def test_cells_are_called_by_their_places_and_hostile_names_stay_words(
+    browser: Browser, config: Config, size: dict[str, int], colours: str
+) -> None:
+    options: dict[str, Any] = {"size": size, "color_scheme": colours}
+    async with serving(config, window(config, 0)) as client, opened(browser, origin_of(client), **options) as page:
+        if size == DESKTOP:
+            await page.mouse.move(*await place_of(page, BUSY))
+            await expect(page.locator("#tooltip .name")).to_have_text(HOSTILE)
+        await page.locator("#table-button").click()
+        rows = page.locator("#table-scroll tbody tr")
+        await expect(rows).to_have_count(len(CELLS))
+        for cell, name in {BUSY: HOSTILE, STEADY: ARABIC, UNCERTAIN: "on routes 10", LONELY: LONELY}.items():
+            row = rows.filter(has_text=cell)
+            await expect(row.locator("th")).to_contain_text(name)
+        await no_violation(page)
+        await rows.filter(has_text=BUSY).locator("button").click()
+        await expect(page.locator("#details h2 .name")).to_have_text(HOSTILE)
+        await expect(page.locator("#details h2 code")).to_have_text(BUSY)
+        await expect(page.locator("#details")).to_contain_text("10, <b>2</b>")
+        await page.locator("#table-close").click()
+        await page.locator("#search-button").click()
+        await expect(page.locator("#search-results li")).to_have_count(3)
+        await no_violation(page)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        assert await page.locator("img[src=x], li b").count() == 0
+        assert await page.title() == "Hexveil"
+
+
+@needs_chromium
+async def test_a_place_stop_route_area_and_index_are_found_by_keyboard_and_stay_in_the_address(
+    browser: Browser, config: Config
+) -> None:
+    async with serving(config, window(config, 0)) as client, opened(browser, origin_of(client)) as page:
+        await page.locator("#map canvas").focus()
+        await find(page, "/", "شارع")
+        await expect(page.locator("#details code")).to_have_text(STEADY)
+        await find(page, "/", "congress 7th")
+        await expect(page.locator("#details code")).to_have_text(BUSY)
+        await find(page, "/", LONELY)
+        await expect(page.locator("#details code")).to_have_text(LONELY)
+        await find(page, "/", "sud")
+        await expect(page.locator("#details h2")).to_have_text(WEST_SIDE)
+        await expect(page.locator("#area-mean")).to_contain_text("km/h, 95 % interval")
+        assert (await fields(page))["area"] == WEST_SIDE
+        await find(page, "/", "route 10")
+        await expect(page.locator("#details h2")).to_have_text("Route 10")
+        await expect(page.locator("#details")).to_contain_text("2 published of 2 cells that the route crosses")
+        await page.reload()
+        await page.wait_for_selector("html[data-ready]")
+        await expect(page.locator("#details h2")).to_have_text("Route 10")
+        await expect(page.locator("#area-mean")).to_contain_text("km/h, 95 % interval")
+        await page.locator("#map canvas").focus()
+        await page.keyboard.press("/")
+        await page.locator("#search-input").fill("nowhere at all")
+        await expect(page.locator("#search-body")).to_contain_text("Nothing of that name")
+        await page.keyboard.press("Escape")
+        await expect(page.locator("#search-input")).to_be_hidden()
+        await page.goto(f"{origin_of(client)}/?area={quote(WEST_SIDE, safe='')}")
+        await expect(page.locator("#details h2")).to_have_text(WEST_SIDE)
+        await page.locator("#details-close").click()
+        await expect(page.locator("#details")).to_be_hidden()
+        assert "area" not in page.url
+
+
+async def find(page: Page, key: str, query: str) -> None:
+    """Open the search by its key, type, and choose the first answer."""
+    await page.locator("#map canvas").focus()
+    await page.keyboard.press(key)
+    await expect(page.locator("#search-input")).to_be_focused()
+    await page.locator("#search-input").fill(query)
+    await expect(page.locator("#search-results li").first).to_be_visible()
+    await page.keyboard.press("ArrowDown")
+    await expect(page.locator("#search-results li[aria-selected=true]")).to_have_count(1)
+    await page.keyboard.press("Enter")
+
+
+@needs_chromium
+async def test_an_address_of_an_area_that_is_unknown_says_so(browser: Browser, config: Config) -> None:
+    place = f"?area={quote('<script>document.title=1</script>')}"
+    async with (
+        serving(config, window(config, 0)) as client,
+        opened(browser, origin_of(client), place, errors=True) as page,
+    ):
+        await expect(page.locator("#details .problem")).to_contain_text("there is no area")
+        assert await page.title() == "Hexveil"
+
+
+@needs_chromium
+async def test_lines_are_drawn_without_a_street_map_and_can_be_hidden(browser: Browser, config: Config) -> None:
+    place = f"#at=13/{CENTRE[0]:.4f}/{CENTRE[1]:.4f}"
+    async with serving(config, window(config, 0)) as client, opened(browser, origin_of(client), place) as page:
+        toggle = page.get_by_role("checkbox", name="Routes and stops")
+        await expect(toggle).to_be_checked()
+        seen = [sum(pixel) for pixel in await pixels(page, BUSY)]
+        await toggle.press("Space")
+        await expect(toggle).not_to_be_checked()
+        await page.wait_for_timeout(500)
+        plain = [sum(pixel) for pixel in await pixels(page, BUSY)]
+        assert max(seen) - min(seen) > 15
+        assert max(plain) - min(plain) <= 3
+        assert (await fields(page))["lines"] == "off"

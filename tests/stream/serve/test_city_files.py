@@ -1,0 +1,220 @@
+"""The operator's files of places and areas: what is wrong in them is said at the start; what stays is bounded and inert."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h3
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.config import ConfigError
+from stream.local import REPO_ROOT
+from stream.serve.city import areas, places
+from stream.serve.city.areas import Corridor, PolygonArea, read_areas
+from stream.serve.city.combining import CellNumbers, combined, numbers_of
+from stream.serve.city.places import Places, read_places
+
+CELL = h3.latlng_to_cell(30.27, -97.74, 7)
+NONE = Places(None)
+
+
+def square(south: float, west: float, side: float) -> list[list[list[float]]]:
+    corners = [[west, south], [west + side, south], [west + side, south + side], [west, south + side]]
+    return [[*corners, corners[0]]]
+
+
+def feature(name: Any, coordinates: Any) -> dict[str, Any]:
+    return {
+        "type": "Feature",
+        "properties": {"name": name},
+        "geometry": {"type": "Polygon", "coordinates": coordinates},
+    }
+
+
+def collection(*features: Any) -> str:
+    return json.dumps({"type": "FeatureCollection", "features": features})
+
+
+def place_file(**changes: Any) -> str:
+    whole = {"resolution": 7, "cells": [{"cell": CELL, "name": "Congress / 6th", "stops": 1, "routes": ["10"]}]}
+    return json.dumps(whole | changes)
+
+
+def ring_of(points: int) -> list[list[float]]:
+    turn = np.linspace(0, 2 * math.pi, points)
+    return np.column_stack([-97.7 + 0.1 * np.cos(turn), 30.3 + 0.1 * np.sin(turn)]).tolist()
+
+
+WRONG_PLACES = {
+    "no JSON": ("{", "hexveil gtfs"),
+    "nothing": ("", "hexveil gtfs"),
+    "HTML": ("<html>login</html>", "hexveil gtfs"),
+    "nested without end": ("[" * 100_000, "hexveil gtfs"),
+    "GeoJSON": (collection(feature("a", square(30, -98, 1))), "resolution"),
+    "no number": ('{"resolution": 7, "cells": [], "stops": [{"name": "a", "lat": NaN, "lng": 1}]}', "no file of places"),
+    "beyond every number": ('{"resolution": 7, "cells": [], "stops": [{"name": "a", "lat": 1e999, "lng": 1}]}', "no file"),
+    "off the globe": (place_file(stops=[{"name": "a", "lat": 91, "lng": 1}]), "lat"),
+    "a point": (place_file(lines=[{"route": "1", "lines": [[[1, 2]]]}]), "lines"),
+    "an unknown cell": (place_file(cells=[{"cell": "87489e342fffffz"}]), "no H3 cell"),
+    "another resolution": (place_file(resolution=8), "not of resolution 8"),
+    "a cell twice": (place_file(cells=[{"cell": CELL}] * 2), "listed twice"),
+    "a route twice": (place_file(lines=[{"route": "1", "lines": []}] * 2), "listed twice"),
+    "an empty name": (place_file(cells=[{"cell": CELL, "name": " "}]), "is empty"),
+    "a long name": (place_file(cells=[{"cell": CELL, "name": "x" * 257}]), "257 characters"),
+    "control characters": (place_file(cells=[{"cell": CELL, "routes": ["1\u0000"]}]), "control characters"),
+    "a lone surrogate": ('{"resolution":7,"cells":[],"stops":[{"name":"\\ud800","lat":1,"lng":1}]}', "no file of places"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG_PLACES.values(), ids=WRONG_PLACES)
+def test_a_wrong_file_of_places_is_refused_with_its_reason(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "places.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"public.places .*{said}"):
+        read_places(path)
+
+
+WRONG_AREAS = {
+    "no JSON": ("{", "GeoJSON FeatureCollection"),
+    "not UTF-8": (b"\xff\xfe{}", "GeoJSON FeatureCollection"),
+    "nested without end": ("[" * 100_000, "GeoJSON FeatureCollection"),
+    "no features": (collection(), "no features"),
+    "a place": (collection({"type": "Feature", "properties": {"name": "a"}, "geometry": {"type": "Point", "coordinates": [1, 2]}}), "Point"),
+    "no name": (collection(feature(None, square(30, -98, 1))), "property 'name'"),
+    "a number for a name": (collection(feature(7, square(30, -98, 1))), "property 'name'"),
+    "an empty name": (collection(feature(" ", square(30, -98, 1))), "is empty"),
+    "control characters": (collection(feature("a\nb", square(30, -98, 1))), "control characters"),
+    "a name like a box": (collection(feature("1,2,3,4", square(30, -98, 1))), "no letter"),
+    "a name like a route": (collection(feature("route:10", square(30, -98, 1))), "begins with 'route:'"),
+    "a name twice": (collection(feature("a", square(30, -98, 1)), feature("a", square(31, -98, 1))), "two areas are named 'a'"),
+    "no number": ('{"features":[{"properties":{"name":"a"},"geometry":{"type":"Polygon","coordinates":[[[NaN,1],[2,3],[4,5]]]}}]}', "not a place on Earth"),
+    "endless": ('{"features":[{"properties":{"name":"a"},"geometry":{"type":"Polygon","coordinates":[[[Infinity,1],[2,3],[4,5]]]}}]}', "not a place on Earth"),
+    "a line": (collection(feature("a", [[[1, 2], [2, 3], [1, 2]]])), "different positions and no area"),
+    "too many areas": (collection(*[feature(f"a{n}", square(30, -98, 1)) for n in range(1001)]), "1001 features, more than 1000"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG_AREAS.values(), ids=WRONG_AREAS)
+def test_a_wrong_file_of_areas_is_refused_with_its_reason(tmp_path: Path, text: str | bytes, said: str) -> None:
+    path = tmp_path / "areas.geojson"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=f"public.areas .*{said}"):
+        read_areas(path, NONE)
+
+
+def test_large_files_are_refused_before_they_are_read_and_shapes_before_they_are_checked(tmp_path: Path) -> None:
+    for name, read, most in (
+        ("places", read_places, places.LARGEST),
+        ("areas", lambda path: read_areas(path, NONE), areas.LARGEST),
+    ):
+        path = tmp_path / name
+        with path.open("wb") as file:
+            file.truncate(most + 1)
+        reading: Callable[[Path], object] = read  # type: ignore[assignment]
+        with pytest.raises(ConfigError, match=f"more than {most}"):
+            reading(path)
+    path = tmp_path / "million.geojson"
+    path.write_text(collection(feature("a", [[[1, 2]] * 1_000_000])).replace(" ", ""))
+    began = time.process_time()
+    with pytest.raises(ConfigError, match="more than 20000 points"):
+        read_areas(path, NONE)
+    assert time.process_time() - began < 10
+
+
+def test_a_missing_file_is_named_with_its_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"public\.places .*name a readable file"):
+        read_places(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match=r"public\.areas .*name a readable file"):
+        read_areas(tmp_path, NONE)
+
+
+def test_serve_says_what_is_wrong_with_the_files_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "places.json").write_text("{}")
+    monkeypatch.setenv("HEXVEIL_PUBLIC__PLACES", str(tmp_path / "places.json"))
+    done = CliRunner().invoke(app, ["serve", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")])
+    assert done.exit_code == 2
+    assert "public.places" in done.output
+    assert "hexveil gtfs" in done.output
+
+
+def test_a_cell_is_in_a_polygon_if_its_centre_is_and_a_hole_is_outside() -> None:
+    """Against H3's own test of containment, on 1 500 cells; none lies on an edge."""
+    outer, hole = ring_of(400), [[-97.7, 30.28], [-97.66, 30.28], [-97.66, 30.33], [-97.7, 30.33]]
+    area = PolygonArea("a", [[[(x, y) for x, y in outer], [(x, y) for x, y in hole]]])
+    wanted = set(h3.geo_to_cells({"type": "Polygon", "coordinates": [outer, [*hole, hole[0]]]}, 8))
+    tried = sorted(h3.grid_disk(h3.latlng_to_cell(30.3, -97.7, 8), 22))
+    assert 100 < len(wanted) < len(tried) == 1519
+    for _ in range(2):  # the second time from memory
+        assert set(area.holds((cell, []) for cell in tried)) == wanted
+
+
+def test_what_an_area_remembers_of_cells_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(areas, "_REMEMBERED", 100)
+    area = PolygonArea("a", [[[(x, y) for x, y in ring_of(20)]]])
+    cells = sorted(h3.grid_disk(h3.latlng_to_cell(30.3, -97.7, 8), 5))
+    first, second = cells[:60], cells[60:]
+    assert area.holds((cell, []) for cell in first) + area.holds((cell, []) for cell in second) == area.holds(
+        (cell, []) for cell in cells
+    )
+
+
+def test_a_corridor_holds_merged_cells_that_cover_it_and_smaller_cells_within_it() -> None:
+    parent = h3.cell_to_parent(CELL, 6)
+    others = [cell for cell in h3.cell_to_children(parent, 7) if cell != CELL]
+    corridor = Corridor("10", [CELL], 7)
+    assert corridor.holds([(CELL, []), (others[0], [])]) == [CELL]
+    assert corridor.holds([(parent, [])]) == [parent]
+    assert corridor.holds([(parent, [CELL])]) == []
+    assert corridor.holds([(parent, [others[0]])]) == [parent]
+    assert corridor.holds([(h3.cell_to_center_child(CELL, 9), []), (h3.cell_to_center_child(others[0], 9), [])]) == [
+        h3.cell_to_center_child(CELL, 9)
+    ]
+    assert corridor.geometry()["type"] == "MultiPolygon"
+
+
+def noisy(rng: np.random.Generator, scales: list[float], events: list[int], *, zcdp: bool) -> list[CellNumbers]:
+    """Cells whose mean without noise is 30 km/h."""
+    values = []
+    for scale, count in zip(scales, events, strict=True):
+        noise = rng.normal(0, scale) if zcdp else rng.laplace(0, scale)
+        raw = 30 + noise
+        half = (1.96 if zcdp else math.log(20)) * scale
+        mean = {"value": raw, "raw": raw, "scale": scale, "interval": [raw - half, raw + half]}
+        body = {"cell": CELL, "status": "published", "events": count, "mean": mean}
+        values.append(json.dumps(body | ({"accounting": "zcdp"} if zcdp else {})).encode())
+    return numbers_of(values)
+
+
+@pytest.mark.parametrize("zcdp", [False, True], ids=["Laplace", "Gaussian"])
+@pytest.mark.parametrize("scales", [[2.0], [2.0, 0.5, 0.1], [1.0] * 12], ids=["one", "unequal", "many"])
+def test_the_interval_of_an_area_holds_the_mean_without_noise_in_95_percent(scales: list[float], zcdp: bool) -> None:
+    """n = 4 000, alpha = 1e-6 one-sided; an interval with 93 % would fail with probability above 0.6, one with 92 % above 0.99."""
+    rng, n = np.random.default_rng(11), 4_000
+    events = [50 + 10 * k for k in range(len(scales))]
+    missed = 0
+    for _ in range(n):
+        mean = combined(noisy(rng, scales, events, zcdp=zcdp), 1e9)["mean"]
+        missed += not mean["interval"][0] <= 30 <= mean["interval"][1]
+    p0 = 0.05
+    assert missed <= n * p0 + 4.75 * math.sqrt(n * p0 * (1 - p0)), f"n={n} missed={missed / n:.4f} p0={p0}"
+
+
+def test_an_area_without_published_cells_has_no_mean_and_a_mean_stays_in_the_possible_range() -> None:
+    assert combined([], 60)["mean"] is None
+    body = {"cell": CELL, "status": "suppressed", "events": 4}
+    nothing = combined(numbers_of([json.dumps(body).encode()]), 60)
+    assert (nothing["cells"], nothing["published"], nothing["mean"]) == (1, 0, None)
+    assert nothing["events"] == {"value": 4.0, "interval": None}
+    high = {"value": 60, "raw": 75.0, "scale": 1.0, "interval": [60, 60]}
+    mean = combined(numbers_of([json.dumps(body | {"status": "published", "mean": high}).encode()]), 60)["mean"]
+    assert (mean["value"], mean["raw"], mean["interval"]) == (60, 75.0, [60, 60])

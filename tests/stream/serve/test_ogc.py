@@ -1,0 +1,264 @@
+"""OGC API - Features, read by GDAL, the library with which ogr2ogr and QGIS's processing read it, and by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import h3
+import pytest
+import shapely
+from aiohttp.test_utils import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream.messages.lines import line_of
+from stream.serve.ogc import features as ogc
+from stream.serve.ogc.selection import (
+    Bounds,
+    Interval,
+    is_during,
+    item_id,
+    meets,
+    read_interval,
+    read_item_id,
+    ring_of,
+)
+from tests.stream.serve.made_windows import windows_of
+from tests.stream.serve.serving import serving_file
+from tests.support.builders import bus_config
+
+FEED = {"feed.name": "bus"}
+WINDOWS = 3
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[TestClient]:
+    (tmp_path / "releases.ndjson").write_text(
+        "".join(line_of(message) for window in windows_of(tmp_path, FEED, WINDOWS) for message in window)
+    )
+    async with serving_file(bus_config(tmp_path, **FEED), tmp_path / "releases.ndjson") as made:
+        yield made
+
+
+async def get(client: TestClient, path: str, status: int = 200) -> Any:
+    async with client.get(path) as answer:
+        body = await answer.json(content_type=None)
+        assert answer.status == status, body
+        return body
+
+
+READ = """
+import json, sys
+import pyogrio
+import shapely
+address, layer, box = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+meta, _, shapes, columns = pyogrio.raw.read(address, layer=layer, bbox=box and tuple(box))
+rows = [dict(zip(meta["fields"], row)) for row in zip(*(column.tolist() for column in columns))]
+outlines = [shapely.to_wkt(shape, rounding_precision=-1) for shape in shapely.from_wkb(shapes)]
+layers = [name for name, _ in pyogrio.list_layers(address)]
+print(json.dumps({"layers": layers, "crs": meta["crs"], "rows": rows, "outlines": outlines}, default=str))
+"""
+
+
+async def gdal(client: TestClient, layer: str, box: tuple[float, ...] | None = None) -> dict[str, Any]:
+    """What GDAL reads, in a process of its own: it would wait for this one's event loop, which it would hold up."""
+    address = f"OAPIF:{client.make_url('/ogc')}"
+    command = [sys.executable, "-c", READ, address, layer, json.dumps(box)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    read: dict[str, Any] = json.loads(output)
+    return read
+
+
+async def test_gdal_reads_the_newest_window_and_all_windows_as_they_were_released(client: TestClient) -> None:
+    said = (await get(client, "/api/v1/hexagons"))["hexagons"]
+    read = await gdal(client, "bus.newest")
+    assert sorted(read["layers"]) == ["bus.all", "bus.newest"]
+    assert read["crs"] in ("EPSG:4326", "OGC:CRS84")
+    assert [row["cell"] for row in read["rows"]] == [cell["cell"] for cell in said]
+    assert [row["mean"] for row in read["rows"]] == [cell["mean"]["value"] for cell in said]
+    assert [row["mean_low"] for row in read["rows"]] == [cell["mean"]["interval"][0] for cell in said]
+    for row, shape in zip(read["rows"], read["outlines"], strict=True):
+        assert shapely.from_wkt(shape).equals(outline(row["cell"])), row
+    every = await gdal(client, "bus.all")
+    assert len(every["rows"]) == WINDOWS * len(said)
+
+
+async def test_gdal_gets_the_cells_that_meet_a_box_and_no_other(client: TestClient) -> None:
+    cells = [cell["cell"] for cell in (await get(client, "/api/v1/hexagons"))["hexagons"]]
+    box = outline(cells[0]).buffer(0.001).bounds
+    expected = [cell for cell in cells if outline(cell).intersects(shapely.box(*box))]
+    assert 0 < len(expected) < len(cells)
+    assert [row["cell"] for row in (await gdal(client, "bus.newest", box))["rows"]] == expected
+
+
+async def test_pages_joined_are_the_collection_whatever_their_size(client: TestClient) -> None:
+    whole = (await get(client, "/ogc/collections/bus.all/items"))["features"]
+    assert [feature["properties"]["window_start"] for feature in whole] == sorted(
+        (feature["properties"]["window_start"] for feature in whole), reverse=True
+    )
+    for limit in (1, 4, 7, len(whole)):
+        path: str | None = f"/ogc/collections/bus.all/items?limit={limit}"
+        joined = []
+        while path is not None:
+            page = await get(client, path)
+            assert page["numberReturned"] == len(page["features"]) <= limit
+            joined += page["features"]
+            links = {link["rel"]: link["href"] for link in page["links"]}
+            path = links["next"].removeprefix(str(client.make_url("")).rstrip("/")) if "next" in links else None
+        assert joined == whole, limit
+    one = whole[5]
+    alone = await get(client, f"/ogc/collections/bus.all/items/{one['id']}")
+    assert {name: alone[name] for name in one} == one
+
+
+async def test_a_request_looks_at_a_bounded_number_of_cells_and_the_next_page_goes_on(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = (await get(client, "/ogc/collections/bus.all/items"))["features"]
+    wanted = whole[-1]["properties"]["cell"]
+    west, south, east, north = outline(wanted).centroid.buffer(1e-4).bounds
+    path = f"/ogc/collections/bus.all/items?bbox={west:.6f},{south:.6f},{east:.6f},{north:.6f}"
+    expected = [feature["id"] for feature in (await get(client, path))["features"]]
+    assert len(expected) == WINDOWS
+    monkeypatch.setattr(ogc, "MOST_SCANNED", 4)
+    joined: list[str] = []
+    path += "&limit=9999"  # another request, because the first one's answer is kept
+    pages = 0
+    while True:
+        pages += 1
+        page = await get(client, path)
+        joined += [feature["id"] for feature in page["features"]]
+        onward = [link["href"] for link in page["links"] if link["rel"] == "next"]
+        if not onward:
+            break
+        path = onward[0].removeprefix(str(client.make_url("")).rstrip("/"))
+    assert joined == expected
+    assert pages > len(whole) // 4 - 1
+
+
+async def test_a_time_selects_the_windows_that_hold_it(client: TestClient) -> None:
+    async def starts(text: str) -> list[str]:
+        page = await get(client, f"/ogc/collections/bus.all/items?datetime={text}")
+        return sorted({feature["properties"]["window_start"][11:13] for feature in page["features"]})
+
+    assert await starts("2017-03-21T12:30:00Z") == ["12"]
+    assert await starts("2017-03-21T13:00:00Z") == ["13"], "a window does not hold its end"
+    assert await starts("2017-03-21T07:30:00.5-05:00") == ["12"]
+    assert await starts("2017-03-21T13:59:59.999Z/..") == ["13", "14"]
+    assert await starts("/2017-03-21T12:00:00Z") == ["12"]
+    assert await starts("2018-01-01T00:00:00Z") == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=x",
+        "limit=1e3",
+        "limit=" + "9" * 400,
+        "bbox=1,2,3",
+        "bbox=0,1,1,0",
+        "bbox=nan,0,1,1",
+        "bbox=0,0,1,1,1,1",
+        "datetime=yesterday",
+        "datetime=../..",
+        "datetime=2017-03-22T00:00:00Z/2017-03-21T00:00:00Z",
+        "datetime=2017-02-30T00:00:00Z",
+        "datetime=2017-03-21",
+        "after=20170321T120000Z-ffffffffffffff",
+        "after=99999999T999999Z-000000000000000",
+        "f=html",
+        "speed=5",
+        "limit=1&limit=2",
+    ],
+)
+async def test_a_wrong_parameter_is_refused_with_its_name(client: TestClient, query: str) -> None:
+    problem = await get(client, f"/ogc/collections/bus.all/items?{query}", 400)
+    assert query.partition("=")[0] in problem["title"]
+    assert problem["detail"]
+
+
+async def test_what_is_not_there_is_not_found_and_a_limit_above_the_most_counts_as_the_most(
+    client: TestClient,
+) -> None:
+    for path in (
+        "/ogc/collections/none.all",
+        "/ogc/collections/none.newest/items",
+        "/ogc/collections/bus.all/items/20170321T120000Z-872830828ffffff",
+        "/ogc/collections/bus.newest/items/" + item_id("2017-03-21T12:00:00Z", "87489e342ffffff"),
+    ):
+        assert "/ogc/collections" in (await get(client, path, 404))["detail"]
+    for path in ("/ogc/collections/bus", "/ogc/collections/..%2fetc", "/ogc/collections/bus.all/items/%00"):
+        await get(client, path, 400)
+    assert (await get(client, "/ogc/collections/bus.all/items?limit=10001"))["numberReturned"] > 0
+
+
+async def test_links_name_the_host_that_the_client_named_unless_that_is_none(client: TestClient) -> None:
+    async def first(host: str, forwarded: str = "") -> str:
+        headers = {"Host": host} | ({"X-Forwarded-Proto": forwarded} if forwarded else {})
+        async with client.get("/ogc", headers=headers) as answer:
+            return str((await answer.json())["links"][0]["href"])
+
+    assert await first("traffic.example.org:8443") == "http://traffic.example.org:8443/ogc"
+    assert await first("traffic.example.org", "https") == "https://traffic.example.org/ogc"
+    assert await first("traffic.example.org", "javascript") == "http://traffic.example.org/ogc"
+    assert await first("[::1]:80") == "http://[::1]:80/ogc"
+    assert await first('x"><script>') == "/ogc"
+
+
+async def test_a_service_without_windows_has_empty_collections(tmp_path: Path) -> None:
+    (tmp_path / "releases").mkdir()
+    async with serving_file(bus_config(tmp_path, **FEED), tmp_path / "releases") as client:
+        (collections, _) = (await get(client, "/ogc/collections"))["collections"]
+        assert collections["extent"]["temporal"]["interval"] == [[None, None]]
+        assert (await get(client, "/ogc/collections/bus.newest/items"))["features"] == []
+
+
+def outline(cell: str) -> shapely.Polygon:
+    return shapely.Polygon([(lng, lat) for lat, lng in h3.cell_to_boundary(cell)])
+
+
+DEGREES = st.floats(-0.3, 0.3)
+
+
+@given(st.integers(4, 9), DEGREES, DEGREES, st.floats(0, 0.4), st.floats(0, 0.4))
+def test_a_box_meets_the_cells_that_shapely_says_it_intersects(
+    resolution: int, x: float, y: float, width: float, height: float
+) -> None:
+    cell = h3.latlng_to_cell(30.3, -97.7, resolution)
+    lat, lng = h3.cell_to_latlng(cell)
+    bounds = Bounds(lng + x, lat + y, lng + x + width, lat + y + height)
+    shape, box = outline(cell), shapely.box(*bounds)
+    if abs(shape.distance(box)) < 1e-9 and not shape.buffer(-1e-9).intersects(box):
+        return  # they touch, as far as floating point can tell
+    assert meets(ring_of(cell), bounds) == shape.intersects(box)
+
+
+def test_boxes_and_cells_across_180_degrees_meet() -> None:
+    cell = h3.latlng_to_cell(-17.0, 179.999, 5)
+    assert max(lng for lng, _ in ring_of(cell)) > 180
+    for bounds in (Bounds(179.9, -18, -179.9, -16), Bounds(-180, -18, -179.9, -16), Bounds(179.9, -18, 180, -16)):
+        assert meets(ring_of(cell), bounds), bounds
+    for bounds in (Bounds(-179, -18, 179, -16), Bounds(179.9, -10, -179.9, -9)):
+        assert not meets(ring_of(cell), bounds), bounds
+
+
+@given(st.datetimes(datetime(2000, 1, 1), datetime(2099, 1, 1)).map(lambda t: t.replace(microsecond=0, tzinfo=UTC)))
+def test_an_identifier_is_read_as_it_was_written(moment: datetime) -> None:
+    start, cell = moment.isoformat().replace("+00:00", "Z"), "87489e342ffffff"
+    assert read_item_id(item_id(start, cell)) == (start, cell)
+    assert is_during(start, "2100-01-01T00:00:00Z", read_interval(start))
+
+
+def test_an_open_interval_has_no_end() -> None:
+    assert read_interval("../1970-01-01T00:00:01Z") == Interval(-float("inf"), 1.0)
+    assert read_interval("1970-01-01T00:00:01Z/") == Interval(1.0, float("inf"))

@@ -1,0 +1,88 @@
+"""Lines of routes are simplified within their tolerance, cut at the domain and bounded; the served file is the one that gtfs writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stream.config import load_config
+from stream.config.section import BoundingBox
+from stream.local import REPO_ROOT
+from stream.serve.city.places import read_places
+from stream.sources.invented_schedule import invented_schedule
+from stream.sources.places import as_table, places
+from stream.sources.route_lines import route_lines, simplified
+from stream.sources.schedule import Schedule, Stop, read_schedule
+from stream.sources.simulate import Simulation
+from tests.stream.sources.test_schedule import AUSTIN, FILES, archive
+
+METRES = 111_195.0
+"""Metres of a degree of latitude."""
+
+
+def test_no_dropped_point_is_farther_from_the_line_than_the_tolerance() -> None:
+    rng = np.random.default_rng(5)
+    line = np.column_stack([np.cumsum(rng.normal(0, 1e-4, 500)), np.linspace(0, 0.2, 500)])
+    for tolerance in (5.0, 50.0):
+        kept = simplified(line, tolerance)
+        assert 2 <= len(kept) < len(line)
+        assert kept[[0, -1]].tolist() == line[[0, -1]].tolist()
+        for point in line:
+            along = np.diff(kept, axis=0)
+            share = (((point - kept[:-1]) * along).sum(axis=1) / (along**2).sum(axis=1)).clip(0, 1)
+            away = np.linalg.norm(point - kept[:-1] - share[:, None] * along, axis=1).min()
+            assert away * METRES <= tolerance * 1.01
+
+
+def test_lines_are_cut_at_the_domain_and_listed_once_per_route() -> None:
+    box = BoundingBox(south=0, west=0, north=1, east=1)
+    line = [(0.5, -0.5), (0.5, 0.1), (0.6, 0.4), (2.0, 0.5), (0.2, 0.5), (0.2, 0.5), (0.3, 0.9)]
+    schedule = Schedule(
+        routes={"a": "10", "b": "10", "c": "far"}, lines={"a": [line, line], "b": [line], "c": [[(5, 5), (6, 6)]]}
+    )
+    cut = [[(0.2, 0.5), (0.3, 0.9)], [(0.5, 0.1), (0.6, 0.4)]]
+    assert route_lines(schedule, box) == {"10": cut}
+
+
+def test_more_lines_than_fit_are_simplified_further_and_then_left_out() -> None:
+    box = BoundingBox(south=-1, west=-1, north=1, east=1)
+    rng = np.random.default_rng(6)
+    lines = [[(float(y), float(x)) for y, x in rng.uniform(-1, 1, (200, 2))] for _ in range(20)]
+    schedule = Schedule(routes={"a": "1"}, lines={"a": lines})  # type: ignore[arg-type]
+    for most in (1_000, 30):
+        kept = route_lines(schedule, box, most)["1"]
+        assert 0 < sum(map(len, kept)) <= most
+
+
+def test_the_file_that_gtfs_writes_is_served_with_names_that_are_printable(tmp_path: Path) -> None:
+    files = dict(FILES)
+    files["stops.txt"] += '8,"a\u0000\nb\u202e",30.33,-97.73\n'
+    chart = places(read_schedule(archive(tmp_path / "gtfs.zip", files)), AUSTIN, 8)
+    path = tmp_path / "places.json"
+    path.write_text(json.dumps(as_table(chart)), encoding="utf-8")
+    served = read_places(path)
+    assert [place.cell for place in served.cells] == [place.cell for place in chart.cells]
+    assert {stop.name for stop in served.stops} == {"Congress / 6th", "Lamar, North", "a  b\u202e"}
+    assert {line.route for line in served.lines} == {"2", "10", "Airport"}
+    assert set(served.corridors) == {"2", "10", "Airport"}
+
+
+def test_platforms_of_one_name_and_place_are_one_stop() -> None:
+    stops = {str(n): Stop("Hbf", 30.26801 + n * 1e-5, -97.7429) for n in range(5)} | {"x": Stop("", 30.3, -97.7)}
+    assert len(places(Schedule(stops=stops), AUSTIN, 8).stops) == 1
+
+
+@pytest.mark.parametrize("template", ["bus-fleet.toml", "riders.toml"])
+def test_the_invented_city_has_a_name_for_nearly_every_cell_and_is_served(tmp_path: Path, template: str) -> None:
+    config = load_config(REPO_ROOT / "config" / template, **{"feed.format": "canonical"})
+    schedule = invented_schedule(Simulation(config.feed, 300, 1_490_097_600_000_000))
+    chart = places(schedule, config.feed.domain, config.hexagons.resolution)
+    path = tmp_path / "places.json"
+    path.write_text(json.dumps(as_table(chart)), encoding="utf-8")
+    served = read_places(path)
+    assert len(served.cells) > 20
+    assert sum(place.name is None for place in served.cells) < len(served.cells) / 10
+    assert len(served.lines) == 25
