@@ -27,9 +27,9 @@ class WindowView:
     epsilon: float = 0.0
     cells: int = 0
     suppressed: int = 0
-    busiest: tuple[int, str, dict[str, Any], dict[str, Any] | None] | None = None
+    busiest: tuple[int, str, dict[str, Any]] | None = None
     half_widths: list[float] = field(default_factory=list)
-    modelled_half_widths: list[float] = field(default_factory=list)
+    raw_half_widths: list[float] = field(default_factory=list)
     totals: dict[str, str] = field(default_factory=dict)
     announced: int | None = None
 
@@ -54,16 +54,12 @@ class WindowView:
         if body["status"] != "published":
             self.suppressed += 1
         elif "mean" in body:
-            low, high = body["mean"]["interval"]
-            self.half_widths.append((high - low) / 2)
-            modelled = body.get("post_processed", {}).get("mean")
-            if modelled is not None:
-                low, high = modelled["interval"]
-                self.modelled_half_widths.append((high - low) / 2)
+            self.half_widths.append(_half_width(_leading(body)))
+            self.raw_half_widths.append(_half_width(body["mean"]))
             counted = body.get("events", body["users"])
             events = counted if isinstance(counted, int) else counted["value"]
             if self.busiest is None or events > self.busiest[0]:
-                self.busiest = (events, body["cell"], body["mean"], modelled)
+                self.busiest = (events, body["cell"], body)
 
     def span(self, timezone: ZoneInfo) -> str:
         """Local month, day and hours."""
@@ -71,24 +67,45 @@ class WindowView:
         return f"{start:%m-%d %H:%M}–{end:%H:%M}"
 
     def busiest_mean(self) -> str:
-        """Mean of the cell with most events, with its 95 % interval."""
-        return "-" if self.busiest is None else _with_interval(self.busiest[2])
+        """Leading mean of the cell with most events, with its 95 % interval."""
+        return "-" if self.busiest is None else _with_interval(_leading(self.busiest[2]))
 
-    def busiest_modelled(self) -> str:
-        """The same mean after shrinkage towards its neighbours, a model's estimate."""
-        return "-" if self.busiest is None or self.busiest[3] is None else _with_interval(self.busiest[3])
+    def busiest_raw(self) -> str:
+        """The same mean as it was drawn."""
+        return "-" if self.busiest is None else _with_interval(self.busiest[2]["mean"])
 
     def counted(self) -> str:
         """Totals of the spatial histograms; empty without."""
         return ", ".join(f"{name} {total}" for name, total in sorted(self.totals.items()))
 
     def typical_half_width(self) -> str:
-        """Median over cells of half a 95 % interval."""
-        return f"± {median(self.half_widths):.1f}" if self.half_widths else "-"
+        """Median over cells of half the leading mean's 95 % interval."""
+        return _median(self.half_widths)
 
-    def typical_modelled(self) -> str:
-        """The same of the post-processed means."""
-        return f"± {median(self.modelled_half_widths):.1f}" if self.modelled_half_widths else "-"
+    def typical_raw(self) -> str:
+        """The same of the means as they were drawn."""
+        return _median(self.raw_half_widths)
+
+    @property
+    def modelled(self) -> bool:
+        """Whether a model's estimates lead."""
+        return self.busiest is not None and _leading(self.busiest[2]) is not self.busiest[2]["mean"]
+
+
+def _leading(body: dict[str, Any]) -> dict[str, Any]:
+    """The mean that readers see first, as on the dashboard: smoothed over windows, else shrunk, else as it was drawn."""
+    modelled = body.get("post_processed", {})
+    leading: dict[str, Any] = modelled.get("mean_smoothed") or modelled.get("mean") or body["mean"]
+    return leading
+
+
+def _half_width(estimate: dict[str, Any]) -> float:
+    low, high = estimate["interval"]
+    return float(high - low) / 2
+
+
+def _median(half_widths: list[float]) -> str:
+    return f"± {median(half_widths):.1f}" if half_widths else "-"
 
 
 def _with_interval(estimate: dict[str, Any]) -> str:
@@ -166,13 +183,13 @@ class Releases:
 
     def _line(self, window: WindowView) -> str:
         busy = "-" if window.busiest is None else f"{window.busiest[1]} ({window.busiest[0]:g} events)"
-        modelled = window.busiest_modelled()
         counted = f"on the map {window.counted()}  " if window.totals else ""
-        model = "" if modelled == "-" else f"modelled {modelled} km/h, median {window.typical_modelled()}  "
+        kind = "modelled mean" if window.modelled else "mean"
+        raw = f"raw {window.busiest_raw()}, median {window.typical_raw()}  " if window.modelled else ""
         return (
             f"{window.span(self.timezone)}  {window.cells} cells ({window.suppressed} suppressed)  "
-            f"busiest {busy}: mean {window.busiest_mean()} km/h  "
-            f"all cells (median) {window.typical_half_width()}  {model}{counted}ε {window.epsilon:g}"
+            f"busiest {busy}: {kind} {window.busiest_mean()} km/h  "
+            f"all cells (median) {window.typical_half_width()}  {raw}{counted}ε {window.epsilon:g}"
         )
 
     def summary(self) -> str:

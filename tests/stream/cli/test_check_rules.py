@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from stream.cli import app
-from tests.support import shipped
+from tests.support import hourly
 
-BUS, RIDERS = str(shipped.BUS), str(shipped.RIDERS)
+BUS, RIDERS = str(hourly.BUS), str(hourly.RIDERS)
 
 
 def output(*arguments: str) -> str:

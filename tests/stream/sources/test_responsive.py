@@ -15,7 +15,6 @@ import pytest
 from typer.testing import CliRunner
 
 from stream.cli import app
-from stream.local import REPO_ROOT
 from stream.sources import siri
 from stream.sources.background import in_background
 from stream.sources.delivery import Pacer, Progress, deliver
@@ -27,8 +26,9 @@ from stream.sources.snapshots import Snapshot, SnapshotError
 from stream.sources.vehicle_positions import decode_snapshot
 from stream.windows import Slotting
 from tests.stream.sources.agency import FEED, Agency, answer, fleet
+from tests.support import hourly
 
-BUS = str(REPO_ROOT / "config" / "bus-fleet.toml")
+BUS = str(hourly.BUS)
 PATIENCE_S = 30.0
 """How long a decoder waits for the loop before the test fails; it never waits for so long if the loop goes on."""
 
