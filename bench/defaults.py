@@ -1,8 +1,7 @@
 """Measures how useful the maps of the shipped configurations are, on recorded days and generated cities. NOT PRIVATE.
 
 For each feed: the share of events in cells whose leading number has a 95 % interval of ±8 km/h or better, how often that
-interval holds the true mean, and the budget. "Hourly" settings, finer and for more ε, are
-measured beside them.
+interval holds the true mean, and the budget. The settings of :mod:`bench.hourly` are measured beside them.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.cities import KINDS, rows_of, timetable
+from bench.hourly import SETTINGS, hourly_config
 from bench.progress import shown
 from bench.recordings import absent, recordings
 from stream.config import Config, load_config

@@ -1,12 +1,14 @@
 """The shipped configurations with windows of an hour and ε = 2, by which most figures of the documents were measured.
 
-What depends on these settings stays as it is when better defaults are shipped.
+What depends on these settings stays as it is when better defaults are shipped. ``python -m bench.hourly`` writes them as
+hourly-bus-fleet.toml and hourly-riders.toml into the working folder.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from stream.config import Config, load_config
@@ -45,3 +47,8 @@ def hourly_config(name: str, **settings: Any) -> Config:
     """The hourly configuration ``name`` with further ``settings``, by dotted keys."""
     unmerged = {"hexagons.merge_until_km_h": None} if name == "bus-fleet" else {}
     return load_config(REPO_ROOT / "config" / f"{name}.toml", **(unmerged | dict(SETTINGS[name]) | settings))
+
+
+if __name__ == "__main__":
+    for name in SETTINGS:
+        Path(f"hourly-{name}.toml").write_text(hourly_text(name), encoding="utf-8")
