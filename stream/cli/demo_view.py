@@ -30,6 +30,8 @@ class WindowView:
     busiest: tuple[int, str, dict[str, Any]] | None = None
     half_widths: list[float] = field(default_factory=list)
     raw_half_widths: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    """Published events of each cell, or under "participation" users: noisy, so at least 0."""
     totals: dict[str, str] = field(default_factory=dict)
     announced: int | None = None
 
@@ -58,6 +60,7 @@ class WindowView:
             self.raw_half_widths.append(_half_width(body["mean"]))
             counted = body.get("events", body["users"])
             events = counted if isinstance(counted, int) else counted["value"]
+            self.weights.append(max(events, 0))
             if self.busiest is None or events > self.busiest[0]:
                 self.busiest = (events, body["cell"], body)
 
@@ -78,9 +81,18 @@ class WindowView:
         """Totals of the spatial histograms; empty without."""
         return ", ".join(f"{name} {total}" for name, total in sorted(self.totals.items()))
 
-    def typical_half_width(self) -> str:
+    def median_half_width(self) -> str:
         """Median over cells of half the leading mean's 95 % interval."""
         return _median(self.half_widths)
+
+    def typical_half_width(self) -> str:
+        """The same with every cell weighted by what it counts: half of the events are in cells this narrow or narrower."""
+        reached, half = 0.0, sum(self.weights) / 2
+        for width, weight in sorted(zip(self.half_widths, self.weights, strict=True)):
+            reached += weight
+            if reached >= half:
+                return f"± {width:.1f}"
+        return "-"
 
     def typical_raw(self) -> str:
         """The same of the means as they were drawn."""
@@ -162,7 +174,7 @@ class Releases:
         """The latest complete windows."""
         table = Table(
             title=f"Private releases: {len(self._order)} windows, {self.messages} messages",
-            caption="busiest: most events; its mean in km/h (95 % interval); typical: half a 95 % interval",
+            caption="busiest: most events; its mean in km/h (95 % interval); typical: half of the events are in cells this narrow",
         )
         table.add_column("window", no_wrap=True)
         for column in ("cells", "suppr.", "busiest", "its mean", "typical", "ε"):
@@ -189,7 +201,8 @@ class Releases:
         return (
             f"{window.span(self.timezone)}  {window.cells} cells ({window.suppressed} suppressed)  "
             f"busiest {busy}: {kind} {window.busiest_mean()} km/h  "
-            f"all cells (median) {window.typical_half_width()}  {raw}{counted}ε {window.epsilon:g}"
+            f"all cells (median) {window.median_half_width()}, by events {window.typical_half_width()}  "
+            f"{raw}{counted}ε {window.epsilon:g}"
         )
 
     def summary(self) -> str:

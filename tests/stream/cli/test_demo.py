@@ -25,6 +25,9 @@ from tests.support.fetching import fetched
 _WINDOW = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
 
 
+_MODELLED = (("kalman", 20.0), ("empirical-bayes", 21.0))
+
+
 def _statistic(value: float, low: float, high: float, unit: str = "km/h") -> dict[str, object]:
     return {"value": value, "raw": value, "clamped": False, "scale": 1.0, "interval": [low, high], "unit": unit}
 
@@ -56,10 +59,22 @@ def test_a_window_is_shown_once_all_its_messages_arrived_in_any_order() -> None:
     releases.add(HEXAGON_SPEED, {"ce_id": b"b"}, _cell("872834728ffffff", 10, 30.0, 8.0))
     (line,) = releases.lines()
     assert line.startswith("03-21 07:00–08:00  2 cells (0 suppressed)  busiest 87283472bffffff (40 events)")
-    assert "mean 23.0 (19–27) km/h  all cells (median) ± 6.0  ε 2" in line
+    assert "mean 23.0 (19–27) km/h  all cells (median) ± 6.0, by events ± 4.0  ε 2" in line
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(releases.table())
     assert "03-21 07:00–08:00 │     2 │      0 │      40 │ 23.0 (19–27) │" in console.export_text()
+
+
+def test_the_modelled_mean_leads_and_the_raw_one_follows() -> None:
+    releases = Releases(ZoneInfo("America/Chicago"))
+    releases.add(WINDOW, {"ce_id": b"m"}, _marker(1))
+    cell = json.loads(_cell("87283472bffffff", 40, 23.0, 14.0))
+    smoothed, shrunk = ({"method": m, "value": v, "interval": [v - 3, v + 3], "unit": "km/h"} for m, v in _MODELLED)
+    cell["post_processed"] = {"mean": shrunk, "mean_smoothed": smoothed}
+    releases.add(HEXAGON_SPEED, {"ce_id": b"a"}, json.dumps(cell).encode())
+    (line,) = releases.lines()
+    assert "modelled mean 20.0 (17–23) km/h  all cells (median) ± 3.0, by events ± 3.0" in line
+    assert "raw 23.0 (9–37), median ± 14.0" in line
 
 
 def test_repeats_and_messages_that_fail_their_schema_are_counted_and_not_shown() -> None:
