@@ -192,11 +192,11 @@ def test_make_passes_on_that_kafka_is_insisted_on(repo_root: Path) -> None:
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
-    """Six buses of three hours, in CapMetro's format."""
+    """Six buses of four hours, in CapMetro's format: one window ends before the recording does."""
     path = tmp_path / "day.csv.gz"
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.write("vehicle_id,timestamp,speed,latitude,longitude\n")
-        for minute in range(0, 180, 2):
+        for minute in range(0, 240, 2):
             moment = f"2017-03-21T{6 + minute // 60:02d}:{minute % 60:02d}:00-05:00"
             file.writelines(f"{bus},{moment},{8 + bus},30.27,{-97.74 + bus / 100}\n" for bus in range(6))
     return path
@@ -210,9 +210,9 @@ def test_a_recording_is_shown_until_its_seconds_are_over(repo_root: Path, record
     assert done.returncode == 0, done.stderr
     assert "03-21 06:00–09:00" in done.stdout
     assert "failing their JSON Schema: 0" in done.stdout
-    assert "events sent: 540" in done.stdout
+    assert "events sent: 720" in done.stdout
     if kafka == "--no-kafka":
-        assert "Windows closed: 1" in done.stdout
+        assert "Windows closed: 2" in done.stdout
 
 
 def test_without_kafka_a_recording_under_participation_is_refused_with_the_command_that_names_its_time(
