@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from redis.asyncio import Redis
 
-from bench.closing import BOX, SLOT, shipped, window_rows
+from bench.closing import BOX, SLOT, hourly, window_rows
 from bench.progress import shown
 from dpcore.noise import Noise
 from stream.config import Config
@@ -47,8 +47,8 @@ class City:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def config(self, folder: Path) -> Config:
-        """The shipped configuration with the settings of this city."""
-        return shipped(self.feed, folder, **self.settings)
+        """The hourly configuration with the settings of this city."""
+        return hourly(self.feed, folder, **self.settings)
 
 
 _PERCENTILES = ["mean", "variance", "p15", "p50", "p85"]

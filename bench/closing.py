@@ -1,7 +1,7 @@
 """What closing a window costs: CPU seconds of its pure steps as rows, users, cells and pairs grow, and how fast they
 grow.
 
-Rows in, message bytes out: everything between Redis and Kafka (arrange, plan, draw, compose), under the shipped
+Rows in, message bytes out: everything between Redis and Kafka (arrange, plan, draw, compose), under the hourly
 configurations. Each series multiplies one size and keeps the others, so its exponent is that of one size. Made-up users
 are the worst case that a sender can choose; their cells are limited by ``window.max_cells_per_user``.
 """
@@ -19,10 +19,10 @@ from typing import Any
 import h3
 import numpy as np
 
+from bench.hourly import hourly_config
 from bench.progress import shown
 from dpcore.noise import Noise
-from stream.config import Config, load_config
-from stream.local import REPO_ROOT
+from stream.config import Config
 from stream.statistics.window_release import Allowance, WindowStatistics
 from stream.storage.row_store import ROW
 
@@ -73,14 +73,14 @@ def window_rows(users: int, cells: int, cells_per_user: int, rows_per_pair: int,
     return rows[rng.permutation(len(rows))]
 
 
-def shipped(name: str, folder: Path, **settings: Any) -> Config:
-    """A shipped configuration with hexagons small enough for thousands of them; smoothing over windows has its own cost."""
+def hourly(name: str, folder: Path, **settings: Any) -> Config:
+    """An hourly configuration with hexagons small enough for thousands of them; smoothing over windows has its own cost."""
     given: dict[str, Any] = {
         "privacy.user_key_file": str(folder / "user.key"),
         "hexagons.resolution": 9 if name == "bus-fleet" else 7,
         "speed.post_processing": ["empirical-bayes"] if name == "bus-fleet" else [],
     }
-    return load_config(REPO_ROOT / "config" / f"{name}.toml", **(given | settings))
+    return hourly_config(name, **(given | settings))
 
 
 def close(config: Config, rows: np.ndarray) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def exponent(windows: list[dict[str, Any]], size: str) -> float | None:
 
 def series_of(sizes: Sizes, folder: Path) -> dict[str, tuple[str, list[tuple[Config, dict[str, int]]]]]:
     """For each series the size that grows, and the configuration and shape of each of its windows."""
-    values, riders = shipped("bus-fleet", folder), shipped("riders", folder)
+    values, riders = hourly("bus-fleet", folder), hourly("riders", folder)
     euler: dict[str, Any] = {
         "histogram.mechanisms": ["euler"],
         "histogram.epsilon": 1.0,
@@ -144,7 +144,7 @@ def series_of(sizes: Sizes, folder: Path) -> dict[str, tuple[str, list[tuple[Con
         "made_up_users": ("pairs", [(values, shape(10 * sizes.part, cells, cells, 1)) for cells in made_up]),
         "many_users": ("users", [(values, shape(15_625 * scale * scale, 250 * scale, 5, 2))]),
         "participation": ("rows", [(riders, shape(2_500 * scale * k, 200, 5, 4)) for k in grown]),
-        "euler": ("rows", [(shipped("bus-fleet", folder, **euler), shape(50, 50, 5, 8 * scale * k)) for k in grown]),
+        "euler": ("rows", [(hourly("bus-fleet", folder, **euler), shape(50, 50, 5, 8 * scale * k)) for k in grown]),
     }
 
 
@@ -152,7 +152,7 @@ def run(quick: bool) -> dict[str, Any]:
     """Every window of every series with its sizes and CPU seconds, and the exponent of each series."""
     figures: dict[str, Any] = {}
     with TemporaryDirectory() as folder:
-        close(shipped("bus-fleet", Path(folder)), window_rows(20, 20, 5, 2, 9))  # imports and first calls count nowhere
+        close(hourly("bus-fleet", Path(folder)), window_rows(20, 20, 5, 2, 9))  # imports and first calls count nowhere
         series = series_of(QUICK if quick else FULL, Path(folder))
         for name, (size, windows) in shown(series.items(), "closing"):
             closed = [

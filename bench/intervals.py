@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.cities import KINDS, rows_of, timetable
+from bench.hourly import hourly_config
 from bench.progress import shown
 from bench.recordings import absent, recordings
 from dpcore.interval_calibration import CLASSES, class_of
 from dpcore.noise import Noise
-from stream.config import Config, load_config
+from stream.config import Config
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.local import REPO_ROOT
 from stream.offline import read_recording, split_by_slot
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import draw, post_process, release_bodies
@@ -43,7 +43,6 @@ DAYS = ("2016-11-25", "2017-03-16", "2015-09-06", "2016-11-26", "2017-03-21")
 FLEETS = {"fleet of 31": (31, 17), "fleet of 320": (320, 6), "fleet of 541": (541, 10)}
 """Vehicles and hours of the simulator's cities."""
 HELD_OUT = ("2015-09-06", "sparse and fast", "fleet of 541")
-CONFIG = REPO_ROOT / "config" / "bus-fleet.toml"
 SEED, DRAWS = 5, 2
 """Seed of generated cities, and draws of every feed: each has its own tape and its own memory."""
 
@@ -67,14 +66,14 @@ def path_of(day: str) -> str:
 
 
 def config_of(feed: str, folder: Path) -> Config:
-    """The shipped configuration with the mean alone, at ε = 2 for every hour. Its user key, in ``folder``, is always the same,
+    """The hourly configuration with the mean alone, at ε = 2 for every hour. Its user key, in ``folder``, is always the same,
     because pseudonyms order users, and so say which of them gets which number of the tape.
     """
     upper, key = KINDS[feed].upper if feed in KINDS else 80.0, folder / "key"
     key.write_bytes(bytes(KEY_BYTES))
     key.chmod(0o600)
     settings = {"speed.statistics": ["mean"], "speed.upper_bound": upper, "privacy.user_key_file": str(key)}
-    return load_config(CONFIG, **settings)
+    return hourly_config("bus-fleet", **settings)
 
 
 def events_of(feed: str, config: Config) -> Rows:

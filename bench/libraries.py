@@ -26,6 +26,7 @@ from typing import Any
 import h3
 
 import dpcore
+from bench.hourly import hourly_text
 from bench.progress import shown
 from dpcore.noise import Noise
 
@@ -108,14 +109,12 @@ def _truth(fixes: Fixes) -> tuple[dict[str, float], dict[str, int]]:
 
 def _hexveil(folder: str, *arguments: str) -> str:
     command = [sys.executable, "-m", "stream", *arguments, "--config", "hexveil.toml"]
-    if not (Path(folder) / "hexveil.toml").exists():
-        init = [sys.executable, "-m", "stream", "init", "--relation", "participation"]
-        subprocess.run(init, cwd=folder, check=True, capture_output=True)
+    (Path(folder) / "hexveil.toml").write_text(hourly_text("riders"), encoding="utf-8")
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 def hexveil_means(folder: str, file: Path) -> dict[str, float]:
-    """Released means of the shipped configuration of riders, with fresh budgets."""
+    """Released means of the hourly configuration of riders, with fresh budgets."""
     lines = _hexveil(
         folder, "replay", str(file), "--offline", "--from", "2026-03-02T06:00", "--until", END
     ).splitlines()

@@ -14,13 +14,12 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
+from bench.hourly import hourly_config
 from bench.progress import shown
 from bench.recordings import absent, recordings
 from dpcore.contributions import Counts
 from dpcore.resolution import Resolution, choose_resolution, regroup
-from stream.config import load_config
 from stream.evaluation.evaluate import evaluate
-from stream.local import REPO_ROOT
 from stream.offline import read_recording, split_by_slot
 from stream.statistics import merging
 
@@ -29,7 +28,6 @@ IdArray = npt.NDArray[np.uint64]
 Chooser = Callable[..., Resolution]
 
 RECORDING = "capmetro/2017-03-21.csv.gz"
-CONFIG = REPO_ROOT / "config" / "bus-fleet.toml"
 MEAN_ALONE = {"speed.statistics": ["mean"], "speed.upper_bound": 80.0}
 COARSEST = 4
 
@@ -66,7 +64,7 @@ def run(quick: bool) -> dict[str, Any]:
     if missing := absent(RECORDING):
         return {"skipped": missing}
     sizes = QUICK if quick else FULL
-    plain = load_config(CONFIG, **MEAN_ALONE)
+    plain = hourly_config("bus-fleet", **MEAN_ALONE)
     windows = split_by_slot(read_recording(plain, recordings() / RECORDING, "capmetro")[0], plain)
     chosen = {slot: windows[slot] for slot in sorted(windows)[-(sizes.windows or 0) :]}
     ways: list[tuple[str, float | None, Chooser]] = [("none", None, choose_resolution)]
@@ -75,7 +73,7 @@ def run(quick: bool) -> dict[str, Any]:
     rows = []
     for way, until, chooser in shown(ways, "resolution"):
         merged = {} if until is None else {"merge_until_km_h": until, "coarsest_resolution": COARSEST}
-        config = load_config(CONFIG, **MEAN_ALONE, **{f"hexagons.{key}": value for key, value in merged.items()})
+        config = hourly_config("bus-fleet", **MEAN_ALONE, **{f"hexagons.{key}": value for key, value in merged.items()})
         with mock.patch.object(merging, "choose_resolution", chooser):
             rows += [
                 {

@@ -28,13 +28,13 @@ from aiokafka import AIOKafkaProducer
 from redis.asyncio import Redis
 from scipy import stats
 
+from bench.hourly import hourly_text
 from bench.sse import Remote
 from stream.config import Config, load_config
 from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, RedisServer, free_port
 from stream.local.server import end_process, spawn
 from stream.messages.topics import create_topics
 
-_SHIPPED = REPO_ROOT / "config" / "bus-fleet.toml"
 MAX_MB_PER_HOUR = 16.0
 """A process that would gain a gigabyte in less than three days counts as growing."""
 _WARM = 0.4
@@ -65,7 +65,7 @@ def run(quick: bool, seconds: float | None = None, rate: int | None = None) -> d
 
 
 def bench_settings(kafka: str, redis_url: str, folder: Path) -> dict[str, Any]:
-    """Keys that differ from the shipped bus fleet: short windows and periods, and few windows kept by serve."""
+    """Keys that differ from the hourly bus fleet: short windows and periods, and few windows kept by serve."""
     return {
         "feed.name": "soak",
         "window.slot": f"{_WINDOW_SECONDS}s",
@@ -86,7 +86,9 @@ async def _soaked(sizes: Sizes) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hexveil-soak-")))
         kafka, redis = stack.enter_context(KafkaServer(start_seconds=300)), stack.enter_context(RedisServer())
         settings = bench_settings(kafka.bootstrap, redis.url, folder)
-        config = load_config(_SHIPPED, **settings)
+        file = folder / "hexveil.toml"
+        file.write_text(hourly_text("bus-fleet"), encoding="utf-8")
+        config = load_config(file, **settings)
         await create_topics(config)
         processes = {name: stack.enter_context(_Process(name, settings, folder)) for name in ("worker", "serve")}
         for name, surface in (("worker", config.operator), ("serve", config.public)):
@@ -108,7 +110,7 @@ class _Process:
 
     def __init__(self, name: str, settings: dict[str, Any], folder: Path) -> None:
         self.log = folder / f"{name}.log"
-        self._command = [sys.executable, "-m", "stream", name, "--config", str(_SHIPPED)]
+        self._command = [sys.executable, "-m", "stream", name, "--config", str(folder / "hexveil.toml")]
         self._environment = os.environ | {
             f"HEXVEIL_{key.replace('.', '__').upper()}": str(value) for key, value in settings.items()
         }

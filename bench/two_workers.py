@@ -22,10 +22,11 @@ import numpy as np
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from redis.asyncio import Redis
 
+from bench.hourly import hourly_config
 from bench.progress import shown
 from stream.app.closing import Closing
 from stream.app.worker import Worker
-from stream.config import Config, load_config
+from stream.config import Config
 from stream.local import REPO_ROOT, KafkaServer, RedisServer
 from stream.logs import configure_logs
 from stream.messages.message import HEXAGON_SPEED, WINDOW
@@ -49,9 +50,7 @@ FULL, QUICK = Sizes(windows=20), Sizes(windows=3)
 
 def config_of(feed: str, kafka: str, redis_url: str, folder: str) -> Config:
     settings = {"feed.name": feed, "kafka.bootstrap": kafka, "redis.url": redis_url}
-    return load_config(
-        REPO_ROOT / "config" / "bus-fleet.toml", **settings, **{"privacy.user_key_file": f"{folder}/user.key"}
-    )
+    return hourly_config("bus-fleet", **settings, **{"privacy.user_key_file": f"{folder}/user.key"})
 
 
 def run(quick: bool) -> dict[str, Any]:

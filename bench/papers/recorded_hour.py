@@ -6,21 +6,19 @@ from functools import lru_cache
 
 import numpy as np
 
+from bench.hourly import hourly_config
 from bench.recordings import recordings
 from dpcore.contributions import Contributions
-from stream.config import load_config
-from stream.local import REPO_ROOT
 from stream.offline import read_recording, split_by_slot
 from stream.statistics.pipeline import contributions_of
 
 RECORDING = "capmetro/2017-03-21.csv.gz"
-CONFIG = REPO_ROOT / "config" / "bus-fleet.toml"
 
 
 @lru_cache(maxsize=1)
 def recorded_hour() -> Contributions:
     """The hour with the most events: hexagons of resolution 7, speeds in quanta of 0.01 km/h up to 65 km/h."""
-    config = load_config(CONFIG)
+    config = hourly_config("bus-fleet")
     windows = split_by_slot(read_recording(config, recordings() / RECORDING, "capmetro")[0], config)
     return contributions_of(max(windows.values(), key=len), config)
 

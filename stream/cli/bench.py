@@ -15,6 +15,7 @@ BENCHMARKS = {
     "city_windows": "processor time, memory and Redis's longest command to close a city's window, from its rows to its bytes",
     "closing": "processor time to close a window as rows, users, cells and pairs grow, and the growth exponents",
     "dashboard": "time until Chromium has painted a new window of 10 000 hexagons",
+    "defaults": "how useful the maps of the shipped configurations are, how often their intervals hold the truth, and for which budget",
     "faults": "hundreds of faults against real servers, and an independent check of everything that was released",
     "fuzz": "mutated inputs for everything that reads bytes: errors, wrong answers, hangs, memory (--target, --seconds)",
     "ingest": "events per second from Kafka into durable Redis state, compared with a plain Faust agent",

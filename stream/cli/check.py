@@ -138,9 +138,11 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
     full = settings.privacy.ledger_budget // settings.window_grant
     if full < windows:
         besides = f" and {histogram['cost_per_window']:g} for histograms" if histogram is not None else ""
+        needed = windows * settings.window_grant / settings.privacy.ledger_unit[1]
         yield (
-            f"Note: {_names(settings)[1]} pays for {full} of {windows} windows at "
-            f"{_names(settings)[0]}{besides}; a user who spends all of it in each contributes nothing after that."
+            f"Warning: {_names(settings)[1]} pays for {full} of {windows} windows at "
+            f"{_names(settings)[0]}{besides}; a user who spends all of it in each contributes nothing after that, so the last "
+            f"windows of a period go dark. To pay for all of them, lower epsilon, lengthen window.slot, or grant {needed:g}."
         )
 
 

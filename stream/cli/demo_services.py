@@ -51,10 +51,10 @@ from stream.storage.ledger import Ledger
 
 _IDLE_TIMEOUT = "8s"
 """Wall time after which the last window of a recording that has ended is closed."""
-_PACE = 600
-"""Simulated seconds per second, so that an hourly window closes every six seconds."""
-_AGENCY_PACE = 240
-"""The same of the simulated agency, which is polled every second: a fix of a vehicle every four minutes, and a window in 15 s."""
+_PACE = 1200
+"""Simulated seconds per second, so that a window of three hours closes every nine seconds."""
+_AGENCY_PACE = 720
+"""The same of the simulated agency, which is polled every second: a fix of a vehicle every twelve minutes, and a window in 15 s."""
 GTFS_REALTIME = "gtfs-rt"
 """Name of the simulated agency among the sources."""
 _VEHICLES = 300

@@ -27,9 +27,11 @@ class WindowView:
     epsilon: float = 0.0
     cells: int = 0
     suppressed: int = 0
-    busiest: tuple[int, str, dict[str, Any], dict[str, Any] | None] | None = None
+    busiest: tuple[int, str, dict[str, Any]] | None = None
     half_widths: list[float] = field(default_factory=list)
-    modelled_half_widths: list[float] = field(default_factory=list)
+    raw_half_widths: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    """Published events of each cell, or under "participation" users: noisy, so at least 0."""
     totals: dict[str, str] = field(default_factory=dict)
     announced: int | None = None
 
@@ -54,16 +56,13 @@ class WindowView:
         if body["status"] != "published":
             self.suppressed += 1
         elif "mean" in body:
-            low, high = body["mean"]["interval"]
-            self.half_widths.append((high - low) / 2)
-            modelled = body.get("post_processed", {}).get("mean")
-            if modelled is not None:
-                low, high = modelled["interval"]
-                self.modelled_half_widths.append((high - low) / 2)
+            self.half_widths.append(_half_width(_leading(body)))
+            self.raw_half_widths.append(_half_width(body["mean"]))
             counted = body.get("events", body["users"])
             events = counted if isinstance(counted, int) else counted["value"]
+            self.weights.append(max(events, 0))
             if self.busiest is None or events > self.busiest[0]:
-                self.busiest = (events, body["cell"], body["mean"], modelled)
+                self.busiest = (events, body["cell"], body)
 
     def span(self, timezone: ZoneInfo) -> str:
         """Local month, day and hours."""
@@ -71,24 +70,54 @@ class WindowView:
         return f"{start:%m-%d %H:%M}–{end:%H:%M}"
 
     def busiest_mean(self) -> str:
-        """Mean of the cell with most events, with its 95 % interval."""
-        return "-" if self.busiest is None else _with_interval(self.busiest[2])
+        """Leading mean of the cell with most events, with its 95 % interval."""
+        return "-" if self.busiest is None else _with_interval(_leading(self.busiest[2]))
 
-    def busiest_modelled(self) -> str:
-        """The same mean after shrinkage towards its neighbours, a model's estimate."""
-        return "-" if self.busiest is None or self.busiest[3] is None else _with_interval(self.busiest[3])
+    def busiest_raw(self) -> str:
+        """The same mean as it was drawn."""
+        return "-" if self.busiest is None else _with_interval(self.busiest[2]["mean"])
 
     def counted(self) -> str:
         """Totals of the spatial histograms; empty without."""
         return ", ".join(f"{name} {total}" for name, total in sorted(self.totals.items()))
 
-    def typical_half_width(self) -> str:
-        """Median over cells of half a 95 % interval."""
-        return f"± {median(self.half_widths):.1f}" if self.half_widths else "-"
+    def median_half_width(self) -> str:
+        """Median over cells of half the leading mean's 95 % interval."""
+        return _median(self.half_widths)
 
-    def typical_modelled(self) -> str:
-        """The same of the post-processed means."""
-        return f"± {median(self.modelled_half_widths):.1f}" if self.modelled_half_widths else "-"
+    def typical_half_width(self) -> str:
+        """The same with every cell weighted by what it counts: half of the events are in cells this narrow or narrower."""
+        reached, half = 0.0, sum(self.weights) / 2
+        for width, weight in sorted(zip(self.half_widths, self.weights, strict=True)):
+            reached += weight
+            if reached >= half:
+                return f"± {width:.1f}"
+        return "-"
+
+    def typical_raw(self) -> str:
+        """The same of the means as they were drawn."""
+        return _median(self.raw_half_widths)
+
+    @property
+    def modelled(self) -> bool:
+        """Whether a model's estimates lead."""
+        return self.busiest is not None and _leading(self.busiest[2]) is not self.busiest[2]["mean"]
+
+
+def _leading(body: dict[str, Any]) -> dict[str, Any]:
+    """The mean that readers see first, as on the dashboard: smoothed over windows, else shrunk, else as it was drawn."""
+    modelled = body.get("post_processed", {})
+    leading: dict[str, Any] = modelled.get("mean_smoothed") or modelled.get("mean") or body["mean"]
+    return leading
+
+
+def _half_width(estimate: dict[str, Any]) -> float:
+    low, high = estimate["interval"]
+    return float(high - low) / 2
+
+
+def _median(half_widths: list[float]) -> str:
+    return f"± {median(half_widths):.1f}" if half_widths else "-"
 
 
 def _with_interval(estimate: dict[str, Any]) -> str:
@@ -145,7 +174,7 @@ class Releases:
         """The latest complete windows."""
         table = Table(
             title=f"Private releases: {len(self._order)} windows, {self.messages} messages",
-            caption="busiest: most events; its mean in km/h (95 % interval); typical: half a 95 % interval",
+            caption="busiest: most events; its mean in km/h (95 % interval); typical: half of the events are in cells this narrow",
         )
         table.add_column("window", no_wrap=True)
         for column in ("cells", "suppr.", "busiest", "its mean", "typical", "ε"):
@@ -166,13 +195,14 @@ class Releases:
 
     def _line(self, window: WindowView) -> str:
         busy = "-" if window.busiest is None else f"{window.busiest[1]} ({window.busiest[0]:g} events)"
-        modelled = window.busiest_modelled()
         counted = f"on the map {window.counted()}  " if window.totals else ""
-        model = "" if modelled == "-" else f"modelled {modelled} km/h, median {window.typical_modelled()}  "
+        kind = "modelled mean" if window.modelled else "mean"
+        raw = f"raw {window.busiest_raw()}, median {window.typical_raw()}  " if window.modelled else ""
         return (
             f"{window.span(self.timezone)}  {window.cells} cells ({window.suppressed} suppressed)  "
-            f"busiest {busy}: mean {window.busiest_mean()} km/h  "
-            f"all cells (median) {window.typical_half_width()}  {model}{counted}ε {window.epsilon:g}"
+            f"busiest {busy}: {kind} {window.busiest_mean()} km/h  "
+            f"all cells (median) {window.median_half_width()}, by events {window.typical_half_width()}  "
+            f"{raw}{counted}ε {window.epsilon:g}"
         )
 
     def summary(self) -> str:

@@ -67,6 +67,11 @@ class Leading:
         total = self.events[released].sum()
         return float(self.events[released & self.covers].sum() / total) if total else 0.0
 
+    def cells_covered(self) -> float:
+        """The same with every released cell counted alike; 0 if none is released."""
+        released = np.isfinite(self.reach)
+        return float(self.covers[released].mean()) if released.any() else 0.0
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -135,15 +140,7 @@ def stated(config: Config, ledger_budget: int) -> float:
 
 def simulate(config: Config, windows: Windows, want: Want, draws: int, seed: int) -> Outcome:
     """Release ``windows`` (slot -> rows) ``draws`` times with noise from ``seed``, which may never leave the boundary."""
-    noise = Noise(np.random.default_rng(seed).bytes)
-    memories: list[Memory | None] = [None] * draws
-    spending, parts = Spending(config.window_grant, config.slotting), []
-    for planned in planned_windows(config, windows):
-        spending.add(planned.plan)
-        for draw_number, memory in enumerate(memories):
-            leading, memories[draw_number] = _leading(planned, config, memory, noise)
-            parts.append(leading)
-    every, ledger_budget = Leading.joined(parts), spending.ledger_budget()
+    every, ledger_budget = released(config, windows, draws, seed)
     return Outcome(
         epsilon=config.privacy.epsilon,
         budget=stated(config, ledger_budget),
@@ -152,6 +149,19 @@ def simulate(config: Config, windows: Windows, want: Want, draws: int, seed: int
         share=every.share_within(want.half_width),
         covered=every.covered(),
     )
+
+
+def released(config: Config, windows: Windows, draws: int, seed: int) -> tuple[Leading, int]:
+    """The leading numbers of all cells, windows and draws, and the least budget in the ledger's unit, as :func:`simulate`."""
+    noise = Noise(np.random.default_rng(seed).bytes)
+    memories: list[Memory | None] = [None] * draws
+    spending, parts = Spending(config.window_grant, config.slotting), []
+    for planned in planned_windows(config, windows):
+        spending.add(planned.plan)
+        for draw_number, memory in enumerate(memories):
+            leading, memories[draw_number] = _leading(planned, config, memory, noise)
+            parts.append(leading)
+    return Leading.joined(parts), spending.ledger_budget()
 
 
 def _leading(

@@ -46,7 +46,7 @@ OTHERS: list[Event] = [(0, 2, 0), (1, 2, U), (2, 3, U // 2)]
 
 
 def pure(tmp_path: Path, weight: str, **more: Any) -> Config:
-    """config/riders.toml at ε = 1."""
+    """The hourly riders.toml at ε = 1."""
     budget = {"privacy.epsilon": 1.0, "privacy.budget": 8.0, "participation.weight": weight}
     return riders(tmp_path, **SETTINGS | budget | more)
 

@@ -36,13 +36,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mean": {"speed.statistics": ["mean"]},
     "uniform": {"speed.allocation": "uniform", "speed.clipping": "none", "speed.suppression": "none"},
     "no cap": {"speed.sum_cap": 0},
+    "as shipped, unmerged": {"speed.statistics": ["mean"], "speed.sum_cap": 1.5},
     "a tight cap": {"speed.sum_cap": 0.4, "speed.clipping": "none"},
     "three users at least": {"speed.min_users": 3},
 }
 
 
 def fleet(tmp_path: Path, **settings: Any) -> Config:
-    """config/bus-fleet.toml at ε = 1 per window."""
+    """The hourly bus-fleet.toml at ε = 1 per window."""
     return bus_config(tmp_path, **{"privacy.epsilon": 1.0, "privacy.budget": 24.0} | settings)
 
 

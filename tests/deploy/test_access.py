@@ -28,7 +28,7 @@ from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, REJECTED, SPAT
 from stream.messages.topics import create_topics
 from stream.serve.api import make_app
 from stream.storage.ledger import Ledger
-from tests.support import shipped
+from tests.support import hourly
 from tests.support.builders import bus_config
 
 USERS = {"worker": "w-secret", "source": "s-secret", "serve": "r-secret"}
@@ -128,7 +128,7 @@ async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_
     ]
     recording.write_text("".join(json.dumps(event) + "\n" for event in events))
     command = [sys.executable, "-m", "stream"]
-    at = ["--config", str(shipped.BUS)]
+    at = ["--config", str(hourly.BUS)]
     worker = subprocess.Popen(
         [*command, "worker", *at],
         env=secured.environment(

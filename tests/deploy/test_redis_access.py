@@ -23,7 +23,7 @@ from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys
-from tests.support import shipped
+from tests.support import hourly
 from tests.support.builders import bus_config
 from tests.support.environment import environment
 from tests.support.redis_servers import pytest_generate_tests  # noqa: F401 - each test on both servers
@@ -122,7 +122,7 @@ async def test_worker_and_operator_do_their_work_with_the_documented_rights_and_
         "operator.port": str(free_port()),
         "window.lateness": "event-time",
         "window.idle_timeout": "2s",
-        "config": str(shipped.BUS),
+        "config": str(hourly.BUS),
     }
     await create_topics(bus_config(tmp_path, **{"feed.topic": topic_name, "kafka.bootstrap": kafka}))
     recording = tmp_path / "hour.ndjson"
@@ -296,7 +296,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, key: str, content: 
 def test_a_worker_that_redis_refuses_says_so_and_ends(guarded: Guarded, kafka: str, tmp_path: Path) -> None:
     (tmp_path / "wrong").write_text("guess\n")
     settings = {
-        "config": str(shipped.BUS),
+        "config": str(hourly.BUS),
         "kafka.bootstrap": kafka,
         "operator.port": str(free_port()),
         "redis.password_file": str(tmp_path / "wrong"),

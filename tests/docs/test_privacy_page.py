@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from dpcore.accounting import epsilon_of_rho
 from dpcore.noise import Noise
 from dpcore.participation import UNIT
-from stream.config import Config
+from stream.config import Config, load_config
 from stream.config.privacy import MAX_DELTA
 from stream.local import REPO_ROOT
 from stream.statistics.participation.draw import draw_participation
@@ -20,7 +21,7 @@ from stream.statistics.participation.plan import participation_of
 from stream.statistics.participation.public_cells import public_cells
 from stream.statistics.pipeline import contributions_of, plan_window
 from stream.storage.row_store import ROW
-from tests.support.builders import SLOT, riders_config, zcdp_config
+from tests.support.builders import SLOT, zcdp_config
 
 PAGE = (REPO_ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
 
@@ -41,6 +42,12 @@ def test_what_a_budget_means_for_beliefs(budget: int) -> None:
     assert row(str(budget)) == [rounded, *(f"{100 * after(prior):.1f} %" for prior in (0.001, 0.01, 0.5))]
 
 
+def shipped_riders(tmp_path: Path, **overrides: Any) -> Config:
+    """config/riders.toml with its key file in ``tmp_path``; overrides are dotted keys."""
+    settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | overrides
+    return load_config(REPO_ROOT / "config" / "riders.toml", **settings)
+
+
 def half_width(config: Config, name: str) -> float:
     """Half of the 95 % interval of a count in a released window."""
     contributions, slotting = contributions_of(np.zeros(0, dtype=ROW), config), config.slotting
@@ -51,25 +58,25 @@ def half_width(config: Config, name: str) -> float:
 
 
 def test_the_worked_example_is_what_the_configuration_does(tmp_path: Path) -> None:
-    config = riders_config(tmp_path)
+    config = shipped_riders(tmp_path)
     privacy = config.privacy
-    assert (privacy.epsilon, privacy.budget) == (2.0, 16.0)
+    assert (privacy.epsilon, privacy.budget) == (2.0, 12.0)
     windows, full = privacy.period // config.window.slot, privacy.ledger_budget // privacy.ledger_grant
     assert row("Windows of a day; paid in full") == [f"{windows}; {full}"]
     assert row("Messages of a window, visited or not") == [f"{len(public_cells(config))} cells and one close marker"]
-    hour = participation_of(config).unit_grant / 1e6
-    assert row("A commuter on the road in 3 of the hours pays") == [f"{3 * hour:g} of {privacy.budget:g}"]
-    assert full + 1 == 9
-    assert row("A taxi on the road all day pays")[0].startswith(f"{full * hour:g} of {privacy.budget:g}, then")
+    window = participation_of(config).unit_grant / 1e6
+    assert row("A commuter on the road in 2 of the windows pays") == [f"{2 * window:g} of {privacy.budget:g}"]
+    assert full == windows
+    assert row("A taxi on the road all day pays")[0].startswith(f"{full * window:g} of {privacy.budget:g}: it counts")
     t, s = participation_of(config).scales
-    assert participation_of(config).layout.rows.tolist() == [3]
-    assert row("Noise scale of the three numbers of a cell, in users") == [f"{t[0] / s[0] / UNIT:.1f}"]
+    assert participation_of(config).layout.rows.tolist() == [2]
+    assert row("Noise scale of the two numbers of a cell, in users") == [f"{t[0] / s[0] / UNIT:.1f}"]
     assert row("95 % interval of the number of users in a cell") == [f"± {half_width(config, 'users'):.1f}"]
-    user = riders_config(tmp_path, **{"participation.weight": "user"})
+    user = shipped_riders(tmp_path, **{"participation.weight": "user"})
     assert row('The same with `weight = "user"` (each of 8 cells counts them fully)') == [
         f"± {half_width(user, 'users'):.1f}"
     ]
-    sample = riders_config(tmp_path, **{"participation.weight": "sample"})
+    sample = shipped_riders(tmp_path, **{"participation.weight": "sample", "speed.clipping": "none"})
     cells = row('The same with `weight = "sample"`, 5 samples in each of 8 cells, number of events')
     assert cells == [f"± {half_width(sample, 'events'):.1f}"]
     assert sample.participation is not None
@@ -77,7 +84,7 @@ def test_the_worked_example_is_what_the_configuration_does(tmp_path: Path) -> No
 
 
 def test_what_a_histogram_adds_is_what_it_is_charged(tmp_path: Path) -> None:
-    config = riders_config(tmp_path, histogram={"mechanisms": ["ug"], "epsilon": 0.5})
+    config = shipped_riders(tmp_path, histogram={"mechanisms": ["ug"], "epsilon": 0.5})
     whole = config.privacy.ledger_grant + config.histogram_grant
     full = config.privacy.ledger_budget // whole
     assert f"a full window costs {whole / 1e6:g}, and B = {config.privacy.budget:g} pays {full} of" in PAGE

@@ -12,22 +12,22 @@ import h3
 import numpy as np
 
 from stream.config import Config, load_config
-from stream.local import REPO_ROOT
 from stream.storage.row_store import ROW
+from tests.support import hourly
 
 SLOT = 1_490_097_600
 """2017-03-21 12:00 UTC, the start of an hour."""
 
 
 def bus_config(tmp_path: Path, **overrides: Any) -> Config:
-    """config/bus-fleet.toml with its key file in ``tmp_path``; overrides are dotted keys."""
+    """The hourly bus-fleet.toml with its key file in ``tmp_path``; overrides are dotted keys."""
     settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | overrides
-    return load_config(REPO_ROOT / "config" / "bus-fleet.toml", **settings)
+    return load_config(hourly.BUS, **settings)
 
 
 def bus_fleet_file(folder: Path, domain: Mapping[str, float]) -> Path:
-    """config/bus-fleet.toml with another ``domain``, by its sides, as ``hexveil.toml`` in ``folder``."""
-    lines = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8").splitlines()
+    """The hourly bus-fleet.toml with another ``domain``, by its sides, as ``hexveil.toml`` in ``folder``."""
+    lines = hourly.BUS.read_text(encoding="utf-8").splitlines()
     box = f"domain = {{ {', '.join(f'{side} = {degrees}' for side, degrees in domain.items())} }}"
     path = folder / "hexveil.toml"
     path.write_text("\n".join(box if line.startswith("domain =") else line for line in lines), encoding="utf-8")
@@ -35,9 +35,9 @@ def bus_fleet_file(folder: Path, domain: Mapping[str, float]) -> Path:
 
 
 def riders_config(tmp_path: Path, **overrides: Any) -> Config:
-    """config/riders.toml with its key file in ``tmp_path``; overrides are dotted keys."""
+    """The hourly riders.toml with its key file in ``tmp_path``; overrides are dotted keys."""
     settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | overrides
-    return load_config(REPO_ROOT / "config" / "riders.toml", **settings)
+    return load_config(hourly.RIDERS, **settings)
 
 
 EVERY_MECHANISM = [
@@ -57,7 +57,7 @@ EVERY_MECHANISM = [
 
 
 def with_histograms(relation: str, tmp_path: Path, mechanisms: list[str] | None = None, **overrides: Any) -> Config:
-    """The shipped configuration of ``relation`` ("zcdp": riders counting ρ) with spatial histograms of a 16 × 16 box around :func:`located_rows`."""
+    """The hourly configuration of ``relation`` ("zcdp": riders counting ρ) with spatial histograms of a 16 × 16 box around :func:`located_rows`."""
     names = mechanisms or EVERY_MECHANISM
     box = {"south": 30.1, "west": -97.9, "north": 30.6, "east": -97.5}
     settings: dict[str, Any] = {
@@ -79,8 +79,8 @@ def with_histograms(relation: str, tmp_path: Path, mechanisms: list[str] | None 
         return zcdp_config(
             tmp_path, 0.5, 12.0, **{k: v for k, v in (settings | overrides).items() if k != "privacy.budget"}
         )
-    file = {"values": "bus-fleet.toml", "participation": "riders.toml"}[relation]
-    return load_config(REPO_ROOT / "config" / file, **(settings | overrides))
+    file = {"values": hourly.BUS, "participation": hourly.RIDERS}[relation]
+    return load_config(file, **(settings | overrides))
 
 
 def located_rows(seed: int, n: int, users: int = 12, slot: int = SLOT) -> np.ndarray:
@@ -124,8 +124,8 @@ def _city(
 def zcdp_config(
     tmp_path: Path, rho: float = 0.05, rho_budget: float = 0.4, delta: float = 1e-6, **overrides: Any
 ) -> Config:
-    """config/riders.toml counting zCDP in place of pure ε; overrides are dotted keys."""
-    text = (REPO_ROOT / "config" / "riders.toml").read_text(encoding="utf-8")
+    """The hourly riders.toml counting zCDP in place of pure ε; overrides are dotted keys."""
+    text = hourly.RIDERS.read_text(encoding="utf-8")
     wanted = f'accounting = "zcdp"\nrho = {rho}\nrho_budget = {rho_budget}\ndelta = {delta}'
     text, n_replaced = re.subn(r"(?m)^epsilon = \S+\nbudget = \S+$", wanted, text)
     assert n_replaced == 1, "riders.toml gives epsilon and budget on two lines"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from stream.config import Config, load_config
-from stream.local import REPO_ROOT
 from stream.statistics.participation.plan import planned_layout
 from stream.statistics.plan import Plan
+from tests.support import hourly
 
 SMALL = {
     "feed.domain": {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55},
@@ -21,9 +21,9 @@ SMALL = {
 
 
 def riders(tmp_path: Path, **overrides: object) -> Config:
-    """config/riders.toml over a small box at resolution 7, its key file in ``tmp_path``; overrides are dotted keys."""
+    """The hourly riders.toml over a small box at resolution 7, its key file in ``tmp_path``; overrides are dotted keys."""
     settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | SMALL
-    return load_config(REPO_ROOT / "config" / "riders.toml", **(settings | overrides))
+    return load_config(hourly.RIDERS, **(settings | overrides))
 
 
 def skeleton(body: dict[str, Any]) -> dict[str, Any]:

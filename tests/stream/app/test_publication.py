@@ -35,7 +35,7 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ReadThrough, RowStore
 from stream.windows import PublicationTimes
-from tests.support import shipped
+from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.environment import worker_environment
 from tests.support.feeding import until
@@ -218,7 +218,7 @@ async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_p
     area = {"feed.domain": json.dumps(BOX), "hexagons.resolution": "7"}
     ticks = {"window.slot": "3s", "window.allowed_delay": "0s", "window.publication_margin": f"{margin:.0f}s"}
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **area, **ticks)
-    hexveil, at = [sys.executable, "-m", "stream"], ["--config", str(shipped.RIDERS)]
+    hexveil, at = [sys.executable, "-m", "stream"], ["--config", str(hourly.RIDERS)]
     for command in (["topics", "create", *at], ["ledger", "adopt", *at, "--no-other-ledger"]):
         subprocess.run([*hexveil, *command], env=env, cwd=tmp_path, check=True)
     keys, log, arrivals = FeedKeys(topic_name), (tmp_path / "worker.log").open("w"), Arrivals(topic_name)

@@ -29,7 +29,7 @@ from stream.messages.message import HEXAGON_SPEED, WINDOW, schema
 from stream.statistics.pipeline import plan_window
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
-from tests.support import shipped
+from tests.support import hourly
 from tests.support.builders import bus_config
 from tests.support.environment import worker_environment
 from tests.support.topics_reader import read_all
@@ -92,7 +92,7 @@ def test_a_recorded_day_survives_a_killed_worker_with_every_window_released_once
     env = worker_environment(tmp_path, kafka, redis_url, port, topic_name, **recorded)
     config = bus_config(tmp_path, **{"feed.name": topic_name, "feed.topic": topic_name, "kafka.bootstrap": kafka})
     hexveil = [sys.executable, "-m", "stream"]
-    at = ["--config", str(shipped.BUS)]
+    at = ["--config", str(hourly.BUS)]
     log = (tmp_path / "worker.log").open("w")
 
     def start() -> subprocess.Popen[bytes]:

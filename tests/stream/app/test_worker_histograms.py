@@ -15,11 +15,12 @@ from redis.asyncio import Redis
 
 from dpcore.spatial import Rectangles, histogram_from_release
 from stream.config import load_config
-from stream.local import REPO_ROOT, free_port
+from stream.local import free_port
 from stream.messages.message import OUTPUT_TOPICS, SPATIAL_HISTOGRAM, WINDOW
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from tests.stream.serve.serving import serving
+from tests.support import hourly
 from tests.support.builders import SLOT
 from tests.support.environment import worker_environment
 from tests.support.feeding import create_topic, produce
@@ -55,7 +56,7 @@ async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the
     settings = {"window.lateness": "event-time", "window.idle_timeout": "4s", "histogram": json.dumps(SETTINGS)}
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **settings)
     hexveil = [sys.executable, "-m", "stream"]
-    bus = REPO_ROOT / "config" / "bus-fleet.toml"
+    bus = hourly.BUS
     await create_topic(kafka, topic_name, 2)
     subprocess.run([*hexveil, "topics", "create", "--config", str(bus)], env=env, cwd=tmp_path, check=True)
     adopt = ["ledger", "adopt", "--config", str(bus), "--since", "2017-03-21", "--no-other-ledger"]

@@ -20,14 +20,15 @@ import pytest
 import redis
 from aiokafka.admin import AIOKafkaAdminClient
 
-from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, RedisServer, free_port
+from stream.local import LOOPBACK, KafkaServer, RedisServer, free_port
 from stream.logs import QUIET_SECONDS
 from stream.messages.topics import create_topics
+from tests.support import hourly
 from tests.support.builders import bus_config
 from tests.support.environment import worker_environment
 
 STOP_SECONDS = 10.0
-BUS = str(REPO_ROOT / "config" / "bus-fleet.toml")
+BUS = str(hourly.BUS)
 
 
 class RunningWorker:

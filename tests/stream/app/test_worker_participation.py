@@ -25,7 +25,7 @@ from stream.local import free_port
 from stream.messages.message import HEXAGON_SPEED, REJECTED, WINDOW
 from stream.statistics.participation.public_cells import public_cells
 from stream.storage.keys import FeedKeys
-from tests.support import shipped
+from tests.support import hourly
 from tests.support.builders import zcdp_config
 from tests.support.environment import worker_environment
 from tests.support.topics_reader import read_all
@@ -40,7 +40,7 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
     area = {"feed.domain": _DOMAIN, "hexagons.resolution": "7"}
     ticks = {"window.slot": "3s", "window.allowed_delay": "1s", "window.publication_margin": "5s"}
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **area, **ticks)
-    riders = str(shipped.RIDERS)
+    riders = str(hourly.RIDERS)
     if accounting == "zcdp":
         zcdp_config(tmp_path)
         riders = str(tmp_path / "zcdp.toml")

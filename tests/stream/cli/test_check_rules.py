@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from stream.cli import app
-from tests.support import shipped
+from stream.local import REPO_ROOT
+from tests.support import hourly
 
-BUS, RIDERS = str(shipped.BUS), str(shipped.RIDERS)
+BUS, RIDERS = str(hourly.BUS), str(hourly.RIDERS)
 
 
 def output(*arguments: str) -> str:
@@ -23,6 +24,26 @@ def output(*arguments: str) -> str:
 
 def rules(config: str) -> dict[str, dict[str, Any]]:
     return {rule["key"]: rule for rule in json.loads(output("--config", config, "--json"))["rules"]}
+
+
+@pytest.mark.parametrize("name", ["bus-fleet.toml", "riders.toml"])
+def test_the_shipped_budget_pays_for_every_window_and_a_smaller_one_is_a_warning_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    shipped = str(REPO_ROOT / "config" / name)
+    assert "Warning" not in output("--config", shipped)
+    monkeypatch.setenv("HEXVEIL_PRIVACY__BUDGET", "8")
+    said = output("--config", shipped)
+    assert "Warning: budget 8.0 pays for" in said
+    assert "the last windows of a period go dark" in said
+    assert "or grant 12." in said
+    monkeypatch.setenv("HEXVEIL_PRIVACY__BUDGET", "12")
+    monkeypatch.setenv("HEXVEIL_HISTOGRAM", '{"mechanisms": ["ug"], "epsilon": 0.5}')
+    assert f"or grant {12 + 0.5 * windows(shipped):g}." in output("--config", shipped)
+
+
+def windows(config: str) -> int:
+    return int(json.loads(output("--config", config, "--json"))["windows_per_period"])
 
 
 def test_every_rule_under_values_is_there_with_its_value_and_unit() -> None:

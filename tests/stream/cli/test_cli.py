@@ -11,9 +11,9 @@ from typer.testing import CliRunner, Result
 import stream.cli
 from dpcore import __version__
 from stream.cli import SUBJECTS, app
-from tests.support import shipped
+from tests.support import hourly
 
-BUS, RIDERS = str(shipped.BUS), str(shipped.RIDERS)
+BUS, RIDERS = str(hourly.BUS), str(hourly.RIDERS)
 
 
 def hexveil(*arguments: str) -> Result:

@@ -25,6 +25,9 @@ from tests.support.fetching import fetched
 _WINDOW = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
 
 
+_MODELLED = (("kalman", 20.0), ("empirical-bayes", 21.0))
+
+
 def _statistic(value: float, low: float, high: float, unit: str = "km/h") -> dict[str, object]:
     return {"value": value, "raw": value, "clamped": False, "scale": 1.0, "interval": [low, high], "unit": unit}
 
@@ -56,10 +59,22 @@ def test_a_window_is_shown_once_all_its_messages_arrived_in_any_order() -> None:
     releases.add(HEXAGON_SPEED, {"ce_id": b"b"}, _cell("872834728ffffff", 10, 30.0, 8.0))
     (line,) = releases.lines()
     assert line.startswith("03-21 07:00–08:00  2 cells (0 suppressed)  busiest 87283472bffffff (40 events)")
-    assert "mean 23.0 (19–27) km/h  all cells (median) ± 6.0  ε 2" in line
+    assert "mean 23.0 (19–27) km/h  all cells (median) ± 6.0, by events ± 4.0  ε 2" in line
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(releases.table())
     assert "03-21 07:00–08:00 │     2 │      0 │      40 │ 23.0 (19–27) │" in console.export_text()
+
+
+def test_the_modelled_mean_leads_and_the_raw_one_follows() -> None:
+    releases = Releases(ZoneInfo("America/Chicago"))
+    releases.add(WINDOW, {"ce_id": b"m"}, _marker(1))
+    cell = json.loads(_cell("87283472bffffff", 40, 23.0, 14.0))
+    smoothed, shrunk = ({"method": m, "value": v, "interval": [v - 3, v + 3], "unit": "km/h"} for m, v in _MODELLED)
+    cell["post_processed"] = {"mean": shrunk, "mean_smoothed": smoothed}
+    releases.add(HEXAGON_SPEED, {"ce_id": b"a"}, json.dumps(cell).encode())
+    (line,) = releases.lines()
+    assert "modelled mean 20.0 (17–23) km/h  all cells (median) ± 3.0, by events ± 3.0" in line
+    assert "raw 23.0 (9–37), median ± 14.0" in line
 
 
 def test_repeats_and_messages_that_fail_their_schema_are_counted_and_not_shown() -> None:
@@ -148,13 +163,13 @@ def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_
         (why,) = [line for line in lines if "Kafka needs Java" in line]
         assert "run without Kafka" in why
         address = lines[-1].removeprefix("Dashboard: ").strip()
-        assert "06:00–07:00" in demo.stdout.readline()
+        assert "06:00–09:00" in demo.stdout.readline()
         window = json.loads(fetched(f"{address}api/v1/hexagons"))
         demo.send_signal(signal.SIGTERM)
         rest, errors = demo.communicate(timeout=60)
     assert demo.returncode == 0, errors
     assert window["complete"]
-    assert len(window["hexagons"]) > 20
+    assert len(window["hexagons"]) > 7
     assert "Windows closed: " in rest
 
 
@@ -177,11 +192,11 @@ def test_make_passes_on_that_kafka_is_insisted_on(repo_root: Path) -> None:
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
-    """Six buses of three hours, in CapMetro's format."""
+    """Six buses of four hours, in CapMetro's format: one window ends before the recording does."""
     path = tmp_path / "day.csv.gz"
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.write("vehicle_id,timestamp,speed,latitude,longitude\n")
-        for minute in range(0, 180, 2):
+        for minute in range(0, 240, 2):
             moment = f"2017-03-21T{6 + minute // 60:02d}:{minute % 60:02d}:00-05:00"
             file.writelines(f"{bus},{moment},{8 + bus},30.27,{-97.74 + bus / 100}\n" for bus in range(6))
     return path
@@ -193,11 +208,11 @@ def test_a_recording_is_shown_until_its_seconds_are_over(repo_root: Path, record
     command += ["--feed", str(recording), "--format", "capmetro"]
     done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "03-21 06:00–07:00" in done.stdout
+    assert "03-21 06:00–09:00" in done.stdout
     assert "failing their JSON Schema: 0" in done.stdout
-    assert "events sent: 540" in done.stdout
+    assert "events sent: 720" in done.stdout
     if kafka == "--no-kafka":
-        assert "Windows closed: 3" in done.stdout
+        assert "Windows closed: 2" in done.stdout
 
 
 def test_without_kafka_a_recording_under_participation_is_refused_with_the_command_that_names_its_time(

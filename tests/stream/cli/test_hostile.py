@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from stream.cli import app
-from tests.support import shipped
+from tests.support import hourly
 from tests.support.builders import SLOT
 
-BUS, RIDERS = str(shipped.BUS), str(shipped.RIDERS)
+BUS, RIDERS = str(hourly.BUS), str(hourly.RIDERS)
 SPAN = ["--from", "2017-03-21", "--until", "2017-03-22"]
 
 

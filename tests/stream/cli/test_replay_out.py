@@ -20,8 +20,9 @@ from stream.messages.message import HEXAGON_SPEED, WINDOW, Message
 from stream.messages.release_files import ReleaseFileError, release_file
 from stream.offline import LinePublisher
 from tests.stream.serve.serving import released
+from tests.support import hourly
 
-BUS = str(REPO_ROOT / "config" / "bus-fleet.toml")
+BUS = str(hourly.BUS)
 NOON_MS = 1_490_097_600_000
 
 

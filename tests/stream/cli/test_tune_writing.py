@@ -15,9 +15,9 @@ from stream.evaluation.leading import Outcome
 from stream.evaluation.settings import Setting
 from stream.evaluation.tuning import EPSILONS, Trial
 from stream.evaluation.wants import Want
-from tests.support import shipped
+from tests.support import hourly
 
-SOURCE = shipped.BUS.read_text(encoding="utf-8")
+SOURCE = hourly.BUS.read_text(encoding="utf-8")
 
 
 def chosen(config: Config, **changes: object) -> Trial:
@@ -40,7 +40,7 @@ def kept(tmp_path: Path) -> Path:
 
 
 def test_force_replaces_a_file_and_nothing_else_does(kept: Path) -> None:
-    config = load_config(shipped.BUS)
+    config = load_config(hourly.BUS)
     with pytest.raises(typer.Exit):
         write(kept, chosen(config), config, force=False)
     assert kept.read_text() == "mine"
@@ -53,7 +53,7 @@ def test_force_replaces_a_file_and_nothing_else_does(kept: Path) -> None:
 def test_settings_that_are_no_valid_configuration_leave_the_old_file(
     kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = load_config(shipped.BUS)
+    config = load_config(hourly.BUS)
     invalid = chosen(config, resolution=0, merge_until_km_h=8.0, coarsest_resolution=0)
     with pytest.raises(typer.Exit) as stopped:
         write(kept, invalid, config, force=True)
@@ -67,7 +67,7 @@ def test_the_file_says_what_was_chosen_where_the_environment_said_it_before(
 ) -> None:
     """The template has mean and variance, and no key of merging."""
     monkeypatch.setenv("HEXVEIL_SPEED__STATISTICS", '["mean"]')
-    config, path = load_config(shipped.BUS), tmp_path / "new.toml"
+    config, path = load_config(hourly.BUS), tmp_path / "new.toml"
     assert "window.slot" not in keys_for(chosen(config), config, SOURCE, 12.05)
     write(path, chosen(config), config, force=False)
     monkeypatch.delenv("HEXVEIL_SPEED__STATISTICS")
@@ -78,7 +78,7 @@ def test_a_variable_that_overrides_the_choice_is_an_error_and_the_old_file_stays
     kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HEXVEIL_PRIVACY__EPSILON", "1.5")
-    config = load_config(shipped.BUS)
+    config = load_config(hourly.BUS)
     with pytest.raises(typer.Exit):
         write(kept, chosen(config), config, force=True)
     assert kept.read_text() == "mine"

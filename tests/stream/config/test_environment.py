@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stream.config import ConfigError, load_config
-from stream.local import REPO_ROOT
+from tests.support import hourly
 
-BUS = REPO_ROOT / "config" / "bus-fleet.toml"
+BUS = hourly.BUS
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,15 @@ from dpcore.spatial import E2EPriv
 from stream.cli import app
 from stream.config import Config, ConfigError, load_config
 from stream.config.histogram import MAX_MESSAGE_BYTES, MECHANISMS
-from stream.local import REPO_ROOT
 from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.statistics.histograms.fixes import fixes_of, histogram_box
 from stream.statistics.histograms.histograms import draw_histograms, mechanism_of
 from stream.statistics.plan import decode_plan, encode_plan
+from tests.support import hourly
 from tests.support.builders import EVERY_MECHANISM, TABLES, bus_config, located_rows, uncommented, with_histograms
 from tests.support.releasing import build_messages, planned_with_fixes
 
-BUS, RIDERS = REPO_ROOT / "config" / "bus-fleet.toml", REPO_ROOT / "config" / "riders.toml"
+BUS, RIDERS = hourly.BUS, hourly.RIDERS
 
 
 @pytest.mark.parametrize("tables", [(), TABLES], ids=["", "tables"])

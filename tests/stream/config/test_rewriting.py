@@ -9,7 +9,7 @@ import pytest
 
 from stream.config import ConfigError
 from stream.config.rewriting import rewritten, toml
-from tests.support import shipped
+from tests.support import hourly
 
 TEXT = '# mine\n[window]\nslot = "1h" # an hour\n\n[speed]\n# statistics = ["p50"]\nstatistics = ["mean", "variance"]\n[speed.more]\nslot = 1\n'
 
@@ -33,7 +33,7 @@ def test_only_the_named_keys_change_and_comments_stay() -> None:
 
 def test_both_shipped_configurations_can_be_rewritten() -> None:
     changes = {"hexagons.merge_until_km_h": 8.0, "privacy.epsilon": 0.25, "window.slot": timedelta(hours=2)}
-    for file in (shipped.BUS, shipped.RIDERS):
+    for file in (hourly.BUS, hourly.RIDERS):
         data = tomllib.loads(rewritten(file.read_text(encoding="utf-8"), changes, "why"))
         assert (data["hexagons"]["merge_until_km_h"], data["privacy"]["epsilon"], data["window"]["slot"]) == (
             8.0,

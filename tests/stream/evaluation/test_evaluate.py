@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.evaluation.evaluate import evaluate, report
 from stream.evaluation.variants import VARIANTS, variants, with_epsilon, with_speed
-from tests.support import shipped
+from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows
 
-BUS = str(shipped.BUS)
+BUS = str(hourly.BUS)
 
 
 def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cover_95_percent(

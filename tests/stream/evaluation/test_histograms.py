@@ -23,11 +23,11 @@ from dpcore.spatial.release import Released
 from stream.cli import app
 from stream.config import Config
 from stream.evaluation.histograms import evaluate_histograms, with_histogram_epsilon
-from stream.local import REPO_ROOT
 from stream.offline import read_recording, split_by_slot
 from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
 from stream.statistics.histograms.histograms import draw_histograms, exact_counts, region_domain, regions_of
 from stream.statistics.plan import HistogramPlan
+from tests.support import hourly
 from tests.support.builders import EVERY_MECHANISM, bus_config, located_rows, with_histograms
 from tests.support.releasing import planned_with_fixes
 from tests.support.tapes import tape
@@ -139,11 +139,7 @@ def test_evaluation_finds_the_error_that_more_epsilon_lowers_and_keeps_the_windo
 
 def test_histograms_are_judged_on_request_and_said_to_be_not_private(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
-    text = (
-        (REPO_ROOT / "config" / "bus-fleet.toml")
-        .read_text(encoding="utf-8")
-        .replace("var/user.key", str(tmp_path / "k"))
-    )
+    text = hourly.BUS.read_text(encoding="utf-8").replace("var/user.key", str(tmp_path / "k"))
     file.write_text(text, encoding="utf-8")
     recording = str(tmp_path / "hour.ndjson")
     hour = ["--start", "2017-03-21T13:00:00Z", "--duration", "1h", "--vehicles", "60", "--out", recording]

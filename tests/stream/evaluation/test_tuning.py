@@ -17,9 +17,9 @@ from stream.evaluation.leading import Leading, Outcome, simulate, with_terms
 from stream.evaluation.tuning import EPSILONS, Recording
 from stream.evaluation.wants import Want
 from stream.offline import read_recording
-from tests.support import shipped
+from tests.support import hourly
 
-CONFIGS = {"values": str(shipped.BUS), "participation": str(shipped.RIDERS)}
+CONFIGS = {"values": str(hourly.BUS), "participation": str(hourly.RIDERS)}
 GRIDS = {"values": "5", "participation": "5,6"}
 WANTED = "±10 km/h for 75 % of events"
 
@@ -33,7 +33,7 @@ def city(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("city") / "hour.ndjson"
     span = ["--start", "2026-03-02T14:00:00Z", "--duration", "1h", "--interval", "60s", "--pace", "max"]
     done = CliRunner().invoke(
-        app, ["simulate", "--vehicles", "40", *span, "--config", str(shipped.BUS), "--out", str(file)], env=DOMAIN
+        app, ["simulate", "--vehicles", "40", *span, "--config", str(hourly.BUS), "--out", str(file)], env=DOMAIN
     )
     assert done.exit_code == 0, done.output
     return file

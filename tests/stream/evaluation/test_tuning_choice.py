@@ -20,7 +20,7 @@ from stream.evaluation.wants import Want
 from stream.statistics.plan import Plan, empty_plan, pack_ids, pack_integers
 from stream.storage.row_store import ROW
 from stream.windows import Slotting
-from tests.support import shipped
+from tests.support import hourly
 
 HOUR = timedelta(hours=1)
 WANT = Want(10.0, 0.75)
@@ -46,7 +46,7 @@ def searched(monkeypatch: pytest.MonkeyPatch, width: Width, most: float) -> Sear
         return Outcome(epsilon, epsilon, round(epsilon * 1e6), half_width, share, 1.0)
 
     monkeypatch.setattr("stream.evaluation.tuning.simulate", simulated)
-    config = load_config(shipped.BUS, **{"speed.keep": "error", "speed.allocation": "uniform"} | PLAIN)
+    config = load_config(hourly.BUS, **{"speed.keep": "error", "speed.allocation": "uniform"} | PLAIN)
     return Search(config, np.zeros(1, ROW), WANT, most, draws=1, seed=1)
 
 
@@ -54,7 +54,7 @@ PLAIN = {"speed.clipping": "none", "speed.sum_cap": 0.0, "speed.statistics": ["m
 
 
 def test_the_written_budget_is_rounded_up_but_never_above_the_limit() -> None:
-    config = load_config(shipped.BUS)
+    config = load_config(hourly.BUS)
     trial = trial_that_costs(config, 12_010_000)
     assert terms_of(config, trial, 12.05) == {"privacy.epsilon": 1.0, "privacy.budget": 12.01}
     assert terms_of(config, trial, 12.1)["privacy.budget"] == 12.1
@@ -62,12 +62,12 @@ def test_the_written_budget_is_rounded_up_but_never_above_the_limit() -> None:
 
 
 def test_under_zcdp_the_limit_is_of_the_converted_budget() -> None:
-    config = load_config(shipped.RIDERS, **ZCDP)
+    config = load_config(hourly.RIDERS, **ZCDP)
     terms = terms_of(config, trial_that_costs(config, 2_085_123_456), 12.0)
-    rounded = load_config(shipped.RIDERS, privacy=ZCDP["privacy"] | {"rho_budget": 2.09})
+    rounded = load_config(hourly.RIDERS, privacy=ZCDP["privacy"] | {"rho_budget": 2.09})
     assert rounded.privacy.budget > 12.0, "three digits are above the limit"
     assert terms["privacy.rho_budget"] == 2.085123456
-    written = load_config(shipped.RIDERS, privacy=ZCDP["privacy"] | {"rho_budget": terms["privacy.rho_budget"]})
+    written = load_config(hourly.RIDERS, privacy=ZCDP["privacy"] | {"rho_budget": terms["privacy.rho_budget"]})
     assert written.privacy.budget <= 12.0
     assert written.privacy.ledger_budget == 2_085_123_456
 
@@ -95,14 +95,14 @@ def test_a_lucky_trial_is_not_the_nearest_and_the_grid_that_fails_is_named(
     assert (tuning.chosen, tuning.beyond, tuning.costed) == (None, None, (6, HOUR))
     assert tuning.nearest is not None
     assert not tuning.nearest.reaches
-    print_tuning(tuning, WANT, 4.0, load_config(shipped.BUS), {})
+    print_tuning(tuning, WANT, 4.0, load_config(hourly.BUS), {})
     printed = capsys.readouterr().out
     assert "suffices on H3 6, 1h" in printed
     assert "not confirmed" in printed
 
 
 def test_the_chosen_trial_has_its_row_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    config = load_config(shipped.BUS)
+    config = load_config(hourly.BUS)
     first = trial_that_costs(config, 12_000_000)
     chosen = replace(first, confirming=True)
     print_tuning(Tuning((first, chosen), {}, {}, chosen), WANT, 12.0, config, {"privacy.epsilon": 1.0})
@@ -120,13 +120,13 @@ def test_a_dearer_trial_of_less_epsilon_does_not_discard_one_that_reaches(monkey
 
     search = searched(monkeypatch, lambda config, confirming: 1.0, most=4.0)
     monkeypatch.setattr("stream.evaluation.tuning.simulate", simulated)
-    best = search.least(Setting.of(load_config(shipped.BUS, **PLAIN)), EPSILONS.index(1.0), 4.0)
+    best = search.least(Setting.of(load_config(hourly.BUS, **PLAIN)), EPSILONS.index(1.0), 4.0)
     assert best is not None
     assert best.outcome.epsilon == 1.0
 
 
 def test_resolution_0_cannot_be_merged_and_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(shipped.BUS, **{"hexagons.merge_until_km_h": 8.0})
+    config = load_config(hourly.BUS, **{"hexagons.merge_until_km_h": 8.0})
     searched(monkeypatch, lambda config, confirming: 10.0, most=4.0)
     with pytest.raises(ValueError, match="none above resolution 0"):
         Search(config, np.zeros(1, ROW), WANT, 4.0, draws=1, seed=1).run([0], [HOUR])
@@ -134,7 +134,7 @@ def test_resolution_0_cannot_be_merged_and_is_skipped_with_the_reason(monkeypatc
 
 def test_each_recorded_part_of_a_day_is_priced_by_its_own_slots() -> None:
     """One user in all four slots of an evening, and in two of the fourteen that are recorded of the next day."""
-    config = load_config(shipped.BUS, **{"feed.timezone": "UTC"})
+    config = load_config(hourly.BUS, **{"feed.timezone": "UTC"})
     slotting, midnight = Slotting(HOUR, timedelta(days=1), "UTC"), 1_490_140_800
 
     def plan(hour: int, users: list[int]) -> Plan:

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from stream.app.worker import Worker
 from stream.cli import app as command
 from stream.config import Config
-from stream.local import REPO_ROOT
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import BeforeBirthError, Ledger
 from stream.storage.row_store import ReadThrough, RowStore
 from stream.windows import Period
+from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.closing import Collected, protocol_of
 
@@ -149,7 +149,7 @@ async def test_a_close_of_an_earlier_period_draws_and_publishes_nothing(redis: R
 
 
 def test_adopt_explains_itself_and_changes_nothing_unless_the_operator_says_that_no_other_ledger_has() -> None:
-    at = ["ledger", "adopt", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")]
+    at = ["ledger", "adopt", "--config", str(hourly.BUS)]
     result = CliRunner().invoke(command, [*at, "--since", "2017-03-21"])
     assert result.exit_code == 2
     assert "periods from 2017-03-21T05:00:00Z on" in result.stderr

@@ -30,7 +30,7 @@ from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import ReadThrough, RowStore
 from tests.support.builders import SLOT, bus_config, riders_config
-from tests.support.shipped import BUS
+from tests.support.hourly import BUS
 from tests.support.stored_rows import HOUR, fill, read_clock
 from tests.support.topics_reader import read_all
 

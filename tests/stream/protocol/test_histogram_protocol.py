@@ -13,7 +13,6 @@ from redis.asyncio import Redis
 
 from dpcore.noise import Noise
 from stream.config import Config, load_config
-from stream.local import REPO_ROOT
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, SPATIAL_HISTOGRAM, WINDOW, Message, digest
 from stream.messages.topics import create_topics
 from stream.protocol.release_protocol import STEPS, ReleaseProtocol
@@ -22,6 +21,7 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
 from tests.dpcore.silence import Silence
+from tests.support import hourly
 from tests.support.builders import SLOT, located_rows, uncommented, with_histograms
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.protocol_child import exit_code
@@ -38,7 +38,7 @@ async def test_a_worker_killed_after_any_step_releases_every_histogram_once_and_
 ) -> None:
     file = tmp_path / "histograms.toml"
     file.write_text(
-        uncommented(REPO_ROOT / "config" / "bus-fleet.toml", ["euler"]).replace("rows = 64", "rows = 16", 1),
+        uncommented(hourly.BUS, ["euler"]).replace("rows = 64", "rows = 16", 1),
         encoding="utf-8",
     )
     key = {"privacy.user_key_file": str(tmp_path / "user.key")}

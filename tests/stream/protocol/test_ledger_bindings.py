@@ -25,7 +25,7 @@ from stream.protocol.ledger_check import verify_ledger
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore
 from stream.windows import Window
-from tests.support import shipped
+from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.stored_rows import store
 from tests.support.topics_reader import read_all
@@ -97,7 +97,7 @@ def test_the_command_says_what_is_bound_what_was_given_and_what_to_do(
     for name, event in events.items():
         (tmp_path / f"{name}.ndjson").write_text(json.dumps(event) + "\n")
         command = ["replay", f"{name}.ndjson", "--format", name, "--offline", "--state", "ledger"]
-        runs.append(CliRunner().invoke(app, [*command, "--config", str(shipped.BUS)]))
+        runs.append(CliRunner().invoke(app, [*command, "--config", str(hourly.BUS)]))
     assert [run.exit_code for run in runs] == [0, 1]
     assert runs[1].stdout == ""
     assert all(part in runs[1].stderr for part in ("field 'user'", "field 'vehicle_id'", "new name"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream.local import REPO_ROOT, RedisServer
+from stream.local import RedisServer
 from stream.messages.message import HEXAGON_SPEED, WINDOW, digest
 from stream.messages.topics import create_topics
 from stream.protocol import markers
@@ -28,6 +28,7 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore
 from stream.windows import Period
+from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.protocol_child import exit_code
@@ -43,9 +44,7 @@ async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_o
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     await create_topics(config)
     await store(redis, config, random_rows(1, 400))
-    run = partial(
-        exit_code, REPO_ROOT / "config" / "bus-fleet.toml", topic_name, tmp_path / "user.key", kafka, redis_url, SLOT
-    )
+    run = partial(exit_code, hourly.BUS, topic_name, tmp_path / "user.key", kafka, redis_url, SLOT)
     assert run(step) == -9
     ledger = Ledger(redis, topic_name)
     charged_before = await ledger.total("2017-03-21")

@@ -41,6 +41,7 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, SetBackError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
+from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.stored_rows import store
@@ -519,7 +520,7 @@ async def worker_command(deployment: Deployment) -> subprocess.CompletedProcess[
         "HEXVEIL_OPERATOR__PORT": str(free_port()),
         "HEXVEIL_PRIVACY__USER_KEY_FILE": str(config.privacy.user_key_file),
     }
-    command = [sys.executable, "-m", "stream", "worker", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")]
+    command = [sys.executable, "-m", "stream", "worker", "--config", str(hourly.BUS)]
     return await asyncio.to_thread(
         subprocess.run, command, env=env, cwd=deployment.folder, capture_output=True, text=True, timeout=60
     )

@@ -20,6 +20,7 @@ from stream.config import ConfigError
 from stream.local import REPO_ROOT
 from stream.serve.api import make_app
 from stream.serve.static_files import BasemapError, check_basemap, read_assets
+from tests.support import hourly
 from tests.support.builders import bus_config
 
 SOURCES = REPO_ROOT / "stream" / "serve" / "dashboard"
@@ -175,7 +176,7 @@ def test_a_basemap_that_is_none_is_refused_with_a_remedy(tmp_path: Path) -> None
 
 
 def test_serve_refuses_a_basemap_that_is_none_before_it_starts(tmp_path: Path) -> None:
-    config = str(REPO_ROOT / "config" / "bus-fleet.toml")
+    config = str(hourly.BUS)
     done = CliRunner().invoke(app, ["serve", "--config", config, "--basemap", str(tmp_path / "missing.pmtiles")])
     assert done.exit_code == 2
     assert "name a PMTiles archive" in done.output

@@ -26,6 +26,7 @@ from stream.serve.api import SERVICE
 from stream.serve.reading.files import MAX_LINE, Follower, feed_in
 from tests.stream.serve.made_windows import windows_of
 from tests.stream.serve.serving import released, serving, serving_file
+from tests.support import hourly
 from tests.support.builders import bus_config
 from tests.support.feeding import until_true
 from tests.support.fetching import fetched
@@ -242,7 +243,7 @@ def test_what_holds_no_releases_is_refused_with_the_command_that_makes_some(tmp_
     elif what == "pipe":
         os.mkfifo(file)
     command = [sys.executable, "-m", "stream", "serve", str(file)]
-    command += ["--config", str(REPO_ROOT / "config" / "bus-fleet.toml")]
+    command += ["--config", str(hourly.BUS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPO_ROOT, check=False)
     assert done.returncode == 2
     remedy = {"absent": "no such file", "recording": "no releases", "pipe": "neither a file nor a folder"}[what]
@@ -264,7 +265,7 @@ def test_a_replayed_recording_and_serve_are_all_that_a_dashboard_needs(tmp_path:
     environment |= {"HEXVEIL_KAFKA__BOOTSTRAP": "127.0.0.1:9", "HEXVEIL_REDIS__URL": "redis://127.0.0.1:9/0"}
     fix = {"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}
     (tmp_path / "day.ndjson").write_text(json.dumps(fix) + "\n")
-    config = ("--config", str(REPO_ROOT / "config" / "bus-fleet.toml"))
+    config = ("--config", str(hourly.BUS))
     hexveil = [sys.executable, "-m", "stream"]
     subprocess.run(
         [*hexveil, "replay", "day.ndjson", "--offline", "--out", "releases.ndjson", *config],

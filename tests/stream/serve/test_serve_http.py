@@ -30,6 +30,7 @@ from stream.serve.window_store import View
 from tests.stream.serve.made_windows import START, windows_of, with_histograms
 from tests.stream.serve.serving import publish, released, serving
 from tests.stream.serve.taking import arrivals, outcomes
+from tests.support import hourly
 from tests.support.builders import bus_config
 
 HEXAGONS = f"/api/v1/hexagons?window={START}"
@@ -264,7 +265,7 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path, broken: str, monke
             monkeypatch.setenv("HEXVEIL_KAFKA__SECURITY_PROTOCOL", "SASL_SSL")
             monkeypatch.setenv("HEXVEIL_KAFKA__USERNAME", "serve")
             monkeypatch.setenv("HEXVEIL_KAFKA__PASSWORD_FILE", str(tmp_path / "none"))
-        command = [sys.executable, "-m", "stream", "serve", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")]
+        command = [sys.executable, "-m", "stream", "serve", "--config", str(hourly.BUS)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPO_ROOT, check=False)
     assert done.returncode == 2
     assert {"port": "cannot listen on", "password": "kafka.password_file"}[broken] in done.stderr

@@ -73,7 +73,7 @@ def test_the_demo_shows_releases_of_an_agency_that_is_polled_without_kafka(repo_
         os.killpg(demo.pid, signal.SIGINT)
         rest, errors = demo.communicate(timeout=150)
     assert demo.returncode == 0, errors
-    assert "06:00–07:00" in first
+    assert "06:00–09:00" in first
     assert "Windows closed: " in rest
     assert "failing their JSON Schema: 0" in rest
     assert "Agency: http://127.0.0.1:" in errors

@@ -23,6 +23,7 @@ from stream.sources.polling import FetchError, backed_off
 from stream.sources.snapshots import SnapshotError
 from tests.stream.sources.agency import FEED, Agency, answer, fetch, fleet, reader, run
 from tests.stream.sources.gtfs import START, snapshot_bytes
+from tests.support import hourly
 from tests.support.topics_reader import stored
 
 
@@ -217,7 +218,7 @@ def test_a_secret_header_reaches_the_agency_but_no_other_host() -> None:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    text = (REPO_ROOT / "config" / "riders.toml").read_text(encoding="utf-8")
+    text = hourly.RIDERS.read_text(encoding="utf-8")
     head, _, rest = text.partition("[feed]")
     _, _, tail = rest.partition("\n[")
     section = (

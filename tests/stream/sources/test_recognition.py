@@ -134,7 +134,7 @@ def test_under_participation_windows_are_released_all_the_same_and_the_command_s
 ) -> None:
     monkeypatch.delenv("HEXVEIL_WINDOW__LATENESS")
     (desk / "day.ndjson").write_bytes(content)
-    span = ("--from", "2017-03-21T06:00", "--until", "2017-03-21T07:00")
+    span = ("--from", "2017-03-21T04:00", "--until", "2017-03-21T08:00")
     code, out, stderr = run("replay", "day.ndjson", "--offline", "--config", RIDERS, *span)
     assert code == 2
     assert "only noise" in stderr

@@ -28,6 +28,7 @@ from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 from stream.sources.replay import Replay
 from tests.stream.sources.recordings import feed, gathered
+from tests.support import hourly
 from tests.support.topics_reader import PARTITIONS, stored
 
 
@@ -176,7 +177,7 @@ async def test_the_replay_command_sends_and_tells(
     path = tmp_path / "x.ndjson"
     row = {"user": "a", "time": "2024-03-18T12:00:00Z", "lat": 30.3, "lng": -97.7, "speed": 12.5}
     path.write_text(json.dumps(row) + "\n{}\n")
-    command = ["replay", str(path), "--config", str(repo_root / "config" / "bus-fleet.toml"), "--json"]
+    command = ["replay", str(path), "--config", str(hourly.BUS), "--json"]
     result = await asyncio.to_thread(lambda: _in_process(command))
     assert result.returncode == 0, result.stderr
     summary = json.loads(result.stdout)
@@ -195,7 +196,7 @@ async def test_ctrl_c_ends_the_simulator_cleanly_with_a_summary(
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic)
     monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")  # the simulated day is over
-    command = ["simulate", "--config", str(repo_root / "config" / "bus-fleet.toml"), "--vehicles", "50", "--json"]
+    command = ["simulate", "--config", str(hourly.BUS), "--vehicles", "50", "--json"]
     command += ["--start", "2024-03-18T12:00:00Z", "--pace", "600"]
     process = subprocess.Popen(_launch(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
@@ -228,7 +229,7 @@ def test_a_topic_that_is_missing_is_told_in_one_line_with_the_remedy(
 ) -> None:
     (tmp_path / "day.ndjson").write_text('{"user":"a","time":1490097600000,"lat":30.25,"lng":-97.7,"speed":20}\n')
     done = subprocess.run(
-        [sys.executable, "-m", "stream", *command.split(), "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")],
+        [sys.executable, "-m", "stream", *command.split(), "--config", str(hourly.BUS)],
         cwd=tmp_path,
         env=os.environ
         | {"PYTHONPATH": str(REPO_ROOT), "HEXVEIL_KAFKA__BOOTSTRAP": kafka, "HEXVEIL_FEED__TOPIC": topic_name}

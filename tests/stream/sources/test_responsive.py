@@ -18,7 +18,6 @@ from google.transit import gtfs_realtime_pb2
 from typer.testing import CliRunner
 
 from stream.cli import app
-from stream.local import REPO_ROOT
 from stream.sources import siri
 from stream.sources.apart import LARGE_BYTES, DecodedApart
 from stream.sources.background import in_background
@@ -32,8 +31,9 @@ from stream.sources.vehicle_positions import decode_snapshot
 from stream.windows import Slotting
 from tests.stream.sources.agency import FEED, Agency, answer, fleet, reader
 from tests.stream.sources.gtfs import START
+from tests.support import hourly
 
-BUS = str(REPO_ROOT / "config" / "bus-fleet.toml")
+BUS = str(hourly.BUS)
 PATIENCE_S = 30.0
 """How long a decoder waits for the loop before the test fails; it never waits for so long if the loop goes on."""
 

@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config import load_config
 from stream.config.section import BoundingBox
-from stream.local import REPO_ROOT
 from stream.sources import schedule
 from stream.sources.places import Place, places
 from stream.sources.schedule import ScheduleError, read_schedule
 from stream.statistics.participation.public_cells import public_cells
+from tests.support import hourly
 
 AUSTIN = BoundingBox(south=29.8, west=-98.3, north=30.9, east=-97.2)
-RIDERS = REPO_ROOT / "config" / "riders.toml"
+RIDERS = hourly.RIDERS
 FILES = {
     "stops.txt": "\ufeff\"stop_id\",stop_name,stop_lat,stop_lon\n"
     "1,Congress / 6th,30.2682,-97.7429\n2,Congress / 6th,30.2684,-97.7427\n3,\"Lamar, North\",30.3200,-97.7300\n"

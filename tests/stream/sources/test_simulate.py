@@ -19,6 +19,7 @@ from stream.config.feed import FeedConfig
 from stream.sources.network import ARTERIAL, RING, STREET, build_network
 from stream.sources.simulate import GARBAGE, LONGEST_DELAY_S, Faults, Simulation, simulate
 from tests.stream.sources.recordings import AUSTIN
+from tests.support import hourly
 
 FEED = FeedConfig(name="bus", topic="bus", timezone="America/Chicago", domain=AUSTIN)  # type: ignore[arg-type]
 MONDAY = 1_710_738_000_000_000  # 2024-03-18T00:00 in Austin
@@ -197,7 +198,7 @@ def cli() -> typer.Typer:
 
 
 def test_the_command_writes_a_file_and_a_pipe(cli: typer.Typer, repo_root: Path, tmp_path: Path) -> None:
-    common = ["simulate", "--config", str(repo_root / "config" / "bus-fleet.toml"), "--vehicles", "30"]
+    common = ["simulate", "--config", str(hourly.BUS), "--vehicles", "30"]
     common += ["--start", "2024-03-18T12:00:00Z"]
     out = tmp_path / "city.ndjson.gz"
     result = CliRunner().invoke(cli, [*common, "--duration", "10m", "--out", str(out), "--json"])

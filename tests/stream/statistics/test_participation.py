@@ -19,7 +19,6 @@ from dpcore.noise import Noise
 from dpcore.participation import UNIT, sample_weights
 from stream.cli import app
 from stream.config import ConfigError
-from stream.local import REPO_ROOT
 from stream.messages.message import schema
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.plan import participation_of
@@ -28,6 +27,7 @@ from stream.statistics.pipeline import draw
 from stream.statistics.values.cell_means import MECHANISMS
 from stream.storage.row_store import ROW
 from tests.dpcore.silence import Silence
+from tests.support import hourly
 from tests.support.builders import random_rows
 from tests.support.participating import loss, riders, skeleton
 from tests.support.releasing import build_messages, planned
@@ -224,7 +224,7 @@ def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path: Path,
 def test_check_refuses_everything_driven_by_counts_with_key_and_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, says: str
 ) -> None:
-    arguments = ["check", "--config", str(REPO_ROOT / "config" / "riders.toml")]
+    arguments = ["check", "--config", str(hourly.RIDERS)]
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, arguments).exit_code == 0
     monkeypatch.setenv(f"HEXVEIL_SPEED__{key.upper()}", value)
@@ -237,7 +237,7 @@ def test_check_refuses_everything_driven_by_counts_with_key_and_reason(
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_check_says_how_far_off_a_count_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: str) -> None:
     monkeypatch.setenv("HEXVEIL_PARTICIPATION__WEIGHT", weight)
-    arguments = ["check", "--config", str(REPO_ROOT / "config" / "riders.toml")]
+    arguments = ["check", "--config", str(hourly.RIDERS)]
     report = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
     config = riders(tmp_path)
     plan, contributions = planned(config, random_rows(1, 50))

@@ -27,7 +27,7 @@ from stream.cli import app
 from stream.config import ConfigError, load_config
 from stream.evaluation.evaluate import evaluate
 from stream.evaluation.variants import COMPARED_DELTA, with_accounting, with_epsilon
-from stream.local import REPO_ROOT, RedisServer
+from stream.local import RedisServer
 from stream.messages.message import WINDOW, schema
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.release_protocol import ReleaseProtocol
@@ -41,7 +41,7 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import ROW
 from tests.dpcore.silence import Silence
-from tests.support import shipped
+from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows, zcdp_config
 from tests.support.participating import SMALL, loss, riders, skeleton
 from tests.support.releasing import build_messages, planned
@@ -238,7 +238,7 @@ def test_a_configuration_that_mixes_accountings_is_refused_with_the_key(
 def test_rho_under_pure_accounting_or_under_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="belong to 'zcdp'"):
         riders(tmp_path, **{"privacy.delta": 1e-6})
-    lines = (REPO_ROOT / "config" / "bus-fleet.toml").read_text().splitlines()
+    lines = hourly.BUS.read_text().splitlines()
     lines = [line for line in lines if not line.startswith(("epsilon = ", "budget = "))]
     at = lines.index("[privacy]") + 1
     lines[at:at] = ['accounting = "zcdp"', "rho = 0.1", "rho_budget = 1.0", "delta = 1e-6"]
@@ -292,7 +292,7 @@ def test_rho_means_less_noise_for_users_in_many_cells_and_more_for_those_in_one(
 def test_only_accountings_are_compared_under_participation(tmp_path: Path) -> None:
     recording = tmp_path / "none.ndjson"
     recording.write_text("")
-    command = ["evaluate", str(recording), "--config", str(shipped.RIDERS), "--mechanisms"]
+    command = ["evaluate", str(recording), "--config", str(hourly.RIDERS), "--mechanisms"]
     refused = CliRunner().invoke(app, [*command, "levy"])
     assert refused.exit_code == 2
     assert "pure, zcdp" in refused.output
@@ -359,7 +359,7 @@ async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent
 
 def written(tmp_path: Path, redis_url: str, accounting: str) -> str:
     """config/riders.toml as a file, counting ``accounting``."""
-    text = (REPO_ROOT / "config" / "riders.toml").read_text(encoding="utf-8")
+    text = hourly.RIDERS.read_text(encoding="utf-8")
     text = text.replace("redis://127.0.0.1:6379/0", redis_url)
     if accounting == "zcdp":
         terms = 'accounting = "zcdp"\nrho = 0.05\nrho_budget = 0.4\ndelta = 1e-6'

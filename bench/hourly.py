@@ -1,0 +1,54 @@
+"""The shipped configurations with windows of an hour and ε = 2, by which most figures of the documents were measured.
+
+What depends on these settings stays as it is when better defaults are shipped. ``python -m bench.hourly`` writes them as
+hourly-bus-fleet.toml and hourly-riders.toml into the working folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stream.config import Config, load_config
+from stream.config.rewriting import rewritten
+from stream.local import REPO_ROOT
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "bus-fleet": {
+        "window.slot": "1h",
+        "privacy.epsilon": 2.0,
+        "privacy.budget": 48.0,
+        "hexagons.resolution": 7,
+        "speed.statistics": ["mean", "variance"],
+        "speed.sum_cap": 0.7,
+    },
+    "riders": {
+        "window.slot": "1h",
+        "privacy.epsilon": 2.0,
+        "privacy.budget": 16.0,
+        "speed.statistics": ["mean", "variance"],
+        "speed.clipping": "none",
+    },
+}
+"""What replaces the shipped values, by configuration and dotted keys; besides, sparse hexagons are not merged."""
+
+_MERGING = re.compile(r"(?m)^(?:merge_until_km_h|coarsest_resolution) = .*\n")
+
+
+def hourly_text(name: str) -> str:
+    """The TOML of the hourly configuration ``name``, "bus-fleet" or "riders"."""
+    shipped = (REPO_ROOT / "config" / f"{name}.toml").read_text(encoding="utf-8")
+    return rewritten(_MERGING.sub("", shipped), SETTINGS[name], "hourly").replace("  # hourly\n", "\n")
+
+
+def hourly_config(name: str, **settings: Any) -> Config:
+    """The hourly configuration ``name`` with further ``settings``, by dotted keys."""
+    unmerged = {"hexagons.merge_until_km_h": None} if name == "bus-fleet" else {}
+    return load_config(REPO_ROOT / "config" / f"{name}.toml", **(unmerged | dict(SETTINGS[name]) | settings))
+
+
+if __name__ == "__main__":
+    for name in SETTINGS:
+        Path(f"hourly-{name}.toml").write_text(hourly_text(name), encoding="utf-8")
