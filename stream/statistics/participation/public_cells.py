@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stream.config import Config, ConfigError
-from stream.statistics.distributions import require_publishable
 from stream.geojson import Polygon
+from stream.statistics.distributions import require_publishable
 from stream.statistics.participation.area import Box, bounding_km2, read_area
 
 IdArray = npt.NDArray[np.uint64]
