@@ -41,7 +41,7 @@ function answers({ kind, cells, published, events, mean }: AreaStatistics): HTML
     ? say('area.noisy', { low: decimals(events.interval[0], 0), high: decimals(events.interval[1], 0) })
     : say('area.exact');
   const [low, high] = mean?.interval ?? [0, 0];
-  const shown = mean && { value: mean.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE };
+  const shown = mean && { value: mean.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE, outside: low === high && mean.value !== mean.raw };
   return [
     shown ? make('p', { class: 'reading', id: 'area-mean' }, sentence(shown), chip('raw')) : make('p', { class: 'reading' }, say('area.none')),
     make('p', { class: 'quiet' }, say(kind === 'route' ? 'area.route-mean' : 'area.mean', { published, cells })),
