@@ -163,9 +163,14 @@ def read_areas(path: Path | None, places: Places) -> dict[str, Area]:
                 "property 'name'"
             ) from None
     if places.resolution is not None:
-        for route, cells in places.corridors.items():
-            areas[ROUTE + route] = Corridor(route, cells, places.resolution)
+        for route in sorted(places.corridors, key=_natural):
+            areas[ROUTE + route] = Corridor(route, places.corridors[route], places.resolution)
     return areas
+
+
+def _natural(name: str) -> tuple[int, str]:
+    """Numbered routes by number, before the others."""
+    return (int(name) if name.isdecimal() and len(name) < 10 else 1 << 40), name
 
 
 def _polygon_areas(body: bytes) -> list[PolygonArea]:

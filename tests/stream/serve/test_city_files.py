@@ -207,3 +207,11 @@ def test_an_area_without_published_cells_has_no_mean_and_a_mean_stays_in_the_pos
     high = {"value": 60, "raw": 75.0, "scale": 1.0, "interval": [60, 60]}
     mean = combined(numbers_of([json.dumps(body | {"status": "published", "mean": high}).encode()]), 60)["mean"]
     assert (mean["value"], mean["raw"], mean["interval"]) == (60, 75.0, [60, 60])
+
+
+def test_corridors_follow_the_polygons_in_the_order_of_route_numbers(tmp_path: Path) -> None:
+    routes = ["Airport", "10", "9", "100", "²"]
+    (tmp_path / "places.json").write_text(place_file(cells=[{"cell": CELL, "routes": routes}]))
+    (tmp_path / "areas.geojson").write_text(collection(feature("شارع", square(30, -98, 1))))
+    listed = list(read_areas(tmp_path / "areas.geojson", read_places(tmp_path / "places.json")))
+    assert listed == ["شارع", "route:9", "route:10", "route:100", "route:Airport", "route:²"]

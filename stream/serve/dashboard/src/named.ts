@@ -15,7 +15,10 @@ export const areaTitle = (name: string) => (name.startsWith(ROUTE) ? say('area.r
 
 /** The card; `then` gets the answer, for the outline on the map. */
 export function namedCard(view: View, name: string, then: (found: AreaStatistics) => void): HTMLElement[] {
-  const body = make('div', {}, make('p', { class: 'quiet' }, say('cell.loading')));
+  const body = make('div', { 'data-area': name });
+  // The answer for the window before stays until there is another.
+  const before = [...document.querySelectorAll<HTMLElement>('#details-body [data-area]')].find((card) => card.dataset.area === name);
+  body.append(...(before?.childNodes.length ? before.childNodes : [make('p', { class: 'quiet' }, say('cell.loading'))]));
   void fill(view, name, body, then);
   return [
     make('h2', {}, make('bdi', {}, areaTitle(name))),
