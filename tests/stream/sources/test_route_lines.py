@@ -17,7 +17,7 @@ from stream.sources.places import as_table, places
 from stream.sources.route_lines import route_lines, simplified
 from stream.sources.schedule import Schedule, Stop, read_schedule
 from stream.sources.simulate import Simulation
-from tests.stream.sources.test_schedule import AUSTIN, FILES, archive
+from tests.stream.sources.made_schedules import AUSTIN, FILES, archive
 
 METRES = 111_195.0
 """Metres of a degree of latitude."""
