@@ -737,8 +737,26 @@ ALERTS = (
         "below_errs and corrected",
     ),
 )
+AREAS = (
+    Bug(
+        "areas: the noise of a cell does not count by its weight",
+        "stream/serve/city/combining.py",
+        "variance += weight**2 * _variance(cell.mean, cell)",
+        "variance += weight * _variance(cell.mean, cell)",
+        "tests/stream/serve/test_city_files.py",
+        "interval_of_an_area and one",
+    ),
+    Bug(
+        "areas: a merged cell stands for what was released apart from it",
+        "stream/serve/city/areas.py",
+        "if not excludes or not crossed:",
+        "if excludes is not None:",
+        "tests/stream/serve/test_city_files.py",
+        "corridor_holds",
+    ),
+)
 
-BUGS = (*PLAN, *CHARGE, *DRAW, *LEDGER, *COMMIT, *STATE, *HISTOGRAMS, *SMOOTHING, *ALERTS)
+BUGS = (*PLAN, *CHARGE, *DRAW, *LEDGER, *COMMIT, *STATE, *HISTOGRAMS, *SMOOTHING, *ALERTS, *AREAS)
 QUICK = (
     "mean: half the cap in the sensitivity",
     "participation: m is not applied",

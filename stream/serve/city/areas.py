@@ -21,11 +21,10 @@ from stream.serve.city.places import Places
 LARGEST = 8 << 20
 """Bytes of the file of polygons."""
 MOST_AREAS = 1_000
-MOST_POINTS = 20_000
+MOST_POINTS = 10_000
 """Points of one area."""
 ROUTE = "route:"
 """How the name of a corridor begins; the name of the route follows."""
-_REMEMBERED = 100_000
 _AT_ONCE = 1 << 22
 """Pairs of a cell and an edge that are compared at once."""
 
@@ -61,26 +60,23 @@ class PolygonArea:
         self._polygons = polygons
         edges = [_edges(ring) for polygon in polygons for ring in polygon]
         self._edges = np.concatenate(edges)
-        self._known: dict[str, bool] = {}
+        corners = self._edges[:, :2]
+        self._box: list[float] = [*corners.min(axis=0).tolist(), *corners.max(axis=0).tolist()]
 
     def holds(self, cells: Iterable[Released]) -> list[str]:
-        """Those whose centre lies inside. Each cell is looked up once, and at most :data:`_REMEMBERED` are remembered."""
-        names, known = [cell for cell, _ in cells], self._known
-        unknown = [cell for cell in names if cell not in known]
-        if len(known) + len(unknown) > _REMEMBERED:
-            known, unknown = {}, names
-            self._known = known
-        known.update(zip(unknown, self._inside(unknown), strict=True))
-        return [cell for cell in names if known[cell]]
-
-    def _inside(self, cells: list[str]) -> list[bool]:
-        if not cells:
+        """Those whose centre lies inside. Only cells with their centre in the box around the polygons are compared with edges."""
+        near = [(cell, centre) for cell, _ in cells if self._is_near(centre := h3.cell_to_latlng(cell))]
+        if not near:
             return []
-        centres = np.array([h3.cell_to_latlng(cell) for cell in cells])
+        centres = np.array([centre for _, centre in near])
         step = max(1, _AT_ONCE // len(self._edges))
         parts = [_crossings(centres[at : at + step], self._edges) % 2 == 1 for at in range(0, len(centres), step)]
-        inside: list[bool] = np.concatenate(parts).tolist()
-        return inside
+        return [cell for (cell, _), inside in zip(near, np.concatenate(parts).tolist(), strict=True) if inside]
+
+    def _is_near(self, centre: tuple[float, float]) -> bool:
+        west, south, east, north = self._box
+        lat, lng = centre
+        return west <= lng <= east and south <= lat <= north
 
     def geometry(self) -> dict[str, Any]:
         """The polygons as they were given, each ring closed."""
@@ -167,9 +163,14 @@ def read_areas(path: Path | None, places: Places) -> dict[str, Area]:
                 "property 'name'"
             ) from None
     if places.resolution is not None:
-        for route, cells in places.corridors.items():
-            areas[ROUTE + route] = Corridor(route, cells, places.resolution)
+        for route in sorted(places.corridors, key=_natural):
+            areas[ROUTE + route] = Corridor(route, places.corridors[route], places.resolution)
     return areas
+
+
+def _natural(name: str) -> tuple[int, str]:
+    """Numbered routes by number, before the others."""
+    return (int(name) if name.isdecimal() and len(name) < 10 else 1 << 40), name
 
 
 def _polygon_areas(body: bytes) -> list[PolygonArea]:

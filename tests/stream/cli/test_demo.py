@@ -165,11 +165,13 @@ def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_
         address = lines[-1].removeprefix("Dashboard: ").strip()
         assert "06:00–09:00" in demo.stdout.readline()
         window = json.loads(fetched(f"{address}api/v1/hexagons"))
+        places = {place["cell"]: place["name"] for place in json.loads(fetched(f"{address}api/v1/places"))["cells"]}
         demo.send_signal(signal.SIGTERM)
         rest, errors = demo.communicate(timeout=60)
     assert demo.returncode == 0, errors
     assert window["complete"]
     assert len(window["hexagons"]) > 7
+    assert sum(places.get(hexagon["cell"]) is not None for hexagon in window["hexagons"]) > 5
     assert "Windows closed: " in rest
 
 

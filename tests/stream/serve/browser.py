@@ -13,6 +13,7 @@ from typing import Any
 
 import h3
 import pytest
+from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, Request, async_playwright, expect
 
 from bench.dashboard import NO_CHROMIUM, find_chromium
@@ -97,6 +98,12 @@ async def opened(
             assert not watched.errors, watched.errors
     finally:
         await context.close()
+
+
+async def no_violation(page: Page) -> None:
+    """axe-core finds nothing wrong with what is on the page now."""
+    results = await Axe().run(page)
+    assert results.violations_count == 0, results.generate_report()
 
 
 async def painted(page: Page, before: str) -> str:

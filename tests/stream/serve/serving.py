@@ -55,6 +55,11 @@ async def ready(client: TestClient) -> None:
     raise AssertionError("the service never caught up")
 
 
+def origin_of(client: TestClient) -> str:
+    """Address of the service without a path."""
+    return str(client.make_url("/")).rstrip("/")
+
+
 @asynccontextmanager
 async def serving_file(config: Config, releases: Path) -> AsyncIterator[TestClient]:
     """The service over a file or folder of releases, caught up."""

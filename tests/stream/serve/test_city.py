@@ -14,11 +14,20 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from stream.config import Config
-from tests.stream.serve.browser import DESKTOP, PHONE, chromium, fields, needs_chromium, opened, pixels, place_of
+from tests.stream.serve.browser import (
+    DESKTOP,
+    PHONE,
+    chromium,
+    fields,
+    needs_chromium,
+    no_violation,
+    opened,
+    pixels,
+    place_of,
+)
 from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, UNCERTAIN, bodies, city_config, window
 from tests.stream.serve.made_places import ARABIC, HOSTILE, WEST_SIDE, city_files
-from tests.stream.serve.serving import serving
-from tests.stream.serve.test_dashboard import no_violation, origin_of
+from tests.stream.serve.serving import origin_of, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -22,7 +22,6 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestClient
-from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, Response, expect
 
 from stream.config import Config
@@ -35,6 +34,7 @@ from tests.stream.serve.browser import (
     chromium,
     fields,
     needs_chromium,
+    no_violation,
     opened,
     paint_count,
     painted,
@@ -56,7 +56,7 @@ from tests.stream.serve.city import (
     windows,
 )
 from tests.stream.serve.made_windows import histogram_message
-from tests.stream.serve.serving import publish, serving
+from tests.stream.serve.serving import origin_of, publish, serving
 from tests.stream.serve.tiles import write_archive
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
@@ -86,10 +86,6 @@ async def city(
     """The dashboard over released windows."""
     async with serving(config, messages) as client, opened(browser, origin_of(client), place, **options) as page:
         yield page, client
-
-
-def origin_of(client: TestClient) -> str:
-    return str(client.make_url("/")).rstrip("/")
 
 
 def text_of(body: dict[str, Any]) -> str:
@@ -557,11 +553,6 @@ async def test_axe_finds_no_violation(
         await page.keyboard.press("Escape")
         await page.get_by_role("button", name="About the noise").click()
         await no_violation(page)
-
-
-async def no_violation(page: Page) -> None:
-    results = await Axe().run(page)
-    assert results.violations_count == 0, results.generate_report()
 
 
 async def test_a_phone_shows_everything_without_scrolling_sideways(browser: Browser, config: Config) -> None:

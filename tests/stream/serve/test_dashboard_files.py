@@ -180,3 +180,12 @@ def test_serve_refuses_a_basemap_that_is_none_before_it_starts(tmp_path: Path) -
     done = CliRunner().invoke(app, ["serve", "--config", config, "--basemap", str(tmp_path / "missing.pmtiles")])
     assert done.exit_code == 2
     assert "name a PMTiles archive" in done.output
+
+
+def test_the_basemap_of_the_configuration_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEXVEIL_PUBLIC__BASEMAP", str(tmp_path / "configured.pmtiles"))
+    config = str(REPO_ROOT / "config" / "bus-fleet.toml")
+    done = CliRunner().invoke(app, ["serve", "--config", config])
+    assert (done.exit_code, "configured.pmtiles" in done.output) == (2, True)
+    other = CliRunner().invoke(app, ["serve", "--config", config, "--basemap", str(tmp_path / "other.pmtiles")])
+    assert (other.exit_code, "other.pmtiles" in other.output) == (2, True)

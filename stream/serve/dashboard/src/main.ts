@@ -26,7 +26,7 @@ import { setUpTheme } from './theme';
 import { freshness, setUpTimeline, showBadge, showTimeline } from './timeline';
 import { choose as chooseUnit } from './units';
 import { clock, day, when } from './times';
-import type { AlertList, Box, WindowCells, WindowSummary } from './types';
+import type { AlertList, Box, PlaceList, WindowCells, WindowSummary } from './types';
 import { View } from './view';
 
 const REMEMBERED = 12;
@@ -67,7 +67,6 @@ async function start(): Promise<void> {
   view.parquet = settings.parquet;
   view.alerting = settings.alerting;
   view.setLines(settings, place.lines);
-  const naming = settings.places ? api.places().catch(() => null) : null;
   const { at } = place;
   map = new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain }, view.lined);
   drawing = new Drawing(map, (box) => {
@@ -113,12 +112,17 @@ async function start(): Promise<void> {
   addEventListener('beforeprint', () => map.map.redraw());
   if (view.box) setBox(view.box);
   setUpCity(view, settings, () => change(() => void map.setLines(view.lined)), { cell: (cell) => chooseAndShow(view.covering(cell)), area: openNamed });
-  const list = await naming;
-  if (list) view.names = new Names(list);
+  if (settings.places) void api.places().then(name, () => undefined);
   await refresh();
   const known = Math.max(0, ...view.windows.map((window) => window.event_id ?? 0));
   api.follow(view.feed, known, onWindow, onLink);
   setInterval(tell, 5_000);
+}
+
+/** Call cells by their places from now on. Without the list they keep their indexes. */
+function name(list: PlaceList): void {
+  view.names = new Names(list);
+  if (view.window) void paint();
 }
 
 /** Ask for the windows there are, and show the one asked for or the newest. */

@@ -15,7 +15,10 @@ export const areaTitle = (name: string) => (name.startsWith(ROUTE) ? say('area.r
 
 /** The card; `then` gets the answer, for the outline on the map. */
 export function namedCard(view: View, name: string, then: (found: AreaStatistics) => void): HTMLElement[] {
-  const body = make('div', {}, make('p', { class: 'quiet' }, say('cell.loading')));
+  const body = make('div', { 'data-area': name });
+  // The answer for the window before stays until there is another.
+  const before = [...document.querySelectorAll<HTMLElement>('#details-body [data-area]')].find((card) => card.dataset.area === name);
+  body.append(...(before?.childNodes.length ? before.childNodes : [make('p', { class: 'quiet' }, say('cell.loading'))]));
   void fill(view, name, body, then);
   return [
     make('h2', {}, make('bdi', {}, areaTitle(name))),
@@ -41,7 +44,7 @@ function answers({ kind, cells, published, events, mean }: AreaStatistics): HTML
     ? say('area.noisy', { low: decimals(events.interval[0], 0), high: decimals(events.interval[1], 0) })
     : say('area.exact');
   const [low, high] = mean?.interval ?? [0, 0];
-  const shown = mean && { value: mean.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE };
+  const shown = mean && { value: mean.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE, outside: low === high && mean.value !== mean.raw };
   return [
     shown ? make('p', { class: 'reading', id: 'area-mean' }, sentence(shown), chip('raw')) : make('p', { class: 'reading' }, say('area.none')),
     make('p', { class: 'quiet' }, say(kind === 'route' ? 'area.route-mean' : 'area.mean', { published, cells })),

@@ -45,9 +45,10 @@ export function search(entries: Entry[], query: string): Entry[] {
 
 /** What can be found. What the server does not tell cannot. */
 async function collect(view: View): Promise<Entry[]> {
-  const [areas, stops] = await Promise.all([api.areas().catch(() => []), api.stops().catch(() => [])]);
-  const places = view.names?.list.cells.filter((place) => place.name) ?? [];
-  const resolution = view.names?.list.resolution;
+  const list = view.names?.list ?? api.places().catch(() => null);
+  const [areas, stops, listed] = await Promise.all([api.areas().catch(() => []), api.stops().catch(() => []), list]);
+  const places = listed?.cells.filter((place) => place.name) ?? [];
+  const resolution = listed?.resolution;
   const found = [
     ...areas.map(({ name, kind }) => entry(kind === 'route' ? 'route' : 'area', areaTitle(name), name)),
     ...places.map((place) => entry('place', place.name!, place.cell)),

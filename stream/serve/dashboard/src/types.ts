@@ -170,7 +170,7 @@ export interface AreaStatistics extends AreaName {
   cells: number;
   published: number;
   events: { value: number; interval: [number, number] | null };
-  mean: { value: number; interval: [number, number] } | null;
+  mean: { value: number; raw: number; interval: [number, number] } | null;
   geometry: MultiPolygon;
 }
 
