@@ -63,7 +63,7 @@ def columns_of(header: bytes, fields: FeedFields) -> tuple[str, list[str]]:
 
 def is_header(line: bytes, fields: FeedFields) -> bool:
     """Whether the first line of a file is the header of a CSV: it names the ``fields``, or has five columns and is not JSON."""
-    if line.lstrip(b"\xef\xbb\xbf \t")[:1] in (b"", b"{", b"[", b"<") or b"\0" in line:
+    if line.lstrip(b"\xef\xbb\xbf \t")[:1] in (b"", b"{", b"[", b"<") or b"\0" in line or b'":' in line:
         return False
     _, names = columns_of(line, fields)
     return set(fields.paths) <= set(names) or (len(names) >= 5 and all(name.isprintable() for name in names))

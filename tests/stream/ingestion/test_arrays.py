@@ -240,7 +240,7 @@ def test_a_bad_element_of_a_file_is_passed_on_alone_and_a_huge_one_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream.sources.lines.LONGEST_LINE", 4_000)
-    huge = event(note='a "quoted" \\ [{,' * 1_000), b'{"open": [' + b"1," * 5_000 + b"2]}"
+    huge = event(note='a "quoted" \\ [{,' * 40_000), b'{"open": [' + b"1," * 300_000 + b"2]}"
     path = tmp_path / "day.json"
     path.write_bytes(b"[\n" + b",\n".join([event(), b'{"user": }', *huge, b"", event(user="last")]) + b"\n]\n")
     values = [line for lines in Lines(path) for line in lines]
