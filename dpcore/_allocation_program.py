@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import scipy
-from scipy.sparse._sparsetools import csr_matvec
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -42,9 +40,8 @@ class Program:
 
     def ascend(self, price: FloatArray, steps: int) -> FloatArray:
         """``steps`` multiplicative dual steps: price ← price·loss²."""
-        pressed, loss = _times(self.matrix), _times(self.transposed)
         for _ in range(steps):
-            price = price * loss(np.sqrt(self.weight / pressed(price))) ** _EXPONENT
+            price = price * (self.transposed @ np.sqrt(self.weight / (self.matrix @ price))) ** _EXPONENT
         return price
 
     def ascend_binding(self, price: FloatArray, loss: FloatArray, steps: int) -> FloatArray:
@@ -67,22 +64,6 @@ class Program:
         scales = np.maximum.reduceat(loss[self.matrix.indices], self.matrix.indptr[:-1]) / x
         bound = float(root**2 / price.sum())
         return Point(loss, scales, float(self.weight @ scales), bound, price * (root / price.sum()) ** 2)
-
-
-def _times(matrix: scipy.sparse.csr_matrix) -> Callable[[FloatArray], FloatArray]:
-    """``matrix @ vector`` for vectors of float64, bit for bit.
-
-    The operator calls the same routine, but checks its operands for several times as long as a small window's product takes.
-    """
-    rows, columns = matrix.shape
-    stored = matrix.indptr, matrix.indices, matrix.data
-
-    def product(vector: FloatArray) -> FloatArray:
-        result = np.zeros(rows)
-        csr_matvec(rows, columns, *stored, vector, result)
-        return result
-
-    return product
 
 
 @dataclass(frozen=True)
