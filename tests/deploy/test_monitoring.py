@@ -87,7 +87,7 @@ def test_a_rule_that_never_fires_fails_its_test(promtool: str, repo_root: Path, 
     (tmp_path / "config/prometheus").mkdir(parents=True)
     (tmp_path / "tests/deploy").mkdir(parents=True)
     rules = (repo_root / "config/prometheus/alerts.yml").read_text()
-    planted = rules.replace("max(hexveil_outbox_windows) > 3", "max(hexveil_outbox_windows) > 300")
+    planted = rules.replace("max(hexveil_outbox_windows) > 0", "max(hexveil_outbox_windows) > 300")
     assert planted != rules
     (tmp_path / "config/prometheus/alerts.yml").write_text(planted)
     shutil.copy(repo_root / "tests/deploy/alerts_test.yml", tmp_path / "tests/deploy")
