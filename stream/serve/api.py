@@ -21,7 +21,7 @@ from stream.serve.city.city import City
 from stream.serve.hexagons import Hexagons
 from stream.serve.histograms import Histograms
 from stream.serve.metrics import PublicMetrics
-from stream.serve.ogc.features import Features
+from stream.serve.ogc.features import ROOT, Features
 from stream.serve.operations import bound, operations
 from stream.serve.parameters import read_all
 from stream.serve.ranges import Ranges
@@ -127,6 +127,11 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
         log.error("a part of the service ended", exc_info=error)
 
 
+async def _without_slash(request: web.Request) -> web.Response:
+    """The landing page, for clients to which it was named with a slash at its end."""
+    raise web.HTTPPermanentRedirect(ROOT)
+
+
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 
 
@@ -144,6 +149,7 @@ def make_app(config: Config, basemap: Path | None = None, source: Source | None 
         app.router.add_get(operation.path, bound(operation))
     app.router.add_get(openapi.PATH, service.openapi)
     app.router.add_get(openapi.PAGE_PATH, service.openapi_page)
+    app.router.add_get(f"{ROOT}/", _without_slash)
     app.router.add_get("/healthz", service.health)
     app.router.add_get("/readyz", service.ready)
     app.router.add_get("/metrics", service.public_metrics)

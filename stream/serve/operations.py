@@ -280,7 +280,7 @@ def _of_features(features: Features) -> list[Operation]:
                 features.items,
                 selected,
                 {GEOJSON: "FeaturePage"},
-                (404,),
+                (404, 503),
             ),
             (
                 f"{collection}/items/{{item}}",

@@ -18,6 +18,7 @@ from stream.serve.responses import Problem
 _NUMBER = r"-?[0-9]{1,3}(\.[0-9]{1,17})?"
 _BOX_PATTERN = f"^{_NUMBER}(,{_NUMBER}){{3}}$"
 _BOX = re.compile(_BOX_PATTERN[1:-1])
+_REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,2})?")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.0{1,9})?(Z|[+-]\d{2}:\d{2})", re.ASCII | re.IGNORECASE)
 _FEED = r"^[a-z][a-z0-9-]{0,31}$"
 _MECHANISM = r"^[a-z][a-z0-9-]{0,63}$"
@@ -134,13 +135,14 @@ def _box(text: str) -> Box:
 
 
 def _bounds(text: str) -> Bounds:
-    if not _BOX.fullmatch(text):
-        raise ValueError("is not four numbers west,south,east,north")
-    bounds = Bounds(*(float(part) for part in text.split(",")))
-    longitudes = -180 <= bounds.west <= 180 and -180 <= bounds.east <= 180
-    if not (longitudes and -90 <= bounds.south <= bounds.north <= 90):
+    parts = text.split(",")
+    if len(parts) not in (4, 6) or not all(_REAL.fullmatch(part) for part in parts):
+        raise ValueError("is neither four numbers west,south,east,north nor six with heights between them")
+    half = len(parts) // 2  # hexagons lie on the ground, so heights select nothing
+    west, south, east, north = (float(part) for part in (*parts[:2], *parts[half : half + 2]))
+    if not (-180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90):
         raise ValueError("is no box: needs longitudes from -180 to 180 and -90 <= south <= north <= 90")
-    return bounds
+    return Bounds(west, south, east, north)
 
 
 def _page(high: int) -> Callable[[str], int]:
@@ -310,8 +312,9 @@ DURING = Parameter(
 )
 BOUNDS = Parameter(
     "bbox",
-    "west,south,east,north in degrees: only hexagons that meet it; with west above east it crosses 180°.",
-    {"type": "string", "pattern": _BOX_PATTERN},
+    "west,south,east,north in degrees: only hexagons that meet it; with west above east it crosses 180°. "
+    "Heights, as the third and sixth of six numbers, select nothing.",
+    {"type": "string"},
     "-97.8,30.2,-97.7,30.3",
     _bounds,
 )

@@ -6,6 +6,7 @@ complete windows, newest first. Features have the flat rows of the downloads as 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,10 +29,12 @@ CONFORMS_TO = (
 )
 _CRS = "http://www.opengis.net/def/crs/OGC/1.3/CRS84"
 _OPENAPI = "application/vnd.oai.openapi+json;version=3.1"
-MOST_FEATURES = 10_000
-"""Features of a page at most; a larger limit counts as this one."""
-MOST_SCANNED = 50_000
+MOST_FEATURES = 2_000
+"""Features of a page at most, some 2 MB; a larger limit counts as this one."""
+MOST_SCANNED = 20_000
 """Cells at which one request looks. A page that ends there has a link to the next one, even if it holds few features."""
+MOST_WAITING = 16
+"""Pages that may wait while another one is made: anybody may ask for pages that nobody asked for before."""
 _HOST = re.compile(r"[A-Za-z0-9.\-]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?", re.ASCII)
 
 Link = dict[str, str]
@@ -44,6 +47,7 @@ class Features:
     def __init__(self, feed: str, view: View, answers: Answers, described: Mapping[str, str]) -> None:
         """``described``: paths at which the API is described, by their relation ``service-desc`` or ``service-doc``."""
         self._feed, self._view, self._answers, self._described = feed, view, answers, described
+        self._turn, self._waiting = asyncio.Semaphore(1), 0
 
     async def landing(self, request: web.Request, form: str) -> web.Response:
         """Where everything is."""
@@ -89,6 +93,8 @@ class Features:
         feed, kind = self._known(collection)
         here, path = _base(request), f"{ROOT}/collections/{quote(collection)}/items"
         windows = self._windows(feed, kind)
+        if kind == NEWEST and after is not None:
+            windows = self._continued(feed, collection, after[0])
         given = {name: value for name, value in request.query.items() if name != "after"}
 
         def make() -> bytes:
@@ -104,7 +110,14 @@ class Features:
             return msgspec.json.encode(body | {"features": _features(chosen)})
 
         key = key_of("items", self._view.generation, here, str(request.rel_url))
-        return await self._answers.answer(request, key, make, GEOJSON, "revalidate")
+        if self._waiting >= MOST_WAITING:
+            raise Problem(503, "too many pages are asked for at once", "try again later", {"Retry-After": "5"})
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await self._answers.answer(request, key, make, GEOJSON, "revalidate")
+        finally:
+            self._waiting -= 1
 
     async def item(self, request: web.Request, collection: str, item: tuple[str, str], form: str) -> web.Response:
         """One feature."""
@@ -123,6 +136,14 @@ class Features:
         ]
         body = msgspec.json.encode(_features([(window, cell)])[0] | {"links": links})
         return await self._answers.answer(request, key_of(body), lambda: body, GEOJSON, "revalidate")
+
+    def _continued(self, feed: str, collection: str, start: str) -> list[WindowView]:
+        """The window in which a page of the newest window's features goes on, though a newer one may have come."""
+        window = self._view.windows.get((feed, start))
+        if window is None or not window.complete:
+            remedy = f"begin again with {ROOT}/collections/{collection}/items"
+            raise Problem(404, f"the window of {start} is not kept any more", remedy)
+        return [window]
 
     def _known(self, collection: str) -> tuple[str, str]:
         """Feed and kind of a collection; 404 if there is none of that name."""

@@ -168,7 +168,9 @@ async def test_a_time_selects_the_windows_that_hold_it(client: TestClient) -> No
         "bbox=1,2,3",
         "bbox=0,1,1,0",
         "bbox=nan,0,1,1",
-        "bbox=0,0,1,1,1,1",
+        "bbox=0,0,1,1,1",
+        "bbox=0,0,x,1,1,1",
+        "bbox=1e999,0,1,1",
         "datetime=yesterday",
         "datetime=../..",
         "datetime=2017-03-22T00:00:00Z/2017-03-21T00:00:00Z",
@@ -200,6 +202,51 @@ async def test_what_is_not_there_is_not_found_and_a_limit_above_the_most_counts_
     for path in ("/ogc/collections/bus", "/ogc/collections/..%2fetc", "/ogc/collections/bus.all/items/%00"):
         await get(client, path, 400)
     assert (await get(client, "/ogc/collections/bus.all/items?limit=10001"))["numberReturned"] > 0
+
+
+async def test_boxes_are_read_as_clients_write_them_and_the_landing_page_has_no_slash_of_its_own(
+    client: TestClient,
+) -> None:
+    cell = (await get(client, "/api/v1/hexagons"))["hexagons"][0]["cell"]
+    west, south, east, north = outline(cell).centroid.buffer(1e-4).bounds
+    expected = (await get(client, f"/ogc/collections/bus.newest/items?bbox={west},{south},{east},{north}"))["features"]
+    assert [feature["properties"]["cell"] for feature in expected] == [cell]
+    for box in (
+        f"{west},{south},-10,{east},{north},1e4",
+        f"{west:.10e},{south:.10e},{east:.10e},{north:.10e}".replace("+", "%2B"),
+    ):
+        assert (await get(client, f"/ogc/collections/bus.newest/items?bbox={box}"))["features"] == expected
+    assert (await get(client, "/ogc/"))["title"] == "Hexveil"
+
+
+async def test_pages_of_the_newest_window_stay_in_it_while_another_one_closes(tmp_path: Path) -> None:
+    first, second = windows_of(tmp_path, FEED, 2)
+    releases = tmp_path / "releases.ndjson"
+    releases.write_text("".join(map(line_of, first)))
+    async with serving_file(bus_config(tmp_path, **FEED), releases) as client:
+        whole = (await get(client, "/ogc/collections/bus.newest/items"))["features"]
+        page = await get(client, "/ogc/collections/bus.newest/items?limit=2")
+        with releases.open("a") as out:
+            out.write("".join(map(line_of, second)))
+        while (await get(client, "/ogc/collections/bus.newest/items"))["features"] == whole:
+            await asyncio.sleep(0.05)
+        (onward,) = (link["href"] for link in page["links"] if link["rel"] == "next")
+        rest = await get(
+            client, onward.removeprefix(str(client.make_url("")).rstrip("/")).replace("limit=2", "limit=99")
+        )
+        assert page["features"] + rest["features"] == whole
+        gone = onward.removeprefix(str(client.make_url("")).rstrip("/")).replace("20170321", "20160321")
+        assert "begin again" in (await get(client, gone, 404))["detail"]
+
+
+async def test_pages_are_made_one_at_a_time_and_few_wait(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ogc, "MOST_WAITING", 1)
+    paths = [f"/ogc/collections/bus.all/items?limit={limit}" for limit in range(1, 30)]
+    answers = await asyncio.gather(*(client.get(path) for path in paths))
+    refused = [answer for answer in answers if answer.status == 503]
+    assert {answer.status for answer in answers} == {200, 503}
+    assert all(answer.headers["Retry-After"] == "5" for answer in refused)
+    assert (await get(client, paths[0]))["numberReturned"] == 1
 
 
 async def test_links_name_the_host_that_the_client_named_unless_that_is_none(client: TestClient) -> None:
