@@ -238,9 +238,9 @@ def merged(window: WindowView, start: str, *excludes: str) -> WindowView:
 
 def test_a_rule_holds_in_consecutive_windows_of_the_same_area_only() -> None:
     rule = AlertRule(name="jam", below_km_h=30.0, windows=2, false_alarms_per_day=0.01)
-    now = Judged(merged(ratio_window(10.0, 400.0), "2017-03-21T14:00:00Z", STEADY), ())
-    same = Judged(merged(ratio_window(10.0, 400.0), "2017-03-21T13:00:00Z", STEADY), ())
-    whole = Judged(merged(ratio_window(10.0, 400.0), "2017-03-21T13:00:00Z"), ())
+    now = Judged(merged(ratio_window(10.0, 400.0), "2017-03-21T12:00:00Z", STEADY), ())
+    same = Judged(merged(ratio_window(10.0, 400.0), "2017-03-21T11:00:00Z", STEADY), ())
+    whole = Judged(merged(ratio_window(10.0, 400.0), "2017-03-21T11:00:00Z"), ())
     assert [alert.cell for alert in alerts(rule, [now, same], Usual())] == [BUSY]
     assert alerts(rule, [now, whole], Usual()) == []
 
