@@ -11,6 +11,7 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,8 +22,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from stream.config import Config, ConfigError
+from stream.config import Config, ConfigError, load_config
 from stream.config.alerts import AlertRule, WebhookConfig
+from stream.local import REPO_ROOT
 from stream.messages.lines import line_of
 from stream.messages.message import Message
 from stream.serve.alerts import webhook as delivering
@@ -454,3 +456,15 @@ def test_participation_has_no_rules_against_usual(tmp_path: Path) -> None:
 def test_a_webhook_goes_to_http_addresses_only(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigError, match="no http or https address"):
         config_with(tmp_path, url=url)
+
+
+@pytest.mark.parametrize("name", ["bus-fleet", "riders"])
+def test_the_commented_rule_of_a_shipped_configuration_is_a_sound_one(tmp_path: Path, name: str) -> None:
+    shipped = (REPO_ROOT / "config" / f"{name}.toml").read_text(encoding="utf-8")
+    start, end = shipped.index("# [[public.alerts]]"), shipped.index("# [public.webhook]")
+    file = tmp_path / "hexveil.toml"
+    file.write_text(shipped[:start] + re.sub(r"(?m)^# ", "", shipped[start:end]) + shipped[end:], encoding="utf-8")
+    (rule,) = load_config(file).public.alerts
+    assert (rule.name, rule.windows) == ("jam", 2)
+    documented = (REPO_ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
+    assert f'cells = ["{rule.cells[0]}"]' in documented
