@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +68,14 @@ def test_where_clocks_are_never_changed_every_period_is_as_long(monkeypatch: pyt
     assert json.loads(output("--config", BUS, "--json"))["windows_of_longest_period"] == 24
 
 
-def test_under_zcdp_the_warning_names_what_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("EPSILON", "BUDGET"):
-        monkeypatch.setenv(f"HEXVEIL_PRIVACY__{name}", "null")
-    monkeypatch.setenv("HEXVEIL_PRIVACY__ACCOUNTING", "zcdp")
-    for key, value in {"RHO": "0.1", "RHO_BUDGET": "1", "DELTA": "1e-9"}.items():
-        monkeypatch.setenv(f"HEXVEIL_PRIVACY__{key}", value)
-    said = output("--config", RIDERS)
-    assert "lower rho, lengthen window.slot, or set rho_budget to 2.4, or 2.5 for the 25" in said
+def test_under_zcdp_the_warning_names_what_is_configured(tmp_path: Path) -> None:
+    text = hourly.RIDERS.read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^epsilon = .*", 'accounting = "zcdp"\nrho = 0.1\ndelta = 1e-9', text, count=1)
+    file = tmp_path / "hexveil.toml"
+    file.write_text(re.sub(r"(?m)^budget = .*", "rho_budget = 1.0", text, count=1), encoding="utf-8")
+    assert "lower rho, lengthen window.slot, or set rho_budget to 2.4, or 2.5 for the 25" in output(
+        "--config", str(file)
+    )
 
 
 def windows(config: str) -> int:
