@@ -1,4 +1,4 @@
-# demo  Kafka, Valkey, a worker and a feed on this machine    make demo [SECONDS=60] [FEED=path.csv.gz FORMAT=capmetro] [KAFKA=1: or else fail]
+# demo  Kafka, Valkey, a worker and a feed on this machine    make demo [SECONDS=120] [FEED=path.csv.gz FORMAT=capmetro] [KAFKA=1: or else fail]
 # test  everything the tests need, then the tests, against real servers
 # docs  this project's pages as a site, in site/
 # lint  ruff and mypy     bench  benchmarks as JSON, a line each    make bench [BENCHMARKS='ingest sse'] [HEXVEIL_BENCH_QUICK=1]

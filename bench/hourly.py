@@ -34,19 +34,24 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 """What replaces the shipped values, by configuration and dotted keys; besides, sparse hexagons are not merged."""
 
-_MERGING = re.compile(r"(?m)^(?:merge_until_km_h|coarsest_resolution) = .*\n")
+UNMERGED: Mapping[str, Any] = {"merge_until_km_h": None, "coarsest_resolution": 0}
+"""Keys of [hexagons] that are left out, and what that means."""
+_MERGING = re.compile(rf"(?m)^({'|'.join(UNMERGED)}) = .*\n")
 
 
 def hourly_text(name: str) -> str:
     """The TOML of the hourly configuration ``name``, "bus-fleet" or "riders"."""
-    shipped = (REPO_ROOT / "config" / f"{name}.toml").read_text(encoding="utf-8")
-    return rewritten(_MERGING.sub("", shipped), SETTINGS[name], "hourly").replace("  # hourly\n", "\n")
+    return rewritten(_MERGING.sub("", _shipped(name)), SETTINGS[name], "hourly").replace("  # hourly\n", "\n")
 
 
 def hourly_config(name: str, **settings: Any) -> Config:
     """The hourly configuration ``name`` with further ``settings``, by dotted keys."""
-    unmerged = {"hexagons.merge_until_km_h": None} if name == "bus-fleet" else {}
+    unmerged = {f"hexagons.{key}": UNMERGED[key] for key in _MERGING.findall(_shipped(name))}
     return load_config(REPO_ROOT / "config" / f"{name}.toml", **(unmerged | dict(SETTINGS[name]) | settings))
+
+
+def _shipped(name: str) -> str:
+    return (REPO_ROOT / "config" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":

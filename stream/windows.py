@@ -178,6 +178,21 @@ class Slotting:
             slot = self.window(slot).end
         return slots
 
+    def most_slots(self, instant: int) -> int:
+        """Number of timeslots of the longest ledger period among those of the year from ``instant`` (epoch seconds) on.
+
+        In a period in which the clocks go back it is above ``period // slot``.
+        """
+        length = self.slot // timedelta(seconds=1)
+        most, at = 0, instant
+        while at < instant + 366 * _DAY:
+            period = self.period_of(at)
+            most = max(most, -(-(period.end - period.start) // length))
+            if not self.period.days:  # such a period is never longer than configured
+                return self.period // self.slot
+            at = period.end
+        return most
+
     def _midnight(self, ordinal: int) -> int:
         day = date.fromordinal(ordinal)
         return int(datetime(day.year, day.month, day.day, tzinfo=self._zone).timestamp())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import typer
@@ -101,6 +103,7 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
         "budget": settings.privacy.budget,
         "epsilon_per_window": settings.privacy.epsilon,
         "windows_per_period": windows,
+        "windows_of_longest_period": settings.slotting.most_slots(int(time.time())),
         "windows_with_full_epsilon": min(settings.privacy.ledger_budget // settings.window_grant, windows),
     }
     if settings.publication is not None:
@@ -134,16 +137,41 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
         )
     if histogram is not None:
         yield _histogram_text(settings, histogram)
-    windows = settings.privacy.period // settings.window.slot
+    yield from _unpaid(settings)
+
+
+def _unpaid(settings: Config) -> Iterator[str]:
+    """Which windows of a period the budget does not pay for, if a user spends all of each."""
+    usual, longest = settings.privacy.period // settings.window.slot, settings.slotting.most_slots(int(time.time()))
     full = settings.privacy.ledger_budget // settings.window_grant
-    if full < windows:
-        besides = f" and {histogram['cost_per_window']:g} for histograms" if histogram is not None else ""
-        needed = windows * settings.window_grant / settings.privacy.ledger_unit[1]
-        yield (
-            f"Warning: {_names(settings)[1]} pays for {full} of {windows} windows at "
-            f"{_names(settings)[0]}{besides}; a user who spends all of it in each contributes nothing after that, so the last "
-            f"windows of a period go dark. To pay for all of them, lower epsilon, lengthen window.slot, or grant {needed:g}."
+    allowance = "epsilon" if settings.privacy.accounting == "pure" else "rho"
+    budget = "budget" if settings.privacy.accounting == "pure" else "rho_budget"
+    if full < usual:
+        besides = (
+            f" and {_amount(settings, settings.histogram_grant)} for histograms" if settings.histogram_grant else ""
         )
+        longer = (
+            f", or {_amount(settings, longest * settings.window_grant)} for the {longest} of the longest period"
+            if longest > usual
+            else ""
+        )
+        yield (
+            f"Warning: {_names(settings)[1]} pays for {full} of {usual} windows at "
+            f"{_names(settings)[0]}{besides}; a user who spends all of it in each contributes nothing after that, so the last "
+            f"windows of a period go dark. To pay for all of them, lower {allowance}, lengthen window.slot, or set {budget} to "
+            f"{_amount(settings, usual * settings.window_grant)}{longer}."
+        )
+    elif full < longest:
+        yield (
+            f"Note: in {settings.feed.timezone} the longest period, in which the clocks go back, has {longest} windows instead of "
+            f"{usual}, and {_names(settings)[1]} pays for {full}; a user who spends all of {allowance} in each contributes nothing "
+            f"after that. To pay for all of them, set {budget} to {_amount(settings, longest * settings.window_grant)}."
+        )
+
+
+def _amount(settings: Config, units: int) -> str:
+    """An amount of the ledger's unit in ε or ρ, exact."""
+    return f"{(Decimal(units) / settings.privacy.ledger_unit[1]).normalize():f}"
 
 
 def register(app: typer.Typer) -> None:

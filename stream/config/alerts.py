@@ -19,7 +19,7 @@ def _cell(text: str) -> str:
     """The index as messages write it; H3 itself would also read "0x" before it, spaces and underscores in it."""
     index: str = h3.int_to_str(h3.str_to_int(text)) if h3.is_valid_cell(text) else ""
     if not index or text.lower() != index:
-        raise ValueError(f"{text[:20]!r} is no H3 cell; write indexes like '87489e342ffffff'")
+        raise ValueError(f"{text[:20]!r} is no H3 cell; write indexes like '86489e347ffffff'")
     return index
 
 

@@ -34,12 +34,14 @@ Windows = dict[int, npt.NDArray[np.void]]
 @dataclass(frozen=True)
 class Leading:
     """Leading numbers of the cells that have events, shape (C,): events; how far the 95 % interval reaches, in km/h, infinite
-    where nothing is released; whether the interval holds the true mean.
+    where nothing is released; whether the interval holds the true mean; H3 resolution, below that of the window's grid where
+    cells are merged.
     """
 
     events: FloatArray
     reach: FloatArray
     covers: npt.NDArray[np.bool_]
+    resolution: npt.NDArray[np.uint64]
 
     @classmethod
     def joined(cls, parts: list[Self]) -> Leading:
@@ -49,6 +51,7 @@ class Leading:
             np.concatenate([none, *(part.events for part in parts)]),
             np.concatenate([none, *(part.reach for part in parts)]),
             np.concatenate([none.astype(bool), *(part.covers for part in parts)]),
+            np.concatenate([none.astype(np.uint64), *(part.resolution for part in parts)]),
         )
 
     def share_within(self, half_width: float) -> float:
@@ -184,4 +187,5 @@ def _leading(
     truth = exact_values(plan, samples)["mean"]
     events = counts.by_cell(counts.samples).astype(np.float64)
     covers = listed & (low[at] <= truth + 1e-9) & (truth <= high[at] + 1e-9)
-    return Leading(events, np.where(listed, reach[at], np.inf), covers), memory
+    resolution = counts.cells >> np.uint64(52) & np.uint64(15)
+    return Leading(events, np.where(listed, reach[at], np.inf), covers, resolution), memory

@@ -1,6 +1,7 @@
 """The usual value of a cell: the mean of its earlier releases at the same time of day, weighted by precision.
 
-Pure; uses released values only.
+A merged cell is what its finer neighbours leave of it (``excludes``), so one cell id is another area in another window. Only
+releases of the same area are compared. Pure; uses released values only.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class _Derived(msgspec.Struct):
 
 class _Cell(msgspec.Struct):
     cell: str
+    excludes: tuple[str, ...] = ()
     accounting: str | None = None
     mean: _Estimate | None = None
     variance: _Estimate | None = None
@@ -82,13 +84,22 @@ _RELEASED = ("mean", "variance", "p15", "p50", "p85")
 
 Columns = dict[tuple[str, str], tuple[CellArray, FloatArray]]
 """For each ("raw" or "post_processed", statistic): cells, and (2, C) values and standard deviations."""
+Rests = dict[int, frozenset[str]]
+"""The finer cells that each merged cell of a window excludes; cells without such are left out."""
+
+
+class Decoded(NamedTuple):
+    """What is compared of a window."""
+
+    columns: Columns
+    rests: Rests
 
 
 class Usual:
     """Computes usual values before any window of the store; keeps what it decoded of each window."""
 
     def __init__(self) -> None:
-        self.decoded: dict[tuple[str, str], Columns] = {}
+        self.decoded: dict[tuple[str, str], Decoded] = {}
         """By (feed, start), of windows that the view still holds."""
         self._lock = threading.Lock()
 
@@ -114,8 +125,12 @@ class Usual:
         return [_earlier(by_time[zone], window, zone) for window, zone in zip(windows, zones, strict=True)]
 
     def over(self, window: WindowView, days: Days, earlier: list[WindowView]) -> bytes:
-        """Usual values of every cell over the ``earlier`` complete windows, as JSON. Safe to call from any thread."""
-        columns = [self._columns(other) for other in earlier]
+        """Usual values of every cell over the ``earlier`` complete windows, as JSON. Safe to call from any thread.
+
+        A cell's are of the area that it has in ``window``; of the whole hexagon if it is not in it.
+        """
+        rests = _rests(_bodies(window))
+        columns = [_of_same_areas(self._decoded(other), rests) for other in earlier]
         by_cell: dict[int, dict[str, Any]] = {}
         for key in sorted({key for table in columns for key in table}):
             for cell, usual in _weighted([table[key] for table in columns if key in table], _top(key[1], earlier)):
@@ -134,14 +149,19 @@ class Usual:
     def released(self, window: WindowView, statistic: str) -> tuple[CellArray, FloatArray]:
         """Cells of a complete window with noise in that statistic, and (2, C) values as released and standard deviations."""
         nothing = np.zeros(0, dtype=np.uint64), np.zeros((2, 0))
-        return self._columns(window).get(("raw", statistic), nothing)
+        return self._decoded(window).columns.get(("raw", statistic), nothing)
 
-    def _columns(self, window: WindowView) -> Columns:
+    def rests(self, window: WindowView) -> Rests:
+        """The finer cells that each merged cell of a complete window excludes."""
+        return self._decoded(window).rests
+
+    def _decoded(self, window: WindowView) -> Decoded:
         key = (window.feed, window.start)
         with self._lock:
             decoded = self.decoded.get(key)
         if decoded is None:  # without the lock, for which the event loop may wait
-            decoded = _columns(window.in_order())
+            cells = _bodies(window)
+            decoded = Decoded(_columns(cells), _rests(cells))
             with self._lock:
                 self.decoded[key] = decoded
         return decoded
@@ -172,10 +192,32 @@ def _earlier(by_time: dict[time, list[tuple[int, WindowView]]], window: WindowVi
     return Earlier(days, alike[days][:EARLIER])
 
 
-def _columns(values: Iterable[bytes]) -> Columns:
-    rows: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
+def other_areas(one: Rests, other: Rests) -> CellArray:
+    """Cells that are not the same area in two windows."""
+    return np.array([cell for cell in one.keys() | other.keys() if one.get(cell) != other.get(cell)], dtype=np.uint64)
+
+
+def _of_same_areas(decoded: Decoded, rests: Rests) -> Columns:
+    """Columns without the cells whose area is another than by ``rests``."""
+    apart = other_areas(decoded.rests, rests)
+    if not len(apart):
+        return decoded.columns
+    kept = {key: ~np.isin(cells, apart) for key, (cells, _) in decoded.columns.items()}
+    return {key: (cells[kept[key]], table[:, kept[key]]) for key, (cells, table) in decoded.columns.items()}
+
+
+def _bodies(window: WindowView) -> list[_Cell]:
     decoder = msgspec.json.Decoder(_Cell)
-    for body in map(decoder.decode, values):
+    return [decoder.decode(body) for body in window.in_order()]
+
+
+def _rests(cells: Iterable[_Cell]) -> Rests:
+    return {int(body.cell, 16): frozenset(body.excludes) for body in cells if body.excludes}
+
+
+def _columns(cells: Iterable[_Cell]) -> Columns:
+    rows: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
+    for body in cells:
         cell = int(body.cell, 16)
         to_deviation = 1.0 if body.accounting == "zcdp" else math.sqrt(2.0)
         for name in _RELEASED:

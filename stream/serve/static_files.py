@@ -147,7 +147,7 @@ class Pages:
         """Usual values of the cells before a window."""
         window = known_window(self._view, request.query.get("window"), self._feed)
         days, earlier = self._usual.earlier(self._view, window)
-        key = key_of("usual", window.start, days, [other.tag for other in earlier])
+        key = key_of("usual", window.tag, days, [other.tag for other in earlier])
         make = partial(self._usual.over, window, days, earlier)
         return await self._answers.answer(request, key, make, JSON, "revalidate")
 

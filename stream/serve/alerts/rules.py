@@ -4,6 +4,7 @@ A rule names a cell if each of its k windows supports the claim on its own, at t
 probabilities of the k windows are not multiplied: the claim is about every window, so it is wrong as soon as it is wrong in one
 of them, and then that window's test alone errs with the level (an intersection–union test: Berger, Technometrics 24, 1982).
 This needs no independence between windows. Values as released are judged, never smoothed ones, because only their noise is known.
+A merged cell is what its finer neighbours leave of it. In windows where it is another area, it is another cell.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from stream.serve.alerts.significance import (
     chance_slower,
     level,
 )
-from stream.serve.cell_history import CellArray, Usual
+from stream.serve.cell_history import CellArray, Usual, other_areas
 from stream.serve.window_store import View, WindowView
 
 
@@ -61,6 +62,13 @@ class Judged(NamedTuple):
 
     window: WindowView
     earlier: Sequence[WindowView]
+
+
+class _Area(NamedTuple):
+    """A cell without the finer ones that it excludes."""
+
+    cell: str
+    excludes: tuple[str, ...]
 
 
 class _Named(NamedTuple):
@@ -117,10 +125,10 @@ def alerts(rule: AlertRule, windows: Sequence[Judged], usual: Usual) -> list[Ale
     if len(windows) < k:
         return []
     named = [_named(rule, judged, usual) for judged in windows[: k + 1]]
-    active = set.intersection(*(set(cells) for cells in named[:k]))
-    before = set.intersection(*(set(cells) for cells in named[1:])) if len(named) > k else set()
+    active = set.intersection(*(set(areas) for areas in named[:k]))
+    before = set.intersection(*(set(areas) for areas in named[1:])) if len(named) > k else set()
     first = windows[k - 1].window.start
-    return [Alert(rule, cell, first, cell not in before, *named[0][cell]) for cell in sorted(active)]
+    return [Alert(rule, area.cell, first, area not in before, *named[0][area]) for area in sorted(active)]
 
 
 def judged_cells(rule: AlertRule, window: WindowView) -> list[str]:
@@ -140,7 +148,7 @@ def level_of(rule: AlertRule, window: WindowView) -> float:
     return level(rule.false_alarms_per_day, seconds, len(judged_cells(rule, window)))
 
 
-def _named(rule: AlertRule, judged: Judged, usual: Usual) -> dict[str, _Named]:
+def _named(rule: AlertRule, judged: Judged, usual: Usual) -> dict[_Area, _Named]:
     window = judged.window
     covered = judged_cells(rule, window)
     if window.marker is None or not covered:
@@ -162,8 +170,11 @@ def _named(rule: AlertRule, judged: Judged, usual: Usual) -> dict[str, _Named]:
     )
     shown = np.clip(values, marker.clipping.lower, marker.clipping.upper)
     rows = zip(cells[sure].tolist(), shown[sure].tolist(), limits[sure].tolist(), usuals[sure].tolist(), strict=True)
+    rests = usual.rests(window)
     return {
-        f"{cell:x}": _Named(value, limit, None if math.isnan(average) else average)
+        _Area(f"{cell:x}", tuple(sorted(rests.get(cell, ())))): _Named(
+            value, limit, None if math.isnan(average) else average
+        )
         for cell, value, limit, average in rows
     }
 
@@ -186,19 +197,25 @@ def _against_usual(
     """Cells, values, chances, usual values and limits, shape (C,) each."""
     cells, values, scales = _released(judged.window, usual)
     marked = [(one, msgspec.json.decode(one.marker, type=_Marker)) for one in judged.earlier if one.marker is not None]
-    earlier = _earlier(cells, [window for window, marker in marked if _has_laplace_noise(marker)], usual)
+    noisy = [window for window, marker in marked if _has_laplace_noise(marker)]
+    earlier = _earlier(judged.window, cells, noisy, usual)
     share = 1.0 if rule.slower_percent is None else 1.0 - rule.slower_percent / 100.0
     chances, usuals, limits = chance_slower((values, scales), earlier, share, rule.slower_km_h or 0.0)
     return cells, values, chances, usuals, limits
 
 
-def _earlier(cells: CellArray, windows: Sequence[WindowView], usual: Usual) -> tuple[FloatArray, FloatArray]:
-    """Released means of the ``cells`` in those windows and their scales, shape (N, C) each; scale 0 where there is none."""
+def _earlier(
+    judged: WindowView, cells: CellArray, windows: Sequence[WindowView], usual: Usual
+) -> tuple[FloatArray, FloatArray]:
+    """Released means of the ``cells`` in those windows and their scales, shape (N, C) each; scale 0 where there is none of the
+    area that the cell is in the ``judged`` window.
+    """
     values, scales = np.zeros((2, max(len(windows), 1), len(cells)))
     for row, window in enumerate(windows):
         theirs, means, widths = _released(window, usual)
         _, here, there = np.intersect1d(cells, theirs, assume_unique=True, return_indices=True)
         values[row, here], scales[row, here] = means[there], widths[there]
+        scales[row, np.isin(cells, other_areas(usual.rests(judged), usual.rests(window)))] = 0.0
     return values, scales
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,49 @@ def test_the_shipped_budget_pays_for_every_window_and_a_smaller_one_is_a_warning
 ) -> None:
     shipped = str(REPO_ROOT / "config" / name)
     assert "Warning" not in output("--config", shipped)
+    longer = {"bus-fleet.toml": "13.5 for the 9", "riders.toml": "14 for the 7"}[name]
+    assert "has 9 windows instead of 8" in output("--config", shipped) or name == "riders.toml"
+    assert f"set budget to {longer.split()[0]}.\n" in output("--config", shipped)
     monkeypatch.setenv("HEXVEIL_PRIVACY__BUDGET", "8")
     said = output("--config", shipped)
     assert "Warning: budget 8.0 pays for" in said
     assert "the last windows of a period go dark" in said
-    assert "or grant 12." in said
+    assert f"or set budget to 12, or {longer} of the longest period.\n" in said
     monkeypatch.setenv("HEXVEIL_PRIVACY__BUDGET", "12")
     monkeypatch.setenv("HEXVEIL_HISTOGRAM", '{"mechanisms": ["ug"], "epsilon": 0.5}')
-    assert f"or grant {12 + 0.5 * windows(shipped):g}." in output("--config", shipped)
+    assert f"or set budget to {12 + 0.5 * windows(shipped):g}, or " in output("--config", shipped)
+
+
+def test_the_recommended_budget_is_exact_and_sufficient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """288 windows of 0.123456 cost 35.555328; with six digits it read 35.5553, which pays for 287."""
+    monkeypatch.setenv("HEXVEIL_WINDOW__SLOT", "5m")
+    monkeypatch.setenv("HEXVEIL_PRIVACY__EPSILON", "0.123456")
+    monkeypatch.setenv("HEXVEIL_PRIVACY__BUDGET", "1")
+    assert "or set budget to 35.555328, or 37.0368 for the 300 of the longest period.\n" in output("--config", BUS)
+    monkeypatch.setenv("HEXVEIL_PRIVACY__BUDGET", "35.555328")
+    said = output("--config", BUS)
+    assert "Warning" not in said
+    assert "has 300 windows instead of 288" in said
+    monkeypatch.setenv("HEXVEIL_PRIVACY__BUDGET", "37.0368")
+    assert "Note" not in output("--config", BUS)
+
+
+def test_where_clocks_are_never_changed_every_period_is_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEXVEIL_FEED__TIMEZONE", "Asia/Kolkata")
+    shipped = str(REPO_ROOT / "config" / "bus-fleet.toml")
+    assert "Note" not in output("--config", shipped)
+    assert json.loads(output("--config", shipped, "--json"))["windows_of_longest_period"] == windows(shipped) == 8
+    assert json.loads(output("--config", BUS, "--json"))["windows_of_longest_period"] == 24
+
+
+def test_under_zcdp_the_warning_names_what_is_configured(tmp_path: Path) -> None:
+    text = hourly.RIDERS.read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^epsilon = .*", 'accounting = "zcdp"\nrho = 0.1\ndelta = 1e-9', text, count=1)
+    file = tmp_path / "hexveil.toml"
+    file.write_text(re.sub(r"(?m)^budget = .*", "rho_budget = 1.0", text, count=1), encoding="utf-8")
+    assert "lower rho, lengthen window.slot, or set rho_budget to 2.4, or 2.5 for the 25" in output(
+        "--config", str(file)
+    )
 
 
 def windows(config: str) -> int:

@@ -154,7 +154,8 @@ def test_wants_are_read_in_several_spellings() -> None:
 
 
 def test_shares_are_of_events_and_cells_without_a_release_are_out_of_reach() -> None:
-    leading = Leading(np.array([10.0, 30.0, 60.0]), np.array([2.0, 4.0, np.inf]), np.array([True, False, False]))
+    grid = np.full(3, 6, dtype=np.uint64)
+    leading = Leading(np.array([10.0, 30.0, 60.0]), np.array([2.0, 4.0, np.inf]), np.array([True, False, False]), grid)
     assert leading.share_within(3.9) == 0.1
     assert leading.share_within(4.0) == 0.4
     assert leading.reach_of(0.4) == 4.0

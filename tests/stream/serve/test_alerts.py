@@ -11,6 +11,7 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,8 +22,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from stream.config import Config, ConfigError
+from stream.config import Config, ConfigError, load_config
 from stream.config.alerts import AlertRule, WebhookConfig
+from stream.local import REPO_ROOT
 from stream.messages.lines import line_of
 from stream.messages.message import Message
 from stream.serve.alerts import webhook as delivering
@@ -227,6 +229,44 @@ def test_each_of_a_rules_windows_is_sure_on_its_own() -> None:
     assert alerts(twice, [sure, unsure], Usual()) == alerts(twice, [unsure, sure], Usual()) == []
 
 
+def merged(window: WindowView, start: str, *excludes: str) -> WindowView:
+    """The window at another time, in which its cell is what those finer ones leave of it."""
+    window.start = start
+    window.cells = {
+        cell: json.dumps(json.loads(body) | {"excludes": excludes}).encode() for cell, body in window.cells.items()
+    }
+    return window
+
+
+def test_a_rule_holds_in_consecutive_windows_of_the_same_area_only() -> None:
+    rule = AlertRule(name="jam", below_km_h=30.0, windows=2, false_alarms_per_day=0.01)
+    now = Judged(merged(ratio_window(10.0, 400.0), "2017-03-21T12:00:00Z", STEADY), ())
+    same = Judged(merged(ratio_window(10.0, 400.0), "2017-03-21T11:00:00Z", STEADY), ())
+    whole = Judged(merged(ratio_window(10.0, 400.0), "2017-03-21T11:00:00Z"), ())
+    assert [alert.cell for alert in alerts(rule, [now, same], Usual())] == [BUSY]
+    assert alerts(rule, [now, whole], Usual()) == []
+
+
+@pytest.mark.parametrize("excludes", [(), (STEADY,)], ids=["whole", "rest"])
+def test_a_rule_against_usual_compares_a_rest_with_the_same_rest_only(
+    tmp_path: Path, excludes: tuple[str, ...]
+) -> None:
+    config = city_config(tmp_path)
+    rule = AlertRule(**SLOWER)
+    cities = [USUAL_DAY, USUAL_DAY, USUAL_DAY, JAM]
+    views = [
+        WindowView("bus", f"2017-03-2{day}T12:00:00Z", f"2017-03-2{day}T13:00:00Z", complete=True) for day in range(4)
+    ]
+    for day, (made, city) in enumerate(zip(views, cities, strict=True)):
+        *cells, marker = window(config, day * DAY, city)
+        made.cells = {str(json.loads(cell.value)["cell"]): cell.value for cell in cells}
+        made.marker = marker.value
+    *earlier, now = views
+    assert [alert.cell for alert in alerts(rule, [Judged(now, earlier)], Usual())] == [BUSY]
+    merged(earlier[0], earlier[0].start, *excludes)
+    assert bool(alerts(rule, [Judged(now, earlier)], Usual())) == (not excludes), "two releases of an area are too few"
+
+
 async def test_a_delivery_that_cannot_be_made_stops_no_other(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(SECRET)
     receiver = Receiver()
@@ -416,3 +456,15 @@ def test_participation_has_no_rules_against_usual(tmp_path: Path) -> None:
 def test_a_webhook_goes_to_http_addresses_only(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigError, match="no http or https address"):
         config_with(tmp_path, url=url)
+
+
+@pytest.mark.parametrize("name", ["bus-fleet", "riders"])
+def test_the_commented_rule_of_a_shipped_configuration_is_a_sound_one(tmp_path: Path, name: str) -> None:
+    shipped = (REPO_ROOT / "config" / f"{name}.toml").read_text(encoding="utf-8")
+    start, end = shipped.index("# [[public.alerts]]"), shipped.index("# [public.webhook]")
+    file = tmp_path / "hexveil.toml"
+    file.write_text(shipped[:start] + re.sub(r"(?m)^# ", "", shipped[start:end]) + shipped[end:], encoding="utf-8")
+    (rule,) = load_config(file).public.alerts
+    assert (rule.name, rule.windows) == ("jam", 2)
+    documented = (REPO_ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
+    assert f'cells = ["{rule.cells[0]}"]' in documented

@@ -165,3 +165,17 @@ def test_a_zone_that_nobody_knows_counts_as_utc(tmp_path: Path) -> None:
         strange = json.dumps(body | {"period": body["period"] | {"timezone": zone}}).encode()
         view = view_of([*cells, marker._replace(value=strange)])
         assert usual_in(view, newest(view))["earlier_windows"] == 0
+
+
+def test_a_merged_cell_is_compared_with_releases_of_the_same_area_only(tmp_path: Path) -> None:
+    """The same id is the whole hexagon in some windows and what finer neighbours leave of it in others."""
+    one, other = STEADY, LONELY
+    areas: list[dict[str, Any]] = [{}, {"excludes": [one]}, {"excludes": [other, one]}, {"excludes": [one, other]}]
+    speeds = (10.0, 20.0, 30.0, 40.0)
+    made = [released(tmp_path, day * DAY, speeds[day], 1.0, **areas[day]) for day in range(4)]
+    rest = of(usual_in(view_of(*made), newest(view_of(*made))), BUSY)
+    assert (rest["value"], rest["windows"]) == (30.0, 1), "the order of excludes says nothing"
+    view = view_of(*made, released(tmp_path, 4 * DAY, 50.0, 1.0))
+    whole = of(usual_in(view, newest(view)), BUSY)
+    assert (whole["value"], whole["windows"]) == (10.0, 1)
+    assert of(usual_in(view, newest(view)), STEADY)["windows"] == 4
