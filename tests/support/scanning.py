@@ -32,6 +32,7 @@ from stream.messages.topics import create_topics
 from stream.protocol import close_process
 from stream.protocol.close_process import CloseReport, close_windows, publish_windows
 from stream.serve.api import SERVICE, make_app
+from stream.serve.ogc.selection import item_id
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
@@ -267,7 +268,8 @@ async def _look(config: Config, transcript: Transcript) -> None:
             windows = (await (await client.get("/api/v1/windows")).json())["windows"]
             starts = [window["window"]["start"] for window in windows]
             for operation in public[SERVICE].operations:
-                for path in _paths(operation.path, [*starts, *_STRANGE], [*_cells(transcript), *_STRANGE]):
+                collections = [f"{config.feed.name}.{kind}" for kind in ("newest", "all")]
+                for path in _paths(operation.path, [*starts, *_STRANGE], [*_cells(transcript), *_STRANGE], collections):
                     await _ask(client, path, transcript)
             await _ask_stream(client, len(starts), transcript)
             for path in ("/", "/healthz", "/readyz", "/api/v1/nothing", "/metrics/users"):
@@ -288,12 +290,18 @@ def _cells(transcript: Transcript) -> list[str]:
     return sorted({key.decode() for records in released for _, _, _, key, *_ in records})
 
 
-def _paths(template: str, windows: Sequence[str], cells: Sequence[str]) -> list[str]:
+def _paths(template: str, windows: Sequence[str], cells: Sequence[str], collections: Sequence[str]) -> list[str]:
     """Requests that match ``template``, and some that do not; event streams are left out."""
     if template.endswith("/stream"):
         return []
     paths = [template]
-    for name, values in (("{window}", windows), ("{cell}", cells), ("{mechanism}", _STRANGE)):
+    for name, values in (
+        ("{window}", windows),
+        ("{cell}", cells),
+        ("{mechanism}", _STRANGE),
+        ("{collection}", [*collections, *_STRANGE]),
+        ("{item}", [item_id(start, cell) for start in windows[:2] for cell in cells[:2]]),
+    ):
         if name in template:
             paths = [path.replace(name, value) for path in paths for value in values]
     if "{" in template:
@@ -302,7 +310,7 @@ def _paths(template: str, windows: Sequence[str], cells: Sequence[str]) -> list[
 
 
 async def _ask(client: TestClient, path: str, transcript: Transcript) -> None:
-    answer = await client.get(path)
+    answer = await client.get(path, headers={"Host": "traffic.example.org"})  # links name the host, whatever the port
     headers = sorted((name, value) for name, value in answer.headers.items() if name != "Date")
     body = await answer.read()
     if answer.content_type == "application/vnd.apache.parquet":

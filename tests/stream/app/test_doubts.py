@@ -20,7 +20,7 @@ from stream.config import Config
 from stream.ingestion.decoding import Decoder
 from stream.local import free_port
 from stream.messages.topics import create_topics
-from tests.support import shipped
+from tests.support import hourly
 from tests.support.builders import bus_config
 from tests.support.environment import worker_environment
 from tests.support.feeding import produce
@@ -110,7 +110,7 @@ def test_a_worker_says_it_within_a_minute(
     changed, _, words = FAULTS[name]
     asyncio.run(create_topics(bus_config(tmp_path, **{"feed.topic": topic_name, "kafka.bootstrap": kafka})))
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name)
-    command = [sys.executable, "-m", "stream", "worker", "--config", str(shipped.BUS)]
+    command = [sys.executable, "-m", "stream", "worker", "--config", str(hourly.BUS)]
     with (
         (tmp_path / "worker.log").open("wb") as log,
         subprocess.Popen(command, env=env, cwd=tmp_path, stderr=log) as worker,
