@@ -157,6 +157,21 @@ def test_a_cell_is_in_a_polygon_if_its_centre_is_and_a_hole_is_outside() -> None
     assert set(area.holds((cell, []) for cell in tried)) == wanted
 
 
+def test_a_merged_cell_is_in_a_polygon_by_a_part_that_was_not_released_apart() -> None:
+    """Its centre lies in its centre child: where that was released apart, another part stands for the rest."""
+    parent = h3.cell_to_parent(CELL, 6)
+    child, grandchild = h3.cell_to_center_child(parent, 7), h3.cell_to_center_child(parent, 8)
+    lat, lng = h3.cell_to_latlng(parent)
+    small = PolygonArea("small", [[[(x, y) for x, y in square(lat - 0.003, lng - 0.003, 0.006)[0]]]])
+    large = PolygonArea("large", [[[(x, y) for x, y in square(lat - 0.5, lng - 0.5, 1)[0]]]])
+    sibling = next(cell for cell in sorted(h3.cell_to_children(parent, 7)) if cell != child)
+    assert small.holds([(parent, [sibling])]) == [parent]
+    assert small.holds([(parent, [child]), (child, [])]) == [child]
+    assert small.holds([(parent, [grandchild]), (grandchild, [])]) == [grandchild]
+    assert large.holds([(parent, [child]), (child, [])]) == [parent, child]
+    assert large.holds([(parent, [child, grandchild])]) == [parent]
+
+
 def test_a_corridor_holds_merged_cells_that_cover_it_and_smaller_cells_within_it() -> None:
     parent = h3.cell_to_parent(CELL, 6)
     others = [cell for cell in h3.cell_to_children(parent, 7) if cell != CELL]
