@@ -20,6 +20,7 @@ from stream.local import REPO_ROOT
 from stream.serve.city import areas, places
 from stream.serve.city.areas import Corridor, PolygonArea, read_areas
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
+from stream.serve.city.files import check_name
 from stream.serve.city.places import Places, read_places
 
 CELL = h3.latlng_to_cell(30.27, -97.74, 7)
@@ -108,6 +109,12 @@ def test_a_wrong_file_of_areas_is_refused_with_its_reason(tmp_path: Path, text: 
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=f"public.areas .*{said}"):
         read_areas(path, NONE)
+
+
+@pytest.mark.parametrize("name", ["\u200b", "\u202e", "a\u2028b", "a\u2029b", "\u200b \u2060"], ids=ascii)
+def test_a_name_that_shows_nothing_or_breaks_a_line_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^the name, .* has (no visible character|control characters); "):
+        check_name(name, "the name")
 
 
 def test_large_files_are_refused_before_they_are_read_and_shapes_before_they_are_checked(tmp_path: Path) -> None:
