@@ -306,6 +306,9 @@ def _city_schemas() -> Schema:
         "StopFeatures": _shapes("Point", position, {"name": text}),
         "Area": members(area),
         "AreaList": members({"areas": array(ref("Area"), "Polygons in order of the file, then corridors.")}),
+        "AreaCount": members(
+            {"value": number, "interval": or_null(interval, "Null where events are public and so exact.")}
+        ),
         "AreaMean": members(mean),
         "AreaStatistics": members(
             area
@@ -313,10 +316,13 @@ def _city_schemas() -> Schema:
             | {
                 "cells": count | {"description": "Released cells that belong to the area."},
                 "published": count | {"description": "Those of them with a mean."},
-                "events": members(
-                    {"value": number, "interval": or_null(interval, "Null where events are public and so exact.")}
+                "events": or_null(ref("AreaCount"), "Null where the feed releases no events but users only."),
+                "users": or_null(ref("AreaCount"), "Sum of the cells' users where events are null, else null."),
+                "mean": or_null(
+                    ref("AreaMean"),
+                    "Mean of the cells as released, weighted by events or else users. Null where no cell is published, and "
+                    "where so few may have been there that the noise leaves the mean open.",
                 ),
-                "mean": or_null(ref("AreaMean"), "Mean of the cells as released, weighted by events."),
                 "hexagons": array(text, "H3 indexes of these cells."),
                 "geometry": _shape("MultiPolygon", ring),
             }

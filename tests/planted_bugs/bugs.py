@@ -747,6 +747,14 @@ AREAS = (
         "interval_of_an_area and one",
     ),
     Bug(
+        "areas: a noisy count below 0 is clamped, so that empty cells weigh",
+        "stream/serve/city/combining.py",
+        "count += number.raw",
+        "count += number.value",
+        "tests/stream/serve/test_city_noise.py",
+        "unlike_cells and share",
+    ),
+    Bug(
         "areas: a merged cell stands for what was released apart from it",
         "stream/serve/city/areas.py",
         "if not excludes or not crossed:",

@@ -51,7 +51,10 @@ class Area(Protocol):
 
 
 class PolygonArea:
-    """Polygons; a cell belongs to them if its centre lies inside (by the even-odd rule, so that holes are outside)."""
+    """Polygons; a cell belongs to them if its centre lies inside (by the even-odd rule, so that holes are outside).
+
+    Where the centre was released apart, that of the nearest part that remains stands for it.
+    """
 
     kind: Literal["polygon", "route"] = "polygon"
 
@@ -65,7 +68,7 @@ class PolygonArea:
 
     def holds(self, cells: Iterable[Released]) -> list[str]:
         """Those whose centre lies inside. Only cells with their centre in the box around the polygons are compared with edges."""
-        near = [(cell, centre) for cell, _ in cells if self._is_near(centre := h3.cell_to_latlng(cell))]
+        near = [(cell, centre) for cell, apart in cells if self._is_near(centre := _centre(cell, apart))]
         if not near:
             return []
         centres = np.array([centre for _, centre in near])
@@ -125,6 +128,29 @@ class Corridor:
         shape = h3.cells_to_h3shape(self._cells, tight=False)
         outline: dict[str, Any] = shape.__geo_interface__
         return outline
+
+
+def _centre(cell: str, excludes: Sequence[str]) -> tuple[float, float]:
+    """Latitude and longitude of the centre of a cell, or of the part nearest to it that was not released apart."""
+    part = _remaining(cell, set(excludes), max(map(h3.get_resolution, excludes))) if excludes else cell
+    lat, lng = h3.cell_to_latlng(part or cell)
+    return lat, lng
+
+
+def _remaining(cell: str, apart: set[str], finest: int) -> str | None:
+    """The cell if nothing at its centre is in ``apart``, else the nearest part of which this is true; None if all is apart.
+
+    Only parts around cells of ``apart`` are looked at, so that one that is much smaller costs no more.
+    """
+    levels = range(h3.get_resolution(cell) + 1, finest + 1)
+    if not any(h3.cell_to_center_child(cell, level) in apart for level in levels):
+        return cell
+    middle = h3.cell_to_latlng(cell)
+    parts = sorted(
+        h3.cell_to_children(cell), key=lambda part: h3.great_circle_distance(middle, h3.cell_to_latlng(part))
+    )
+    found = (_remaining(part, apart, finest) for part in parts if part not in apart)
+    return next((part for part in found if part is not None), None)
 
 
 def _edges(ring: list[tuple[float, float]]) -> npt.NDArray[np.float64]:

@@ -1,8 +1,14 @@
-"""The released statistics of several cells together: mean speed and events, with the error of the noise. Pure.
+"""The released statistics of several cells together: mean speed and how many, with the error of the noise. Pure.
 
-A combination of released numbers is post-processing and costs no budget. The mean is that of the released means as they are
-(raw), weighted by the released numbers of events. Cells carry independent noise, so variances add. The error is that of the
-noise in the means; under "participation", where the numbers of events are noisy, too, they are taken as they were released.
+A combination of released numbers is post-processing and costs no budget. Cells carry independent noise, so variances add.
+
+Relation "values": the number of events is exact and a mean's noise does not depend on it, so the mean is that of the
+released means as they are (raw), weighted by events. Relation "participation": a mean is a ratio of noisy numbers, which is
+biased towards the middle of its range where few users were; weighted by its noisy count, an empty cell would pull the area
+there. So the ratios are undone: with l, w the lower end and width of the cell's range, n its raw count and r its raw mean,
+the noisy sum of speeds is s = (l + w/2)·n + (r − l − w/2)·max(n, 1), as :mod:`dpcore.bernstein` took the ratio. The mean is
+Σs/Σn, its interval Fieller's: all m with (Σs − m·Σn)² <= z²·Var(noise of Σs − m·Σn). Where Σn is not clearly above 0 these
+are no interval, and there is no mean.
 """
 
 from __future__ import annotations
@@ -13,8 +19,14 @@ from typing import Any
 
 import msgspec
 
+from dpcore.bernstein import MEAN_OF
+from stream.config.speed import SPEED_QUANTUM_KMH
+
 NORMAL, LAPLACE = 1.96, 2.12
 """Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95 %."""
+
+_COUNTED, _MEASURED = 0.05, 0.0005
+"""Rounding errors of a released count and of a released mean, at most."""
 
 
 class _Estimate(msgspec.Struct):
@@ -24,15 +36,28 @@ class _Estimate(msgspec.Struct):
     interval: tuple[float, float]
 
 
+class _Range(msgspec.Struct):
+    lower: float
+    upper: float
+
+
 class CellNumbers(msgspec.Struct):
-    """What is read of a released cell."""
+    """What is read of a released cell. ``events`` is absent where users are counted instead: weights "share" and "user"."""
 
     cell: str
     status: str
-    events: int | _Estimate
+    users: int | _Estimate = 0
+    events: int | _Estimate | None = None
     accounting: str | None = None
     mean: _Estimate | None = None
+    variance: _Estimate | None = None
+    clipping: _Range | None = None
     excludes: list[str] = []
+
+    @property
+    def counted(self) -> int | _Estimate:
+        """The weight of the cell's mean: its events or, where only users are counted, its users."""
+        return self.users if self.events is None else self.events
 
 
 def numbers_of(values: Iterable[bytes]) -> list[CellNumbers]:
@@ -42,53 +67,93 @@ def numbers_of(values: Iterable[bytes]) -> list[CellNumbers]:
 
 
 def combined(cells: Sequence[CellNumbers], upper: float) -> dict[str, Any]:
-    """Events and mean speed (km/h, clipped to [0, ``upper``]) of the cells together, each with its 95 % interval.
+    """Events or users, and mean speed (km/h, clipped to [0, ``upper``]) of the cells together, each with its 95 % interval.
 
-    ``mean`` is None where no cell is published. The interval of events is None where they are exact.
+    ``mean`` is None where no cell is published, and where so few may have been there that the noise leaves the mean open.
+    Of ``events`` and ``users`` that is None by which the means are not weighted. The interval of exact events is None.
     """
     published = [cell for cell in cells if cell.status == "published" and cell.mean is not None]
+    noisy = any(isinstance(cell.counted, _Estimate) for cell in published)
+    by_users = any(cell.events is None for cell in cells)
+    count = _count(cells)
     return {
         "cells": len(cells),
         "published": len(published),
-        "events": _events(cells),
-        "mean": _mean(published, upper),
+        "events": None if by_users else count,
+        "users": count if by_users else None,
+        "mean": (_mean_of_ratios if noisy else _mean)(published, upper),
     }
 
 
-def _events(cells: Sequence[CellNumbers]) -> dict[str, Any]:
+def _count(cells: Sequence[CellNumbers]) -> dict[str, Any]:
     total, variance = 0.0, 0.0
     for cell in cells:
-        if isinstance(cell.events, _Estimate):
-            total += cell.events.raw
-            variance += _variance(cell.events, cell)
+        if isinstance(cell.counted, _Estimate):
+            total += cell.counted.raw
+            variance += _variance(cell.counted, cell)
         else:
-            total += cell.events
+            total += cell.counted
     half = _quantile(cells) * math.sqrt(variance)
     interval = [max(total - half, 0.0), max(total + half, 0.0)] if variance else None
     return {"value": max(total, 0.0), "interval": interval}
 
 
 def _mean(published: Sequence[CellNumbers], upper: float) -> dict[str, Any] | None:
+    """Of means that are weighted by exact numbers of events."""
     weights, total, variance = 0.0, 0.0, 0.0
     for cell in published:
+        number = cell.counted
         assert cell.mean is not None, "only cells with a mean are given"
-        weight = max(cell.events.value, 0.0) if isinstance(cell.events, _Estimate) else float(cell.events)
+        assert isinstance(number, int), "only exact numbers of events are given"
+        weight = float(number)
         weights += weight
         total += weight * cell.mean.raw
         variance += weight**2 * _variance(cell.mean, cell)
     if not weights:
         return None
     raw, half = total / weights, _quantile(published) * math.sqrt(variance) / weights
+    return _stated(raw, raw - half, raw + half, upper)
 
-    def clipped(number: float) -> float:
-        return min(max(number, 0.0), upper)
 
-    interval = [clipped(raw - half), clipped(raw + half)]
-    return {"value": clipped(raw), "raw": raw, "interval": interval, "unit": "km/h"}
+def _mean_of_ratios(published: Sequence[CellNumbers], upper: float) -> dict[str, Any] | None:
+    """Of means that are ratios of noisy numbers: the ratio of their totals."""
+    form = MEAN_OF[2 if any(cell.variance is not None for cell in published) else 1].tolist()
+    count, total, a, b, c = 0.0, 0.0, 0.0, 0.0, 0.0
+    for cell in published:
+        number = cell.counted
+        assert cell.mean is not None, "only cells with a mean are given"
+        assert isinstance(number, _Estimate), "only noisy counts are given"
+        lower, width = (0.0, upper) if cell.clipping is None else _range(cell.clipping)
+        middle = lower + width / 2
+        count += number.raw
+        total += middle * number.raw + (cell.mean.raw - middle) * max(number.raw, 1.0)
+        # The released sums have independent noise of one variance, which is that of the count divided among them.
+        deviation = number.scale if _gaussian(cell) else math.sqrt(2) * number.scale
+        variance = deviation**2 / len(form) + _COUNTED**2 / 3
+        parts = [lower + width * part for part in form]
+        a += variance * len(parts)
+        b += variance * sum(parts)
+        c += variance * sum(part**2 for part in parts)
+    square = _quantile(published) ** 2
+    a, b, c = count**2 - square * a, total * count - square * b, total**2 - square * c
+    if a <= 0 or count <= 0:
+        return None
+    root = math.sqrt(max(b**2 - a * c, 0.0))
+    return _stated(total / count, (b - root) / a - _MEASURED, (b + root) / a + _MEASURED, upper)
+
+
+def _range(clipping: _Range) -> tuple[float, float]:
+    """Lower end and width; a range of one value has the width of a quantum."""
+    return clipping.lower, max(clipping.upper - clipping.lower, SPEED_QUANTUM_KMH)
+
+
+def _stated(raw: float, low: float, high: float, upper: float) -> dict[str, Any]:
+    value, low, high = (min(max(number, 0.0), upper) for number in (raw, low, high))
+    return {"value": value, "raw": raw, "interval": [low, high], "unit": "km/h"}
 
 
 def _variance(estimate: _Estimate, cell: CellNumbers) -> float:
-    """Variance of the noise: of its scale or, where a mean is a ratio of noisy numbers and has a wider interval, of that."""
+    """Variance of the noise: of its scale or, where the interval is wider because of rounding, of that."""
     low, high = estimate.interval
     by_scale = estimate.scale if _gaussian(cell) else math.sqrt(2) * estimate.scale
     return max(by_scale, (high - low) / (2 * (NORMAL if _gaussian(cell) else LAPLACE))) ** 2

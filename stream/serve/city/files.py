@@ -28,12 +28,16 @@ def read_bytes(path: Path, key: str, largest: int) -> bytes:
 
 
 def check_name(name: str, where: str) -> str:
-    """``name`` without spaces at its ends. Raises :class:`ValueError` for one that is empty, too long or has control characters."""
+    """``name`` without spaces at its ends. Raises :class:`ValueError` for one that is empty, too long, has control
+    characters or breaks of lines, or shows nothing.
+    """
     name = name.strip()
     if not name:
         raise ValueError(f"{where} is empty; give it a name")
     if len(name) > LONGEST_NAME:
         raise ValueError(f"{where} has {len(name)} characters, more than {LONGEST_NAME}; shorten it")
-    if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
+    if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in name):
         raise ValueError(f"{where}, {name[:40]!r}, has control characters; remove them")
+    if all(unicodedata.category(letter)[0] in "CZ" for letter in name):
+        raise ValueError(f"{where}, {name[:40]!r}, has no visible character; give it a name")
     return name

@@ -20,6 +20,7 @@ from stream.local import REPO_ROOT
 from stream.serve.city import areas, places
 from stream.serve.city.areas import Corridor, PolygonArea, read_areas
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
+from stream.serve.city.files import check_name
 from stream.serve.city.places import Places, read_places
 
 CELL = h3.latlng_to_cell(30.27, -97.74, 7)
@@ -110,6 +111,12 @@ def test_a_wrong_file_of_areas_is_refused_with_its_reason(tmp_path: Path, text: 
         read_areas(path, NONE)
 
 
+@pytest.mark.parametrize("name", ["\u200b", "\u202e", "a\u2028b", "a\u2029b", "\u200b \u2060"], ids=ascii)
+def test_a_name_that_shows_nothing_or_breaks_a_line_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^the name, .* has (no visible character|control characters); "):
+        check_name(name, "the name")
+
+
 def test_large_files_are_refused_before_they_are_read_and_shapes_before_they_are_checked(tmp_path: Path) -> None:
     for name, read, most in (
         ("places", read_places, places.LARGEST),
@@ -155,6 +162,21 @@ def test_a_cell_is_in_a_polygon_if_its_centre_is_and_a_hole_is_outside() -> None
     tried = sorted(h3.grid_disk(h3.latlng_to_cell(30.3, -97.7, 8), 22))
     assert 100 < len(wanted) < len(tried) == 1519
     assert set(area.holds((cell, []) for cell in tried)) == wanted
+
+
+def test_a_merged_cell_is_in_a_polygon_by_a_part_that_was_not_released_apart() -> None:
+    """Its centre lies in its centre child: where that was released apart, another part stands for the rest."""
+    parent = h3.cell_to_parent(CELL, 6)
+    child, grandchild = h3.cell_to_center_child(parent, 7), h3.cell_to_center_child(parent, 8)
+    lat, lng = h3.cell_to_latlng(parent)
+    small = PolygonArea("small", [[[(x, y) for x, y in square(lat - 0.003, lng - 0.003, 0.006)[0]]]])
+    large = PolygonArea("large", [[[(x, y) for x, y in square(lat - 0.5, lng - 0.5, 1)[0]]]])
+    sibling = next(cell for cell in sorted(h3.cell_to_children(parent, 7)) if cell != child)
+    assert small.holds([(parent, [sibling])]) == [parent]
+    assert small.holds([(parent, [child]), (child, [])]) == [child]
+    assert small.holds([(parent, [grandchild]), (grandchild, [])]) == [grandchild]
+    assert large.holds([(parent, [child]), (child, [])]) == [parent, child]
+    assert large.holds([(parent, [child, grandchild])]) == [parent]
 
 
 def test_a_corridor_holds_merged_cells_that_cover_it_and_smaller_cells_within_it() -> None:
