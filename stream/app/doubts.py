@@ -52,7 +52,8 @@ class FeedDoubts:
         zone = feed.fields.timezone if feed.format == "declared" and feed.fields else None
         self._timezone = None if zone is None else ZoneInfo(zone)
         self._begin()
-        self._has_failed = False
+        self.has_failed = False
+        """Whether anything could not be judged."""
 
     def _begin(self) -> None:
         self._times: deque[Timed] = deque(maxlen=_SAMPLED)
@@ -79,11 +80,11 @@ class FeedDoubts:
         try:
             yield
         except Exception as error:
-            if not self._has_failed:
+            if not self.has_failed:
                 log.error(
                     "whether the feed is misread could not be judged; reading goes on", error=type(error).__name__
                 )
-            self._has_failed = True
+            self.has_failed = True
             self._begin()
 
     def _sample_times(self, values: Sequence[bytes | None], arrived_us: Arrived) -> None:
