@@ -1,40 +1,43 @@
-"""Recognises a feed whose times or speeds are read in another unit or zone than they are sent. Pure.
+"""Recognises a feed whose times or speeds are read in another unit or zone than they are sent.
 
 It looks at a sample of what arrives and tells operators. It decides nothing: what is released must not depend on it, because
-speeds are protected. Its sentences contain no value of any event.
+speeds are protected. Its sentences contain no value of any event. No event can make it raise, and its memory is bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
-from numpy.typing import NDArray
+import structlog
 
+from stream.app.speed_doubts import SpeedDoubts
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH
-from stream.ingestion.arrays import elements, may_hold_several
-from stream.ingestion.decoding import Arrived, Batch
+from stream.ingestion.arrays import MAX_ARRAY_BYTES, elements, may_hold_several
+from stream.ingestion.decoding import MAX_MESSAGE_BYTES, Arrived, Batch
 from stream.ingestion.formats import feed_format, looks_like
-from stream.sources.plausibility import check_rows
-from stream.storage.row_store import ROW
 from stream.windows import EARLIEST_S, LATEST_S
+
+log = structlog.get_logger()
 
 KINDS = ("epoch", "zone", "speed")
 _UNITS = {"epoch-s": 1.0, "epoch-ms": 1e3, "epoch-us": 1e6, "epoch-ns": 1e9}
 """Number of each unit of time per second."""
-_PER_BATCH, _SAMPLED, _ENOUGH = 10, 400, 10
-"""Messages whose times are looked at: of a batch, kept, and without which nothing is said."""
+_PER_BATCH, _PER_JUDGEMENT, _SAMPLED, _ENOUGH = 10, 100, 400, 10
+"""Messages whose times are looked at: of a batch, until the next judgement, kept, and without which nothing is said."""
+_LONGEST_TEXT = 64
+"""Characters of the longest text that may be a time."""
 _MOST = 0.8
-MOST_ROWS, _KEPT_US = 50_000, 6 * 60_000_000
-"""Rows that are kept, and for how long (by event time). Of a larger fleet, those of some users are."""
 _QUARTER_S, _LEAST_SHIFT_S, _MOST_SHIFT_S, _TOLERANCE_S = 900, 1_500, 14.25 * 3600, 300
+_FAR_S = 1e12
 
-Timed = tuple[Any, float]
+Timed = tuple[float | str | None, float]
 
 
 class FeedDoubts:
@@ -48,54 +51,65 @@ class FeedDoubts:
         self._time_format = feed.fields.time_format if feed.format == "declared" and feed.fields else "epoch-ms"
         zone = feed.fields.timezone if feed.format == "declared" and feed.fields else None
         self._timezone = None if zone is None else ZoneInfo(zone)
-        self._times: list[Timed] = []
-        self._rows: list[NDArray[np.void]] = []
-        self._mask = np.uint64(0)
+        self._begin()
+        self.has_failed = False
+        """Whether anything could not be judged."""
+
+    def _begin(self) -> None:
+        self._times: deque[Timed] = deque(maxlen=_SAMPLED)
+        self._looks = _PER_JUDGEMENT
+        self._speeds = SpeedDoubts(self._unit)
 
     def observe(self, values: Sequence[bytes | None], batch: Batch, arrived_us: Arrived) -> None:
-        """Take a sample of decoded messages. ``arrived_us``: when they arrived, µs UTC."""
-        step = max(1, batch.messages // _PER_BATCH)
-        for at in range(0, batch.messages, step):
-            value, arrived = values[at], arrived_us if isinstance(arrived_us, int) else int(arrived_us[at])
-            if value is not None and may_hold_several(value):
-                value = next(iter(elements(value) or ()), None)
-            if value is not None:
-                self._times.append((self._raw_time(value), arrived / 1e6))
-        del self._times[:-_SAMPLED]
-        rows = batch.rows[(batch.rows["user"] & self._mask) == 0] if self._mask else batch.rows
-        if len(rows):
-            self._rows.append(rows)
-        if self.kept > MOST_ROWS:
-            self._thin()
-
-    @property
-    def kept(self) -> int:
-        """Number of rows that are kept."""
-        return sum(map(len, self._rows))
+        """Take a sample of decoded messages. ``arrived_us``: when they arrived, µs UTC. Never raises."""
+        with self._unharmed():
+            self._sample_times(values[: batch.messages], arrived_us)
+            self._speeds.take(batch.rows)
 
     def found(self) -> dict[str, str]:
-        """What seems to be wrong now: for each kind a sentence with the remedy."""
-        self._forget()
-        sentences = {"epoch": self._epoch(), "zone": self._zone(), "speed": self._speed()}
+        """What seems to be wrong now: for each kind a sentence with the remedy. Never raises."""
+        sentences: dict[str, str | None] = {}
+        with self._unharmed():
+            self._looks = _PER_JUDGEMENT
+            sentences = {"epoch": self._epoch(), "zone": self._zone(), "speed": self._speed()}
         return {kind: sentence for kind, sentence in sentences.items() if sentence is not None}
 
-    def _raw_time(self, value: bytes) -> Any:
-        """What stands at the path of the time; None if nothing does."""
-        return dict(looks_like(value, self._format.fields)[1]).get("time")
+    @contextmanager
+    def _unharmed(self) -> Iterator[None]:
+        """Whatever fails inside: say so once, begin a new sample, and go on, because reading must not end by it."""
+        try:
+            yield
+        except Exception as error:
+            if not self.has_failed:
+                log.error(
+                    "whether the feed is misread could not be judged; reading goes on", error=type(error).__name__
+                )
+            self.has_failed = True
+            self._begin()
 
-    def _thin(self) -> None:
-        """Keep the rows of half of the users, whose pseudonyms are random."""
-        rows = np.concatenate(self._rows)
-        self._mask = np.uint64(2 * int(self._mask) + 1)
-        self._rows = [rows[(rows["user"] & self._mask) == 0]]
+    def _sample_times(self, values: Sequence[bytes | None], arrived_us: Arrived) -> None:
+        for at in range(0, len(values), max(1, len(values) // _PER_BATCH)):
+            if self._looks <= 0:
+                return
+            value = values[at]
+            if value is not None and len(value) <= MAX_ARRAY_BYTES:
+                self._looks -= 1
+                arrived = arrived_us if isinstance(arrived_us, int) else int(arrived_us[at])
+                self._times.append((self._raw_time(value), arrived / 1e6))
 
-    def _forget(self) -> None:
-        rows = np.concatenate([np.zeros(0, dtype=ROW), *self._rows])
-        newest = int(np.quantile(rows["time"], 0.99)) if len(rows) else 0
-        self._rows = [rows[rows["time"] >= newest - _KEPT_US]]
+    def _raw_time(self, value: bytes) -> float | str | None:
+        """The number or text at the path of the time; None if there is none that can be a time."""
+        if may_hold_several(value):
+            value = next(iter(elements(value) or ()), b"")
+        if len(value) > MAX_MESSAGE_BYTES:
+            return None
+        time = dict(looks_like(value, self._format.fields)[1]).get("time")
+        if isinstance(time, str):
+            return time if len(time) <= _LONGEST_TEXT else None
+        return time if isinstance(time, float) and math.isfinite(time) else None
 
     def _epoch(self) -> str | None:
-        numbers = [time for time, _ in self._times if isinstance(time, int | float) and not isinstance(time, bool)]
+        numbers = [time for time, _ in self._times if isinstance(time, float)]
         if len(numbers) < _ENOUGH or len(numbers) < _MOST * len(self._times):
             return None
         for unit, per_second in _UNITS.items():
@@ -116,7 +130,7 @@ class FeedDoubts:
             return "times have no offset from UTC: declare [feed.fields] with the timezone of the clocks"
         if not self._by_arrival or len(moments) < _ENOUGH:
             return None
-        ahead = np.array([read - arrived for read, arrived in moments])
+        ahead = np.clip([read - arrived for read, arrived in moments], -_FAR_S, _FAR_S)
         low, middle, high = np.quantile(ahead, (0.25, 0.5, 0.75))
         shift = round(middle / _QUARTER_S) * _QUARTER_S
         steady = high - low <= 2 * _TOLERANCE_S and abs(middle - shift) <= _TOLERANCE_S
@@ -129,21 +143,21 @@ class FeedDoubts:
             "times read in another zone are: correct their offset, or timezone in [feed.fields]"
         )
 
-    def _moment(self, time: Any) -> float | None:
+    def _moment(self, time: float | str | None) -> float | None:
         """Seconds since 1970 of a time as the feed's format reads it; None for what it refuses."""
         if isinstance(time, str):
-            with suppress(ValueError):
+            with suppress(ValueError, OverflowError):
                 moment = datetime.fromisoformat(time)
                 if moment.tzinfo is not None:
                     return moment.timestamp()
                 return None if self._timezone is None else moment.replace(tzinfo=self._timezone).timestamp()
-        elif isinstance(time, int | float) and not isinstance(time, bool) and self._time_format in _UNITS:
+        elif time is not None and self._time_format in _UNITS:
             return time / _UNITS[self._time_format]
         return None
 
     def _speed(self) -> str | None:
-        check = check_rows(self._rows[0], self._unit) if self._rows else None
-        if check is None or not check.contradicts:
+        check = self._speeds.judged()
+        if check is None:
             return None
         likely = "no known unit fits" if check.unit is None else f"they would fit {check.unit}: set feed.speed_unit"
         return f"the reported speeds, read as {self._unit}, contradict the positions; {likely}"
