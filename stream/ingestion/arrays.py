@@ -86,6 +86,11 @@ class Cutter:
         return self._depth == 0
 
     @property
+    def is_skipping(self) -> bool:
+        """Whether the rest of a value that is too long is being left out."""
+        return self._skipping
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes of the text that are kept, because their value is not complete."""
         return len(self._text)

@@ -23,7 +23,7 @@ from stream.inspection.reading import observe_file
 from stream.inspection.topic import observe_topic
 from stream.messages.message import REJECTED, validator
 from stream.messages.topics import INPUT_SETTINGS
-from stream.sources.lines import Lines
+from stream.sources.lines import Lines, RecordingError
 from stream.storage.row_store import RowStore
 from tests.stream.sources.recordings import feed, gathered
 from tests.support.feeding import KEY, NOW_US, START_MS, create_topic, make_config, messages, produce, until
@@ -283,6 +283,26 @@ def test_a_damaged_first_line_costs_no_other(first: bytes, tmp_path: Path) -> No
     path = tmp_path / "day.json"
     path.write_bytes(b"\n".join([first, event(), event(), event()]))
     assert [line for lines in Lines(path) for line in lines] == [first, event(), event(), event()]
+
+
+@pytest.mark.parametrize("damaged", [0, 5], ids=["first line", "sixth line"])
+def test_a_damaged_line_of_a_fleet_costs_no_other(damaged: int, tmp_path: Path) -> None:
+    """Each line is the array of a fleet of 3 500 and longer than what is read at a time."""
+    fleet = array(*[event()] * 3_500)
+    lines = [fleet] * 8
+    lines[damaged] = fleet[:-1]
+    path = tmp_path / "day.json"
+    path.write_bytes(b"\n".join(lines))
+    assert len(fleet) > 1 << 18
+    assert [line for block in Lines(path) for line in block] == lines
+
+
+def test_brackets_that_do_not_match_in_json_over_lines_are_an_error_with_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "day.json"
+    text = FILES["one array over lines"].replace(b" }", b"", 1)
+    path.write_bytes(text)
+    with pytest.raises(RecordingError, match=r"day\.json: brackets do not match from byte \d+ of its text; \d+ bytes"):
+        list(Lines(path))
 
 
 def test_a_bad_element_of_a_file_is_passed_on_alone_and_a_huge_one_is_cut(
