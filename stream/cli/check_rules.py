@@ -69,8 +69,12 @@ def _of_events(config: Config) -> Iterator[Rule]:
     if config.fastest_km_h is not None:
         yield Rule(event, "feed.quality.fastest_km_h", config.fastest_km_h, "km/h", "faster events are refused")
     yield Rule(event, "message", MAX_MESSAGE_BYTES, "bytes", "longer messages are refused alone", fixed=True)
-    yield Rule(event, "array", MAX_ARRAY_BYTES, "bytes", "longer messages with an array are refused alone", fixed=True)
-    yield Rule(event, "elements", MAX_EVENTS, "events", "arrays with more elements are refused as a whole", fixed=True)
+    if config.relation == NeighbouringRelation.PARTICIPATION:
+        yield Rule(event, "elements", 1, "events", "messages with an array, of any size, are refused", fixed=True)
+    else:
+        longer = "longer messages with an array are refused alone"
+        yield Rule(event, "array", MAX_ARRAY_BYTES, "bytes", longer, fixed=True)
+        yield Rule(event, "elements", MAX_EVENTS, "events", "arrays with more are refused as a whole", fixed=True)
     unpacked = "batches of messages that unpack to more are refused as a whole"
     yield Rule(event, "batch", MAX_BATCH_BYTES, "bytes", unpacked, fixed=True)
 

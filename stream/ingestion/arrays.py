@@ -19,6 +19,8 @@ _KEPT = 1 << 10
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+("?)|[\[\]{},]', re.DOTALL)
 """A string, whose group is empty while its end is missing, or a mark of structure. Every quotation mark begins a match."""
 
+_MEMBER = re.compile(rb'"(type|data)"\s*:\s*(.*)', re.DOTALL)
+
 _raw_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -43,8 +45,16 @@ def elements(message: bytes) -> list[bytes] | None:
     try:
         values = _raw_elements(text) if is_array else _notification(text).data
     except (msgspec.DecodeError, RecursionError):
-        return _cut(text) if is_array else None
+        return _cut(text if is_array else _data_of(text))
     return list(map(bytes, values)) or None
+
+
+def _data_of(notification: bytes) -> bytes:
+    """The array of a notification of which an element is no JSON; nothing if the text is no notification."""
+    members = _cut(b"[" + notification[1:-1] + b"]") if notification[-1:] == b"}" else None
+    found = {match[1]: match[2] for match in map(_MEMBER.fullmatch, members or ()) if match}
+    data = found.get(b"data", b"")
+    return data if found.get(b"type") == b'"Notification"' and data[:1] == b"[" else b""
 
 
 def _cut(text: bytes) -> list[bytes] | None:
@@ -74,6 +84,11 @@ class Cutter:
     def is_between(self) -> bool:
         """Whether everything that was begun is complete."""
         return self._depth == 0
+
+    @property
+    def is_skipping(self) -> bool:
+        """Whether the rest of a value that is too long is being left out."""
+        return self._skipping
 
     @property
     def kept_bytes(self) -> int:

@@ -33,8 +33,8 @@ MAX_BATCH_BYTES = 16 << 20
 """Largest unpacked size of one batch."""
 MAX_GATHERED_BYTES = 32 << 20
 """Once this many bytes of messages were read at a time, no further ones are requested."""
-_CHUNK = 250
-"""Messages that are taken at a time, whatever their size: 64 MiB at most."""
+_FEW = 32
+"""Messages after which the bytes are counted: at most 8 MiB more than :data:`MAX_GATHERED_BYTES` are read."""
 _LOG_APPEND_TIME = 1
 _TOO_LARGE = bytes(MAX_ARRAY_BYTES + 1)
 """Replaces the value of every message above the limit."""
@@ -96,7 +96,7 @@ class BoundedConsumer:
         count = self.bytes_read = 0
         while count < messages and self.bytes_read < MAX_GATHERED_BYTES:
             try:
-                batches = await self.kafka.getmany(timeout_ms=0 if count else timeout_ms, max_records=_CHUNK)
+                batches = await self.kafka.getmany(timeout_ms=0 if count else timeout_ms, max_records=messages - count)
             except KafkaError as error:
                 if not gathered:
                     raise
@@ -125,14 +125,31 @@ class _Limits:
         return value
 
 
+class _BoundedResult(fetcher.FetchResult):  # type: ignore[misc]  # aiokafka has no types
+    """The part of one partition in one answer of the broker, of which no more is taken once enough bytes were read."""
+
+    def getall(self, max_records: int | None = None) -> list[Any]:
+        """At most so many records. What is left is taken by the next call."""
+        consumer = getattr(self._partition_records, "consumer", None)
+        if consumer is None or max_records is None:
+            return list(super().getall(max_records))
+        records: list[Any] = []
+        while len(records) < max_records and consumer.bytes_read < MAX_GATHERED_BYTES:
+            few = super().getall(min(_FEW, max_records - len(records)))
+            records += few
+            if not few or not self.has_more():
+                break
+        return records
+
+
 class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokafka has no types
     """Records of one partition in one answer of the broker."""
 
     def __init__(self, tp: TopicPartition, records: Any, *rest: Any) -> None:
         super().__init__(tp, records, *rest)
         if isinstance(self._value_deserializer, _Limits):
-            self._consumer = self._value_deserializer.consumer
-            self._records = _Batches(records, tp, self._consumer.skipped)
+            self.consumer = self._value_deserializer.consumer
+            self._records = _Batches(records, tp, self.consumer.skipped)
             self._consumer_record = self._feed_record
 
     def _feed_record(self, tp: TopicPartition, record: Any) -> FeedRecord:
@@ -141,7 +158,7 @@ class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokaf
             if len(value) > MAX_ARRAY_BYTES:
                 value = _TOO_LARGE
             else:
-                self._consumer.bytes_read += len(value)
+                self.consumer.bytes_read += len(value)
         return FeedRecord(
             record.offset, record.timestamp * 1000 if record.timestamp_type == _LOG_APPEND_TIME else -1, value
         )
@@ -234,7 +251,7 @@ def snappy_into(payload: bytes, scratch: bytearray) -> int:
 
 def _install() -> None:
     """Replace the classes and functions that aiokafka's readers use by the bounded ones."""
-    fetcher.PartitionRecords = _BoundedRecords
+    fetcher.PartitionRecords, fetcher.FetchResult = _BoundedRecords, _BoundedResult
     modules = [plain_records]
     try:
         import aiokafka.record._crecords.default_records as compiled_records

@@ -7,9 +7,8 @@ number of events is public; speeds are clipped to the configured bound later.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from operator import methodcaller
@@ -20,6 +19,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.section import BoundingBox
 from stream.config.speed import SPEED_QUANTUM_KMH
@@ -35,8 +35,6 @@ MAX_MESSAGE_BYTES = 1 << 16
 """Largest size of a message with one event, which has about a hundred bytes."""
 AT_ONCE = 10_000
 """Of messages with several events, no further one is begun after so many events, or 32 bytes for each."""
-_TOO_LARGE = bytes(MAX_MESSAGE_BYTES + 1)
-"""Takes the place of a message that is too large, or holds too many events."""
 _MAX_VALUE = 2**31 - 1
 _FAR_US = 2**62
 """Replaces a time that int64 microseconds cannot hold, with the same sign. Such times are always refused."""
@@ -66,6 +64,7 @@ class Reason(StrEnum):
     UNDECODABLE = "undecodable"
     NOT_STAMPED = "not-stamped"
     UNREADABLE_BATCH = "unreadable-batch"
+    SEVERAL_EVENTS = "several-events"
 
 
 REASONS = tuple(Reason)
@@ -80,7 +79,7 @@ class Batch:
 
     ``rows``: accepted events. ``index``: index of the message of each row. ``slots``: start of its timeslot (epoch seconds).
     ``rejected``: index of the message of each refused event; ``reason``: its code, so that ``REASONS[code]`` is the reason.
-    ``element``: the index of each refused event in its message; -1 for a message without an array. Neither index descends,
+    ``element``: the index of each refused event in its message; -1 for a message that is refused as a whole. Neither index descends,
     and every event is in exactly one of them. ``messages``: number of messages that were decoded.
     """
 
@@ -93,8 +92,35 @@ class Batch:
     messages: int
 
 
-class _ArrayFound(Exception):  # noqa: N818 - a way to decode, not a fault
-    """A message of the batch holds several events."""
+@dataclass
+class _Read:
+    """Events as they were read. ``index``: the number of the event of each fix. ``refused``: codes by number of the event."""
+
+    fixes: list[Any] = field(default_factory=list)
+    index: list[int] = field(default_factory=list)
+    refused: dict[int, int] = field(default_factory=dict)
+    arrays: dict[int, int] = field(default_factory=dict)
+    """Number of events of each message with an array, by message."""
+    events: int = 0
+    messages: int = 0
+
+    def add(self, elements: _Read) -> None:
+        """Add the elements of the last message."""
+        begin = self.events
+        self.fixes += elements.fixes
+        self.index += [begin + at for at in elements.index]
+        self.refused |= {begin + at: code for at, code in elements.refused.items()}
+        self.arrays[self.messages - 1] = elements.events
+        self.events += elements.events
+
+    def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The message of each event, and its index in the array of the message; -1 without an array."""
+        counts, of_array = np.ones(self.messages, dtype=np.int64), np.zeros(self.messages, dtype=bool)
+        counts[list(self.arrays)] = list(self.arrays.values())
+        of_array[list(self.arrays)] = True
+        message = np.repeat(np.arange(self.messages), counts)
+        element = np.arange(self.events) - (np.cumsum(counts) - counts)[message]
+        return message, np.where(of_array[message], element, -1)
 
 
 @dataclass(frozen=True)
@@ -131,9 +157,14 @@ class Decoder:
     """Decodes messages of the configured feed. Between batches it keeps only the cache of pseudonyms."""
 
     def __init__(self, config: Config, user_key: bytes, *, arrays: bool = True) -> None:
-        """``arrays``: whether a message may hold several events, as an array or notification."""
+        """``arrays``: whether a message may hold several events, as an array or notification.
+
+        Under "participation" such a message is refused as a whole, with a reason of its own: an array has one size and one
+        structure, so what one user sends in it would decide whether the events of the others in it count.
+        """
         self._format = feed_format(config.feed)
         self._arrays = arrays and not self._format.positional
+        self._one_each = config.relation == NeighbouringRelation.PARTICIPATION
         self._pseudonyms = Pseudonyms(user_key)
         self.key_fingerprint = key_fingerprint(user_key)
         self._domain = config.feed.domain
@@ -159,85 +190,67 @@ class Decoder:
     def decode_part(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
         """As :meth:`decode`, but of messages with several events only so many that about ``AT_ONCE`` events are decoded.
 
-        The batch says how many messages that were, at least one of them.
+        The batch says how many messages that were, at least one of them. No byte is decoded twice.
         """
-        try:
-            return self._total(values, arrived_us, self._arrays)
-        except _ArrayFound:
-            events, message, element = self._cut(values)
-        batch = self._total(events, _of(arrived_us, message), False)
-        return replace(
-            batch,
-            index=message[batch.index],
-            rejected=message[batch.rejected],
-            element=element[batch.rejected],
-            messages=int(message[-1]) + 1,
-        )
+        read = self._read(values, self._arrays)
+        message, element = read.places()
+        index = np.array(read.index, np.int64)
+        batch = self._total(read.fixes, _of(arrived_us, message[index]))
+        reason = np.full(len(message), _SOUND, dtype=np.uint8)
+        reason[list(read.refused)] = list(read.refused.values())
+        reason[index[batch.rejected]] = batch.reason
+        bad, index = np.flatnonzero(reason != _SOUND), message[index[batch.index]]
+        return Batch(batch.rows, index, batch.slots, message[bad], reason[bad], element[bad], read.messages)
 
-    def _cut(self, values: Sequence[bytes | None]) -> tuple[list[bytes | None], NDArray[np.int64], NDArray[np.int64]]:
-        """The events of the first messages, the message of each, and its index in it (-1 without an array)."""
-        events: list[bytes | None] = []
-        message: list[int] = []
-        element: list[int] = []
-        spent = 0
-        for position, value in enumerate(values):
-            parts = self._parts(value)
-            events += [value] if parts is None else parts
-            element += [-1] if parts is None else range(len(parts))
-            message += [position] * (len(events) - len(message))
-            spent += 1 if value is None else max(len(parts or [value]), len(value) >> 5)
+    def _read(self, values: Sequence[bytes | None], arrays: bool) -> _Read:
+        """The events of the first messages, in one pass. ``arrays``: whether a message may hold several."""
+        read, spent = _Read(), 0
+        decode, keep, place = self._format.decode, read.fixes.append, read.index.append
+        for value in values:
+            read.messages += 1
+            if value is not None and len(value) <= MAX_MESSAGE_BYTES and not (arrays and value[:1] == b"["):
+                try:
+                    keep(decode(value))
+                except Exception:
+                    pass
+                else:
+                    place(read.events)
+                    read.events += 1
+                    continue
+            parts = _parts(value) if arrays else None
+            if value is None or parts is None or self._one_each or len(parts) > MAX_EVENTS:
+                read.refused[read.events] = _CODE[self._why_refused(value, parts)]
+                read.events += 1
+                continue
+            read.add(self._read(parts, False))
+            spent += max(len(parts), len(value) >> 5)
             if spent >= AT_ONCE:
                 break
-        return events, np.array(message, np.int64), np.array(element, np.int64)
+        return read
 
-    def _parts(self, value: bytes | None) -> list[bytes] | None:
-        if value is None or len(value) > MAX_ARRAY_BYTES or not may_hold_several(value):
-            return None
-        if value.lstrip()[:1] == b"{":  # the paths of a declared feed may lead into a notification
-            with contextlib.suppress(Exception):
-                self._format.decode(value)
-                return None
-        parts = elements(value)
-        return parts if parts is None or len(parts) <= MAX_EVENTS else [_TOO_LARGE]
+    def _why_refused(self, value: bytes | None, parts: list[bytes] | None) -> Reason:
+        if value is None:
+            return Reason.TOMBSTONE
+        if parts is not None and self._one_each:
+            return Reason.SEVERAL_EVENTS
+        return Reason.TOO_LARGE if parts or len(value) > MAX_MESSAGE_BYTES else self._why_undecodable(value)
 
-    def _total(self, values: Sequence[bytes | None], arrived_us: Arrived, arrays: bool) -> Batch:
-        """If a message causes an error in the columns of its batch, the batch is halved until it is alone; it is then refused."""
+    def _total(self, fixes: list[Any], arrived_us: Arrived) -> Batch:
+        """The batch of read fixes. If one causes an error in the columns, they are halved until it is alone and refused."""
         try:
-            return self._decoded(values, arrived_us, arrays)
-        except _ArrayFound:
-            raise
+            users, times, lats, lngs, speeds = (list(map(getter, fixes)) for getter in self._format.getters)
+            columns = _times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
+            index = np.arange(len(fixes), dtype=np.int64)
+            return self.judged(users, columns, index, np.full(len(fixes), _SOUND, dtype=np.uint8), arrived_us)
         except Exception as error:
-            if not values:
+            if not fixes:
                 raise
-            if len(values) == 1:
+            if len(fixes) == 1:
                 log.error("a message caused an unexpected error and is refused", error=type(error).__name__)
                 return _refused(Reason.UNDECODABLE)
-        middle = len(values) // 2
-        first = self._total(values[:middle], _of(arrived_us, slice(middle)), arrays)
-        return _joined(first, self._total(values[middle:], _of(arrived_us, slice(middle, None)), arrays))
-
-    def _decoded(self, values: Sequence[bytes | None], arrived_us: Arrived, arrays: bool) -> Batch:
-        reason = np.full(len(values), _SOUND, dtype=np.uint8)
-        decoded: list[Any] = []
-        index: list[int] = []
-        decode, keep, place = self._format.decode, decoded.append, index.append
-        for position, value in enumerate(values):
-            if value is None or len(value) > MAX_MESSAGE_BYTES:
-                if arrays and value is not None and len(value) <= MAX_ARRAY_BYTES and may_hold_several(value):
-                    raise _ArrayFound
-                reason[position] = _CODE[Reason.TOMBSTONE if value is None else Reason.TOO_LARGE]
-                continue
-            try:
-                keep(decode(value))
-            except Exception:  # whatever error hostile bytes cause, the message is refused and the feed continues
-                if arrays and may_hold_several(value):
-                    raise _ArrayFound from None
-                reason[position] = _CODE[self._why_undecodable(value)]
-            else:
-                place(position)
-        users, times, lats, lngs, speeds = (list(map(getter, decoded)) for getter in self._format.getters)
-        columns = _times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
-        return self.judged(users, columns, np.array(index, dtype=np.int64), reason, arrived_us)
+        middle = len(fixes) // 2
+        first = self._total(fixes[:middle], _of(arrived_us, slice(middle)))
+        return _joined(first, self._total(fixes[middle:], _of(arrived_us, slice(middle, None))))
 
     def decode_columns(self, columns: FixColumns, arrived_us: Arrived) -> Batch:
         """Rows from columns, by the same rules as :meth:`decode`. ``arrived_us``: when they arrived, µs UTC."""
@@ -331,6 +344,13 @@ class Decoder:
         if any(is_not_finite(value) for name, value in fields if name != "user"):
             return Reason.NOT_FINITE
         return Reason.WRONG_TYPE
+
+
+def _parts(value: bytes | None) -> list[bytes] | None:
+    """The events of a message that may hold several; None if it does not."""
+    if value is None or len(value) > MAX_ARRAY_BYTES or not may_hold_several(value):
+        return None
+    return elements(value)
 
 
 def _inside(domain: BoundingBox, lat: NDArray[np.float64], lng: NDArray[np.float64]) -> NDArray[np.bool_]:

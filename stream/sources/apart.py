@@ -21,7 +21,7 @@ Decode = Callable[[bytes, int | None], Snapshot]
 class DecodedApart:
     """``decode`` (a function that can be pickled), of large documents in another process, which is started for the first one.
 
-    It ends with the thread that began it.
+    It ends with the thread that began it, or if memory lacks; then a document is tried once more in a new one.
     """
 
     def __init__(self, decode: Decode) -> None:
@@ -32,16 +32,23 @@ class DecodedApart:
         """The snapshot; waits for it. Raises what ``decode`` raises, and :class:`SnapshotError` if the process ended."""
         if len(body) < LARGE_BYTES:
             return self._decode(body, received_us)
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(os.getpid(),))
         try:
-            return self._pool.submit(self._decode, body, received_us).result()
+            return self._in_pool(body, received_us)
+        except BrokenProcessPool:
+            self._pool = None
+        try:
+            return self._in_pool(body, received_us)
         except BrokenProcessPool:
             self._pool = None
             raise SnapshotError(
-                f"{len(body)} bytes, and the process that decoded them ended; too little memory?"
+                f"{len(body)} bytes, and the process that decoded them ended twice; too little memory?"
             ) from None
+
+    def _in_pool(self, body: bytes, received_us: int | None) -> Snapshot:
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(os.getpid(),))
+        return self._pool.submit(self._decode, body, received_us).result()
 
 
 def _begin(parent: int) -> None:

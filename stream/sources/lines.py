@@ -61,18 +61,44 @@ class _Lines:
 class _Values(Cutter):
     def __init__(self) -> None:
         super().__init__(LONGEST_LINE)
+        self.fed = self._complete = 0
+
+    def feed(self, text: bytes) -> list[bytes]:
+        values = super().feed(text)
+        self.fed += len(text)
+        if not self.is_skipping:
+            self._complete = self.fed - self.kept_bytes
+        return values
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes from where a value was begun that is not complete."""
+        return self.fed - self._complete if self.is_skipping or self.rest() else 0
 
 
-def _is_over_lines(beginning: bytes) -> bool:
+def _begun(beginning: bytes, whole: bool) -> _Lines | _Values | None:
+    over_lines = _is_over_lines(beginning, whole)
+    return None if over_lines is None else _Values() if over_lines else _Lines()
+
+
+def _is_over_lines(beginning: bytes, whole: bool) -> bool | None:
     """Whether JSON continues on the next line: the first line is but the beginning of an array or an object.
 
-    A damaged first line is no such beginning: whole objects that no comma or bracket follows are the lines of a recording.
+    A damaged first line is no such beginning: whole objects and arrays that no comma or bracket follows are the lines of a
+    recording. None if three lines must be known for it and are not. ``whole``: nothing more will be known.
     """
-    lines = [line.strip() for line in beginning.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n")[:_LOOKED_AT]]
-    if lines[0] != b"{" and (lines[0][:1] != b"[" or may_hold_several(lines[0])):
+    text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
+    first, ended, rest = text.partition(b"\n")
+    first = first.strip()
+    if first[:1] not in b"[{" or (first[:1] == b"{" and first != b"{"):
         return False
-    whole = sum(line[:1] == b"{" and line[-1:] == b"}" for line in lines)
-    return whole <= 1 + sum(line[:1] == b"]" for line in lines)
+    if (ended or whole) and (not first or may_hold_several(first)):
+        return False
+    if not whole and rest.count(b"\n") < 2:
+        return None
+    lines = [first, *(line.strip() for line in rest.split(b"\n")[:_LOOKED_AT])]
+    found = sum(line[:1] + line[-1:] in (b"{}", b"[]") and len(line) > 1 for line in lines)
+    return found <= 1 + sum(line[:1] == b"]" for line in lines)
 
 
 class Lines:
@@ -98,22 +124,37 @@ class Lines:
 
     def __iter__(self) -> Iterator[list[bytes]]:
         cut: _Lines | _Values | None = None
+        held = b""
+        damage: RecordingError | None = None
         try:
             for block in self._blocks():
-                if cut is None and block:
-                    cut = _Values() if _is_over_lines(block) else _Lines()
+                if cut is None:
+                    held += block
+                    too_long = len(held) > LONGEST_LINE
+                    cut = _begun(held, too_long) if too_long or b"\n" in block or held == block else None
+                    block = held if block else b""
                 lines = cut.feed(block) if cut and block else []
                 self.read += len(lines)
                 if lines or not block:
                     yield lines
         except RecordingError as error:
-            self.read += len(rest := cut.rest() if cut else [])
-            if rest:
-                yield rest
-            raise RecordingError(f"{error} {self.read} lines were read before it") from None
+            damage = error
+        if cut is None and held:
+            cut = _begun(held, True)
+            assert cut is not None
+            lines = cut.feed(held)
+            self.read += len(lines)
+            yield lines
         self.read += len(rest := cut.rest() if cut else [])
         if rest:
             yield rest
+        if damage is not None:
+            raise RecordingError(f"{damage} {self.read} lines were read before it") from None
+        if isinstance(cut, _Values) and cut.unread_bytes:
+            raise RecordingError(
+                f"{self.path}: brackets do not match from byte {cut.fed - cut.unread_bytes} of its text; "
+                f"{cut.unread_bytes} bytes after it are unread; correct it there, or write one event a line"
+            )
 
     def peek(self, size: int) -> bytes:
         """The first ``size`` stored bytes of the file, or a little more, before any line was read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
+from dpcore.relation import NeighbouringRelation
 from stream.config.servers import KafkaConfig
 from stream.ingestion import decoding
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, Cutter, elements
@@ -21,7 +23,7 @@ from stream.inspection.reading import observe_file
 from stream.inspection.topic import observe_topic
 from stream.messages.message import REJECTED, validator
 from stream.messages.topics import INPUT_SETTINGS
-from stream.sources.lines import Lines
+from stream.sources.lines import Lines, RecordingError
 from stream.storage.row_store import RowStore
 from tests.stream.sources.recordings import feed, gathered
 from tests.support.feeding import KEY, NOW_US, START_MS, create_topic, make_config, messages, produce, until
@@ -142,6 +144,53 @@ def test_a_notification_of_a_context_broker_is_its_entities_and_one_event_a_list
     assert (len(batch.rows), refusals(batch)) == (1, [(1, -1, "missing-field")])
 
 
+def test_one_bad_element_of_a_notification_is_refused_alone() -> None:
+    for bad in (event(speed=float("nan")), event(note="\ud800"), b'{"user": }', b'{"x": "],"}'):
+        data = array(*(event(user=f"bus-{at}") for at in range(5)), bad, event())
+        value = b' {"data" : ' + data + b', "id": "\\"data\\": [", "type": "Notification"}\n'
+        batch = decoder().decode([value], NOW_US)
+        assert len(batch.rows) + len(batch.rejected) == 7
+        assert batch.rejected.tolist() in ([], [0])
+        assert batch.element.tolist() in ([], [5])
+    for none in (b'{"type": "Notification", "data": 7, "x": NaN}', b'{"id": "Notification", "data": [NaN]}'):
+        assert [element for _, element, _ in refusals(decoder().decode([none], NOW_US))] == [-1]
+
+
+def test_under_participation_no_user_decides_whether_the_events_of_another_count() -> None:
+    """Whatever else an array holds, and however large or damaged it is, none of its events counts."""
+    judge = Decoder(make_config().model_copy(update={"relation": NeighbouringRelation.PARTICIPATION}), KEY)
+    mine = json.loads(event())
+    notification = json.dumps({"type": "Notification", "data": [mine]}).encode()
+    for others in ([], [event(user="other")], [b"{"], [b"]"], [b"{}"] * MAX_EVENTS, [b" " * MAX_ARRAY_BYTES]):
+        batch = judge.decode([event(), array(event(), *others), event()], NOW_US)
+        assert batch.index.tolist() == [0, 2]
+        assert batch.element.tolist() == [-1]
+    assert [reason for *_, reason in refusals(judge.decode([array(event()), notification], NOW_US))] == [
+        "several-events"
+    ] * 2
+
+
+@pytest.mark.parametrize("single", [b'{"user": }', event()], ids=["refused", "sound"])
+def test_a_batch_with_an_array_is_decoded_once(single: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of a batch whose arrays are at its end, or alternate with other messages, cost what its bytes cost."""
+    judge, read = decoder(), 0
+    original = judge._format
+
+    def counting(value: bytes) -> Any:
+        nonlocal read
+        read += len(value)
+        return original.decode(value)
+
+    monkeypatch.setattr(judge, "_format", replace(original, decode=counting))
+    monkeypatch.setattr(decoding, "AT_ONCE", 20)
+    pair = array(event(), event())
+    for values in ([single] * 200 + [pair] * 50, [single, pair] * 50):
+        read = 0
+        batch = judge.decode(values, NOW_US)
+        assert batch.messages == len(values)
+        assert read <= sum(map(len, values))
+
+
 async def test_arrays_that_two_readers_read_at_once_are_stored_once_and_bad_elements_reported(
     kafka: str, redis: Redis, redis_url: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +283,26 @@ def test_a_damaged_first_line_costs_no_other(first: bytes, tmp_path: Path) -> No
     path = tmp_path / "day.json"
     path.write_bytes(b"\n".join([first, event(), event(), event()]))
     assert [line for lines in Lines(path) for line in lines] == [first, event(), event(), event()]
+
+
+@pytest.mark.parametrize("damaged", [0, 5], ids=["first line", "sixth line"])
+def test_a_damaged_line_of_a_fleet_costs_no_other(damaged: int, tmp_path: Path) -> None:
+    """Each line is the array of a fleet of 3 500 and longer than what is read at a time."""
+    fleet = array(*[event()] * 3_500)
+    lines = [fleet] * 8
+    lines[damaged] = fleet[:-1]
+    path = tmp_path / "day.json"
+    path.write_bytes(b"\n".join(lines))
+    assert len(fleet) > 1 << 18
+    assert [line for block in Lines(path) for line in block] == lines
+
+
+def test_brackets_that_do_not_match_in_json_over_lines_are_an_error_with_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "day.json"
+    text = FILES["one array over lines"].replace(b" }", b"", 1)
+    path.write_bytes(text)
+    with pytest.raises(RecordingError, match=r"day\.json: brackets do not match from byte \d+ of its text; \d+ bytes"):
+        list(Lines(path))
 
 
 def test_a_bad_element_of_a_file_is_passed_on_alone_and_a_huge_one_is_cut(
