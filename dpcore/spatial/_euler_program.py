@@ -26,10 +26,10 @@ def signs(shape: tuple[int, ...]) -> IntGrid:
 
 
 class Program:
-    """min Σ|h − noisy|: the sparse constraints, once, for both solves. ``total``: the answer for the whole grid, if it is fixed."""
+    """min Σ|h − noisy|: the sparse constraints, once, for both solves."""
 
-    def __init__(self, noisy: IntGrid, *, covert: bool, total: int | None = None) -> None:
-        self.noisy, self.n, self.total = noisy, noisy.size, total
+    def __init__(self, noisy: IntGrid, *, covert: bool) -> None:
+        self.noisy, self.n = noisy, noisy.size
         index = np.arange(self.n, dtype=np.int64).reshape(noisy.shape)
         blocks = [self._bounded(index)]
         self.aux = 0
@@ -53,9 +53,6 @@ class Program:
         total = rows + len(slack)
         self.matrix = scipy.sparse.csr_array(scipy.sparse.coo_array((value, (row, column)), shape=(total, self.width)))
         self.upper = np.concatenate([np.zeros(rows), -flat[self.above].astype(np.float64)])
-        whole = np.zeros((1, self.width))
-        whole[0, : self.n] = signs(noisy.shape).ravel()
-        self.whole = scipy.sparse.csr_array(whole)
         self.cost = np.concatenate([np.ones(self.n), np.zeros(self.aux), np.full(len(slack), 2.0)])
 
     def _bounded(self, index: IntGrid) -> tuple[IntArray, IntArray, FloatArray, int]:
@@ -106,10 +103,7 @@ class Program:
         """A vertex of the relaxation, shape (n,)."""
 
         # Dual simplex: interior points would stop between tied integral vertices.
-        fixed = {} if self.total is None else {"A_eq": self.whole, "b_eq": [float(self.total)]}
-        vertex = scipy.optimize.linprog(
-            self.cost, self.matrix, self.upper, **fixed, bounds=(0, None), method="highs-ds"
-        )
+        vertex = scipy.optimize.linprog(self.cost, self.matrix, self.upper, bounds=(0, None), method="highs-ds")
         return self._components(vertex.x)
 
     def rounding_of(self, relaxed: FloatArray) -> FloatArray | None:
@@ -121,12 +115,9 @@ class Program:
         low[: self.n] = np.where(fractional, np.floor(relaxed), whole)
         high[: self.n] = np.where(fractional, np.ceil(relaxed), whole)
         integral[: self.n] = fractional
-        constraints = [scipy.optimize.LinearConstraint(self.matrix, -np.inf, self.upper)]
-        if self.total is not None:
-            constraints.append(scipy.optimize.LinearConstraint(self.whole, self.total, self.total))
         result = scipy.optimize.milp(
             self.cost,
-            constraints=constraints,
+            constraints=scipy.optimize.LinearConstraint(self.matrix, -np.inf, self.upper),
             bounds=scipy.optimize.Bounds(low, high),
             integrality=integral,
             options={"time_limit": ROUNDING_SECONDS},

@@ -5,7 +5,7 @@ of the grid. Over a block of cells the alternating sum Σ(−1)^(i+j) H of the c
 region once, however many cells it covers.
 
 Neighbours differ by all regions of one user, at most r (relation "participation").
-A share of ε may pay for the number of all regions, which every other answer then uses: small errors at large ranges.
+A share of ε may pay for the number of all regions, which every other unbiased answer then uses: small errors at large ranges.
 
 To be proved: :meth:`Euler.fit` at ε is ε-DP. Proof: a region of diameter at most B meets at most k + 1 rows and columns of cells,
 k = ⌈B/d⌉, hence at most (2k+1)² components, and adds 1 to each. So a user changes the array by at most
@@ -55,8 +55,9 @@ class EulerHistogram:
 
     ``drawn``: the counts before inference, of the same shape, which intervals need; None where there was none or it is unknown.
     ``grade`` says what holds of them: ``noisy`` (unbiased, may be negative), ``consistent`` or ``covert`` (every answer
-    ≥ 0, and never smaller for a larger rectangle). ``total``: a second, more accurate draw of the answer for the whole grid;
-    counts without inference are answered with it by weighted least squares, counts after inference agree with it. Raises :class:`~dpcore.spatial.histogram.HistogramError`.
+    ≥ 0, and never smaller for a larger rectangle). ``total``: a second, more accurate draw of the answer for the whole grid,
+    only where the grade is ``noisy``: every answer uses it, by weighted least squares. Raises
+    :class:`~dpcore.spatial.histogram.HistogramError`.
     """
 
     domain: Domain
@@ -77,6 +78,8 @@ class EulerHistogram:
             )
         if self.total is not None and not (math.isfinite(self.total.variance) and self.total.variance >= 0):
             raise HistogramError(f"a total with variance {self.total.variance}; give a finite one of 0 or more")
+        if self.total is not None and self.grade != "noisy":
+            raise HistogramError(f"a total beside counts of grade {self.grade!r}, which do not use it; leave it out")
 
     @cached_property
     def _image(self) -> IntGrid:
@@ -88,7 +91,7 @@ class EulerHistogram:
 
         Least squares spreads the difference of the two totals over all components by their variances, which are equal.
         """
-        if self.total is None or self.grade != "noisy" or self.variance == 0:
+        if self.total is None or self.variance == 0:
             return 0.0, 0.0
         share = 1 / (self.components.size + self.total.variance / self.variance)
         return (self.total.value - whole_of(self.components)) * share, share
@@ -176,8 +179,8 @@ class Euler:
     ``regions_per_user`` (r) multiplies the sensitivity; further regions of a user are left out. ``inference``: "none"
     releases the unbiased draws; "consistent" and "covert" move them to the nearest counts that regions could have left, where
     the grid has at most :data:`MAX_INFERENCE_CELLS` cells. Where most components are empty that raises answers over many
-    cells, unless ``total_share`` of ε, at most 0.5, pays for the number of all regions (docs/reproductions.md). Raises
-    :class:`ParameterError`.
+    cells (docs/reproductions.md). ``total_share`` of ε, at most 0.5, pays for the number of all regions where nothing is
+    inferred; inference does not use it, so the components have the whole ε there. Raises :class:`ParameterError`.
     """
 
     diameter: float
@@ -209,7 +212,8 @@ class Euler:
 
         Regions are shrunk to the diameter, never refused. Nothing is truncated before inference: that would bias it.
         """
-        for_total = 0 if self.total_share == 0 else max(1, int(epsilon_micro * self.total_share))
+        inference = self.inference if domain.cells <= MAX_INFERENCE_CELLS else "none"
+        for_total = max(1, int(epsilon_micro * self.total_share)) if self.total_share and inference == "none" else 0
         if epsilon_micro - for_total < 1:
             raise ParameterError(f"a budget of {epsilon_micro} µε; give at least {1 + for_total}")
         sensitivity = self.sensitivity(domain)
@@ -220,7 +224,6 @@ class Euler:
         if for_total:
             (value,) = noisy_counts(np.array([whole_of(true)]), for_total, self.regions_per_user, noise).tolist()
             total = Total(value, laplace_variance(for_total, self.regions_per_user))
-        inference = self.inference if domain.cells <= MAX_INFERENCE_CELLS else "none"
-        inferred = infer(noisy, inference, None if total is None else max(0, total.value))
+        inferred = infer(noisy, inference)
         drawn = None if inferred.grade == "noisy" else noisy
         return EulerHistogram(domain, inferred.components, variance, inferred.grade, drawn, total)

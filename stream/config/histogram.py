@@ -49,7 +49,7 @@ class EulerConfig(Section):
     """Regions of users: the convex hull of the ``nearest`` fixes around the place where a user mostly was, shrunk to a diameter.
 
     ``inference``: what the counts are made before they are published; "none" keeps answers unbiased.
-    ``total_share`` of the mechanism's ε pays for the number of all regions.
+    ``total_share`` of the mechanism's ε pays for the number of all regions, where ``inference`` is "none".
     """
 
     rows: int = Field(default=8, ge=1, le=64)
@@ -59,6 +59,15 @@ class EulerConfig(Section):
     bandwidth_m: float = Field(default=300.0, gt=0, le=1_000_000)
     inference: Literal["none", "consistent", "covert"] = "none"
     total_share: float = Field(default=0.05, ge=0, le=0.5)
+
+    @model_validator(mode="after")
+    def _total_is_used(self) -> Self:
+        if self.inference != "none" and self.total_share > 0 and "total_share" in self.model_fields_set:
+            raise ValueError(
+                f"total_share {self.total_share} pays for a number that inference {self.inference!r} does not use; leave "
+                'total_share out, or write inference = "none"'
+            )
+        return self
 
 
 class E2EPrivConfig(Section):

@@ -20,7 +20,7 @@ from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.spatial._euler_program import Program
 from dpcore.spatial.domain import Domain
-from dpcore.spatial.euler import Euler, EulerHistogram
+from dpcore.spatial.euler import Euler, EulerHistogram, Total
 from dpcore.spatial.euler_inference import Inference, infer, is_consistent, is_covert, whole_of
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.queries import QueryError, Rectangles
@@ -328,16 +328,32 @@ def test_answers_with_a_paid_total_are_unbiased_and_their_intervals_hold() -> No
 
 
 @pytest.mark.parametrize("inference", ["consistent", "covert"])
-def test_inferred_counts_agree_with_the_paid_total_and_no_longer_overestimate_the_whole(inference: Inference) -> None:
-    regions, whole = Regions.of_polygons([[(2.5, 2.5)]] * 40), Rectangles.of_cells(np.array([[0, 11, 0, 11]]))
-    for seed in range(4):
-        paid = Euler(1.0, inference=inference, total_share=0.05).fit(regions, grid(12, 12), MICRO, Noise(tape(seed)))
-        free = Euler(1.0, inference=inference).fit(regions, grid(12, 12), MICRO, Noise(tape(seed)))
-        assert paid.grade == free.grade == inference
-        assert paid.total is not None
-        assert paid.answers(whole)[0] == max(0, paid.total.value)
-        assert free.answers(whole)[0] > 400 > paid.answers(whole)[0]
-        assert EulerHistogram.from_release(json.loads(json.dumps(paid.to_release()))).total == paid.total
+def test_a_share_for_the_total_changes_nothing_that_is_inferred_and_no_inferred_count_stands_beside_a_total(
+    inference: Inference,
+) -> None:
+    """24 × 24 cells and 200 regions: with the total as a constraint no whole numbers are found, or they contradict it."""
+    rng = np.random.default_rng(1)
+    regions = Regions.of_polygons([middle + rng.normal(size=(5, 2)) * 0.2 for middle in rng.random((200, 2)) * 24])
+    paid, free = (
+        Euler(1.0, inference=inference, total_share=share).fit(regions, grid(24, 24), MICRO, Noise(tape(2)))
+        for share in (0.05, 0.0)
+    )
+    assert paid.grade == inference
+    assert paid.total is None
+    assert (paid.components == free.components).all()
+    assert paid.variance == free.variance
+    for grade in ("consistent", "covert"):
+        with pytest.raises(HistogramError, match="a total beside counts"):
+            replace(paid, grade=grade, total=Total(199, 800.0))
+
+
+def test_a_grid_too_large_for_inference_is_answered_with_its_paid_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpcore.spatial.euler.MAX_INFERENCE_CELLS", 15)
+    released = Euler(1.0, inference="covert", total_share=0.05).fit(
+        Regions.of_polygons([[(2.5, 2.5)]]), grid(4, 4), MICRO, Noise()
+    )
+    assert (released.grade, released.total is not None) == ("noisy", True)
+    assert EulerHistogram.from_release(json.loads(json.dumps(released.to_release()))).total == released.total
 
 
 TRIALS_PER_SIDE = 200

@@ -124,6 +124,14 @@ VARIED: dict[str, dict[str, Any]] = {
 """Tables of mechanisms with what their papers vary."""
 
 
+def test_a_share_for_a_total_that_an_inference_does_not_use_is_refused_and_the_default_is_not(tmp_path: Path) -> None:
+    for table in ({"inference": "covert"}, {"inference": "covert", "total_share": 0.0}, {"total_share": 0.1}):
+        with_histograms("values", tmp_path, ["euler"], **{"histogram.euler": table})
+    unused = {"inference": "covert", "total_share": 0.1}
+    with pytest.raises(ConfigError, match="leave total_share out"):
+        with_histograms("values", tmp_path, ["euler"], **{"histogram.euler": unused})
+
+
 @pytest.mark.parametrize("name", VARIED)
 def test_what_a_paper_varies_can_be_configured_and_reaches_the_mechanism(tmp_path: Path, name: str) -> None:
     plain = {} if name != "euler" else {"histogram.euler": {"rows": 4, "columns": 4}}
