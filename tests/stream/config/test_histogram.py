@@ -175,19 +175,19 @@ def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path: Path) -> 
 
     bus = uncommented(BUS, TABLES)
     report = check(bus, as_json=True)
-    assert report["epsilon"] == {"sparse": 0.0625} | dict.fromkeys(TABLES, 0.1875)
+    assert report["epsilon"] == {"sparse": 0.03125} | dict.fromkeys(TABLES, 0.09375)
     costs = {name: report[name] for name in report if "cost" in name}
     assert costs == {
-        "cost_per_window": 1.0,
-        "cost_per_period": 24.0,
-        "window_cost_with_speed": 3.0,
-        "period_cost_with_speed": 72.0,
+        "cost_per_window": 0.5,
+        "cost_per_period": 12.0,
+        "window_cost_with_speed": 2.5,
+        "period_cost_with_speed": 60.0,
     }
     text = check(bus, as_json=False)
-    assert "euler (epsilon 0.1875)" in text
-    assert "sparse (epsilon 0.0625)" in text
-    assert "pays epsilon 1 per window, and 24 if they have one in every window of a period" in text
-    assert "budget 48.0 pays for 16 of 24 windows" in text
+    assert "euler (epsilon 0.09375)" in text
+    assert "sparse (epsilon 0.03125)" in text
+    assert "pays epsilon 0.5 per window, and 12 if they have one in every window of a period" in text
+    assert "budget 48.0 pays for 19 of 24 windows" in text
     assert "the whole epsilon for speed" in text
     riders = uncommented(RIDERS)
     assert "the whole epsilon for speed" not in check(riders, as_json=False)
