@@ -28,7 +28,7 @@ from stream.serve.alerts.significance import (
     chance_slower,
     level,
 )
-from stream.serve.cell_history import CellArray, Usual, other_areas
+from stream.serve.cell_history import CellArray, Rests, Usual, other_areas
 from stream.serve.window_store import View, WindowView
 
 
@@ -169,14 +169,13 @@ def _named(rule: AlertRule, judged: Judged, usual: Usual) -> dict[_Area, _Named]
         cells, np.array([int(c, 16) for c in covered], dtype=np.uint64)
     )
     shown = np.clip(values, marker.clipping.lower, marker.clipping.upper)
-    rows = zip(cells[sure].tolist(), shown[sure].tolist(), limits[sure].tolist(), usuals[sure].tolist(), strict=True)
-    rests = usual.rests(window)
-    return {
-        _Area(f"{cell:x}", tuple(sorted(rests.get(cell, ())))): _Named(
-            value, limit, None if math.isnan(average) else average
-        )
-        for cell, value, limit, average in rows
-    }
+    rows = zip(shown[sure].tolist(), limits[sure].tolist(), usuals[sure].tolist(), strict=True)
+    named = (_Named(value, limit, None if math.isnan(average) else average) for value, limit, average in rows)
+    return dict(zip(_areas(cells[sure], usual.rests(window)), named, strict=True))
+
+
+def _areas(cells: CellArray, rests: Rests) -> list[_Area]:
+    return [_Area(f"{cell:x}", tuple(sorted(rests.get(cell, ())))) for cell in cells.tolist()]
 
 
 def _has_laplace_noise(marker: _Marker) -> bool:
