@@ -149,8 +149,8 @@ def _remaining(cell: str, apart: set[str], finest: int) -> str | None:
     parts = sorted(
         h3.cell_to_children(cell), key=lambda part: h3.great_circle_distance(middle, h3.cell_to_latlng(part))
     )
-    found = (_remaining(part, apart, finest) for part in parts if part not in apart)
-    return next((part for part in found if part is not None), None)
+    nearest = (_remaining(part, apart, finest) for part in parts if part not in apart)
+    return next((part for part in nearest if part is not None), None)
 
 
 def _edges(ring: list[tuple[float, float]]) -> npt.NDArray[np.float64]:

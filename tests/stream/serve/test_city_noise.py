@@ -66,11 +66,11 @@ def test_the_interval_of_an_area_with_empty_and_unlike_cells_holds_its_mean_and_
     missed, n = np.zeros(2), 120
     for _ in range(n):
         columns = draw_participation(plan, contributions, Noise())
-        found = together(release_bodies(plan, contributions.counts, columns, config), upper)
-        weight = found["users"] or found["events"]
-        assert (found["events"] is None) == (case != "sample")
-        assert found["mean"] is not None
-        for at, (number, interval) in enumerate([(mean, found["mean"]["interval"]), (count, weight["interval"])]):
+        answers = together(release_bodies(plan, contributions.counts, columns, config), upper)
+        weight = answers["users"] or answers["events"]
+        assert (answers["events"] is None) == (case != "sample")
+        assert answers["mean"] is not None
+        for at, (number, interval) in enumerate([(mean, answers["mean"]["interval"]), (count, weight["interval"])]):
             missed[at] += not interval[0] <= number <= interval[1]
     p0 = 0.05
     assert missed.max() <= n * p0 + 4.75 * math.sqrt(n * p0 * (1 - p0)), f"{n=} {missed / n=} {p0=}"
@@ -82,9 +82,9 @@ def test_an_area_of_empty_cells_has_no_mean_under_noise(tmp_path: Path) -> None:
     plan, contributions = planned(config, rows_of(config, 5)[:0])
     upper, n = plan.upper_quanta * 0.01, 40
     columns = [draw_participation(plan, contributions, Noise()) for _ in range(n)]
-    found = [together(release_bodies(plan, contributions.counts, one, config), upper) for one in columns]
-    assert sum(area["mean"] is not None for area in found) <= 12
-    assert {area["published"] == area["cells"] > 20 for area in found} == {True}
+    answers = [together(release_bodies(plan, contributions.counts, one, config), upper) for one in columns]
+    assert sum(area["mean"] is not None for area in answers) <= 12
+    assert {area["published"] == area["cells"] > 20 for area in answers} == {True}
 
 
 def test_gaussian_noise_is_read_as_such(tmp_path: Path) -> None:
@@ -93,10 +93,10 @@ def test_gaussian_noise_is_read_as_such(tmp_path: Path) -> None:
     plan, contributions = planned(config, rows_of(config, 5))
     sums = exact_integers(plan, contributions)[:2].sum(axis=1)
     mean, upper = sums[1] / sums.sum() * plan.upper_quanta * 0.01, plan.upper_quanta * 0.01
-    held = 0
+    holding = 0
     for _ in range(10):
         columns = draw_participation(plan, contributions, Noise())
         low, high = together(release_bodies(plan, contributions.counts, columns, config), upper)["mean"]["interval"]
         assert high - low < 3
-        held += low < mean < high
-    assert held >= 5
+        holding += low < mean < high
+    assert holding >= 5

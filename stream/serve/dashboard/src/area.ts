@@ -2,14 +2,16 @@
 
 import type { Counted } from './api';
 import { inside } from './hexagons';
-import { LAPLACE, NORMAL, isNoisy, shown, type Shown } from './statistics';
+import { LAPLACE, NORMAL, countOf, isNoisy, shown, type Shown } from './statistics';
 import { decimals, say } from './texts';
 import type { Box, Hexagon } from './types';
 
 export interface Together {
   cells: number;
   published: number;
-  events: { value: number; low: number; high: number; exact: boolean };
+  /** Events or, where only users are counted, users. */
+  events: { value: number; low: number; high: number; exact: boolean; ofUsers: boolean };
+  /** Null under "participation", too: with noisy weights the server alone computes it, for named areas. */
   mean: Shown | null;
 }
 
@@ -18,15 +20,16 @@ export function together(hexagons: Iterable<Hexagon>, box: Box, upper: number): 
   const within = [...hexagons].filter((hexagon) => inside(hexagon.cell, box));
   const measured = within.filter((hexagon) => hexagon.status === 'published' && hexagon.mean);
   let [weights, sum, variance, events, eventsVariance, exact, gaussian] = [0, 0, 0, 0, 0, true, true];
-  for (const { events: count, accounting } of within) {
+  for (const hexagon of within) {
+    const [count, { accounting }] = [countOf(hexagon), hexagon];
     events += isNoisy(count) ? count.raw : count;
     eventsVariance += isNoisy(count) ? noiseVariance(count.scale, accounting) : 0;
     exact &&= !isNoisy(count);
     gaussian &&= accounting === 'zcdp';
   }
   for (const hexagon of measured) {
-    const { mean, events: count } = hexagon;
-    const weight = isNoisy(count) ? Math.max(count.value, 0) : count;
+    const [count, { mean }] = [countOf(hexagon), hexagon];
+    const weight = isNoisy(count) ? 0 : count;
     weights += weight;
     sum += weight * mean!.raw;
     variance += (weight * shown(hexagon, 'mean', 'raw')!.deviation) ** 2;
@@ -36,7 +39,7 @@ export function together(hexagons: Iterable<Hexagon>, box: Box, upper: number): 
   return {
     cells: within.length,
     published: measured.length,
-    events: { value: Math.max(events, 0), low: Math.max(events - spread, 0), high: Math.max(events + spread, 0), exact },
+    events: { value: Math.max(events, 0), low: Math.max(events - spread, 0), high: Math.max(events + spread, 0), exact, ofUsers: within.some((hexagon) => hexagon.events === undefined) },
     mean: weights > 0 ? clipped(sum / weights, Math.sqrt(variance) / weights, quantile, upper) : null,
   };
 }

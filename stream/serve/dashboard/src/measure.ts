@@ -112,13 +112,13 @@ function answers(view: View, box: Box): HTMLElement[] {
   const found = together(view.cells.values(), box, view.upper);
   const histogram = make('div', { id: 'histogram-count' }, say('area.asking'));
   void fillCounts(view, box, histogram);
-  const { value, low, high, exact } = found.events;
+  const { value, low, high, exact, ofUsers } = found.events;
   const range = exact ? say('area.exact') : say('area.noisy', { low: decimals(low, 0), high: decimals(high, 0) });
-  const none = make('p', { class: 'reading' }, say('area.nothing'));
+  const none = make('p', { class: 'reading' }, say(exact || !found.published ? 'area.nothing' : 'area.unweighted'));
   return [
     found.mean ? make('p', { class: 'reading', id: 'area-mean' }, sentence(found.mean), chip('raw')) : none,
     make('p', { class: 'quiet' }, say('area.mean', { published: found.published, cells: found.cells })),
-    make('p', {}, say('area.events', { value: decimals(value, 0), range })),
+    make('p', {}, say(ofUsers ? 'area.cell-users' : 'area.events', { value: decimals(value, 0), range })),
     histogram,
   ];
 }

@@ -39,15 +39,16 @@ async function fill(view: View, name: string, target: HTMLElement, then: (found:
   }
 }
 
-function answers({ kind, cells, published, events, mean }: AreaStatistics): HTMLElement[] {
-  const range = events.interval
-    ? say('area.noisy', { low: decimals(events.interval[0], 0), high: decimals(events.interval[1], 0) })
+function answers({ kind, cells, published, events, users, mean }: AreaStatistics): HTMLElement[] {
+  const { value, interval } = (events ?? users)!;
+  const range = interval
+    ? say('area.noisy', { low: decimals(interval[0], 0), high: decimals(interval[1], 0) })
     : say('area.exact');
   const [low, high] = mean?.interval ?? [0, 0];
   const shown = mean && { value: mean.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE, outside: low === high && mean.value !== mean.raw };
   return [
-    shown ? make('p', { class: 'reading', id: 'area-mean' }, sentence(shown), chip('raw')) : make('p', { class: 'reading' }, say('area.none')),
+    shown ? make('p', { class: 'reading', id: 'area-mean' }, sentence(shown), chip('raw')) : make('p', { class: 'reading' }, say(published ? 'area.open' : 'area.none')),
     make('p', { class: 'quiet' }, say(kind === 'route' ? 'area.route-mean' : 'area.mean', { published, cells })),
-    make('p', {}, say('area.events', { value: decimals(events.value, 0), range })),
+    make('p', {}, say(events ? 'area.events' : 'area.cell-users', { value: decimals(value, 0), range })),
   ];
 }

@@ -141,8 +141,12 @@ export function comparison(now: Shown, usual: UsualValue): string {
 
 export const isNoisy = (number: number | Estimate): number is Estimate => typeof number !== 'number';
 
+/** The weight of a cell: its events or, where only users are counted, its users. */
+export const countOf = ({ events, users }: Hexagon): number | Estimate => events ?? users;
+
 /** "1 328", or "about 120 (95 % interval 80–160)" where even counts carry noise. */
-export function countText(number: number | Estimate): string {
+export function countText(number: number | Estimate | undefined): string {
+  if (number === undefined) return '–';
   if (!isNoisy(number)) return number.toLocaleString('en').replaceAll(',', '\u202f');
   const [low, high] = number.interval.map((end) => decimals(end, 0));
   return say('count.noisy', { value: decimals(number.value, 0), low: low!, high: high! });

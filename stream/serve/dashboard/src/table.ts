@@ -1,7 +1,7 @@
 /** The cells of the window as a table: what the map shows, for keyboard and screen reader. */
 
 import { byId, cellName, chip, make } from './dom';
-import { countText, difference, interval, isNoisy, relative, speed } from './statistics';
+import { countOf, countText, difference, interval, isNoisy, relative, speed } from './statistics';
 import { say } from './texts';
 import { unit } from './units';
 import type { Reading, View } from './view';
@@ -11,13 +11,13 @@ const PAGE = 100;
 
 type Column = 'cell' | 'value' | 'interval' | 'usual' | 'events' | 'users';
 
-const number = (count: Reading['hexagon']['events']) => (isNoisy(count) ? count.value : count);
+const number = (count: Reading['hexagon']['users']) => (isNoisy(count) ? count.value : count);
 
 const ORDER: Record<Exclude<Column, 'cell'>, (reading: Reading) => number | string> = {
   value: ({ now }) => now?.value ?? -1,
   interval: ({ now }) => (now ? now.high - now.low : Infinity),
   usual: ({ now, usual }) => (now && usual ? (difference(now, usual).clear ? now.value / usual.value : 1) : Infinity),
-  events: ({ hexagon }) => number(hexagon.events),
+  events: ({ hexagon }) => number(countOf(hexagon)),
   users: ({ hexagon }) => number(hexagon.users),
 };
 

@@ -30,7 +30,8 @@ export interface Hexagon extends Partial<Record<Measured, Estimate>> {
   epsilon: number;
   accounting?: 'zcdp';
   window: Bounds;
-  events: number | Estimate;
+  /** Absent where users are counted instead: weights "share" and "user". */
+  events?: number | Estimate;
   users: number | Estimate;
   post_processed?: Record<string, Derived>;
   excludes?: string[];
@@ -166,10 +167,17 @@ export interface AreaName {
   kind: 'polygon' | 'route';
 }
 
+export interface AreaCount {
+  value: number;
+  interval: [number, number] | null;
+}
+
 export interface AreaStatistics extends AreaName {
   cells: number;
   published: number;
-  events: { value: number; interval: [number, number] | null };
+  events: AreaCount | null;
+  /** Where there are no events. */
+  users: AreaCount | null;
   mean: { value: number; raw: number; interval: [number, number] } | null;
   geometry: MultiPolygon;
 }

@@ -101,6 +101,14 @@ test('an area adds independent noise, of Laplace or of Gauss', () => {
   assert.ok(Math.abs(width('zcdp') - (1.96 * 3) / Math.SQRT2) < 1e-9);
 });
 
+test('where users alone are counted, a box gives their sum and, because its weights are noisy, no mean', () => {
+  const cell = hexagon({ cell: '87489e342ffffff', mean: estimate(20, 10, 30, 3), users: estimate(7, 3, 11, 2) });
+  delete cell.events;
+  const { mean, events, published } = together([cell], [-180, -90, 180, 90], 65);
+  assert.deepEqual([mean, published, events.value, events.exact, events.ofUsers], [null, 1, 7, false, true]);
+  assert.equal(countText(cell.events), '–');
+});
+
 test('a cell is called by its own stop, its neighbours, what it covers, or its routes', () => {
   const cell = '87489e342ffffff';
   const [beside, far] = [gridDisk(cell, 1).find((other) => other !== cell)!, gridDisk(cell, 4).at(-1)!];
