@@ -31,10 +31,8 @@ class HfpPublications(Target):
         source, mutator = HighFrequencyPositions(self._config.feed, self._config.slotting), Mutator(rng)
         for block in range(10):
             publications = [self._publication(mutator, block, number) for number in range(_PUBLICATIONS)]
-            parts = [part for publication in publications for part in publication[:2]]
-            hunt.attempt(publications, lambda tried: self._check(source, tried), inputs=0)
-            hunt.inputs += len(publications)
-            hunt.bytes += sum(map(len, parts))
+            mutated = [(topic, payload) for topic, payload, is_sound in publications if not is_sound]
+            hunt.attempt(publications, lambda tried: self._check(source, tried), mutated)
 
     @staticmethod
     def _publication(mutator: Mutator, block: int, number: int) -> tuple[str, bytes, bool]:

@@ -9,7 +9,7 @@ import signal
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -59,10 +59,13 @@ class Hunt:
         self.round = 0
         self.finds: dict[tuple[str, str], Find] = {}
 
-    def attempt(self, data: Input, check: Callable[[Input], T], inputs: int = 1) -> T | None:
-        """``check(data)``, or None if it raised anything: then ``data`` is a find. ``inputs``: how many it counts for."""
-        self.inputs += inputs
-        self.bytes += _size(data) if inputs else 0
+    def attempt(self, data: Input, check: Callable[[Input], T], mutated: Sequence[object] | None = None) -> T | None:
+        """``check(data)``, or None if it raised anything: then ``data`` is a find.
+
+        ``mutated``: the parts of ``data`` that were mutated, which alone are counted; None if ``data`` as a whole is one.
+        """
+        self.inputs += 1 if mutated is None else len(mutated)
+        self.bytes += _size(data) if mutated is None else sum(map(_size, mutated))
         try:
             return _timed(data, check)
         except BaseException as error:  # a reader must not even end the process

@@ -108,10 +108,10 @@ class Messages(Target):
         crossed: list[Labelled] = [(value, None) for value in self._crossed(mutator, events, _CROSSED)]
         batch = sound + strange + crossed
         rng.shuffle(batch)
-        hunt.attempt(batch, self._check, inputs=len(strange) + len(crossed))
-        hunt.attempt(sound + strange, self._check_all, inputs=0)
-        hunt.attempt(strange + crossed, self._check_array, inputs=0)
-        hunt.attempt(sound, self._check_sound_array, inputs=0)
+        hunt.attempt(batch, self._check, mutated=[value for value, _ in strange + crossed])
+        hunt.attempt(sound + strange, self._check_all, mutated=())
+        hunt.attempt(strange + crossed, self._check_array, mutated=())
+        hunt.attempt(sound, self._check_sound_array, mutated=())
 
     def _crossed(self, mutator: Mutator, events: list[dict[str, Any]], count: int) -> list[bytes]:
         """Messages of the format whose fields take sound and odd values independently."""

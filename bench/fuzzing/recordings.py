@@ -72,7 +72,7 @@ class Recordings(Target):
             strange = [self._mutated(mutator, rng.choice(events)) for _ in range(_MUTATED)]
             lines = [(line, True) for line in sound] + [(line, False) for line in strange]
             rng.shuffle(lines)
-            hunt.attempt(lines, lambda tried: self._check_lines(header, tried), inputs=_MUTATED)
+            hunt.attempt(lines, lambda tried: self._check_lines(header, tried), mutated=strange)
             whole = b"\n".join([*header, *(line for line, _ in lines)])
             packed = rng.random() < 0.5
             damaged = mutator.octets(gzip.compress(whole, 1) if packed else whole)

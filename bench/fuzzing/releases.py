@@ -191,12 +191,13 @@ class Readers(Target):
         )
         for _ in range(4):
             window = rng.choice(self._windows)
-            messages = [*mutated(mutator, window, 30), *window[:-1]]
+            strange = mutated(mutator, window, 30)
+            messages = [*strange, *window[:-1]]
             marker = window[-1]
             if rng.random() < 0.3:
                 marker = next((m for m in messages if m.topic == WINDOW and received(*m) is not None), marker)
                 messages = [message for message in messages if message.topic != WINDOW]
-            hunt.attempt(messages, partial(self._read, marker), inputs=30)
+            hunt.attempt(messages, partial(self._read, marker), [message.value for message in strange])
 
     def _read(self, marker: Release, messages: list[Release]) -> None:
         self._loop.run_until_complete(self._check(messages, marker))
@@ -268,12 +269,13 @@ class Files(Target):
         mutator = Mutator(rng)
         for _ in range(8):
             window = rng.choice(self._windows)
-            lines = [(_line(message), True) for message in window]
+            lines, strange = [(_line(message), True) for message in window], []
             for message in mutated(mutator, window, 30):
                 line = _line(message._replace(value=moved(message.value, 1)))
                 line = mutator.octets(line) if rng.random() < 0.5 else line
-                lines.insert(rng.randrange(len(lines) + 1), (line.replace(b"\n", b"").replace(_START, b""), False))
-            hunt.attempt(lines, lambda given: self._loop.run_until_complete(self._check(given)), inputs=30)
+                strange.append(line.replace(b"\n", b"").replace(_START, b""))
+                lines.insert(rng.randrange(len(lines) + 1), (strange[-1], False))
+            hunt.attempt(lines, lambda given: self._loop.run_until_complete(self._check(given)), strange)
 
     async def _check(self, lines: list[tuple[bytes, bool]]) -> None:
         self._file.write_bytes(b"".join(line + b"\n" for line, _ in lines))

@@ -123,7 +123,7 @@ class Requests(Target):
             data = (mutator.octets(data) if rng.random() < 0.5 else data) + _LAST
             hunt.attempt(data, lambda sent: self._loop.run_until_complete(self._check(sent)))
         answer = self._loop.run_until_complete(self._exchange(_LAST))
-        hunt.attempt(answer, _is_sound, inputs=0)
+        hunt.attempt(answer, _is_sound, mutated=())
 
     async def _check(self, data: bytes) -> None:
         answer = await self._exchange(data)

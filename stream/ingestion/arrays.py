@@ -52,9 +52,9 @@ def elements(message: bytes) -> list[bytes] | None:
 def _data_of(notification: bytes) -> bytes:
     """The array of a notification of which an element is no JSON; nothing if the text is no notification."""
     members = _cut(b"[" + notification[1:-1] + b"]") if notification[-1:] == b"}" else None
-    found = {match[1]: match[2] for match in map(_MEMBER.fullmatch, members or ()) if match}
-    data = found.get(b"data", b"")
-    return data if found.get(b"type") == b'"Notification"' and data[:1] == b"[" else b""
+    values = {match[1]: match[2] for match in map(_MEMBER.fullmatch, members or ()) if match}
+    data = values.get(b"data", b"")
+    return data if values.get(b"type") == b'"Notification"' and data[:1] == b"[" else b""
 
 
 def _cut(text: bytes) -> list[bytes] | None:

@@ -33,8 +33,8 @@ MAX_BATCH_BYTES = 16 << 20
 """Largest unpacked size of one batch."""
 MAX_GATHERED_BYTES = 32 << 20
 """Once this many bytes of messages were read at a time, no further ones are requested."""
-_FEW = 32
-"""Messages after which the bytes are counted: at most 8 MiB more than :data:`MAX_GATHERED_BYTES` are read."""
+_FEW = 64
+"""Messages after which the bytes are counted: at most 16 MiB more than :data:`MAX_GATHERED_BYTES` are read."""
 _LOG_APPEND_TIME = 1
 _TOO_LARGE = bytes(MAX_ARRAY_BYTES + 1)
 """Replaces the value of every message above the limit."""

@@ -104,14 +104,12 @@ class _Read:
     events: int = 0
     messages: int = 0
 
-    def add(self, elements: _Read) -> None:
-        """Add the elements of the last message."""
-        begin = self.events
+    def add(self, message: int, begin: int, elements: _Read) -> None:
+        """Add the elements of a message, the first of which is event ``begin``."""
         self.fixes += elements.fixes
         self.index += [begin + at for at in elements.index]
         self.refused |= {begin + at: code for at, code in elements.refused.items()}
-        self.arrays[self.messages - 1] = elements.events
-        self.events += elements.events
+        self.arrays[message] = elements.events
 
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The message of each event, and its index in the array of the message; -1 without an array."""
@@ -204,28 +202,30 @@ class Decoder:
 
     def _read(self, values: Sequence[bytes | None], arrays: bool) -> _Read:
         """The events of the first messages, in one pass. ``arrays``: whether a message may hold several."""
-        read, spent = _Read(), 0
+        read, events, spent = _Read(), 0, 0
         decode, keep, place = self._format.decode, read.fixes.append, read.index.append
-        for value in values:
-            read.messages += 1
+        for position, value in enumerate(values):
             if value is not None and len(value) <= MAX_MESSAGE_BYTES and not (arrays and value[:1] == b"["):
                 try:
                     keep(decode(value))
                 except Exception:
                     pass
                 else:
-                    place(read.events)
-                    read.events += 1
+                    place(events)
+                    events += 1
                     continue
             parts = _parts(value) if arrays else None
             if value is None or parts is None or self._one_each or len(parts) > MAX_EVENTS:
-                read.refused[read.events] = _CODE[self._why_refused(value, parts)]
-                read.events += 1
+                read.refused[events] = _CODE[self._why_refused(value, parts)]
+                events += 1
                 continue
-            read.add(self._read(parts, False))
+            read.add(position, events, self._read(parts, False))
+            events += len(parts)
             spent += max(len(parts), len(value) >> 5)
             if spent >= AT_ONCE:
+                values = values[: position + 1]
                 break
+        read.events, read.messages = events, len(values)
         return read
 
     def _why_refused(self, value: bytes | None, parts: list[bytes] | None) -> Reason:

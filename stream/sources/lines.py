@@ -97,8 +97,8 @@ def _is_over_lines(beginning: bytes, whole: bool) -> bool | None:
     if not whole and rest.count(b"\n") < 2:
         return None
     lines = [first, *(line.strip() for line in rest.split(b"\n")[:_LOOKED_AT])]
-    found = sum(line[:1] + line[-1:] in (b"{}", b"[]") and len(line) > 1 for line in lines)
-    return found <= 1 + sum(line[:1] == b"]" for line in lines)
+    complete = sum(line[:1] + line[-1:] in (b"{}", b"[]") and len(line) > 1 for line in lines)
+    return complete <= 1 + sum(line[:1] == b"]" for line in lines)
 
 
 class Lines:
@@ -124,25 +124,25 @@ class Lines:
 
     def __iter__(self) -> Iterator[list[bytes]]:
         cut: _Lines | _Values | None = None
-        held = b""
+        beginning = b""
         damage: RecordingError | None = None
         try:
             for block in self._blocks():
                 if cut is None:
-                    held += block
-                    too_long = len(held) > LONGEST_LINE
-                    cut = _begun(held, too_long) if too_long or b"\n" in block or held == block else None
-                    block = held if block else b""
+                    beginning += block
+                    too_long = len(beginning) > LONGEST_LINE
+                    cut = _begun(beginning, too_long) if too_long or b"\n" in block or beginning == block else None
+                    block = beginning if block else b""
                 lines = cut.feed(block) if cut and block else []
                 self.read += len(lines)
                 if lines or not block:
                     yield lines
         except RecordingError as error:
             damage = error
-        if cut is None and held:
-            cut = _begun(held, True)
+        if cut is None and beginning:
+            cut = _begun(beginning, True)
             assert cut is not None
-            lines = cut.feed(held)
+            lines = cut.feed(beginning)
             self.read += len(lines)
             yield lines
         self.read += len(rest := cut.rest() if cut else [])

@@ -80,7 +80,7 @@ def test_a_message_that_changes_what_its_neighbours_give_is_found(monkeypatch):
 
     def planted(self, users, columns, index, reason, arrived_us):
         batch = sound(self, users, columns, index, reason, arrived_us)
-        if len(index) < len(reason):
+        if len(reason) > 1:
             batch.rows["value"] = batch.rows["value"][::-1].copy()
         return batch
 

@@ -19,6 +19,7 @@ from stream.config.servers import KafkaConfig
 from stream.ingestion import decoding
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, Cutter, elements
 from stream.ingestion.decoding import REASONS, Batch, Decoder
+from stream.ingestion.formats import feed_format
 from stream.inspection.reading import observe_file
 from stream.inspection.topic import observe_topic
 from stream.messages.message import REJECTED, validator
@@ -173,15 +174,15 @@ def test_under_participation_no_user_decides_whether_the_events_of_another_count
 @pytest.mark.parametrize("single", [b'{"user": }', event()], ids=["refused", "sound"])
 def test_a_batch_with_an_array_is_decoded_once(single: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of a batch whose arrays are at its end, or alternate with other messages, cost what its bytes cost."""
-    judge, read = decoder(), 0
-    original = judge._format
+    original, read = feed_format(make_config().feed), 0
 
     def counting(value: bytes) -> Any:
         nonlocal read
         read += len(value)
         return original.decode(value)
 
-    monkeypatch.setattr(judge, "_format", replace(original, decode=counting))
+    monkeypatch.setattr(decoding, "feed_format", lambda feed: replace(original, decode=counting))
+    judge = decoder()
     monkeypatch.setattr(decoding, "AT_ONCE", 20)
     pair = array(event(), event())
     for values in ([single] * 200 + [pair] * 50, [single, pair] * 50):

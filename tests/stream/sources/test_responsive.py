@@ -156,6 +156,19 @@ def test_a_decoder_that_dies_is_an_answer_that_is_skipped_and_the_next_one_is_de
         apart(b"x" * LARGE_BYTES, None)
 
 
+def test_a_large_document_is_decoded_after_the_thread_ended_that_decoded_the_first_one() -> None:
+    apart = DecodedApart(decode_snapshot)
+
+    def refused() -> None:
+        with pytest.raises(SnapshotError, match="an empty message"):
+            apart(b"x" * LARGE_BYTES, None)
+
+    first = threading.Thread(target=refused)
+    first.start()
+    first.join()
+    refused()
+
+
 def dies_of_zeros(body: bytes, received_us: int | None) -> Snapshot:
     """As a decoder for which memory does not suffice."""
     if body[:1] == b"\0":
