@@ -159,9 +159,11 @@ def _outermost(points: FloatArray, owner: IntArray) -> npt.NDArray[np.bool_]:
     many = np.flatnonzero(~chosen)
     if not len(many):
         return chosen
+    x, y = points[many].T
     _, start, group = np.unique(owner[many], return_index=True, return_inverse=True)
     for angle in 2 * np.pi * np.arange(MAX_CORNERS) / MAX_CORNERS:
-        along = points[many] @ np.array([np.cos(angle), np.sin(angle)])
+        # By element: a matrix product may round a row otherwise beside other rows, which are other users' fixes.
+        along = x * np.cos(angle) + y * np.sin(angle)
         farthest = np.flatnonzero(along == np.maximum.reduceat(along, start)[group])
         _, first = np.unique(group[farthest], return_index=True)
         chosen[many[farthest[first]]] = True

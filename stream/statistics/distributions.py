@@ -36,18 +36,27 @@ def bins_of(upper: int, bins: int) -> int:
 
 def too_large(plan: Plan) -> bool:
     """Whether the window's distributions are left out: by its cells, which are public, and constants."""
-    cells = len(plan.cells) * bins_of(plan.upper_quanta, plan.cdf_bins)
-    return needs_distribution(plan.statistics) and cells > MAX_NUMBERS
+    numbers = len(plan.cells) * bins_of(plan.upper_quanta, plan.cdf_bins)
+    return needs_distribution(plan.statistics) and numbers > MAX_NUMBERS
+
+
+def only_for_itself(config: Config, cells: int) -> bool:
+    """Whether the trees of so many ``cells`` would be paid for in vain: for distributions that are left out, and no percentile."""
+    speed = config.speed
+    read = CDF in speed.statistics and not any(name in PERCENTS for name in speed.statistics)
+    return read and cells * bins_of(speed.upper_quanta, speed.cdf_bins) > MAX_NUMBERS
 
 
 def require_publishable(config: Config, cells: int) -> None:
-    """Raise :class:`ConfigError` if the distributions of a public list of ``cells`` would be left out of every window."""
+    """Raise :class:`ConfigError` if ``cdf`` is named, but would be left out of every window for a public list of ``cells``."""
     speed = config.speed
     numbers = cells * bins_of(speed.upper_quanta, speed.cdf_bins)
-    if needs_distribution(speed.statistics) and numbers > MAX_NUMBERS:
+    if CDF in speed.statistics and numbers > MAX_NUMBERS:
+        fewer = MAX_NUMBERS // cells
+        remedy = f"lower speed.cdf_bins to {fewer} or choose fewer cells" if fewer > 1 else "choose fewer cells"
         raise ConfigError(
             f"distributions of {cells} public cells in {speed.cdf_bins} bins are {numbers} numbers a window, more than "
-            f"{MAX_NUMBERS}; lower speed.cdf_bins to {MAX_NUMBERS // cells} or choose fewer cells"
+            f"{MAX_NUMBERS}; {remedy}, or leave 'cdf' out of speed.statistics"
         )
 
 

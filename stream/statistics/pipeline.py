@@ -231,7 +231,7 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
     bodies = []
     cells = [cell_text(cell) for cell in plan.cells.tolist()]
     inside = excluded(cells) if coarser else {}
-    distributions = [] if CDF not in columns or too_large(plan) else distribution_bodies(plan, columns[CDF])
+    distributions = [] if CDF not in columns else distribution_bodies(plan, columns[CDF])
     for g, cell in enumerate(cells):
         body: Body = {
             "feed": config.feed.name,

@@ -16,7 +16,7 @@ from dpcore.noise import Noise
 from dpcore.participation import UNIT, PublicCells, draw, integers
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
-from stream.statistics.distributions import share_columns
+from stream.statistics.distributions import share_columns, too_large
 from stream.statistics.participation.plan import participation_of, planned_layout
 from stream.statistics.plan import CDF, DECIMALS, PERCENTS, Columns, Plan, PlanError, check_rows
 
@@ -138,7 +138,9 @@ def _distribution(
     root = sums.count, np.full(listed, sums.count_deviation / np.sqrt(2))
     drawn = consistent_cells(tree, bin_edges(plan.upper_quanta, plan.cdf_bins), root, _levels(tree, nodes), equal)
     upper = plan.upper_quanta * SPEED_QUANTUM_KMH
-    columns = {CDF: share_columns(drawn, np.arange(listed), listed, tree.bins, law.per_scale)}
+    columns = {}
+    if not too_large(plan):
+        columns[CDF] = share_columns(drawn, np.arange(listed), listed, tree.bins, law.per_scale)
     for name, percent in PERCENTS.items():
         if name in plan.statistics:
             value, low, high = (column * SPEED_QUANTUM_KMH for column in drawn.percentile(percent))

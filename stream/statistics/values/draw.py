@@ -15,7 +15,7 @@ from dpcore.noise import Noise
 from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
 from stream.config.speed import SPEED_QUANTUM_KMH
-from stream.statistics.distributions import bins_of, share_columns
+from stream.statistics.distributions import bins_of, share_columns, too_large
 from stream.statistics.plan import CDF, DECIMALS, PERCENTS, VARIANCE_GRID, Columns, Plan, check_rows
 from stream.statistics.values.cell_means import draw_cell_means
 from stream.statistics.values.cell_statistics import planned_statistics, scales_by_statistic
@@ -47,7 +47,7 @@ def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[
                 columns[name] = _numbers(name, number, plan, kept, scales[name], added)
     if "distribution" in statistics:
         columns |= _distribution(plan, kept, noise)
-    return {name: columns[name] for name in dict.fromkeys([*plan.statistics, *columns])}
+    return {name: columns[name] for name in dict.fromkeys([*plan.statistics, *columns]) if name in columns}
 
 
 def _numbers(
@@ -81,8 +81,10 @@ def _distribution(plan: Plan, kept: Contributions, noise: Noise) -> dict[str, Co
     """One noisy distribution per cell, and p15, p50, p85 of it; intervals and bands at least 95 %."""
     cells, drawn = draw_distributions(plan, kept, noise)
     upper, n_cells = plan.upper_quanta * SPEED_QUANTUM_KMH, kept.counts.n_cells
-    bins = bins_of(plan.upper_quanta, plan.cdf_bins)
-    columns = {CDF: share_columns(drawn, cells, n_cells, bins, math.sqrt(2.0))}
+    columns = {}
+    if not too_large(plan):
+        bins = bins_of(plan.upper_quanta, plan.cdf_bins)
+        columns[CDF] = share_columns(drawn, cells, n_cells, bins, math.sqrt(2.0))
     for name in plan.statistics:
         if name not in PERCENTS:
             continue

@@ -28,8 +28,9 @@ from dpcore.suppression import (
 from dpcore.suppression_levels import CostLimitError
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.statistics.distributions import only_for_itself
 from stream.statistics.merging import merge_hexagons
-from stream.statistics.plan import Plan, counts_digest, empty_plan, pack_flags, pack_ids, pack_integers
+from stream.statistics.plan import CDF, Plan, counts_digest, empty_plan, pack_flags, pack_ids, pack_integers
 from stream.statistics.values.cell_statistics import cell_statistics, planned_statistics, scales_by_statistic
 from stream.statistics.values.decisions import PublicWindow, decide, program, solve
 from stream.windows import Period, Window
@@ -67,6 +68,8 @@ def plan_values(
     if merged is not None:
         counts = regroup(counts, merged)
     admitted = np.where(admits[counts.pair_user], counts.samples, 0)
+    if left_out := only_for_itself(config, counts.n_cells):
+        config, admitted = _without_distributions(config, admitted)
     public = PublicWindow(counts, admitted, config, _cap(counts, admitted, config), config.privacy.epsilon_micro)
     public, proposals, cut_short = (_error_kept if speed.keep == "error" else _epsilon_kept)(public)
     decision = min((decide(public, retained) for retained in proposals), key=lambda decision: decision.error)
@@ -86,8 +89,16 @@ def plan_values(
         denominators_bytes=pack_integers(decision.scales.denominator),
         sum_cap=public.cap or 0,
         merged_bytes=b"" if merged is None else pack_ids(merged),
-        cut_short=cut_short,
+        cut_short=(*cut_short, CDF) if left_out and CDF not in config.speed.statistics else cut_short,
     )
+
+
+def _without_distributions(config: Config, samples: IntArray) -> tuple[Config, IntArray]:
+    """The terms of a window whose distributions nobody could read: without them, or without samples if that leaves nothing."""
+    others = tuple(name for name in config.speed.statistics if name != CDF)
+    if not others:
+        return config, np.zeros_like(samples)
+    return config.model_copy(update={"speed": config.speed.model_copy(update={"statistics": others})}), samples
 
 
 def _cap(counts: Counts, samples: IntArray, config: Config) -> int | None:

@@ -10,6 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from dpcore.cdf import CDFs
 from dpcore.noise import Noise
 from stream.config import ConfigError
 from stream.messages.message import HEXAGON_SPEED, schema, validator
@@ -102,8 +103,43 @@ def test_windows_with_very_many_numbers_leave_distributions_out_and_say_so(
 def test_a_public_list_too_long_for_its_bins_is_refused_with_bins_that_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributions, "MAX_NUMBERS", 400)
-    config = riders(tmp_path, **{"speed.statistics": ["p50"], "speed.cdf_bins": 4096})
+    monkeypatch.setattr(distributions, "MAX_NUMBERS", 500)
+    config = riders(tmp_path, **{"speed.statistics": ["cdf"], "speed.cdf_bins": 4096})
     cells = len(public_cells(riders(tmp_path)))
-    with pytest.raises(ConfigError, match=f"lower speed.cdf_bins to {400 // cells} or choose fewer cells"):
+    with pytest.raises(ConfigError, match=f"lower speed.cdf_bins to {500 // cells} or choose fewer cells"):
         public_cells(config)
+    monkeypatch.setattr(distributions, "MAX_NUMBERS", cells)
+    with pytest.raises(ConfigError, match=f"more than {cells}; choose fewer cells, or leave 'cdf' out"):
+        public_cells(config)
+
+
+def refuse(*_: Any) -> Any:
+    raise AssertionError("shares of distributions that are left out are not computed")
+
+
+@pytest.mark.parametrize("relation", ["values", "participation"])
+def test_percentiles_alone_are_released_where_their_distributions_are_too_many_which_are_not_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relation: str
+) -> None:
+    monkeypatch.setattr(distributions, "MAX_NUMBERS", 1)
+    monkeypatch.setattr(CDFs, "shares", refuse)
+    build = bus_config if relation == "values" else riders
+    _, (*cells, marker) = bodies_of(build(tmp_path, **{"speed.statistics": ["p50"]}))
+    assert all("p50" in body and "cdf" not in body for body in cells)
+    assert marker["cut_short"] == ["cdf"]
+
+
+@pytest.mark.parametrize("others", [[], ["mean"]], ids=["alone", "beside the mean"])
+def test_nobody_pays_for_distributions_that_public_counts_leave_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[str]
+) -> None:
+    means, _ = bodies_of(bus_config(tmp_path, **{"speed.statistics": ["mean"]}))
+    monkeypatch.setattr(distributions, "MAX_NUMBERS", 1)
+    plan, (*cells, marker) = bodies_of(bus_config(tmp_path, **{"speed.statistics": [*others, "cdf"]}))
+    assert marker["cut_short"] == ["cdf"]
+    assert {body["status"] for body in cells} == {"published" if others else "suppressed"}
+    assert plan.charges.tolist() == (means.charges.tolist() if others else [0] * len(plan.charges))
+    if others:
+        assert plan.scales.numerator.tolist() == means.scales.numerator.tolist()
+    for body in cells:
+        assert validator(HEXAGON_SPEED).is_valid(body)
