@@ -205,7 +205,7 @@ def _of_areas(city: City, feed: p.Parameter) -> list[Operation]:
             city.area,
             (p.AREA_PATH, feed, p.WINDOW_QUERY),
             {JSON: "AreaStatistics"},
-            (404,),
+            (404, 503),
             tag="Areas",
         ),
     ]

@@ -22,6 +22,8 @@ LARGEST = 8 << 20
 """Bytes of the file of polygons."""
 MOST_AREAS = 1_000
 MOST_POINTS = 10_000
+MOST_CROSSED = 10_000
+"""Cells that one route may cross."""
 """Points of one area."""
 ROUTE = "route:"
 """How the name of a corridor begins; the name of the route follows."""
@@ -98,6 +100,7 @@ class Corridor:
         self.name = ROUTE + route
         self._cells, self._resolution = cells, resolution
         self._within: dict[int, dict[str, list[str]]] = {}
+        self._outline: dict[str, Any] | None = None
 
     def holds(self, cells: Iterable[Released]) -> list[str]:
         """Those that cover or lie in a cell that the route crosses."""
@@ -124,10 +127,10 @@ class Corridor:
         return self._within[level]
 
     def geometry(self) -> dict[str, Any]:
-        """Outline of the cells that the route crosses."""
-        shape = h3.cells_to_h3shape(self._cells, tight=False)
-        outline: dict[str, Any] = shape.__geo_interface__
-        return outline
+        """Outline of the cells that the route crosses, made once."""
+        if self._outline is None:
+            self._outline = h3.cells_to_h3shape(self._cells, tight=False).__geo_interface__
+        return self._outline
 
 
 def _centre(cell: str, excludes: Sequence[str]) -> tuple[float, float]:
@@ -190,7 +193,13 @@ def read_areas(path: Path | None, places: Places) -> dict[str, Area]:
             ) from None
     if places.resolution is not None:
         for route in sorted(places.corridors, key=_natural):
-            areas[ROUTE + route] = Corridor(route, places.corridors[route], places.resolution)
+            cells = places.corridors[route]
+            if len(cells) > MOST_CROSSED:
+                raise ConfigError(
+                    f"public.places: route {route[:40]!r} crosses {len(cells)} cells, more than {MOST_CROSSED}; write the places "
+                    "at a coarser resolution"
+                )
+            areas[ROUTE + route] = Corridor(route, cells, places.resolution)
     return areas
 
 
