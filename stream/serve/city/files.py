@@ -27,11 +27,15 @@ def read_bytes(path: Path, key: str, largest: int) -> bytes:
     return body
 
 
+_DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)))
+"""Controls that embed, override or isolate directions of text: they would reach beyond the name."""
+
+
 def check_name(name: str, where: str) -> str:
-    """``name`` without spaces at its ends. Raises :class:`ValueError` for one that is empty, too long, has control
+    """``name`` without spaces at its ends and without controls of direction. Raises :class:`ValueError` for one that is empty, too long, has control
     characters or breaks of lines, or shows nothing.
     """
-    name = name.strip()
+    name = name.translate(_DIRECTIONS).strip()
     if not name:
         raise ValueError(f"{where} is empty; give it a name")
     if len(name) > LONGEST_NAME:

@@ -111,7 +111,7 @@ def test_a_wrong_file_of_areas_is_refused_with_its_reason(tmp_path: Path, text: 
         read_areas(path, NONE)
 
 
-@pytest.mark.parametrize("name", ["\u200b", "\u202e", "a\u2028b", "a\u2029b", "\u200b \u2060"], ids=ascii)
+@pytest.mark.parametrize("name", ["\u200b", "a\u2028b", "a\u2029b", "\u200b \u2060"], ids=ascii)
 def test_a_name_that_shows_nothing_or_breaks_a_line_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"^the name, .* has (no visible character|control characters); "):
         check_name(name, "the name")

@@ -15,9 +15,12 @@ export const areaTitle = (name: string) => (name.startsWith(ROUTE) ? say('area.r
 
 /** The card; `then` gets the answer, for the outline on the map. */
 export function namedCard(view: View, name: string, then: (found: AreaStatistics) => void): HTMLElement[] {
-  const body = make('div', { 'data-area': name });
-  // The answer for the window before stays until there is another.
-  const before = [...document.querySelectorAll<HTMLElement>('#details-body [data-area]')].find((card) => card.dataset.area === name);
+  const start = view.window?.window.start ?? '';
+  const body = make('div', { 'data-area': name, 'data-window': start });
+  // The answer stays while it is asked for again; that of another window would stand under the wrong time.
+  const before = [...document.querySelectorAll<HTMLElement>('#details-body [data-area]')].find(
+    ({ dataset }) => dataset.area === name && dataset.window === start,
+  );
   body.append(...(before?.childNodes.length ? before.childNodes : [make('p', { class: 'quiet' }, say('cell.loading'))]));
   void fill(view, name, body, then);
   return [

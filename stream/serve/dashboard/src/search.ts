@@ -43,12 +43,11 @@ export function search(entries: Entry[], query: string): Entry[] {
     .sort((a, b) => rank(a) - rank(b) || a.text.length - b.text.length);
 }
 
-/** What can be found. What the server does not tell cannot. */
+/** What can be found. Fails if the server does not tell all of it, so that nothing is said to be missing that is not. */
 async function collect(view: View): Promise<Entry[]> {
-  const list = view.names?.list ?? api.places().catch(() => null);
-  const [areas, stops, listed] = await Promise.all([api.areas().catch(() => []), api.stops().catch(() => []), list]);
-  const places = listed?.cells.filter((place) => place.name) ?? [];
-  const resolution = listed?.resolution;
+  const [areas, stops, listed] = await Promise.all([api.areas(), api.stops(), view.names?.list ?? api.places()]);
+  const places = listed.cells.filter((place) => place.name);
+  const resolution = listed.resolution;
   const found = [
     ...areas.map(({ name, kind }) => entry(kind === 'route' ? 'route' : 'area', areaTitle(name), name)),
     ...places.map((place) => entry('place', place.name!, place.cell)),
@@ -117,7 +116,7 @@ export async function setUpSearch(view: View, targets: Targets): Promise<void> {
     const to = { ArrowDown: Math.min(active + 1, last), ArrowUp: Math.max(active - 1, -1) }[event.key];
     const chosen = shown[Math.max(active, 0)];
     if (to !== undefined) mark(to);
-    else if (event.key === 'Enter' && chosen) go(chosen);
+    else if (event.key === 'Enter' && chosen && !event.isComposing) go(chosen);
     else return;
     event.preventDefault();
   });

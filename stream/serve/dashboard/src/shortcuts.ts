@@ -1,5 +1,6 @@
 /** Keys of the map. They act while the map has the focus only, so that they never take a letter from anything else. */
 
+import { byId } from './dom';
 import type { TextKey } from './texts';
 
 export interface Actions {
@@ -35,7 +36,7 @@ export function setUpShortcuts(canvas: HTMLElement, actions: Actions): void {
     l: actions.live,
     Enter: actions.centre,
     a: () => actions.press('box-button'),
-    '/': () => actions.press('search-button'),
+    '/': () => byId('search').hidden || actions.press('search-button'),
     t: () => actions.press('table-button'),
     w: () => actions.press('large-button'),
     '?': () => actions.press('about-button'),
