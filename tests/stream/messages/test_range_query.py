@@ -67,14 +67,7 @@ def read_by_the_schema(
             for j in range(2 * y0, 2 * y1 - 1):
                 total += (-1) ** (i + j) * structure["components"][i][j]
                 drawn += (-1) ** (i + j) * structure.get("drawn", structure["components"])[i][j]
-        block, v = (2 * (x1 - x0) - 1) * (2 * (y1 - y0) - 1), structure["variance"]
-        counts, paid = structure.get("drawn", structure["components"]), structure["total"]
-        all_of_them = len(counts) * len(counts[0]) + paid["variance"] / v
-        whole = sum((-1) ** (i + j) * count for i, row in enumerate(counts) for j, count in enumerate(row))
-        drawn += block * (paid["value"] - whole) / all_of_them
-        if structure["grade"] == "noisy":
-            total = drawn
-        deviation = math.sqrt(block * v * (1 - block / all_of_them))
+        deviation = math.sqrt((2 * (x1 - x0) - 1) * (2 * (y1 - y0) - 1) * structure["variance"])
         reach = 2.118 * deviation + 0.5
         return total, (max(0, drawn - reach), max(0, drawn) + reach), deviation
     blocks = blocks_of(structure)
