@@ -149,12 +149,20 @@ def _arrow(pa: Any, rows: Sequence[Row], columns: Sequence[str]) -> Any:
     return pa.table(arrays)
 
 
-def feature(cell: str, properties: Row) -> dict[str, Any]:
-    """A hexagon as a GeoJSON feature, counter-clockwise. If it crosses 180°, its longitudes continue beyond 180°."""
+def ring_of(cell: str) -> list[list[float]]:
+    """Longitude and latitude of a hexagon's corners, counter-clockwise, the first again at the end.
+
+    If it crosses 180°, its longitudes continue beyond 180°.
+    """
     ring = [[lng, lat] for lat, lng in h3.cell_to_boundary(cell)]
     if max(lng for lng, _ in ring) - min(lng for lng, _ in ring) > 180:
         ring = [[lng + 360 if lng < 0 else lng, lat] for lng, lat in ring]
-    geometry = {"type": "Polygon", "coordinates": [[*ring, ring[0]]]}
+    return [*ring, ring[0]]
+
+
+def feature(cell: str, properties: Row) -> dict[str, Any]:
+    """A hexagon as a GeoJSON feature."""
+    geometry = {"type": "Polygon", "coordinates": [ring_of(cell)]}
     return {"type": "Feature", "id": cell, "geometry": geometry, "properties": properties}
 
 

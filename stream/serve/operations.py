@@ -240,58 +240,59 @@ def _of_downloads(hexagons: Hexagons, ranges: Ranges, feed: p.Parameter) -> list
 
 
 def _of_features(features: Features) -> list[Operation]:
-    collection = f"{ROOT}/collections/{{collection}}"
-    selected = (p.COLLECTION_PATH, p.page(1000, MOST_FEATURES), p.BOUNDS, p.DURING, p.AFTER_ITEM, p.FORM)
+    operation, collections = partial(Operation, tag="Features"), f"{ROOT}/collections"
     return [
-        Operation(path, name, summary, handler, given, content, errors, tag="Features")
-        for path, name, summary, handler, given, content, errors in (
-            (ROOT, "getLandingPage", "Where everything is", features.landing, (p.FORM,), {JSON: "LandingPage"}, ()),
-            (
-                f"{ROOT}/conformance",
-                "getConformance",
-                "The classes of requirements that hold",
-                features.conformance,
-                (p.FORM,),
-                {JSON: "Conformance"},
-                (),
-            ),
-            (
-                f"{ROOT}/collections",
-                "listCollections",
-                "The newest window, and all windows, of each feed",
-                features.collections,
-                (p.FORM,),
-                {JSON: "CollectionList"},
-                (),
-            ),
-            (
-                collection,
-                "getCollection",
-                "One collection",
-                features.collection,
-                (p.COLLECTION_PATH, p.FORM),
-                {JSON: "Collection"},
-                (404,),
-            ),
-            (
-                f"{collection}/items",
-                "listFeatures",
-                "Hexagons with their statistics, page by page",
-                features.items,
-                selected,
-                {GEOJSON: "FeaturePage"},
-                (404, 503),
-            ),
-            (
-                f"{collection}/items/{{item}}",
-                "getFeature",
-                "One hexagon of one window",
-                features.item,
-                (p.COLLECTION_PATH, p.ITEM_PATH, p.FORM),
-                {GEOJSON: "LinkedFeature"},
-                (404,),
-            ),
-        )
+        operation(
+            ROOT,
+            "getLandingPage",
+            "Where everything is",
+            features.landing,
+            (p.FORM,),
+            {JSON: "LandingPage"},
+        ),
+        operation(
+            f"{ROOT}/conformance",
+            "getConformance",
+            "The classes of requirements that hold",
+            features.conformance,
+            (p.FORM,),
+            {JSON: "Conformance"},
+        ),
+        operation(
+            collections,
+            "listCollections",
+            "The newest window, and all windows, of each feed",
+            features.collections,
+            (p.FORM,),
+            {JSON: "CollectionList"},
+        ),
+        operation(
+            f"{collections}/{{collection}}",
+            "getCollection",
+            "One collection",
+            features.collection,
+            (p.COLLECTION_PATH, p.FORM),
+            {JSON: "Collection"},
+            (404,),
+        ),
+        operation(
+            f"{collections}/{{collection}}/items",
+            "listFeatures",
+            "Hexagons with their statistics, page by page",
+            features.items,
+            (p.COLLECTION_PATH, p.page(1000, MOST_FEATURES), p.BOUNDS, p.DURING, p.AFTER_ITEM, p.FORM),
+            {GEOJSON: "FeaturePage"},
+            (404, 503),
+        ),
+        operation(
+            f"{collections}/{{collection}}/items/{{item}}",
+            "getFeature",
+            "One hexagon of one window",
+            features.item,
+            (p.COLLECTION_PATH, p.ITEM_PATH, p.FORM),
+            {GEOJSON: "LinkedFeature"},
+            (404,),
+        ),
     ]
 
 

@@ -21,6 +21,7 @@ _BOX = re.compile(_BOX_PATTERN[1:-1])
 _REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,2})?")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.0{1,9})?(Z|[+-]\d{2}:\d{2})", re.ASCII | re.IGNORECASE)
 _FEED = r"^[a-z][a-z0-9-]{0,31}$"
+_COLLECTION = r"^[a-z][a-z0-9-]{0,31}\.(newest|all)$"
 _MECHANISM = r"^[a-z][a-z0-9-]{0,63}$"
 _MAX_NUMBER = 2**63 - 1
 
@@ -280,17 +281,19 @@ LAST_EVENT_ID = Parameter(
 COLLECTION_PATH = Parameter(
     "collection",
     "A feed and which of its windows: newest or all.",
-    {"type": "string", "pattern": r"^[a-z][a-z0-9-]{0,31}\.(newest|all)$"},
+    {"type": "string", "pattern": _COLLECTION},
     "bus.newest",
-    _matching(r"^[a-z][a-z0-9-]{0,31}\.(newest|all)$", "name of a collection"),
+    _matching(_COLLECTION, "name of a collection"),
     where="path",
     required=True,
 )
+_ITEM_SCHEMA = {"type": "string", "pattern": "^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{15}$"}
+_ITEM_EXAMPLE = "20170321T120000Z-87489e342ffffff"
 ITEM_PATH = Parameter(
     "item",
     "Identifier of a feature: start of the window and cell.",
-    {"type": "string", "pattern": "^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{15}$"},
-    "20170321T120000Z-87489e342ffffff",
+    _ITEM_SCHEMA,
+    _ITEM_EXAMPLE,
     read_item_id,
     where="path",
     required=True,
@@ -298,8 +301,8 @@ ITEM_PATH = Parameter(
 AFTER_ITEM = Parameter(
     "after",
     "Features behind this one; the link to the next page has it.",
-    {"type": "string", "pattern": "^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{15}$"},
-    "20170321T120000Z-87489e342ffffff",
+    _ITEM_SCHEMA,
+    _ITEM_EXAMPLE,
     read_item_id,
 )
 DURING = Parameter(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiohttp import web
 
 from stream.messages.tables import ParquetMissingError, table_of
 from stream.serve.hexagons import FILES, no_parquet
 from stream.serve.responses import Answers, Problem, key_of
+from stream.serve.turns import Turns
 from stream.serve.window_store import View
 
 MAX_RANGE_BYTES = 16 << 20
 """Bytes of message values in one range: some 40 000 cells. As rows in memory they take ten times as much."""
 MAX_WAITING = 4
-"""Ranges that may wait while another one is written."""
+"""Ranges that may be written or wait at the same time."""
 
 
 class Ranges:
@@ -23,8 +22,7 @@ class Ranges:
     def __init__(self, view: View, answers: Answers) -> None:
         self._view = view
         self._answers = answers
-        self._turn = asyncio.Semaphore(1)
-        self._waiting = 0
+        self._turns = Turns("ranges", MAX_WAITING, 30)
 
     async def download(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
         """The cells of every complete window that begins in [first, last), oldest first."""
@@ -44,8 +42,6 @@ class Ranges:
                 f"the {len(windows)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}",
                 "ask for a shorter range, or for the windows one by one",
             )
-        if self._waiting >= MAX_WAITING:
-            raise Problem(503, "too many ranges are asked for at once", "try again later", {"Retry-After": "30"})
         key = key_of("range", suffix, [window.tag for window in windows])
         compact = [moment.replace("-", "").replace(":", "") for moment in (first, last)]
         name = f"hexveil-{feed}-{compact[0]}-{compact[1]}.{suffix}"
@@ -53,11 +49,8 @@ class Ranges:
         def make() -> bytes:
             return table_of([value for window in windows for value in window.in_order()], suffix)
 
-        self._waiting += 1
         try:
-            async with self._turn:
+            async with self._turns.take():
                 return await self._answers.answer(request, key, make, FILES[suffix], "revalidate", name)
         except ParquetMissingError:
             raise no_parquet() from None
-        finally:
-            self._waiting -= 1

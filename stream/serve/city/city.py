@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -14,10 +13,11 @@ from stream.serve.city.combining import combined, numbers_of
 from stream.serve.city.places import read_places
 from stream.serve.hexagons import known_window
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
+from stream.serve.turns import Turns
 from stream.serve.window_store import View, WindowView
 
 MOST_WAITING = 64
-"""Areas that may wait while another one is put together: each costs time in proportion to its window, for anybody who asks."""
+"""Areas that may be put together or wait at the same time: each costs time in proportion to its window, for anybody who asks."""
 
 
 class _Clipping(msgspec.Struct):
@@ -34,7 +34,7 @@ class City:
     def __init__(self, config: PublicConfig, view: View, answers: Answers) -> None:
         """Raises :class:`stream.config.ConfigError` for a file that cannot be served."""
         self._view, self._answers = view, answers
-        self._turn, self._waiting = asyncio.Semaphore(1), 0
+        self._turns = Turns("areas", MOST_WAITING, 5)
         places = read_places(config.places)
         self._areas = read_areas(config.areas, places)
         self.named, self.drawn = bool(places.cells), bool(places.lines or places.stops)
@@ -76,17 +76,11 @@ class City:
         values = known.in_order()
         summary = known.summary()
         key = key_of("area", name, known.tag)
-        if self._waiting >= MOST_WAITING:
-            raise Problem(503, "too many areas are asked for at once", "try again later", {"Retry-After": "5"})
-        self._waiting += 1
-        try:
-            async with self._turn:
-                # A restart may bring other areas, so the answer is not immutable even for a complete window.
-                return await self._answers.answer(
-                    request, key, lambda: _statistics(area, known, values, summary), JSON, "revalidate"
-                )
-        finally:
-            self._waiting -= 1
+        async with self._turns.take():
+            # A restart may bring other areas, so the answer is not immutable even for a complete window.
+            return await self._answers.answer(
+                request, key, lambda: _statistics(area, known, values, summary), JSON, "revalidate"
+            )
 
 
 def _statistics(area: Area, window: WindowView, values: list[bytes], summary: dict[str, Any]) -> bytes:

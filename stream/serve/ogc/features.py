@@ -6,19 +6,18 @@ complete windows, newest first. Features have the flat rows of the downloads as 
 
 from __future__ import annotations
 
-import asyncio
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, urlencode
 
 import msgspec
 from aiohttp import web
 
-from stream.messages.tables import feature, rows_of
-from stream.serve.ogc.selection import Bounds, Interval, is_during, item_id, meets, ring_of
+from stream.messages.tables import feature, ring_of, rows_of
+from stream.serve.ogc.selection import Bounds, Interval, is_during, item_id, meets
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
+from stream.serve.turns import Turns
 from stream.serve.window_store import View, WindowView
 
 ROOT = "/ogc"
@@ -34,7 +33,7 @@ MOST_FEATURES = 2_000
 MOST_SCANNED = 20_000
 """Cells at which one request looks. A page that ends there has a link to the next one, even if it holds few features."""
 MOST_WAITING = 16
-"""Pages that may wait while another one is made: anybody may ask for pages that nobody asked for before."""
+"""Pages that may be made or wait at the same time: anybody may ask for pages that nobody asked for before."""
 _HOST = re.compile(r"[A-Za-z0-9.\-]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?", re.ASCII)
 
 Link = dict[str, str]
@@ -47,7 +46,7 @@ class Features:
     def __init__(self, feed: str, view: View, answers: Answers, described: Mapping[str, str]) -> None:
         """``described``: paths at which the API is described, by their relation ``service-desc`` or ``service-doc``."""
         self._feed, self._view, self._answers, self._described = feed, view, answers, described
-        self._turn, self._waiting = asyncio.Semaphore(1), 0
+        self._turns = Turns("pages", MOST_WAITING, 5)
 
     async def landing(self, request: web.Request, form: str) -> web.Response:
         """Where everything is."""
@@ -91,33 +90,24 @@ class Features:
     ) -> web.Response:
         """The features of a collection after ``after``, at most ``limit``."""
         feed, kind = self._known(collection)
-        here, path = _base(request), f"{ROOT}/collections/{quote(collection)}/items"
+        here, asked = _base(request), request.rel_url
         windows = self._windows(feed, kind)
         if kind == NEWEST and after is not None:
             windows = self._continued(feed, collection, after[0])
-        given = {name: value for name, value in request.query.items() if name != "after"}
 
         def make() -> bytes:
             during = [w for w in windows if interval is None or is_during(w.start, w.end, interval)]
             chosen, last = _chosen(during, bbox, after, limit)
-            links = [
-                _link(here + _with(path, dict(request.query)), "self", GEOJSON, "These features"),
-                _link(f"{here}{ROOT}/collections/{quote(collection)}", "collection", JSON, "The collection"),
-            ]
+            links = [_link(f"{here}{asked}", "self", GEOJSON, "These features"), _collection_link(here, collection)]
             if last is not None:
-                links.append(_link(here + _with(path, given | {"after": last}), "next", GEOJSON, "The next features"))
+                onward = asked.update_query(after=last)
+                links.append(_link(f"{here}{onward}", "next", GEOJSON, "The next features"))
             body = {"type": "FeatureCollection", "links": links, "numberReturned": len(chosen)}
             return msgspec.json.encode(body | {"features": _features(chosen)})
 
-        key = key_of("items", self._view.generation, here, str(request.rel_url))
-        if self._waiting >= MOST_WAITING:
-            raise Problem(503, "too many pages are asked for at once", "try again later", {"Retry-After": "5"})
-        self._waiting += 1
-        try:
-            async with self._turn:
-                return await self._answers.answer(request, key, make, GEOJSON, "revalidate")
-        finally:
-            self._waiting -= 1
+        key = key_of("items", self._view.generation, here, str(asked))
+        async with self._turns.take():
+            return await self._answers.answer(request, key, make, GEOJSON, "revalidate")
 
     async def item(self, request: web.Request, collection: str, item: tuple[str, str], form: str) -> web.Response:
         """One feature."""
@@ -128,18 +118,14 @@ class Features:
             remedy = f"see {ROOT}/collections/{collection}/items for those that are here"
             raise Problem(404, f"collection {collection} has no feature {item_id(start, cell)}", remedy)
         here = _base(request)
-        links = [
-            _link(
-                f"{here}{ROOT}/collections/{quote(collection)}/items/{item_id(start, cell)}", "self", GEOJSON, "This"
-            ),
-            _link(f"{here}{ROOT}/collections/{quote(collection)}", "collection", JSON, "The collection"),
-        ]
+        path = f"{here}{ROOT}/collections/{collection}/items/{item_id(start, cell)}"
+        links = [_link(path, "self", GEOJSON, "This"), _collection_link(here, collection)]
         body = msgspec.json.encode(_features([(window, cell)])[0] | {"links": links})
         return await self._answers.answer(request, key_of(body), lambda: body, GEOJSON, "revalidate")
 
     def _continued(self, feed: str, collection: str, start: str) -> list[WindowView]:
         """The window in which a page of the newest window's features goes on, though a newer one may have come."""
-        window = self._view.windows.get((feed, start))
+        window = self._view.find(start, feed)
         if window is None or not window.complete:
             remedy = f"begin again with {ROOT}/collections/{collection}/items"
             raise Problem(404, f"the window of {start} is not kept any more", remedy)
@@ -148,14 +134,16 @@ class Features:
     def _known(self, collection: str) -> tuple[str, str]:
         """Feed and kind of a collection; 404 if there is none of that name."""
         feed, _, kind = collection.rpartition(".")
-        if kind in (NEWEST, ALL) and (feed == self._feed or any(w.feed == feed for w in self._view.completed())):
+        if kind in (NEWEST, ALL) and (feed == self._feed or self._view.completed(feed)):
             return feed, kind
         raise Problem(404, f"no collection {collection[:80]!r}", f"see {ROOT}/collections for those that are here")
 
     def _windows(self, feed: str, kind: str) -> list[WindowView]:
         """The complete windows of a collection, newest first."""
-        windows = [window for window in self._view.ordered(feed) if window.complete]
-        return windows[:1] if kind == NEWEST else windows
+        if kind == NEWEST:
+            newest = self._view.find(None, feed)
+            return [] if newest is None else [newest]
+        return [window for window in self._view.ordered(feed) if window.complete]
 
     async def _told(self, request: web.Request, body: Body) -> web.Response:
         encoded = msgspec.json.encode(body)
@@ -219,8 +207,8 @@ def _link(href: str, rel: str, kind: str, title: str) -> Link:
     return {"href": href, "rel": rel, "type": kind, "title": title}
 
 
-def _with(path: str, query: dict[str, str]) -> str:
-    return f"{path}?{urlencode(query)}" if query else path
+def _collection_link(here: str, collection: str) -> Link:
+    return _link(f"{here}{ROOT}/collections/{collection}", "collection", JSON, "The collection")
 
 
 def _base(request: web.Request) -> str:

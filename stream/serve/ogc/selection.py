@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import h3
 
-from stream.messages.tables import feature
-
 Ring = Sequence[Sequence[float]]
 
 _MOMENT = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,9})?(Z|[+-]\d{2}:\d{2})", re.ASCII | re.IGNORECASE)
@@ -79,12 +77,6 @@ def read_item_id(text: str) -> tuple[str, str]:
         raise ValueError("is no identifier of a feature, like 20170321T120000Z-87489e342ffffff")
     year, month, day, hour, minute, second, cell = matched.groups()
     return f"{year}-{month}-{day}T{hour}:{minute}:{second}Z", cell
-
-
-def ring_of(cell: str) -> Ring:
-    """The outline of a cell as its feature has it: longitude and latitude, the first again at the end."""
-    ring: Ring = feature(cell, {})["geometry"]["coordinates"][0]
-    return ring
 
 
 def meets(ring: Ring, bounds: Bounds) -> bool:

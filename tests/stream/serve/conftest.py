@@ -1,7 +1,19 @@
-"""Every test here draws from a tape of its own."""
+"""Every test here draws from a tape of its own; tests of one file share a browser."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+from playwright.async_api import Browser
+
+from tests.stream.serve.browser import chromium
 from tests.support.tapes import recorded_noise
 
 __all__ = ["recorded_noise"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as started:
+        yield started

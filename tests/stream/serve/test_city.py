@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import h3
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from stream.config import Config
 from tests.stream.serve.browser import (
     DESKTOP,
     PHONE,
-    chromium,
     fields,
     needs_chromium,
     no_violation,
@@ -32,12 +29,6 @@ from tests.stream.serve.serving import origin_of, serving
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CENTRE = h3.cell_to_latlng(BUSY)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as started:
-        yield started
 
 
 @pytest.fixture

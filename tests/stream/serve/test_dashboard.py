@@ -19,7 +19,6 @@ from typing import Any
 
 import h3
 import pytest
-import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestClient
 from playwright.async_api import Browser, Page, Response, expect
@@ -31,7 +30,6 @@ from stream.serve.static_files import check_basemap
 from tests.stream.serve.browser import (
     DESKTOP,
     PHONE,
-    chromium,
     fields,
     needs_chromium,
     no_violation,
@@ -66,12 +64,6 @@ READING = re.compile(r"^[\d.]+ km/h, 95 % interval [\d.]+–[\d.]+, noise from p
 WEEK = 7 * 24
 """Hours."""
 VIRIDIS_20_25 = (0x26, 0x82, 0x8E)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as started:
-        yield started
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.messages.lines import line_of
+from stream.messages.tables import ring_of
 from stream.serve.ogc import features as ogc
 from stream.serve.ogc.selection import (
     Bounds,
@@ -28,7 +29,6 @@ from stream.serve.ogc.selection import (
     meets,
     read_interval,
     read_item_id,
-    ring_of,
 )
 from tests.stream.serve.made_windows import windows_of
 from tests.stream.serve.serving import serving_file
@@ -239,8 +239,14 @@ async def test_pages_of_the_newest_window_stay_in_it_while_another_one_closes(tm
         assert "begin again" in (await get(client, gone, 404))["detail"]
 
 
-async def test_pages_are_made_one_at_a_time_and_few_wait(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def only_one_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Used before the service is made."""
     monkeypatch.setattr(ogc, "MOST_WAITING", 1)
+
+
+@pytest.mark.usefixtures("only_one_waits")
+async def test_pages_are_made_one_at_a_time_and_few_wait(client: TestClient) -> None:
     paths = [f"/ogc/collections/bus.all/items?limit={limit}" for limit in range(1, 30)]
     answers = await asyncio.gather(*(client.get(path) for path in paths))
     refused = [answer for answer in answers if answer.status == 503]
