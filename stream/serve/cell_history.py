@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream.messages.message import LEAST_NOISE
+from stream.serve.close_marker import marker_of
 from stream.serve.window_store import View, WindowView
 
 EARLIER = 28
@@ -58,19 +59,6 @@ class _Cell(msgspec.Struct):
     p50: _Estimate | None = None
     p85: _Estimate | None = None
     post_processed: dict[str, _Derived] = {}
-
-
-class _Clipping(msgspec.Struct):
-    upper: float
-
-
-class _Period(msgspec.Struct):
-    timezone: str
-
-
-class _Marker(msgspec.Struct):
-    clipping: _Clipping
-    period: _Period
 
 
 class Earlier(NamedTuple):
@@ -270,7 +258,8 @@ def _spread(index: npt.NDArray[np.intp], values: FloatArray, weights: FloatArray
 
 def _zone(window: WindowView) -> str:
     """The time zone that the window's close marker names."""
-    return "UTC" if window.marker is None else msgspec.json.decode(window.marker, type=_Marker).period.timezone
+    marker = marker_of(window)
+    return "UTC" if marker is None else marker.period.timezone
 
 
 @lru_cache(maxsize=2 * LOOK_BACK)
@@ -286,6 +275,6 @@ def _local(start: str, zone: str) -> tuple[int, time]:
 
 def _top(statistic: str, windows: list[WindowView]) -> float:
     """Public upper bound of the statistic, the largest of all windows: U, or U²/4 for a variance."""
-    uppers = [msgspec.json.decode(w.marker, type=_Marker).clipping.upper for w in windows if w.marker is not None]
+    uppers = [marker.clipping.upper for marker in map(marker_of, windows) if marker is not None]
     upper = max(uppers, default=float("inf"))
     return upper**2 / 4 if statistic == "variance" else upper

@@ -15,6 +15,7 @@ from typing import Any
 import h3
 
 from stream.config.section import BoundingBox
+from stream.route_order import by_number
 from stream.sources.route_lines import route_lines
 from stream.sources.schedule import Point, Schedule, ScheduleError, Stop
 
@@ -65,7 +66,7 @@ def places(schedule: Schedule, domain: BoundingBox, resolution: int) -> Places:
                 cell,
                 _name(schedule, cell, stops.get(cell, [])),
                 len(stops.get(cell, [])),
-                tuple(sorted(routes.get(cell, set()), key=_natural)),
+                tuple(sorted(routes.get(cell, set()), key=by_number)),
             )
             for cell in inside
         ),
@@ -141,18 +142,13 @@ def _is_inside(cell: str, domain: BoundingBox) -> bool:
     )
 
 
-def _natural(name: str) -> tuple[int, str]:
-    """Numbered routes by number, before the others."""
-    return (int(name) if name.isdecimal() and len(name) < 10 else 1 << 40), name
-
-
 def as_table(chart: Places) -> dict[str, Any]:
     """The places as one JSON object: cells, stops and lines, as ``hexveil serve`` reads it (``public.places``)."""
     rows = [{"cell": p.cell, "name": p.name, "stops": p.stops, "routes": list(p.routes)} for p in chart.cells]
     stops = [{"name": stop.name, "lat": round(stop.lat, 6), "lng": round(stop.lng, 6)} for stop in chart.stops]
     lines = [
         {"route": route, "lines": [[[lng, lat] for lat, lng in line] for line in chart.lines[route]]}
-        for route in sorted(chart.lines, key=_natural)
+        for route in sorted(chart.lines, key=by_number)
     ]
     return {"resolution": chart.resolution, "cells": rows, "stops": stops, "lines": lines}
 

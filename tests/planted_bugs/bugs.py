@@ -715,8 +715,8 @@ ALERTS = (
     Bug(
         "alerts: the probabilities of k windows are multiplied",
         "stream/serve/alerts/rules.py",
-        "sure = (chances <= level_of(rule, window))",
-        "sure = (chances <= level_of(rule, window) ** (1 / rule.windows))",
+        "sure = (chances <= level_of(rule, window, len(covered)))",
+        "sure = (chances <= level_of(rule, window, len(covered)) ** (1 / rule.windows))",
         "tests/stream/serve/test_alerts.py",
         "sure_on_its_own",
     ),

@@ -8,7 +8,19 @@ from pathlib import Path
 from stream.local import REPO_ROOT
 
 FLOORS = (
-    {"config", "earth", "windows", "messages", "connection", "metrics", "local", "logs", "server_version", "geojson"},
+    {
+        "config",
+        "earth",
+        "windows",
+        "messages",
+        "connection",
+        "metrics",
+        "local",
+        "logs",
+        "server_version",
+        "geojson",
+        "route_order",
+    },
     {"storage", "ingestion", "statistics"},
     {"protocol", "sources", "serve"},
     {"app", "awaiting", "embedded", "offline", "evaluation", "inspection", "doctor"},

@@ -29,18 +29,8 @@ from stream.serve.alerts.significance import (
     level,
 )
 from stream.serve.cell_history import CellArray, Rests, Usual, other_areas
+from stream.serve.close_marker import Bounds, CloseMarker, marker_of
 from stream.serve.window_store import View, WindowView
-
-
-class _Bounds(msgspec.Struct):
-    lower: float
-    upper: float
-
-
-class _Marker(msgspec.Struct):
-    relation: str
-    clipping: _Bounds
-    accounting: str = "pure"
 
 
 class _Number(msgspec.Struct):
@@ -54,7 +44,7 @@ class _Cell(msgspec.Struct):
     variance: _Number | None = None
     users: int | _Number | None = None
     events: int | _Number | None = None
-    clipping: _Bounds | None = None
+    clipping: Bounds | None = None
 
 
 class Judged(NamedTuple):
@@ -142,18 +132,18 @@ def judged_cells(rule: AlertRule, window: WindowView) -> list[str]:
     return [cell for cell, lat, lng in centres if box.south <= lat <= box.north and box.west <= lng <= box.east]
 
 
-def level_of(rule: AlertRule, window: WindowView) -> float:
-    """The probability with which each cell of the window may be named by mistake."""
+def level_of(rule: AlertRule, window: WindowView, cells: int) -> float:
+    """The probability with which each of the ``cells`` that the rule covers in the window may be named by mistake."""
     seconds = (datetime.fromisoformat(window.end) - datetime.fromisoformat(window.start)).total_seconds()
-    return level(rule.false_alarms_per_day, seconds, len(judged_cells(rule, window)))
+    return level(rule.false_alarms_per_day, seconds, cells)
 
 
 def _named(rule: AlertRule, judged: Judged, usual: Usual) -> dict[_Area, _Named]:
     window = judged.window
     covered = judged_cells(rule, window)
-    if window.marker is None or not covered:
+    marker = marker_of(window)
+    if marker is None or not covered:
         return {}
-    marker = msgspec.json.decode(window.marker, type=_Marker)
     if marker.relation != "participation" and not _has_laplace_noise(marker):
         return {}
     if marker.relation == "participation":
@@ -165,20 +155,22 @@ def _named(rule: AlertRule, judged: Judged, usual: Usual) -> dict[_Area, _Named]
         cells, values, scales = _released(window, usual)
         limits, usuals = np.full(len(cells), rule.below_km_h), np.full(len(cells), np.nan)
         chances = chance_below(values, scales, float(rule.below_km_h or 0.0))
-    sure = (chances <= level_of(rule, window)) & np.isin(
-        cells, np.array([int(c, 16) for c in covered], dtype=np.uint64)
-    )
+    sure = (chances <= level_of(rule, window, len(covered))) & np.isin(cells, _numbers(covered))
     shown = np.clip(values, marker.clipping.lower, marker.clipping.upper)
     rows = zip(shown[sure].tolist(), limits[sure].tolist(), usuals[sure].tolist(), strict=True)
     named = (_Named(value, limit, None if math.isnan(average) else average) for value, limit, average in rows)
     return dict(zip(_areas(cells[sure], usual.rests(window)), named, strict=True))
 
 
+def _numbers(cells: Sequence[str]) -> CellArray:
+    return np.array([int(cell, 16) for cell in cells], dtype=np.uint64)
+
+
 def _areas(cells: CellArray, rests: Rests) -> list[_Area]:
     return [_Area(f"{cell:x}", tuple(sorted(rests.get(cell, ())))) for cell in cells.tolist()]
 
 
-def _has_laplace_noise(marker: _Marker) -> bool:
+def _has_laplace_noise(marker: CloseMarker) -> bool:
     """Whether means have Laplace noise. That it is their only noise, the configuration ensures by ``speed.mean_mechanism``."""
     return (marker.relation, marker.accounting) == ("values", "pure")
 
@@ -195,8 +187,8 @@ def _against_usual(
 ) -> tuple[CellArray, FloatArray, FloatArray, FloatArray, FloatArray]:
     """Cells, values, chances, usual values and limits, shape (C,) each."""
     cells, values, scales = _released(judged.window, usual)
-    marked = [(one, msgspec.json.decode(one.marker, type=_Marker)) for one in judged.earlier if one.marker is not None]
-    noisy = [window for window, marker in marked if _has_laplace_noise(marker)]
+    marked = [(one, marker_of(one)) for one in judged.earlier]
+    noisy = [window for window, marker in marked if marker is not None and _has_laplace_noise(marker)]
     earlier = _earlier(judged.window, cells, noisy, usual)
     share = 1.0 if rule.slower_percent is None else 1.0 - rule.slower_percent / 100.0
     chances, usuals, limits = chance_slower((values, scales), earlier, share, rule.slower_km_h or 0.0)
@@ -219,7 +211,7 @@ def _earlier(
 
 
 def _of_ratios(
-    rule: AlertRule, window: WindowView, marker: _Marker
+    rule: AlertRule, window: WindowView, marker: CloseMarker
 ) -> tuple[CellArray, FloatArray, npt.NDArray[np.float64]]:
     """Cells, values and chances under "participation". Rules that compare with usual name nothing."""
     decoder = msgspec.json.Decoder(_Cell)
@@ -240,6 +232,6 @@ def _of_ratios(
     return cells, values, chances
 
 
-def _range(clipping: _Bounds) -> tuple[float, float]:
+def _range(clipping: Bounds) -> tuple[float, float]:
     """Lower end and width, in km/h."""
     return clipping.lower, max(clipping.upper - clipping.lower, ROUNDED)

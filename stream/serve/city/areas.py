@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from stream.config import ConfigError
 from stream.geojson import Polygon, polygons_of, shown
+from stream.route_order import by_number
 from stream.serve.city.files import check_name, read_bytes
 from stream.serve.city.places import Places
 
@@ -22,9 +23,9 @@ LARGEST = 8 << 20
 """Bytes of the file of polygons."""
 MOST_AREAS = 1_000
 MOST_POINTS = 10_000
+"""Points of one area."""
 MOST_CROSSED = 10_000
 """Cells that one route may cross."""
-"""Points of one area."""
 ROUTE = "route:"
 """How the name of a corridor begins; the name of the route follows."""
 _AT_ONCE = 1 << 22
@@ -192,7 +193,7 @@ def read_areas(path: Path | None, places: Places) -> dict[str, Area]:
                 "property 'name'"
             ) from None
     if places.resolution is not None:
-        for route in sorted(places.corridors, key=_natural):
+        for route in sorted(places.corridors, key=by_number):
             cells = places.corridors[route]
             if len(cells) > MOST_CROSSED:
                 raise ConfigError(
@@ -201,11 +202,6 @@ def read_areas(path: Path | None, places: Places) -> dict[str, Area]:
                 )
             areas[ROUTE + route] = Corridor(route, cells, places.resolution)
     return areas
-
-
-def _natural(name: str) -> tuple[int, str]:
-    """Numbered routes by number, before the others."""
-    return (int(name) if name.isdecimal() and len(name) < 10 else 1 << 40), name
 
 
 def _polygon_areas(body: bytes) -> list[PolygonArea]:

@@ -11,6 +11,7 @@ from stream.config.servers import PublicConfig
 from stream.serve.city.areas import Area, read_areas
 from stream.serve.city.combining import combined, numbers_of
 from stream.serve.city.places import read_places
+from stream.serve.close_marker import marker_of
 from stream.serve.hexagons import known_window
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import Turns
@@ -18,14 +19,6 @@ from stream.serve.window_store import View, WindowView
 
 MOST_WAITING = 64
 """Areas that may be put together or wait at the same time: each costs time in proportion to its window, for anybody who asks."""
-
-
-class _Clipping(msgspec.Struct):
-    upper: float
-
-
-class _Marker(msgspec.Struct):
-    clipping: _Clipping
 
 
 class City:
@@ -87,7 +80,7 @@ def _statistics(area: Area, window: WindowView, values: list[bytes], summary: di
     cells = numbers_of(values)
     belonging = set(area.holds((cell.cell, cell.excludes) for cell in cells))
     inside = [cell for cell in cells if cell.cell in belonging]
-    marker = None if window.marker is None else msgspec.json.decode(window.marker, type=_Marker)
+    marker = marker_of(window)
     upper = float("inf") if marker is None else marker.clipping.upper
     said = {name: summary[name] for name in ("feed", "window", "complete")}
     return msgspec.json.encode(

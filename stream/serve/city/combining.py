@@ -20,9 +20,10 @@ from typing import Any
 import msgspec
 
 from dpcore.bernstein import MEAN_OF
+from dpcore.cdf import ONE_SIDED
 from stream.config.speed import SPEED_QUANTUM_KMH
 
-NORMAL, LAPLACE = 1.96, 2.12
+NORMAL, LAPLACE = 1.96, ONE_SIDED
 """Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95 %."""
 
 _COUNTED, _MEASURED = 0.05, 0.0005

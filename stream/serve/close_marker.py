@@ -1,0 +1,34 @@
+"""What the service reads of a window's close marker."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stream.serve.window_store import WindowView
+
+
+class Bounds(msgspec.Struct):
+    """A range of speeds, in km/h."""
+
+    lower: float
+    upper: float
+
+
+class Period(msgspec.Struct):
+    """The ledger period of the window, of which only the zone is read."""
+
+    timezone: str
+
+
+class CloseMarker(msgspec.Struct):
+    """How the numbers of a window were made."""
+
+    relation: str
+    clipping: Bounds
+    period: Period
+    accounting: str = "pure"
+
+
+def marker_of(window: WindowView) -> CloseMarker | None:
+    """The window's close marker; None before it arrived."""
+    return None if window.marker is None else msgspec.json.decode(window.marker, type=CloseMarker)
