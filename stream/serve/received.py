@@ -11,6 +11,7 @@ import msgspec
 from dpcore.errors import ParameterError
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, validator
 from stream.messages.range_query import read_histogram
+from stream.serve.slabs import is_histogram
 from stream.windows import EARLIEST_S
 
 TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
@@ -48,7 +49,8 @@ def received(topic: str, ce_id: str, value: bytes, number: int = 0) -> Received 
         return None
     try:
         body = msgspec.json.decode(value)
-        if not validator(topic).is_valid(body) or not _times_are_possible(body["window"]):
+        matches = is_histogram(body) if topic == SPATIAL_HISTOGRAM else validator(topic).is_valid(body)
+        if not matches or not _times_are_possible(body["window"]):
             return None
         part, summary, promised = "", b"", (0, "")
         if topic == HEXAGON_SPEED:
