@@ -24,7 +24,7 @@ EULER = {
 }
 EDGES = list(range(SIDE + 1))
 GRID = {"kind": "grid", "x_edges": EDGES, "y_edges": EDGES, "counts": [[1.5] * SIDE] * SIDE, "variances": 2.0}
-PARTS = 40_001
+PARTS = 20_001
 PARTITION = {
     "kind": "partition",
     "boxes": [[i // 256, i // 256 + 1, i % 256, i % 256 + 1] for i in range(PARTS)],
