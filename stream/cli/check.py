@@ -155,12 +155,18 @@ def _unpaid(settings: Config) -> Iterator[str]:
             if longest > usual
             else ""
         )
-        yield (
-            f"Warning: {_names(settings)[1]} pays for {full} of {usual} windows at "
-            f"{_names(settings)[0]}{besides}; a user who spends all of it in each contributes nothing after that, so the last "
-            f"windows of a period go dark. To pay for all of them, lower {allowance}, lengthen window.slot, or set {budget} to "
+        paid = f"{_names(settings)[1]} pays for {full} of {usual} windows at {_names(settings)[0]}{besides}; a user who spends all of it"
+        remedies = (
+            f"To pay for all of them, lower {allowance}, lengthen window.slot, or set {budget} to "
             f"{_amount(settings, usual * settings.window_grant)}{longer}."
         )
+        if settings.privacy.admission == "paced":
+            yield f"Note: {paid} in each takes part in about {full} windows of a period, spread over it (privacy.admission 'paced'). {remedies}"
+        else:
+            yield (
+                f"Warning: {paid} in each contributes nothing after that, so the last windows of a period go dark "
+                f"(privacy.admission = 'paced' spreads the budget over it). {remedies}"
+            )
     elif full < longest:
         yield (
             f"Note: in {settings.feed.timezone} the longest period, in which the clocks go back, has {longest} windows instead of "

@@ -25,7 +25,8 @@ class PrivacyConfig(Section):
     """The most that one user may lose per window and per period: epsilon and budget, or rho and rho_budget under zCDP.
 
     ``accounting`` "pure": ε-DP, δ = 0, counted in µε. "zcdp": ρ-zCDP, counted in nρ; epsilon and budget are converted from
-    rho and rho_budget at ``delta``.
+    rho and rho_budget at ``delta``. ``admission`` "paced": a budget that is too small for all windows of a period is spread
+    over them (:mod:`stream.statistics.pacing`).
     """
 
     accounting: Literal["pure", "zcdp"] = "pure"
@@ -35,6 +36,7 @@ class PrivacyConfig(Section):
     rho_budget: float | None = Field(default=None, gt=0, le=MAX_RHO)
     delta: float | None = Field(default=None, gt=0)
     period: PositiveDuration = timedelta(days=1)
+    admission: Literal["first-come", "paced"] = "first-come"
     user_key_file: Path = Path("var/user.key")
 
     @model_validator(mode="after")

@@ -23,6 +23,7 @@ from stream.statistics.carried_clipping import carry
 from stream.statistics.fix_rules import FixRules
 from stream.statistics.histograms.fixes import Fixes, histogram_box
 from stream.statistics.merging import by_planned_cells
+from stream.statistics.pacing import spendable
 from stream.statistics.pipeline import plan_window
 from stream.statistics.plan import Plan
 from stream.statistics.smoothing_state import Memory
@@ -57,13 +58,13 @@ def planned_windows(config: Config, windows: dict[int, npt.NDArray[np.void]]) ->
     limits, rules = UserLimits.of(config), FixRules.of(config)
     spent: dict[str, dict[int, int]] = {}
     for slot in sorted(windows):
-        rows, period = WindowRows.of(windows[slot], config, limits, box, rules), slotting.period_of(slot)
-        counts = rows.counts
+        rows, window = WindowRows.of(windows[slot], config, limits, box, rules), slotting.window(slot)
+        period = slotting.period_of(slot)
+        counts, budget = rows.counts, config.privacy.ledger_budget
         ledger = spent.setdefault(period.key, {})
-        left = np.array([config.privacy.ledger_budget - ledger.get(user, 0) for user in counts.users.tolist()])
-        plan = plan_window(
-            counts, left.astype(np.int64), config, slotting.window(slot), period, "evaluation", rows.fixes
-        )
+        left = np.array([budget - ledger.get(user, 0) for user in counts.users.tolist()], dtype=np.int64)
+        left = spendable(left, counts.users, window, budget, config)
+        plan = plan_window(counts, left, config, window, period, "evaluation", rows.fixes)
         users, charged = plan.charged_users()
         for user, charge in zip(users.tolist(), charged.tolist(), strict=True):
             ledger[user] = ledger.get(user, 0) + charge

@@ -12,6 +12,7 @@ from stream.config import Config
 from stream.protocol.content import ContentError
 from stream.protocol.parts import Statistics
 from stream.statistics.fix_rules import FixRules
+from stream.statistics.pacing import spendable
 from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan
 from stream.statistics.window_release import Allowance, WindowRows
 from stream.storage.ledger import Ledger, LedgerError, TermsError
@@ -97,6 +98,7 @@ class Planning:
         terms, budget = await self.ledger.terms(period.key), self.config.privacy.ledger_budget
         allowed = budget if terms.budget is None else min(budget, terms.budget)
         left = allowed - await self.ledger.spent(period.key, users, besides=window.start)
+        left = spendable(left, users, window, allowed, self.config)
         left[np.isin(users, refused)] = 0
         allowance = Allowance(left, terms.budget, terms.counts)
         memory = await self.store.memory()

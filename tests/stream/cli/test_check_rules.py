@@ -41,6 +41,11 @@ def test_the_shipped_budget_pays_for_every_window_and_a_smaller_one_is_a_warning
     assert "Warning: budget 8.0 pays for" in said
     assert "the last windows of a period go dark" in said
     assert f"or set budget to 12, or {longer} of the longest period.\n" in said
+    monkeypatch.setenv("HEXVEIL_PRIVACY__ADMISSION", "paced")
+    said = output("--config", shipped)
+    assert "Warning" not in said
+    assert "spread over it (privacy.admission 'paced'). To pay for all of them, lower epsilon" in said
+    monkeypatch.delenv("HEXVEIL_PRIVACY__ADMISSION")
     monkeypatch.setenv("HEXVEIL_PRIVACY__BUDGET", "12")
     monkeypatch.setenv("HEXVEIL_HISTOGRAM", '{"mechanisms": ["ug"], "epsilon": 0.5}')
     assert f"or set budget to {12 + 0.5 * windows(shipped):g}, or " in output("--config", shipped)
