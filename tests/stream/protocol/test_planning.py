@@ -67,3 +67,32 @@ async def test_the_first_stored_plan_stands_and_only_the_plan_that_was_seen_is_r
     assert await planning.charge(replaced.plan) is None
     await redis.hset(LEDGER, str(int(refused[0])), config.privacy.budget_micro)
     assert np.array_equal(await planning.charge(first.plan), refused)
+
+
+@pytest.mark.parametrize(("admission", "taking_part"), [("first-come", [30, 30, 0, 0, 0, 0]), ("paced", None)])
+async def test_paced_users_take_turns_where_the_budget_pays_for_a_third_of_the_windows(
+    redis: Redis, tmp_path: Path, admission: str, taking_part: list[int] | None
+) -> None:
+    """Six windows of four hours, two of which the budget pays for; everybody is in all of them.
+
+    Every paced user is admitted to one or two windows. That a window has nobody of 30 whose turns are independent happens
+    with probability (2/3)³⁰ = 5·10⁻⁶ for each.
+    """
+    settings = {"window.slot": "4h", "privacy.epsilon": "1", "privacy.budget": "2", "privacy.admission": admission}
+    config = bus_config(tmp_path, **settings)
+    midnight = config.slotting.period_of(SLOT).start
+    protocol, admitted = protocol_of(redis, config, Collected()), []
+    await protocol.ledger.start_generation(midnight)
+    for slot in range(midnight, midnight + 86_400, 4 * 3600):
+        planning = protocol.planning
+        rows = planning.statistics.arrange(random_rows(6, 3_000, users=30, slot=slot), config.slotting.window(slot))
+        planned = await planning.first(config.slotting.window(slot), rows)
+        assert await planning.charge(planned.plan) is None
+        admitted.append(int((planned.plan.charged_users()[1] > 0).sum()))
+    if taking_part is not None:
+        assert admitted == taking_part
+    else:
+        assert min(admitted) > 0
+        assert 30 <= sum(admitted) <= 60
+    spent = await protocol.ledger.spent("2017-03-21", rows.counts.users, besides=0)
+    assert spent.max() <= config.privacy.budget_micro
