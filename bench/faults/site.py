@@ -25,10 +25,7 @@ from stream.storage.ledger import Ledger
 
 _START_SECONDS = 600.0
 """Seconds to wait until a server has started, on a machine that runs other programs too."""
-_INTERNAL = "\n".join(
-    f"{topic}.replication.factor=3"
-    for topic in ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
-)
+_INTERNAL = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
 
 
 @dataclass(frozen=True)
@@ -157,11 +154,12 @@ def brokers(folder: Path, count: int) -> list[KafkaServer]:
     if count == 1:
         return [KafkaServer(folder / "kafka", start_seconds=_START_SECONDS)]
     cluster = random_uuid()
-    first = KafkaServer(folder / "kafka-1", start_seconds=_START_SECONDS, settings=_INTERNAL)
+    internal = "\n".join(f"{topic}.replication.factor={count}" for topic in _INTERNAL)
+    first = KafkaServer(folder / "kafka-1", start_seconds=_START_SECONDS, settings=internal)
     servers = [first]
     for node in range(2, count + 1):
         own = f"process.roles=broker\nnode.id={node}\nlisteners=PLAINTEXT://{{host}}:{{port}}\n"
-        own += f"controller.quorum.voters=1@{{host}}:{first.controller_port}\n{_INTERNAL}"
+        own += f"controller.quorum.voters=1@{{host}}:{first.controller_port}\n{internal}"
         servers.append(KafkaServer(folder / f"kafka-{node}", start_seconds=_START_SECONDS, settings=own))
     for node, server in enumerate(servers, 1):
         write_identity(server.folder / "data", node, cluster)

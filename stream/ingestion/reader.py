@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 from stream.config import Config
 from stream.ingestion.bounded import BoundedConsumer, FeedRecord
 from stream.ingestion.decoding import REASONS, Arrived, Batch, Decoder, Reason
+from stream.ingestion.log_ends import log_ends
 from stream.messages.message import Message, rejected_message
 from stream.storage.row_store import Appended, Arrivals, Behind, ReadThrough, RowStore
 from stream.windows import CLOCK_MARGIN_US
@@ -199,7 +200,6 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
     async def _look(self, consumer: AIOKafkaConsumer) -> None:
         # The time is read before the ends, so everything appended before that time lies before the ends.
         now_us = await self._rows.now_us() - CLOCK_MARGIN_US
-        mine = [partition for partition in consumer.assignment() if partition not in self._ends]
         if await consumer._client.force_metadata_update():
             numbers = consumer.partitions_for_topic(self._config.feed.topic) or ()
             names = [_name(TopicPartition(self._config.feed.topic, number)) for number in sorted(numbers)]
@@ -208,8 +208,10 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             self.topic_exists = bool(names)
             if names:
                 await self._rows.list_partitions(names, now_us)
-        for partition, end in (await consumer.end_offsets(mine)).items() if mine else ():
-            self._ends[partition] = (end, now_us)
+        for partition, end in (await log_ends(consumer, consumer.assignment())).items():
+            # One that was not reached yet stays, unless a new leader's log is shorter and may never reach it.
+            if partition not in self._ends or end < self._ends[partition][0]:
+                self._ends[partition] = (end, now_us)
 
     async def _note_ends(self, consumer: AIOKafkaConsumer) -> None:
         """Store which partitions were read to the end that was looked up. Everything read so far is already in Redis."""

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import LeaderNotAvailableError
 
 from stream.config.servers import KafkaConfig
 from stream.connection import kafka_options
+from stream.ingestion.log_ends import log_ends
 from stream.messages.message import WINDOW
 from stream.storage.ledger import LedgerError
 
@@ -84,11 +86,25 @@ async def _partitions(consumer: AIOKafkaConsumer) -> list[TopicPartition]:
         await asyncio.sleep(0.2)
 
 
+async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+    """Ends of the log, with markers that are not shown yet, so that none is missed. Waits for leaders."""
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while True:
+        ends = await log_ends(consumer, partitions)
+        if missing := sorted(set(partitions) - set(ends)):
+            if time.monotonic() > deadline:
+                raise LeaderNotAvailableError(f"no leader of {missing} answered for {_ANSWER_SECONDS:.0f} s")
+            await asyncio.sleep(0.2)
+            await consumer._client.force_metadata_update()
+        else:
+            return ends
+
+
 async def _read(
     consumer: AIOKafkaConsumer, partitions: list[TopicPartition], key: bytes, known: Published
 ) -> Published:
     # Before the assignment: its first fetch would hold the connection for half a second if there is nothing new.
-    ends = await consumer.end_offsets(partitions)
+    ends = await _ends(consumer, partitions)
     starts = await consumer.beginning_offsets(partitions)
     begins = {}
     for partition in partitions:
