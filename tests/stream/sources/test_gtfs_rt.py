@@ -8,9 +8,8 @@ import json
 import math
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -291,7 +290,7 @@ def moving_agency() -> Iterator[Agency]:
 
 
 async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_sigterm(
-    kafka: str, topic_name: str, config: Path, moving_agency: Agency
+    hexveil: Sequence[str], kafka: str, topic_name: str, config: Path, moving_agency: Agency
 ) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
     await admin.start()
@@ -299,9 +298,7 @@ async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_si
     text = config.read_text().replace("TOPIC", topic_name)
     config.write_text(text)
     command = [
-        sys.executable,
-        "-m",
-        "stream",
+        *hexveil,
         "gtfs-rt",
         moving_agency.url,
         "--config",

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -225,11 +225,11 @@ def _in_process(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("command", ["simulate --once", "replay day.ndjson"])
 def test_a_topic_that_is_missing_is_told_in_one_line_with_the_remedy(
-    kafka: str, topic_name: str, tmp_path: Path, command: str
+    hexveil: Sequence[str], kafka: str, topic_name: str, tmp_path: Path, command: str
 ) -> None:
     (tmp_path / "day.ndjson").write_text('{"user":"a","time":1490097600000,"lat":30.25,"lng":-97.7,"speed":20}\n')
     done = subprocess.run(
-        [sys.executable, "-m", "stream", *command.split(), "--config", str(hourly.BUS)],
+        [*hexveil, *command.split(), "--config", str(hourly.BUS)],
         cwd=tmp_path,
         env=os.environ
         | {"PYTHONPATH": str(REPO_ROOT), "HEXVEIL_KAFKA__BOOTSTRAP": kafka, "HEXVEIL_FEED__TOPIC": topic_name}
