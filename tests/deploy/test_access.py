@@ -159,18 +159,18 @@ async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_
                 windows = (await (await client.get("/api/v1/windows")).json())["windows"]
     finally:
         worker.terminate()
-        worker.wait(30)
+        worker.wait(60)
 
     for name, topic in (("serve", "bus.positions"), ("serve", REJECTED), ("source", HEXAGON_SPEED)):
         consumer = AIOKafkaConsumer(topic, **kafka_options(configured(secured, name, tmp_path).kafka), group_id=None)
         with pytest.raises(TopicAuthorizationFailedError):
-            await asyncio.wait_for(consumer.start(), 20)
+            await asyncio.wait_for(consumer.start(), 120)
         await consumer.stop()
     for name, topic in (("serve", HEXAGON_SPEED), ("source", WINDOW)):
         producer = AIOKafkaProducer(**kafka_options(configured(secured, name, tmp_path).kafka))
         await producer.start()
         with pytest.raises(KafkaError):
-            await asyncio.wait_for(producer.send_and_wait(topic, b"forged"), 20)
+            await asyncio.wait_for(producer.send_and_wait(topic, b"forged"), 120)
         await producer.stop()
 
 
@@ -183,7 +183,7 @@ async def test_a_wrong_password_and_a_foreign_authority_are_refused(secured: Sec
         config = bus_config(tmp_path, **secured.overrides("serve") | {key: str(file)})
         consumer = AIOKafkaConsumer(**kafka_options(config.kafka), group_id=None)
         with pytest.raises(KafkaError):
-            await asyncio.wait_for(consumer.start(), 30)
+            await asyncio.wait_for(consumer.start(), 120)
         await consumer.stop()
 
 

@@ -175,7 +175,7 @@ async def test_worker_and_operator_do_their_work_with_the_documented_rights_and_
                     client.execute_command(*refused)
     finally:
         worker.terminate()
-        worker.wait(30)
+        worker.wait(60)
     shown = json.loads(await run("operator", "ledger", "show", "--json"))
     assert next(iter(shown.values()))["users"] == 20
     findings = json.loads(await run("operator", "doctor", "--json"))

@@ -84,7 +84,7 @@ def _end(process: subprocess.Popen[Any], block: Block) -> None:
     if alive:
         os.killpg(process.pid, signal.SIGINT)
         try:
-            process.wait(40)
+            process.wait(120)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise

@@ -49,6 +49,7 @@ def test_every_command_of_the_page_does_what_the_page_says(
     public, operator = free_port(), free_port()
     addresses = {"127[.]0[.]0[.]1:9092": kafka, "127[.]0[.]0[.]1:8080": f"127.0.0.1:{public}"}
     addresses["127[.]0[.]0[.]1:6066"] = f"127.0.0.1:{operator}"
+    few = {r"--vehicles \d+": "--vehicles 20", r"--trials \d+": "--trials 1"}
     environment = {
         "HEXVEIL_FEED__NAME": topic_name,
         "HEXVEIL_FEED__TOPIC": topic_name,
@@ -61,7 +62,7 @@ def test_every_command_of_the_page_does_what_the_page_says(
     }
     if any("hexveil worker" in block.text for block in BLOCKS[page]):
         environment["HEXVEIL_WINDOW__LATENESS"] = "event-time"  # the feeds of the pages are over
-    desk = Desk(tmp_path, hexveil, environment, addresses)
+    desk = Desk(tmp_path, hexveil, environment, addresses | few)
     with ExitStack() as stack:
         for block in BLOCKS[page]:
             if block.directive == "background":

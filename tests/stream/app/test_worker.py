@@ -134,7 +134,7 @@ def test_a_recorded_day_survives_a_killed_worker_with_every_window_released_once
             time.sleep(0.5)
     finally:
         second.send_signal(signal.SIGTERM)
-        assert second.wait(30) == 0
+        assert second.wait(60) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"user.key", "worker.log"}
 
     records = asyncio.run(read_all(kafka, topic_name))

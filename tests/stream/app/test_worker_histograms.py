@@ -70,7 +70,7 @@ async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the
             await asyncio.sleep(0.5)
     finally:
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(30) == 0
+        assert worker.wait(60) == 0
     config = load_config(
         bus,
         **{"feed.name": topic_name, "kafka.bootstrap": kafka, "histogram": SETTINGS},

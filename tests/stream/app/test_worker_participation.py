@@ -65,7 +65,7 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
             markers = [json.loads(record.value) for record in records if record.topic == WINDOW]
     finally:
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(30) == 0
+        assert worker.wait(60) == 0
         await producer.stop()
     records = await read_all(kafka, topic_name)
     assert not [record for record in records if record.topic == REJECTED], "a count of bad input left the boundary"

@@ -192,7 +192,7 @@ def test_a_server_that_misbehaves_gives_an_error_in_bounded_time(
     with Agency([script]) as agency, pytest.raises(FetchError, match=said) as caught:
         fetch(agency.url, timeout_s=1.0, largest=1 << 20)
     assert caught.value.final is final
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_retry_after_is_honoured_within_an_hour() -> None:
@@ -320,7 +320,7 @@ async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_si
                 break
             await asyncio.sleep(0.2)
         process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=120)
     finally:
         process.kill()
         await admin.delete_topics([topic_name])
