@@ -16,10 +16,11 @@ from redis.asyncio import Redis
 
 from stream.local import REPO_ROOT, KafkaServer, RedisServer
 from tests.support.broker import shared_bootstrap
+from tests.support.broker_classes import java_options
+from tests.support.forking import forking
 from tests.support.redis_servers import EMBEDDED
 
-# Brokers of the tests live for seconds or minutes: the optimising compiler would cost more than it saves.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("JAVA_TOOL_OPTIONS", java_options())
 # Tests start hundreds of Python processes; with cached bytecode each module is compiled only once.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -112,6 +113,13 @@ async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
 @pytest.fixture
 def redis_url(redis_server: RedisServer) -> str:
     return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def hexveil() -> Iterator[tuple[str, ...]]:
+    """The words that start the command line in a process of its own, without the second of its imports."""
+    with forking() as words:
+        yield *words, "stream"
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import mimetypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -70,8 +70,9 @@ class Asset:
         return cls(body, gzip.compress(body, 6, mtime=0), content_type, hashlib.sha256(body).hexdigest()[:32])
 
 
-def read_assets() -> dict[str, Asset]:
-    """All built files by their path below ``/``."""
+@cache
+def read_assets() -> Mapping[str, Asset]:
+    """All built files by their path below ``/``, read and compressed once in a process."""
     assets = {file.name: Asset.read(file) for file in STATIC.iterdir() if file.is_file()}
     folder = STATIC / "assets"
     assets |= {f"assets/{file.name}": Asset.read(file) for file in folder.iterdir() if file.is_file()}

@@ -6,9 +6,8 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +115,7 @@ def configured(secured: Secured, name: str, tmp_path: Path, **more: Any) -> Conf
 
 
 async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_and_nothing_else_is_open(
-    secured: Secured, redis_url: str, redis: Any, tmp_path: Path
+    hexveil: Sequence[str], secured: Secured, redis_url: str, redis: Any, tmp_path: Path
 ) -> None:
     await create_topics(bus_config(tmp_path, **{"kafka.bootstrap": secured.server.bootstrap}))
     await grant(secured)
@@ -127,10 +126,9 @@ async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_
         for k in range(20)
     ]
     recording.write_text("".join(json.dumps(event) + "\n" for event in events))
-    command = [sys.executable, "-m", "stream"]
     at = ["--config", str(hourly.BUS)]
     worker = subprocess.Popen(
-        [*command, "worker", *at],
+        [*hexveil, "worker", *at],
         env=secured.environment(
             "worker",
             HEXVEIL_REDIS__URL=redis_url,
@@ -145,7 +143,7 @@ async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_
     try:
         sent = await asyncio.to_thread(
             subprocess.run,
-            [*command, "replay", str(recording), *at, "--format", "canonical"],
+            [*hexveil, "replay", str(recording), *at, "--format", "canonical"],
             env=secured.environment("source", HEXVEIL_WINDOW__LATENESS="event-time"),
             cwd=tmp_path,
             capture_output=True,
@@ -161,18 +159,18 @@ async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_
                 windows = (await (await client.get("/api/v1/windows")).json())["windows"]
     finally:
         worker.terminate()
-        worker.wait(30)
+        worker.wait(60)
 
     for name, topic in (("serve", "bus.positions"), ("serve", REJECTED), ("source", HEXAGON_SPEED)):
         consumer = AIOKafkaConsumer(topic, **kafka_options(configured(secured, name, tmp_path).kafka), group_id=None)
         with pytest.raises(TopicAuthorizationFailedError):
-            await asyncio.wait_for(consumer.start(), 20)
+            await asyncio.wait_for(consumer.start(), 120)
         await consumer.stop()
     for name, topic in (("serve", HEXAGON_SPEED), ("source", WINDOW)):
         producer = AIOKafkaProducer(**kafka_options(configured(secured, name, tmp_path).kafka))
         await producer.start()
         with pytest.raises(KafkaError):
-            await asyncio.wait_for(producer.send_and_wait(topic, b"forged"), 20)
+            await asyncio.wait_for(producer.send_and_wait(topic, b"forged"), 120)
         await producer.stop()
 
 
@@ -185,7 +183,7 @@ async def test_a_wrong_password_and_a_foreign_authority_are_refused(secured: Sec
         config = bus_config(tmp_path, **secured.overrides("serve") | {key: str(file)})
         consumer = AIOKafkaConsumer(**kafka_options(config.kafka), group_id=None)
         with pytest.raises(KafkaError):
-            await asyncio.wait_for(consumer.start(), 30)
+            await asyncio.wait_for(consumer.start(), 120)
         await consumer.stop()
 
 

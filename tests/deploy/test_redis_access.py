@@ -8,9 +8,8 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -111,7 +110,7 @@ def guarded(redis_binary: str | None, tmp_path: Path, topic_name: str) -> Iterat
 
 
 async def test_worker_and_operator_do_their_work_with_the_documented_rights_and_nothing_else_is_open(
-    guarded: Guarded, kafka: str, topic_name: str, tmp_path: Path
+    hexveil: Sequence[str], guarded: Guarded, kafka: str, topic_name: str, tmp_path: Path
 ) -> None:
     feed = {
         "feed.name": topic_name,
@@ -132,10 +131,10 @@ async def test_worker_and_operator_do_their_work_with_the_documented_rights_and_
     ]
     recording.write_text("".join(json.dumps(event) + "\n" for event in events))
 
-    async def hexveil(name: str, *arguments: str, code: int = 0) -> str:
+    async def run(name: str, *arguments: str, code: int = 0) -> str:
         done = await asyncio.to_thread(
             subprocess.run,
-            [sys.executable, "-m", "stream", *arguments],
+            [*hexveil, *arguments],
             env=guarded.environment(name, **feed),
             cwd=tmp_path,
             capture_output=True,
@@ -145,11 +144,11 @@ async def test_worker_and_operator_do_their_work_with_the_documented_rights_and_
         assert PASSWORDS[name] not in done.stdout + done.stderr
         return done.stdout
 
-    adopted = await hexveil("operator", "ledger", "adopt", "--since", "2017-03-21", "--no-other-ledger")
+    adopted = await run("operator", "ledger", "adopt", "--since", "2017-03-21", "--no-other-ledger")
     assert adopted is not None
-    await hexveil("worker", "replay", str(recording), "--format", "canonical")
+    await run("worker", "replay", str(recording), "--format", "canonical")
     worker = subprocess.Popen(
-        [sys.executable, "-m", "stream", "worker"],
+        [*hexveil, "worker"],
         env=guarded.environment("worker", **feed),
         cwd=tmp_path,
         stderr=(tmp_path / "worker.log").open("w"),
@@ -176,10 +175,10 @@ async def test_worker_and_operator_do_their_work_with_the_documented_rights_and_
                     client.execute_command(*refused)
     finally:
         worker.terminate()
-        worker.wait(30)
-    shown = json.loads(await hexveil("operator", "ledger", "show", "--json"))
+        worker.wait(60)
+    shown = json.loads(await run("operator", "ledger", "show", "--json"))
     assert next(iter(shown.values()))["users"] == 20
-    findings = json.loads(await hexveil("operator", "doctor", "--json"))
+    findings = json.loads(await run("operator", "doctor", "--json"))
     assert all(finding["ok"] for finding in findings), findings
     tester = guarded.tester()
     denied = [entry for entry in tester.acl_log() if entry["username"] != "worker"]
@@ -293,7 +292,9 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, key: str, content: 
         redis_client(bus_config(tmp_path, **given).redis)
 
 
-def test_a_worker_that_redis_refuses_says_so_and_ends(guarded: Guarded, kafka: str, tmp_path: Path) -> None:
+def test_a_worker_that_redis_refuses_says_so_and_ends(
+    hexveil: Sequence[str], guarded: Guarded, kafka: str, tmp_path: Path
+) -> None:
     (tmp_path / "wrong").write_text("guess\n")
     settings = {
         "config": str(hourly.BUS),
@@ -303,7 +304,7 @@ def test_a_worker_that_redis_refuses_says_so_and_ends(guarded: Guarded, kafka: s
         "privacy.user_key_file": str(tmp_path / "user.key"),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "stream", "worker"],
+        [*hexveil, "worker"],
         env=guarded.environment("worker", **settings),
         cwd=tmp_path,
         capture_output=True,

@@ -7,11 +7,12 @@ import gzip
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -31,14 +32,19 @@ SECONDS = 300
 
 
 class Desk:
-    """A folder, its environment, and what stands here for words of the documents, like addresses: patterns and texts."""
+    """A folder, its environment, and what stands here for words of the documents, like addresses: patterns and texts.
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], replaced: Mapping[str, str]) -> None:
+    ``hexveil``: the words that start the command line.
+    """
+
+    def __init__(
+        self, folder: Path, hexveil: Sequence[str], environment: Mapping[str, str], replaced: Mapping[str, str]
+    ) -> None:
         self.folder, self.replaced = folder, replaced
         tools = folder / ".bin"
         tools.mkdir()
-        for name, module in (("hexveil", "-m stream"), ("python", "")):
-            (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
+        for name, words in (("hexveil", hexveil), ("python", [sys.executable])):
+            (tools / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
             (tools / name).chmod(0o755)
         shutil.copytree(REPO_ROOT / "config", folder / "config")
         (folder / "docs" / "images").mkdir(parents=True)
@@ -78,14 +84,14 @@ def _end(process: subprocess.Popen[Any], block: Block) -> None:
     if alive:
         os.killpg(process.pid, signal.SIGINT)
         try:
-            process.wait(40)
+            process.wait(120)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     assert alive, f"{block} ended by itself with code {process.returncode}"
 
 
-def small_desk(folder: Path) -> Desk:
+def small_desk(folder: Path, hexveil: Sequence[str]) -> Desk:
     """A desk without servers, with made-up recordings where the documents and the benchmarks look.
 
     Benchmarks are quick, and one trial of an evaluation, or one value of a sweep, stands for many.
@@ -102,7 +108,7 @@ def small_desk(folder: Path) -> Desk:
         r"(--sweep \w+=)[\d.,]+,([\d.]+)": r"\1\2",
         r"\bfor k in [\d ]+;": "for k in 2;",
     }
-    return Desk(folder, {"HEXVEIL_DATA": str(data), "HEXVEIL_BENCH_QUICK": "1"}, few)
+    return Desk(folder, hexveil, {"HEXVEIL_DATA": str(data), "HEXVEIL_BENCH_QUICK": "1"}, few)
 
 
 def _write_buses(folder: Path) -> None:

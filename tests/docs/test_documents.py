@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -34,18 +35,21 @@ def names(page: Path) -> str:
 
 
 @pytest.mark.parametrize("block", SMALL, ids=str)
-def test_every_measurement_of_the_documents_runs_on_made_up_recordings(block: Block, tmp_path: Path) -> None:
-    small_desk(tmp_path).run(block)
+def test_every_measurement_of_the_documents_runs_on_made_up_recordings(
+    block: Block, hexveil: Sequence[str], tmp_path: Path
+) -> None:
+    small_desk(tmp_path, hexveil).run(block)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
 @pytest.mark.timeout(600)
 def test_every_command_of_the_page_does_what_the_page_says(
-    page: Path, kafka: str, redis: object, redis_url: str, topic_name: str, tmp_path: Path
+    page: Path, hexveil: Sequence[str], kafka: str, redis: object, redis_url: str, topic_name: str, tmp_path: Path
 ) -> None:
     public, operator = free_port(), free_port()
     addresses = {"127[.]0[.]0[.]1:9092": kafka, "127[.]0[.]0[.]1:8080": f"127.0.0.1:{public}"}
     addresses["127[.]0[.]0[.]1:6066"] = f"127.0.0.1:{operator}"
+    few = {r"--vehicles \d+": "--vehicles 20", r"--trials \d+": "--trials 1"}
     environment = {
         "HEXVEIL_FEED__NAME": topic_name,
         "HEXVEIL_FEED__TOPIC": topic_name,
@@ -58,7 +62,7 @@ def test_every_command_of_the_page_does_what_the_page_says(
     }
     if any("hexveil worker" in block.text for block in BLOCKS[page]):
         environment["HEXVEIL_WINDOW__LATENESS"] = "event-time"  # the feeds of the pages are over
-    desk = Desk(tmp_path, environment, addresses)
+    desk = Desk(tmp_path, hexveil, environment, addresses | few)
     with ExitStack() as stack:
         for block in BLOCKS[page]:
             if block.directive == "background":

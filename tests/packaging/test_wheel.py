@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,8 +19,8 @@ import pytest
 
 from dpcore import __version__
 from stream.cli import SUBJECTS
-from stream.local import free_port, kafka_jars
-from tests.packaging.fresh import clean
+from stream.local import REPO_ROOT, free_port, kafka_jars
+from tests.packaging.fresh import archive, clean
 
 
 class Desk:
@@ -62,7 +63,7 @@ class Desk:
             assert process.poll() is None, log.read_text()[-3000:]
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(30)
+            process.wait(60)
 
 
 @pytest.fixture
@@ -110,6 +111,16 @@ def test_init_and_a_file_of_ones_own(desk: Desk) -> None:
     (desk.folder / "releases.ndjson").write_text(releases)
     asked = desk.run("query", "releases.ndjson", "--bbox", "-97.8,30.2,-97.7,30.3", "--json").stdout
     assert len(json.loads(asked)["answers"]) == 1
+
+
+def test_the_wheel_holds_the_dashboard_and_not_its_sources(dist: Path) -> None:
+    with zipfile.ZipFile(archive(dist, "hexveil", ".whl")) as wheel:
+        contents = {name: wheel.read(name) for name in wheel.namelist() if name.startswith("stream/serve/")}
+    files = [path for path in (REPO_ROOT / "stream" / "serve" / "static").rglob("*") if path.is_file()]
+    assert len(files) > 10
+    for path in files:
+        assert contents[path.relative_to(REPO_ROOT).as_posix()] == path.read_bytes()
+    assert not [name for name in contents if "/dashboard/" in name]
 
 
 def test_schemas_are_in_the_wheel(desk: Desk) -> None:

@@ -16,7 +16,7 @@ PASSED = "passed"
 _PARTS = ("dpcore", "stream", "config", "tests", "bench", "docs", "pyproject.toml", "README.md")
 _SECONDS = 3600
 """Longest run of pytest: minutes on a free machine, and many times that beside other work."""
-_PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis"]
+_PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 
 
 def copy_tree(to: Path) -> Path:

@@ -40,7 +40,7 @@ class Feed:
 
     async def finding(self, check: str) -> Finding:
         """The checks of the topic by doctor, after the broker lists it with its settings."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while True:
                 findings = {finding.check: finding for finding in await examine(self.config)}
                 if check in findings and " ?" not in findings[check].found:
@@ -62,7 +62,7 @@ async def test_a_topic_that_the_broker_does_not_stamp_is_found_and_the_remedy_me
     (remedy,) = [word for word in finding.remedy.replace(":", " ").split() if "=LogAppendTime" in word]
     assert f"--entity-name {feed.topic} " in finding.remedy
     await feed.alter(dict([remedy.split("=")]))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not (finding := await feed.finding(f"append time of {feed.topic}")).ok:
             await asyncio.sleep(0.1)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,12 @@ async def listening(port: int) -> None:
 
 
 async def test_doctor_and_worker_name_an_old_server_and_what_to_do(
-    kafka: str, old_binary: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    hexveil: Sequence[str],
+    kafka: str,
+    old_binary: str,
+    tmp_path: Path,
+    topic_name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     port = free_port()
     server = spawn([old_binary, "--port", str(port)], tmp_path / "old.log")
@@ -103,7 +109,7 @@ async def test_doctor_and_worker_name_an_old_server_and_what_to_do(
         monkeypatch.setenv("HEXVEIL_KAFKA__GROUP", topic_name)
         monkeypatch.setenv("HEXVEIL_OPERATOR__PORT", str(free_port()))
         monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
-        command = [sys.executable, "-m", "stream", "worker", "--config", "config/bus-fleet.toml"]
+        command = [*hexveil, "worker", "--config", "config/bus-fleet.toml"]
         worker = subprocess.run(command, cwd=REPO_ROOT, capture_output=True, text=True, timeout=120, check=False)
     finally:
         end_process(server, 5)

@@ -59,7 +59,7 @@ class Mosquitto:
         """Kill it, as a power failure would."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
 
     def __enter__(self) -> Self:

@@ -43,6 +43,10 @@ def tape(seed: int | Sequence[int]) -> EntropySource:
 @pytest.fixture(autouse=True)
 def recorded_noise(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """``Noise()`` reads one tape per test, whose seed is the test's name."""
+    record(request.node.nodeid, monkeypatch)
+
+
+def record(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``Noise()`` read the tape whose seed is ``name``, unless noise is to be fresh."""
     if not os.environ.get("HEXVEIL_FRESH_NOISE"):
-        seed = zlib.crc32(request.node.nodeid.encode())
-        monkeypatch.setattr(Noise.__init__, "__defaults__", (tape(seed),))
+        monkeypatch.setattr(Noise.__init__, "__defaults__", (tape(zlib.crc32(name.encode())),))

@@ -6,10 +6,9 @@ import asyncio
 import json
 import random
 import subprocess
-import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -232,12 +231,12 @@ def test_a_flood_of_invented_vehicles_is_bounded_and_forgotten_and_a_fault_that_
 
 
 def test_a_worker_says_it_in_its_log_and_no_message_ends_it(
-    kafka: str, redis_url: str, topic_name: str, tmp_path: Path
+    hexveil: Sequence[str], kafka: str, redis_url: str, topic_name: str, tmp_path: Path
 ) -> None:
     changed, _, words = FAULTS["zone"]
     asyncio.run(create_topics(bus_config(tmp_path, **{"feed.topic": topic_name, "kafka.bootstrap": kafka})))
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name)
-    command = [sys.executable, "-m", "stream", "worker", "--config", str(hourly.BUS)]
+    command = [*hexveil, "worker", "--config", str(hourly.BUS)]
     with (
         (tmp_path / "worker.log").open("wb") as log,
         subprocess.Popen(command, env=env, cwd=tmp_path, stderr=log) as worker,

@@ -7,9 +7,8 @@ import itertools
 import json
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -42,9 +41,9 @@ from tests.support.feeding import until
 
 BOX = {"south": 30.17, "west": -97.75, "north": 30.30, "east": -97.66}
 SLOT_SECONDS, MARGIN, DELAY = 3, 10.0, 0.0
-COST = 2.5
+COST = 2.9
 """Seconds by which the draw of one window is longer than that of the next."""
-TOLERANCE = 0.9
+TOLERANCE = 2.0
 """Seconds after its instant in which a message has to arrive, on a machine that does other things beside."""
 
 
@@ -192,13 +191,17 @@ def small_riders(tmp_path: Path, feed: str, kafka: str, redis_url: str) -> Confi
     )
 
 
+def at_the_instant(offset: float) -> bool:
+    """Whether a message that arrived so long after the end of its window was published at its first instant."""
+    return MARGIN <= offset + 0.01 < MARGIN + TOLERANCE
+
+
 async def test_windows_of_very_different_cost_are_published_at_the_same_offset_from_their_end(
     kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_riders(tmp_path, topic_name, kafka, redis_url)
     offsets = await offsets_after_the_end(config, redis, kafka, monkeypatch)
-    for offset in itertools.chain(*offsets):
-        assert MARGIN <= offset + 0.01 < MARGIN + TOLERANCE, offsets
+    assert all(map(at_the_instant, itertools.chain(*offsets))), offsets
 
 
 async def test_published_as_soon_as_it_is_committed_a_window_tells_its_cost(
@@ -208,17 +211,23 @@ async def test_published_as_soon_as_it_is_committed_a_window_tells_its_cost(
     config = small_riders(tmp_path, topic_name, kafka, redis_url)
     monkeypatch.setattr(Config, "publication", None)
     (costly, _), (cheap, _) = await offsets_after_the_end(config, redis, kafka, monkeypatch)
-    assert abs(costly - cheap) > TOLERANCE
+    assert costly > cheap
+    assert not at_the_instant(costly)
+    assert not at_the_instant(cheap)
 
 
 async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_publishes_it_at_an_instant(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
+    hexveil: Sequence[str], kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
 ) -> None:
-    margin = 12.0
+    margin = 24.0
     area = {"feed.domain": json.dumps(BOX), "hexagons.resolution": "7"}
-    ticks = {"window.slot": "3s", "window.allowed_delay": "0s", "window.publication_margin": f"{margin:.0f}s"}
+    ticks = {
+        "window.slot": f"{SLOT_SECONDS}s",
+        "window.allowed_delay": "0s",
+        "window.publication_margin": f"{margin:.0f}s",
+    }
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **area, **ticks)
-    hexveil, at = [sys.executable, "-m", "stream"], ["--config", str(hourly.RIDERS)]
+    at = ["--config", str(hourly.RIDERS)]
     for command in (["topics", "create", *at], ["ledger", "adopt", *at, "--no-other-ledger"]):
         subprocess.run([*hexveil, *command], env=env, cwd=tmp_path, check=True)
     keys, log, arrivals = FeedKeys(topic_name), (tmp_path / "worker.log").open("w"), Arrivals(topic_name)
@@ -231,20 +240,26 @@ async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_p
             [int(key.decode().rpartition(":")[2]) async for key in redis.scan_iter(match=keys.outbox(0)[:-1] + "*")]
         )
 
-    async def some_wait() -> bool:
-        return bool(await committed())
+    def left(slot: int) -> float:
+        """Seconds until the next instant of the window."""
+        return (slot + SLOT_SECONDS - time.time()) % margin
+
+    async def newest_waits() -> bool:
+        """Not the oldest: on a busy machine its first instant may be over, and the next one near."""
+        slots = await committed()
+        return bool(slots) and left(slots[-1]) > margin / 2
 
     async with beside(arrivals.listen(kafka)):
         worker = start()
         try:
-            await until(some_wait)
-            (slot, *_) = await committed()
+            await until(newest_waits, 180.0)
+            slot = (await committed())[-1]
         finally:
-            begun = time.monotonic()
+            waiting, begun = left(slot), time.monotonic()
             worker.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(worker.wait, 10) == 0, (tmp_path / "worker.log").read_text()[-3000:]
-        assert time.monotonic() - begun < 10
-        assert not arrivals.first, "published before its instant"
+            assert await asyncio.to_thread(worker.wait, 60) == 0, (tmp_path / "worker.log").read_text()[-3000:]
+        assert time.monotonic() - begun < waiting, "the worker waited for the instant"
+        assert text(slot) not in arrivals.first, "published before its instant"
         worker = start()
         try:
 
@@ -257,8 +272,8 @@ async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_p
                 raise AssertionError((tmp_path / "worker.log").read_text()[-6000:]) from None
         finally:
             worker.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(worker.wait, 10) == 0
-    behind = arrivals.markers[text(slot)] - (slot + 3) - margin
+            assert await asyncio.to_thread(worker.wait, 60) == 0
+    behind = arrivals.markers[text(slot)] - (slot + SLOT_SECONDS) - margin
     assert behind % margin < TOLERANCE, "published between the instants"
 
 
@@ -268,7 +283,7 @@ async def test_the_metric_tells_how_far_behind_its_instant_a_window_was_publishe
     from stream.protocol.close_process import close_windows, publish_windows
 
     settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url, "feed.domain": BOX}
-    config = riders_config(tmp_path, **settings, **{"window.publication_margin": "1s"})
+    config = riders_config(tmp_path, **settings, **{"window.publication_margin": f"{MARGIN:.0f}s"})
     await create_topics(config)
     await Ledger(redis, topic_name).start_generation(birth=0)
     worker = Worker(config)
@@ -277,14 +292,16 @@ async def test_the_metric_tells_how_far_behind_its_instant_a_window_was_publishe
         assert (committed.failure, committed.released) == (None, None)
         worker.record(committed)
         assert await worker.store.committed([SLOT, SLOT + 3600]) == [SLOT]
-        (report,) = await publish_windows(config, [SLOT])
+        while not (reports := await publish_windows(config, [SLOT])):
+            await asyncio.sleep(0.5)  # the next instant is not near
+        (report,) = reports
         worker.record(report)
         assert await worker.store.committed([SLOT]) == [SLOT]
     finally:
         await worker.redis.aclose()
     assert report.behind is not None
     assert report.behind > 10**8, "seconds since 2017"
-    assert abs(report.behind - round(report.behind)) < TOLERANCE, "at a whole number of margins"
+    assert report.behind % MARGIN < TOLERANCE, "at a whole number of margins"
     samples = {s.name: s.value for m in worker.metrics.registry.collect() for s in m.samples if not s.labels}
     assert samples["hexveil_publication_behind_seconds_count"] == 1
     assert samples["hexveil_window_close_seconds_count"] == 1

@@ -7,11 +7,10 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -34,10 +33,12 @@ BUS = str(hourly.BUS)
 class RunningWorker:
     """A worker process and its log."""
 
-    def __init__(self, folder: Path, bootstrap: str, redis_url: str, port: int, **settings: str) -> None:
+    def __init__(
+        self, hexveil: Sequence[str], folder: Path, bootstrap: str, redis_url: str, port: int, **settings: str
+    ) -> None:
         self.log, self.port = folder / "worker.log", port
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stream", "worker", "--config", BUS],
+            [*hexveil, "worker", "--config", BUS],
             env=worker_environment(folder, bootstrap, redis_url, port, **settings),
             cwd=folder,
             stdout=subprocess.DEVNULL,
@@ -83,11 +84,11 @@ class RunningWorker:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., RunningWorker]]:
+def start(hexveil: Sequence[str], tmp_path: Path) -> Iterator[Callable[..., RunningWorker]]:
     running: list[RunningWorker] = []
 
     def begin(*arguments: Any, **settings: str) -> RunningWorker:
-        running.append(RunningWorker(tmp_path, *arguments, **settings))
+        running.append(RunningWorker(hexveil, tmp_path, *arguments, **settings))
         return running[-1]
 
     yield begin

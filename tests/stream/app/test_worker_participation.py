@@ -9,9 +9,9 @@ import itertools
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -35,7 +35,7 @@ _DOMAIN = '{"south": 30.2, "west": -97.75, "north": 30.3, "east": -97.6}'
 
 @pytest.mark.parametrize("accounting", ["pure", "zcdp"])
 async def test_every_window_is_released_on_the_tick_with_the_same_number_of_messages_visited_or_not(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, accounting: str
+    hexveil: Sequence[str], kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, accounting: str
 ) -> None:
     area = {"feed.domain": _DOMAIN, "hexagons.resolution": "7"}
     ticks = {"window.slot": "3s", "window.allowed_delay": "1s", "window.publication_margin": "5s"}
@@ -44,7 +44,6 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
     if accounting == "zcdp":
         zcdp_config(tmp_path)
         riders = str(tmp_path / "zcdp.toml")
-    hexveil = [sys.executable, "-m", "stream"]
     subprocess.run([*hexveil, "topics", "create", "--config", riders], env=env, cwd=tmp_path, check=True)
     adopt = ["ledger", "adopt", "--config", riders, "--since", "2017-03-21", "--no-other-ledger"]
     subprocess.run([*hexveil, *adopt], env=env, cwd=tmp_path, check=True)
@@ -66,7 +65,7 @@ async def test_every_window_is_released_on_the_tick_with_the_same_number_of_mess
             markers = [json.loads(record.value) for record in records if record.topic == WINDOW]
     finally:
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(30) == 0
+        assert worker.wait(60) == 0
         await producer.stop()
     records = await read_all(kafka, topic_name)
     assert not [record for record in records if record.topic == REJECTED], "a count of bad input left the boundary"

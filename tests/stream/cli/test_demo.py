@@ -136,7 +136,7 @@ def test_ctrl_c_after_the_first_release_ends_with_a_summary_and_leaves_no_proces
     assert "Dashboard: http://127.0.0.1:" in errors
     assert "Traceback" not in errors
     assert len(children) >= processes
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
 
 

@@ -201,10 +201,12 @@ async def test_arrays_that_two_readers_read_at_once_are_stored_once_and_bad_elem
     batched = [array(*single[at : at + 23]) for at in range(0, 1_000, 23)]
     values = [value for pair in zip(batched, single[1_000:], strict=False) for value in pair]
     await create_topic(kafka, topic_name, 2)
-    await produce(kafka, topic_name, values, 2)
     expected = Decoder(make_config(), KEY).decode(values, NOW_US)
     assert expected.element.max() > 0
     async with Ingesting(topic_name, kafka, redis_url, "a") as one, Ingesting(topic_name, kafka, redis_url, "b") as two:
+        for reader in (one, two):  # one that comes later would begin after what the other has stored
+            await reader.ingestor.assigned.wait()
+        await produce(kafka, topic_name, values, 2)
 
         async def both_read() -> bool:
             seen = (

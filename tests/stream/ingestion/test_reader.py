@@ -286,5 +286,5 @@ async def test_no_task_of_a_reader_outlives_it_even_if_a_client_loses_a_cancella
         await asyncio.sleep(2.5)
     left = {task for task in asyncio.all_tasks() - mine if task.get_coro().__qualname__.startswith("Ingestor.")}
     if left:
-        _, left = await asyncio.wait(left, timeout=10)
+        _, left = await asyncio.wait(left, timeout=60)
     assert not left

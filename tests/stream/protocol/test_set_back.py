@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -507,7 +506,7 @@ async def test_what_is_no_close_marker_stops_releases_with_its_place(
             await verify_ledger(private, redis)
 
 
-async def worker_command(deployment: Deployment) -> subprocess.CompletedProcess[str]:
+async def worker_command(hexveil: Sequence[str], deployment: Deployment) -> subprocess.CompletedProcess[str]:
     """Run ``hexveil worker`` until it ends by itself."""
     config = deployment.config
     env = os.environ | {
@@ -520,13 +519,14 @@ async def worker_command(deployment: Deployment) -> subprocess.CompletedProcess[
         "HEXVEIL_OPERATOR__PORT": str(free_port()),
         "HEXVEIL_PRIVACY__USER_KEY_FILE": str(config.privacy.user_key_file),
     }
-    command = [sys.executable, "-m", "stream", "worker", "--config", str(hourly.BUS)]
+    command = [*hexveil, "worker", "--config", str(hourly.BUS)]
     return await asyncio.to_thread(
         subprocess.run, command, env=env, cwd=deployment.folder, capture_output=True, text=True, timeout=60
     )
 
 
 async def test_the_worker_command_ends_with_1_on_a_set_back_redis_says_both_numbers_and_reads_nothing(
+    hexveil: Sequence[str],
     deployment: Deployment,
 ) -> None:
     await deployment.fill(2)
@@ -535,7 +535,7 @@ async def test_the_worker_command_ends_with_1_on_a_set_back_redis_says_both_numb
     await deployment.release(1)
     deployment.set_back()
     before = await deployment.spent()
-    worker = await worker_command(deployment)
+    worker = await worker_command(hexveil, deployment)
     assert worker.returncode == 1
     last = json.loads(worker.stderr.splitlines()[-1])
     assert last["reason"].startswith("2 windows of this feed were committed, Redis remembers 1")
@@ -544,11 +544,13 @@ async def test_the_worker_command_ends_with_1_on_a_set_back_redis_says_both_numb
     assert len(await deployment.published()) == 2
 
 
-async def test_the_worker_command_ends_with_1_under_another_user_key(deployment: Deployment) -> None:
+async def test_the_worker_command_ends_with_1_under_another_user_key(
+    hexveil: Sequence[str], deployment: Deployment
+) -> None:
     client = Redis.from_url(deployment.server.url)
     await RowStore(client, deployment.config.feed.name).claim_key("another")
     await client.aclose()
-    worker = await worker_command(deployment)
+    worker = await worker_command(hexveil, deployment)
     assert worker.returncode == 1, worker.stderr
     assert "privacy.user_key_file" in worker.stderr.splitlines()[-1]
     assert await deployment.published() == []

@@ -26,16 +26,17 @@ ARGUMENTS = (
     "--use-angle=swiftshader",
     "--enable-unsafe-swiftshader",
     "--disable-gpu-compositing",
+    "--in-process-gpu",
     "--disable-background-networking",
     "--disable-component-update",
     "--no-first-run",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
-PATIENCE_MS = 30_000
+PATIENCE_MS = 120_000
 """Longest wait for anything on the page; a busy machine is slow, a broken page never gets there."""
 expect.set_options(timeout=PATIENCE_MS)
 
-DESKTOP = {"width": 1280, "height": 800}
+DESKTOP = {"width": 1024, "height": 640}
 PHONE = {"width": 390, "height": 844}
 TILE = 512
 """Pixels of the world's side at zoom 0."""

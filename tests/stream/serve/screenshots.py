@@ -21,9 +21,10 @@ from stream.messages.message import WINDOW, Message
 from stream.messages.topics import create_topics
 from stream.serve.api import make_app
 from stream.serve.static_files import check_basemap
-from tests.stream.serve.browser import DESKTOP, PHONE, chromium, opened, place_of
+from tests.stream.serve.browser import PHONE, chromium, opened, place_of
 from tests.stream.serve.serving import publish, ready
 
+SHOWN = {"width": 1280, "height": 800}
 SETTLED_MS = 2_000
 
 
@@ -56,8 +57,8 @@ async def take(releases: Path, config_file: Path, folder: Path, basemap: Path | 
             await ready(client)
             origin = str(client.make_url("/")).rstrip("/")
             for name, size, colours in (
-                ("light", DESKTOP, "light"),
-                ("dark", DESKTOP, "dark"),
+                ("light", SHOWN, "light"),
+                ("dark", SHOWN, "dark"),
                 ("phone", PHONE, "light"),
             ):
                 async with opened(browser, origin, size=size, color_scheme=colours, clock=clock) as page:

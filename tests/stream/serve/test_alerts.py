@@ -276,7 +276,7 @@ async def test_a_delivery_that_cannot_be_made_stops_no_other(tmp_path: Path) -> 
         sender.offer(Delivery("no bytes", None))  # type: ignore[arg-type]
         sender.offer(Delivery("next", b"{}"))
         task = asyncio.create_task(sender.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not receiver.requests:
                 await asyncio.sleep(0.02)
         task.cancel()
@@ -369,7 +369,7 @@ async def test_the_queue_is_bounded_and_what_is_refused_is_not_sent_again(tmp_pa
         task = asyncio.create_task(sender.run())
         counted = metrics.registry.get_sample_value
         outcomes = "hexveil_public_webhook_deliveries_total"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while (counted(outcomes, {"outcome": "delivered"}) or 0) < WAITING - 2:
                 await asyncio.sleep(0.02)
         task.cancel()

@@ -11,14 +11,16 @@ import json
 import math
 import re
 import sys
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h3
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestClient
 from playwright.async_api import Browser, Page, Response, expect
@@ -56,6 +58,7 @@ from tests.stream.serve.city import (
 from tests.stream.serve.made_windows import histogram_message
 from tests.stream.serve.serving import origin_of, publish, serving
 from tests.stream.serve.tiles import write_archive
+from tests.support.tapes import record
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
 
@@ -80,6 +83,42 @@ async def city(
         yield page, client
 
 
+class Shown(NamedTuple):
+    """A window on a page, and the service that it comes from."""
+
+    page: Page
+    client: TestClient
+    messages: list[Message]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def page_of_all(
+    request: pytest.FixtureRequest, browser: Browser, kafka: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Shown]:
+    feed = f"t-{uuid.uuid4().hex[:12]}"
+    config = city_config(tmp_path_factory.mktemp("city"), **{"feed.name": feed, "kafka.bootstrap": kafka})
+    with pytest.MonkeyPatch.context() as patched:
+        record(request.node.nodeid, patched)
+        messages = window(config, 0)
+    async with city(browser, config, messages) as (page, client):
+        await shows(page, 0)
+        yield Shown(page, client, messages)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def shown(page_of_all: Shown) -> AsyncIterator[Shown]:
+    """One window on a page of all tests that only look at it: what they open is closed again."""
+    yield page_of_all
+    page = page_of_all.page
+    await page.keyboard.press("Escape")
+    if await page.locator("#details").is_visible():
+        await page.locator("#details-close").click()
+    if await page.locator("#table-panel").is_visible():
+        await page.locator("#table-close").click()
+    await page.evaluate("document.querySelectorAll('details[open]').forEach((opened) => (opened.open = false))")
+    await page.mouse.move(1, 1)
+
+
 def text_of(body: dict[str, Any]) -> str:
     """The text that the dashboard shows for a released mean."""
     mean = body["mean"]
@@ -100,58 +139,48 @@ async def choose(page: Page, label: str) -> None:
     await painted(page, before)
 
 
-async def test_released_cells_are_shown_with_their_intervals_and_the_suppressed_as_not_published(
-    browser: Browser,
-    config: Config,
-) -> None:
-    messages = window(config, 0)
-    released = bodies(messages)
-    async with city(browser, config, messages) as (page, _):
-        await shows(page, 0)
-        await page.get_by_role("button", name="Cells as a table").click()
-        rows = page.locator("#table-scroll tbody tr")
-        await expect(rows).to_have_count(len(CELLS))
-        for cell in CELLS:
-            row = rows.filter(has_text=cell)
-            if released[cell]["status"] == "suppressed":
-                await expect(row).to_contain_text("not published")
-            else:
-                await expect(row).to_contain_text(re.search(r"interval (\S+),", text_of(released[cell]))[1])  # type: ignore[index]
-        await expect(page.locator("#legend")).to_contain_text("not published")
+async def test_released_cells_are_shown_with_their_intervals_and_the_suppressed_as_not_published(shown: Shown) -> None:
+    page, released = shown.page, bodies(shown.messages)
+    await page.get_by_role("button", name="Cells as a table").click()
+    rows = page.locator("#table-scroll tbody tr")
+    await expect(rows).to_have_count(len(CELLS))
+    for cell in CELLS:
+        row = rows.filter(has_text=cell)
+        if released[cell]["status"] == "suppressed":
+            await expect(row).to_contain_text("not published")
+        else:
+            await expect(row).to_contain_text(re.search(r"interval (\S+),", text_of(released[cell]))[1])  # type: ignore[index]
+    await expect(page.locator("#legend")).to_contain_text("not published")
 
 
-async def test_the_tooltip_says_value_interval_and_noise(browser: Browser, config: Config) -> None:
-    messages = window(config, 0)
-    released = bodies(messages)
-    async with city(browser, config, messages) as (page, _):
-        for cell in (BUSY, UNCERTAIN):
-            await page.mouse.move(*await place_of(page, cell))
-            reading = page.locator("#tooltip .reading")
-            await expect(reading).to_have_text(f"{text_of(released[cell])}as released")
-            await expect(reading).to_have_text(READING)
-        await page.mouse.move(*await place_of(page, LONELY))
-        await expect(page.locator("#tooltip")).to_contain_text("Not published")
-        await expect(page.locator("#tooltip")).to_contain_text("Too few users: 1 user reported here")
+async def test_the_tooltip_says_value_interval_and_noise(shown: Shown) -> None:
+    page, released = shown.page, bodies(shown.messages)
+    for cell in (BUSY, UNCERTAIN):
+        await page.mouse.move(*await place_of(page, cell))
+        reading = page.locator("#tooltip .reading")
+        await expect(reading).to_have_text(f"{text_of(released[cell])}as released")
+        await expect(reading).to_have_text(READING)
+    await page.mouse.move(*await place_of(page, LONELY))
+    await expect(page.locator("#tooltip")).to_contain_text("Not published")
+    await expect(page.locator("#tooltip")).to_contain_text("Too few users: 1 user reported here")
 
 
-async def test_a_cell_fades_when_its_interval_spans_more_than_one_class(browser: Browser, config: Config) -> None:
-    async with city(browser, config, window(config, 0)) as (page, _):
-        land = (0xEE, 0xF0, 0xF1)
-        strength = {}
-        for cell, colour in ((BUSY, VIRIDIS_20_25), (UNCERTAIN, None)):
-            seen = sorted(await pixels(page, cell), key=sum)[128]
-            strength[cell] = max(abs(a - b) for a, b in zip(seen, land, strict=True))
-            if colour is not None:
-                mixed = [0.92 * a + 0.08 * b for a, b in zip(colour, land, strict=True)]
-                assert max(abs(a - b) for a, b in zip(seen, mixed, strict=True)) < 6, seen
-        assert strength[UNCERTAIN] < 0.85 * strength[BUSY]
+async def test_a_cell_fades_when_its_interval_spans_more_than_one_class(shown: Shown) -> None:
+    page, land = shown.page, (0xEE, 0xF0, 0xF1)
+    strength = {}
+    for cell, colour in ((BUSY, VIRIDIS_20_25), (UNCERTAIN, None)):
+        seen = sorted(await pixels(page, cell), key=sum)[128]
+        strength[cell] = max(abs(a - b) for a, b in zip(seen, land, strict=True))
+        if colour is not None:
+            mixed = [0.92 * a + 0.08 * b for a, b in zip(colour, land, strict=True)]
+            assert max(abs(a - b) for a, b in zip(seen, mixed, strict=True)) < 6, seen
+    assert strength[UNCERTAIN] < 0.85 * strength[BUSY]
 
 
-async def test_a_cell_that_is_not_published_is_hatched(browser: Browser, config: Config) -> None:
-    async with city(browser, config, window(config, 0)) as (page, _):
-        for cell, hatched in ((LONELY, True), (BUSY, False)):
-            light = [sum(pixel) for pixel in await pixels(page, cell)]
-            assert (max(light) - min(light) > 100) == hatched
+async def test_a_cell_that_is_not_published_is_hatched(shown: Shown) -> None:
+    for cell, hatched in ((LONELY, True), (BUSY, False)):
+        light = [sum(pixel) for pixel in await pixels(shown.page, cell)]
+        assert (max(light) - min(light) > 100) == hatched
 
 
 def weeks(config: Config, *now: Mapping[str, Cell], before: int = 4) -> list[Message]:
@@ -257,10 +286,10 @@ async def test_windows_arrive_live_wait_while_paused_and_live_returns(browser: B
         await shows(page, 2)
 
 
-async def test_the_badge_says_how_old_the_newest_window_is(browser: Browser, config: Config) -> None:
-    async with city(browser, config, window(config, 0)) as (page, _):
-        await expect(page.locator("#badge")).to_have_attribute("data-state", "stale")
-        await expect(page.locator("#badge")).to_contain_text(re.compile(r"Stale: the last window ended \d+ years ago"))
+async def test_the_badge_says_how_old_the_newest_window_is(shown: Shown) -> None:
+    page = shown.page
+    await expect(page.locator("#badge")).to_have_attribute("data-state", "stale")
+    await expect(page.locator("#badge")).to_contain_text(re.compile(r"Stale: the last window ended \d+ years ago"))
 
 
 async def test_before_the_first_window_the_page_says_so_and_shows_it_when_it_comes(
@@ -339,20 +368,20 @@ async def test_an_area_is_in_the_address_and_comes_back_with_it(browser: Browser
         assert "area" not in await fields(page)
 
 
-async def test_a_box_on_the_map_answers_with_interval_and_says_what_it_lacks(browser: Browser, config: Config) -> None:
-    async with city(browser, config, window(config, 0)) as (page, _):
-        await page.get_by_role("button", name="Measure an area").click()
-        (x0, y0), (x1, y1) = await place_of(page, BUSY, (-60, 60)), await place_of(page, STEADY, (60, -60))
-        await page.mouse.move(x0, y0)
-        await page.mouse.down()
-        await page.mouse.move(x1, y1, steps=3)
-        await page.mouse.up()
-        await expect(page.locator("#area-mean")).to_have_text(READING)
-        await expect(page.locator("#details")).to_contain_text("Mean speed over the 2 published of 2 cells")
-        await expect(page.locator("#details")).to_contain_text(
-            "Events in these cells: 260 (exact, because counts are public). Every report counts, over whole cells."
-        )
-        await expect(page.locator("#histogram-count")).to_contain_text("no spatial histogram")
+async def test_a_box_on_the_map_answers_with_interval_and_says_what_it_lacks(shown: Shown) -> None:
+    page = shown.page
+    await page.get_by_role("button", name="Measure an area").click()
+    (x0, y0), (x1, y1) = await place_of(page, BUSY, (-60, 60)), await place_of(page, STEADY, (60, -60))
+    await page.mouse.move(x0, y0)
+    await page.mouse.down()
+    await page.mouse.move(x1, y1, steps=3)
+    await page.mouse.up()
+    await expect(page.locator("#area-mean")).to_have_text(READING)
+    await expect(page.locator("#details")).to_contain_text("Mean speed over the 2 published of 2 cells")
+    await expect(page.locator("#details")).to_contain_text(
+        "Events in these cells: 260 (exact, because counts are public). Every report counts, over whole cells."
+    )
+    await expect(page.locator("#histogram-count")).to_contain_text("no spatial histogram")
 
 
 def whole(number: float) -> str:
@@ -389,16 +418,16 @@ async def test_the_past_of_a_cell_is_plotted(browser: Browser, config: Config) -
         await expect(page.locator("#details .uplot canvas")).to_be_visible()
 
 
-async def test_downloads_are_linked_and_are_the_window(browser: Browser, config: Config) -> None:
-    async with city(browser, config, window(config, 0)) as (page, client):
-        await page.locator("#downloads summary").click()
-        links = page.locator("#download-list a")
-        await expect(links).to_have_text(["CSV", "Parquet", "GeoJSON"] * 2)
-        await no_violation(page)
-        for link in await links.all():
-            answer = await client.get(f"/{await link.get_attribute('href')}")
-            assert answer.status == 200
-            assert "attachment" in answer.headers["Content-Disposition"]
+async def test_downloads_are_linked_and_are_the_window(shown: Shown) -> None:
+    page = shown.page
+    await page.locator("#downloads summary").click()
+    links = page.locator("#download-list a")
+    await expect(links).to_have_text(["CSV", "Parquet", "GeoJSON"] * 2)
+    await no_violation(page)
+    for link in await links.all():
+        answer = await shown.client.get(f"/{await link.get_attribute('href')}")
+        assert answer.status == 200
+        assert "attachment" in answer.headers["Content-Disposition"]
 
 
 async def test_parquet_is_offered_only_where_the_server_can_write_it(
@@ -431,25 +460,24 @@ async def test_speeds_are_said_in_mph_where_the_reader_wants_them_and_so_they_st
         await expect(page.locator("#details .reading")).to_contain_text("km/h")
 
 
-async def test_about_the_noise_says_what_the_marker_promises(browser: Browser, config: Config) -> None:
-    messages = window(config, 0)
-    async with city(browser, config, messages) as (page, _):
-        await page.get_by_role("button", name="About the noise").click()
-        said = page.locator("#about")
-        marker = json.loads(messages[-1].value)
-        for text in (
-            marker["relation"],
-            f"{marker['epsilon']:g} for one user, over all cells",
-            f"{marker['budget']:g} for one user: nothing published in 24 hours",
-            f"above {marker['clipping']['upper']:g} km/h",
-            "one user (vehicle or device) for one period of 24 hours",
-            'Relation "values" does not hide where users were.',
-            "Trusted curator.",
-        ):
-            await expect(said).to_contain_text(text)
-        await expect(said).not_to_contain_text("zCDP")
-        await page.keyboard.press("Escape")
-        await expect(said).to_be_hidden()
+async def test_about_the_noise_says_what_the_marker_promises(shown: Shown) -> None:
+    page = shown.page
+    await page.get_by_role("button", name="About the noise").click()
+    said = page.locator("#about")
+    marker = json.loads(shown.messages[-1].value)
+    for text in (
+        marker["relation"],
+        f"{marker['epsilon']:g} for one user, over all cells",
+        f"{marker['budget']:g} for one user: nothing published in 24 hours",
+        f"above {marker['clipping']['upper']:g} km/h",
+        "one user (vehicle or device) for one period of 24 hours",
+        'Relation "values" does not hide where users were.',
+        "Trusted curator.",
+    ):
+        await expect(said).to_contain_text(text)
+    await expect(said).not_to_contain_text("zCDP")
+    await page.keyboard.press("Escape")
+    await expect(said).to_be_hidden()
 
 
 async def test_spatial_histograms_are_named_with_their_epsilon_and_the_sum_that_is_spent(

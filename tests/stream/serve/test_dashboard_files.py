@@ -7,8 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -68,18 +66,6 @@ def test_the_licences_of_everything_bundled_are_shipped() -> None:
     text = (STATIC / "licences.md").read_text()
     for package in ("maplibre-gl", "h3-js", "uplot", "pmtiles", "topojson-client", "world-atlas"):
         assert package in text, package
-
-
-def test_a_wheel_holds_the_dashboard_and_not_its_sources(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=REPO_ROOT, check=True, capture_output=True, timeout=240)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        contents = {name: archive.read(name) for name in archive.namelist() if name.startswith("stream/serve/")}
-    for path in STATIC.rglob("*"):
-        if path.is_file():
-            assert contents[path.relative_to(REPO_ROOT).as_posix()] == path.read_bytes()
-    assert not [name for name in contents if "/dashboard/" in name]
 
 
 async def test_files_come_compressed_with_entity_tags_and_a_strict_policy(tmp_path: Path) -> None:

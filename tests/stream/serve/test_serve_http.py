@@ -11,8 +11,7 @@ import logging
 import socket
 import string
 import subprocess
-import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -256,7 +255,9 @@ async def test_a_service_that_no_longer_reads_says_so(
 
 
 @pytest.mark.parametrize("broken", ["port", "password"])
-def test_a_service_that_cannot_start_says_why(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_cannot_start_says_why(
+    hexveil: Sequence[str], tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -265,7 +266,7 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path, broken: str, monke
             monkeypatch.setenv("HEXVEIL_KAFKA__SECURITY_PROTOCOL", "SASL_SSL")
             monkeypatch.setenv("HEXVEIL_KAFKA__USERNAME", "serve")
             monkeypatch.setenv("HEXVEIL_KAFKA__PASSWORD_FILE", str(tmp_path / "none"))
-        command = [sys.executable, "-m", "stream", "serve", "--config", str(hourly.BUS)]
+        command = [*hexveil, "serve", "--config", str(hourly.BUS)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPO_ROOT, check=False)
     assert done.returncode == 2
     assert {"port": "cannot listen on", "password": "kafka.password_file"}[broken] in done.stderr

@@ -169,7 +169,7 @@ async def test_streams_are_limited_in_number_and_end_with_the_service(
         head = await client.head(STREAM)
         assert (head.status, head.content_type) == (200, "text/event-stream")
         assert open_stream.status == 200
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await client.server.close()
             with pytest.raises(StopAsyncIteration):
                 await anext(events(open_stream))
@@ -180,7 +180,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments(
 ) -> None:
     monkeypatch.setattr(broadcast, "PING_SECONDS", 0.05)
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
-    async with serving(config) as client, asyncio.timeout(20), client.get(STREAM) as answer:
+    async with serving(config) as client, asyncio.timeout(120), client.get(STREAM) as answer:
         received = b""
         while received.count(b": ping\n\n") < 2:
             received += await answer.content.readany()

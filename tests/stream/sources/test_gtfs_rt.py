@@ -8,9 +8,8 @@ import json
 import math
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -193,7 +192,7 @@ def test_a_server_that_misbehaves_gives_an_error_in_bounded_time(
     with Agency([script]) as agency, pytest.raises(FetchError, match=said) as caught:
         fetch(agency.url, timeout_s=1.0, largest=1 << 20)
     assert caught.value.final is final
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_retry_after_is_honoured_within_an_hour() -> None:
@@ -291,7 +290,7 @@ def moving_agency() -> Iterator[Agency]:
 
 
 async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_sigterm(
-    kafka: str, topic_name: str, config: Path, moving_agency: Agency
+    hexveil: Sequence[str], kafka: str, topic_name: str, config: Path, moving_agency: Agency
 ) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
     await admin.start()
@@ -299,9 +298,7 @@ async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_si
     text = config.read_text().replace("TOPIC", topic_name)
     config.write_text(text)
     command = [
-        sys.executable,
-        "-m",
-        "stream",
+        *hexveil,
         "gtfs-rt",
         moving_agency.url,
         "--config",
@@ -323,7 +320,7 @@ async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_si
                 break
             await asyncio.sleep(0.2)
         process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=120)
     finally:
         process.kill()
         await admin.delete_topics([topic_name])

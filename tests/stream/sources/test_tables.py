@@ -260,7 +260,7 @@ def test_events_of_a_pipe_come_as_they_are_written_and_silence_is_an_empty_block
     rest = [int(line) for line in child.stdout]
     assert 0 in rest
     assert sum(rest) == 0
-    assert child.wait(10) == 0
+    assert child.wait(60) == 0
 
 
 def _until(lines: Iterator[bytes], total: int) -> list[int]:

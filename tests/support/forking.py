@@ -1,0 +1,114 @@
+"""Starts commands of the service without the second that their imports take: each is a fork of one process that has them.
+
+A command has arguments, a folder, an environment, streams and a process of its own, as if Python had been started for
+it. What this cannot show is that a command imports all it needs; ``tests/packaging/test_wheel.py`` runs every command.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pkgutil
+import runpy
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+
+from stream.local import REPO_ROOT, end_process, spawn, tail
+
+CLIENT = Path(__file__).with_name("forked.py")
+START_SECONDS = 120.0
+IMPORTED = ("stream.app", "stream.cli", "stream.evaluation", "stream.serve", "stream.sources")
+"""Packages that are imported with all their modules, and so with all that these import."""
+KILLED = 128
+"""A shell adds the signal's number to it for the exit code of a command that a signal ended."""
+
+
+@contextmanager
+def forking() -> Iterator[tuple[str, ...]]:
+    """The words before MODULE and its arguments that make a command a fork, while the block runs."""
+    with tempfile.TemporaryDirectory(prefix="hexveil-forking-") as folder:
+        address, log = Path(folder) / "socket", Path(folder) / "log"
+        server = spawn([sys.executable, "-m", __name__, str(address)], log, cwd=REPO_ROOT)
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not address.exists():
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the process that forks commands did not start:\n{tail(log)}")
+                time.sleep(0.02)
+            yield (sys.executable, "-I", "-S", str(CLIENT), str(address))
+        finally:
+            end_process(server, 10.0)
+
+
+def serve(address: Path) -> None:
+    """Fork for every connection, until this process is ended."""
+    for package in IMPORTED:
+        for module in pkgutil.iter_modules(import_module(package).__path__, f"{package}."):
+            import_module(module.name)
+    gc.freeze()  # so that no collection in a fork copies what all share
+    with socket.socket(socket.AF_UNIX) as listening:
+        starting = address.with_suffix(".part")
+        listening.bind(str(starting))
+        listening.listen(64)
+        starting.rename(address)
+        while True:
+            link, _ = listening.accept()
+            if os.fork() == 0:
+                listening.close()
+                attend(link)
+                return
+            link.close()
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:  # those whose command has ended
+                    pass
+
+
+def attend(link: socket.socket) -> None:
+    """Run the command that ``link`` asks for in a fork, and answer its process id, then its exit code."""
+    _, streams, _, _ = socket.recv_fds(link, 1, 3)
+    with link.makefile("rb") as asked:
+        folder, count, *rest = asked.read().decode(errors="surrogateescape").split("\0")
+    words, settings = rest[: int(count)], rest[int(count) :]
+    command = os.fork()
+    if command == 0:
+        link.close()
+        become(words, folder, dict(setting.split("=", 1) for setting in settings), streams)
+        return
+    for stream in streams:
+        os.close(stream)
+    link.sendall(b"%d\n" % command)
+    watched = os.pidfd_open(command)
+    # The link is at its end for reading, so that only an error shows that the asking process is gone.
+    poll = select.poll()
+    poll.register(watched, select.POLLIN)
+    poll.register(link, 0)
+    if watched not in dict(poll.poll()):
+        os.kill(command, signal.SIGKILL)
+    _, status = os.waitpid(command, 0)
+    code = os.waitstatus_to_exitcode(status)
+    link.sendall(b"%d\n" % (code if code >= 0 else KILLED - code))
+
+
+def become(words: list[str], folder: str, environment: dict[str, str], streams: list[int]) -> None:
+    """Turn this process into the command."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    sys.argv[1:] = words[1:]
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))
