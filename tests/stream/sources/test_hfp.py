@@ -297,9 +297,15 @@ async def create_topic(bootstrap: str, name: str) -> None:
 
 
 def test_positions_reach_kafka_over_tls(
-    encrypted: Mosquitto, helsinki: Path, kafka: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    encrypted: Mosquitto,
+    helsinki: Path,
+    kafka: str,
+    redis_url: str,
+    topic_name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
+    monkeypatch.setenv("HEXVEIL_REDIS__URL", redis_url)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic_name)
     asyncio.run(create_topic(kafka, topic_name))
     ca = helsinki.parent / "ca.pem"
