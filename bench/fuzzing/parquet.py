@@ -18,7 +18,7 @@ from bench.fuzzing.messages import NOW_US, feed_config
 from bench.fuzzing.mutation import TEXTS, Mutator
 from stream.offline import read_recording
 from stream.sources.lines import RecordingError
-from stream.sources.tables import Table
+from stream.sources.opening import open_recording
 
 _ROWS, _FILES = 24, 12
 _SOUND: dict[str, tuple[pa.DataType, Any]] = {
@@ -85,8 +85,8 @@ class ParquetFiles(Target):
         path.write_bytes(data)
         try:
             rows, refusals = read_recording(self._config, path, "canonical")
-            with Table(path, io.BytesIO(data), "canonical", self._config.feed) as table:
-                messages = sum(len(block.values) for block in table)
+            with open_recording(path, "canonical", self._config.feed) as recording:
+                messages = sum(len(block.values) for block in recording)
         except RecordingError as error:
             if not str(error).startswith(str(path)):
                 raise AssertionError("the error does not name the file") from error
