@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from stream.sources.live import KafkaSink
 
 FULL, QUICK = 50, 3
 """Snapshots that are measured."""
+_PARTS = ("decode", "publish", "decode_and_publish", "keep", "processor")
 _VEHICLES, _STEP_S, _WARM = 1_715, 15, 3
 _DELHI = {"south": 28.0, "west": 76.5, "north": 29.5, "east": 78.0}
 
@@ -42,34 +44,38 @@ def run(quick: bool) -> dict[str, Any]:
 async def _measured(config: Config, count: int) -> dict[str, Any]:
     await create_topics(config)
     first = _snapshot()
-    vehicles = len(first.entity)
-    bodies = [_moved(first, step) for step in range(_WARM + count)]
     reader = GtfsRealtime(config.feed, config.slotting, "derived")
     reader.remember_by(fix_memory(config))
-    times, before = [], 0
+    bodies = [_moved(first, step) for step in range(_WARM + count)]
     async with KafkaSink(config, asyncio.Event()) as sink:
-        for body in shown(bodies, "snapshots"):
-            processor, began = time.process_time(), time.perf_counter()
-            messages = await asyncio.to_thread(reader.events, body, None)
-            decoded = time.perf_counter()
-            await sink.take(messages)
-            published = time.perf_counter()
-            await asyncio.to_thread(reader.keep)
-            kept = time.perf_counter()
-            used = time.process_time() - processor
-            times.append((decoded - began, published - decoded, published - began, kept - published, used))
-            before = len(messages.values)
+        times = [await _timed(reader, sink, body) for body in shown(bodies, "snapshots")]
     columns = 1e3 * np.array(times[_WARM:])
-    names = ("decode", "publish", "decode_and_publish", "keep", "processor")
+
+    def by_part(of: Callable[[Any], Any]) -> dict[str, float]:
+        return {name: round(float(of(columns[:, k])), 1) for k, name in enumerate(_PARTS)}
+
     return {
-        "vehicles": vehicles,
-        "events": before,
+        "vehicles": len(first.entity),
+        "events": reader.tally.events // (len(bodies) - 1),
         "bytes": len(bodies[-1]),
         "snapshots": count,
-        "median_ms": {name: round(float(np.median(columns[:, k])), 1) for k, name in enumerate(names)},
-        "least_ms": {name: round(float(columns[:, k].min()), 1) for k, name in enumerate(names)},
-        "most_ms": {name: round(float(columns[:, k].max()), 1) for k, name in enumerate(names)},
+        "median_ms": by_part(np.median),
+        "least_ms": by_part(np.min),
+        "most_ms": by_part(np.max),
     }
+
+
+async def _timed(reader: GtfsRealtime, sink: KafkaSink, body: bytes) -> tuple[float, ...]:
+    """Seconds of the parts of one snapshot."""
+    processor, began = time.process_time(), time.perf_counter()
+    messages = await asyncio.to_thread(reader.events, body, None)
+    decoded = time.perf_counter()
+    await sink.take(messages)
+    published = time.perf_counter()
+    await asyncio.to_thread(reader.keep)
+    kept = time.perf_counter()
+    used = time.process_time() - processor
+    return decoded - began, published - decoded, published - began, kept - published, used
 
 
 def _snapshot() -> Any:
