@@ -23,6 +23,11 @@ local function add(fixes, times, text)
   end
 end
 
+local function succeeds(known, given)  -- no fix in known is compared with after those in given
+  return string.sub(known, -FIX) == string.sub(given, 1, FIX)
+    and struct.unpack('>i8', given, #given - FIX + 1) - struct.unpack('>i8', given) >= least
+end
+
 local function united(known, given)
   local fixes, times = {}, {}
   add(fixes, times, known)
@@ -43,7 +48,7 @@ for i = 5, #ARGV, 2 do
   else
     if not known then room = room - 1 end
     known = known or redis.call('HGET', older, user)
-    if known and known ~= given then given = united(known, given) end
+    if known and known ~= given and not succeeds(known, given) then given = united(known, given) end
     redis.call('HSET', newer, user, given)
   end
 end
