@@ -24,7 +24,7 @@ MOST_FIXES = 16
 MOST_USERS = 1 << 17
 """Users of whom fixes are kept in one of the two hashes; more than any fleet has on the road."""
 _AT_ONCE = 5_000
-"""Users of one call, which Redis serves within some ten milliseconds."""
+"""Users of one call, which Redis serves within about 20 ms."""
 
 
 class LastFixes:
