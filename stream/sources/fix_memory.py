@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 import structlog
 from redis.exceptions import RedisError
 
-from stream.config import Config
+from stream.config import Config, ConfigError
 from stream.ingestion.pseudonyms import Pseudonyms, UserKeyError, load_user_key
 from stream.sources.derived_speed import DerivationLimits
 from stream.storage.client import blocking_client
@@ -90,14 +90,14 @@ class FixMemory:
 
 
 def fix_memory(config: Config) -> FixMemory | None:
-    """The memory of a configured feed; None, which is logged, if its user key cannot be used."""
+    """The memory of a configured feed; None, which is logged, if its user key, or a file of ``[redis]``, cannot be used."""
     limits = DerivationLimits()
     try:
         pseudonyms = Pseudonyms(load_user_key(config.privacy.user_key_file))
-    except UserKeyError as error:
+        client = blocking_client(config.redis, TIMEOUT_S)
+    except (UserKeyError, ConfigError) as error:
         log.warning(
             "positions are not kept in redis, so a restart derives no speed for the first one", reason=str(error)
         )
         return None
-    client = blocking_client(config.redis, TIMEOUT_S)
     return FixMemory(LastFixes(client, config.feed.name, limits.most_s, limits.least_s), pseudonyms)

@@ -26,6 +26,7 @@ from stream.storage.client import blocking_client
 from stream.storage.last_fixes import LastFixes
 from tests.stream.sources.agency import fleet, reader
 from tests.stream.sources.gtfs import START, Vehicle, snapshot_bytes
+from tests.support.builders import bus_config
 
 LIMITS = DerivationLimits()
 
@@ -201,3 +202,17 @@ def test_reported_speeds_alone_need_no_memory(url: str) -> None:
     assert len(sent(source, fleet(0, speed=7.0))) == 3
     with blocking.Redis.from_url(url) as client:
         assert client.keys("*") == []
+
+
+@pytest.mark.parametrize("key", ["privacy.user_key_file", "redis.password_file"])
+def test_a_key_or_password_that_cannot_be_read_is_said_and_the_feed_goes_on(tmp_path: Path, key: str) -> None:
+    with capture_logs() as logs:
+        assert module.fix_memory(bus_config(tmp_path, **{key: str(tmp_path)})) is None
+    assert [log["log_level"] for log in logs] == ["warning"]
+    assert str(tmp_path) in logs[0]["reason"]
+
+
+def test_fixes_are_kept_through_a_unix_socket_too(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis", listen="unix") as server:
+        assert sent(started(server.url), fleet(0)) == []
+        assert len(sent(started(server.url), fleet(1))) == 3
