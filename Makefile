@@ -14,7 +14,7 @@
 PYTHON ?= python3
 # Twice the two cores of a small machine: many tests wait for servers and clocks.
 WORKERS ?= 4
-BENCHMARKS ?= city_windows closing dashboard defaults faults fuzz ingest intervals libraries mechanisms papers range_intervals resolution scaling soak spatial spatial_tuning spending split_regret sse two_workers
+BENCHMARKS ?= city_windows closing dashboard defaults faults fuzz ingest intervals libraries mechanisms papers range_intervals resolution scaling snapshots soak spatial spatial_tuning spending split_regret sse two_workers
 BIN := .venv/bin
 DEMO := .venv/.demo
 READY := .venv/.ready

@@ -8,6 +8,7 @@ process. Round n of a seed always tries the same inputs, so a find can be repeat
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from stream.local import REPO_ROOT
 
 FULL_SECONDS, QUICK_SECONDS = 300.0, 1.0
 """Seconds of each target."""
+_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
+"""Arrow's own allocator reserves as many addresses as an input may take."""
 _SILENT_SECONDS = 600.0
 """A process that reports nothing for so many seconds hangs. The time is long, because the machine may be busy."""
 _LAST_WORDS = 4_000
@@ -43,7 +46,9 @@ def run(quick: bool, target: str | None = None, seconds: float | None = None) ->
 def _hunted(name: str, seed: int, seconds: float) -> dict[str, Any]:
     """The last report of a process that hunts; how it ended is a find if it did not end by itself."""
     command = [sys.executable, "-m", "bench.fuzzing.child", name, str(seed), str(seconds)]
-    process = subprocess.Popen(command, cwd=REPO_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, cwd=REPO_ROOT, env=os.environ | _ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None
     errors = process.stderr
     assert errors is not None

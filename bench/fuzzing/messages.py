@@ -191,13 +191,12 @@ class Messages(Target):
         """Besides: each message alone, the twin, and the explanation of the refusals."""
         decoded, values = self._check(batch), [value for value, _ in batch]
         rows = dict(zip(decoded.index.tolist(), decoded.rows, strict=True))
-        reasons = dict(zip(decoded.rejected.tolist(), decoded.reason.tolist(), strict=True))
         for at, value in enumerate(values):
             alone = self._decoder.decode([value], NOW_US)
-            if at in rows:
-                assert alone.rows.tobytes() == rows[at].tobytes(), "alone it gives another row"
-            else:
-                assert alone.reason.tolist() == [reasons[at]], "alone it is refused for another reason"
+            mine = decoded.rows[decoded.index == at]  # of several elements, if a mutation has made an array of it
+            assert alone.rows.tobytes() == mine.tobytes(), "alone it gives another row"
+            reasons = decoded.reason[decoded.rejected == at]
+            assert alone.reason.tolist() == reasons.tolist(), "alone it is refused for another reason"
         twin = self._twin.decode(values, NOW_US)
         # The typed reader skips fields that it does not need without reading them; the generic one reads them all.
         for at, row in zip(twin.index.tolist(), twin.rows, strict=True):

@@ -9,6 +9,7 @@ from bench.fuzzing.configuration import Configuration
 from bench.fuzzing.hfp import HfpPublications
 from bench.fuzzing.hunting import Target
 from bench.fuzzing.messages import FORMATS, Messages
+from bench.fuzzing.parquet import ParquetFiles
 from bench.fuzzing.recordings import Recordings
 from bench.fuzzing.releases import Files, IntakeOfMessages, Query, Readers
 from bench.fuzzing.requests import OperatorPort, PublicApi
@@ -21,6 +22,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     **{
         kind.name: kind
         for kind in (
+            ParquetFiles,
             Configuration,
             Snapshots,
             SiriDocuments,

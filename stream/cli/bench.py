@@ -26,6 +26,7 @@ BENCHMARKS = {
     "range_intervals": "how often intervals of range counts contain the true number, by class of counts, and their widths",
     "resolution": "accuracy of merged sparse hexagons, on a recorded day",
     "scaling": "accuracy of means as samples and users grow, and what CHOP-USER saves (--plot)",
+    "snapshots": "a snapshot of GTFS-realtime, from its bytes to the acknowledgements of Kafka",
     "soak": "memory of every process over time under a steady flow, and its slope (--seconds, --rate)",
     "spatial": "accuracy of spatial histograms compared with published mechanisms, and their speed",
     "spatial_tuning": "choice of the parameters of spatial histograms, and their accuracy on grids that were held out",

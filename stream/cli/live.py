@@ -16,7 +16,7 @@ from stream.cli.options import FAILED, UNREACHABLE
 from stream.config import Config
 from stream.sources.delivery import DeliveryError
 from stream.sources.polling import FetchError
-from stream.sources.snapshot_events import SPEED_SOURCES, SpeedSource
+from stream.sources.snapshot_events import SPEED_SOURCES, SnapshotEvents, SpeedSource
 
 if TYPE_CHECKING:
     from stream.sources.live import Sink
@@ -57,16 +57,25 @@ def check_release_file(out: Path | None) -> None:
         raise typer.BadParameter("with --offline and an address, name a file like releases.ndjson", param_hint="--out")
 
 
-def run_live(config: Config, feed: Feed, source: str, out: Path | None, *, offline: bool, force: bool) -> None:
+def run_live(
+    config: Config, reader: SnapshotEvents, feed: Feed, source: str, out: Path | None, *, offline: bool, force: bool
+) -> None:
     """Send a live feed to Kafka, or to the file ``out`` (``-``: stdout), until Ctrl-C; ``offline``: release it into that file,
     which :func:`check_release_file` has seen. ``source``: its name in errors.
+
+    If it goes to Kafka, the last fixes of ``reader`` are kept in Redis, because another process may go on with it.
     """
     from stream.sources.live import FileSink, KafkaSink
 
     if offline and out is not None:
         _release(config, feed, source, out, force=force)
+    elif out is not None:
+        _run(feed, lambda stopping: FileSink(out))
     else:
-        _run(feed, lambda stopping: KafkaSink(config, stopping) if out is None else FileSink(out))
+        from stream.sources.fix_memory import fix_memory
+
+        reader.remember_by(fix_memory(config))
+        _run(feed, lambda stopping: KafkaSink(config, stopping))
 
 
 def _release(config: Config, feed: Feed, source: str, out: Path, *, force: bool) -> None:

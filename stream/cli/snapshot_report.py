@@ -55,9 +55,10 @@ class SnapshotReport:
         if self._as_json:
             typer.echo(json.dumps(self.facts()), err=self._on_stderr)
             return
+        unkept = f"; {tally.unkept} times a vehicle's last fixes were not kept for a restart" if tally.unkept else ""
         typer.echo(
             f"{tally.snapshots} {self._unit}: {tally.events} events, {tally.derived} with a derived speed; "
-            f"{tally.repeated} repeated, {tally.without_speed} without any speed" + refusals(tally.refused),
+            f"{tally.repeated} repeated, {tally.without_speed} without any speed" + refusals(tally.refused) + unkept,
             err=True,
         )
         wrong = self._wrong_speeds()

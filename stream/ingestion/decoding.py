@@ -8,10 +8,11 @@ number of events is public; speeds are clipped to the configured bound later.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from typing import Any
 
 import h3.api.numpy_int as h3
@@ -69,6 +70,7 @@ class Reason(StrEnum):
 
 REASONS = tuple(Reason)
 _CODE = {reason: code for code, reason in enumerate(REASONS)}
+_BRACKET = ord("[")
 _SOUND = 255
 """Verdict on a message that is accepted."""
 
@@ -90,6 +92,14 @@ class Batch:
     reason: NDArray[np.uint8]
     element: NDArray[np.int64]
     messages: int
+
+
+@dataclass
+class _Leading:
+    """Fixes of the first messages of a batch. ``is_cut``: the message after them was tried, and cannot be decoded."""
+
+    fixes: list[Any]
+    is_cut: bool = False
 
 
 @dataclass
@@ -190,7 +200,10 @@ class Decoder:
 
         The batch says how many messages that were, at least one of them. No byte is decoded twice.
         """
-        read = self._read(values, self._arrays)
+        leading = self._leading(values)
+        if len(leading.fixes) == len(values):
+            return self._total(leading.fixes, arrived_us)
+        read = self._read(values, self._arrays, leading)
         message, element = read.places()
         index = np.array(read.index, np.int64)
         batch = self._total(read.fixes, _of(arrived_us, message[index]))
@@ -200,12 +213,29 @@ class Decoder:
         bad, index = np.flatnonzero(reason != _SOUND), message[index[batch.index]]
         return Batch(batch.rows, index, batch.slots, message[bad], reason[bad], element[bad], read.messages)
 
-    def _read(self, values: Sequence[bytes | None], arrays: bool) -> _Read:
+    def _leading(self, values: Sequence[Any]) -> _Leading:
+        """The fixes of the first messages, up to one that is not an event alone: of all of them in an ordinary batch."""
+        leading = _Leading([])
+        # An error is of the message that cannot be decoded, or of an empty one or a tombstone before any is.
+        with suppress(Exception):
+            several = self._arrays and _BRACKET in map(_first_byte, values)
+            if not several and max(map(len, values)) <= MAX_MESSAGE_BYTES:
+                leading.is_cut = True
+                leading.fixes.extend(map(self._format.decode, values))
+        return leading
+
+    def _read(self, values: Sequence[bytes | None], arrays: bool, leading: _Leading) -> _Read:
         """The events of the first messages, in one pass. ``arrays``: whether a message may hold several."""
-        read, events, spent = _Read(), 0, 0
-        decode, keep, place = self._format.decode, read.fixes.append, read.index.append
-        for position, value in enumerate(values):
-            if value is not None and len(value) <= MAX_MESSAGE_BYTES and not (arrays and value[:1] == b"["):
+        fixes, events, spent = leading.fixes, len(leading.fixes), 0
+        read, undecodable = _Read(fixes, list(range(events))), events if leading.is_cut else -1
+        decode, keep, place = self._format.decode, fixes.append, read.index.append
+        for position, value in enumerate(values[events:], events):
+            if (
+                value is not None
+                and len(value) <= MAX_MESSAGE_BYTES
+                and not (arrays and value[:1] == b"[")
+                and position != undecodable
+            ):
                 try:
                     keep(decode(value))
                 except Exception:
@@ -219,7 +249,7 @@ class Decoder:
                 read.refused[events] = _CODE[self._why_refused(value, parts)]
                 events += 1
                 continue
-            read.add(position, events, self._read(parts, False))
+            read.add(position, events, self._read(parts, False, _Leading([])))
             events += len(parts)
             spent += max(len(parts), len(value) >> 5)
             if spent >= AT_ONCE:
@@ -397,3 +427,4 @@ def _joined(first: Batch, second: Batch) -> Batch:
 
 
 _timestamp = methodcaller("timestamp")
+_first_byte = itemgetter(0)

@@ -7,7 +7,7 @@ public as well and is not protected.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stream.earth import great_circle_m
 from stream.sources.snapshots import SnapshotError
+from stream.storage.last_fixes import FIX, MOST_FIXES
 from stream.windows import EARLIEST_US
 
 FloatArray = NDArray[np.float64]
@@ -32,8 +33,8 @@ class DerivationLimits:
 
     ``least_s``: the reference is the newest fix at least this old, because GPS error is too large for shorter times.
     ``most_s``: after a longer gap the way is unknown. ``cap_kmh``: a higher speed is an error of position.
-    ``frozen_s``: if a position repeats to the last digit for longer, without a gap of ``most_s``, the unit is stuck; a standing
-    vehicle would show small changes.
+    ``frozen_s``: if a position repeats to the last digit for longer within a ledger period, without a gap of ``most_s``, the unit
+    is stuck; a standing vehicle would show small changes.
     """
 
     least_s: float = 8.0
@@ -58,16 +59,26 @@ class _Fixes:
     lat: FloatArray
     lng: FloatArray
     since: IntArray
-    """Time since which the vehicle has been at exactly this position."""
+    """Time since which the vehicle has been at exactly this position, within the ledger period."""
+    period: IntArray
+    """Start of the ledger period."""
 
     def part(self, where: NDArray[np.bool_]) -> _Fixes:
-        return _Fixes(self.vehicle[where], self.time[where], self.lat[where], self.lng[where], self.since[where])
+        return _Fixes(
+            self.vehicle[where],
+            self.time[where],
+            self.lat[where],
+            self.lng[where],
+            self.since[where],
+            self.period[where],
+        )
 
 
 class SpeedDerivation:
     """Derives speeds for consecutive batches. Of every vehicle it keeps the few fixes with which a later one may be compared.
 
     Vehicles without a fix in the last ``most_s`` are forgotten, so memory is bounded by the number of vehicles on the road.
+    What :meth:`kept` returns and another process recalls gives the same speeds there.
     """
 
     def __init__(self, limits: DerivationLimits | None = None) -> None:
@@ -75,7 +86,7 @@ class SpeedDerivation:
         self._number: dict[str, int] = {}
         self._free: list[int] = []
         empty = np.zeros(0, dtype=np.int64)
-        self._kept = _Fixes(empty, empty, np.zeros(0), np.zeros(0), empty)
+        self._kept = _Fixes(empty, empty, np.zeros(0), np.zeros(0), empty, empty)
 
     def __len__(self) -> int:
         """Number of vehicles in memory."""
@@ -97,15 +108,49 @@ class SpeedDerivation:
         clock, by which old fixes are forgotten. It must not be the largest of ``time``, because then one vehicle's wrong clock
         would affect all others.
         """
-        vehicle = np.fromiter((self._numbered(name) for name in vehicles), np.int64, len(vehicles))
-        fixes = self._with_kept(vehicle, time, lat, lng)
+        vehicle = self._numbers(vehicles)
+        fixes = self._with_kept(_Fixes(vehicle, time, lat, lng, time, period))
         earlier = self._reference(fixes)
         speeds = self._speeds(fixes, earlier)
         at = np.searchsorted(_key(fixes.vehicle, fixes.time), _key(vehicle, time))
         speed = speeds[at] if len(at) else np.zeros(0)
-        since_period = fixes.time[earlier[at]] >= period if len(at) else np.zeros(0, dtype=bool)
+        in_period = fixes.time[earlier[at]] >= period if len(at) else np.zeros(0, dtype=bool)
         self._remember(fixes, earlier, now_us)
-        return np.where(since_period, speed, np.nan)
+        return np.where(in_period, speed, np.nan)
+
+    def recall(self, vehicles: Sequence[str], fixes: NDArray[np.void], period: IntArray) -> None:
+        """Add fixes (``FIX``, shape (n,)) that this or another process kept. ``vehicles`` and ``period`` as for :meth:`derive`.
+
+        A fix whose vehicle and time are in memory already changes nothing.
+        """
+        lat, lng = fixes["lat"].astype(np.float64), fixes["lng"].astype(np.float64)
+        time, since = fixes["time"].astype(np.int64), fixes["since"].astype(np.int64)
+        self._kept = self._with_kept(_Fixes(self._numbers(vehicles), time, lat, lng, since, period))
+
+    def kept(self, vehicles: Iterable[str]) -> dict[str, bytes]:
+        """What a later process needs of these vehicles: their fixes in memory, as bytes of ``FIX``, in order of time.
+
+        Of more than ``MOST_FIXES`` it is the oldest and the newest. Vehicles that were forgotten are left out.
+        """
+        fixes = self._kept
+        packed = np.empty(len(fixes.time), dtype=FIX)
+        packed["time"], packed["since"], packed["lat"], packed["lng"] = fixes.time, fixes.since, fixes.lat, fixes.lng
+        octets, size = packed.tobytes(), FIX.itemsize
+        names = [name for name in vehicles if name in self._number]
+        numbers = np.array([self._number[name] for name in names], dtype=np.int64)
+        begins = (size * np.searchsorted(fixes.vehicle, numbers)).tolist()
+        ends = (size * np.searchsorted(fixes.vehicle, numbers, side="right")).tolist()
+        most = size * MOST_FIXES
+        return {
+            name: octets[begin:end]
+            if end - begin <= most
+            else octets[begin : begin + size] + octets[end - most + size : end]
+            for name, begin, end in zip(names, begins, ends, strict=True)
+            if end > begin
+        }
+
+    def _numbers(self, vehicles: Sequence[str]) -> IntArray:
+        return np.fromiter((self._numbered(name) for name in vehicles), np.int64, len(vehicles))
 
     def _numbered(self, name: str) -> int:
         number = self._number.get(name)
@@ -118,24 +163,26 @@ class SpeedDerivation:
             number = self._number[name] = self._free.pop() if self._free else len(self._number)
         return number
 
-    def _with_kept(self, vehicle: IntArray, time: IntArray, lat: FloatArray, lng: FloatArray) -> _Fixes:
+    def _with_kept(self, new: _Fixes) -> _Fixes:
         kept = self._kept
-        all_vehicle, all_time = np.concatenate([kept.vehicle, vehicle]), np.concatenate([kept.time, time])
+        all_vehicle, all_time = np.concatenate([kept.vehicle, new.vehicle]), np.concatenate([kept.time, new.time])
         _, first = np.unique(_key(all_vehicle, all_time), return_index=True)
         fixes = _Fixes(
             all_vehicle[first],
             all_time[first],
-            np.concatenate([kept.lat, lat])[first],
-            np.concatenate([kept.lng, lng])[first],
-            np.concatenate([kept.since, time])[first],
+            np.concatenate([kept.lat, new.lat])[first],
+            np.concatenate([kept.lng, new.lng])[first],
+            np.concatenate([kept.since, new.since])[first],
+            np.concatenate([kept.period, new.period])[first],
         )
         moved = np.ones(len(first), dtype=bool)
         moved[1:] = (np.diff(fixes.vehicle) != 0) | (np.diff(fixes.lat) != 0) | (np.diff(fixes.lng) != 0)
         moved[1:] |= np.diff(fixes.time) > round(self.limits.most_s * _US)
+        moved[1:] |= fixes.time[:-1] < fixes.period[1:]
         start = np.maximum.accumulate(np.where(moved, np.arange(len(first)), 0))
-        return _Fixes(
-            fixes.vehicle, fixes.time, fixes.lat, fixes.lng, fixes.since[start] if len(start) else fixes.since
-        )
+        if len(start):
+            fixes.since = fixes.since[start]
+        return fixes
 
     def _reference(self, fixes: _Fixes) -> IntArray:
         """For each fix the index of its reference: the newest fix at least ``least_s`` older; its own index if there is none."""

@@ -53,6 +53,9 @@ class Reader(Protocol):
     def of(self, publications: list[Publication], received_us: int) -> Messages:
         """The new events of messages that are decoded at ``received_us`` (µs UTC)."""
 
+    def keep(self) -> None:
+        """Keep what the speeds of later events are derived from. Called once the events are stored."""
+
 
 @dataclass(frozen=True)
 class Broker:
@@ -271,9 +274,11 @@ class Following:
         except SnapshotError as error:
             log.warning("messages are skipped", reason=str(error), messages=len(publications))
             return False
+        if messages.values:
+            await self._sink.take(messages)
+        await asyncio.to_thread(self._reader.keep)
         if not messages.values:
             return False
-        await self._sink.take(messages)
         self._events += len(messages.values)
         now = time.monotonic()
         if now - self._reported >= _REPORT_SECONDS:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from stream.sources.apart import DecodedApart
 from stream.sources.derived_speed import DerivationLimits, SpeedDerivation
 from stream.sources.messages import Messages
 from stream.sources.snapshots import Snapshot
+from stream.storage.last_fixes import FIX
 from stream.windows import Slotting
 
 SpeedSource = Literal["missing", "derived", "reported"]
@@ -31,11 +32,22 @@ _ENOUGH = 200
 _encode = msgspec.json.Encoder().encode
 
 
+class Memory(Protocol):
+    """Keeps the last fixes of vehicles, as bytes of ``FIX``, for a later process of the feed, or another one."""
+
+    def recall(self, vehicles: Sequence[str]) -> Mapping[str, bytes]:
+        """The fixes of the vehicles of which any are kept."""
+
+    def keep(self, fixes: Mapping[str, bytes]) -> int | None:
+        """Keep fixes. Returns of how many vehicles nothing could be kept; None if they have to be given again."""
+
+
 @dataclass
 class Tally:
     """Counts of the vehicles of all snapshots and what was done with them. Inside the trust boundary only.
 
-    ``stale``: answers that came while the feed stood still.
+    ``stale``: answers that came while the feed stood still. ``unkept``: vehicles whose last fixes could not be kept, each time
+    that one had new ones.
     """
 
     snapshots: int = 0
@@ -46,6 +58,7 @@ class Tally:
     without_speed: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     stale: int = 0
+    unkept: int = 0
     driving: int = 0
     driving_but_reported_still: int = 0
 
@@ -85,8 +98,27 @@ class SnapshotEvents:
         self._slotting, self._speeds = slotting, speeds
         self._per_kmh = 1 / SPEED_TO_KMH[feed.speed_unit]
         self._derivation = SpeedDerivation(limits)
+        self._memory: Memory | None = None
+        self._unkept: set[str] = set()
+        """Vehicles of which fixes are to be kept."""
         self._newest: dict[str, int] = {}
         self._clock = 0
+
+    def remember_by(self, memory: Memory | None) -> None:
+        """Recall earlier fixes from ``memory``, and give it new ones in :meth:`keep`."""
+        self._memory = memory if self._speeds != "reported" else None
+
+    def keep(self) -> None:
+        """Keep the last fixes of the vehicles that were taken. Call it once their events are stored.
+
+        If the process ends before, the next one derives the same speeds and sends the same events again.
+        """
+        if self._memory is None or not self._unkept:
+            return
+        fixes = self._derivation.kept(self._unkept)
+        refused = self._memory.keep(fixes)
+        self.tally.unkept += len(fixes) if refused is None else refused
+        self._unkept = set(fixes) if refused is None else set()
 
     def events(self, body: bytes, received_us: int | None = None) -> Messages:
         """The new events of one snapshot in order of time. Raises :class:`SnapshotError` for other bytes and too many vehicles."""
@@ -107,7 +139,22 @@ class SnapshotEvents:
         if snapshot.clock is not None:
             self._clock = max(self._clock, snapshot.clock)
         self.header_us = snapshot.header
+        self._recall(snapshot.vehicles)
         return self._messages(snapshot, self._fresh(snapshot))
+
+    def _recall(self, vehicles: list[str]) -> None:
+        """Add what another process, or this one before a restart, kept of the vehicles."""
+        if self._memory is None or not vehicles:
+            return
+        kept = self._memory.recall(list(dict.fromkeys(vehicles)))
+        fixes = np.frombuffer(b"".join(kept.values()), FIX)
+        counts = [len(octets) // FIX.itemsize for octets in kept.values()]
+        time = fixes["time"].astype(np.int64)
+        owners = [name for name, count in zip(kept, counts, strict=True) for _ in range(count)]
+        self._derivation.recall(owners, fixes, self._periods(time))
+        newest = time[np.cumsum(counts, dtype=np.int64) - 1].tolist() if kept else []
+        for vehicle, moment in zip(kept, newest, strict=True):
+            self._newest[vehicle] = max(self._newest.get(vehicle, -1), moment)
 
     def _fresh(self, snapshot: Snapshot) -> NDArray[np.int64]:
         """Indexes of the vehicles whose timestamp is newer than any before, in order of time."""
@@ -132,6 +179,8 @@ class SnapshotEvents:
         time, lat, lng = snapshot.time[chosen], snapshot.lat[chosen], snapshot.lng[chosen]
         reported = snapshot.speed[chosen] * 3.6
         derived = self._derivation.derive(vehicles, time, lat, lng, self._periods(time), self._clock)
+        if self._memory is not None:
+            self._unkept.update(vehicles)
         self._compare(reported, derived)
         if self._speeds == "reported":
             speed = reported

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
+import redis as blocking
 from redis.asyncio import Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from stream.config.servers import RedisConfig
 from stream.connection import first_line, tls_context
@@ -17,6 +20,18 @@ def redis_client(redis: RedisConfig) -> Redis:
     Over ``rediss://`` it verifies the server's certificate and name by ``ca_file`` (default: the system's authorities), and
     shows its own certificate if it has one.
     """
+    client: Redis = Redis.from_url(redis.url, **_options(redis))
+    return client
+
+
+def blocking_client(redis: RedisConfig, timeout_s: float) -> blocking.Redis:
+    """The same for use in a thread. A connection or an answer that takes longer than ``timeout_s`` is an error at once."""
+    limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0)}
+    client: blocking.Redis = blocking.Redis.from_url(redis.url, **_options(redis), **limits)
+    return client
+
+
+def _options(redis: RedisConfig) -> dict[str, Any]:
     # Naming the client library needs a right of its own, and that exists since Redis 7.2 only.
     options: dict[str, Any] = {"driver_info": None}
     if redis.encrypted:
@@ -35,5 +50,4 @@ def redis_client(redis: RedisConfig) -> Redis:
             "username": redis.username,
             "password": first_line(redis.password_file, "redis.password_file"),
         }
-    client: Redis = Redis.from_url(redis.url, **options)
-    return client
+    return options

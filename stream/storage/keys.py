@@ -50,6 +50,10 @@ class FeedKeys:
         """List of blobs of rows."""
         return self._named(f"rows:{slot}")
 
+    def last_fixes(self, turn: int) -> str:
+        """Hash, user -> the fixes with which their next one is compared. Two hashes (0 and 1) take turns, so that both expire."""
+        return self._named(f"fixes:{turn}")
+
     # Which windows are open, sealed and released.
 
     @property

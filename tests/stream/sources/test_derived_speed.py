@@ -106,6 +106,16 @@ def test_no_speed_is_derived_across_the_border_of_two_ledger_periods() -> None:
     assert np.isnan(derive_all(rows, [1], period=(START + 10) * 1_000_000)[1])
 
 
+def test_a_stay_before_the_border_of_two_ledger_periods_decides_nothing_after_it() -> None:
+    """Else a user's events of one period would follow from their fixes of the period before."""
+    midnight = START + 3_600
+    rows = [("a", START + 60 * k, 28.6, 77.2) for k in range(100)]
+    before = derive_all(rows[:60], [])
+    after = derive_all(rows, [60], period=midnight * 1_000_000)[60:]
+    assert np.isnan(before[21:]).all()
+    assert np.isnan(after).tolist() == [True] + [False] * 20 + [True] * 19
+
+
 def test_distances_agree_with_the_length_of_a_degree() -> None:
     one = great_circle_m(np.array([0.0, 60.0]), np.array([0.0, 179.9]), np.array([1.0, 60.0]), np.array([0.0, -179.9]))
     assert one == pytest.approx([111_195.1, 0.2 * 111_195.1 / 2], rel=1e-4)

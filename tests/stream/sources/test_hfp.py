@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -240,6 +240,38 @@ async def test_it_outlives_a_broker_that_restarts_and_reads_on_after_garbage(tmp
     assert source.tally.refused["unreadable"] >= 2
 
 
+class Remembered:
+    """A memory that notes of whom fixes are kept, and who was stored by then."""
+
+    def __init__(self, sink: Kept) -> None:
+        self._sink = sink
+        self.kept: dict[str, list[str]] = {}
+
+    def recall(self, vehicles: Sequence[str]) -> dict[str, bytes]:
+        return {}
+
+    def keep(self, fixes: Mapping[str, bytes]) -> int:
+        self.kept = {vehicle: list(self._sink.users) for vehicle in fixes} | self.kept
+        return 0
+
+
+async def test_the_fixes_of_a_vehicle_are_kept_once_its_event_is_stored(tmp_path: Path) -> None:
+    source, sink, stopping = reader(), Kept(), asyncio.Event()
+    memory = Remembered(sink)
+    source.remember_by(memory)
+    with Mosquitto(tmp_path) as broker:
+        following = Following(source, Broker(f"mqtt://{LOOPBACK}:{broker.port}", ("/hfp/#",)), sink, stopping)
+        running, city = asyncio.create_task(following.run()), City(broker.port)
+        async with asyncio.timeout(60):
+            while "55:7" not in memory.kept:
+                city.publish(*now(7))
+                await asyncio.sleep(0.05)
+        stopping.set()
+        await running
+        city.close()
+    assert "55:7" in memory.kept["55:7"]
+
+
 async def test_what_arrives_faster_than_it_is_stored_is_dropped_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,9 +329,15 @@ async def create_topic(bootstrap: str, name: str) -> None:
 
 
 def test_positions_reach_kafka_over_tls(
-    encrypted: Mosquitto, helsinki: Path, kafka: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    encrypted: Mosquitto,
+    helsinki: Path,
+    kafka: str,
+    redis_url: str,
+    topic_name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
+    monkeypatch.setenv("HEXVEIL_REDIS__URL", redis_url)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic_name)
     asyncio.run(create_topic(kafka, topic_name))
     ca = helsinki.parent / "ca.pem"

@@ -1,0 +1,64 @@
+"""The last fixes of a feed's users in Redis, so that a speed is derived from the same two fixes after a restart, too.
+
+They are inside the trust boundary, like rows: users are pseudonyms, and what is kept expires. Losing them costs no privacy,
+because no charge follows from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stream.storage.keys import FeedKeys
+
+if TYPE_CHECKING:
+    from redis import Redis  # only live feeds need it, and importing it takes time
+
+FIX = np.dtype([("time", ">i8"), ("since", ">i8"), ("lat", ">f8"), ("lng", ">f8")])
+"""One fix: 32 bytes; times in µs UTC, ``since`` is when the user came to exactly this position; degrees."""
+MOST_FIXES = 16
+"""Fixes of a user that are kept: two fixes a second, for as long as a reference must be older."""
+MOST_USERS = 1 << 17
+"""Users of whom fixes are kept in one of the two hashes; more than any fleet has on the road."""
+_AT_ONCE = 5_000
+"""Users of one call, which Redis serves within about 20 ms."""
+
+
+class LastFixes:
+    """What is kept of one feed. ``life_s``: for how long at least; ``least_s``: how old a fix must be to be compared with."""
+
+    def __init__(self, redis: Redis, feed: str, life_s: float, least_s: float) -> None:
+        keys, lua = FeedKeys(feed), resources.files("stream.storage").joinpath("lua")
+        self._keys = [keys.last_fixes(turn) for turn in (0, 1)]
+        self._life_ms, self._least_us = round(life_s * 1e3), round(least_s * 1e6)
+        self._keep: Any = redis.register_script(lua.joinpath("keep_fixes.lua").read_text(encoding="utf-8"))
+        self._recall: Any = redis.register_script(lua.joinpath("recall_fixes.lua").read_text(encoding="utf-8"))
+
+    def recall(self, users: Sequence[int]) -> dict[int, bytes]:
+        """The fixes of those users (pseudonyms) of whom any are kept, as bytes of ``FIX`` in order of time."""
+        fixes: dict[int, bytes] = {}
+        for begin in range(0, len(users), _AT_ONCE):
+            asked = users[begin : begin + _AT_ONCE]
+            answer = self._recall(self._keys, [self._life_ms, *map(_field, asked)])
+            fixes |= {
+                user: kept
+                for user, kept in zip(asked, answer, strict=True)
+                if kept is not None and len(kept) % FIX.itemsize == 0
+            }
+        return fixes
+
+    def keep(self, fixes: Mapping[int, bytes]) -> int:
+        """Add the fixes of users (pseudonyms) to what is kept of them. Returns for how many users there was no room."""
+        pairs, limits = list(fixes.items()), [self._life_ms, self._least_us, MOST_USERS, MOST_FIXES]
+        refused = 0
+        for begin in range(0, len(pairs), _AT_ONCE):
+            chosen = [part for user, kept in pairs[begin : begin + _AT_ONCE] for part in (_field(user), kept)]
+            refused += int(self._keep(self._keys, [*limits, *chosen]))
+        return refused
+
+
+def _field(user: int) -> bytes:
+    return user.to_bytes(8, "little")

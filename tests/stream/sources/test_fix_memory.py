@@ -1,0 +1,218 @@
+"""Derived speeds do not depend on which process derives them, when it was restarted, or what was delivered twice."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis as blocking
+from redis.asyncio import Redis
+from structlog.testing import capture_logs
+
+from stream.config.servers import RedisConfig
+from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms
+from stream.local import LOOPBACK, RedisServer
+from stream.sources import fix_memory as module
+from stream.sources.derived_speed import DerivationLimits
+from stream.sources.fix_memory import FixMemory
+from stream.sources.gtfs_rt import GtfsRealtime
+from stream.storage import last_fixes
+from stream.storage.client import blocking_client
+from stream.storage.last_fixes import LastFixes
+from tests.stream.sources.agency import fleet, reader
+from tests.stream.sources.gtfs import START, Vehicle, snapshot_bytes
+from tests.support.builders import bus_config
+
+LIMITS = DerivationLimits()
+
+
+def memory(url: str) -> FixMemory:
+    """The memory of a process that has just started."""
+    client = blocking_client(RedisConfig(url=url), module.TIMEOUT_S)
+    return FixMemory(LastFixes(client, "bus", LIMITS.most_s, LIMITS.least_s), Pseudonyms(bytes(KEY_BYTES)))
+
+
+def started(url: str | None) -> GtfsRealtime:
+    """A process that has just started; without an address one that remembers nothing."""
+    source = reader()
+    source.remember_by(None if url is None else memory(url))
+    return source
+
+
+def day(seed: int) -> list[bytes]:
+    """Snapshots 1 to 20 s apart of a fleet that drives, jumps, stands still for long, and now and then is left out."""
+    rng, bodies, clock = random.Random(seed), [], START
+    places = {f"bus-{k}": (28.6, 77.2 + k / 100) for k in range(12)}
+    for _ in range(130):
+        clock += rng.choice([1, 2, 3, 8, 15, 20])
+        fixes: list[Vehicle] = []
+        for number, (name, (lat, lng)) in enumerate(places.items()):
+            step = 0.0 if number % 4 == 0 else rng.choice([0.0, 0.0004, 0.001, 0.3 if rng.random() < 0.02 else 0.0])
+            places[name] = (round(lat + step, 6), lng)
+            if rng.random() < 0.9:
+                fixes.append((name, clock - rng.randrange(4), *places[name], 7.0 if number == 11 else None))
+        bodies.append(snapshot_bytes(fixes, clock))
+    return bodies
+
+
+def sent(source: GtfsRealtime, body: bytes) -> list[bytes]:
+    """The events of a snapshot, which reach Kafka before its fixes are kept."""
+    values = source.events(body).values
+    source.keep()
+    return values
+
+
+@pytest.fixture
+def url(redis: Redis, redis_url: str) -> str:
+    """Address of an emptied Redis."""
+    return redis_url
+
+
+def test_restarts_between_any_two_snapshots_change_no_byte_of_any_event(url: str) -> None:
+    alone, source, rng = started(None), started(url), random.Random(3)
+    for body in day(1):
+        if rng.random() < 0.5:
+            source = started(url)
+        assert sent(source, body) == sent(alone, body)
+    assert alone.tally.derived > 300
+
+
+def test_without_what_is_kept_restarts_lose_speeds() -> None:
+    """The planted bug: the test above would see a memory that keeps nothing."""
+    alone, source, rng, lost = started(None), started(None), random.Random(3), 0
+    for body in day(1):
+        if rng.random() < 0.5:
+            source = started(None)
+        lost += sent(source, body) != sent(alone, body)
+    assert lost > 30
+
+
+def test_two_processes_that_take_turns_at_random_or_see_everything_twice_derive_the_speeds_of_one(url: str) -> None:
+    alone, pair, rng = started(None), [started(url), started(url)], random.Random(5)
+    for body in day(2):
+        wanted = sent(alone, body)
+        first, second = rng.sample(pair, 2)
+        assert sent(first, body) == wanted
+        if rng.random() < 0.3:
+            assert sent(second, body) == [], "what the other has sent is a counted repeat"
+    assert pair[0].tally.repeated + pair[1].tally.repeated > 100
+
+
+def test_a_process_that_dies_before_its_events_are_stored_leaves_them_to_the_next_with_the_same_speeds(
+    url: str,
+) -> None:
+    alone, source = started(None), started(url)
+    for number, body in enumerate(day(3)):
+        wanted = sent(alone, body)
+        if number % 3 == 0:
+            assert source.events(body).values == wanted
+            source = started(url)
+        assert sent(source, body) == wanted
+
+
+def test_a_snapshot_of_the_past_changes_no_later_speed_and_is_a_counted_repeat(url: str) -> None:
+    alone, bodies = started(None), day(4)
+    for number, body in enumerate(bodies):
+        wanted = sent(alone, body)
+        source = started(url)
+        assert sent(source, body) == wanted
+        old = bodies[max(0, number - 3)]
+        again = started(url)
+        assert sent(again, old) == sent(alone, old) == []
+        assert again.tally.repeated > 0
+
+
+def test_fakes_beyond_what_is_kept_are_counted_and_said_and_change_nobody_elses_speed(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_fixes, "MOST_USERS", 40)
+    source = started(url)
+    sent(source, fleet(0))
+    with capture_logs() as logs:
+        for step in range(3):
+            fakes: list[Vehicle] = [(f"fake-{step}-{k}", START + step, 28.7, 77.3, None) for k in range(100)]
+            sent(source, snapshot_bytes(fakes, START + 2))
+    assert source.tally.unkept == 300 - 37
+    assert [log["event"].split(":")[0] for log in logs] == ["too many vehicles"]
+    assert len(sent(started(url), fleet(1))) == 3
+
+
+def test_neither_a_vehicle_nor_its_name_can_be_read_from_what_is_kept(url: str) -> None:
+    sent(started(url), fleet(0, names=["bus-17-of-the-agency"]))  # type: ignore[arg-type]
+    with blocking.Redis.from_url(url) as client:
+        keys = client.keys("*")
+        assert len(keys) == 1
+        assert keys[0].startswith(b"hv:{bus}:fixes:")
+        assert b"agency" not in b"".join(part for item in client.hgetall(keys[0]).items() for part in item)
+        assert 0 < client.ttl(keys[0]) <= 2 * LIMITS.most_s
+        (field,) = client.hkeys(keys[0])
+    assert len(field) == 8
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path / "redis") as server:
+        yield server
+
+
+def test_while_redis_is_away_events_go_on_and_it_is_said_once_and_made_up_for(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", 0.0)
+    alone, source = started(None), started(own_redis.url)
+    with capture_logs() as logs:
+        assert sent(source, fleet(0)) == sent(alone, fleet(0))
+        own_redis.stop()
+        for step in (1, 2):
+            assert sent(source, fleet(step)) == sent(alone, fleet(step)) != []
+        assert sent(started(own_redis.url), fleet(2)) == [], "a restart meanwhile derives no speed, and says why"
+        own_redis.start()
+        assert sent(source, fleet(3)) == sent(alone, fleet(3))
+    assert source.tally.unkept == 6
+    assert [log["event"].split(";")[0].split(":")[0] for log in logs] == [
+        "redis is away",
+        "redis is away",
+        "redis answers again",
+    ]
+    assert sent(started(own_redis.url), fleet(4)) == sent(alone, fleet(4)) != []
+
+
+def test_a_redis_that_never_answers_holds_the_feed_up_for_seconds_at_most_and_not_with_every_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.2)
+    with socket.create_server((LOOPBACK, 0)) as silent:
+        source = started(f"redis://{LOOPBACK}:{silent.getsockname()[1]}/0")
+        began = time.monotonic()
+        values = [sent(source, fleet(step)) for step in range(20)]
+        assert time.monotonic() - began < module.PAUSE_S
+    assert [len(events) for events in values] == [0, *[3] * 19]
+    assert all(json.loads(event)["derived"] for events in values for event in events)
+    assert source.tally.unkept == 60
+
+
+def test_reported_speeds_alone_need_no_memory(url: str) -> None:
+    source = reader("reported")
+    source.remember_by(memory(url))
+    assert len(sent(source, fleet(0, speed=7.0))) == 3
+    with blocking.Redis.from_url(url) as client:
+        assert client.keys("*") == []
+
+
+@pytest.mark.parametrize("key", ["privacy.user_key_file", "redis.password_file"])
+def test_a_key_or_password_that_cannot_be_read_is_said_and_the_feed_goes_on(tmp_path: Path, key: str) -> None:
+    with capture_logs() as logs:
+        assert module.fix_memory(bus_config(tmp_path, **{key: str(tmp_path)})) is None
+    assert [log["log_level"] for log in logs] == ["warning"]
+    assert str(tmp_path) in logs[0]["reason"]
+
+
+def test_fixes_are_kept_through_a_unix_socket_too(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis", listen="unix") as server:
+        assert sent(started(server.url), fleet(0)) == []
+        assert len(sent(started(server.url), fleet(1))) == 3

@@ -1,0 +1,110 @@
+"""What is kept of users' last fixes is the union of what anybody kept, in any order, expires, and is bounded."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import redis as blocking
+from redis.asyncio import Redis
+
+from stream.storage import last_fixes
+from stream.storage.last_fixes import FIX, MOST_FIXES, LastFixes
+
+NOW_US = 1_757_583_600_000_000
+LEAST_S, LIFE_S = 8.0, 300.0
+
+
+def fixes(*seconds: float) -> bytes:
+    """Fixes of one user at these seconds, each at another place."""
+    rows = np.zeros(len(seconds), dtype=FIX)
+    rows["time"] = rows["since"] = [NOW_US + round(second * 1e6) for second in seconds]
+    rows["lat"], rows["lng"] = 28.6, [77 + second / 1e4 for second in seconds]
+    return rows.tobytes()
+
+
+def seconds(octets: bytes) -> list[float]:
+    return ((np.frombuffer(octets, FIX)["time"].astype(np.int64) - NOW_US) / 1e6).tolist()
+
+
+@pytest.fixture
+def client(redis: Redis, redis_url: str) -> Iterator[blocking.Redis]:
+    """A client of the emptied Redis."""
+    with blocking.Redis.from_url(redis_url) as server:
+        yield server
+
+
+def kept(client: blocking.Redis, life_s: float = LIFE_S) -> LastFixes:
+    return LastFixes(client, "bus", life_s, LEAST_S)
+
+
+def test_any_order_of_two_processes_keeps_the_same_and_a_repeated_call_changes_nothing(client: blocking.Redis) -> None:
+    calls = [fixes(0, 3), fixes(3, 10, 12), fixes(5), fixes(11, 12), fixes(3, 10, 12)]
+    for order in itertools.permutations(range(len(calls))):
+        client.flushall()
+        store = kept(client)
+        for number in order:
+            assert store.keep({7: calls[number]}) == 0
+        assert store.recall([7, 8]) == {7: fixes(3, 5, 10, 11, 12)}, order
+
+
+def test_a_fix_of_the_past_never_replaces_a_newer_one_and_what_is_too_old_to_be_compared_with_is_left_out(
+    client: blocking.Redis,
+) -> None:
+    store = kept(client)
+    for second in (100, 40, 60, 99, 30):
+        store.keep({7: fixes(second)})
+    assert seconds(store.recall([7])[7]) == [60, 99, 100], "60 s is the newest that is 8 s older than the newest"
+
+
+def test_of_two_positions_with_one_time_the_first_stays(client: blocking.Redis) -> None:
+    store, moved = kept(client), np.frombuffer(fixes(1), FIX).copy()
+    moved["lat"] = 29
+    store.keep({7: fixes(1)})
+    store.keep({7: moved.tobytes()})
+    assert store.recall([7])[7] == fixes(1)
+
+
+def test_of_one_user_only_so_many_fixes_are_kept_the_oldest_and_the_newest(client: blocking.Redis) -> None:
+    store = kept(client)
+    for begin in range(0, 1000, 10):
+        store.keep({7: fixes(*(0.005 * k for k in range(begin, begin + 10)))})
+    newest = [0.005 * k for k in range(1000 - MOST_FIXES + 1, 1000)]
+    assert seconds(store.recall([7])[7]) == pytest.approx([0, *newest])
+
+
+def test_what_is_kept_lives_for_one_life_or_two_and_nothing_remains(client: blocking.Redis) -> None:
+    life_s = 3.0
+    store = kept(client, life_s)
+    for _ in range(3):
+        store.keep({7: fixes(1)})
+        time.sleep(0.3 * life_s)
+        assert 7 in store.recall([7])
+    time.sleep(2.1 * life_s)
+    assert store.recall([7]) == {}
+    assert client.keys("*") == []
+
+
+def test_a_flood_of_users_takes_bounded_memory_and_those_who_were_there_stay(
+    client: blocking.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_fixes, "MOST_USERS", 100)
+    store = kept(client)
+    assert store.keep({user: fixes(1) for user in range(60)}) == 0
+    assert store.keep({1_000 + user: fixes(1) for user in range(5_000)}) == 4_960
+    assert store.keep({user: fixes(1, 20) for user in range(60)}) == 0
+    assert len(store.recall(range(60))) == 60
+    assert sum(client.hlen(key) for key in client.keys("*")) <= 200
+
+
+def test_a_user_takes_no_more_bytes_than_the_documents_say(client: blocking.Redis) -> None:
+    rng = np.random.default_rng(1)
+    users = [int(user) for user in rng.integers(0, 2**63, 10_000)]
+    for count, most in ((2, 200), (MOST_FIXES, 700)):
+        client.flushall()
+        kept(client).keep({user: fixes(*(k / 2 for k in range(count))) for user in users})
+        (key,) = client.keys("*")
+        assert client.memory_usage(key, samples=0) / len(users) <= most, count
