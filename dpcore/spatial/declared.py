@@ -74,9 +74,12 @@ def declared_regions(
 def _corners(polygon: npt.ArrayLike) -> FloatArray:
     """The corners (n, 2) of one declared polygon; raises :class:`RegionError` with the value, the bound and the remedy."""
     try:
-        corners = np.asarray(polygon, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise RegionError("corners that are no pairs of numbers; give x and y of each") from None
+        given = np.asarray(polygon)
+    except (TypeError, ValueError):
+        given = np.zeros((), dtype=object)
+    if given.dtype.kind not in "iuf":
+        raise RegionError("corners that are no pairs of real numbers; give x and y of each")
+    corners = given.astype(np.float64)
     if corners.ndim != 2 or corners.shape[1] != 2:
         raise RegionError(f"corners of shape {corners.shape}; give x and y of each, shape (corners, 2)")
     if not 1 <= len(corners) <= MAX_DECLARED_CORNERS:

@@ -87,11 +87,14 @@ def test_a_polygon_of_many_corners_keeps_the_outermost_and_a_wide_one_is_shrunk(
 
 
 HOSTILE: dict[str, tuple[Any, str]] = {
-    "text": ("POLYGON((0 0))", "no pairs of numbers; give x and y"),
-    "corners of different length": ([(0, 1), (2,)], "no pairs of numbers; give x and y"),
-    "no number": ([(0, 1), (None, "a")], "no pairs of numbers; give x and y"),
-    "a number too large for a float": ([(0, 10**400)], "no pairs of numbers; give x and y"),
-    "nothing": (None, r"shape \(\).*give x and y"),
+    "text": ("POLYGON((0 0))", "no pairs of real numbers; give x and y"),
+    "corners of different length": ([(0, 1), (2,)], "no pairs of real numbers; give x and y"),
+    "no number": ([(0, 1), (None, "a")], "no pairs of real numbers; give x and y"),
+    "a number too large for a float": ([(0, 10**400)], "no pairs of real numbers; give x and y"),
+    "nothing": (None, "no pairs of real numbers; give x and y"),
+    "one number": (7, r"shape \(\).*give x and y"),
+    "numbers as text": ([("1", "2")], "no pairs of real numbers; give x and y"),
+    "complex numbers": (np.array([[1 + 2j, 3]]), "no pairs of real numbers; give x and y"),
     "no corner": (np.zeros((0, 2)), "0 corners; give 1 to 4096"),
     "three dimensions": ([(0, 1, 2)], r"shape \(1, 3\).*\(corners, 2\)"),
     "too many corners": (np.zeros((MAX_DECLARED_CORNERS + 1, 2)), "4097 corners; give 1 to 4096"),
