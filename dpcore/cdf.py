@@ -26,6 +26,8 @@ from dpcore.scales import checked_upper
 
 ONE_SIDED = 2.12
 """97.5 % quantile over standard deviation of one Laplace variable; sums of independent ones have less."""
+MAX_KINDS = 4
+"""Kinds of trees, by the ratios of their scales, whose moments and critical values a release computes; more are made fewer."""
 _RATIO_STEP = 0.01
 
 
@@ -133,10 +135,7 @@ class CDFs:
     @cached_property
     def _kinds(self) -> tuple[list[tuple[float, ...]], npt.NDArray[np.intp], FloatArray]:
         """Distinct scales (1+h) of root and levels as parts of the largest, that of each cell (C,), and its unit (C,)."""
-        everything = np.column_stack([self.root_scale, self.scales])
-        unit = np.max(everything, axis=1)
-        steps = np.round(everything / np.where(unit > 0, unit, 1.0)[:, None] / _RATIO_STEP)
-        ratio = np.where(everything > 0, np.maximum(steps, 1), 0) * _RATIO_STEP
+        ratio, unit = _ratios(np.column_stack([self.root_scale, self.scales]))
         distinct, which = np.unique(ratio, axis=0, return_inverse=True)
         return [tuple(row) for row in distinct.tolist()], which.ravel(), unit
 
@@ -161,9 +160,12 @@ def consistent_cells(
     """Distributions of C cells from ``noisy`` levels of Laplace ``scales`` (C, h), in counts: post-processing.
 
     ``root``: totals (C,) and the scale of their noise (that of Laplace noise of equal deviation), 0 where they are
-    public. A noisy total is made consistent with the levels, and taken as at least 1.
+    public. A noisy total is made consistent with the levels, and taken as at least 1. Where the ratios of the scales
+    differ from cell to cell, some cells are treated as if they had more noise than they have (:func:`of_few_kinds`).
     """
     known, root_scale = root
+    assumed = of_few_kinds(np.column_stack([root_scale, scales]))
+    root_scale, scales = assumed[:, 0], assumed[:, 1:]
     leaves = consistent_leaves(tree, known, 2 * np.square(root_scale), noisy, 2 * np.square(scales))
     linear = prefixes(leaves)
     n = np.where(root_scale > 0, np.maximum(linear[:, -1], 1.0), known)
@@ -172,6 +174,38 @@ def consistent_cells(
         row[1:] = np.clip(scipy.optimize.isotonic_regression(raw[1:]).x, 0.0, top)
     prefix[:, -1] = n
     return CDFs(tree, edges, n, prefix, linear, scales, root_scale)
+
+
+def of_few_kinds(scales: FloatArray) -> FloatArray:
+    """``scales`` (C, 1+h) of root and levels, larger for the rarest kinds of cells where there are more than :data:`MAX_KINDS`.
+
+    A kind is a combination of ratios of a cell's scales. Its moments and critical value take up to seconds, so their number
+    is bounded: the rarest kinds are taken as one, with the largest of their ratios at each level.
+
+    To be proved: deviations, intervals and bands hold for scales that are larger than those of the noise. Proof: a Laplace
+    variable of a larger scale is the sum of one of a smaller scale and an independent one, and what is computed from the
+    noise is linear, with weights that follow from the assumed scales. By Anderson's inequality (Proc. AMS 6, 1955), as the
+    noise has a symmetric log-concave density, a symmetric convex set, such as a band, holds the noise at least as often
+    without the independent part as with it.
+    """
+    ratio, unit = _ratios(scales)
+    kinds, which, cells = np.unique(ratio, axis=0, return_inverse=True, return_counts=True)
+    if len(kinds) <= MAX_KINDS:
+        return scales
+    rare = np.isin(which.ravel(), np.argsort(-cells, kind="stable")[MAX_KINDS - 1 :])
+    exact = scales[rare] / unit[rare, None]
+    most = np.ceil(exact.max(axis=0) / _RATIO_STEP - 1e-9) * _RATIO_STEP
+    assumed = scales.copy()
+    assumed[rare] = np.where(exact > 0, np.maximum(most * unit[rare, None], scales[rare]), 0.0)
+    return assumed
+
+
+def _ratios(scales: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """``scales`` (C, 1+h) as parts of each cell's largest, in steps, 0 only where they are; and that largest, its unit (C,)."""
+    unit = np.max(scales, axis=1)
+    unit = np.where(unit > 0, unit, 1.0)
+    steps = np.maximum(np.round(scales / unit[:, None] / _RATIO_STEP), 1)
+    return np.where(scales > 0, steps, 0) * _RATIO_STEP, unit
 
 
 def _checked_bins(bins: int) -> int:

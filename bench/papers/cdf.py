@@ -2,7 +2,7 @@
 
 One user's value moves from one bin to another, so Δ = 2 for the counts of a level. Figures are root mean square errors of the
 K prefix counts in units of Δ/ε. Those before consistency are exact; those after it are means over ``draws``, with the total
-known, as under relation "values".
+known, as under relation "values". One generated cell is also released as it is published, with its simultaneous band.
 """
 
 from __future__ import annotations
@@ -16,10 +16,26 @@ from typing import Any
 import numpy as np
 
 from bench.progress import shown
-from dpcore.level_tree import MAX_BRANCHING, MAX_PADDING_PERCENT, LevelTree, choose_tree, consistent_leaves
+from dpcore.budget import to_micro
+from dpcore.cdf import bin_edges, bin_tree, consistent_cells
+from dpcore.level_tree import (
+    MAX_BRANCHING,
+    MAX_PADDING_PERCENT,
+    LevelTree,
+    choose_tree,
+    consistent_leaves,
+    noisy_levels,
+    split_budget,
+)
+from dpcore.noise import Noise
+from dpcore.scales import LaplaceScales, noise_ratio
 
 WIDEST = 64
 """Largest branching that the search without our cap tries."""
+
+USERS, SAMPLES, UPPER, BINS = 200, 5, 650, 64
+"""The cell whose distribution is shown: users, samples of each, largest speed in 0.1 km/h, bins."""
+EPSILONS = ("0.5", "1", "5")
 
 
 @dataclass(frozen=True)
@@ -101,17 +117,46 @@ def compared(bins: int, draws: int) -> dict[str, Any]:
     return rows | {"interval queries": {"before": round(interval_queries(bins), 2)}}
 
 
+def banded(epsilon: str, draws: int) -> dict[str, Any]:
+    """The cell's distribution released ``draws`` times at ``epsilon``: the first of them with its band, and how often bands hold.
+
+    ``error``: root mean square error of a share; ``half_width``: mean of the bands'; both in percent of the samples.
+    """
+    rng, n = np.random.default_rng(6), USERS * SAMPLES
+    speeds = np.clip(np.where(rng.random(n) < 0.3, rng.normal(120, 60, n), rng.normal(380, 90, n)), 0, UPPER)
+    edges, tree = bin_edges(UPPER, BINS), bin_tree(UPPER, BINS)
+    histogram = np.bincount(np.searchsorted(edges, speeds.astype(np.int64), side="right") - 1, minlength=BINS)
+    levels = np.array(
+        [noise_ratio(2 * SAMPLES, part) for part in split_budget(to_micro(epsilon, round_up=False), tree.shares())]
+    )
+    scales = LaplaceScales(*(np.tile(column, (draws, 1)) for column in levels.T))
+    noisy = noisy_levels(tree, tree.levels(np.tile(histogram, (draws, 1))), scales, Noise())
+    total = np.full(draws, float(n)), np.zeros(draws)
+    shares = consistent_cells(tree, edges, total, noisy, scales.values).shares()
+    truth = np.cumsum(histogram) / n
+    inside = (shares.low <= truth + 1e-12) & (truth - 1e-12 <= shares.high)
+    return {
+        "held": round(100 * float(inside.all(axis=1).mean()), 1),
+        "error": round(100 * math.sqrt(float(np.square(shares.value - truth).mean())), 2),
+        "half_width": round(50 * float((shares.high - shares.low).mean()), 2),
+        "at": (edges[1:] / 10).round(2).tolist(),
+        "truth": truth.tolist(),
+        **{name: getattr(shares, name)[0].round(4).tolist() for name in ("value", "low", "high")},
+    }
+
+
 def run(quick: bool) -> dict[str, Any]:
-    """``bins``: K → mechanism → errors; ``best_branching``: the n that minimises (n − 1)/ln³n."""
+    """``bins``: K → mechanism → errors; ``best_branching``: the n that minimises (n − 1)/ln³n; ``released``: ε → a cell."""
     sizes = QUICK if quick else FULL
     branching = np.linspace(2, 64, 62_001)
     best = float(branching[np.argmin((branching - 1) / np.log(branching) ** 3)])
     by_bins = {bins: compared(bins, sizes.draws) for bins in shown(sizes.bins, "distributions")}
-    return {"best_branching": round(best, 2), "bins": by_bins}
+    released = {epsilon: banded(epsilon, 10 * sizes.draws) for epsilon in EPSILONS}
+    return {"best_branching": round(best, 2), "bins": by_bins, "released": released}
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:
-    """``papers-cdf.svg``: error of a prefix count against K, before and after consistency."""
+    """``papers-cdf.svg``: error of a prefix count against K, before and after consistency; ``papers-cdf-band.svg``: one cell."""
     from matplotlib.figure import Figure
 
     table = figures["bins"]
@@ -125,3 +170,19 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
     sheet.axes[0].set_ylabel("error of a prefix count, Δ/ε")
     sheet.axes[0].legend(fontsize=8)
     sheet.savefig(folder / "papers-cdf.svg")
+    _plot_bands(figures["released"]).savefig(folder / "papers-cdf-band.svg")
+
+
+def _plot_bands(released: dict[str, Any]) -> Any:
+    """A panel per ε: the true distribution of the cell, and the released one in its band."""
+    from matplotlib.figure import Figure
+
+    sheet = Figure(figsize=(11, 3.6), layout="constrained")
+    for axes, (epsilon, cell) in zip(sheet.subplots(1, len(released), sharey=True), released.items(), strict=True):
+        axes.fill_between(cell["at"], cell["low"], cell["high"], step="post", alpha=0.25, label="95 % band")
+        axes.step(cell["at"], cell["value"], where="post", label="released")
+        axes.step(cell["at"], cell["truth"], where="post", color="black", linewidth=0.8, label="true")
+        axes.set(title=f"ε = {epsilon}", xlabel="speed, km/h")
+    sheet.axes[0].set_ylabel("share of samples up to a speed")
+    sheet.axes[0].legend(fontsize=8)
+    return sheet

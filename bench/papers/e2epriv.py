@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,36 @@ import numpy as np
 from bench.papers.questions import Questions, squares
 from bench.papers.sets import Grid, population, thinned
 from bench.progress import shown
-from bench.recordings import absent
-from bench.spatial import Fit, path_of, private, recorded, tuning_queries
+from bench.recordings import absent, recordings
+from bench.spatial import (
+    WORKLOADS,
+    WORKLOADS_FILE,
+    Fit,
+    path_of,
+    private,
+    recorded,
+    summary,
+    trial,
+    tuning_queries,
+)
+from dpcore.budget import to_micro
 from dpcore.noise import Noise
-from dpcore.spatial import Auto, E2EPriv, SparseHierarchy, UniformGrid
+from dpcore.spatial import Auto, Domain, E2EPriv, Rectangles, SparseHierarchy, UniformGrid
+from dpcore.spatial.e2epriv import Objective
 from dpcore.spatial.not_private import best_non_private, leaky
+from dpcore.spatial.partition import image_of
+from dpcore.spatial.queries import answer
 
 STROKE = path_of("Stroke")
 AREAS = (0.01, 0.04, 0.09, 0.16, 0.25, 0.64)
 """Shares of the whole area that [E] queries."""
+TUNED_GRIDS = ("BeijingTaxiE", "cabspottingE", "checkin", "Stroke")
+TUNED_SIZES = (8, 16, 32, 64, 128, 256)
+TUNED_EPSILONS = ("0.05", "0.1", "0.5", "1", "4")
+OBJECTIVES: tuple[Objective, ...] = ("relative", "weighted")
+"""Recorded grids, sizes to choose from and ε by which the two objectives are compared."""
+FLOORS = (0.002, 0.01, 0.03, 0.1)
+"""δ: errors are relative to δ·n̂ points at least."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +63,7 @@ class Sizes:
 
 FULL = Sizes(
     places=100,
-    repeats=8,
+    repeats=20,
     epsilons=("0.2", "0.6", "1.0"),
     shares=(0.2, 0.25, 0.5, 0.75),
     side=1024,
@@ -71,29 +94,81 @@ def end_to_end(sizes: Sequence[int], side: int, shares: Sequence[float]) -> dict
     }
 
 
-def measured(sizes: Sizes) -> dict[str, Any]:
-    """Set → ε → mechanism → median relative error in % per share of the area ([E], Figs. 5, 10 and 11)."""
+def sets(sizes: Sizes) -> dict[str, tuple[Grid, Sequence[int]]]:
+    """Set → its counts and the grid sizes to choose from."""
     medium, large = sizes.points
-    sets: dict[str, tuple[Grid, Sequence[int]]] = {
+    generated: dict[str, tuple[Grid, Sequence[int]]] = {
         f"population-like, {medium} points": (population(medium, sizes.side, 1), _between(sizes.side, 200, 400)),
         f"concentrated, {large} points": (
             population(large, sizes.side, 2, towns=80, concentration=1.6),
             _between(sizes.side, 300, 800),
         ),
     }
-    if not absent(STROKE):
-        sets = {"Stroke, 8938 points": (thinned(recorded(("Stroke",))["Stroke"], 8938, 3), range(30, 81, 10))} | sets
+    if absent(STROKE):
+        return generated
+    return {"Stroke, 8938 points": (thinned(recorded(("Stroke",))["Stroke"], 8938, 3), range(30, 81, 10))} | generated
+
+
+def median_errors(questions: Questions, fit: Fit, epsilon: str, repeats: int) -> list[float]:
+    """Median relative error in % per share of the area, over places and ``repeats``."""
+    draws = [questions.relative_errors(fit, epsilon) for _ in range(repeats)]
+    of_areas = [np.concatenate(errors) for errors in zip(*draws, strict=True)]
+    return [round(100 * float(np.median(errors)), 2) for errors in of_areas]
+
+
+def measured(sizes: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Median relative errors in % per share of the area ([E], Figs. 5, 10 and 11): set → ε → mechanism → errors, and set → δ →
+    errors of the choice by relative error with ρ = δ·n̂, at the largest ε.
+    """
     figures: dict[str, Any] = {}
-    for name, (counts, candidates) in sets.items():
+    by_floor: dict[str, Any] = {}
+    for name, (counts, candidates) in sets(sizes).items():
         side = len(counts)
         questions = Questions.of(counts, [squares(side, share, sizes.places, 10 + k) for k, share in enumerate(AREAS)])
-        figures[name] = {epsilon: {} for epsilon in sizes.epsilons}
-        for epsilon in sizes.epsilons:
-            for label, fit in shown(end_to_end(candidates, side, sizes.shares).items(), f"{name}, ε = {epsilon}"):
-                draws = [questions.relative_errors(fit, epsilon) for _ in range(sizes.repeats)]
-                of_areas = [np.concatenate(errors) for errors in zip(*draws, strict=True)]
-                figures[name][epsilon][label] = [round(100 * float(np.median(errors)), 2) for errors in of_areas]
+        figures[name] = {
+            epsilon: {
+                label: median_errors(questions, fit, epsilon, sizes.repeats)
+                for label, fit in shown(end_to_end(candidates, side, sizes.shares).items(), f"{name}, ε = {epsilon}")
+            }
+            for epsilon in sizes.epsilons
+        }
+        base = E2EPriv(tuple(candidates), tuning_queries(side), objective="relative")
+        by_floor[name] = {
+            str(share): median_errors(
+                questions, private(replace(base, rho_share=share)), sizes.epsilons[-1], sizes.repeats
+            )
+            for share in shown(FLOORS, f"{name}, δ")
+        }
+    return figures, by_floor
+
+
+def objectives(trials: int, grids: Sequence[str], epsilons: Sequence[str]) -> dict[str, Any]:
+    """Grid → ε → workload → mean relative error of the choice by relative error over that of the weighted choice, and its
+    standard error; errors divide by max(count, 20).
+    """
+    with np.load(recordings() / WORKLOADS_FILE) as archive:
+        workloads = {name: Rectangles.of_cells(archive[name]) for name in WORKLOADS}
+    figures: dict[str, Any] = {}
+    for grid, counts in recorded(grids).items():
+        domain = Domain.unit_cells(*counts.shape)
+        truth = {name: answer(image_of(counts), queries) for name, queries in workloads.items()}
+        for epsilon in shown(epsilons, f"objectives, {grid}"):
+            means = []
+            for objective in OBJECTIVES:
+                fit = private(E2EPriv(TUNED_SIZES, tuning_queries(len(counts)), objective=objective))
+                release = partial(fit, counts, domain, to_micro(epsilon, round_up=True))
+                means.append(summary([trial(release, workloads, truth, counts) for _ in range(trials)]))
+            figures.setdefault(grid, {})[epsilon] = {
+                name: _ratio(*(each[f"{name}_mre_percent{part}"] for each in means for part in ("", "_error")))
+                for name in workloads
+            }
     return figures
+
+
+def _ratio(above: float, above_error: float, below: float, below_error: float) -> list[float]:
+    """The ratio of two means, and its standard error."""
+    ratio = above / below
+    return [round(ratio, 3), round(ratio * math.hypot(above_error / above, below_error / below), 3)]
 
 
 def _between(side: int, low: int, high: int) -> list[int]:
@@ -102,9 +177,16 @@ def _between(side: int, low: int, high: int) -> list[int]:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Set → ε → mechanism → errors, and which recording is absent."""
-    figures = {"sets": measured(QUICK if quick else FULL)}
-    return figures | ({"without": missing} if (missing := absent(STROKE)) else {})
+    """``sets``: set → ε → mechanism → errors; ``floors``: set → δ → errors; ``objectives``: grid → ε → workload → ratio; and
+    which recordings are absent.
+    """
+    by_set, by_floor = measured(QUICK if quick else FULL)
+    figures = {"sets": by_set, "floors": by_floor}
+    missing = absent(WORKLOADS_FILE, *map(path_of, TUNED_GRIDS))
+    if not missing:
+        trials, epsilons = (2, TUNED_EPSILONS[-1:]) if quick else (100, TUNED_EPSILONS)
+        figures["objectives"] = objectives(trials, TUNED_GRIDS, epsilons)
+    return figures | ({"without": missing} if missing else {})
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
 import time
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ METRES = 111_195.0
 """Metres of a degree of latitude."""
 BOX, DIAMETER = 20_000.0, 2_000.0
 """Side of the taxis' box, and the bound B of their regions, in metres."""
+NEAREST = (64, 5760)
+"""Fixes of a region, in the comparison of discarding with shrinking."""
 WAYS = ("none", "truncated", "consistent", "covert", "truncated, then covert")
 TOTAL_SHARE = 0.05
 """Share of ε that pays for the total, where one is paid for."""
@@ -51,7 +55,7 @@ class Sizes:
     crowd: int
 
 
-FULL = Sizes(sides=(10, 20, 30), epsilons=("0.1", "1.0"), repeats=4, queries=60, crowd=10_000)
+FULL = Sizes(sides=(10, 20, 30), epsilons=("0.1", "1.0"), repeats=16, queries=60, crowd=10_000)
 QUICK = Sizes(sides=(10,), epsilons=("1.0",), repeats=1, queries=10, crowd=500)
 
 
@@ -64,17 +68,22 @@ class Users:
     diameter: float
 
 
-def taxis() -> Regions:
-    """One region per taxi in metres from the box's corner: the 64 fixes nearest to where it mostly was; fixes outside are left out."""
+@cache
+def fixes() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Taxi, x and y of each fix inside the box, in metres from its corner."""
     with gzip.open(recordings() / TAXIS, "rb") as packed, io.TextIOWrapper(packed, "utf-8", newline="") as text:
         rows = csv.reader(text)
         next(rows)
-        fixes = np.array([(row[0], row[2], row[3]) for row in rows], dtype=np.float64)
-    x = (fixes[:, 1] - CENTRE[0]) * METRES + BOX / 2
-    y = (fixes[:, 2] - CENTRE[1]) * METRES * np.cos(np.radians(CENTRE[0])) + BOX / 2
+        columns = np.array([(row[0], row[2], row[3]) for row in rows], dtype=np.float64)
+    x = (columns[:, 1] - CENTRE[0]) * METRES + BOX / 2
+    y = (columns[:, 2] - CENTRE[1]) * METRES * np.cos(np.radians(CENTRE[0])) + BOX / 2
     inside = (x >= 0) & (x < BOX) & (y >= 0) & (y < BOX)
-    user = fixes[inside, 0].astype(np.int64)
-    return extract_regions(user, x[inside], y[inside], nearest=64, bandwidth=300.0)
+    return columns[inside, 0].astype(np.int64), x[inside], y[inside]
+
+
+def taxis(nearest: int = 64, discard_beyond: float = math.inf) -> Regions:
+    """One region per taxi, of the fixes nearest to where it mostly was."""
+    return extract_regions(*fixes(), nearest=nearest, bandwidth=300.0, discard_beyond=discard_beyond)
 
 
 def generated(number: int, side: int, *, even: bool, seed: int = 3) -> Regions:
@@ -159,15 +168,39 @@ def measured(given: Users, epsilon: str, sizes: Sizes) -> dict[str, dict[str, fl
     return {way: {key: round(float(np.mean([row[key] for row in of])), 3) for key in of[0]} for way, of in rows.items()}
 
 
+def outliers(sizes: Sizes) -> dict[str, dict[str, float]]:
+    """What discarding fixes outside B does instead of shrinking, without noise: the share of regions that are wider than B, how
+    many components of cells of 1 km a region meets, and by how many percent of all regions answers differ.
+    """
+    domain, figures = Domain(0.0, 0.0, BOX, BOX, 20, 20), {}
+    cells = Domain.unit_cells(20, 20)
+    for nearest in NEAREST:
+        shrunk, discarded = taxis(nearest), taxis(nearest, DIAMETER)
+        counts = [Footprints.of(regions, domain, DIAMETER).total() for regions in (shrunk, discarded)]
+        ours, theirs = (EulerHistogram(cells, components, 0.0, "covert") for components in counts)
+        figures[f"{nearest} nearest"] = {
+            "wider than B": 100 * float((shrunk.diameters() > DIAMETER).mean()),
+            "components, shrunk": counts[0].sum() / len(shrunk),
+            "components, discarded": counts[1].sum() / len(discarded),
+            **{
+                f"difference, {shape}": 100
+                * float(np.abs(ours.answers(query) - theirs.answers(query)).mean())
+                / len(shrunk)
+                for shape, query in ranges(domain, sizes.queries).items()
+            },
+        }
+    return {name: {key: round(value, 2) for key, value in row.items()} for name, row in figures.items()}
+
+
 def run(quick: bool) -> dict[str, Any]:
-    """``sets``: set → ε → way → figures."""
+    """``sets``: set → ε → way → figures; ``outliers``: discarding fixes against shrinking regions, of the taxis."""
     sizes = QUICK if quick else FULL
     figures = {
         name: {epsilon: measured(given, epsilon, sizes) for epsilon in sizes.epsilons}
         for name, given in shown(users(sizes).items(), "regions")
     }
     without = absent(TAXIS)
-    return {"sets": figures} | ({"without": without} if without else {})
+    return {"sets": figures} | ({"without": without} if without else {"outliers": outliers(sizes)})
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:

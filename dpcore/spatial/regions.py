@@ -121,8 +121,14 @@ class Regions:
         return Regions(self.start, x, y, self.user)
 
 
-def extract_regions(user: IntArray, x: FloatArray, y: FloatArray, *, nearest: int, bandwidth: float) -> Regions:
+def extract_regions(
+    user: IntArray, x: FloatArray, y: FloatArray, *, nearest: int, bandwidth: float, discard_beyond: float = math.inf
+) -> Regions:
     """One region per user: the ``nearest`` fixes to the mode of their fixes' density, as corners of a hull.
+
+    ``discard_beyond``: a diameter B about the mode; fixes farther away than B/2 are discarded, as in the source, so that no
+    region is wider than B. Without it wide regions keep their shape and are shrunk when they are counted. Both follow from
+    the user's own fixes, and the sensitivity is the same.
 
     Of more than :data:`MAX_CORNERS` fixes those farthest in as many directions: their hull lies inside that of all fixes, by
     at most 2.5 % of the diameter (tan(π/64)/2). Apart from sorting, the cost grows with the number of fixes, and a region
@@ -135,6 +141,8 @@ def extract_regions(user: IntArray, x: FloatArray, y: FloatArray, *, nearest: in
         raise RegionError(f"{nearest} nearest fixes; give 1 to {MAX_NEAREST}")
     if not (math.isfinite(bandwidth) and bandwidth > 0):
         raise RegionError(f"bandwidth {bandwidth} is not a positive length")
+    if not discard_beyond > 0:
+        raise RegionError(f"fixes are discarded beyond {discard_beyond}; give a positive length, or leave it out")
     if not len(user) == len(x) == len(y):
         raise RegionError(f"columns of {len(user)}, {len(x)} and {len(y)} fixes; give one value of each per fix")
     order = np.argsort(user, kind="stable")
@@ -144,14 +152,16 @@ def extract_regions(user: IntArray, x: FloatArray, y: FloatArray, *, nearest: in
     users, first, fixes = np.unique(user[order], return_index=True, return_counts=True)
     owner = np.repeat(np.arange(len(users)), fixes)
     away = points - points[_modes(points, first, fixes, bandwidth)][owner]
-    nearest_first = np.lexsort((np.square(away).sum(axis=1), owner))
+    squared = np.square(away).sum(axis=1)
+    nearest_first = np.lexsort((squared, owner))
     kept = nearest_first[np.arange(len(points)) - first[owner] < nearest]
-    kept = kept[_outermost(points[kept], owner[kept])]
+    kept = kept[squared[kept] <= (discard_beyond / 2) ** 2]
+    kept = kept[outermost(points[kept], owner[kept])]
     start = np.append(0, np.cumsum(np.bincount(owner[kept], minlength=len(users)))).astype(np.int64)
     return Regions(start, points[kept, 0], points[kept, 1], users.astype(np.int64))
 
 
-def _outermost(points: FloatArray, owner: IntArray) -> npt.NDArray[np.bool_]:
+def outermost(points: FloatArray, owner: IntArray) -> npt.NDArray[np.bool_]:
     """Which ``points`` (N, 2) are corners: of owners with more than :data:`MAX_CORNERS`, the first that is farthest in each of
     as many directions; of the others all. Points come by owner.
     """

@@ -46,8 +46,9 @@ numbers could exceed the assumed bytes."""
 
 
 class EulerConfig(Section):
-    """Regions of users: the convex hull of the ``nearest`` fixes around the place where a user mostly was, shrunk to a diameter.
+    """Regions of users: the convex hull of the ``nearest`` fixes around the place where a user mostly was, of bounded diameter.
 
+    ``outliers``: a wider region is shrunk to the diameter, or fixes farther than half of it from that place are discarded.
     ``inference``: what the counts are made before they are published; "none" keeps answers unbiased.
     ``total_share`` of the mechanism's ε pays for the number of all regions, where ``inference`` is "none".
     """
@@ -57,6 +58,7 @@ class EulerConfig(Section):
     nearest: int = Field(default=12, ge=1, le=5760)
     diameter_m: float = Field(default=5_000.0, gt=0, le=1_000_000)
     bandwidth_m: float = Field(default=300.0, gt=0, le=1_000_000)
+    outliers: Literal["shrink", "discard"] = "shrink"
     inference: Literal["none", "consistent", "covert"] = "none"
     total_share: float = Field(default=0.05, ge=0, le=0.5)
 

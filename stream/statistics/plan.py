@@ -62,7 +62,7 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a user's region is computed from their fixes, and the grid that counts regions; lengths in metres.
 
     Plans without ``inference`` are of versions that made all counts covert, those without ``total_share`` of versions that
-    did not draw the number of all regions by itself.
+    did not draw the number of all regions by itself, those without ``outliers`` of versions that shrank every wide region.
     """
 
     rows: int
@@ -72,6 +72,7 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_m: float
     inference: Literal["none", "consistent", "covert"] = "covert"
     total_share: float = 0.0
+    outliers: Literal["shrink", "discard"] = "shrink"
 
 
 class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -243,6 +243,52 @@ def test_the_critical_value_of_one_share_is_its_quantile_and_of_many_below_a_sum
         assert 0.6 < cdf.critical_value(choose_tree(bins), scales) / bonferroni < 0.75
 
 
+def of_many_kinds(cells: int, bins: int, root: int) -> tuple[LevelTree, Scales, Scales | None]:
+    """A tree, and scales whose ratios differ in every cell by a factor of up to 30 between levels."""
+    tree, ones = choose_tree(bins), np.ones(cells, dtype=np.int64)
+    rng = np.random.default_rng(8)
+    numerator = rng.integers(10, 300, (cells, tree.height))
+    noisy_root = (rng.integers(10, 300, cells), ones) if root else None
+    return tree, (numerator, np.ones_like(numerator)), noisy_root
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_bands_and_intervals_hold_where_the_ratios_of_scales_are_of_many_kinds(root: int) -> None:
+    """n = 500 cells of 500 kinds, α = 1e-6; a coverage of 87 % is refuted with power 0.99, of bands and of intervals."""
+    values = SHAPES["normal"](np.random.default_rng(7)).astype(np.int64)
+    tree, scales, noisy_root = of_many_kinds(500, 64, root)
+    edges = bin_edges(800, 64)
+    histogram = np.bincount(np.searchsorted(edges, values, side="right") - 1, minlength=64)
+    drawn = released(tree, edges, np.tile(histogram, (500, 1)), scales, Noise(), noisy_root)
+    truth = np.cumsum(histogram) / len(values)
+    assert stats.binomtest(_held_whole(drawn, truth), 500, 0.95, alternative="less").pvalue > ALPHA
+    hit, n = coverage(drawn, values, 50)
+    assert stats.binomtest(hit, n, 0.94, alternative="less").pvalue > ALPHA
+    # Planted bug: as many cells treated as if they had less noise than they have.
+    lying = CDFs(tree, edges, drawn.total, drawn.prefix, drawn.linear, drawn.scales / 4, drawn.root_scale / 4)
+    assert stats.binomtest(_held_whole(lying, truth), 500, 0.95, alternative="less").pvalue < ALPHA
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_a_release_computes_few_critical_values_however_many_kinds_of_cells_there_are(root: int) -> None:
+    """Each costs up to seconds. Scales are only ever assumed to be larger, and those of the most frequent kinds are exact."""
+    tree, (numerator, ones), noisy_root = of_many_kinds(300, 63, root)
+    numerator[100:] = numerator[:2].repeat(100, axis=0)
+    if noisy_root:
+        noisy_root[0][100:] = noisy_root[0][:2].repeat(100)
+    scales = np.column_stack([noisy_root[0] if noisy_root else 0 * ones[:, 0], numerator]).astype(float)
+    assumed = cdf.of_few_kinds(scales)
+    assert (assumed >= scales).all()
+    assert ((assumed == 0) == (scales == 0)).all()
+    assert (assumed[100:] == scales[100:]).all()
+    before = cdf.critical_value.cache_info().misses
+    drawn = released(tree, bin_edges(800, 63), np.ones((300, 63), np.int64), (numerator, ones), Noise(), noisy_root)
+    drawn.shares()
+    assert 0 < cdf.critical_value.cache_info().misses - before <= cdf.MAX_KINDS
+    for few in (scales[:4], scales[100:], scales[:0]):
+        assert cdf.of_few_kinds(few) is few
+
+
 def test_the_straying_of_a_share_is_the_most_over_all_possible_shares() -> None:
     """Against a grid of 2 001 shares f, with noise of the total."""
     tree, scales = LevelTree(12, (3, 4)), (1.0, 0.7, 0.4)

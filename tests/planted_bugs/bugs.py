@@ -129,6 +129,22 @@ PLAN = (
         "have_the_noise_of_their_shares",
     ),
     Bug(
+        "euler: a user's further regions are not paid for",
+        "dpcore/spatial/euler.py",
+        "return self.regions_per_user * Footprints.sensitivity(domain, self.diameter)",
+        "return Footprints.sensitivity(domain, self.diameter)",
+        "tests/dpcore/spatial/test_declared.py",
+        "audit_finds_no_more",
+    ),
+    Bug(
+        "declared regions: further polygons of a user count",
+        "dpcore/spatial/declared.py",
+        "regions.at_most(per_user).shrunk(diameter)",
+        "regions.shrunk(diameter)",
+        "tests/dpcore/spatial/test_declared.py",
+        "at_most_by_the_sensitivity",
+    ),
+    Bug(
         "allocation: charges are rounded down",
         "dpcore/allocation.py",
         "cost = -(-(MICRO * sensitivities.delta * denominator[sensitivities.row]) // t)",

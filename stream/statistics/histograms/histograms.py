@@ -155,12 +155,13 @@ def region_domain(plan: HistogramPlan) -> Domain:
 def regions_of(plan: HistogramPlan, fixes: Fixes) -> Regions:
     """One region per user, in metres on :func:`region_domain`."""
     assert plan.regions is not None
-    domain = region_domain(plan)
+    domain, regions = region_domain(plan), plan.regions
     latitude, longitude = fixes.points.T
     x = (latitude - plan.south) * (domain.north / (plan.north - plan.south))
     y = (longitude - plan.west) * (domain.east / (plan.east - plan.west))
     user = np.searchsorted(fixes.users, fixes.user)
-    return extract_regions(user, x, y, nearest=plan.regions.nearest, bandwidth=plan.regions.bandwidth_m)
+    beyond = regions.diameter_m if regions.outliers == "discard" else math.inf
+    return extract_regions(user, x, y, nearest=regions.nearest, bandwidth=regions.bandwidth_m, discard_beyond=beyond)
 
 
 def _draw_regions(plan: HistogramPlan, fixes: Fixes, epsilon: int, noise: Noise) -> Histogram:
@@ -224,4 +225,6 @@ def histogram_body(drawn: DrawnHistogram, feed: str, window: dict[str, str]) -> 
             "diameter_m": regions.diameter_m,
             "bandwidth_m": regions.bandwidth_m,
         }
+        if regions.outliers == "discard":
+            body["regions"]["outliers"] = regions.outliers
     return body | drawn.histogram.to_release()

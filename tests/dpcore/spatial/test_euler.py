@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import beta
 
 from dpcore.budget import MICRO
 from dpcore.errors import ParameterError
@@ -26,6 +25,7 @@ from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.queries import QueryError, Rectangles
 from dpcore.spatial.regions import Footprints, Regions
 from tests.dpcore.spatial.polygons import Point, corners_strategy, grid, hull, meets
+from tests.dpcore.spatial.vertex_audit import epsilon_lower_bound
 from tests.support.tapes import tape
 
 
@@ -356,44 +356,14 @@ def test_a_grid_too_large_for_inference_is_answered_with_its_paid_total(monkeypa
     assert EulerHistogram.from_release(json.loads(json.dumps(released.to_release()))).total == released.total
 
 
-TRIALS_PER_SIDE = 200
-AUDIT_ALPHA = 1e-4
-
-
-def epsilon_lower_bound(scale_factor: float, epsilon: float, draws: int) -> float:
-    """Lower bound of ε at confidence 1 − 2·AUDIT_ALPHA from ``draws`` times 40 000 trials of a user present or absent.
-
-    Disjoint 2 × 2 blocks with a margin are independent trials: the noise is. The event "all nine components of the vertex
-    are ≥ 1" has the largest likelihood ratio there is, e^ε exactly where the whole sensitivity is used.
-    """
-    n = 3 * TRIALS_PER_SIDE
-    domain = grid(n, n)
-    corner = np.arange(TRIALS_PER_SIDE) * 3 + 1.0
-    x, y = (c.ravel() for c in np.meshgrid(corner, corner, indexing="ij"))
-    diamonds = np.array([(-0.3, 0), (0.3, 0), (0, -0.3), (0, 0.3)])
-    present = Regions.of_polygons(list(np.stack([x, y], axis=1)[:, None, :] + diamonds))
-    hits = {}
-    euler = Euler(1.0)
-    for name, regions in (("present", present), ("absent", Regions.of_polygons([]))):
-        hits[name] = 0
-        for _ in range(draws):
-            h = euler.fit(regions, domain, round(epsilon * MICRO / scale_factor), Noise()).components
-            nine = np.stack([h[a::6, b::6][:TRIALS_PER_SIDE, :TRIALS_PER_SIDE] for a in range(3) for b in range(3)])
-            hits[name] += int((nine >= 1).all(axis=0).sum())
-    trials = draws * TRIALS_PER_SIDE**2
-    low = beta.ppf(AUDIT_ALPHA, hits["present"], trials - hits["present"] + 1)
-    high = beta.ppf(1 - AUDIT_ALPHA, hits["absent"] + 1, trials - hits["absent"])
-    return math.log(low / high)
-
-
 def test_the_audit_finds_no_more_than_epsilon() -> None:
     # About 600 and 80 hits: at ε = 2 the bound is near 1.4, and above 2 with probability below 2·AUDIT_ALPHA.
-    assert 1.0 < epsilon_lower_bound(1.0, 2.0, 3) <= 2.0
+    assert 1.0 < epsilon_lower_bound(Euler(1.0), 2.0, 3) <= 2.0
 
 
 def test_the_audit_catches_half_the_noise() -> None:
     # The true loss is 4; about 470 and 8 hits give a bound near 2.8, above 2 with probability above 0.999.
-    assert epsilon_lower_bound(0.5, 2.0, 1) > 2.0
+    assert epsilon_lower_bound(Euler(1.0), 4.0, 1) > 2.0
 
 
 def test_a_release_comes_back_as_it_went() -> None:

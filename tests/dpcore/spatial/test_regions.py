@@ -142,6 +142,24 @@ def test_extraction_takes_the_nearest_fixes_to_the_densest_place_of_each_user() 
     assert sorted(alone.x) == sorted(regions.x[8:]), "nobody else's fixes matter"
 
 
+def test_a_far_fix_moves_a_region_that_is_shrunk_and_not_one_whose_far_fixes_are_discarded() -> None:
+    """[B] discards fixes outside the diameter B = 1; we shrink by default. Another user's fixes matter to neither."""
+    near = 2.5 + 0.4 * np.array([(0, 0), (0.01, 0), (0, 0.01), (1, 0), (0, 1), (-0.7, -0.7)])
+    points, user = np.vstack([near, [(2.5, 3.4)], near + 1]), np.repeat([1, 2], [7, 6])
+
+    def region(fixes: slice, discard_beyond: float) -> tuple[Regions, list[list[int]]]:
+        regions = extract_regions(
+            user[fixes], *points[fixes].T, nearest=MAX_NEAREST, bandwidth=0.1, discard_beyond=discard_beyond
+        )
+        mine = Regions(regions.start[:2], *(c[: regions.start[1]] for c in (regions.x, regions.y)), regions.user[:1])
+        return mine, Footprints.of(mine, grid(5, 5), 1.0).total().tolist()
+
+    without_it, with_it = slice(6), slice(7)
+    assert region(with_it, 1.0)[1] == region(without_it, 1.0)[1] == region(slice(13), 1.0)[1]
+    assert region(with_it, 1.0)[0].diameters()[0] <= 1.0 < region(with_it, np.inf)[0].diameters()[0]
+    assert region(with_it, np.inf)[1] != region(without_it, np.inf)[1]
+
+
 def test_all_users_at_once_are_as_each_user_by_the_definition() -> None:
     """300 users of 1 to 700 fixes, many of them at equal places: mode of the density of the evenly spaced, then the nearest."""
     rng = np.random.default_rng(6)
@@ -218,6 +236,9 @@ def test_no_region_is_no_footprint() -> None:
         lambda: extract_regions(np.zeros(1, np.int64), np.zeros(1), np.zeros(1), nearest=0, bandwidth=1.0),
         lambda: extract_regions(np.zeros(1, np.int64), np.zeros(1), np.zeros(1), nearest=5761, bandwidth=1.0),
         lambda: extract_regions(np.zeros(1, np.int64), np.zeros(1), np.zeros(1), nearest=3, bandwidth=0.0),
+        lambda: extract_regions(
+            np.zeros(1, np.int64), np.zeros(1), np.zeros(1), nearest=3, bandwidth=1.0, discard_beyond=np.nan
+        ),
         lambda: extract_regions(np.zeros(2, np.int64), np.zeros(1), np.zeros(1), nearest=3, bandwidth=1.0),
         lambda: extract_regions(np.zeros(1, np.int64), np.array([np.inf]), np.zeros(1), nearest=3, bandwidth=1.0),
     ],

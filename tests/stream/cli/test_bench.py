@@ -61,7 +61,11 @@ def test_a_part_is_measured_and_drawn_by_its_dotted_name(tmp_path: Path) -> None
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
     assert (figures["benchmark"], round(figures["best_branching"], 1)) == ("papers.cdf", 16.8)
-    assert [path.name for path in tmp_path.iterdir()] == ["papers-cdf.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["papers-cdf-band.svg", "papers-cdf.svg"]
+    for cell in figures["released"].values():
+        assert all(
+            low <= value <= high for low, value, high in zip(cell["low"], cell["value"], cell["high"], strict=True)
+        )
 
 
 @pytest.mark.parametrize(("arguments", "variable"), [(["--quick"], ""), ([], "1")])

@@ -17,7 +17,7 @@ from stream.config import Config, ConfigError, load_config
 from stream.config.histogram import MAX_MESSAGE_BYTES, MECHANISMS
 from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.statistics.histograms.fixes import fixes_of, histogram_box
-from stream.statistics.histograms.histograms import draw_histograms, mechanism_of
+from stream.statistics.histograms.histograms import draw_histograms, histogram_body, mechanism_of, regions_of
 from stream.statistics.plan import decode_plan, encode_plan
 from tests.support import hourly
 from tests.support.builders import EVERY_MECHANISM, TABLES, bus_config, located_rows, uncommented, with_histograms
@@ -119,7 +119,7 @@ VARIED: dict[str, dict[str, Any]] = {
     "htf": {"split": "search", "rounds": 3, "max_height": 6, "stop_cells": 5, "stop_count": 100.0, "stop_share": 0.3},
     "quadtree": {"budget": "uniform", "height": 3},
     "kdtree": {"budget": "uniform", "max_height": 4},
-    "euler": {"rows": 4, "columns": 4, "inference": "consistent"},
+    "euler": {"rows": 4, "columns": 4, "inference": "consistent", "outliers": "discard"},
 }
 """Tables of mechanisms with what their papers vary."""
 
@@ -147,6 +147,11 @@ def test_what_a_paper_varies_can_be_configured_and_reaches_the_mechanism(tmp_pat
     assert drawn.mechanism == name
     if name == "euler":
         assert drawn.histogram.to_release()["structure"]["grade"] == "consistent"
+        assert histogram_body(drawn, "bus", {})["regions"]["outliers"] == "discard"
+        wide, bounded = (
+            regions_of(each.histogram, fixes).diameters().max() for each in (plan, other) if each.histogram
+        )
+        assert bounded <= other.histogram.regions.diameter_m < wide
         return
     mechanism, by_default = mechanism_of(name, other.histogram), mechanism_of(name, plan.histogram)
     for key, value in VARIED[name].items():
