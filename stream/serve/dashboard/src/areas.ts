@@ -119,6 +119,7 @@ export class Areas {
     byId('box-button').setAttribute('aria-pressed', 'true');
     this.drawing.begin(form);
     void this.map.outline(null);
+    byId('details-body').replaceChildren(); // nothing of a drawing that was given up
     this.show();
     byId('details-body').querySelector<HTMLElement>('input:checked')?.focus();
   }
