@@ -2,12 +2,15 @@
 
 Windows of generated cells go through a real broker and the real service to one open page. ``update`` is the time from the
 event of a new window until the map is painted; ``fetch`` the part of it until the values have arrived; ``change`` the time for
-other colours of the same window; ``longest_task`` the longest time in which the page did not react to input.
+other colours of the same window; ``longest_task`` the longest time in which the page did not react to input; ``first`` the
+time from opening the page, with nothing in its cache, until its first map is painted. ``frames_per_second``: how often the page
+was drawn while a pointer dragged the map.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import statistics
 import tempfile
@@ -18,7 +21,7 @@ from typing import Any
 import h3
 import numpy as np
 from aiohttp.test_utils import TestClient, TestServer
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright
 
 from bench.configuration import bench_config
 from bench.progress import shown
@@ -50,6 +53,16 @@ _LONG_TASKS = """() => {
   new PerformanceObserver((list) => list.getEntries().forEach((task) => (window.longest = Math.max(window.longest, task.duration))))
     .observe({ entryTypes: ['longtask'] });
 }"""
+_COUNT_FRAMES = """() => {
+  window.frames_drawn = 0;
+  window.counting_since = performance.now();
+  const count = () => { window.frames_drawn += 1; requestAnimationFrame(count); };
+  requestAnimationFrame(count);
+}"""
+_FRAMES = "() => window.frames_drawn / (performance.now() - window.counting_since) * 1000"
+_FIRST = (
+    "() => { const [first] = performance.getEntriesByName('hexveil:update'); return first.startTime + first.duration; }"
+)
 
 
 @dataclass(frozen=True)
@@ -142,6 +155,27 @@ async def measure(page: Page, bootstrap: str, sizes: Sizes) -> dict[str, list[fl
     return milliseconds
 
 
+async def open_page(browser: Browser, address: str, newest: str) -> tuple[Page, float]:
+    """The page with the newest window painted, and the milliseconds that it took."""
+    page = await browser.new_page(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    await page.goto(address)
+    await page.wait_for_selector(f'html[data-window="{newest}"]', timeout=120_000)
+    return page, await page.evaluate(_FIRST)
+
+
+async def pan(page: Page) -> float:
+    """Frames per second while the map is dragged for some three seconds."""
+    await page.mouse.move(640, 400)
+    await page.mouse.down()
+    await page.evaluate(_COUNT_FRAMES)
+    for step in range(180):
+        await page.mouse.move(640 + 200 * math.sin(step / 20), 400 + 120 * math.sin(step / 13))
+        await page.wait_for_timeout(16)
+    frames: float = await page.evaluate(_FRAMES)
+    await page.mouse.up()
+    return frames
+
+
 def find_chromium() -> str | None:
     """The program, or None; without windows and tabs, where it is there, because that opens a page at half the cost."""
     return shutil.which("chromium-headless-shell") or shutil.which("chromium")
@@ -158,18 +192,23 @@ async def dashboard(sizes: Sizes) -> dict[str, Any]:
             await publish(kafka.bootstrap, window_of(week, sizes.hexagons))
         async with TestClient(TestServer(make_app(config))) as client, async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
-            page = await browser.new_page(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
-            await page.goto(str(client.make_url("/")))
             newest = utc_text(START + (EARLIER - 1) * WEEK)
-            await page.wait_for_selector(f'html[data-window="{newest}"]', timeout=120_000)
+            first = []
+            for _ in range(sizes.repeats):
+                page, milliseconds_of_first = await open_page(browser, str(client.make_url("/")), newest)
+                first.append(milliseconds_of_first)
+                if len(first) < sizes.repeats:
+                    await page.close()
+            frames = await pan(page)
             await page.evaluate(_LONG_TASKS)
-            milliseconds = await measure(page, kafka.bootstrap, sizes)
+            milliseconds = {"first": first} | await measure(page, kafka.bootstrap, sizes)
             version = browser.version
             await browser.close()
     return {
         "hexagons": sizes.hexagons,
         "repeats": sizes.repeats,
         "chromium": version,
+        "frames_per_second": round(frames, 1),
         **{
             f"{kind}_ms": {"median": round(statistics.median(times)), "best": round(min(times))}
             for kind, times in milliseconds.items()

@@ -8,11 +8,21 @@ from aiohttp import web
 
 from stream.messages.range_query import Box
 from stream.messages.tables import ParquetMissingError, feature, table_of
+from stream.serve.city.areas import centre_of
 from stream.serve.responses import CSV, GEOJSON, JSON, PARQUET, Answers, Freshness, Problem, key_of
 from stream.serve.window_store import View, WindowView
 
 FILES = {"csv": CSV, "parquet": PARQUET, "geojson": GEOJSON}
 """Media type of each file format."""
+
+
+class _Merged(msgspec.Struct):
+    """Of a release, the smaller cells that were released apart from it."""
+
+    excludes: list[str] = []
+
+
+_MERGED = msgspec.json.Decoder(_Merged)
 
 
 def known_window(view: View, start: str | None, feed: str) -> WindowView:
@@ -64,7 +74,7 @@ class Hexagons:
         summary = known.summary()
 
         def make() -> bytes:
-            chosen = [cells[cell] for cell in sorted(cells) if _wanted(cell, bbox, resolution)]
+            chosen = [cells[cell] for cell in sorted(cells) if _wanted(cell, cells[cell], bbox, resolution)]
             if shape == "json":
                 # Values are JSON that was checked when it arrived, so they are joined and not encoded again.
                 head = msgspec.json.encode(summary)[:-1]
@@ -104,10 +114,10 @@ def no_parquet() -> Problem:
     return Problem(501, "Parquet needs pyarrow, which this service does not have", remedy)
 
 
-def _wanted(cell: str, box: Box | None, resolution: int | None) -> bool:
+def _wanted(cell: str, value: bytes, box: Box | None, resolution: int | None) -> bool:
     if resolution is not None and h3.get_resolution(cell) != resolution:
         return False
     if box is None:
         return True
-    lat, lng = h3.cell_to_latlng(cell)
+    lat, lng = centre_of(cell, _MERGED.decode(value).excludes)
     return bool(box[0] <= lng <= box[2] and box[1] <= lat <= box[3])

@@ -29,7 +29,7 @@ _TAGS = {
     "Alerts": "Cells whose released means support a rule of the operator, with a bound on false alarms.",
     "Stream": "News of finished windows and of alerts.",
     "Places": "Names of cells, routes and stops from the operator's timetable. Public facts, not released numbers.",
-    "Areas": "Named areas with the released statistics of their cells together.",
+    "Areas": "Named and drawn areas with the released statistics of their cells together.",
     "Features": "The same releases by OGC API - Features, for geographic information systems.",
     "Downloads": "Complete windows as files, one by one or those of a range together.",
 }
@@ -297,6 +297,19 @@ def _city_schemas() -> Schema:
     number = {"type": "number"}
     mean = {"value": number, "raw": number, "interval": interval, "unit": {"type": "string", "const": "km/h"}}
     window = _window_fields()
+    together = {name: window[name] for name in ("feed", "window", "complete")} | {
+        "cells": count | {"description": "Released cells that belong to the area."},
+        "published": count | {"description": "Those of them with a mean."},
+        "events": or_null(ref("AreaCount"), "Null where the feed releases no events but users only."),
+        "users": or_null(ref("AreaCount"), "Sum of the cells' users where events are null, else null."),
+        "mean": or_null(
+            ref("AreaMean"),
+            "Mean of the cells as released, weighted by events or else users. Null where no cell is published, and "
+            "where so few may have been there that the noise leaves the mean open.",
+        ),
+        "hexagons": array(text, "H3 indexes of these cells."),
+        "geometry": _shape("MultiPolygon", ring),
+    }
     return {
         "Place": members(place),
         "PlaceList": members(
@@ -310,23 +323,8 @@ def _city_schemas() -> Schema:
             {"value": number, "interval": or_null(interval, "Null where events are public and so exact.")}
         ),
         "AreaMean": members(mean),
-        "AreaStatistics": members(
-            area
-            | {name: window[name] for name in ("feed", "window", "complete")}
-            | {
-                "cells": count | {"description": "Released cells that belong to the area."},
-                "published": count | {"description": "Those of them with a mean."},
-                "events": or_null(ref("AreaCount"), "Null where the feed releases no events but users only."),
-                "users": or_null(ref("AreaCount"), "Sum of the cells' users where events are null, else null."),
-                "mean": or_null(
-                    ref("AreaMean"),
-                    "Mean of the cells as released, weighted by events or else users. Null where no cell is published, and "
-                    "where so few may have been there that the noise leaves the mean open.",
-                ),
-                "hexagons": array(text, "H3 indexes of these cells."),
-                "geometry": _shape("MultiPolygon", ring),
-            }
-        ),
+        "AreaStatistics": members(area | together),
+        "DrawnAreaStatistics": members(together),
     }
 
 

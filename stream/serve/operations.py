@@ -208,6 +208,16 @@ def _of_areas(city: City, feed: p.Parameter) -> list[Operation]:
             (404, 503),
             tag="Areas",
         ),
+        Operation(
+            f"{BASE}/area",
+            "measureArea",
+            "Released statistics of the cells of a drawn area in one window, together",
+            city.drawn_area,
+            (p.RING, feed, p.WINDOW_QUERY),
+            {JSON: "DrawnAreaStatistics"},
+            (404, 503),
+            tag="Areas",
+        ),
     ]
 
 

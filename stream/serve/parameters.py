@@ -11,6 +11,7 @@ from typing import Any, Literal
 import h3
 from aiohttp import web
 
+from stream.geojson import Position, polygons_of
 from stream.messages.range_query import Box
 from stream.serve.ogc.selection import Bounds, read_interval, read_item_id
 from stream.serve.responses import Problem
@@ -18,6 +19,10 @@ from stream.serve.responses import Problem
 _NUMBER = r"-?[0-9]{1,3}(\.[0-9]{1,17})?"
 _BOX_PATTERN = f"^{_NUMBER}(,{_NUMBER}){{3}}$"
 _BOX = re.compile(_BOX_PATTERN[1:-1])
+_RING_PATTERN = f"^{_NUMBER}(,{_NUMBER}){{5,}}$"
+_RING = re.compile(_RING_PATTERN[1:-1])
+MOST_CORNERS = 100
+"""Corners of a drawn area, which has to fit into an address."""
 _REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,2})?")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.0{1,9})?(Z|[+-]\d{2}:\d{2})", re.ASCII | re.IGNORECASE)
 _FEED = r"^[a-z][a-z0-9-]{0,31}$"
@@ -135,6 +140,18 @@ def _box(text: str) -> Box:
     return west, south, east, north
 
 
+def _ring(text: str) -> list[Position]:
+    corners = (text.count(",") + 1) / 2
+    if corners > MOST_CORNERS:
+        raise ValueError(f"has {corners:.0f} corners, more than {MOST_CORNERS}")
+    if not _RING.fullmatch(text) or corners % 1:
+        raise ValueError("is not a list of three or more pairs longitude,latitude")
+    numbers = [float(part) for part in text.split(",")]
+    positions = [list(pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
+    [[ring]] = polygons_of({"type": "Polygon", "coordinates": [positions]}, "it")
+    return ring
+
+
 def _bounds(text: str) -> Bounds:
     parts = text.split(",")
     if len(parts) not in (4, 6) or not all(_REAL.fullmatch(part) for part in parts):
@@ -213,6 +230,14 @@ AREA_PATH = Parameter(
     "route:10",
     str,
     where="path",
+    required=True,
+)
+RING = Parameter(
+    "ring",
+    f"Corners of the area, longitude,latitude,longitude,latitude,… in degrees; 3 to {MOST_CORNERS} of them.",
+    {"type": "string", "pattern": _RING_PATTERN},
+    "-97.8,30.2,-97.7,30.2,-97.7,30.3",
+    _ring,
     required=True,
 )
 RESOLUTION = Parameter(

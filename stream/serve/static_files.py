@@ -11,6 +11,7 @@ from functools import cache, partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -107,19 +108,17 @@ class Pages:
         self._security = security_headers(config.public.frame_ancestors)
         self._usual = usual
         domain = config.feed.domain
-        self._settings = msgspec.json.encode(
-            {
-                "feed": config.feed.name,
-                "domain": [domain.west, domain.south, domain.east, domain.north],
-                "basemap": basemap is not None,
-                "parquet": can_write_parquet(),
-                "alerting": bool(config.public.alerts),
-                "places": city.named,
-                "lines": city.drawn,
-                "areas": city.divided,
-                "limits": LIMITS,
-            }
-        )
+        self._settings: dict[str, Any] = {
+            "feed": config.feed.name,
+            "domain": [domain.west, domain.south, domain.east, domain.north],
+            "basemap": basemap is not None,
+            "parquet": can_write_parquet(),
+            "alerting": bool(config.public.alerts),
+            "places": city.named,
+            "lines": city.drawn,
+            "areas": city.divided,
+            "limits": LIMITS,
+        }
 
     async def asset(self, request: web.Request) -> web.Response:
         """A built file; the page itself at ``/``."""
@@ -141,12 +140,14 @@ class Pages:
 
     async def settings(self, request: web.Request) -> web.Response:
         """The settings that the page needs before any window."""
-        key = key_of(self._settings)
-        return await self._answers.answer(request, key, lambda: self._settings, JSON, "revalidate")
+        feeds = sorted({self._feed} | self._view.feeds())
+        body = msgspec.json.encode(self._settings | {"feeds": feeds})
+        return await self._answers.answer(request, key_of(body), lambda: body, JSON, "revalidate")
 
     async def usual(self, request: web.Request) -> web.Response:
         """Usual values of the cells before a window."""
-        window = known_window(self._view, request.query.get("window"), self._feed)
+        feed = request.query.get("feed", self._feed)
+        window = known_window(self._view, request.query.get("window"), feed)
         days, earlier = self._usual.earlier(self._view, window)
         key = key_of("usual", window.tag, days, [other.tag for other in earlier])
         make = partial(self._usual.over, window, days, earlier)

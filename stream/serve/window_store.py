@@ -186,6 +186,10 @@ class View:
         windows = [w for w in self.windows.values() if w.complete and feed in (None, w.feed) and _by_number(w) > after]
         return sorted(windows, key=_by_number)
 
+    def feeds(self) -> set[str]:
+        """Names of the feeds that have a complete window."""
+        return {window.feed for window in self.windows.values() if window.complete}
+
     def ordered(self, feed: str | None = None) -> list[WindowView]:
         """All windows, newest first."""
         windows = [window for window in self.windows.values() if feed in (None, window.feed)]

@@ -71,7 +71,7 @@ class PolygonArea:
 
     def holds(self, cells: Iterable[Released]) -> list[str]:
         """Those whose centre lies inside. Only cells with their centre in the box around the polygons are compared with edges."""
-        near = [(cell, centre) for cell, apart in cells if self._is_near(centre := _centre(cell, apart))]
+        near = [(cell, centre) for cell, apart in cells if self._is_near(centre := centre_of(cell, apart))]
         if not near:
             return []
         centres = np.array([centre for _, centre in near])
@@ -134,8 +134,11 @@ class Corridor:
         return self._outline
 
 
-def _centre(cell: str, excludes: Sequence[str]) -> tuple[float, float]:
-    """Latitude and longitude of the centre of a cell, or of the part nearest to it that was not released apart."""
+def centre_of(cell: str, excludes: Sequence[str]) -> tuple[float, float]:
+    """Latitude and longitude of the centre of a cell, or of the part nearest to it that was not released apart.
+
+    It decides where a cell belongs, in areas and in boxes, so that one that was merged counts once.
+    """
     part = _remaining(cell, set(excludes), max(map(h3.get_resolution, excludes))) if excludes else cell
     lat, lng = h3.cell_to_latlng(part or cell)
     return lat, lng

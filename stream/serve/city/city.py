@@ -8,7 +8,8 @@ import msgspec
 from aiohttp import web
 
 from stream.config.servers import PublicConfig
-from stream.serve.city.areas import Area, read_areas
+from stream.geojson import Position
+from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import combined, numbers_of
 from stream.serve.city.places import read_places
 from stream.serve.close_marker import marker_of
@@ -65,18 +66,34 @@ class City:
         area = self._areas.get(name)
         if area is None:
             raise Problem(404, f"there is no area {name[:80]!r}", "see /api/v1/areas for the names that are known")
+        named = {"name": area.name, "kind": area.kind}
         known = known_window(self._view, window, feed)
+        return await self._together(request, key_of("area", name, known.tag), area, named, known)
+
+    async def drawn_area(
+        self, request: web.Request, ring: list[Position], feed: str, window: str | None
+    ) -> web.Response:
+        """The same of an area that somebody drew."""
+        known = known_window(self._view, window, feed)
+        return await self._together(
+            request, key_of("drawn area", ring, known.tag), PolygonArea("", [[ring]]), {}, known
+        )
+
+    async def _together(
+        self, request: web.Request, key: str, area: Area, named: dict[str, str], known: WindowView
+    ) -> web.Response:
         values = known.in_order()
         summary = known.summary()
-        key = key_of("area", name, known.tag)
         async with self._turns.take():
             # A restart may bring other areas, so the answer is not immutable even for a complete window.
             return await self._answers.answer(
-                request, key, lambda: _statistics(area, known, values, summary), JSON, "revalidate"
+                request, key, lambda: _statistics(area, named, known, values, summary), JSON, "revalidate"
             )
 
 
-def _statistics(area: Area, window: WindowView, values: list[bytes], summary: dict[str, Any]) -> bytes:
+def _statistics(
+    area: Area, named: dict[str, str], window: WindowView, values: list[bytes], summary: dict[str, Any]
+) -> bytes:
     cells = numbers_of(values)
     belonging = set(area.holds((cell.cell, cell.excludes) for cell in cells))
     inside = [cell for cell in cells if cell.cell in belonging]
@@ -84,7 +101,7 @@ def _statistics(area: Area, window: WindowView, values: list[bytes], summary: di
     upper = float("inf") if marker is None else marker.clipping.upper
     said = {name: summary[name] for name in ("feed", "window", "complete")}
     return msgspec.json.encode(
-        {"name": area.name, "kind": area.kind}
+        named
         | said
         | combined(inside, upper)
         | {"hexagons": [cell.cell for cell in inside], "geometry": area.geometry()}

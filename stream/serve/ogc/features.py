@@ -68,7 +68,7 @@ class Features:
     async def collections(self, request: web.Request, form: str) -> web.Response:
         """Both collections of every feed."""
         here = _base(request)
-        feeds = sorted({self._feed} | {window.feed for window in self._view.completed()})
+        feeds = sorted({self._feed} | self._view.feeds())
         listed = [_described(here, feed, kind, self._windows(feed, kind)) for feed in feeds for kind in (NEWEST, ALL)]
         links = [_link(f"{here}{ROOT}/collections", "self", JSON, "This list")]
         return await self._told(request, {"links": links, "collections": listed})

@@ -38,6 +38,7 @@ expect.set_options(timeout=PATIENCE_MS)
 
 DESKTOP = {"width": 1024, "height": 640}
 PHONE = {"width": 390, "height": 844}
+WALL = {"width": 3840, "height": 1080}
 TILE = 512
 """Pixels of the world's side at zoom 0."""
 

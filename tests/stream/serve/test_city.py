@@ -119,14 +119,17 @@ async def test_cells_are_called_by_their_places_and_hostile_names_stay_words(
         }.items():
             row = rows.filter(has_text=cell)
             await expect(row.locator("th")).to_contain_text(name)
+        await expect(rows.filter(has_text=UNCERTAIN).locator("th bdi")).to_have_text("10")
         await no_violation(page)
         await rows.filter(has_text=BUSY).locator("button").click()
         await expect(page.locator("#details h2 .name")).to_have_text(HOSTILE)
         await expect(page.locator("#details h2 code")).to_have_text(BUSY)
-        await expect(page.locator("#details")).to_contain_text("10, <b>2</b>")
+        await expect(page.locator("#details")).to_contain_text("Routes that cross it: 10, <b>2</b>")
+        await expect(page.locator("#details bdi")).to_have_text([HOSTILE, "10", "<b>2</b>"])
         await page.locator("#table-close").click()
         await page.locator("#search-button").click()
-        await expect(page.locator("#search-results li")).to_have_count(3)
+        await expect(page.locator("#search-results li bdi")).to_have_text([WEST_SIDE, "10", "<b>2</b>"])
+        await expect(page.locator("#search-results li").nth(1)).to_contain_text("Route 10")
         await no_violation(page)
         assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         assert await page.locator("img[src=x], li b").count() == 0

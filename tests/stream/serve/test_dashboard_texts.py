@@ -15,8 +15,8 @@ SOURCES = REPO_ROOT / "stream" / "serve" / "dashboard"
 TEXTS = SOURCES / "src" / "texts"
 LANGUAGES = sorted(path.stem for path in TEXTS.glob("*.json"))
 PUT_TOGETHER = re.compile(
-    r"(mean|p50|p85|spread)\.(short|name|title)|chip\..+|kind\..+|legend\.(modelled|raw)|(legend\.against|usual)\..+|download\.(from|to)"
-    r"|(reason|about\.relation|about\.noise)\..+|limit\..+|(empty|gone|withheld)\.(title|text)"
+    r"(mean|p50|p85|spread)\.(short|name|title)|chip\..+|kind\..+|legend\.(modelled|raw)|(legend\.against|usual)\..+|download\.(from|to)|area\.(box|polygon|refused\..+)"
+    r"|(reason|about\.relation|about\.noise)\..+|limit\..+|(empty|gone|withheld|unknown)\.(title|text)"
 )
 """Keys that the source puts together from parts."""
 

@@ -1,5 +1,6 @@
 /** Requests to the read API; every address is relative to the page. */
 
+import type { Position } from 'geojson';
 import { say } from './texts';
 import type {
   AlertList, AreaName, AreaStatistics, Box, Hexagon, PlaceList, Settings, StopFeature, Usual, WindowCells, WindowSummary,
@@ -34,7 +35,7 @@ export const windows = async (feed: string) =>
 export const cells = (feed: string, start: string) =>
   get<WindowCells>('api/v1/hexagons', { feed, window: start });
 
-export const usual = (start: string) => get<Usual>('dashboard/usual', { window: start });
+export const usual = (feed: string, start: string) => get<Usual>('dashboard/usual', { feed, window: start });
 
 export const alerts = (feed: string, start: string) => get<AlertList>('api/v1/alerts', { feed, window: start });
 
@@ -46,6 +47,10 @@ export const areas = async () => (await get<{ areas: AreaName[] }>('api/v1/areas
 
 export const area = (feed: string, name: string, start: string | undefined) =>
   get<AreaStatistics>(`api/v1/areas/${encodeURIComponent(name)}`, { feed, ...(start ? { window: start } : {}) });
+
+/** `ring`: longitude and latitude of every corner. */
+export const drawnArea = (feed: string, ring: Position[], start: string | undefined) =>
+  get<AreaStatistics>('api/v1/area', { feed, ring: ring.flat().join(','), ...(start ? { window: start } : {}) });
 
 export const history = async (feed: string, cell: string) =>
   (await get<{ releases: Hexagon[] }>(`api/v1/cells/${encodeURIComponent(cell)}`, { feed })).releases;

@@ -1,56 +1,93 @@
-/** What is inside a box: its hexagons together, and the count of a spatial histogram in words. Pure. */
+/** Areas: those that the operator named, and those that readers draw, as forms and addresses write them. Pure. */
 
+import type { Position } from 'geojson';
 import type { Counted } from './api';
-import { inside } from './hexagons';
-import { LAPLACE, NORMAL, countOf, isNoisy, shown, type Shown } from './statistics';
 import { decimals, say } from './texts';
-import type { Box, Hexagon } from './types';
+import type { Box } from './types';
 
-export interface Together {
-  cells: number;
-  published: number;
-  /** Events or, where only users are counted, users. */
-  events: { value: number; low: number; high: number; exact: boolean; ofUsers: boolean };
-  /** Null under "participation", too: with noisy weights the server alone computes it, for named areas. */
-  mean: Shown | null;
+/** Corners in degrees, each longitude and latitude, and what the reader calls it; the name may be empty. */
+export interface Drawn {
+  ring: Position[];
+  name: string;
 }
 
-/** Mean weighted by events from raw values, which alone are unbiased; intervals add as independent noise does. */
-export function together(hexagons: Iterable<Hexagon>, box: Box, upper: number): Together {
-  const within = [...hexagons].filter((hexagon) => inside(hexagon.cell, box));
-  const measured = within.filter((hexagon) => hexagon.status === 'published' && hexagon.mean);
-  let [weights, sum, variance, events, eventsVariance, exact, gaussian] = [0, 0, 0, 0, 0, true, true];
-  for (const hexagon of within) {
-    const [count, { accounting }] = [countOf(hexagon), hexagon];
-    events += isNoisy(count) ? count.raw : count;
-    eventsVariance += isNoisy(count) ? noiseVariance(count.scale, accounting) : 0;
-    exact &&= !isNoisy(count);
-    gaussian &&= accounting === 'zcdp';
-  }
-  for (const hexagon of measured) {
-    const [count, { mean }] = [countOf(hexagon), hexagon];
-    const weight = isNoisy(count) ? 0 : count;
-    weights += weight;
-    sum += weight * mean!.raw;
-    variance += (weight * shown(hexagon, 'mean', 'raw')!.deviation) ** 2;
-  }
-  const quantile = gaussian ? NORMAL : LAPLACE;
-  const spread = quantile * Math.sqrt(eventsVariance);
-  return {
-    cells: within.length,
-    published: measured.length,
-    events: { value: Math.max(events, 0), low: Math.max(events - spread, 0), high: Math.max(events + spread, 0), exact, ofUsers: within.some((hexagon) => hexagon.events === undefined) },
-    mean: weights > 0 ? clipped(sum / weights, Math.sqrt(variance) / weights, quantile, upper) : null,
-  };
+/** Why a drawn area cannot be shown. */
+export interface Refusal {
+  reason: 'corners' | 'ring' | 'name';
+  count: number;
 }
 
-/** Variance of Laplace noise of scale b, or of Gaussian noise of scale sigma. */
-const noiseVariance = (scale: number, accounting: Hexagon['accounting']) => (accounting === 'zcdp' ? 1 : 2) * scale ** 2;
+/** The area that is open. */
+export type Area =
+  | { kind: 'box'; box: Box }
+  | { kind: 'named'; name: string }
+  | { kind: 'drawn'; drawn: Drawn }
+  | { kind: 'refused'; refusal: Refusal };
 
-function clipped(value: number, deviation: number, quantile: number, upper: number): Shown {
-  const half = quantile * deviation;
-  const clip = (number: number) => Math.min(Math.max(number, 0), upper);
-  return { value: clip(value), low: clip(value - half), high: clip(value + half), deviation, quantile };
+export const MOST_CORNERS = 100;
+export const LONGEST_NAME = 80;
+
+/** Characters that cannot be seen, or that turn the direction of what stands around a name. */
+const INVISIBLE = /[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/u;
+const VISIBLE = /[^\p{C}\p{Z}]/u;
+const COORDINATE = String.raw`-?\d{1,3}(?:\.\d{1,15})?`;
+const RING = new RegExp(`^${COORDINATE}(?:,${COORDINATE})*$`);
+const CORNER = new RegExp(String.raw`^\s*(${COORDINATE})[\s,]\s*(${COORDINATE})\s*$`);
+
+/** About a metre. */
+const round = (degrees: number) => Math.round(degrees * 1e5) / 1e5;
+
+const refusal = (reason: Refusal['reason'], count = 0): Area => ({ kind: 'refused', refusal: { reason, count } });
+
+/** The area of these corners, or why there is none. */
+export function drawnArea(corners: Position[], name: string): Area {
+  const ring = corners.map(([lng, lat]): Position => [round(lng!), round(lat!)]);
+  if (new Set(ring.map(String)).size < 3 || ring.length > MOST_CORNERS) return refusal('corners', ring.length);
+  if (!ring.every(([lng, lat]) => Math.abs(lng!) <= 180 && Math.abs(lat!) <= 90)) return refusal('ring');
+  const said = name.trim();
+  if ([...said].length > LONGEST_NAME || INVISIBLE.test(said) || (said && !VISIBLE.test(said))) return refusal('name');
+  return { kind: 'drawn', drawn: { ring, name: said } };
+}
+
+/** Of an address: longitude and latitude of every corner, with commas between all. */
+export function parseRing(text: string, name: string): Area {
+  const numbers = text.split(',');
+  if (numbers.length > 2 * MOST_CORNERS) return refusal('corners', Math.ceil(numbers.length / 2));
+  if (!RING.test(text) || numbers.length % 2) return refusal('ring');
+  return drawnArea(numbers.flatMap((lng, at) => (at % 2 ? [] : [[Number(lng), Number(numbers[at + 1])]])), name);
+}
+
+/** Of a form: a line for every corner with latitude and longitude, as maps write them. */
+export function parseCorners(text: string, name: string): Area {
+  const lines = text.split('\n').filter((line) => line.trim());
+  if (lines.length > MOST_CORNERS) return refusal('corners', lines.length);
+  const corners = lines.map((line) => CORNER.exec(line));
+  if (!corners.every((corner) => corner !== null)) return refusal('ring');
+  return drawnArea(corners.map(([, lat, lng]): Position => [Number(lng), Number(lat)]), name);
+}
+
+export const cornerLines = (ring: Position[]) => ring.map(([lng, lat]) => `${round(lat!).toFixed(5)}, ${round(lng!).toFixed(5)}`).join('\n');
+
+export const ringText = (ring: Position[]) => ring.flat().join(',');
+
+/** Corners of the area as the server is asked for them; null of a named area. */
+export function ringOf(area: Area): Position[] | null {
+  if (area.kind === 'drawn') return area.drawn.ring;
+  if (area.kind !== 'box') return null;
+  const [west, south, east, north] = area.box;
+  return [[west, south], [east, south], [east, north], [west, north]];
+}
+
+/** One and the same area has one key. */
+export function areaKey(area: Area): string {
+  return area.kind === 'named' ? `named ${area.name}` : `${area.kind} ${ringText(ringOf(area) ?? [])}`;
+}
+
+/** The area as a file that `public.areas` can name. */
+export function areaFile({ ring, name }: Drawn, unnamed: string): string {
+  const geometry = { type: 'Polygon', coordinates: [[...ring, ring[0]!]] };
+  const feature = { type: 'Feature', properties: { name: name || unnamed }, geometry };
+  return JSON.stringify({ type: 'FeatureCollection', features: [feature] });
 }
 
 /** "Users whose last position was in the box, by the spatial histogram (auto): 12, 95 % interval 3–30." */

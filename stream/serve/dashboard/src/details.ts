@@ -2,7 +2,7 @@
 
 import { alertsOf } from './alerts';
 import { ApiError, history } from './api';
-import { cellName, chip, make } from './dom';
+import { cellName, chip, isolated, make } from './dom';
 import { STATISTICS, comparison, countText, interval, isNoisy, sentence, shown, speed, type Statistic } from './statistics';
 import { decimals, say } from './texts';
 import { when } from './times';
@@ -57,7 +57,7 @@ export function cellCard(view: View, cell: string): HTMLElement[] {
 function title(view: View, cell: string): HTMLElement[] {
   const routes = view.names?.routes(cell) ?? [];
   if (!view.names?.of(cell)) return [make('h2', {}, `${say('cell.title')} `, make('code', {}, cell))];
-  const crossing = make('p', { class: 'quiet' }, say('place.crossed', { routes: routes.join(', ') }));
+  const crossing = make('p', { class: 'quiet' }, ...isolated('place.crossed', { routes }));
   return [make('h2', {}, ...cellName(view, cell)), ...(routes.length ? [crossing] : [])];
 }
 

@@ -1,6 +1,7 @@
 /** Elements by id, and elements made from parts. Text is always set as text. */
 
-import { say } from './texts';
+import type { Called } from './names';
+import { say, type TextKey } from './texts';
 
 export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
   const found = document.getElementById(id);
@@ -23,10 +24,20 @@ export function make<K extends keyof HTMLElementTagNameMap>(
   return element;
 }
 
-/** The name of a cell, where it has one, and its index. Names are isolated, so that their direction changes nothing around them. */
-export function cellName(view: { names: { of(cell: string): string | null } | null }, cell: string): HTMLElement[] {
-  const name = view.names?.of(cell);
-  return name ? [make('bdi', { class: 'name' }, name), make('code', { class: 'index' }, cell)] : [make('code', {}, cell)];
+/** A text whose placeholders are names: each is isolated, so that its direction changes nothing around it. */
+export function isolated(key: TextKey, values: Record<string, string[]>): Node[] {
+  const marked = say(key, Object.fromEntries(Object.keys(values).map((name) => [name, `\0${name}\0`])));
+  const listed = (names: string[]) => names.flatMap((name, at) => [...(at ? [new Text(', ')] : []), make('bdi', {}, name)]);
+  return marked.split('\0').flatMap((part, at) => (at % 2 ? listed(values[part]!) : [new Text(part)]));
+}
+
+/** The name of a cell, where it has one, and its index. */
+export function cellName(view: { names: { called(cell: string): Called | null } | null }, cell: string): HTMLElement[] {
+  const called = view.names?.called(cell);
+  if (!called) return [make('code', {}, cell)];
+  const { key, names, more } = called;
+  const said = key === 'place.routes' ? isolated(key, { routes: names }) : key ? isolated(key, { name: names }) : [make('bdi', {}, ...names)];
+  return [make('span', { class: 'name' }, ...said, more && ' …'), make('code', { class: 'index' }, cell)];
 }
 
 /** A menu closes on Escape and when something else is clicked. */

@@ -15,7 +15,7 @@ const FORMATS = [
 /** Parquet is offered only where the server can write it. */
 const formats = (view: View) => FORMATS.filter(([format]) => format !== 'parquet' || view.parquet);
 
-const links = (view: View, address: (format: string) => string) =>
+export const links = (view: View, address: (format: string) => string) =>
   make('ul', {}, ...formats(view).map(([format, label]) => make('li', {}, make('a', { href: address(format), download: true }, label))));
 
 export function setUpDownloads(view: View): void {
@@ -35,25 +35,38 @@ function fill(view: View): void {
   const start = view.window?.window.start;
   if (!start) return;
   byId('downloads').dataset.window = start;
-  const range = make('div');
-  const fields = make('div', { class: 'range' }, choice(view, 'from', view.windows.map((window) => window.window.start)),
-    choice(view, 'to', view.windows.map((window) => window.window.end)));
-  const [from, to] = [...fields.querySelectorAll('select')] as [HTMLSelectElement, HTMLSelectElement];
-  [from.value, to.value] = [start, view.window!.window.end];
-  const update = () => range.replaceChildren(links(view, (format) => rangeAddress(view.feed, from.value, to.value, format)));
-  fields.addEventListener('change', update);
-  update();
+  const files = make('div');
+  const update = ({ from, to }: Range) => files.replaceChildren(links(view, (format) => rangeAddress(view.feed, from, to, format)));
+  const ends = { from: view.range.from ?? start, to: view.range.to ?? view.window!.window.end };
+  const fields = rangeFields(view, ends, update);
+  update(ends);
   byId('download-list').replaceChildren(
     make('h2', {}, say('download.this')),
     links(view, (format) => downloadAddress(view.feed, start, format)),
     make('h2', {}, say('download.range')),
     fields,
-    range,
+    files,
   );
 }
 
-function choice(view: View, end: 'from' | 'to', times: string[]): HTMLElement {
+/** Start of the first window and end of the last one. */
+interface Range {
+  from: string;
+  to: string;
+}
+
+/** Two fields that choose a range among the windows there are; `then` gets every choice. */
+export function rangeFields(view: View, { from, to }: Range, then: (range: Range) => void): HTMLElement {
+  const fields = make('div', { class: 'range' }, choice(view, 'from', view.windows.map(({ window }) => window.start), from),
+    choice(view, 'to', view.windows.map(({ window }) => window.end), to));
+  const [first, last] = [...fields.querySelectorAll('select')] as [HTMLSelectElement, HTMLSelectElement];
+  fields.addEventListener('change', () => then({ from: first.value, to: last.value }));
+  return fields;
+}
+
+function choice(view: View, end: 'from' | 'to', times: string[], chosen: string): HTMLElement {
   const said = (time: string) => `${day(time, view.zone)}, ${clock(time, view.zone)}`;
-  const options = times.map((time) => make('option', { value: time }, said(time)));
+  const all = times.includes(chosen) ? times : [...times, chosen].sort();
+  const options = all.map((time) => make('option', { value: time, selected: time === chosen }, said(time)));
   return make('label', {}, say(`download.${end}`), make('select', { name: end }, ...options));
 }

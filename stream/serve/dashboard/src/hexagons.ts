@@ -29,10 +29,6 @@ function eastward(ring: number[][]): Position[] {
   return ring.map(([lng, lat]) => [lng! < 0 ? lng! + 360 : lng!, lat!]);
 }
 
-export function boxShape([west, south, east, north]: Box): Polygon {
-  return { type: 'Polygon', coordinates: [[[west, south], [east, south], [east, north], [west, north], [west, south]]] };
-}
-
 /** Smallest box around a shape. */
 export function boxOf(shape: Polygon | MultiPolygon): Box {
   const points = (shape.coordinates as unknown[]).flat(shape.type === 'Polygon' ? 1 : 2) as Position[];
@@ -54,11 +50,6 @@ export function cellAt<T>(cells: Map<string, T>, resolutions: number[], lng: num
     if (found) return found;
   }
   return undefined;
-}
-
-export function inside(cell: string, [west, south, east, north]: Box): boolean {
-  const [lng, lat] = centre(cell);
-  return west <= lng && lng <= east && south <= lat && lat <= north;
 }
 
 /** Smallest box around the centres, with some air. */

@@ -5,20 +5,21 @@ import 'uplot/dist/uPlot.min.css';
 import './style.css';
 import * as api from './api';
 import { setUpAbout } from './about';
+import { Areas } from './areas';
 import { setUpCity } from './city';
 import { showAlerts } from './alerts';
 import { setUpControls, showControls } from './controls';
 import { cellCard, statement } from './details';
 import { byId, cellName, make } from './dom';
 import { setUpDownloads, showDownloads } from './downloads';
-import { boundsOf, boxOf, boxShape, centre } from './hexagons';
+import { setUpFeeds } from './feeds';
+import { boundsOf, centre } from './hexagons';
 import { setUpLanguage } from './language';
 import { isLarge, setUpLarge } from './large';
 import { HexagonMap } from './map';
-import { Drawing, areaCard } from './measure';
-import { namedCard } from './named';
 import { Names } from './names';
 import { parsePlace, placeText } from './place';
+import { Player } from './play';
 import { setUpShortcuts } from './shortcuts';
 import { Table } from './table';
 import { fillPage, say, type Values } from './texts';
@@ -26,7 +27,7 @@ import { setUpTheme } from './theme';
 import { freshness, setUpTimeline, showBadge, showTimeline } from './timeline';
 import { choose as chooseUnit } from './units';
 import { clock, day, when } from './times';
-import type { AlertList, Box, PlaceList, WindowCells, WindowSummary } from './types';
+import type { AlertList, PlaceList, WindowCells, WindowSummary } from './types';
 import { View } from './view';
 
 const REMEMBERED = 12;
@@ -39,12 +40,13 @@ if (place.statistic) view.statistic = place.statistic;
 if (place.values) view.kind = place.values;
 view.chosenScheme = place.colours ?? null;
 view.selected = place.cell ?? null;
-view.box = place.cell ? null : (place.area ?? null);
-view.named = place.cell ? null : (place.named ?? null);
+view.area = place.cell ? null : (place.area ?? null);
 view.live = !place.window;
+view.range = { from: place.from, to: place.to };
 
 let map: HexagonMap;
-let drawing: Drawing;
+let areas: Areas;
+let player: Player;
 let linked = true;
 let arrived: number | null = null;
 let turn = 0;
@@ -62,22 +64,21 @@ setUpLarge(place.large === 'on', () => writePlace());
 
 async function start(): Promise<void> {
   const settings = await api.settings();
-  view.feed = settings.feed;
+  view.feed = place.feed ?? settings.feed;
+  setUpFeeds(view, settings.feeds);
   view.limits = settings.limits;
   view.parquet = settings.parquet;
-  view.alerting = settings.alerting;
+  view.alerting = settings.alerting && view.feed === settings.feed;
   view.setLines(settings, place.lines);
   const { at } = place;
   map = new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain }, view.lined);
-  drawing = new Drawing(map, (box) => {
-    byId('box-button').setAttribute('aria-pressed', 'false');
-    if (box) measure(box);
-  });
+  areas = new Areas(view, map, { changed: areaChanged, cell: chooseAndShow });
   map.map.on('moveend', () => writePlace());
   map.map.on('mousemove', ({ point, lngLat }) => hover(point.x, point.y, view.at(lngLat.lng, lngLat.lat)?.cell));
   map.map.on('mouseout', () => hover(0, 0, undefined));
   map.map.on('click', ({ lngLat }) => choose(view.at(lngLat.lng, lngLat.lat)?.cell ?? null));
   setUpTimeline(view, { to, live });
+  player = new Player(view, { show: play, prepare: (window) => void load(window).catch(() => undefined), changed: playing });
   setUpControls({
     statistic: (statistic) => change(() => (view.statistic = statistic)),
     scheme: (scheme) => change(() => (view.chosenScheme = scheme)),
@@ -99,6 +100,7 @@ async function start(): Promise<void> {
       if (statistic) change(() => (view.statistic = statistic));
     },
     centre: () => {
+      if (areas.corner()) return;
       const middle = map.map.getCenter();
       choose(view.at(middle.lng, middle.lat)?.cell ?? null);
     },
@@ -106,12 +108,11 @@ async function start(): Promise<void> {
   });
   byId('newest').addEventListener('click', () => live(true));
   byId('details-close').addEventListener('click', () => closeDetails());
-  byId('box-button').addEventListener('click', () => (drawing.active ? drawing.end(null) : drawArea()));
+  byId('box-button').addEventListener('click', () => areas.toggle());
   addEventListener('hashchange', () => location.reload());
   // What WebGL drew is gone unless it is drawn just before.
   addEventListener('beforeprint', () => map.map.redraw());
-  if (view.box) setBox(view.box);
-  setUpCity(view, settings, () => change(() => void map.setLines(view.lined)), { cell: (cell) => chooseAndShow(view.covering(cell)), area: openNamed });
+  setUpCity(view, settings, () => change(() => void map.setLines(view.lined)), { cell: (cell) => chooseAndShow(view.covering(cell)), area: (name) => areas.open({ kind: 'named', name }) });
   if (settings.places) void api.places().then(name, () => undefined);
   await refresh();
   const known = Math.max(0, ...view.windows.map((window) => window.event_id ?? 0));
@@ -166,13 +167,14 @@ const load = (window: WindowSummary): Promise<WindowCells> => {
 async function show(window: WindowSummary | undefined): Promise<void> {
   const mine = (turn += 1);
   if (!window) {
-    showCard('empty');
+    if (place.feed) showCard('unknown', { feed: place.feed });
+    else showCard('empty');
     return tell(ready);
   }
   byId('notice').hidden = true;
   if (window.window.start === view.window?.window.start) return void tell(ready);
   performance.mark('asked');
-  const [cells, usual, alerts] = await Promise.all([load(window), api.usual(window.window.start), alertsOf(window)]);
+  const [cells, usual, alerts] = await Promise.all([load(window), api.usual(view.feed, window.window.start), alertsOf(window)]);
   if (mine !== turn) return;
   performance.measure('hexveil:fetch', 'asked');
   view.setWindow(cells, usual);
@@ -194,7 +196,7 @@ async function alertsOf(window: WindowSummary): Promise<AlertList | null> {
 }
 
 /** The card in the middle of the map: why there is nothing on it. */
-function showCard(subject: 'empty' | 'gone' | 'withheld', values: Values = {}): void {
+function showCard(subject: 'empty' | 'gone' | 'withheld' | 'unknown', values: Values = {}): void {
   byId('empty').hidden = false;
   byId('empty-title').textContent = say(`${subject}.title`);
   byId('empty-text').textContent = say(`${subject}.text`, values);
@@ -255,11 +257,26 @@ function change(apply: () => void): void {
 function to(index: number): void {
   const wanted = view.windows[index];
   if (!wanted) return;
+  player.stop();
   view.live = false;
   show(wanted).catch(fail);
 }
 
+/** Show the next window that is played. */
+async function play(window: WindowSummary): Promise<void> {
+  view.live = false;
+  await show(window).catch(fail);
+}
+
+/** Windows are played now, or no more, or others are. */
+function playing(): void {
+  player.show();
+  writePlace();
+  if (!player.playing) announce();
+}
+
 function live(on: boolean): void {
+  player.stop();
   view.live = on;
   if (on) show(view.windows.at(-1)).catch(fail);
   showTimeline(view);
@@ -278,84 +295,41 @@ const table = new Table(view, chooseAndShow);
 function choose(cell: string | null): void {
   view.selected = cell;
   byId('tooltip').hidden = true;
-  if (cell) setBox(null);
+  if (cell) {
+    areas.stop();
+    areas.clear();
+  }
   showDetails();
   table.render();
   writePlace();
 }
 
-function setBox(box: Box | null): void {
-  view.box = box;
-  view.named = null;
-  void map.outline(box && boxShape(box));
-}
-
-/** Open a named area and, the first time, move the map to it. */
-function openNamed(name: string): void {
-  if (drawing.active) drawing.end(null);
-  view.selected = null;
-  setBox(null);
-  view.named = name;
-  showNamed(name, true);
+/** Another area is open, or none. */
+function areaChanged(): void {
   void map.select(null);
+  byId('details').hidden = !view.area && !areas.isDrawing;
   table.render();
   writePlace();
-}
-
-function showNamed(name: string, move: boolean): void {
-  byId('details').hidden = false;
-  const card = namedCard(view, name, ({ geometry }) => {
-    void map.outline(geometry);
-    if (move && geometry.coordinates.length) map.map.fitBounds(boxOf(geometry), { padding: 60, animate: false, maxZoom: 14 });
-    byId('status').textContent = byId('area-mean')?.firstChild?.textContent ?? say('area.none');
-  });
-  byId('details-body').replaceChildren(...card);
-}
-
-function drawArea(): void {
-  view.selected = null;
-  byId('box-button').setAttribute('aria-pressed', 'true');
-  drawing.begin();
-  setBox(null);
-  showArea();
-}
-
-function measure(box: Box): void {
-  if (drawing.active) drawing.end(null);
-  view.selected = null;
-  setBox(box);
-  writePlace();
-  showDetails();
-  byId('status').textContent = byId('area-mean')?.firstChild?.textContent ?? say('area.nothing');
-}
-
-function showArea(): void {
-  const bounds = map.map.getBounds();
-  const [middle, wide, high] = [bounds.getCenter(), (bounds.getEast() - bounds.getWest()) / 4, (bounds.getNorth() - bounds.getSouth()) / 4];
-  const suggestion: Box = [middle.lng - wide, middle.lat - high, middle.lng + wide, middle.lat + high];
-  byId('details').hidden = false;
-  byId('details-body').replaceChildren(...areaCard(view, suggestion, measure));
 }
 
 function showDetails(): void {
-  const { selected, box, named } = view;
+  const { selected } = view;
   void map.select(selected ? (view.cells.get(selected) ?? { cell: selected }) : null);
-  byId('details').hidden = !selected && !box && !named && !drawing.active;
+  byId('details').hidden = !selected && !view.area && !areas.isDrawing;
   if (selected) byId('details-body').replaceChildren(...cellCard(view, selected));
-  else if (named) showNamed(named, false);
-  else if (box || drawing.active) showArea();
+  else if (view.area || areas.isDrawing) areas.show();
 }
 
 function closeDetails(): void {
-  if (drawing.active) drawing.end(null);
-  setBox(null);
+  areas.stop();
+  areas.clear();
   choose(null);
   map.map.getCanvas().focus();
 }
 
 function hover(x: number, y: number, cell: string | undefined): void {
   const tip = byId('tooltip');
-  tip.hidden = !cell || cell === view.selected || drawing.active;
+  tip.hidden = !cell || cell === view.selected || areas.isDrawing;
   if (!cell || tip.hidden) return;
   if (tip.dataset.cell !== cell + painted) tip.replaceChildren(...(view.names?.of(cell) ? [make('p', { class: 'title' }, ...cellName(view, cell))] : []), ...statement(view, cell));
   tip.dataset.cell = cell + painted;
@@ -366,7 +340,7 @@ function hover(x: number, y: number, cell: string | undefined): void {
 }
 
 function announce(): void {
-  if (!view.window) return;
+  if (!view.window || player.playing) return;
   const published = [...view.cells.values()].filter((cell) => cell.status === 'published').length;
   const alerts = view.alerts?.alerts.length ?? 0;
   const said = say('status.window', { window: when(view.window.window, view.zone), cells: view.cells.size, published });
@@ -376,6 +350,7 @@ function announce(): void {
 function tell(then?: () => void): void {
   showBadge(freshness(view, linked, arrived, Date.now()));
   showTimeline(view);
+  player.show();
   then?.();
 }
 
@@ -384,13 +359,15 @@ function writePlace(): void {
   const middle = map.map.getCenter();
   const text = placeText({
     at: { lat: middle.lat, lng: middle.lng, zoom: map.map.getZoom() },
+    feed: place.feed,
+    from: view.range.from,
+    to: view.range.to,
     window: view.live ? undefined : view.window.window.start,
     statistic: view.statistic,
     colours: view.chosenScheme ?? undefined,
     values: view.kind === 'raw' ? 'raw' : undefined,
     cell: view.selected ?? undefined,
-    area: view.box ?? undefined,
-    named: view.named ?? undefined,
+    area: view.area ?? undefined,
     lines: view.lined === view.linedAtFirst ? undefined : view.lined ? 'on' : 'off',
     large: isLarge() ? 'on' : undefined,
   });

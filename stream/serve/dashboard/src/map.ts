@@ -13,7 +13,7 @@ import {
   type StyleSpecification,
 } from 'maplibre-gl';
 import workerAddress from 'maplibre-gl/dist/maplibre-gl-worker.mjs?worker&url';
-import type { Feature, FeatureCollection, MultiPolygon, Polygon } from 'geojson';
+import type { Feature, FeatureCollection, Geometry } from 'geojson';
 import { Protocol } from 'pmtiles';
 import { LINES, ground, lines, streets, type Ground } from './basemap';
 import { shapeKey, shapeOf, type Shape } from './hexagons';
@@ -63,7 +63,7 @@ export class HexagonMap {
   private colours: string[] = [];
   private theme: Theme;
   private selection: Shape | null = null;
-  private area: Polygon | MultiPolygon | null = null;
+  private area: Geometry | null = null;
   private lined = false;
   private alerting: Shape[] = [];
   /** What was asked of the map so far is done: a style that is being replaced has no sources to change. */
@@ -177,6 +177,7 @@ export class HexagonMap {
         id: 'area-fill',
         type: 'fill',
         source: 'area',
+        filter: ['==', ['geometry-type'], 'Polygon'],
         paint: { 'fill-color': colours.selected, 'fill-opacity': 0.08 },
       },
       {
@@ -184,6 +185,13 @@ export class HexagonMap {
         type: 'line',
         source: 'area',
         paint: { 'line-color': colours.selected, 'line-width': 2, 'line-dasharray': [3, 2] },
+      },
+      {
+        id: 'area-corners',
+        type: 'circle',
+        source: 'area',
+        filter: ['==', ['geometry-type'], 'Point'],
+        paint: { 'circle-color': colours.selected, 'circle-radius': 4, 'circle-stroke-color': colours.land, 'circle-stroke-width': 2 },
       },
       ...outlines('alerts', { colour: colours.alert, width: 4 }, { colour: colours.land, width: 7 }),
       ...outlines('selection', { colour: colours.selected, width: 2.5 }, { colour: colours.land, width: 6 }),
@@ -282,8 +290,8 @@ export class HexagonMap {
     await this.inTurn(() => void this.source('selection').setData(this.selectionData()));
   }
 
-  /** Outline an area, or none. */
-  async outline(area: Polygon | MultiPolygon | null): Promise<void> {
+  /** Outline an area, with its corners where there are points, or none. */
+  async outline(area: Geometry | null): Promise<void> {
     this.area = area;
     await this.inTurn(() => void this.source('area').setData(this.areaData()));
   }

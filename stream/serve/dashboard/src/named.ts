@@ -1,40 +1,41 @@
-/** The card of a named area: the released statistics of its cells together, as the server computes them. */
+/** The released statistics of an area's cells together, as the server computes them for named and drawn areas alike. */
 
-import { ApiError, area } from './api';
-import { chip, make } from './dom';
+import { ApiError, area, drawnArea } from './api';
+import { areaKey, ringOf, type Area } from './area';
+import { cellName, chip, isolated, make } from './dom';
 import { LAPLACE, sentence } from './statistics';
 import { decimals, say } from './texts';
-import { when } from './times';
 import type { AreaStatistics } from './types';
 import type { View } from './view';
 
 const ROUTE = 'route:';
+const MOST_CELLS = 3;
 
-/** "Route 10" of "route:10"; any other name as it is. */
-export const areaTitle = (name: string) => (name.startsWith(ROUTE) ? say('area.route', { name: name.slice(ROUTE.length) }) : name);
+/** "Route 10" of "route:10"; any other name as it is. Names are isolated, so that their direction changes nothing around them. */
+export const areaTitle = (name: string): Node[] => (name.startsWith(ROUTE) ? isolated('area.route', { name: [name.slice(ROUTE.length)] }) : [make('bdi', {}, name)]);
 
-/** The card; `then` gets the answer, for the outline on the map. */
-export function namedCard(view: View, name: string, then: (found: AreaStatistics) => void): HTMLElement[] {
-  const start = view.window?.window.start ?? '';
-  const body = make('div', { 'data-area': name, 'data-window': start });
+/** The same as text, to be searched. */
+export const areaText = (name: string): string => (name.startsWith(ROUTE) ? say('area.route', { name: name.slice(ROUTE.length) }) : name);
+
+/** `then` gets the answer, for the outline on the map; `choose` opens one of the cells in which a small area lies. */
+export function together(view: View, open: Area, then: (found: AreaStatistics) => void, choose: (cell: string) => void): HTMLElement {
+  const [key, start] = [areaKey(open), view.window?.window.start ?? ''];
+  const body = make('div', { 'data-area': key, 'data-window': start });
   // The answer stays while it is asked for again; that of another window would stand under the wrong time.
   const before = [...document.querySelectorAll<HTMLElement>('#details-body [data-area]')].find(
-    ({ dataset }) => dataset.area === name && dataset.window === start,
+    ({ dataset }) => dataset.area === key && dataset.window === start,
   );
   body.append(...(before?.childNodes.length ? before.childNodes : [make('p', { class: 'quiet' }, say('cell.loading'))]));
-  void fill(view, name, body, then);
-  return [
-    make('h2', {}, make('bdi', {}, areaTitle(name))),
-    make('p', { class: 'quiet' }, view.window ? when(view.window.window, view.zone) : ''),
-    body,
-  ];
+  void fill(view, open, body, then, choose);
+  return body;
 }
 
-async function fill(view: View, name: string, target: HTMLElement, then: (found: AreaStatistics) => void): Promise<void> {
+async function fill(view: View, open: Area, target: HTMLElement, then: (found: AreaStatistics) => void, choose: (cell: string) => void): Promise<void> {
+  const start = view.window?.window.start;
   try {
-    const found = await area(view.feed, name, view.window?.window.start);
-    if (view.named !== name) return;
-    target.replaceChildren(...answers(found));
+    const found = await (open.kind === 'named' ? area(view.feed, open.name, start) : drawnArea(view.feed, ringOf(open)!, start));
+    if (!view.area || areaKey(view.area) !== areaKey(open)) return;
+    target.replaceChildren(...(found.cells ? answers(found) : nothing(view, found, choose)));
     then(found);
   } catch (error) {
     const reason = error instanceof ApiError ? error.message : say('failed.server');
@@ -53,5 +54,22 @@ function answers({ kind, cells, published, events, users, mean }: AreaStatistics
     shown ? make('p', { class: 'reading', id: 'area-mean' }, sentence(shown), chip('raw')) : make('p', { class: 'reading' }, say(published ? 'area.open' : 'area.none')),
     make('p', { class: 'quiet' }, say(kind === 'route' ? 'area.route-mean' : 'area.mean', { published, cells })),
     make('p', {}, say(events ? 'area.events' : 'area.cell-users', { value: decimals(value, 0), range })),
+  ];
+}
+
+/** Of an area without cells: nothing was released there, or it lies within cells that have their centres elsewhere. */
+function nothing(view: View, { geometry }: AreaStatistics, choose: (cell: string) => void): HTMLElement[] {
+  const corners = geometry.coordinates.flat(2);
+  const around = [...new Set(corners.map(([lng, lat]) => view.at(lng!, lat!)?.cell))].filter((cell) => cell !== undefined);
+  if (!around.length) return [make('p', { class: 'reading' }, say('area.empty'))];
+  const links = around.slice(0, MOST_CELLS).map((cell) => {
+    const button = make('button', { type: 'button' }, ...cellName(view, cell));
+    button.addEventListener('click', () => choose(cell));
+    return make('li', {}, button);
+  });
+  return [
+    make('p', { class: 'reading' }, say('area.smaller')),
+    make('p', { class: 'quiet' }, say('area.smaller-text')),
+    make('ul', { class: 'cells' }, ...links),
   ];
 }

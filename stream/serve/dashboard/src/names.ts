@@ -12,11 +12,19 @@ function busiest(places: (PlaceCell | undefined)[]): PlaceCell | undefined {
   return named.reduce<PlaceCell | undefined>((best, place) => (best && best.stops >= place.stops ? best : place), undefined);
 }
 
+/** What a cell is called: by names in a text of that key, or by its own name alone. */
+export interface Called {
+  key: 'place.around' | 'place.near' | 'place.routes' | null;
+  names: string[];
+  /** Whether there are more names than these. */
+  more?: boolean;
+}
+
 export class Names {
   private readonly places: Map<string, PlaceCell>;
   /** Places by the larger cell that covers them, for merged cells of each resolution. */
   private readonly covered = new Map<number, Map<string, PlaceCell[]>>();
-  private readonly known = new Map<string, string | null>();
+  private readonly known = new Map<string, Called | null>();
 
   constructor(readonly list: PlaceList) {
     this.places = new Map(list.cells.map((place) => [place.cell, place]));
@@ -24,23 +32,31 @@ export class Names {
 
   /** "Congress / 6th", "around Congress / 6th" of a merged cell, "near Congress / 6th", "on routes 1, 10"; null where nothing is known. */
   of(cell: string): string | null {
-    let name = this.known.get(cell);
-    if (name === undefined) this.known.set(cell, (name = this.find(cell)));
-    return name;
+    const called = this.called(cell);
+    if (!called) return null;
+    const said = called.names.join(', ') + (called.more ? ' …' : '');
+    return called.key ? say(called.key, { name: said, routes: said }) : said;
+  }
+
+  /** The same in parts, so that each name can be shown in its own direction. */
+  called(cell: string): Called | null {
+    let called = this.known.get(cell);
+    if (called === undefined) this.known.set(cell, (called = this.find(cell)));
+    return called;
   }
 
   routes(cell: string): string[] {
     return [...new Set(this.within(cell).flatMap((place) => place.routes))];
   }
 
-  private find(cell: string): string | null {
+  private find(cell: string): Called | null {
     const within = this.within(cell);
     const own = busiest(within);
-    if (own) return own.cell === cell ? own.name : say(this.isMerged(cell) ? 'place.around' : 'place.near', { name: own.name! });
+    if (own) return { key: own.cell === cell ? null : this.isMerged(cell) ? 'place.around' : 'place.near', names: [own.name!] };
     const beside = this.isMerged(cell) ? undefined : busiest(gridDisk(this.same(cell), 1).map((other) => this.places.get(other)));
-    if (beside) return say('place.near', { name: beside.name! });
+    if (beside) return { key: 'place.near', names: [beside.name!] };
     const routes = this.routes(cell);
-    return routes.length ? say('place.routes', { routes: routes.slice(0, FEW).join(', ') + (routes.length > FEW ? ' …' : '') }) : null;
+    return routes.length ? { key: 'place.routes', names: routes.slice(0, FEW), more: routes.length > FEW } : null;
   }
 
   private isMerged = (cell: string) => getResolution(cell) < (this.list.resolution ?? 0);

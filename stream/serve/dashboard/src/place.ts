@@ -1,19 +1,22 @@
 /** What the address says after '#': place, window and what is shown, so that a link shows the same. Pure but for `location`. */
 
 import { isValidCell } from 'h3-js';
+import { parseRing, ringText, type Area } from './area';
 import type { Box } from './types';
 import type { Kind, Scheme, Statistic } from './statistics';
 
 export interface Place {
   at?: { lat: number; lng: number; zoom: number };
+  feed?: string;
   window?: string;
+  /** The range of windows to play. */
+  from?: string;
+  to?: string;
   statistic?: Statistic;
   colours?: Scheme;
   values?: Kind;
   cell?: string;
-  area?: Box;
-  /** Name of an area; `area` in the address, too. */
-  named?: string;
+  area?: Area;
   lines?: 'on' | 'off';
   large?: 'on';
 }
@@ -27,15 +30,26 @@ function parseWindow(text: string): string | undefined {
 }
 
 /** Bounds in degrees to the fifth decimal. */
-function parseArea(text: string): Box | undefined {
+function parseBox(text: string): Box | undefined {
   if (!/^(-?\d{1,3}(\.\d{1,5})?(,|$)){4}$/.test(text)) return undefined;
   const [west, south, east, north] = text.split(',').map(Number) as Box;
   const proper = -180 <= west && west < east && east <= 180 && -90 <= south && south < north && north <= 90;
   return proper ? [west, south, east, north] : undefined;
 }
 
-/** A name of an area has a letter, which a box has not. */
-const parseName = (text: string) => (text.length <= 300 && /\p{L}/u.test(text) ? text : undefined);
+/** With corners, a drawn area of that name. Without, a name of the operator, which has a letter, or a box, which has none. */
+function parseArea(text: string, corners: string | null): Area | undefined {
+  if (corners !== null) return parseRing(corners, text);
+  const box = parseBox(text);
+  if (box) return { kind: 'box', box };
+  return text.length <= 300 && /\p{L}/u.test(text) ? { kind: 'named', name: text } : undefined;
+}
+
+function areaFields(area: Area | undefined): Record<string, string> {
+  if (area?.kind === 'box') return { area: area.box.join() };
+  if (area?.kind === 'named') return { area: area.name };
+  return area?.kind === 'drawn' ? { area: area.drawn.name, ring: ringText(area.drawn.ring) } : {};
+}
 
 export function parsePlace(hash: string): Place {
   const fields = new URLSearchParams(hash.replace(/^#/, ''));
@@ -45,10 +59,12 @@ export function parsePlace(hash: string): Place {
     place.at = { zoom: zoom!, lat, lng };
   }
   const known = {
+    feed: /^[a-z][a-z0-9-]{0,31}$/.test(fields.get('feed') ?? '') ? fields.get('feed')! : undefined,
     window: parseWindow(fields.get('window') ?? ''),
+    from: parseWindow(fields.get('from') ?? ''),
+    to: parseWindow(fields.get('to') ?? ''),
     cell: isValidCell(fields.get('cell') ?? '') ? fields.get('cell')! : undefined,
-    area: parseArea(fields.get('area') ?? ''),
-    named: parseName(fields.get('area') ?? ''),
+    area: parseArea(fields.get('area') ?? '', fields.get('ring')),
     lines: oneOf(fields.get('lines'), ['on', 'off'] as const),
     statistic: oneOf(fields.get('statistic'), ['mean', 'p50', 'p85', 'spread'] as const),
     colours: oneOf(fields.get('colours'), ['usual', 'absolute'] as const),
@@ -59,8 +75,8 @@ export function parsePlace(hash: string): Place {
 }
 
 export function placeText(place: Place): string {
-  const { at, named, ...rest } = place;
-  const parts = Object.entries({ ...rest, area: rest.area ?? named }).filter(([, value]) => value);
+  const { at, area, ...rest } = place;
+  const parts = Object.entries({ ...rest, ...areaFields(area) }).filter(([, value]) => value);
   const fields = parts.map(([key, value]) => `${key}=${encodeURIComponent(String(value)).replaceAll('%3A', ':').replaceAll('%2C', ',')}`);
   if (at) fields.unshift(`at=${at.zoom.toFixed(2)}/${at.lat.toFixed(4)}/${at.lng.toFixed(4)}`);
   return `#${fields.join('&')}`;

@@ -3,7 +3,7 @@
 import { isValidCell, latLngToCell } from 'h3-js';
 import * as api from './api';
 import { byId, make } from './dom';
-import { areaTitle } from './named';
+import { areaText, areaTitle } from './named';
 import { say, type TextKey } from './texts';
 import type { View } from './view';
 
@@ -49,7 +49,7 @@ async function collect(view: View): Promise<Entry[]> {
   const places = listed.cells.filter((place) => place.name);
   const resolution = listed.resolution;
   const found = [
-    ...areas.map(({ name, kind }) => entry(kind === 'route' ? 'route' : 'area', areaTitle(name), name)),
+    ...areas.map(({ name, kind }) => entry(kind === 'route' ? 'route' : 'area', areaText(name), name)),
     ...places.map((place) => entry('place', place.name!, place.cell)),
   ];
   const known = new Set(places.map((place) => place.name + place.cell));
@@ -105,7 +105,7 @@ export async function setUpSearch(view: View, targets: Targets): Promise<void> {
 
   const option = ({ kind, text, target }: Entry, at: number) => {
     const secondary = kind === 'place' || kind === 'stop' ? `${say(KINDS[kind])} · ${target}` : say(KINDS[kind]);
-    const item = make('li', { role: 'option', id: `found-${at}`, 'aria-selected': 'false' }, make('bdi', {}, text), make('span', { class: 'quiet' }, secondary));
+    const item = make('li', { role: 'option', id: `found-${at}`, 'aria-selected': 'false' }, make('span', { class: 'name' }, ...(kind === 'area' || kind === 'route' ? areaTitle(target) : [make('bdi', {}, text)])), make('span', { class: 'quiet' }, secondary));
     item.addEventListener('click', () => go(shown[at]!));
     return item;
   };

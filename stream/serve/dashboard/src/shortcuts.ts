@@ -11,7 +11,7 @@ export interface Actions {
   /** Choose the cell under the cross in the middle. */
   centre(): void;
   /** As if the button of that id were pressed. */
-  press(button: 'box-button' | 'search-button' | 'table-button' | 'about-button' | 'large-button'): void;
+  press(button: 'box-button' | 'play' | 'search-button' | 'table-button' | 'about-button' | 'large-button'): void;
 }
 
 /** Every key, as it is printed or by the name of a text, and what it does. */
@@ -21,6 +21,7 @@ export const SHORTCUTS: [keys: string, meaning: TextKey][] = [
   ['Escape', 'keys.escape-text'],
   ['keys.windows', 'keys.windows-text'],
   ['L', 'keys.l-text'],
+  ['P', 'keys.p-text'],
   ['keys.statistic', 'keys.statistic-text'],
   ['A', 'keys.a-text'],
   ['/', 'keys.search-text'],
@@ -36,6 +37,7 @@ export function setUpShortcuts(canvas: HTMLElement, actions: Actions): void {
     l: actions.live,
     Enter: actions.centre,
     a: () => actions.press('box-button'),
+    p: () => actions.press('play'),
     '/': () => byId('search').hidden || actions.press('search-button'),
     t: () => actions.press('table-button'),
     w: () => actions.press('large-button'),

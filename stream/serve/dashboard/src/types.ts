@@ -137,7 +137,9 @@ export interface AlertList {
 export interface Settings {
   /** Whether the operator has rules for alerts. */
   alerting: boolean;
+  /** The feed of the server's configuration, and all that have windows. */
   feed: string;
+  feeds: string[];
   domain: [number, number, number, number];
   basemap: boolean;
   /** Whether cells have names, whether there are lines and stops to draw, and whether there are named areas. */
@@ -172,7 +174,8 @@ export interface AreaCount {
   interval: [number, number] | null;
 }
 
-export interface AreaStatistics extends AreaName {
+/** Those of a drawn area have neither name nor kind. */
+export interface AreaStatistics extends Partial<AreaName> {
   cells: number;
   published: number;
   events: AreaCount | null;

@@ -1,5 +1,6 @@
 /** What is on display: the window, its cells, what is usual there, and what the reader chose. */
 
+import type { Area } from './area';
 import { cellAt, centre, type Shape } from './hexagons';
 import type { Names } from './names';
 import { say, type Values } from './texts';
@@ -19,7 +20,7 @@ import {
   type Shown,
   type Statistic,
 } from './statistics';
-import type { AlertList, Box, Days, Hexagon, Limit, Marker, Settings, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
+import type { AlertList, Days, Hexagon, Limit, Marker, Settings, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
 import type { Look } from './map';
 
 export interface Reading {
@@ -42,14 +43,14 @@ export class View {
   /** The window on display. */
   window: WindowCells | null = null;
   live = true;
+  /** The windows that are played begin at `from` or later and before `to`; all, where neither is given. */
+  range: { from?: string; to?: string } = {};
   statistic: Statistic = 'mean';
   kind: Kind = 'modelled';
   /** Chosen by the reader; until then, against usual as soon as enough windows are known. */
   chosenScheme: Scheme | null = null;
   selected: string | null = null;
-  box: Box | null = null;
-  /** The named area that is open. */
-  named: string | null = null;
+  area: Area | null = null;
   /** Names of cells; null where the server has none. */
   names: Names | null = null;
   /** Whether lines and stops are drawn, now and unless the reader chooses. */
@@ -96,6 +97,12 @@ export class View {
 
   get upper(): number {
     return this.window?.marker?.clipping.upper ?? 100;
+  }
+
+  /** Windows of the range. */
+  played(): WindowSummary[] {
+    const { from = '', to } = this.range;
+    return this.windows.filter(({ window }) => window.start >= from && (to === undefined || window.start < to));
   }
 
   get index(): number {

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { cellToChildren, cellToParent, gridDisk } from 'h3-js';
-import { counted, together } from '../src/area';
+import { areaFile, cornerLines, counted, parseCorners, parseRing, ringText, type Area } from '../src/area';
 import { cellAt, shapeOf } from '../src/hexagons';
 import { Names } from '../src/names';
 import { MAP_COLOURS, viridis } from '../src/palette';
@@ -89,24 +89,24 @@ test('counts are said as exact or as about', () => {
   assert.equal(countText({ ...estimate(120, 80, 160), unit: '1' }), 'about 120 (95 % interval 80–160)');
 });
 
-test('an area adds independent noise, of Laplace or of Gauss', () => {
-  const box: [number, number, number, number] = [-180, -90, 180, 90];
-  const width = (accounting?: 'zcdp') => {
-    const half = accounting ? 5.88 : 8.98;
-    const one = (cell: string) => hexagon({ cell, mean: estimate(20, 20 - half, 20 + half, 3), ...(accounting && { accounting }) });
-    const { mean } = together([one('87489e342ffffff'), one('87489e359ffffff')], box, 65);
-    return (mean!.high - mean!.low) / 2;
-  };
-  assert.ok(Math.abs(width() - LAPLACE * 3) < 1e-9);
-  assert.ok(Math.abs(width('zcdp') - (1.96 * 3) / Math.SQRT2) < 1e-9);
-});
-
-test('where users alone are counted, a box gives their sum and, because its weights are noisy, no mean', () => {
-  const cell = hexagon({ cell: '87489e342ffffff', mean: estimate(20, 10, 30, 3), users: estimate(7, 3, 11, 2) });
-  delete cell.events;
-  const { mean, events, published } = together([cell], [-180, -90, 180, 90], 65);
-  assert.deepEqual([mean, published, events.value, events.exact, events.ofUsers], [null, 1, 7, false, true]);
-  assert.equal(countText(cell.events), '–');
+test('a drawn area is read from address and form, and what is wrong in one is refused with its reason', () => {
+  const drawn = { ring: [[-97.8, 30.2], [-97.7, 30.2], [-97.7, 30.3]], name: '<b>Ost & West</b> شارع' };
+  const open = { kind: 'drawn' as const, drawn };
+  assert.deepEqual(parseRing(ringText(drawn.ring), drawn.name), open);
+  assert.deepEqual(parseCorners(cornerLines(drawn.ring), ` ${drawn.name} `), open);
+  assert.deepEqual(parsePlace(placeText({ area: open })), { area: open });
+  const ring = ringText(drawn.ring);
+  const refused = { corners: [['1,2,1,2,1,2', ''], ['1,2,3,4', ''], [Array(10_000).fill('1.5,2.5').join(), ''], [Array(101).fill('1,2').join(), '']],
+    ring: [['', ''], ['1,2,3,4,5', ''], ['1,2,3,4,5,<b>', ''], ['181,2,3,4,5,6', ''], ['1e9,2,3,4,5,6', ''], ['1,91,3,4,5,6', '']],
+    name: [[ring, 'x'.repeat(81)], [ring, 'a\u202eb'], [ring, 'a\u2067b'], [ring, 'a\u200fb'], [ring, 'a\nb'], [ring, '\u200b'], [ring, '\ud800']] };
+  for (const [reason, cases] of Object.entries(refused)) {
+    for (const [corners, name] of cases) {
+      const area = parseRing(corners!, name!);
+      assert.equal(area.kind === 'refused' && area.refusal.reason, reason, `${corners!.slice(0, 40)} ${name}`);
+    }
+  }
+  const file = JSON.parse(areaFile(drawn, 'none'));
+  assert.deepEqual([file.features[0].geometry.coordinates[0].length, file.features[0].properties.name], [4, drawn.name]);
 });
 
 test('a cell is called by its own stop, its neighbours, what it covers, or its routes', () => {
@@ -135,10 +135,12 @@ test('an address shows the same place again, and nothing hostile comes out of on
   const place = { at: { zoom: 10.5, lat: 30.25, lng: -97.75 }, window: WINDOW.start, statistic: 'p85' as const, cell: '87489e342ffffff' };
   assert.deepEqual(parsePlace(placeText(place)), place);
   const { cell: _, ...rest } = place;
-  const withArea = { ...rest, area: [-97.81234, 30.2, -97.7, 30.3] as [number, number, number, number] };
-  assert.deepEqual(parsePlace(placeText(withArea)), withArea);
-  for (const named of ['route:10', 'Ost & West/#1', 'شارع']) assert.deepEqual(parsePlace(placeText({ ...rest, named })), { ...rest, named });
-  assert.deepEqual(parsePlace('#at=99/1/1&window=<b>&cell=../../x&area=1,2,3&statistic=constructor&colours=1'), {});
+  const areas: Area[] = [{ kind: 'box', box: [-97.81234, 30.2, -97.7, 30.3] },
+    ...['route:10', 'Ost & West/#1', 'شارع'].map((name): Area => ({ kind: 'named', name }))];
+  for (const area of areas) assert.deepEqual(parsePlace(placeText({ ...rest, area })), { ...rest, area });
+  assert.deepEqual(parsePlace('#at=99/1/1&window=<b>&cell=../../x&area=1,2,3&statistic=constructor&colours=1&feed=../x&from=now&to=<b>'), {});
+  const played = { feed: 'night-bus', from: WINDOW.start, to: WINDOW.end };
+  assert.deepEqual(parsePlace(placeText(played)), played);
 });
 
 test('every class of speed is visible on the land of both themes, and a faster class is lighter', () => {

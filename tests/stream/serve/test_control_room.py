@@ -1,0 +1,203 @@
+"""What a control room adds: windows played one after the other, several feeds in one page, and screens of every width."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient
+from playwright.async_api import Browser, Page, expect
+
+from stream.config import Config
+from stream.messages.lines import line_of
+from stream.messages.message import Message
+from tests.stream.serve.browser import DESKTOP, PHONE, WALL, fields, needs_chromium, no_violation, opened
+from tests.stream.serve.city import BUSY, JAM, USUAL_DAY, city_config, window, windows
+from tests.stream.serve.serving import origin_of, serving_file
+
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
+
+STARTS = [f"2017-03-21T{12 + hour}:00:00Z" for hour in range(5)]
+LOOKS = pytest.mark.parametrize(
+    ("size", "colours"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return city_config(tmp_path, **{"feed.name": "day-bus"})
+
+
+@asynccontextmanager
+async def page_of(
+    browser: Browser, config: Config, messages: list[Message], place: str = "", **options: Any
+) -> AsyncIterator[tuple[Page, TestClient]]:
+    """The dashboard over a file with these messages, so that no other test's feeds are in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        releases = Path(folder) / "releases.ndjson"
+        releases.write_text("".join(map(line_of, messages)), encoding="utf-8")
+        async with (
+            serving_file(config, releases) as client,
+            opened(browser, origin_of(client), place, **options) as page,
+        ):
+            yield page, client
+
+
+WATCH = """() => {
+  globalThis.shown = [];
+  new MutationObserver(() => {
+    const { window } = document.documentElement.dataset;
+    if (globalThis.shown.at(-1) !== window) globalThis.shown.push(window);
+  }).observe(document.documentElement, { attributeFilter: ['data-painted'] });
+}"""
+
+
+async def test_a_range_is_played_by_key_in_order_and_ends_at_its_end(browser: Browser, config: Config) -> None:
+    place = f"#from={STARTS[1]}&to={STARTS[4]}"
+    async with page_of(browser, config, windows(config, [USUAL_DAY] * 5), place) as (page, _):
+        await page.emulate_media(reduced_motion="no-preference")
+        await page.evaluate(WATCH)
+        await page.locator("#map canvas").focus()
+        await page.keyboard.press("p")
+        play = page.locator("#play")
+        await expect(play).to_have_accessible_name("Stop playing")
+        await expect(play).to_have_accessible_name("Play the windows")
+        assert await page.evaluate("shown") == STARTS[1:4]
+        said = await fields(page)
+        assert (said["from"], said["to"], said["window"]) == (STARTS[1], STARTS[4], STARTS[3])
+        await play.click()
+        await page.wait_for_selector(f'html[data-window="{STARTS[2]}"]')
+        await play.click()
+        await expect(play).to_have_accessible_name("Play the windows")
+        await expect(page.locator("#status")).to_contain_text("4 cells")
+
+
+@LOOKS
+async def test_the_range_is_chosen_by_keyboard_kept_in_the_address_and_linked_as_files(
+    browser: Browser, config: Config, size: dict[str, int], colours: str
+) -> None:
+    options: dict[str, Any] = {"size": size, "color_scheme": colours}
+    async with page_of(browser, config, windows(config, [USUAL_DAY] * 4), **options) as (page, client):
+        summary = page.locator("#range summary")
+        await summary.focus()
+        await page.keyboard.press("Enter")
+        await page.locator("#range select[name=from]").select_option(STARTS[1])
+        await page.locator("#range").locator("select[name=to]").select_option(STARTS[3])
+        await expect(page.locator("#range-body")).to_contain_text("Your system asks for reduced motion")
+        await expect(page.get_by_label("Windows per second").locator("option")).to_have_text(["0.5"])
+        await no_violation(page)
+        link = page.locator("#range a", has_text="CSV")
+        address = await link.get_attribute("href")
+        answer = await client.get(f"/{address}")
+        assert answer.status == 200
+        assert set(re.findall(r"2017-03-21T\d\d:00:00Z", await answer.text())) == set(STARTS[1:4])
+        frame = await page.locator("#range-body").bounding_box()
+        assert frame is not None
+        assert frame["x"] >= 0
+        assert frame["x"] + frame["width"] <= size["width"]
+        assert frame["y"] >= 0
+        await page.keyboard.press("Escape")
+        await expect(summary).to_be_focused()
+        said = await fields(page)
+        assert (said["from"], said["to"]) == (STARTS[1], STARTS[3])
+        await page.reload()
+        await page.wait_for_selector("html[data-ready]")
+        await summary.click()
+        await expect(page.locator("#range select[name=from]")).to_have_value(STARTS[1])
+        await expect(page.locator("#play")).to_have_accessible_name("Play the windows")
+
+
+async def test_a_move_by_hand_stops_the_playing_and_a_range_without_windows_cannot_be_played(
+    browser: Browser, config: Config
+) -> None:
+    async with page_of(browser, config, windows(config, [USUAL_DAY] * 4)) as (page, client):
+        await page.locator("#play").click()
+        await page.wait_for_selector(f'html[data-window="{STARTS[0]}"]')
+        await page.locator("#later").click()
+        await expect(page.locator("#play")).to_have_accessible_name("Play the windows")
+        await page.goto(f"{origin_of(client)}/?from=2001-01-01T00:00:00Z&to=2001-01-02T00:00:00Z")
+        await expect(page.locator("#play")).to_be_disabled()
+        await page.locator("#range summary").click()
+        await expect(page.locator("#range-body .problem")).to_have_text("no window")
+
+
+@LOOKS
+async def test_another_feed_is_picked_by_keyboard_and_stays_in_the_address(
+    browser: Browser, config: Config, tmp_path: Path, size: dict[str, int], colours: str
+) -> None:
+    night = city_config(tmp_path, **{"feed.name": "night-bus"})
+    messages = [*windows(config, [USUAL_DAY] * 5), *windows(night, [JAM] * 4)]
+    options: dict[str, Any] = {"size": size, "color_scheme": colours}
+    async with page_of(browser, config, messages, **options) as (page, _):
+        picker = page.get_by_role("combobox", name="Feed")
+        await expect(picker).to_have_value("day-bus")
+        await expect(picker.locator("option")).to_have_text(["day-bus", "night-bus"])
+        await no_violation(page)
+        await picker.focus()
+        await page.keyboard.press("ArrowDown")
+        await page.wait_for_selector(f'html[data-window="{STARTS[3]}"]')
+        await expect(picker).to_have_value("night-bus")
+        assert (await fields(page))["feed"] == "night-bus"
+        await page.locator("#table-button").click()
+        row = page.locator("#table-scroll tbody tr").filter(has_text=BUSY)
+        await expect(row).to_contain_text(re.compile(r"1[23]\.\d"))
+        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        await page.reload()
+        await page.wait_for_selector("html[data-ready]")
+        await expect(picker).to_have_value("night-bus")
+
+
+async def test_with_one_feed_there_is_no_picker_and_a_feed_without_windows_is_named_as_such(
+    browser: Browser, config: Config
+) -> None:
+    async with page_of(browser, config, window(config, 0)) as (page, client):
+        await expect(page.locator("#feed")).to_be_hidden()
+        await page.goto(f"{origin_of(client)}/?feed=elsewhere")
+        await expect(page.locator("#empty")).to_contain_text("The link names the feed elsewhere")
+        await expect(page.locator("#feed")).to_be_visible()
+        await page.goto(f"{origin_of(client)}/?feed=%3Cscript%3E")
+        await page.wait_for_selector(f'html[data-window="{STARTS[0]}"]')
+
+
+SMALLEST_LETTERS = """() => {
+  const size = (element) => parseFloat(getComputedStyle(element).fontSize) * (element.currentCSSZoom ?? 1);
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let least = Infinity;
+  while (walker.nextNode()) {
+    const parent = walker.currentNode.parentElement;
+    const shown = walker.currentNode.data.trim() && parent.checkVisibility() && parent.getClientRects().length;
+    if (shown && !parent.closest('.hidden, .skip, svg, .maplibregl-map, .segments legend')) least = Math.min(least, size(parent));
+  }
+  return least;
+}"""
+OUTSIDE = """() => [...document.querySelectorAll('header *, footer *, .card, .card *')]
+  .filter((element) => element.checkVisibility() && !element.closest('.hidden, .skip, legend, svg'))
+  .filter((element) => {
+    const { left, right } = element.getBoundingClientRect();
+    const scroller = element.closest('#table-scroll, #legend, #controls, #details');
+    return !scroller && (left < -1 || right > innerWidth + 1);
+  })
+  .map((element) => element.id || element.outerHTML.slice(0, 80))"""
+
+
+@pytest.mark.parametrize(
+    ("size", "place", "letters", "colours"),
+    [(PHONE, "", 11, "dark"), (DESKTOP, "", 11, "light"), (DESKTOP, "", 11, "dark"), (WALL, "&large=on", 17, "light")],
+    ids=["390", "1280-light", "1280-dark", "3840"],
+)
+async def test_nothing_overflows_and_letters_can_be_read_on_every_screen(
+    browser: Browser, config: Config, size: dict[str, int], place: str, letters: float, colours: str
+) -> None:
+    options: dict[str, Any] = {"size": size, "color_scheme": colours}
+    place = f"#cell={BUSY}{place}"
+    async with page_of(browser, config, windows(config, [USUAL_DAY] * 4), place, **options) as (page, _):
+        await expect(page.locator("#details figcaption")).to_contain_text("4 windows")
+        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        assert await page.evaluate(OUTSIDE) == []
+        assert await page.evaluate(SMALLEST_LETTERS) >= letters
+        await no_violation(page)

@@ -1,0 +1,273 @@
+"""Areas that a reader draws: counted by the server like named ones, kept in the address, refused with a reason."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import h3
+import pytest
+from aiohttp.test_utils import TestClient
+from playwright.async_api import Browser, Page, expect
+
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest, window_message
+from stream.serve.parameters import MOST_CORNERS
+from stream.windows import Window
+from tests.stream.serve.browser import (
+    DESKTOP,
+    PHONE,
+    fields,
+    needs_chromium,
+    no_violation,
+    opened,
+    paint_count,
+    painted,
+    place_of,
+)
+from tests.stream.serve.city import BUSY, STEADY, bodies, city_config, window
+from tests.stream.serve.made_places import HOSTILE
+from tests.stream.serve.serving import origin_of, publish, serving
+from tests.support.builders import SLOT, random_rows
+from tests.support.participating import riders
+from tests.support.releasing import build_messages, planned
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MERGED = h3.cell_to_parent(BUSY, 6)
+CHILD = h3.cell_to_center_child(MERGED, 7)
+"""The child in whose middle its parent has its centre, too."""
+
+
+@pytest.fixture
+def config(kafka: str, tmp_path: Path, topic_name: str) -> Config:
+    return city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+
+
+def around(cell: str, half: float) -> list[tuple[float, float]]:
+    """Corners of a box around the centre of a cell: longitude and latitude."""
+    lat, lng = (round(degrees, 5) for degrees in h3.cell_to_latlng(cell))
+    return [(round(lng + x * half, 5), round(lat + y * half, 5)) for x, y in ((-1, -1), (1, -1), (1, 1), (-1, 1))]
+
+
+def text_of(ring: list[tuple[float, float]]) -> str:
+    return ",".join(str(number) for corner in ring for number in corner)
+
+
+def merged_window(config: Config) -> list[Message]:
+    """A window of two cells: MERGED, which excludes CHILD, and CHILD."""
+    made = window(config, 0)
+    released, marker = bodies(made), json.loads(made[-1].value)
+    changed = {
+        MERGED: released[STEADY] | {"cell": MERGED, "resolution": 6, "excludes": [CHILD]},
+        CHILD: released[BUSY] | {"cell": CHILD},
+    }
+    slot, feed = Window(SLOT, SLOT + 3600), config.feed.name
+    cells = [window_message(HEXAGON_SPEED, feed, slot, cell, cell, changed[cell]) for cell in sorted(changed)]
+    marker |= {"messages": len(cells), "digest": digest(message.value for message in cells)}
+    return [*cells, window_message(WINDOW, feed, slot, "close", feed, marker)]
+
+
+@asynccontextmanager
+async def page_of(
+    browser: Browser, config: Config, messages: list[Message], place: str = "", **options: Any
+) -> AsyncIterator[tuple[Page, TestClient]]:
+    async with serving(config, messages) as client, opened(browser, origin_of(client), place, **options) as page:
+        yield page, client
+
+
+async def test_a_merged_cell_and_what_was_released_apart_are_counted_once_in_boxes_and_areas(config: Config) -> None:
+    ring = around(CHILD, 0.003)
+    (west, south), (east, north) = ring[0], ring[2]
+    async with serving(config, merged_window(config)) as client:
+        for cells, ring_of_cells in (([CHILD], ring), (sorted([CHILD, MERGED]), around(CHILD, 0.2))):
+            area = await (await client.get(f"/api/v1/area?ring={text_of(ring_of_cells)}")).json()
+            assert area["hexagons"] == cells
+        answer = await client.get(f"/api/v1/hexagons?bbox={west},{south},{east},{north}")
+        assert [hexagon["cell"] for hexagon in (await answer.json())["hexagons"]] == [CHILD]
+
+
+async def test_a_drawn_area_answers_as_a_named_one_and_carries_no_name(config: Config) -> None:
+    messages = window(config, 0)
+    released = bodies(messages)
+    async with serving(config, messages) as client:
+        answer = await client.get(f"/api/v1/area?ring={text_of(around(BUSY, 0.01))}&window=2017-03-21T12:00:00Z")
+        area = await answer.json()
+        assert area["hexagons"] == [BUSY]
+        assert area["mean"]["raw"] == pytest.approx(released[BUSY]["mean"]["raw"])
+        assert not {"name", "kind"} & area.keys()
+        assert len(area["geometry"]["coordinates"][0][0]) == 5
+        unchanged = {"If-None-Match": answer.headers["ETag"]}
+        assert (await client.get(str(answer.url.relative()), headers=unchanged)).status == 304
+
+
+async def test_under_participation_a_drawn_area_answers_as_the_named_one_of_its_corners(
+    kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    ring = around(BUSY, 0.06)
+    shape = {"type": "Polygon", "coordinates": [[*ring, ring[0]]]}
+    feature = {"type": "Feature", "properties": {"name": "Same"}, "geometry": shape}
+    file = tmp_path / "areas.geojson"
+    file.write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}))
+    domain = {"south": 30.1, "west": -97.9, "north": 30.5, "east": -97.5}
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "feed.domain": domain, "public.areas": str(file)}
+    overrides |= {"privacy.epsilon": 4.0, "privacy.budget": 192.0}  # so little noise that the area has a mean
+    config = riders(tmp_path, **overrides | {"speed.statistics": ["mean"], "speed.post_processing": []})
+    plan, contributions = planned(config, random_rows(1, 4_000, users=1_000))
+    messages = build_messages(plan, contributions, Noise(), config, None)[0]
+    async with serving(config, messages) as client:
+        named = await (await client.get("/api/v1/areas/Same")).json()
+        drawn = await (await client.get(f"/api/v1/area?ring={text_of(ring)}")).json()
+    assert drawn == {name: value for name, value in named.items() if name not in ("name", "kind")}
+    assert drawn["published"] > 1
+    assert drawn["mean"]["interval"][0] <= drawn["mean"]["value"] <= drawn["mean"]["interval"][1]
+
+
+@pytest.mark.parametrize(
+    ("ring", "said"),
+    [
+        ("", "is not a list of three or more pairs"),
+        ("1,2,3,4", "is not a list of three or more pairs"),
+        ("1,2,3,4,5", "is not a list of three or more pairs"),
+        ("1,2,3,4,5,6,7", "is not a list of three or more pairs"),
+        ("1,2,1,2,1,2", "different positions and no area"),
+        ("1,2,3,91,5,6", "not a place on Earth"),
+        ("1,2,3,nan,5,6", "is not a list"),
+        ("1,2,3,<b>,5,6", "is not a list"),
+        (",".join(["1,2"] * (MOST_CORNERS + 1)), "has 101 corners, more than 100"),
+    ],
+)
+async def test_a_ring_that_is_none_is_refused_with_its_reason(config: Config, ring: str, said: str) -> None:
+    async with serving(config) as client:
+        answer = await client.get("/api/v1/area", params={"ring": ring})
+        assert (answer.status, answer.content_type) == (400, "application/problem+json")
+        assert said in (await answer.json())["title"]
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("size", "colours"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
+)
+async def test_a_polygon_is_drawn_named_measured_and_kept_in_the_address(
+    browser: Browser, config: Config, size: dict[str, int], colours: str
+) -> None:
+    options: dict[str, Any] = {"size": size, "color_scheme": colours}
+    place = "#at=10.6/30.1700/-97.7000"
+    async with page_of(browser, config, window(config, 0), place, **options) as (page, _):
+        await page.get_by_role("button", name="Measure an area").click()
+        await page.get_by_role("radio", name="Polygon").check(force=True)
+        for offset in ((-50, 40), (50, 40), (50, -40), (-50, -40)):
+            await page.mouse.click(*await place_of(page, STEADY, offset))
+        await expect(page.get_by_label("Corners")).to_have_value(re.compile(r"^(30\.\d{5}, -97\.\d{5}\s?){4}$"))
+        await no_violation(page)
+        await page.get_by_label("Name (optional)").fill(HOSTILE)
+        await page.get_by_role("button", name="Measure", exact=True).click()
+        await expect(page.locator("#area-mean")).to_contain_text("km/h, 95 % interval")
+        await expect(page.locator("#details h2 bdi")).to_have_text(HOSTILE)
+        await expect(page.locator("#details")).to_contain_text("1 published of 1 cells")
+        await expect(page.locator("#details")).to_contain_text("Drawn by a reader, not named by the operator")
+        await no_violation(page)
+        said = await fields(page)
+        assert said["area"] == HOSTILE
+        assert len(said["ring"].split(",")) == 8
+        await page.reload()
+        await page.wait_for_selector("html[data-ready]")
+        await expect(page.locator("#details h2 bdi")).to_have_text(HOSTILE)
+        await expect(page.locator("#area-mean")).to_contain_text("km/h, 95 % interval")
+        async with page.expect_download() as saving:
+            await page.get_by_role("link", name="Save as GeoJSON").click()
+        file = json.loads((await (await saving.value).path()).read_text(encoding="utf-8"))
+        assert file["features"][0]["properties"] == {"name": HOSTILE}
+        assert await page.title() == "Hexveil"
+        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        await page.locator("#details-close").click()
+        assert not {"area", "ring"} & (await fields(page)).keys()
+
+
+@needs_chromium
+async def test_a_polygon_is_drawn_by_keyboard_alone(browser: Browser, config: Config) -> None:
+    async with page_of(browser, config, window(config, 0), "#at=11/30.25/-97.7") as (page, _):
+        canvas = page.locator("#map canvas")
+        await canvas.focus()
+        await page.keyboard.press("a")
+        box = page.get_by_role("radio", name="Box")
+        await expect(box).to_be_focused()
+        await page.keyboard.press("ArrowRight")
+        await expect(page.get_by_role("radio", name="Polygon")).to_be_focused()
+        await canvas.focus()
+        for key in ("ArrowLeft", "ArrowUp", "ArrowRight"):
+            await page.keyboard.press("Enter")
+            await page.keyboard.press(key)
+            await page.wait_for_timeout(600)
+        await expect(page.get_by_label("Corners")).to_have_value(re.compile(r"^(\S+, \S+\s?){3}$"))
+        await page.get_by_label("Corners").fill("\n".join(f"{lat}, {lng}" for lng, lat in around(BUSY, 0.01)))
+        await page.get_by_label("Name (optional)").focus()
+        await page.keyboard.type("Mine")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#area-mean")).to_contain_text("km/h, 95 % interval")
+        for _ in range(2):
+            await canvas.focus()
+            await page.keyboard.press("a")
+            await expect(page.get_by_label("Corners")).to_have_value("")
+            await canvas.focus()
+            await page.keyboard.press("Enter")
+            await expect(page.get_by_label("Corners")).not_to_have_value("")
+            await page.keyboard.press("Escape")
+            await expect(page.locator("#details")).to_be_hidden()
+
+
+@needs_chromium
+async def test_where_cells_are_larger_than_the_area_it_says_so_and_opens_them(browser: Browser, config: Config) -> None:
+    lat, lng = h3.cell_to_latlng(BUSY)
+    small = [(lng + 0.002, lat), (lng + 0.003, lat), (lng + 0.003, lat + 0.001)]
+    nowhere = [(lng + 1, lat), (lng + 1.1, lat), (lng + 1.1, lat + 0.1)]
+    place = f"#ring={text_of([(round(x, 5), round(y, 5)) for x, y in small])}"
+    async with page_of(browser, config, window(config, 0), place) as (page, client):
+        await expect(page.locator("#details .reading")).to_have_text("Cells are larger than the area")
+        await no_violation(page)
+        await page.locator("#details .cells button").click()
+        await expect(page.locator("#details h2 code")).to_have_text(BUSY)
+        await page.goto(f"{origin_of(client)}/?ring={text_of([(round(x, 5), round(y, 5)) for x, y in nowhere])}")
+        await expect(page.locator("#details .reading")).to_contain_text("Nothing was released about this area")
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("ring", "name", "said"),
+    [
+        (",".join(["-97.7,30.2"] * 10_000), "", "an area has 3 to 100 different corners, and this one has 10000"),
+        (text_of(around(BUSY, 0.01)), "a\u202eb", "its name has more than 80 characters, or some that cannot be seen"),
+        (text_of(around(BUSY, 0.01)), "x" * 81, "its name has more than 80 characters"),
+        ("1,2,3,<script>", "", "its corners are not pairs of latitude"),
+    ],
+    ids=["10 000 corners", "direction", "long", "markup"],
+)
+async def test_a_hostile_address_of_a_drawn_area_is_refused_with_its_reason(
+    browser: Browser, config: Config, ring: str, name: str, said: str
+) -> None:
+    place = f"#ring={quote(ring)}&area={quote(name)}"
+    async with page_of(browser, config, window(config, 0), place) as (page, _):
+        await expect(page.locator("#details .problem")).to_contain_text(said)
+        assert "ring" not in await fields(page)
+        await page.locator("#details-close").click()
+        await expect(page.locator("#details")).to_be_hidden()
+
+
+@needs_chromium
+async def test_what_is_being_typed_into_a_form_stays_when_a_window_arrives(browser: Browser, config: Config) -> None:
+    place = f"#ring={text_of(around(BUSY, 0.01))}"
+    async with page_of(browser, config, window(config, 0), place) as (page, _):
+        name = page.get_by_label("Name (optional)")
+        await name.fill("half a na")
+        before = await paint_count(page)
+        await publish(config.kafka.bootstrap, window(config, 1))
+        await painted(page, before)
+        await expect(page.locator("#details [data-window='2017-03-21T13:00:00Z'] #area-mean")).to_be_visible()
+        await expect(name).to_have_value("half a na")
+        await expect(name).to_be_focused()
