@@ -56,17 +56,10 @@ async def take(releases: Path, config_file: Path, folder: Path, basemap: Path | 
         async with TestClient(TestServer(app)) as client, chromium() as browser:
             await ready(client)
             origin = str(client.make_url("/")).rstrip("/")
-<<<<<<< HEAD
-            for name, size, colours in (
-                ("light", SHOWN, "light"),
-                ("dark", SHOWN, "dark"),
-                ("phone", PHONE, "light"),
-=======
             for name, size, colours, place in (
-                ("light", DESKTOP, "light", "#colours=absolute"),
-                ("dark", DESKTOP, "dark", ""),
+                ("light", SHOWN, "light", "#colours=absolute"),
+                ("dark", SHOWN, "dark", ""),
                 ("phone", PHONE, "light", "#colours=absolute"),
->>>>>>> map
             ):
                 async with opened(browser, origin, place, size=size, color_scheme=colours, clock=clock) as page:
                     await compose(page, name, busiest)
