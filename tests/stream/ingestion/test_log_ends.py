@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic
+from aiokafka.cluster import ClusterMetadata
 from redis.asyncio import Redis
 
 from bench.faults.site import brokers
@@ -75,7 +76,7 @@ async def shows(consumer: AIOKafkaConsumer, partition: TopicPartition, messages:
 
 
 async def test_the_end_of_the_log_lies_behind_messages_that_are_not_shown_yet(
-    pair: list[KafkaServer], topic_name: str
+    pair: list[KafkaServer], topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader = pair[LEADER - 1].bootstrap
     partition = await create(leader, topic_name, INPUT_SETTINGS)
@@ -92,9 +93,7 @@ async def test_the_end_of_the_log_lies_behind_messages_that_are_not_shown_yet(
         unknown = TopicPartition(topic_name, 7)
         assert await log_ends(consumer, [unknown, partition]) == {partition: 2}
         # A follower knows its own end only, which may lie before the leader's.
-        consumer._client.cluster._partitions[topic_name][0] = consumer._client.cluster._partitions[topic_name][
-            0
-        ]._replace(leader=FOLLOWER)
+        monkeypatch.setattr(ClusterMetadata, "leader_for_partition", lambda metadata, partition: FOLLOWER)
         assert await log_ends(consumer, [partition]) == {}
     finally:
         await consumer.stop()
