@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections import defaultdict
@@ -81,7 +82,17 @@ def run_site(sizes: SiteSizes, schedule: Schedule, seed: int, say: Callable[[str
             injected = _inject(site, schedule, outcome, say)
             _drain(site, outcome, say)
             _measure(site, injected, outcome)
+        if outcome.violations:
+            say(f"the logs of its servers and workers are kept in {_kept(Path(folder))}")
     return outcome
+
+
+def _kept(folder: Path) -> Path:
+    """A folder that stays, with all logs of ``folder``."""
+    kept = Path(tempfile.mkdtemp(prefix="hexveil-faults-violations-"))
+    for log in folder.rglob("*.log"):
+        shutil.copy(log, kept / "-".join(log.relative_to(folder).parts))
+    return kept
 
 
 def _begin(site: Site) -> None:
