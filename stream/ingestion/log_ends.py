@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError, NoError
+from aiokafka.errors import KafkaError, NoError, for_code
 from aiokafka.protocol.offset import OffsetRequest
 
 _AS_READER, _AS_DEBUGGER = -1, -2
@@ -20,38 +21,55 @@ _AS_READER, _AS_DEBUGGER = -1, -2
 _LATEST = -1
 
 
-async def log_ends(consumer: AIOKafkaConsumer, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The offset behind the last message that each partition's leader has appended, by the consumer's metadata.
+class LogEnds(NamedTuple):
+    """``ends``: the offset behind the last message that the leader of each partition has appended. ``unknown``: why there is
+    none of the other partitions.
+    """
 
-    Partitions are left out whose leader is unknown, does not answer, or is no leader any more.
+    ends: dict[TopicPartition, int]
+    unknown: dict[TopicPartition, str]
+
+
+async def log_ends(consumer: AIOKafkaConsumer, partitions: Iterable[TopicPartition]) -> LogEnds:
+    """The ends of the logs of ``partitions`` on those who lead them by the consumer's metadata.
+
+    A partition's end is unknown if its leader is, or does not answer, or is no leader any more.
     """
     of_node: defaultdict[int, list[TopicPartition]] = defaultdict(list)
+    known = LogEnds({}, {})
     for partition in partitions:
         node = consumer._client.cluster.leader_for_partition(partition)
         if node is not None and node >= 0:
             of_node[node].append(partition)
-    answers = await asyncio.gather(*(_ends_on(consumer, node, led) for node, led in of_node.items()))
-    return {partition: end for answer in answers for partition, end in answer.items()}
+        else:
+            known.unknown[partition] = "no leader"
+    for answer in await asyncio.gather(*(_ends_on(consumer, node, led) for node, led in of_node.items())):
+        known.ends.update(answer.ends)
+        known.unknown.update(answer.unknown)
+    return known
 
 
-async def _ends_on(consumer: AIOKafkaConsumer, node: int, led: list[TopicPartition]) -> dict[TopicPartition, int]:
+async def _ends_on(consumer: AIOKafkaConsumer, node: int, led: list[TopicPartition]) -> LogEnds:
     try:
         shown = await _asked(consumer, node, led, _AS_READER)
-        return await _asked(consumer, node, list(shown), _AS_DEBUGGER) if shown else {}
-    except (KafkaError, OSError):
-        return {}
+        whole = await _asked(consumer, node, list(shown.ends), _AS_DEBUGGER)
+    except (KafkaError, OSError) as error:
+        return LogEnds({}, dict.fromkeys(led, f"broker {node}: {error!r}"))
+    return LogEnds(whole.ends, shown.unknown | whole.unknown)
 
 
-async def _asked(
-    consumer: AIOKafkaConsumer, node: int, led: list[TopicPartition], replica: int
-) -> dict[TopicPartition, int]:
-    topics: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+async def _asked(consumer: AIOKafkaConsumer, node: int, led: list[TopicPartition], replica: int) -> LogEnds:
+    answered, topics = LogEnds({}, {}), defaultdict(list)
     for partition in led:
         topics[partition.topic].append((partition.partition, _LATEST))
+    if not topics:
+        return answered
     response = await consumer._client.send(node, OffsetRequest(replica, 0, list(topics.items())))
-    return {
-        TopicPartition(topic, number): end
-        for topic, answers in response.topics
-        for number, error, _, end in answers
-        if error == NoError.errno
-    }
+    for topic, answers in response.topics:
+        for number, error, _, end in answers:
+            if error == NoError.errno:
+                answered.ends[TopicPartition(topic, number)] = end
+            else:
+                reason = f"broker {node}: {for_code(error).__name__} to replica id {replica}"
+                answered.unknown[TopicPartition(topic, number)] = reason
+    return answered

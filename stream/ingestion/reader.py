@@ -208,7 +208,11 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             self.topic_exists = bool(names)
             if names:
                 await self._rows.list_partitions(names, now_us)
-        for partition, end in (await log_ends(consumer, consumer.assignment())).items():
+        known = await log_ends(consumer, consumer.assignment())
+        if known.unknown:
+            reasons = sorted(set(known.unknown.values()))
+            log.info("cannot look up the ends of partitions, trying again", reason="; ".join(reasons))
+        for partition, end in known.ends.items():
             # One that was not reached yet stays, unless a new leader's log is shorter and may never reach it.
             if partition not in self._ends or end < self._ends[partition][0]:
                 self._ends[partition] = (end, now_us)

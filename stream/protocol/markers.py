@@ -90,14 +90,14 @@ async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) ->
     """Ends of the log, with markers that are not shown yet, so that none is missed. Waits for leaders."""
     deadline = time.monotonic() + _ANSWER_SECONDS
     while True:
-        ends = await log_ends(consumer, partitions)
-        if missing := sorted(set(partitions) - set(ends)):
-            if time.monotonic() > deadline:
-                raise LeaderNotAvailableError(f"no leader of {missing} answered for {_ANSWER_SECONDS:.0f} s")
-            await asyncio.sleep(0.2)
-            await consumer._client.force_metadata_update()
-        else:
-            return ends
+        known = await log_ends(consumer, partitions)
+        if not known.unknown:
+            return known.ends
+        if time.monotonic() > deadline:
+            reasons = "; ".join(sorted(set(known.unknown.values())))
+            raise LeaderNotAvailableError(f"the ends of {WINDOW} are unknown for {_ANSWER_SECONDS:.0f} s: {reasons}")
+        await asyncio.sleep(0.2)
+        await consumer._client.force_metadata_update()
 
 
 async def _read(

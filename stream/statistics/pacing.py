@@ -18,20 +18,21 @@ _ODD = 0x9E3779B97F4A7C15
 
 
 def spendable(left: IntArray, users: npt.NDArray[np.uint64], window: Window, budget: int, config: Config) -> IntArray:
-    """What each of ``users`` may spend in ``window``, shape (L,), in the ledger's unit: at most ``left``, and not below 0.
+    """What each of ``users`` may spend in ``window``, shape (L,), in the ledger's unit: at most ``left``.
 
     ``left``: (L,) what they have left of ``budget`` in the window's period. With ``admission`` "paced" they may have spent, by the
     end of the window, the share of ``budget`` that has passed of the period, plus a part of one window's grant. That part is
     drawn for each user and period by their pseudonym, so that users take turns instead of being absent together. It depends
     on the time, the configuration and the user's own past charges and pseudonym alone, so charges remain what the filter of
-    docs/privacy.md admits under either relation, and nobody is ever admitted who would not be without pacing.
+    docs/privacy.md admits under either relation: pacing admits nobody whom the ledger would refuse.
     """
     if config.privacy.admission == "first-come":
         return left
     period = config.slotting.period_of(window.start)
     passed = budget * (window.end - period.start) // (period.end - period.start)
     turns = (users ^ np.uint64(period.start)) * np.uint64(_ODD)
-    turns = (turns ^ turns >> np.uint64(32)) * np.uint64(_ODD) >> np.uint64(32)
+    turns = (turns ^ turns >> np.uint64(32)) * np.uint64(_ODD)
+    turns ^= turns >> np.uint64(32)
     ahead = (turns % np.uint64(config.window_grant)).astype(np.int64)
     spent = budget - left
     paced: IntArray = np.clip(passed + ahead - spent, 0, np.maximum(left, 0))

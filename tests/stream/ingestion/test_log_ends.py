@@ -89,12 +89,13 @@ async def test_the_end_of_the_log_lies_behind_messages_that_are_not_shown_yet(
             with dead(pair[FOLLOWER - 1]):
                 await producer.send_and_wait(topic_name, b"not shown")
                 assert await shows(consumer, partition, 1)
-                assert await log_ends(consumer, [partition]) == {partition: 2}
+                assert await log_ends(consumer, [partition]) == ({partition: 2}, {})
         unknown = TopicPartition(topic_name, 7)
-        assert await log_ends(consumer, [unknown, partition]) == {partition: 2}
+        assert await log_ends(consumer, [unknown, partition]) == ({partition: 2}, {unknown: "no leader"})
         # A follower knows its own end only, which may lie before the leader's.
         monkeypatch.setattr(ClusterMetadata, "leader_for_partition", lambda metadata, partition: FOLLOWER)
-        assert await log_ends(consumer, [partition]) == {}
+        refused = {partition: f"broker {FOLLOWER}: NotLeaderForPartitionError to replica id -1"}
+        assert await log_ends(consumer, [partition]) == ({}, refused)
     finally:
         await consumer.stop()
 

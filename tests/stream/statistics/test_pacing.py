@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import pytest
 from stream.config import Config
 from stream.statistics.pacing import spendable
 from stream.windows import Window
-from tests.support.builders import bus_config, riders_config
+from tests.support.builders import bus_config, riders_config, zcdp_config
 
 DAY = 1_490_072_400  # 2017-03-21T00:00:00-05:00
 WINTER_TIME = 1_509_858_000  # 2017-11-05T00:00:00-05:00, a day of 25 hours in Austin
@@ -30,13 +31,14 @@ def hourly(tmp_path: Path) -> Config:
 
 def admissions(config: Config, first: int, users: npt.NDArray[np.uint64] = USERS) -> npt.NDArray[np.bool_]:
     """(W, L): who has a whole grant to spend in each window of a day, if they are active in all from ``first`` on."""
-    period, budget, rows = config.slotting.period_of(DAY if first < DAY + 90_000 else first), 12_000_000, []
+    period, rows = config.slotting.period_of(DAY if first < DAY + 90_000 else first), []
+    budget, grant = config.privacy.ledger_budget, config.window_grant
     left = np.full(len(users), budget, dtype=np.int64)
     start = period.start
     while start < period.end:
         window = config.slotting.window(start)
-        pays = (spendable(left, users, window, budget, config) >= GRANT) & (start >= first)
-        left = left - GRANT * pays
+        pays = (spendable(left, users, window, budget, config) >= grant) & (start >= first)
+        left = left - grant * pays
         rows.append(pays)
         start = window.end
     assert left.min() >= 0
@@ -48,11 +50,14 @@ def test_without_pacing_a_user_may_spend_all_that_is_left(tmp_path: Path) -> Non
     assert spendable(left, USERS[:3], Window(DAY, DAY + 3600), 2, bus_config(tmp_path)) is left
 
 
+@pytest.mark.parametrize("rho", [None, 0.5, 100.0], ids=["pure", "zcdp", "zcdp, a grant above 32 bits"])
 def test_whoever_is_active_all_day_takes_part_in_every_third_window_if_the_budget_pays_for_a_third(
-    hourly: Config,
+    hourly: Config, tmp_path: Path, rho: float | None
 ) -> None:
     """3 000 users, each admitted with probability 1/3: five standard deviations are 0.043."""
-    admitted = admissions(hourly, DAY)
+    paced: dict[str, Any] = {"privacy.admission": "paced", "window.slot": "1h"}
+    config = hourly if rho is None else zcdp_config(tmp_path, rho, 8 * rho, **paced)
+    admitted = admissions(config, DAY)
     assert set(np.unique(admitted.sum(axis=0))) <= {7, 8}
     assert np.abs(admitted.mean(axis=1) - 1 / 3).max() < 0.043
     away = np.diff([np.flatnonzero(user) for user in admitted.T if user.sum() == 8], axis=1)
