@@ -180,7 +180,8 @@ def of_few_kinds(scales: FloatArray) -> FloatArray:
     """``scales`` (C, 1+h) of root and levels, larger for the rarest kinds of cells where there are more than :data:`MAX_KINDS`.
 
     A kind is a combination of ratios of a cell's scales. Its moments and critical value take up to seconds, so their number
-    is bounded: the rarest kinds are taken as one, with the largest of their ratios at each level.
+    is bounded: the rarest kinds are taken as one, with the largest of their ratios at each level. Scales of 0 stay 0, so
+    kinds with zeros in other places stay apart.
 
     To be proved: deviations, intervals and bands hold for scales that are larger than those of the noise. Proof: a Laplace
     variable of a larger scale is the sum of one of a smaller scale and an independent one, and what is computed from the
@@ -201,11 +202,13 @@ def of_few_kinds(scales: FloatArray) -> FloatArray:
 
 
 def _ratios(scales: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """``scales`` (C, 1+h) as parts of each cell's largest, in steps, 0 only where they are; and that largest, its unit (C,)."""
+    """``scales`` (C, 1+h) as parts of each cell's largest, rounded up to steps so that no noise is taken as less than it is, and
+    0 where they are 0; and that largest, its unit (C,).
+    """
     unit = np.max(scales, axis=1)
     unit = np.where(unit > 0, unit, 1.0)
-    steps = np.maximum(np.round(scales / unit[:, None] / _RATIO_STEP), 1)
-    return np.where(scales > 0, steps, 0) * _RATIO_STEP, unit
+    steps = np.ceil(scales / unit[:, None] / _RATIO_STEP - 1e-9)
+    return np.where(scales > 0, np.maximum(steps, 1), 0) * _RATIO_STEP, unit
 
 
 def _checked_bins(bins: int) -> int:

@@ -155,7 +155,7 @@ def extract_regions(
     squared = np.square(away).sum(axis=1)
     nearest_first = np.lexsort((squared, owner))
     kept = nearest_first[np.arange(len(points)) - first[owner] < nearest]
-    kept = kept[squared[kept] <= (discard_beyond / 2) ** 2]
+    kept = kept[np.sqrt(squared[kept]) <= discard_beyond / 2]
     kept = kept[outermost(points[kept], owner[kept])]
     start = np.append(0, np.cumsum(np.bincount(owner[kept], minlength=len(users)))).astype(np.int64)
     return Regions(start, points[kept, 0], points[kept, 1], users.astype(np.int64))

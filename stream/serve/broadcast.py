@@ -6,7 +6,7 @@ import asyncio
 import random
 import resource
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import structlog
@@ -47,6 +47,8 @@ class _Stream:
     frames: asyncio.Queue[tuple[int | None, bytes] | None]
     """Events, with a number where they have an id; None ends the stream."""
     transport: asyncio.Transport | None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the service ends the stream."""
 
 
 class Broadcast:
@@ -89,6 +91,7 @@ class Broadcast:
             while not stream.frames.empty():
                 stream.frames.get_nowait()
             stream.frames.put_nowait(None)
+            stream.ended.set()
 
     async def stream(
         self, request: web.Request, feed: str, after: int | None, last_event_id: int | None
@@ -110,7 +113,8 @@ class Broadcast:
         try:
             await response.prepare(request)
             await response.write(b"retry: %d\n\n" % random.randrange(*_RETRY_MS))
-            await self._ready.wait()
+            if not await self._is_ready_before_the_end(stream):
+                return response
             past = self._past(feed, last_event_id if last_event_id is not None else after)
             await _send_all(response, past)
             await self._forward(stream, response, sent=number_of(past[-1]) if past else 0)
@@ -120,6 +124,16 @@ class Broadcast:
             self._streams.discard(stream)
             self._metrics.sse_clients.dec()
         return response
+
+    async def _is_ready_before_the_end(self, stream: _Stream) -> bool:
+        """Wait until the store is ready. False if the stream is ended before: then the service does not wait for it."""
+        waits = asyncio.ensure_future(self._ready.wait()), asyncio.ensure_future(stream.ended.wait())
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return not stream.ended.is_set()
 
     def _past(self, feed: str, since: int | None) -> list[WindowView]:
         """Windows after the id ``since``. If ``since`` is above every id, the topic was created anew, and all windows are returned."""

@@ -169,7 +169,20 @@ async def test_streams_are_limited_in_number_and_end_with_the_service(
         head = await client.head(STREAM)
         assert (head.status, head.content_type) == (200, "text/event-stream")
         assert open_stream.status == 200
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(60):
+            await client.server.close()
+            with pytest.raises(StopAsyncIteration):
+                await anext(events(open_stream))
+
+
+async def test_a_stream_that_waits_for_a_broker_that_is_away_does_not_hold_up_the_end_of_the_service(
+    tmp_path: Path,
+) -> None:
+    """Without its end, the server would wait for it twice 60 s."""
+    config = bus_config(tmp_path, **{"kafka.bootstrap": "127.0.0.1:9"})
+    async with TestClient(TestServer(make_app(config))) as client, client.get(STREAM) as open_stream:
+        assert open_stream.status == 200
+        async with asyncio.timeout(30):
             await client.server.close()
             with pytest.raises(StopAsyncIteration):
                 await anext(events(open_stream))

@@ -114,7 +114,7 @@ async def test_pace_is_kept(kafka: str, topic: str) -> None:
     began = time.monotonic()
     await send(kafka, topic, synthetic(due), Pacer(60.0))
     took = time.monotonic() - began
-    assert 1.9 < took < 60, "2 s at 60 times the pace, and the connection of a busy machine"
+    assert 1.9 < took < 20, "2 s at 60 times the pace, and the connection of a busy machine"
     assert sum(map(len, await stored(kafka, topic))) == len(due)
 
 
@@ -122,7 +122,7 @@ async def test_rows_that_go_back_in_time_neither_stop_nor_hurry_the_pace(kafka: 
     due = np.concatenate([np.arange(0, 1_000_000, 10_000), np.arange(0, 1_000_000, 10_000) + 500_000])
     began = time.monotonic()
     progress = await send(kafka, topic, synthetic(due), Pacer(1.0))
-    assert 1.3 < time.monotonic() - began < 60
+    assert 1.3 < time.monotonic() - began < 20
     assert progress.sent == len(due)
 
 
