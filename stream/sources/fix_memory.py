@@ -1,6 +1,8 @@
 """Keeps the last fixes of a live feed in Redis, and goes on without if Redis is away. Used in a thread, not in the event loop.
 
-Under either relation what is kept of a user follows from that user's own fixes alone.
+Under "values" only: of whom fixes are kept depends on how many others there are, because memory is bounded, and whether fixes are
+kept decides whether a speed is derived after a restart. Positions are public there. Under "participation" no user's events may
+depend on another user, so nothing is kept.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from contextlib import contextmanager, suppress
 import structlog
 from redis.exceptions import RedisError
 
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config, ConfigError
 from stream.ingestion.pseudonyms import Pseudonyms, UserKeyError, load_user_key
 from stream.sources.derived_speed import DerivationLimits
@@ -90,7 +93,14 @@ class FixMemory:
 
 
 def fix_memory(config: Config) -> FixMemory | None:
-    """The memory of a configured feed; None, which is logged, if its user key, or a file of ``[redis]``, cannot be used."""
+    """The memory of a configured feed; None, which is logged, under "participation", and if its user key, or a file of
+    ``[redis]``, cannot be used.
+    """
+    if config.relation == NeighbouringRelation.PARTICIPATION:
+        log.info(
+            "positions are not kept in redis under relation 'participation', so a restart derives no speed for the first one"
+        )
+        return None
     limits = DerivationLimits()
     try:
         pseudonyms = Pseudonyms(load_user_key(config.privacy.user_key_file))

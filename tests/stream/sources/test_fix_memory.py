@@ -6,7 +6,7 @@ import json
 import random
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from stream.storage.client import blocking_client
 from stream.storage.last_fixes import LastFixes
 from tests.stream.sources.agency import fleet, reader
 from tests.stream.sources.gtfs import START, Vehicle, snapshot_bytes
-from tests.support.builders import bus_config
+from tests.support.builders import bus_config, riders_config
 
 LIMITS = DerivationLimits()
 
@@ -210,6 +210,48 @@ def test_a_key_or_password_that_cannot_be_read_is_said_and_the_feed_goes_on(tmp_
         assert module.fix_memory(bus_config(tmp_path, **{key: str(tmp_path)})) is None
     assert [log["log_level"] for log in logs] == ["warning"]
     assert str(tmp_path) in logs[0]["reason"]
+
+
+def after_a_restart(process: Callable[[], GtfsRealtime], *, others: bool) -> list[bytes]:
+    """The events of bus "c" after a restart, where two other buses sent before it, or did not."""
+    source = process()
+    if others:
+        sent(source, fleet(0, names="xy"))
+    sent(source, fleet(0, names="c"))
+    return sent(process(), fleet(1, names="c"))
+
+
+def test_under_participation_nothing_is_kept_so_nobody_decides_about_anothers_speed(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_fixes, "MOST_USERS", 2)
+    config = riders_config(tmp_path, **{"redis.url": url})
+    Path(config.privacy.user_key_file).write_bytes(bytes(KEY_BYTES))
+
+    def process() -> GtfsRealtime:
+        source = reader()
+        source.remember_by(module.fix_memory(config))
+        return source
+
+    with capture_logs() as logs:
+        assert after_a_restart(process, others=False) == after_a_restart(process, others=True) == []
+    assert {log["event"].split(",")[0] for log in logs} == {
+        "positions are not kept in redis under relation 'participation'"
+    }
+    assert len(logs) == 4, "one line at each start"
+    with blocking.Redis.from_url(url) as client:
+        assert client.keys("*") == []
+
+
+def test_a_bound_on_memory_for_all_users_couples_them_as_values_allows(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug: the test above would see what is kept under "values", where positions are public."""
+    monkeypatch.setattr(last_fixes, "MOST_USERS", 2)
+    assert len(after_a_restart(lambda: started(url), others=False)) == 1
+    with blocking.Redis.from_url(url) as client:
+        client.flushall()
+    assert after_a_restart(lambda: started(url), others=True) == []
 
 
 def test_fixes_are_kept_through_a_unix_socket_too(tmp_path: Path) -> None:
