@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from stream.config.servers import RedisConfig
-from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms
+from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms, key_fingerprint, load_user_key
 from stream.local import LOOPBACK, RedisServer
 from stream.sources import fix_memory as module
 from stream.sources.derived_speed import DerivationLimits
@@ -24,17 +24,20 @@ from stream.sources.gtfs_rt import GtfsRealtime
 from stream.storage import last_fixes
 from stream.storage.client import blocking_client
 from stream.storage.last_fixes import LastFixes
+from stream.storage.row_store import RowStore
 from tests.stream.sources.agency import fleet, reader
 from tests.stream.sources.gtfs import START, Vehicle, snapshot_bytes
 from tests.support.builders import bus_config, riders_config
 
 LIMITS = DerivationLimits()
+KEY, KEY_FILE = bytes(KEY_BYTES), Path("user.key")
 
 
 def memory(url: str) -> FixMemory:
     """The memory of a process that has just started."""
     client = blocking_client(RedisConfig(url=url), module.TIMEOUT_S)
-    return FixMemory(LastFixes(client, "bus", LIMITS.most_s, LIMITS.least_s), Pseudonyms(bytes(KEY_BYTES)))
+    fixes = LastFixes(client, "bus", key_fingerprint(KEY), LIMITS.most_s, LIMITS.least_s)
+    return FixMemory(fixes, Pseudonyms(KEY), KEY_FILE)
 
 
 def started(url: str | None) -> GtfsRealtime:
@@ -177,7 +180,7 @@ def test_while_redis_is_away_events_go_on_and_it_is_said_once_and_made_up_for(
     assert [log["event"].split(";")[0].split(":")[0] for log in logs] == [
         "redis is away",
         "redis is away",
-        "redis answers again",
+        "positions are kept in redis again",
     ]
     assert sent(started(own_redis.url), fleet(4)) == sent(alone, fleet(4)) != []
 
@@ -206,10 +209,43 @@ def test_reported_speeds_alone_need_no_memory(url: str) -> None:
 
 @pytest.mark.parametrize("key", ["privacy.user_key_file", "redis.password_file"])
 def test_a_key_or_password_that_cannot_be_read_is_said_and_the_feed_goes_on(tmp_path: Path, key: str) -> None:
+    load_user_key(tmp_path / "user.key")
     with capture_logs() as logs:
         assert module.fix_memory(bus_config(tmp_path, **{key: str(tmp_path)})) is None
     assert [log["log_level"] for log in logs] == ["warning"]
     assert str(tmp_path) in logs[0]["reason"]
+
+
+def test_a_missing_key_is_not_made_up_but_said_with_its_file_and_what_to_copy(url: str, tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **{"redis.url": url})
+    with capture_logs() as logs:
+        assert module.fix_memory(config) is None
+    assert list(tmp_path.iterdir()) == [], "a key of its own would fit no worker's"
+    assert [log["log_level"] for log in logs] == ["warning"]
+    assert f"{config.privacy.user_key_file}: No such file" in logs[0]["reason"]
+    assert "copy the workers' privacy.user_key_file there" in logs[0]["reason"]
+
+
+async def test_a_key_that_is_not_the_feeds_is_said_once_with_its_file_and_neither_reads_nor_writes(
+    redis: Redis, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", 0.0)
+    config = bus_config(tmp_path, **{"redis.url": url})
+    load_user_key(config.privacy.user_key_file)
+    await RowStore(redis, "bus").claim_key(key_fingerprint(KEY))
+    before = await redis.keys("*")
+    alone, source = started(None), reader()
+    with capture_logs() as logs:
+        source.remember_by(module.fix_memory(config))
+        for step in range(3):
+            assert sent(source, fleet(step)) == sent(alone, fleet(step))
+    assert [log["log_level"] for log in logs] == ["warning"]
+    assert logs[0]["event"].startswith(
+        f"{config.privacy.user_key_file} is not the user key of this feed in redis; copy"
+    )
+    assert await redis.keys("*") == before
+    assert sent(started(url), fleet(3)) == [], "nothing was kept"
+    assert len(sent(started(url), fleet(4))) == 3, "the feed's own key keeps and recalls"
 
 
 def after_a_restart(process: Callable[[], GtfsRealtime], *, others: bool) -> list[bytes]:
@@ -226,7 +262,7 @@ def test_under_participation_nothing_is_kept_so_nobody_decides_about_anothers_sp
 ) -> None:
     monkeypatch.setattr(last_fixes, "MOST_USERS", 2)
     config = riders_config(tmp_path, **{"redis.url": url})
-    Path(config.privacy.user_key_file).write_bytes(bytes(KEY_BYTES))
+    load_user_key(config.privacy.user_key_file)
 
     def process() -> GtfsRealtime:
         source = reader()

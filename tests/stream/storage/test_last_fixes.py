@@ -38,7 +38,7 @@ def client(redis: Redis, redis_url: str) -> Iterator[blocking.Redis]:
 
 
 def kept(client: blocking.Redis, life_s: float = LIFE_S) -> LastFixes:
-    return LastFixes(client, "bus", life_s, LEAST_S)
+    return LastFixes(client, "bus", "fingerprint", life_s, LEAST_S)
 
 
 def test_any_order_of_two_processes_keeps_the_same_and_a_repeated_call_changes_nothing(client: blocking.Redis) -> None:
