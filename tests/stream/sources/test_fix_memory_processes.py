@@ -1,4 +1,7 @@
-"""Processes that are killed and started again beside each other send one feed to Kafka, with the speeds of one process."""
+"""Processes that are killed and started again beside each other send one feed to Kafka, with the speeds of one process.
+
+The agency shows each snapshot until its fixes are kept.
+"""
 
 from __future__ import annotations
 
