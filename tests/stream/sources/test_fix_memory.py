@@ -214,6 +214,43 @@ def test_while_redis_is_away_events_go_on_and_it_is_said_once_and_made_up_for(
     assert sent(started(own_redis.url), fleet(4)) == sent(alone, fleet(4)) != []
 
 
+RIGHTS = "on >pw resetchannels -@all ~hv:{bus}:* +eval +evalsha +script|load +time +get +pexpire +hget +hset"
+
+
+@pytest.mark.parametrize(
+    ("refuse", "allow", "why"),
+    [
+        (f"ACL SETUSER old {RIGHTS}", "ACL SETUSER old +hlen +hdel", "hlen"),
+        ("CONFIG SET maxmemory 1mb", "CONFIG SET maxmemory 0", "OutOfMemory"),
+        (f"REPLICAOF {LOOPBACK} 1", "REPLICAOF NO ONE", "ReadOnly"),
+    ],
+    ids=["an old right", "maxmemory", "a replica"],
+)
+def test_a_redis_that_reads_but_refuses_to_write_is_said_once_as_a_refusal_until_it_keeps(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, refuse: str, allow: str, why: str
+) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", 0.0)
+    with blocking.Redis.from_url(own_redis.url) as operator:
+        sent(started(own_redis.url), fleet(0))
+        operator.execute_command(*refuse.split())
+        url = own_redis.url.replace("//", "//old:pw@") if refuse.startswith("ACL") else own_redis.url
+        alone, source = started(None), started(url)
+        sent(alone, fleet(0))
+        with capture_logs() as logs:
+            for step in range(1, 6):
+                assert sent(source, fleet(step)) == sent(alone, fleet(step)) != [], "recalled, and sent on"
+        assert [(log["log_level"], log["event"].split(";")[0]) for log in logs] == [
+            ("warning", "redis refuses to keep positions")
+        ]
+        assert why in logs[0]["error"]
+        operator.execute_command(*allow.split())
+        with capture_logs() as logs:
+            sent(source, fleet(6))
+            sent(source, fleet(7))
+        assert [log["event"] for log in logs] == ["positions are kept in redis again"]
+        assert len(sent(started(own_redis.url), fleet(8))) == 3
+
+
 def test_a_redis_that_never_answers_holds_the_feed_up_for_seconds_at_most_and_not_with_every_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
