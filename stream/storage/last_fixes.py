@@ -22,9 +22,9 @@ FIX = np.dtype([("time", ">i8"), ("since", ">i8"), ("lat", ">f8"), ("lng", ">f8"
 MOST_FIXES = 16
 """Fixes of a user that are kept: two fixes a second, for as long as a reference must be older."""
 MOST_USERS = 1 << 17
-"""Users of whom fixes are kept in one of the two hashes; more than any fleet has on the road."""
-_AT_ONCE = 5_000
-"""Users of one call, which Redis serves within about 20 ms."""
+"""Users of whom fixes are kept; more than any fleet has on the road."""
+_AT_ONCE = 1_000
+"""Users of one call, because Redis serves nobody else meanwhile."""
 
 
 OTHER_KEY = "OTHERKEY"

@@ -41,18 +41,25 @@ local function united(known, given)
   return fixes[first] .. table.concat(fixes, '', #fixes - most + 2)
 end
 
-local room = users - redis.call('HLEN', newer)
+-- Users who are known keep their room: at a change of turn they move. New ones have what is left of both hashes.
+local room = users - redis.call('HLEN', newer) - redis.call('HLEN', older)
 local refused = 0
 for i = 6, #ARGV, 2 do
   local user, given = ARGV[i], ARGV[i + 1]
   local known = redis.call('HGET', newer, user)
-  if not known and room <= 0 then
-    refused = refused + 1
-  else
-    if not known then room = room - 1 end
-    known = known or redis.call('HGET', older, user)
-    if known and known ~= given and not succeeds(known, given) then given = united(known, given) end
+  if not known then
+    known = redis.call('HGET', older, user)
+    if known then redis.call('HDEL', older, user) end
+  end
+  if known or room > 0 then
+    if not known then
+      room = room - 1
+    elseif known ~= given and not succeeds(known, given) then
+      given = united(known, given)
+    end
     redis.call('HSET', newer, user, given)
+  else
+    refused = refused + 1
   end
 end
 redis.call('PEXPIRE', newer, (turn + 2) * life - 1 - now)
