@@ -24,7 +24,7 @@ MOST_FIXES = 16
 MOST_USERS = 1 << 17
 """Users of whom fixes are kept; more than any fleet has on the road."""
 _AT_ONCE = 1_000
-"""Users of one call, because Redis serves nobody else meanwhile."""
+"""Users of one call. Redis serves nobody else for 7 to 13 ms meanwhile, if each has 10 to 16 fixes, one a second."""
 
 
 OTHER_KEY = "OTHERKEY"
