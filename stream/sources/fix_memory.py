@@ -63,6 +63,8 @@ class FixMemory:
     def keep(self, fixes: Mapping[str, bytes]) -> int | None:
         """Keep fixes. Returns of how many vehicles nothing could be kept; None after an error, so that they are kept later."""
         users = self._users(list(fixes))
+        if not users:
+            return len(fixes)
         with self._patience():
             if self._clock() >= self._again_at:
                 refused = self._fixes.keep({user: fixes[vehicle] for vehicle, user in users.items()})

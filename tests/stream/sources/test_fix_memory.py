@@ -28,7 +28,7 @@ from stream.sources.fix_memory import FixMemory
 from stream.sources.gtfs_rt import GtfsRealtime
 from stream.storage import last_fixes
 from stream.storage.client import blocking_client
-from stream.storage.last_fixes import LastFixes
+from stream.storage.last_fixes import FIX, LastFixes
 from stream.storage.row_store import RowStore
 from tests.stream.sources.agency import fleet, reader
 from tests.stream.sources.gtfs import START, Vehicle, snapshot_bytes
@@ -249,6 +249,19 @@ def test_a_redis_that_reads_but_refuses_to_write_is_said_once_as_a_refusal_until
             sent(source, fleet(7))
         assert [log["event"] for log in logs] == ["positions are kept in redis again"]
         assert len(sent(started(own_redis.url), fleet(8))) == 3
+
+
+def test_nothing_to_keep_does_not_say_that_positions_are_kept_again(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", 0.0)
+    kept = memory(own_redis.url)
+    own_redis.stop()
+    with capture_logs() as logs:
+        assert kept.keep({"a": bytes(FIX.itemsize)}) is None
+        assert kept.keep({}) == 0
+        assert kept.keep({"": bytes(FIX.itemsize)}) == 1, "a name that has no pseudonym"
+    assert [log["event"].split(":")[0] for log in logs] == ["redis is away"]
 
 
 def test_a_redis_that_never_answers_holds_the_feed_up_for_seconds_at_most_and_not_with_every_batch(
