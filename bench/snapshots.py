@@ -19,6 +19,7 @@ from bench.hourly import hourly_config
 from bench.progress import shown
 from bench.recordings import recordings
 from stream.config import Config
+from stream.ingestion.pseudonyms import load_user_key
 from stream.local import KafkaServer, RedisServer
 from stream.messages.topics import create_topics
 from stream.sources.fix_memory import fix_memory
@@ -45,6 +46,7 @@ async def _measured(config: Config, count: int) -> dict[str, Any]:
     await create_topics(config)
     first = _snapshot()
     reader = GtfsRealtime(config.feed, config.slotting, "derived")
+    load_user_key(config.privacy.user_key_file)
     reader.remember_by(fix_memory(config))
     bodies = [_moved(first, step) for step in range(_WARM + count)]
     async with KafkaSink(config, asyncio.Event()) as sink:

@@ -63,7 +63,7 @@ def run_live(
     """Send a live feed to Kafka, or to the file ``out`` (``-``: stdout), until Ctrl-C; ``offline``: release it into that file,
     which :func:`check_release_file` has seen. ``source``: its name in errors.
 
-    If it goes to Kafka, the last fixes of ``reader`` are kept in Redis, because another process may go on with it.
+    If it goes to Kafka, the last fixes of ``reader`` are kept in Redis under "values", because another process may go on with it.
     """
     from stream.sources.live import FileSink, KafkaSink
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 KEY_BYTES = 32
 MAX_USER_BYTES = 256
+_WRITABLE = "set privacy.user_key_file to a file that you may write"
 
 
 class UserKeyError(ValueError):
@@ -29,13 +30,23 @@ def load_user_key(path: str | os.PathLike[str]) -> bytes:
     try:
         if not file.exists():
             _make_key(file)
+    except OSError as error:
+        raise UserKeyError(f"{file}: {error.strerror}; {_WRITABLE}") from None
+    return _key_in(file, _WRITABLE)
+
+
+def existing_user_key(path: str | os.PathLike[str]) -> bytes:
+    """The same, for a process that needs the key of others: the file is never created. Raises :class:`UserKeyError`."""
+    return _key_in(Path(path), "copy the workers' privacy.user_key_file there; the first worker creates it")
+
+
+def _key_in(file: Path, remedy: str) -> bytes:
+    try:
         with file.open("rb") as handle:
             mode = os.fstat(handle.fileno()).st_mode
             key = handle.read(KEY_BYTES + 1)
     except OSError as error:
-        raise UserKeyError(
-            f"{file}: {error.strerror}; set privacy.user_key_file to a file that you may write"
-        ) from None
+        raise UserKeyError(f"{file}: {error.strerror}; {remedy}") from None
     if mode & 0o077:
         raise UserKeyError(f"{file}: mode {mode & 0o777:04o} lets others read the user key; run: chmod 600 {file}")
     if len(key) != KEY_BYTES:

@@ -1,11 +1,14 @@
 -- Keeps the fixes with which the next fix of a user is compared, whoever else keeps fixes of the same user.
--- KEYS: two hashes that take turns; ARGV: life (ms), least age of a reference (µs), most users, most fixes of a user, then per user:
+-- KEYS: two hashes that take turns, fingerprint of the feed's user key
+-- ARGV: fingerprint of the caller's, life (ms), least age of a reference (µs), most users, most fixes of a user, then per user:
 --       pseudonym, fixes in order of time (32 bytes each, which begin with the time, int64 BE, µs)
 -- What is stored is the union of what was stored and what is given, without what no later fix is compared with: fixes older than
 -- the newest one that is a reference already. So calls may be repeated, and an older fix never replaces a newer one. A fix lives for
--- one life or two after the last write. Returns the number of users that had no room.
+-- one life or two after the last write. Returns the number of users that had no room; an error if the feed is bound to another key.
+local claimed = redis.call('GET', KEYS[3])
+if claimed and claimed ~= ARGV[1] then return redis.error_reply('OTHERKEY the feed is bound to another user key') end
 local FIX = 32
-local life, least, users, most = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local life, least, users, most = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local turn = math.floor(now / life)
@@ -38,18 +41,25 @@ local function united(known, given)
   return fixes[first] .. table.concat(fixes, '', #fixes - most + 2)
 end
 
-local room = users - redis.call('HLEN', newer)
+-- Users who are known keep their room: at a change of turn they move. New ones have what is left of both hashes.
+local room = users - redis.call('HLEN', newer) - redis.call('HLEN', older)
 local refused = 0
-for i = 5, #ARGV, 2 do
+for i = 6, #ARGV, 2 do
   local user, given = ARGV[i], ARGV[i + 1]
   local known = redis.call('HGET', newer, user)
-  if not known and room <= 0 then
-    refused = refused + 1
-  else
-    if not known then room = room - 1 end
-    known = known or redis.call('HGET', older, user)
-    if known and known ~= given and not succeeds(known, given) then given = united(known, given) end
+  if not known then
+    known = redis.call('HGET', older, user)
+    if known then redis.call('HDEL', older, user) end
+  end
+  if known or room > 0 then
+    if not known then
+      room = room - 1
+    elseif known ~= given and not succeeds(known, given) then
+      given = united(known, given)
+    end
     redis.call('HSET', newer, user, given)
+  else
+    refused = refused + 1
   end
 end
 redis.call('PEXPIRE', newer, (turn + 2) * life - 1 - now)

@@ -1,4 +1,7 @@
-"""Derived speeds do not depend on which process derives them, when it was restarted, or what was delivered twice."""
+"""Derived speeds do not depend on which process derives them, when it was restarted, or what was delivered twice.
+
+Except that after a crash a fix that Kafka has may be missing among those that later fixes are compared with.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ import json
 import random
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import redis as blocking
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from stream.config.servers import RedisConfig
-from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms
+from stream.earth import great_circle_m
+from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms, key_fingerprint, load_user_key
 from stream.local import LOOPBACK, RedisServer
 from stream.sources import fix_memory as module
 from stream.sources.derived_speed import DerivationLimits
@@ -23,18 +28,21 @@ from stream.sources.fix_memory import FixMemory
 from stream.sources.gtfs_rt import GtfsRealtime
 from stream.storage import last_fixes
 from stream.storage.client import blocking_client
-from stream.storage.last_fixes import LastFixes
+from stream.storage.last_fixes import FIX, LastFixes
+from stream.storage.row_store import RowStore
 from tests.stream.sources.agency import fleet, reader
 from tests.stream.sources.gtfs import START, Vehicle, snapshot_bytes
-from tests.support.builders import bus_config
+from tests.support.builders import bus_config, riders_config
 
 LIMITS = DerivationLimits()
+KEY, KEY_FILE = bytes(KEY_BYTES), Path("user.key")
 
 
 def memory(url: str) -> FixMemory:
     """The memory of a process that has just started."""
     client = blocking_client(RedisConfig(url=url), module.TIMEOUT_S)
-    return FixMemory(LastFixes(client, "bus", LIMITS.most_s, LIMITS.least_s), Pseudonyms(bytes(KEY_BYTES)))
+    fixes = LastFixes(client, "bus", key_fingerprint(KEY), LIMITS.most_s, LIMITS.least_s)
+    return FixMemory(fixes, Pseudonyms(KEY), KEY_FILE)
 
 
 def started(url: str | None) -> GtfsRealtime:
@@ -115,6 +123,30 @@ def test_a_process_that_dies_before_its_events_are_stored_leaves_them_to_the_nex
         assert sent(source, body) == wanted
 
 
+def test_if_the_next_process_reads_a_later_snapshot_it_derives_from_an_older_fix_of_the_same_vehicle(url: str) -> None:
+    """Kafka has the second snapshot, but its fixes were not kept; the agency does not show it again."""
+    north = [0.0, 0.0005, 0.002, 0.003]
+    lats = [[28.6 + k * degrees for k in (1, 2, 3)] for degrees in north]
+    bodies = [
+        snapshot_bytes(
+            [(f"bus-{k}", START + 15 * step, lat, 77.2, None) for k, lat in enumerate(row)], START + 15 * step
+        )
+        for step, row in enumerate(lats)
+    ]
+    alone, source = started(None), started(url)
+    wanted = [sent(alone, body) for body in bodies]
+    sent(source, bodies[0])
+    assert source.events(bodies[1]).values == wanted[1]
+    source = started(url)
+    values = sent(source, bodies[2])
+    assert [json.loads(event)["user"] for event in values] == ["bus-0", "bus-1", "bus-2"], "none is lost"
+    first, place = np.array(lats[0]), np.full(3, 77.2)
+    metres = great_circle_m(first, place, np.array(lats[2]), place)
+    assert [json.loads(event)["speed"] for event in values] == pytest.approx(3.6 * metres / 30, rel=0.01)
+    assert not set(values) & set(wanted[2]), "it is not what a process that never ends derives"
+    assert sent(source, bodies[3]) == wanted[3], "the fix after it has the same reference again"
+
+
 def test_a_snapshot_of_the_past_changes_no_later_speed_and_is_a_counted_repeat(url: str) -> None:
     alone, bodies = started(None), day(4)
     for number, body in enumerate(bodies):
@@ -177,9 +209,59 @@ def test_while_redis_is_away_events_go_on_and_it_is_said_once_and_made_up_for(
     assert [log["event"].split(";")[0].split(":")[0] for log in logs] == [
         "redis is away",
         "redis is away",
-        "redis answers again",
+        "positions are kept in redis again",
     ]
     assert sent(started(own_redis.url), fleet(4)) == sent(alone, fleet(4)) != []
+
+
+RIGHTS = "on >pw resetchannels -@all ~hv:{bus}:* +eval +evalsha +script|load +time +get +pexpire +hget +hset"
+
+
+@pytest.mark.parametrize(
+    ("refuse", "allow", "why"),
+    [
+        (f"ACL SETUSER old {RIGHTS}", "ACL SETUSER old +hlen +hdel", "hlen"),
+        ("CONFIG SET maxmemory 1mb", "CONFIG SET maxmemory 0", "OutOfMemory"),
+        (f"REPLICAOF {LOOPBACK} 1", "REPLICAOF NO ONE", "ReadOnly"),
+    ],
+    ids=["an old right", "maxmemory", "a replica"],
+)
+def test_a_redis_that_reads_but_refuses_to_write_is_said_once_as_a_refusal_until_it_keeps(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, refuse: str, allow: str, why: str
+) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", 0.0)
+    with blocking.Redis.from_url(own_redis.url) as operator:
+        sent(started(own_redis.url), fleet(0))
+        operator.execute_command(*refuse.split())
+        url = own_redis.url.replace("//", "//old:pw@") if refuse.startswith("ACL") else own_redis.url
+        alone, source = started(None), started(url)
+        sent(alone, fleet(0))
+        with capture_logs() as logs:
+            for step in range(1, 6):
+                assert sent(source, fleet(step)) == sent(alone, fleet(step)) != [], "recalled, and sent on"
+        assert [(log["log_level"], log["event"].split(";")[0]) for log in logs] == [
+            ("warning", "redis refuses to keep positions")
+        ]
+        assert why in logs[0]["error"]
+        operator.execute_command(*allow.split())
+        with capture_logs() as logs:
+            sent(source, fleet(6))
+            sent(source, fleet(7))
+        assert [log["event"] for log in logs] == ["positions are kept in redis again"]
+        assert len(sent(started(own_redis.url), fleet(8))) == 3
+
+
+def test_nothing_to_keep_does_not_say_that_positions_are_kept_again(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", 0.0)
+    kept = memory(own_redis.url)
+    own_redis.stop()
+    with capture_logs() as logs:
+        assert kept.keep({"a": bytes(FIX.itemsize)}) is None
+        assert kept.keep({}) == 0
+        assert kept.keep({"": bytes(FIX.itemsize)}) == 1, "a name that has no pseudonym"
+    assert [log["event"].split(":")[0] for log in logs] == ["redis is away"]
 
 
 def test_a_redis_that_never_answers_holds_the_feed_up_for_seconds_at_most_and_not_with_every_batch(
@@ -206,10 +288,85 @@ def test_reported_speeds_alone_need_no_memory(url: str) -> None:
 
 @pytest.mark.parametrize("key", ["privacy.user_key_file", "redis.password_file"])
 def test_a_key_or_password_that_cannot_be_read_is_said_and_the_feed_goes_on(tmp_path: Path, key: str) -> None:
+    load_user_key(tmp_path / "user.key")
     with capture_logs() as logs:
         assert module.fix_memory(bus_config(tmp_path, **{key: str(tmp_path)})) is None
     assert [log["log_level"] for log in logs] == ["warning"]
     assert str(tmp_path) in logs[0]["reason"]
+
+
+def test_a_missing_key_is_not_made_up_but_said_with_its_file_and_what_to_copy(url: str, tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **{"redis.url": url})
+    with capture_logs() as logs:
+        assert module.fix_memory(config) is None
+    assert list(tmp_path.iterdir()) == [], "a key of its own would fit no worker's"
+    assert [log["log_level"] for log in logs] == ["warning"]
+    assert f"{config.privacy.user_key_file}: No such file" in logs[0]["reason"]
+    assert "copy the workers' privacy.user_key_file there" in logs[0]["reason"]
+
+
+async def test_a_key_that_is_not_the_feeds_is_said_once_with_its_file_and_neither_reads_nor_writes(
+    redis: Redis, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", 0.0)
+    config = bus_config(tmp_path, **{"redis.url": url})
+    load_user_key(config.privacy.user_key_file)
+    await RowStore(redis, "bus").claim_key(key_fingerprint(KEY))
+    before = await redis.keys("*")
+    alone, source = started(None), reader()
+    with capture_logs() as logs:
+        source.remember_by(module.fix_memory(config))
+        for step in range(3):
+            assert sent(source, fleet(step)) == sent(alone, fleet(step))
+    assert [log["log_level"] for log in logs] == ["warning"]
+    assert logs[0]["event"].startswith(
+        f"{config.privacy.user_key_file} is not the user key of this feed in redis; copy"
+    )
+    assert await redis.keys("*") == before
+    assert sent(started(url), fleet(3)) == [], "nothing was kept"
+    assert len(sent(started(url), fleet(4))) == 3, "the feed's own key keeps and recalls"
+
+
+def after_a_restart(process: Callable[[], GtfsRealtime], *, others: bool) -> list[bytes]:
+    """The events of bus "c" after a restart, where two other buses sent before it, or did not."""
+    source = process()
+    if others:
+        sent(source, fleet(0, names="xy"))
+    sent(source, fleet(0, names="c"))
+    return sent(process(), fleet(1, names="c"))
+
+
+def test_under_participation_nothing_is_kept_so_nobody_decides_about_anothers_speed(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_fixes, "MOST_USERS", 2)
+    config = riders_config(tmp_path, **{"redis.url": url})
+    load_user_key(config.privacy.user_key_file)
+
+    def process() -> GtfsRealtime:
+        source = reader()
+        source.remember_by(module.fix_memory(config))
+        return source
+
+    with capture_logs() as logs:
+        assert after_a_restart(process, others=False) == after_a_restart(process, others=True) == []
+    assert {log["event"].split(",")[0] for log in logs} == {
+        "positions are not kept in redis under relation 'participation'"
+    }
+    assert len(logs) == 4, "one line at each start"
+    with blocking.Redis.from_url(url) as client:
+        assert client.keys("*") == []
+
+
+def test_a_bound_on_memory_for_all_users_couples_them_as_values_allows(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug: the test above would see what is kept under "values", where positions are public."""
+    monkeypatch.setattr(last_fixes, "MOST_USERS", 2)
+    assert len(after_a_restart(lambda: started(url), others=False)) == 1
+    with blocking.Redis.from_url(url) as client:
+        client.flushall()
+    assert after_a_restart(lambda: started(url), others=True) == []
 
 
 def test_fixes_are_kept_through_a_unix_socket_too(tmp_path: Path) -> None:

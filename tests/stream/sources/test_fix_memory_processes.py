@@ -1,4 +1,7 @@
-"""Processes that are killed and started again beside each other send one feed to Kafka, with the speeds of one process."""
+"""Processes that are killed and started again beside each other send one feed to Kafka, with the speeds of one process.
+
+The agency shows each snapshot until its fixes are kept.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from redis.asyncio import Redis
 
+from stream.ingestion.pseudonyms import load_user_key
 from stream.local import REPO_ROOT
 from stream.storage.keys import FeedKeys
 from stream.storage.last_fixes import FIX
@@ -85,6 +89,7 @@ async def test_killed_restarted_and_doubled_processes_send_the_speeds_of_one_tha
         "PYTHONPATH": str(REPO_ROOT),
     }
     command = [sys.executable, "-m", "stream", "gtfs-rt", city.agency.url, "--config", str(config), "--interval", "1s"]
+    load_user_key(tmp_path / "user.key")
     pair = Pair(command, environment)
     with city.agency:
         try:

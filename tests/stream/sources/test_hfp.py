@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config.feed import FeedConfig
+from stream.ingestion.pseudonyms import load_user_key
 from stream.local import LOOPBACK
 from stream.sources import mqtt
 from stream.sources.hfp import LARGEST_MESSAGE, HighFrequencyPositions, Publication, vehicle_of
@@ -340,6 +341,7 @@ def test_positions_reach_kafka_over_tls(
     monkeypatch.setenv("HEXVEIL_REDIS__URL", redis_url)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic_name)
     asyncio.run(create_topic(kafka, topic_name))
+    load_user_key(helsinki.parent / "var" / "user.key")
     ca = helsinki.parent / "ca.pem"
     with city_that_publishes(encrypted.port, ca):
         code, output, stderr = hexveil(encrypted, helsinki, "--ca", str(ca), "--topic", "/hfp/#")
