@@ -158,7 +158,7 @@ async def test_a_polygon_is_drawn_named_measured_and_kept_in_the_address(
     browser: Browser, config: Config, size: dict[str, int], colours: str
 ) -> None:
     options: dict[str, Any] = {"size": size, "color_scheme": colours}
-    place = "#at=10.6/30.1700/-97.7000"
+    place = "#at=10.6/30.2100/-97.7000"
     async with page_of(browser, config, window(config, 0), place, **options) as (page, _):
         await page.get_by_role("button", name="Measure an area").click()
         await page.get_by_role("radio", name="Polygon").check(force=True)
