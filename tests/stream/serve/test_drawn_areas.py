@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from playwright.async_api import Browser, Page, expect
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest, window_message
+from stream.serve.city import city
 from stream.serve.parameters import MOST_CORNERS
 from stream.windows import Window
 from tests.stream.serve.browser import (
@@ -32,7 +34,7 @@ from tests.stream.serve.browser import (
     place_of,
 )
 from tests.stream.serve.city import BUSY, STEADY, bodies, city_config, window
-from tests.stream.serve.made_places import HOSTILE
+from tests.stream.serve.made_places import HOSTILE, city_files
 from tests.stream.serve.serving import origin_of, publish, serving
 from tests.support.builders import SLOT, random_rows
 from tests.support.participating import riders
@@ -105,6 +107,37 @@ async def test_a_drawn_area_answers_as_a_named_one_and_carries_no_name(config: C
         assert len(area["geometry"]["coordinates"][0][0]) == 5
         unchanged = {"If-None-Match": answer.headers["ETag"]}
         assert (await client.get(str(answer.url.relative()), headers=unchanged)).status == 304
+
+
+async def test_a_drawn_area_of_a_complete_window_that_is_asked_for_by_its_start_never_changes(config: Config) -> None:
+    path = f"/api/v1/area?ring={text_of(around(BUSY, 0.01))}"
+    async with serving(config, window(config, 0)) as client:
+        newest = await client.get(path)
+        assert newest.headers["Cache-Control"] == "public, no-cache"
+        named = await client.get(f"{path}&window=2017-03-21T12:00:00Z")
+        assert "immutable" in named.headers["Cache-Control"]
+
+
+async def test_whoever_draws_many_areas_at_once_waits_alone_and_pushes_out_nothing(
+    monkeypatch: pytest.MonkeyPatch, kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    monkeypatch.setattr(city, "MOST_DRAWN", 1)
+    monkeypatch.setattr(city, "MOST_WAITING", 1)
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka} | city_files(tmp_path)
+    config = city_config(tmp_path, **overrides)
+    rings = [f"/api/v1/area?ring={text_of(around(BUSY, 0.01 + step / 1_000))}" for step in range(30)]
+    named = ["/api/v1/areas/route:10"] * 5
+    async with serving(config, window(config, 0)) as client:
+        kept = await client.get(rings[0])
+        assert (await client.get(named[0])).status == 200
+        answers = await asyncio.gather(*(client.get(path) for path in (*rings[1:], rings[0], *named)))
+        drawn = answers[: len(rings) - 1]
+        assert {answer.status for answer in drawn} == {200, 503}
+        assert {answer.headers.get("Retry-After") for answer in drawn if answer.status == 503} == {"5"}
+        assert {answer.status for answer in answers[len(drawn) :]} == {200}, "what is kept costs no turn"
+        assert answers[len(drawn)].headers["ETag"] == kept.headers["ETag"]
+        first = await asyncio.gather(*(client.get(path) for path in (*rings[1:], "/api/v1/areas/route:<b>2<%2Fb>")))
+        assert first[-1].status == 200, "a named area has another queue"
 
 
 async def test_under_participation_a_drawn_area_answers_as_the_named_one_of_its_corners(
