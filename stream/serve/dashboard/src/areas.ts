@@ -163,11 +163,12 @@ export class Areas {
   }
 
   /** Only the first answer after an area was opened moves the map and is announced; later windows repaint in silence. */
-  private answered(area: Area, { geometry }: AreaStatistics, reading: string): void {
-    if (area.kind === 'named') void this.map.outline(geometry);
+  private answered(area: Area, answer: AreaStatistics | null, reading: string): void {
+    const outline = area.kind === 'named' ? answer?.geometry : undefined;
+    if (outline) void this.map.outline(outline);
     if (this.asked !== area) return;
     this.asked = null;
-    if (area.kind === 'named' && geometry.coordinates.length) this.map.map.fitBounds(boxOf(geometry), { padding: 60, animate: false, maxZoom: 14 });
+    if (outline?.coordinates.length) this.map.map.fitBounds(boxOf(outline), { padding: 60, animate: false, maxZoom: 14 });
     if (!this.around.isPlaying()) byId('status').textContent = reading;
   }
 }

@@ -11,7 +11,7 @@ import type { View } from './view';
 const ROUTE = 'route:';
 const MOST_CELLS = 3;
 
-type Then = (answer: AreaStatistics, reading: string) => void;
+type Then = (answer: AreaStatistics | null, reading: string) => void;
 
 /** "Route 10" of "route:10"; any other name as it is. Names are isolated, so that their direction changes nothing around them. */
 export const areaTitle = (name: string): Node[] => (name.startsWith(ROUTE) ? isolated('area.route', { name: [name.slice(ROUTE.length)] }) : [make('bdi', {}, name)]);
@@ -19,7 +19,7 @@ export const areaTitle = (name: string): Node[] => (name.startsWith(ROUTE) ? iso
 /** The same as text, to be searched. */
 export const areaText = (name: string): string => (name.startsWith(ROUTE) ? say('area.route', { name: name.slice(ROUTE.length) }) : name);
 
-/** `then` gets the answer and what it says first; `choose` opens one of the cells in which a small area lies. */
+/** `then` gets the answer, null of a failure, and what it says first; `choose` opens one of the cells in which a small area lies. */
 export function together(view: View, open: Area, then: Then, choose: (cell: string) => void): HTMLElement {
   const [key, start] = [areaKey(open), view.window?.window.start ?? ''];
   const body = make('div', { 'data-area': key, 'data-window': start });
@@ -46,7 +46,9 @@ async function fill(view: View, open: Area, target: HTMLElement, then: Then, cho
   } catch (error) {
     if (isLate()) return;
     const reason = error instanceof ApiError ? error.message : say('failed.server');
-    target.replaceChildren(make('p', { class: 'problem' }, say('area.failed', { reason })));
+    const reading = say('area.failed', { reason });
+    target.replaceChildren(make('p', { class: 'problem' }, reading));
+    then(null, reading);
   }
 }
 
