@@ -75,12 +75,17 @@ class Answers:
     The same key always has the same bytes. Entity tags are strong: they are digests of the bytes.
     """
 
-    def __init__(self, max_bytes: int = 64 << 20) -> None:
+    def __init__(self, max_bytes: int = 64 << 20, sending: Sending | None = None) -> None:
+        """``sending``: that of other answers, where these are to count against the same bound."""
         self._max_bytes = max_bytes
         self._size = 0
-        self.sending = Sending()
+        self.sending = sending or Sending()
         self._kept: OrderedDict[str, _Body] = OrderedDict()
         self._making: dict[str, asyncio.Task[_Body]] = {}
+
+    def __contains__(self, key: str) -> bool:
+        """Whether the body of this key is at hand, so that an answer costs nothing."""
+        return key in self._kept
 
     async def answer(
         self,

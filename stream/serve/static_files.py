@@ -22,6 +22,7 @@ from stream.serve.cell_history import Usual
 from stream.serve.city.city import City
 from stream.serve.hexagons import known_window
 from stream.serve.limits import LIMITS
+from stream.serve.parameters import WINDOW_QUERY, feed, read_all
 from stream.serve.responses import JSON, Answers, accepts_gzip, key_of
 from stream.serve.window_store import View
 
@@ -146,8 +147,8 @@ class Pages:
 
     async def usual(self, request: web.Request) -> web.Response:
         """Usual values of the cells before a window."""
-        feed = request.query.get("feed", self._feed)
-        window = known_window(self._view, request.query.get("window"), feed)
+        asked = read_all(request, (feed(self._feed), WINDOW_QUERY))
+        window = known_window(self._view, asked["window"], asked["feed"])
         days, earlier = self._usual.earlier(self._view, window)
         key = key_of("usual", window.tag, days, [other.tag for other in earlier])
         make = partial(self._usual.over, window, days, earlier)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,13 +15,17 @@ from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import combined, numbers_of
 from stream.serve.city.places import read_places
 from stream.serve.close_marker import marker_of
-from stream.serve.hexagons import known_window
+from stream.serve.hexagons import freshness_of, known_window
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import Turns
 from stream.serve.window_store import View, WindowView
 
 MOST_WAITING = 64
-"""Areas that may be put together or wait at the same time: each costs time in proportion to its window, for anybody who asks."""
+"""Named areas that may be put together or wait at the same time: each costs time in proportion to its window."""
+MOST_DRAWN = 16
+"""The same of drawn areas. Anybody can draw any number of them, so their queue is their own and short."""
+DRAWN_BYTES = 4 << 20
+"""Bytes of drawn areas that are kept: a share of their own, so that they push out nothing else."""
 
 
 class City:
@@ -29,6 +35,7 @@ class City:
         """Raises :class:`stream.config.ConfigError` for a file that cannot be served."""
         self._view, self._answers = view, answers
         self._turns = Turns("areas", MOST_WAITING, 5)
+        self._rings, self._ring_turns = Answers(DRAWN_BYTES, answers.sending), Turns("drawn areas", MOST_DRAWN, 5)
         places = read_places(config.places)
         self._areas = read_areas(config.areas, places)
         self.named, self.drawn = bool(places.cells), bool(places.lines or places.stops)
@@ -66,29 +73,27 @@ class City:
         area = self._areas.get(name)
         if area is None:
             raise Problem(404, f"there is no area {name[:80]!r}", "see /api/v1/areas for the names that are known")
-        named = {"name": area.name, "kind": area.kind}
         known = known_window(self._view, window, feed)
-        return await self._together(request, key_of("area", name, known.tag), area, named, known)
+        key, answers, named = key_of("area", name, known.tag), self._answers, {"name": area.name, "kind": area.kind}
+        make = partial(_statistics, area, named, known, known.in_order(), known.summary())
+        async with _unless_kept(key, answers, self._turns):
+            # A restart may bring other areas, so the answer is not immutable even for a complete window.
+            return await answers.answer(request, key, make, JSON, "revalidate")
 
     async def drawn_area(
         self, request: web.Request, ring: list[Position], feed: str, window: str | None
     ) -> web.Response:
         """The same of an area that somebody drew."""
         known = known_window(self._view, window, feed)
-        return await self._together(
-            request, key_of("drawn area", ring, known.tag), PolygonArea("", [[ring]]), {}, known
-        )
+        key, answers, area = key_of("drawn area", ring, known.tag), self._rings, PolygonArea("", [[ring]])
+        make = partial(_statistics, area, {}, known, known.in_order(), known.summary())
+        async with _unless_kept(key, answers, self._ring_turns):
+            return await answers.answer(request, key, make, JSON, freshness_of(known, window))
 
-    async def _together(
-        self, request: web.Request, key: str, area: Area, named: dict[str, str], known: WindowView
-    ) -> web.Response:
-        values = known.in_order()
-        summary = known.summary()
-        async with self._turns.take():
-            # A restart may bring other areas, so the answer is not immutable even for a complete window.
-            return await self._answers.answer(
-                request, key, lambda: _statistics(area, named, known, values, summary), JSON, "revalidate"
-            )
+
+def _unless_kept(key: str, answers: Answers, turns: Turns) -> AbstractAsyncContextManager[None]:
+    """A turn to make the answer; nothing to wait for where it is kept."""
+    return nullcontext() if key in answers else turns.take()
 
 
 def _statistics(

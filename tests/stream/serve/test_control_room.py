@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from aiohttp.test_utils import TestClient
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from stream.config import Config
 from stream.messages.lines import line_of
@@ -23,6 +26,7 @@ from tests.stream.serve.serving import origin_of, serving_file
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
 
 STARTS = [f"2017-03-21T{12 + hour}:00:00Z" for hour in range(5)]
+AT = "10.00/30.2500/-97.7000"
 LOOKS = pytest.mark.parametrize(
     ("size", "colours"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
 )
@@ -50,17 +54,27 @@ async def page_of(
 
 WATCH = """() => {
   globalThis.shown = [];
+  globalThis.times = [];
   new MutationObserver(() => {
     const { window } = document.documentElement.dataset;
-    if (globalThis.shown.at(-1) !== window) globalThis.shown.push(window);
+    if (globalThis.shown.at(-1) === window) return;
+    globalThis.shown.push(window);
+    globalThis.times.push(performance.now());
   }).observe(document.documentElement, { attributeFilter: ['data-painted'] });
 }"""
 
 
-async def test_a_range_is_played_by_key_in_order_and_ends_at_its_end(browser: Browser, config: Config) -> None:
+async def test_a_range_is_played_by_key_in_order_and_no_faster_after_a_window_that_came_late(
+    browser: Browser, config: Config
+) -> None:
+    async def late(route: Route) -> None:
+        await asyncio.sleep(2.5)
+        await route.continue_()
+
     place = f"#from={STARTS[1]}&to={STARTS[4]}"
     async with page_of(browser, config, windows(config, [USUAL_DAY] * 5), place) as (page, _):
         await page.emulate_media(reduced_motion="no-preference")
+        await page.route(lambda url: "/api/v1/hexagons" in url and quote(STARTS[2]) in url, late)
         await page.evaluate(WATCH)
         await page.locator("#map canvas").focus()
         await page.keyboard.press("p")
@@ -68,6 +82,8 @@ async def test_a_range_is_played_by_key_in_order_and_ends_at_its_end(browser: Br
         await expect(play).to_have_accessible_name("Stop playing")
         await expect(play).to_have_accessible_name("Play the windows")
         assert await page.evaluate("shown") == STARTS[1:4]
+        times = await page.evaluate("times")
+        assert min(later - earlier for earlier, later in pairwise(times)) >= 990, times
         said = await fields(page)
         assert (said["from"], said["to"], said["window"]) == (STARTS[1], STARTS[4], STARTS[3])
         await play.click()
@@ -133,16 +149,20 @@ async def test_another_feed_is_picked_by_keyboard_and_stays_in_the_address(
     night = city_config(tmp_path, **{"feed.name": "night-bus"})
     messages = [*windows(config, [USUAL_DAY] * 5), *windows(night, [JAM] * 4)]
     options: dict[str, Any] = {"size": size, "color_scheme": colours}
-    async with page_of(browser, config, messages, **options) as (page, _):
+    async with page_of(browser, config, messages, f"#at={AT}&colours=absolute&values=raw", **options) as (page, _):
         picker = page.get_by_role("combobox", name="Feed")
         await expect(picker).to_have_value("day-bus")
         await expect(picker.locator("option")).to_have_text(["day-bus", "night-bus"])
         await no_violation(page)
         await picker.focus()
         await page.keyboard.press("ArrowDown")
+        await expect(picker).to_have_value("night-bus")
+        assert "feed" not in await fields(page), "an arrow key chooses, Enter loads"
+        await page.keyboard.press("Enter")
         await page.wait_for_selector(f'html[data-window="{STARTS[3]}"]')
         await expect(picker).to_have_value("night-bus")
-        assert (await fields(page))["feed"] == "night-bus"
+        said = await fields(page)
+        assert (said["feed"], said["at"], said["colours"], said["values"]) == ("night-bus", AT, "absolute", "raw")
         await page.locator("#table-button").click()
         row = page.locator("#table-scroll tbody tr").filter(has_text=BUSY)
         await expect(row).to_contain_text(re.compile(r"1[23]\.\d"))
@@ -150,6 +170,25 @@ async def test_another_feed_is_picked_by_keyboard_and_stays_in_the_address(
         await page.reload()
         await page.wait_for_selector("html[data-ready]")
         await expect(picker).to_have_value("night-bus")
+
+
+async def test_a_page_that_is_opened_while_serve_still_reads_offers_the_feeds_that_were_read(
+    browser: Browser, config: Config, tmp_path: Path
+) -> None:
+    messages = [*window(config, 0), *window(city_config(tmp_path, **{"feed.name": "night-bus"}), 0)]
+    answered = 0
+
+    async def only_one_feed_yet(route: Route) -> None:
+        nonlocal answered
+        answered += 1
+        settings = await (await route.fetch()).json()
+        await route.fulfill(json=settings | ({"feeds": ["day-bus"]} if answered == 1 else {}))
+
+    async with page_of(browser, config, messages) as (page, _):
+        await page.route("**/dashboard/settings", only_one_feed_yet)
+        await page.reload()
+        await page.wait_for_selector("html[data-ready]")
+        await expect(page.locator("#feed option")).to_have_text(["day-bus", "night-bus"])
 
 
 async def test_with_one_feed_there_is_no_picker_and_a_feed_without_windows_is_named_as_such(
@@ -186,18 +225,23 @@ OUTSIDE = """() => [...document.querySelectorAll('header *, footer *, .card, .ca
 
 
 @pytest.mark.parametrize(
-    ("size", "place", "letters", "colours"),
-    [(PHONE, "", 11, "dark"), (DESKTOP, "", 11, "light"), (DESKTOP, "", 11, "dark"), (WALL, "&large=on", 17, "light")],
-    ids=["390", "1280-light", "1280-dark", "3840"],
+    ("place", "letters", "screens"),
+    [("", 11, [(PHONE, "dark"), (DESKTOP, "light"), (DESKTOP, "dark")]), ("&large=on", 17, [(WALL, "light")])],
+    ids=["390-and-1024", "3840"],
 )
 async def test_nothing_overflows_and_letters_can_be_read_on_every_screen(
-    browser: Browser, config: Config, size: dict[str, int], place: str, letters: float, colours: str
+    browser: Browser, config: Config, place: str, letters: float, screens: list[tuple[dict[str, int], Any]]
 ) -> None:
-    options: dict[str, Any] = {"size": size, "color_scheme": colours}
+    first, colours = screens[0]
+    options: dict[str, Any] = {"size": first, "color_scheme": colours}
     place = f"#cell={BUSY}{place}"
     async with page_of(browser, config, windows(config, [USUAL_DAY] * 4), place, **options) as (page, _):
-        await expect(page.locator("#details figcaption")).to_contain_text("4 windows")
-        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
-        assert await page.evaluate(OUTSIDE) == []
-        assert await page.evaluate(SMALLEST_LETTERS) >= letters
-        await no_violation(page)
+        for size, colours in screens:
+            await page.set_viewport_size(size)  # type: ignore[arg-type]
+            await page.emulate_media(color_scheme=colours)
+            await expect(page.locator(f"html[data-theme={colours}]")).to_be_visible()
+            await expect(page.locator("#details figcaption")).to_contain_text("4 windows")
+            assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+            assert await page.evaluate(OUTSIDE) == []
+            assert await page.evaluate(SMALLEST_LETTERS) >= letters
+            await no_violation(page)

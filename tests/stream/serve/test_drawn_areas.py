@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -13,11 +14,12 @@ from urllib.parse import quote
 import h3
 import pytest
 from aiohttp.test_utils import TestClient
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest, window_message
+from stream.serve.city import city
 from stream.serve.parameters import MOST_CORNERS
 from stream.windows import Window
 from tests.stream.serve.browser import (
@@ -32,7 +34,7 @@ from tests.stream.serve.browser import (
     place_of,
 )
 from tests.stream.serve.city import BUSY, STEADY, bodies, city_config, window
-from tests.stream.serve.made_places import HOSTILE
+from tests.stream.serve.made_places import HOSTILE, city_files
 from tests.stream.serve.serving import origin_of, publish, serving
 from tests.support.builders import SLOT, random_rows
 from tests.support.participating import riders
@@ -107,6 +109,37 @@ async def test_a_drawn_area_answers_as_a_named_one_and_carries_no_name(config: C
         assert (await client.get(str(answer.url.relative()), headers=unchanged)).status == 304
 
 
+async def test_a_drawn_area_of_a_complete_window_that_is_asked_for_by_its_start_never_changes(config: Config) -> None:
+    path = f"/api/v1/area?ring={text_of(around(BUSY, 0.01))}"
+    async with serving(config, window(config, 0)) as client:
+        newest = await client.get(path)
+        assert newest.headers["Cache-Control"] == "public, no-cache"
+        named = await client.get(f"{path}&window=2017-03-21T12:00:00Z")
+        assert "immutable" in named.headers["Cache-Control"]
+
+
+async def test_whoever_draws_many_areas_at_once_waits_alone_and_pushes_out_nothing(
+    monkeypatch: pytest.MonkeyPatch, kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    monkeypatch.setattr(city, "MOST_DRAWN", 1)
+    monkeypatch.setattr(city, "MOST_WAITING", 1)
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka} | city_files(tmp_path)
+    config = city_config(tmp_path, **overrides)
+    rings = [f"/api/v1/area?ring={text_of(around(BUSY, 0.01 + step / 1_000))}" for step in range(30)]
+    named = ["/api/v1/areas/route:10"] * 5
+    async with serving(config, window(config, 0)) as client:
+        kept = await client.get(rings[0])
+        assert (await client.get(named[0])).status == 200
+        answers = await asyncio.gather(*(client.get(path) for path in (*rings[1:], rings[0], *named)))
+        drawn = answers[: len(rings) - 1]
+        assert {answer.status for answer in drawn} == {200, 503}
+        assert {answer.headers.get("Retry-After") for answer in drawn if answer.status == 503} == {"5"}
+        assert {answer.status for answer in answers[len(drawn) :]} == {200}, "what is kept costs no turn"
+        assert answers[len(drawn)].headers["ETag"] == kept.headers["ETag"]
+        first = await asyncio.gather(*(client.get(path) for path in (*rings[1:], "/api/v1/areas/route:<b>2<%2Fb>")))
+        assert first[-1].status == 200, "a named area has another queue"
+
+
 async def test_under_participation_a_drawn_area_answers_as_the_named_one_of_its_corners(
     kafka: str, tmp_path: Path, topic_name: str
 ) -> None:
@@ -158,7 +191,7 @@ async def test_a_polygon_is_drawn_named_measured_and_kept_in_the_address(
     browser: Browser, config: Config, size: dict[str, int], colours: str
 ) -> None:
     options: dict[str, Any] = {"size": size, "color_scheme": colours}
-    place = "#at=10.6/30.1700/-97.7000"
+    place = "#at=10.6/30.2100/-97.7000"
     async with page_of(browser, config, window(config, 0), place, **options) as (page, _):
         await page.get_by_role("button", name="Measure an area").click()
         await page.get_by_role("radio", name="Polygon").check(force=True)
@@ -201,12 +234,19 @@ async def test_a_polygon_is_drawn_by_keyboard_alone(browser: Browser, config: Co
         await page.keyboard.press("ArrowRight")
         await expect(page.get_by_role("radio", name="Polygon")).to_be_focused()
         await canvas.focus()
-        for key in ("ArrowLeft", "ArrowUp", "ArrowRight"):
+        for count, key in enumerate(("ArrowLeft", "ArrowUp", "ArrowRight"), 1):
             await page.keyboard.press("Enter")
+            await expect(page.get_by_label("Corners")).to_have_value(re.compile(rf"^(\S+, \S+\s?){{{count}}}$"))
+            at = (await fields(page))["at"]
             await page.keyboard.press(key)
-            await page.wait_for_timeout(600)
-        await expect(page.get_by_label("Corners")).to_have_value(re.compile(r"^(\S+, \S+\s?){3}$"))
-        await page.get_by_label("Corners").fill("\n".join(f"{lat}, {lng}" for lng, lat in around(BUSY, 0.01)))
+            await page.wait_for_function("at => new URLSearchParams(location.hash.slice(1)).get('at') !== at", arg=at)
+        corners = page.get_by_label("Corners")
+        await corners.fill("")
+        await corners.fill("30.2, -97.8\n30.3, -97.7")
+        await canvas.focus()
+        await page.keyboard.press("Enter")
+        await expect(corners).to_have_value(re.compile(r"^30\.20000, -97\.80000\n30\.30000, -97\.70000\n\S+, \S+$"))
+        await corners.fill("\n".join(f"{lat}, {lng}" for lng, lat in around(BUSY, 0.01)))
         await page.get_by_label("Name (optional)").focus()
         await page.keyboard.type("Mine")
         await page.keyboard.press("Enter")
@@ -238,25 +278,45 @@ async def test_where_cells_are_larger_than_the_area_it_says_so_and_opens_them(br
 
 
 @needs_chromium
-@pytest.mark.parametrize(
-    ("ring", "name", "said"),
-    [
-        (",".join(["-97.7,30.2"] * 10_000), "", "an area has 3 to 100 different corners, and this one has 10000"),
-        (text_of(around(BUSY, 0.01)), "a\u202eb", "its name has more than 80 characters, or some that cannot be seen"),
-        (text_of(around(BUSY, 0.01)), "x" * 81, "its name has more than 80 characters"),
-        ("1,2,3,<script>", "", "its corners are not pairs of latitude"),
-    ],
-    ids=["10 000 corners", "direction", "long", "markup"],
-)
-async def test_a_hostile_address_of_a_drawn_area_is_refused_with_its_reason(
-    browser: Browser, config: Config, ring: str, name: str, said: str
-) -> None:
-    place = f"#ring={quote(ring)}&area={quote(name)}"
+async def test_a_hostile_address_of_a_drawn_area_is_refused_with_its_reason(browser: Browser, config: Config) -> None:
+    """Every reason is in ``pure.test.ts``."""
+    place = f"#ring={text_of(around(BUSY, 0.01))}&area={quote(chr(0x202E) + '<script>')}"
     async with page_of(browser, config, window(config, 0), place) as (page, _):
-        await expect(page.locator("#details .problem")).to_contain_text(said)
+        await expect(page.locator("#details .problem")).to_contain_text("its name must have at most 80 characters")
         assert "ring" not in await fields(page)
         await page.locator("#details-close").click()
         await expect(page.locator("#details")).to_be_hidden()
+
+
+@needs_chromium
+async def test_an_answer_of_a_window_that_was_left_is_dropped_and_repaints_announce_only_windows(
+    browser: Browser, config: Config
+) -> None:
+    left = asyncio.Event()
+
+    async def held_back(route: Route) -> None:
+        await left.wait()
+        await route.continue_()
+
+    messages = [*window(config, 0), *window(config, 1)]
+    async with page_of(browser, config, messages, f"#ring={text_of(around(BUSY, 0.01))}") as (page, _):
+        mean = page.locator("#details [data-window='2017-03-21T13:00:00Z'] #area-mean")
+        await expect(mean).to_be_visible()
+        await page.route(lambda url: "/api/v1/area?" in url and quote("2017-03-21T12:00:00Z") in url, held_back)
+        await page.evaluate("""() => {
+          globalThis.said = [];
+          const status = document.getElementById('status');
+          new MutationObserver(() => globalThis.said.push(status.textContent)).observe(status, { childList: true });
+        }""")
+        for button, start in (("#earlier", "12"), ("#later", "13")):
+            await page.locator(button).click()
+            await page.wait_for_selector(f"html[data-window='2017-03-21T{start}:00:00Z']")
+        async with page.expect_response(lambda answer: quote("2017-03-21T12:00:00Z") in answer.url):
+            left.set()
+        await expect(mean).to_be_visible()
+        said = await page.evaluate("said")
+        assert len(said) == 2
+        assert all("4 cells" in text for text in said), said
 
 
 @needs_chromium

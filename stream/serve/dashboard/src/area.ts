@@ -27,15 +27,26 @@ export type Area =
 export const MOST_CORNERS = 100;
 export const LONGEST_NAME = 80;
 
-/** Characters that cannot be seen, or that turn the direction of what stands around a name. */
-const INVISIBLE = /[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/u;
-const VISIBLE = /[^\p{C}\p{Z}]/u;
+/** Characters that cannot be seen, among them those that turn the direction of what stands around a name. */
+const INVISIBLE = /[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]/u;
+/** Between letters, some scripts need them. */
+const JOINERS = /(?<=[\p{L}\p{M}])[\u200c\u200d](?=\p{L})/gu;
+/** As `public.areas` has it: other names could not be told from boxes, or from the corridors of routes. */
+const NAME = /^(?!route:).*\p{L}/su;
 const COORDINATE = String.raw`-?\d{1,3}(?:\.\d{1,15})?`;
 const RING = new RegExp(`^${COORDINATE}(?:,${COORDINATE})*$`);
 const CORNER = new RegExp(String.raw`^\s*(${COORDINATE})[\s,]\s*(${COORDINATE})\s*$`);
 
-/** About a metre. */
-const round = (degrees: number) => Math.round(degrees * 1e5) / 1e5;
+/** About a metre; never −0, of which an address would make 0. */
+const round = (degrees: number) => Math.round(degrees * 1e5) / 1e5 + 0;
+
+const isOnEarth = ([lng, lat]: Position) => Math.abs(lng!) <= 180 && Math.abs(lat!) <= 90;
+
+/** The box between these bounds, typed, dragged or of an address; null where they are none. */
+export function boxFrom(bounds: number[]): Box | null {
+  const [west, south, east, north] = bounds.map(round) as Box;
+  return -180 <= west && west < east && east <= 180 && -90 <= south && south < north && north <= 90 ? [west, south, east, north] : null;
+}
 
 const refusal = (reason: Refusal['reason'], count = 0): Area => ({ kind: 'refused', refusal: { reason, count } });
 
@@ -43,9 +54,10 @@ const refusal = (reason: Refusal['reason'], count = 0): Area => ({ kind: 'refuse
 export function drawnArea(corners: Position[], name: string): Area {
   const ring = corners.map(([lng, lat]): Position => [round(lng!), round(lat!)]);
   if (new Set(ring.map(String)).size < 3 || ring.length > MOST_CORNERS) return refusal('corners', ring.length);
-  if (!ring.every(([lng, lat]) => Math.abs(lng!) <= 180 && Math.abs(lat!) <= 90)) return refusal('ring');
+  if (!ring.every(isOnEarth)) return refusal('ring');
   const said = name.trim();
-  if ([...said].length > LONGEST_NAME || INVISIBLE.test(said) || (said && !VISIBLE.test(said))) return refusal('name');
+  const isWrong = [...said].length > LONGEST_NAME || INVISIBLE.test(said.replace(JOINERS, '')) || !NAME.test(said);
+  if (said && isWrong) return refusal('name');
   return { kind: 'drawn', drawn: { ring, name: said } };
 }
 
@@ -64,6 +76,12 @@ export function parseCorners(text: string, name: string): Area {
   const corners = lines.map((line) => CORNER.exec(line));
   if (!corners.every((corner) => corner !== null)) return refusal('ring');
   return drawnArea(corners.map(([, lat, lng]): Position => [Number(lng), Number(lat)]), name);
+}
+
+/** The lines of a form that are corners already. */
+export function cornersSoFar(text: string): Position[] {
+  const corners = text.split('\n').map((line) => CORNER.exec(line));
+  return corners.flatMap((corner) => (corner ? [[round(Number(corner[2])), round(Number(corner[1]))]] : [])).filter(isOnEarth);
 }
 
 export const cornerLines = (ring: Position[]) => ring.map(([lng, lat]) => `${round(lat!).toFixed(5)}, ${round(lng!).toFixed(5)}`).join('\n');

@@ -17,10 +17,14 @@ export interface Around {
   changed(): void;
   /** Open a cell. */
   cell(cell: string): void;
+  /** Whether windows are played, so that nothing is announced. */
+  isPlaying(): boolean;
 }
 
 export class Areas {
   private readonly drawing: Drawing;
+  /** The area that was opened and not answered yet. */
+  private asked: Area | null = null;
 
   constructor(
     private readonly view: View,
@@ -28,7 +32,7 @@ export class Areas {
     private readonly around: Around,
   ) {
     this.drawing = new Drawing(map, {
-      box: (box) => this.open({ kind: 'box', box }),
+      box: (box) => this.open(box ? { kind: 'box', box } : { kind: 'refused', refusal: { reason: 'ring', count: 0 } }),
       corners: (corners, last) => this.sketch(corners, last),
       gaveUp: () => this.stop(true),
     });
@@ -45,7 +49,8 @@ export class Areas {
     this.view.selected = null;
     this.view.area = area;
     this.outline(area);
-    this.show(area.kind === 'named');
+    this.asked = area;
+    this.show();
     this.around.changed();
   }
 
@@ -82,7 +87,7 @@ export class Areas {
   }
 
   /** Fill the card. What is being typed into its form stays. */
-  show(move = false): void {
+  show(): void {
     const { view } = this;
     const { area } = view;
     const form = this.drawing.form;
@@ -90,7 +95,7 @@ export class Areas {
     const body = byId('details-body');
     const card = heading(view, area, form);
     if (!area) card.push(forms(form, (chosen) => this.draw(chosen)));
-    else if (area.kind !== 'refused') card.push(together(view, area, (found) => this.answered(found, move), this.around.cell));
+    else if (area.kind !== 'refused') card.push(together(view, area, (answer, reading) => this.answered(area, answer, reading), this.around.cell));
     if (area?.kind === 'box') card.push(counts(view, area.box));
     byId('details').hidden = false;
     const typed = body.querySelector('form');
@@ -109,7 +114,7 @@ export class Areas {
     const polygon = area ? area.kind === 'drawn' : this.drawing.form === 'polygon';
     const drawn = area?.kind === 'drawn' ? area.drawn : { ring: [], name: '' };
     const made = polygon
-      ? cornersForm(drawn, open, (ring) => this.isDrawing && this.typed(ring))
+      ? cornersForm(drawn, open, (corners) => this.isDrawing && this.typed(corners))
       : boundsForm(area?.kind === 'box' ? area.box : this.suggestion(), open);
     made.dataset.area = key;
     return [made];
@@ -141,9 +146,9 @@ export class Areas {
     if (last) form.requestSubmit();
   }
 
-  private typed(ring: Position[]): void {
-    this.drawing.replace(ring);
-    this.shape(ring);
+  private typed(corners: Position[]): void {
+    this.drawing.replace(corners);
+    this.shape(corners);
   }
 
   private shape(corners: Position[]): void {
@@ -157,10 +162,13 @@ export class Areas {
     void this.map.outline(ring && { type: 'Polygon', coordinates: [[...ring, ring[0]!]] });
   }
 
-  private answered({ geometry, cells }: AreaStatistics, move: boolean): void {
-    if (this.view.area?.kind === 'named') void this.map.outline(geometry);
-    if (move && geometry.coordinates.length) this.map.map.fitBounds(boxOf(geometry), { padding: 60, animate: false, maxZoom: 14 });
-    const reading = byId('details-body').querySelector('.reading')?.firstChild?.textContent;
-    byId('status').textContent = reading ?? say(cells ? 'area.none' : 'area.empty');
+  /** Only the first answer after an area was opened moves the map and is announced; later windows repaint in silence. */
+  private answered(area: Area, answer: AreaStatistics | null, reading: string): void {
+    const outline = area.kind === 'named' ? answer?.geometry : undefined;
+    if (outline) void this.map.outline(outline);
+    if (this.asked !== area) return;
+    this.asked = null;
+    if (outline?.coordinates.length) this.map.map.fitBounds(boxOf(outline), { padding: 60, animate: false, maxZoom: 14 });
+    if (!this.around.isPlaying()) byId('status').textContent = reading;
   }
 }

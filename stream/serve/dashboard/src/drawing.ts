@@ -1,6 +1,7 @@
 /** Drawing on the map with the pointer: a box by dragging, a polygon by its corners. */
 
 import type { Position } from 'geojson';
+import { boxFrom } from './area';
 import { byId, make } from './dom';
 import type { HexagonMap } from './map';
 import type { Box } from './types';
@@ -8,14 +9,16 @@ import type { Box } from './types';
 export type Form = 'box' | 'polygon';
 
 export interface Strokes {
-  box(box: Box): void;
+  /** Null where the pointer left the Earth. */
+  box(box: Box | null): void;
   /** A polygon has these corners now; `last` where there will be no more. */
   corners(corners: Position[], last: boolean): void;
   /** Escape was pressed. */
   gaveUp(): void;
 }
 
-const SAME = 1e-6;
+/** Degrees, about a metre: as exact as areas are written. */
+const SAME = 1e-5;
 
 export class Drawing {
   form: Form = 'box';
@@ -97,7 +100,6 @@ export class Drawing {
     this.from = null;
     if (this.form === 'polygon') return this.add(b.lng, b.lat);
     if (Math.abs(a.lng - b.lng) < SAME || Math.abs(a.lat - b.lat) < SAME) return;
-    const round = (number: number) => Math.round(number * 1e5) / 1e5;
-    this.strokes.box([Math.min(a.lng, b.lng), Math.min(a.lat, b.lat), Math.max(a.lng, b.lng), Math.max(a.lat, b.lat)].map(round) as Box);
+    this.strokes.box(boxFrom([Math.min(a.lng, b.lng), Math.min(a.lat, b.lat), Math.max(a.lng, b.lng), Math.max(a.lat, b.lat)]));
   }
 }

@@ -12,7 +12,7 @@ import { setUpControls, showControls } from './controls';
 import { cellCard, statement } from './details';
 import { byId, cellName, make } from './dom';
 import { setUpDownloads, showDownloads } from './downloads';
-import { setUpFeeds } from './feeds';
+import { setUpFeeds, showFeeds } from './feeds';
 import { boundsOf, centre } from './hexagons';
 import { setUpLanguage } from './language';
 import { isLarge, setUpLarge } from './large';
@@ -48,6 +48,7 @@ let map: HexagonMap;
 let areas: Areas;
 let player: Player;
 let linked = true;
+let isKnown = true;
 let arrived: number | null = null;
 let turn = 0;
 let painted = 0;
@@ -65,14 +66,14 @@ setUpLarge(place.large === 'on', () => writePlace());
 async function start(): Promise<void> {
   const settings = await api.settings();
   view.feed = place.feed ?? settings.feed;
-  setUpFeeds(view, settings.feeds);
+  setUpFeeds(view);
   view.limits = settings.limits;
   view.parquet = settings.parquet;
   view.alerting = settings.alerting && view.feed === settings.feed;
   view.setLines(settings, place.lines);
   const { at } = place;
   map = new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain }, view.lined);
-  areas = new Areas(view, map, { changed: areaChanged, cell: chooseAndShow });
+  areas = new Areas(view, map, { changed: areaChanged, cell: chooseAndShow, isPlaying: () => player.playing });
   map.map.on('moveend', () => writePlace());
   map.map.on('mousemove', ({ point, lngLat }) => hover(point.x, point.y, view.at(lngLat.lng, lngLat.lat)?.cell));
   map.map.on('mouseout', () => hover(0, 0, undefined));
@@ -126,10 +127,13 @@ function name(list: PlaceList): void {
   if (view.window) void paint();
 }
 
-/** Ask for the windows there are, and show the one asked for or the newest. */
+/** Ask for the feeds and windows there are, and show the window asked for or the newest. */
 async function refresh(): Promise<void> {
   await api.caughtUp(() => showBadge({ state: 'waiting', text: say('badge.reading') }));
-  view.windows = (await api.windows(view.feed)).filter((window) => window.complete).reverse();
+  const [windows, settings] = await Promise.all([api.windows(view.feed), api.settings()]);
+  isKnown = settings.feeds.includes(view.feed);
+  showFeeds(view, settings.feeds);
+  view.windows = windows.filter((window) => window.complete).reverse();
   const asked = view.window?.window.start ?? place.window;
   const wanted = view.live ? undefined : view.windows.find((window) => window.window.start === asked);
   if (!view.live && !wanted && asked && view.windows.length) return showGone(asked);
@@ -167,8 +171,8 @@ const load = (window: WindowSummary): Promise<WindowCells> => {
 async function show(window: WindowSummary | undefined): Promise<void> {
   const mine = (turn += 1);
   if (!window) {
-    if (place.feed) showCard('unknown', { feed: place.feed });
-    else showCard('empty');
+    if (isKnown) showCard('empty');
+    else showCard('unknown', { feed: view.feed });
     return tell(ready);
   }
   byId('notice').hidden = true;

@@ -1,6 +1,6 @@
 /** What the card of an area says, and its forms: bounds of a box, or corners and name of a polygon. */
 
-import { MOST_CORNERS, LONGEST_NAME, areaFile, cornerLines, counted, parseCorners, type Area, type Drawn, type Refusal } from './area';
+import { MOST_CORNERS, LONGEST_NAME, areaFile, boxFrom, cornerLines, cornersSoFar, counted, parseCorners, type Area, type Drawn, type Refusal } from './area';
 import { ApiError, count } from './api';
 import { chip, make } from './dom';
 import type { Form } from './drawing';
@@ -45,33 +45,29 @@ const SIDES: TextKey[] = ['area.west', 'area.south', 'area.east', 'area.north'];
 
 export function boundsForm(box: Box, open: (area: Area) => void): HTMLFormElement {
   const inputs = SIDES.map((side, index) =>
-    make('input', { type: 'number', step: 'any', name: side.slice(5), required: true, value: box[index]!.toFixed(4) }),
+    make('input', { type: 'number', step: 'any', name: side.slice(5), required: true, value: box[index]!.toFixed(5) }),
   );
   const problem = make('p', { class: 'problem', role: 'alert' });
   const labels = SIDES.map((side, index) => make('label', {}, say(side), inputs[index]!));
   const form = make('form', { class: 'bounds' }, ...labels, make('button', { type: 'submit' }, say('area.measure')), problem);
   form.addEventListener('submit', (event) => {
     event.preventDefault();
-    const [west, south, east, north] = inputs.map((input) => input.valueAsNumber) as Box;
-    const good = west < east && south < north && west >= -180 && east <= 180 && south >= -90 && north <= 90;
-    problem.textContent = good ? '' : say('area.wrong');
-    if (good) open({ kind: 'box', box: [west, south, east, north] });
+    const chosen = boxFrom(inputs.map((input) => input.valueAsNumber));
+    problem.textContent = chosen ? '' : say('area.wrong');
+    if (chosen) open({ kind: 'box', box: chosen });
   });
   return form;
 }
 
-/** `typed` is called with every ring that the corners in the field make. */
-export function cornersForm({ ring, name }: Drawn, open: (area: Area) => void, typed: (ring: Drawn['ring']) => void): HTMLFormElement {
+/** `typed` is called with the corners in the field whenever they change, however few. */
+export function cornersForm({ ring, name }: Drawn, open: (area: Area) => void, typed: (corners: Drawn['ring']) => void): HTMLFormElement {
   const corners = make('textarea', { name: 'corners', rows: 5, spellcheck: 'false', required: true, dir: 'ltr' });
   corners.value = cornerLines(ring);
   const title = make('input', { name: 'name', type: 'text', autocomplete: 'off', dir: 'auto', value: name });
   const problem = make('p', { class: 'problem', role: 'alert' });
   const form = make('form', { class: 'bounds polygon' }, make('label', {}, say('area.corners'), corners), make('label', {}, say('area.name'), title),
     make('button', { type: 'submit' }, say('area.measure')), problem);
-  corners.addEventListener('input', () => {
-    const area = parseCorners(corners.value, '');
-    if (area.kind === 'drawn') typed(area.drawn.ring);
-  });
+  corners.addEventListener('input', () => typed(cornersSoFar(corners.value)));
   form.addEventListener('submit', (event) => {
     event.preventDefault();
     const area = parseCorners(corners.value, title.value);

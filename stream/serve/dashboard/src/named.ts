@@ -3,7 +3,7 @@
 import { ApiError, area, drawnArea } from './api';
 import { areaKey, ringOf, type Area } from './area';
 import { cellName, chip, isolated, make } from './dom';
-import { LAPLACE, sentence } from './statistics';
+import { LAPLACE, sentence, type Shown } from './statistics';
 import { decimals, say } from './texts';
 import type { AreaStatistics } from './types';
 import type { View } from './view';
@@ -11,14 +11,16 @@ import type { View } from './view';
 const ROUTE = 'route:';
 const MOST_CELLS = 3;
 
+type Then = (answer: AreaStatistics | null, reading: string) => void;
+
 /** "Route 10" of "route:10"; any other name as it is. Names are isolated, so that their direction changes nothing around them. */
 export const areaTitle = (name: string): Node[] => (name.startsWith(ROUTE) ? isolated('area.route', { name: [name.slice(ROUTE.length)] }) : [make('bdi', {}, name)]);
 
 /** The same as text, to be searched. */
 export const areaText = (name: string): string => (name.startsWith(ROUTE) ? say('area.route', { name: name.slice(ROUTE.length) }) : name);
 
-/** `then` gets the answer, for the outline on the map; `choose` opens one of the cells in which a small area lies. */
-export function together(view: View, open: Area, then: (found: AreaStatistics) => void, choose: (cell: string) => void): HTMLElement {
+/** `then` gets the answer, null of a failure, and what it says first; `choose` opens one of the cells in which a small area lies. */
+export function together(view: View, open: Area, then: Then, choose: (cell: string) => void): HTMLElement {
   const [key, start] = [areaKey(open), view.window?.window.start ?? ''];
   const body = make('div', { 'data-area': key, 'data-window': start });
   // The answer stays while it is asked for again; that of another window would stand under the wrong time.
@@ -30,46 +32,65 @@ export function together(view: View, open: Area, then: (found: AreaStatistics) =
   return body;
 }
 
-async function fill(view: View, open: Area, target: HTMLElement, then: (found: AreaStatistics) => void, choose: (cell: string) => void): Promise<void> {
+async function fill(view: View, open: Area, target: HTMLElement, then: Then, choose: (cell: string) => void): Promise<void> {
   const start = view.window?.window.start;
+  const key = areaKey(open);
+  const isLate = () => !target.isConnected || view.window?.window.start !== start || !view.area || areaKey(view.area) !== key;
   try {
     const found = await (open.kind === 'named' ? area(view.feed, open.name, start) : drawnArea(view.feed, ringOf(open)!, start));
-    if (!view.area || areaKey(view.area) !== areaKey(open)) return;
-    target.replaceChildren(...(found.cells ? answers(found) : nothing(view, found, choose)));
-    then(found);
+    if (isLate()) return;
+    const around = found.cells ? [] : cellsAround(view, found);
+    const reading = readingOf(found, around);
+    target.replaceChildren(...(found.cells ? answers(found, reading) : nothing(view, around, reading, choose)));
+    then(found, reading);
   } catch (error) {
+    if (isLate()) return;
     const reason = error instanceof ApiError ? error.message : say('failed.server');
-    target.replaceChildren(make('p', { class: 'problem' }, say('area.failed', { reason })));
+    const reading = say('area.failed', { reason });
+    target.replaceChildren(make('p', { class: 'problem' }, reading));
+    then(null, reading);
   }
 }
 
-function answers({ kind, cells, published, events, users, mean }: AreaStatistics): HTMLElement[] {
+function meanOf({ mean }: AreaStatistics): Shown | null {
+  if (!mean) return null;
+  const [low, high] = mean.interval;
+  return { value: mean.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE, outside: low === high && mean.value !== mean.raw };
+}
+
+/** The mean, or why there is none. */
+function readingOf(found: AreaStatistics, around: string[]): string {
+  if (!found.cells) return say(around.length ? 'area.smaller' : 'area.empty');
+  const mean = meanOf(found);
+  return mean ? sentence(mean) : say(found.published ? 'area.open' : 'area.none');
+}
+
+function answers({ kind, cells, published, events, users, mean }: AreaStatistics, reading: string): HTMLElement[] {
   const { value, interval } = (events ?? users)!;
   const range = interval
     ? say('area.noisy', { low: decimals(interval[0], 0), high: decimals(interval[1], 0) })
     : say('area.exact');
-  const [low, high] = mean?.interval ?? [0, 0];
-  const shown = mean && { value: mean.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE, outside: low === high && mean.value !== mean.raw };
   return [
-    shown ? make('p', { class: 'reading', id: 'area-mean' }, sentence(shown), chip('raw')) : make('p', { class: 'reading' }, say(published ? 'area.open' : 'area.none')),
+    mean ? make('p', { class: 'reading', id: 'area-mean' }, reading, chip('raw')) : make('p', { class: 'reading' }, reading),
     make('p', { class: 'quiet' }, say(kind === 'route' ? 'area.route-mean' : 'area.mean', { published, cells })),
     make('p', {}, say(events ? 'area.events' : 'area.cell-users', { value: decimals(value, 0), range })),
   ];
 }
 
-/** Of an area without cells: nothing was released there, or it lies within cells that have their centres elsewhere. */
-function nothing(view: View, { geometry }: AreaStatistics, choose: (cell: string) => void): HTMLElement[] {
+/** The cells on display at the corners of an area. */
+function cellsAround(view: View, { geometry }: AreaStatistics): string[] {
   const corners = geometry.coordinates.flat(2);
-  const around = [...new Set(corners.map(([lng, lat]) => view.at(lng!, lat!)?.cell))].filter((cell) => cell !== undefined);
-  if (!around.length) return [make('p', { class: 'reading' }, say('area.empty'))];
+  return [...new Set(corners.map(([lng, lat]) => view.at(lng!, lat!)?.cell))].filter((cell) => cell !== undefined);
+}
+
+/** Of an area without cells: nothing was released there, or it lies within cells that have their centres elsewhere. */
+function nothing(view: View, around: string[], reading: string, choose: (cell: string) => void): HTMLElement[] {
+  const said = make('p', { class: 'reading' }, reading);
+  if (!around.length) return [said];
   const links = around.slice(0, MOST_CELLS).map((cell) => {
     const button = make('button', { type: 'button' }, ...cellName(view, cell));
     button.addEventListener('click', () => choose(cell));
     return make('li', {}, button);
   });
-  return [
-    make('p', { class: 'reading' }, say('area.smaller')),
-    make('p', { class: 'quiet' }, say('area.smaller-text')),
-    make('ul', { class: 'cells' }, ...links),
-  ];
+  return [said, make('p', { class: 'quiet' }, say('area.smaller-text')), make('ul', { class: 'cells' }, ...links)];
 }

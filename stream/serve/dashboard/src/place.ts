@@ -1,7 +1,7 @@
 /** What the address says after '#': place, window and what is shown, so that a link shows the same. Pure but for `location`. */
 
 import { isValidCell } from 'h3-js';
-import { parseRing, ringText, type Area } from './area';
+import { boxFrom, parseRing, ringText, type Area } from './area';
 import type { Box } from './types';
 import type { Kind, Scheme, Statistic } from './statistics';
 
@@ -29,13 +29,9 @@ function parseWindow(text: string): string | undefined {
   return /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$/.test(text) && !Number.isNaN(Date.parse(text)) ? text : undefined;
 }
 
-/** Bounds in degrees to the fifth decimal. */
-function parseBox(text: string): Box | undefined {
-  if (!/^(-?\d{1,3}(\.\d{1,5})?(,|$)){4}$/.test(text)) return undefined;
-  const [west, south, east, north] = text.split(',').map(Number) as Box;
-  const proper = -180 <= west && west < east && east <= 180 && -90 <= south && south < north && north <= 90;
-  return proper ? [west, south, east, north] : undefined;
-}
+/** Bounds in degrees; of more than five decimals, the nearest. */
+const parseBox = (text: string): Box | null =>
+  /^(-?\d{1,3}(\.\d{1,15})?(,|$)){4}$/.test(text) ? boxFrom(text.split(',').map(Number)) : null;
 
 /** With corners, a drawn area of that name. Without, a name of the operator, which has a letter, or a box, which has none. */
 function parseArea(text: string, corners: string | null): Area | undefined {

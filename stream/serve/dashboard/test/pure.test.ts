@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { cellToChildren, cellToParent, gridDisk } from 'h3-js';
-import { areaFile, cornerLines, counted, parseCorners, parseRing, ringText, type Area } from '../src/area';
+import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, parseCorners, parseRing, ringText, type Area } from '../src/area';
 import { cellAt, shapeOf } from '../src/hexagons';
 import { Names } from '../src/names';
 import { MAP_COLOURS, viridis } from '../src/palette';
@@ -98,15 +98,36 @@ test('a drawn area is read from address and form, and what is wrong in one is re
   const ring = ringText(drawn.ring);
   const refused = { corners: [['1,2,1,2,1,2', ''], ['1,2,3,4', ''], [Array(10_000).fill('1.5,2.5').join(), ''], [Array(101).fill('1,2').join(), '']],
     ring: [['', ''], ['1,2,3,4,5', ''], ['1,2,3,4,5,<b>', ''], ['181,2,3,4,5,6', ''], ['1e9,2,3,4,5,6', ''], ['1,91,3,4,5,6', '']],
-    name: [[ring, 'x'.repeat(81)], [ring, 'a\u202eb'], [ring, 'a\u2067b'], [ring, 'a\u200fb'], [ring, 'a\nb'], [ring, '\u200b'], [ring, '\ud800']] };
+    name: [[ring, 'x'.repeat(81)], [ring, 'a\u202eb'], [ring, 'a\u2067b'], [ring, 'a\u200fb'], [ring, 'a\nb'], [ring, '\u200b'], [ring, '\ud800'],
+      [ring, '\u3164'], [ring, 'a\u3164'], [ring, '\u2800'], [ring, 'a\u034f'], [ring, 'a\ufe0f'], [ring, 'a\u{e0041}'], [ring, '\u200da'], [ring, 'a\u200d\u200db'],
+      [ring, '12'], [ring, '-97.8,30.2,-97.7,30.3'], [ring, '→'], [ring, 'route:10'], [ring, ' route:10']] };
   for (const [reason, cases] of Object.entries(refused)) {
     for (const [corners, name] of cases) {
       const area = parseRing(corners!, name!);
       assert.equal(area.kind === 'refused' && area.refusal.reason, reason, `${corners!.slice(0, 40)} ${name}`);
     }
   }
+  for (const name of ['می\u200cخواهم', 'क्\u200dष', 'Route 10', '12 a']) {
+    assert.deepEqual(parseRing(ring, name), { kind: 'drawn', drawn: { ring: drawn.ring, name } });
+  }
   const file = JSON.parse(areaFile(drawn, 'none'));
   assert.deepEqual([file.features[0].geometry.coordinates[0].length, file.features[0].properties.name], [4, drawn.name]);
+});
+
+test('corners that are typed count before there are three of them, and a line that is none does not', () => {
+  assert.deepEqual(cornersSoFar('30.2, -97.8\n'), [[-97.8, 30.2]]);
+  assert.deepEqual(cornersSoFar('30.2, -97.8\n30.123456 -97.7\n30.3,\n91, 0\n<b>'), [[-97.8, 30.2], [-97.7, 30.12346]]);
+  assert.deepEqual(cornersSoFar(''), []);
+});
+
+test('a box that is typed, dragged or addressed has five decimals and lies on Earth, or is none', () => {
+  const box = boxFrom([-1e-7, 1e-7, 10.1234567, 20])!;
+  assert.equal(box.join(), '0,0,10.12346,20');
+  assert.deepEqual(parsePlace(placeText({ area: { kind: 'box', box } })), { area: { kind: 'box', box } });
+  assert.deepEqual(parsePlace('#area=-97.81234567,30.2,-97.7,30.3').area, { kind: 'box', box: [-97.81235, 30.2, -97.7, 30.3] });
+  for (const bounds of [[1, 1, 1, 2], [1, 1, 1.000001, 2], [2, 1, 1, 2], [-181, 0, 1, 1], [0, 0, 181, 1], [0, -91, 1, 1], [0, 0, 1, 90.1], [NaN, 0, 1, 1], [0, 0, Infinity, 1], []]) {
+    assert.equal(boxFrom(bounds), null, bounds.join());
+  }
 });
 
 test('a cell is called by its own stop, its neighbours, what it covers, or its routes', () => {
