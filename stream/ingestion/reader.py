@@ -195,7 +195,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             try:
                 await self._look(consumer)
             except (KafkaError, RedisError, OSError) as error:
-                log.info("cannot look up the ends of partitions, trying again", reason=str(error))
+                log.warning("cannot look up the ends of partitions, trying again", reason=str(error))
 
     async def _look(self, consumer: AIOKafkaConsumer) -> None:
         # The time is read before the ends, so everything appended before that time lies before the ends.
@@ -211,7 +211,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         known = await log_ends(consumer, consumer.assignment())
         if known.unknown:
             reasons = sorted(set(known.unknown.values()))
-            log.info("cannot look up the ends of partitions, trying again", reason="; ".join(reasons))
+            log.warning("cannot look up the ends of partitions, trying again", reason="; ".join(reasons))
         for partition, end in known.ends.items():
             # One that was not reached yet stays, unless a new leader's log is shorter and may never reach it.
             if partition not in self._ends or end < self._ends[partition][0]:
