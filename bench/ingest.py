@@ -169,10 +169,10 @@ def measure(way: str, bootstrap: str, events: int) -> dict[str, float]:
 
 def measure_peer(peer: str, bootstrap: str, events: int) -> dict[str, Any]:
     """Figures of one peer and its version; only that it is not installed, if it is not."""
-    found = installed(peer)
-    if found is None:
+    peer_version = installed(peer)
+    if peer_version is None:
         return {"skipped": f"not installed: pip install {PEERS[peer]}"}
-    return {"version": found} | _run(["bench.peers", peer, bootstrap, TOPIC, str(events)])
+    return {"version": peer_version} | _run(["bench.peers", peer, bootstrap, TOPIC, str(events)])
 
 
 def _run(command: list[str]) -> dict[str, float]:

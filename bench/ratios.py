@@ -134,7 +134,7 @@ def _on_pairs(users: int) -> dict[str, tuple[Work, Work]]:
 
 
 def _windows(folder: Path, users: int) -> dict[str, tuple[Work, Work]]:
-    found = {}
+    windows: dict[str, tuple[Work, Work]] = {}
     for relation, feed in (("values", "bus-fleet"), ("participation", "riders")):
         config = hourly(feed, folder)
         rows = window_rows(users, 300, 20, 10, config.hexagons.resolution)
@@ -145,8 +145,8 @@ def _windows(folder: Path, users: int) -> dict[str, tuple[Work, Work]]:
         def sort(rows: np.ndarray = rows) -> Any:
             return np.lexsort((rows["user"], rows["cell"]))
 
-        found[f"a window under {relation}, by sorting its rows"] = closed, sort
-    return found
+        windows[f"a window under {relation}, by sorting its rows"] = closed, sort
+    return windows
 
 
 def _checking(messages: int) -> tuple[Work, Work]:

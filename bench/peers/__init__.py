@@ -38,7 +38,7 @@ def installed(peer: str) -> str | None:
 def cell_of(value: bytes) -> str:
     """Hexagon of one event in the format of ``bench.ingest.synthetic_event``."""
     lng, lat = _DECODER.decode(value)["location"]["coordinates"]
-    return h3.latlng_to_cell(lat, lng, RESOLUTION)
+    return str(h3.latlng_to_cell(lat, lng, RESOLUTION))
 
 
 class Stopwatch:

@@ -97,8 +97,8 @@ def register(app: typer.Typer) -> None:
         typer.echo(json.dumps({"benchmark": name, "quick": quick} | figures, indent=None if as_json else 2))
         if folder is not None:
             _draw(module, figures, folder)
-        if found := [sentence for what in _FAULTS for sentence in figures.get(what, [])]:
-            stop("\n".join(found), FAILED)
+        if sentences := [sentence for what in _FAULTS for sentence in figures.get(what, [])]:
+            stop("\n".join(sentences), FAILED)
 
 
 def _measured(name: str, module: Any, quick: bool, options: dict[str, Any]) -> dict[str, Any]:
