@@ -1,13 +1,63 @@
-"""Settings of Kafka clients from the configuration: address, encryption and credentials; and reading of secret files."""
+"""Settings and starts of Kafka clients: address, encryption and credentials; and reading of secret files."""
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import structlog
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from stream.config import ConfigError
 from stream.config.servers import KafkaConfig, ServerConfig
+
+log = structlog.get_logger()
+
+Client = TypeVar("Client", AIOKafkaConsumer, AIOKafkaProducer)
+
+START_SECONDS = 10.0
+_PAUSE_SECONDS = 1.0
+
+
+async def start_client(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
+    """Start a client of Kafka. If it fails, the client is stopped.
+
+    Raises :class:`KafkaConnectionError` if that takes longer than :data:`START_SECONDS`, or if the client knows no broker. For
+    a moment after its start, a broker lists none, not even itself. A client that heard this and then loses its connection has no
+    address left and would wait without end.
+    """
+    started = False
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            await client.start()
+        known = client.client if isinstance(client, AIOKafkaProducer) else client._client
+        if not known.cluster.brokers():
+            raise KafkaConnectionError("the broker lists no brokers yet")
+        started = True
+    except TimeoutError:
+        raise KafkaConnectionError(f"no broker was found within {START_SECONDS:.0f} s") from None
+    finally:
+        if not started:
+            await client.stop()
+
+
+async def connect(make: Callable[[], Client], stopping: Callable[[], bool]) -> Client:
+    """A client from ``make`` that is started; waits until a broker answers. If ``stopping``, raises as :func:`start_client` does."""
+    while True:
+        client = make()
+        try:
+            await start_client(client)
+        except (KafkaError, OSError) as error:
+            if stopping():
+                raise
+            log.warning("kafka does not answer, trying again", reason=str(error), seconds=_PAUSE_SECONDS)
+            await asyncio.sleep(_PAUSE_SECONDS)
+        else:
+            return client
 
 
 def kafka_options(kafka: KafkaConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from stream.config import Config
 from stream.config.addresses import redacted
-from stream.connection import kafka_options
+from stream.connection import kafka_options, start_client
 from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.ingestion.pseudonyms import UserKeyError, key_fingerprint, load_user_key
 from stream.messages.message import OUTPUT_TOPICS, WINDOW
@@ -189,7 +189,7 @@ async def _broker_clock(config: Config) -> Finding:
     async with redis_client(config.redis) as redis:
         ahead_ms = await RowStore(redis, config.feed.name).now_us() // 1000 + CLOCK_MARGIN_US // 1000
     consumer = AIOKafkaConsumer(**kafka_options(config.kafka), enable_auto_commit=False)
-    await consumer.start()
+    await start_client(consumer)
     try:
         await consumer._client.set_topics([config.feed.topic])
         numbers = consumer.partitions_for_topic(config.feed.topic) or ()

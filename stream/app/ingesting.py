@@ -10,6 +10,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.app.doubts import KINDS, FeedDoubts
 from stream.app.worker import Worker
 from stream.config.addresses import redacted
+from stream.connection import connect
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.ingestion.reader import Ingestor
@@ -48,8 +49,7 @@ class Ingesting(Service):
             log.error("ledger refused", reason=str(error))
             raise
         log.info("ledger verified", generation=generation)
-        self.producer = make_producer(worker.config.kafka)
-        await self.producer.start()
+        self.producer = await connect(lambda: make_producer(worker.config.kafka), lambda: self.should_stop)
         decoder = Decoder(worker.config, load_user_key(worker.config.privacy.user_key_file))
         self._ingestor = ingestor = Ingestor(
             worker.config, worker.redis, decoder, worker.metrics, self.report, self._doubts.observe

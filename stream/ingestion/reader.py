@@ -21,6 +21,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from stream.config import Config
+from stream.connection import connect
 from stream.ingestion.bounded import BoundedConsumer, FeedRecord
 from stream.ingestion.decoding import REASONS, Arrived, Batch, Decoder, Reason
 from stream.ingestion.log_ends import log_ends
@@ -104,34 +105,38 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
 
         Raises :class:`stream.storage.row_store.StateError` if the feed belongs to another user key.
         """
-        self.bounded = bounded = BoundedConsumer(self._config.kafka, self._config.kafka.group)
-        consumer = bounded.kafka
         self._done.clear()
         beside = [asyncio.create_task(self._send_reports())]
         try:
             await self._retry(lambda: self._rows.claim_key(self._decoder.key_fingerprint))
-            await consumer.start()
+            consumer = await connect(self._new_consumer, self._stopping.is_set)
             consumer.subscribe([self._config.feed.topic], listener=self)
             beside.append(asyncio.create_task(self._look_for_ends(consumer)))
-            await self._read(bounded)
-        except RedisError:
+            await self._read()
+        except (RedisError, KafkaError) as error:
             if not self._stopping.is_set():
                 raise
-            log.warning("stopped while redis was unreachable; what was not stored is read again")
+            log.warning("stopped while a server was unreachable; what was not stored is read again", reason=str(error))
         finally:
             self._stopping.set()  # the clients may lose a cancellation while their servers are away
             for task in beside:
                 task.cancel()
-            await consumer.stop()
+            if self.bounded is not None:
+                await self.bounded.kafka.stop()
             self._done.set()
+
+    def _new_consumer(self) -> AIOKafkaConsumer:
+        self.bounded = BoundedConsumer(self._config.kafka, self._config.kafka.group)
+        return self.bounded.kafka
 
     async def stop(self) -> None:
         """Finish the current batch and leave the consumer group."""
         self._stopping.set()
         await self._done.wait()
 
-    async def _read(self, bounded: BoundedConsumer) -> None:
-        consumer = bounded.kafka
+    async def _read(self) -> None:
+        assert self.bounded is not None
+        bounded, consumer = self.bounded, self.bounded.kafka
         committed = measured = time.monotonic()
         pause, longest = _BACKOFF_SECONDS
         while not self._stopping.is_set():

@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from stream.config.servers import KafkaConfig
+from stream.connection import start_client
 from stream.ingestion.arrays import MAX_ARRAY_BYTES
 from stream.ingestion.bounded import MAX_BATCH_BYTES, BoundedConsumer, FeedRecord
 from stream.inspection.observations import Observations
@@ -38,7 +39,7 @@ async def observe_topic(kafka: KafkaConfig, topic: str, limit: int) -> Observati
     bounded, unread = BoundedConsumer(kafka, group=None), Counter[str]()
     consumer = bounded.kafka
     try:
-        await consumer.start()
+        await start_client(consumer)
         there = topic in await consumer.topics()
         values, arrived = await _newest(bounded, topic, limit, unread) if there else ([], [])
     except (KafkaError, OSError) as error:

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from dpcore.noise import Noise
 from stream.config import Config
+from stream.connection import start_client
 from stream.local import die_with_parent
 from stream.logs import configure_logs
 from stream.protocol.content import ContentError
@@ -206,7 +207,7 @@ async def _connected(config: Config) -> AsyncIterator[_Servers]:
     ledger = Ledger(redis, config.feed.name)
     ledger.committed = known.committed
     try:
-        await producer.start()
+        await start_client(producer)
         yield _Servers(config, LedgerCheck(config, redis, ledger, known), KafkaPublisher(producer, config.kafka))
     finally:
         known.committed = ledger.committed

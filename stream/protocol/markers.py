@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import LeaderNotAvailableError
 
 from stream.config.servers import KafkaConfig
-from stream.connection import kafka_options
+from stream.connection import kafka_options, start_client
 from stream.ingestion.log_ends import log_ends
 from stream.messages.message import WINDOW
 from stream.storage.ledger import LedgerError
@@ -52,7 +52,7 @@ async def read_markers(kafka: KafkaConfig, feed: str, known: Published | None = 
     Raises :class:`LedgerError` if the broker does not show the topic, because then nobody knows what was released.
     """
     consumer = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
-    await consumer.start()
+    await start_client(consumer)
     try:
         partitions = await _partitions(consumer)
         if not partitions:

@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import RecordMetadata
 
 from stream.config.servers import KafkaConfig
-from stream.connection import kafka_options
+from stream.connection import kafka_options, start_client
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, Message
 
 _CONFIRM_SECONDS = 60.0
@@ -81,7 +81,7 @@ class KafkaPublisher:
             metadata = self._sent[message.ce_id]
             expected[TopicPartition(metadata.topic, metadata.partition)][metadata.offset] = message.value
         consumer = AIOKafkaConsumer(**kafka_options(self._kafka), enable_auto_commit=False)
-        await consumer.start()
+        await start_client(consumer)
         try:
             consumer.assign(list(expected))
             for partition, offsets in expected.items():

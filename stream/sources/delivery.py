@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
 from stream.config.servers import KafkaConfig
-from stream.connection import kafka_options
+from stream.connection import kafka_options, start_client
 from stream.sources.messages import Messages
 
 BATCH_BYTES = 256 << 10
@@ -70,7 +70,7 @@ class KafkaSender:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._producer.start()
+            await start_client(self._producer)
             await self._see_topic()
             self._partitions = sorted(await self._producer.partitions_for(self.topic))
         except (KafkaError, OSError, ValueError) as error:

@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
 from stream.config.servers import KafkaConfig
-from stream.connection import kafka_options
+from stream.connection import kafka_options, start_client
 from stream.messages.message import WINDOW
 from stream.serve.reading.intake import Arrival, Intake
 from stream.serve.received import TOPICS
@@ -53,7 +53,7 @@ class TopicSource:
         consumer = AIOKafkaConsumer(
             **kafka_options(self._kafka), enable_auto_commit=False, group_id=None, auto_offset_reset="earliest"
         )
-        await consumer.start()
+        await start_client(consumer)
         try:
             await consumer._client.force_metadata_update()
             numbers = {topic: consumer.partitions_for_topic(topic) or set() for topic in TOPICS}
