@@ -158,7 +158,9 @@ class Pages:
         """The basemap, as a whole or by byte ranges."""
         if self._basemap is None:
             raise web.HTTPNotFound
-        return web.FileResponse(self._basemap, headers={"Content-Type": "application/octet-stream"})
+        # Chromium keeps ranges in blocks of 4 KiB. A second request for the same range got it cut at the end of a block.
+        headers = {"Content-Type": "application/octet-stream", "Cache-Control": "no-store"}
+        return web.FileResponse(self._basemap, headers=headers)
 
 
 def add_pages(

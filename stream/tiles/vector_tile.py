@@ -1,0 +1,211 @@
+"""Lines, polygons and points as vector tiles: projected, clipped to each tile and encoded. Pure.
+
+Source: "Vector Tile Specification" 2.1 (Mapbox); clipping by Liang and Barsky (1984) and by Sutherland and Hodgman (1974).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal
+
+EXTENT = 4096
+"""Units along the side of a tile."""
+MARGIN = 64
+"""Units around a tile that still belong to it, so that broad lines are whole at its edge."""
+NORTHERNMOST = 85.0511
+"""Degrees of latitude at which the map ends, here and in the south."""
+
+Point = tuple[float, float]
+_Pixel = tuple[int, int]
+_LOW, _HIGH = float(-MARGIN), float(EXTENT + MARGIN)
+_GEOMETRY = {"point": 1, "line": 2, "polygon": 3}
+_MOVE, _DRAW, _CLOSE = 1, 2, 7
+_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something on the map: its ``corners`` (latitude, longitude), those of a polygon once, and tags, drawn from ``min_zoom`` on."""
+
+    kind: Literal["point", "line", "polygon"]
+    corners: Sequence[Point]
+    tags: Mapping[str, str] = field(default_factory=dict)
+    min_zoom: int = 0
+
+    @cached_property
+    def world(self) -> list[Point]:
+        """The corners on the square map of the world with side 1, x eastward and y southward."""
+        return [_projected(lat, lng) for lat, lng in self.corners]
+
+    @cached_property
+    def bounds(self) -> tuple[float, float, float, float]:
+        """The smallest box around the corners on that map: its least x and y, its greatest x and y."""
+        xs, ys = zip(*self.world, strict=True)
+        return min(xs), min(ys), max(xs), max(ys)
+
+
+def _projected(lat: float, lng: float) -> Point:
+    lat = min(max(lat, -NORTHERNMOST), NORTHERNMOST)
+    return lng / 360 + 0.5, 0.5 - math.asinh(math.tan(math.radians(lat))) / (2 * math.pi)
+
+
+def tile_of(layers: Mapping[str, Iterable[Feature]], zoom: int, x: int, y: int) -> bytes:
+    """The tile at column ``x`` and row ``y``; empty if nothing lies in it."""
+    return b"".join(_layer(name, features, zoom, x, y) for name, features in layers.items())
+
+
+def _layer(name: str, features: Iterable[Feature], zoom: int, x: int, y: int) -> bytes:
+    keys: dict[str, int] = {}
+    values: dict[str, int] = {}
+    encoded = []
+    for feature in features:
+        if feature.min_zoom > zoom or not _meets(feature, zoom, x, y):
+            continue
+        shape = _commands(
+            feature, [((px * 2**zoom - x) * EXTENT, (py * 2**zoom - y) * EXTENT) for px, py in feature.world]
+        )
+        if shape:
+            pairs = [
+                (keys.setdefault(k, len(keys)), values.setdefault(v, len(values))) for k, v in feature.tags.items()
+            ]
+            tags = _field(2, _packed(number for pair in pairs for number in pair))
+            encoded.append(
+                _field(2, tags + varint(3 << 3) + varint(_GEOMETRY[feature.kind]) + _field(4, _packed(shape)))
+            )
+    if not encoded:
+        return b""
+    names = b"".join(_field(3, key.encode()) for key in keys)
+    texts = b"".join(_field(4, _field(1, value.encode())) for value in values)
+    extent, version = varint(5 << 3) + varint(EXTENT), varint(15 << 3) + varint(_VERSION)
+    return _field(3, version + _field(1, name.encode()) + b"".join(encoded) + names + texts + extent)
+
+
+def _meets(feature: Feature, zoom: int, x: int, y: int) -> bool:
+    west, north, east, south = (bound * 2**zoom for bound in feature.bounds)
+    margin = MARGIN / EXTENT
+    return west <= x + 1 + margin and east >= x - margin and north <= y + 1 + margin and south >= y - margin
+
+
+def _commands(feature: Feature, points: list[Point]) -> list[int]:
+    """The part of the feature that lies in the tile, as commands to a pen; empty if none does."""
+    if feature.kind == "polygon":
+        ring = _distinct(_clipped_ring(points))
+        while len(ring) > 1 and ring[0] == ring[-1]:
+            ring.pop()
+        return _stroke(ring if _is_clockwise(ring) else ring[::-1], (0, 0), closed=True) if len(ring) > 2 else []
+    if feature.kind == "point":
+        return _stroke(_distinct(point for point in points if _is_inside(point)), (0, 0))
+    commands: list[int] = []
+    at = (0, 0)
+    for run in map(_distinct, _clipped_line(points)):
+        if len(run) > 1:
+            commands += _stroke(run, at)
+            at = run[-1]
+    return commands
+
+
+def _stroke(points: Sequence[_Pixel], at: _Pixel, closed: bool = False) -> list[int]:
+    """Commands that draw through ``points`` with a pen that stands ``at`` a place."""
+    commands: list[int] = []
+    for number, point in enumerate(points):
+        if number == 0:
+            commands.append(_MOVE | 1 << 3)
+        elif number == 1:
+            commands.append(_DRAW | (len(points) - 1) << 3)
+        commands += [_zigzag(point[0] - at[0]), _zigzag(point[1] - at[1])]
+        at = point
+    return [*commands, _CLOSE | 1 << 3] if closed else commands
+
+
+def _distinct(points: Iterable[Point]) -> list[_Pixel]:
+    """The points in whole units, none twice in a row."""
+    whole: list[_Pixel] = []
+    for x, y in points:
+        pixel = (round(x), round(y))
+        if not whole or whole[-1] != pixel:
+            whole.append(pixel)
+    return whole
+
+
+def _is_inside(point: Point) -> bool:
+    return all(_LOW <= part <= _HIGH for part in point)
+
+
+def _is_clockwise(ring: Sequence[_Pixel]) -> bool:
+    """Whether a ring runs as outer rings do: its area by the surveyor's formula, with y southward, is positive."""
+    return sum(a[0] * b[1] - b[0] * a[1] for a, b in pairwise([*ring, ring[0]])) > 0 if ring else False
+
+
+def _clipped_line(points: Sequence[Point]) -> Iterator[list[Point]]:
+    """The runs of a line that lie in the tile."""
+    run: list[Point] = []
+    for start, end in pairwise(points):
+        part = _clipped_segment(start, end)
+        if part is None or (run and run[-1] != part[0]):
+            if run:
+                yield run
+            run = []
+        if part is not None:
+            run = [*run, part[1]] if run else list(part)
+    if run:
+        yield run
+
+
+def _clipped_segment(start: Point, end: Point) -> tuple[Point, Point] | None:
+    first, last = 0.0, 1.0
+    for a, b in zip(start, end, strict=True):
+        for slope, distance in ((a - b, a - _LOW), (b - a, _HIGH - a)):
+            if slope == 0:
+                if distance < 0:
+                    return None
+            elif slope < 0:
+                first = max(first, distance / slope)
+            else:
+                last = min(last, distance / slope)
+    if first > last:
+        return None
+    return (start if first == 0 else _between(start, end, first)), (end if last == 1 else _between(start, end, last))
+
+
+def _clipped_ring(points: Sequence[Point]) -> list[Point]:
+    """The part of a polygon that lies in the tile. Where that is several pieces, they hang together along the tile's margin."""
+    ring = list(points)
+    for axis, bound, sign in ((0, _LOW, 1), (0, _HIGH, -1), (1, _LOW, 1), (1, _HIGH, -1)):
+        corners, ring = ring, []
+        for start, end in zip([*corners[-1:], *corners[:-1]], corners, strict=True):
+            before, after = (start[axis] - bound) * sign, (end[axis] - bound) * sign
+            if (before < 0) != (after < 0):
+                ring.append(_between(start, end, before / (before - after)))
+            if after >= 0:
+                ring.append(end)
+    return ring
+
+
+def _between(start: Point, end: Point, share: float) -> Point:
+    return start[0] + (end[0] - start[0]) * share, start[1] + (end[1] - start[1]) * share
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def _packed(numbers: Iterable[int]) -> bytes:
+    return b"".join(map(varint, numbers))
+
+
+def _zigzag(number: int) -> int:
+    return number << 1 if number >= 0 else (-number << 1) - 1
+
+
+def varint(number: int) -> bytes:
+    """A whole number from 0, seven bits a byte, the lowest first."""
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
