@@ -3,29 +3,105 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from ipaddress import IPv6Address, IPv6Network, ip_address
 
-from stream.serve.responses import Problem
+from aiohttp import web
+
+from stream.serve.responses import Answers, Problem
+
+_ONE_SITE = 64
+"""Bits of an IPv6 address that are of a site: whoever has one address of it has them all."""
 
 
 class Turns:
-    """A queue of bounded length before one kind of answer."""
+    """A queue of bounded length before one kind of answer, in which clients take turns.
+
+    One client may fill the queue. Where it is full, whoever has fewer requests in it than another takes the place of that
+    one's newest.
+    """
 
     def __init__(self, kind: str, most: int, retry_seconds: int) -> None:
         """``kind``: what is asked for, in the plural. ``most`` may have a turn or wait for one; others may try again later."""
         self._kind, self._most, self._retry_seconds = kind, most, retry_seconds
-        self._turn, self._present = asyncio.Semaphore(1), 0
+        self._is_taken = False
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """Places in the queue by client, those of the next one first."""
+
+    def unless_kept(self, request: web.Request, key: str, answers: Answers) -> AbstractAsyncContextManager[None]:
+        """A turn to make the answer; nothing to wait for where it is kept."""
+        return nullcontext() if key in answers else self.take(client_of(request))
 
     @asynccontextmanager
-    async def take(self) -> AsyncIterator[None]:
+    async def take(self, client: str) -> AsyncIterator[None]:
         """Wait for a turn and have it. Raises :class:`Problem` 503 where too many wait already."""
-        if self._present >= self._most:
-            later = {"Retry-After": str(self._retry_seconds)}
-            raise Problem(503, f"too many {self._kind} are asked for at once", "try again later", later)
-        self._present += 1
+        await self._come_up(client)
         try:
-            async with self._turn:
-                yield
+            yield
         finally:
-            self._present -= 1
+            self._pass_on()
+
+    async def _come_up(self, client: str) -> None:
+        if not self._is_taken:
+            self._is_taken = True
+            return
+        self._make_room(client)
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                self._leave(client, place)
+            elif place.exception() is None:
+                self._pass_on()  # the turn came while the request went away
+            raise
+
+    def _make_room(self, client: str) -> None:
+        if 1 + sum(map(len, self._waiting.values())) < self._most:
+            return
+        mine = len(self._waiting.get(client, ()))
+        rival = max(self._waiting, key=lambda other: len(self._waiting[other]), default=client)
+        if len(self._waiting.get(rival, ())) <= mine + 1:
+            raise self._refusal()
+        newest = self._waiting[rival][-1]
+        self._leave(rival, newest)
+        if not newest.done():
+            newest.set_exception(self._refusal())
+
+    def _pass_on(self) -> None:
+        """Give the turn to the client whose turn it is, who then comes last."""
+        while self._waiting:
+            client = next(iter(self._waiting))
+            places = self._waiting.pop(client)
+            place = places.popleft()
+            if places:
+                self._waiting[client] = places
+            if not place.done():
+                place.set_result(None)
+                return
+        self._is_taken = False
+
+    def _leave(self, client: str, place: asyncio.Future[None]) -> None:
+        places = self._waiting.get(client)
+        if places is not None and place in places:
+            places.remove(place)
+            if not places:
+                del self._waiting[client]
+
+    def _refusal(self) -> Problem:
+        later = {"Retry-After": str(self._retry_seconds)}
+        return Problem(503, f"too many {self._kind} are asked for at once", "try again later", later)
+
+
+def client_of(request: web.Request) -> str:
+    """Who asks: the address that the connection comes from, or the IPv6 network of its site."""
+    try:
+        address = ip_address(request.remote or "")
+    except ValueError:
+        return ""
+    if isinstance(address, IPv6Address):
+        return str(address.ipv4_mapped or IPv6Network((address, _ONE_SITE), strict=False))
+    return str(address)

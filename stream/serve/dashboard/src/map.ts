@@ -274,7 +274,8 @@ export class HexagonMap {
   private addHatch(name: string): void {
     const size = 16;
     const canvas = Object.assign(document.createElement('canvas'), { width: size, height: size });
-    const pen = canvas.getContext('2d')!;
+    // In memory: to be read back from the graphics processor, it would wait for every frame that is being drawn.
+    const pen = canvas.getContext('2d', { willReadFrequently: true })!;
     pen.strokeStyle = MAP_COLOURS[this.theme].hatch;
     pen.lineWidth = 1.6;
     for (const shift of [-size, 0, size]) {

@@ -1,0 +1,103 @@
+"""Costly answers wait in a bounded queue that no single client can close to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from stream.serve.responses import Problem
+from stream.serve.turns import Turns
+
+
+@asynccontextmanager
+async def occupied(turns: Turns) -> AsyncIterator[asyncio.Event]:
+    """Somebody has the turn until the event is set."""
+    done, begun = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        async with turns.take("first"):
+            begun.set()
+            await done.wait()
+
+    task = asyncio.create_task(work())
+    await begun.wait()
+    yield done
+    done.set()
+    await task
+
+
+async def asked(turns: Turns, client: str, served: list[str]) -> asyncio.Task[None]:
+    async def work() -> None:
+        async with turns.take(client):
+            served.append(client)
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    return task
+
+
+async def refused(tasks: list[asyncio.Task[None]]) -> int:
+    """How many of the requests were answered with 503."""
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    problems = [answer for answer in answers if isinstance(answer, Problem)]
+    assert all(problem.status == 503 and problem.headers["Retry-After"] == "5" for problem in problems)
+    return len(problems)
+
+
+async def test_a_flood_fills_the_queue_alone_and_gives_way_to_whoever_comes_with_less() -> None:
+    turns, served = Turns("things", 8, 5), []
+    async with occupied(turns) as done:
+        flood = [await asked(turns, "flood", served) for _ in range(50)]
+        assert sum(task.done() for task in flood) == 43, "seven wait behind the one at work"
+        honest = [await asked(turns, name, served) for name in ("ann", "bob", "ann")]
+        done.set()
+        assert await refused(honest) == 0
+        assert await refused(flood) == 46
+    assert served == ["flood", "ann", "bob", "flood", "ann", "flood", "flood"], "and clients take turns"
+
+
+async def test_among_equals_the_queue_refuses_who_comes_last() -> None:
+    turns, served = Turns("things", 4, 5), []
+    async with occupied(turns) as done:
+        tasks = [await asked(turns, name, served) for name in ("ann", "bob", "cem", "dee")]
+        assert tasks[3].done()
+        again = await asked(turns, "ann", served)
+        done.set()
+        assert await refused([*tasks, again]) == 2
+    assert served == ["ann", "bob", "cem"]
+
+
+async def test_a_request_that_goes_away_leaves_its_place_and_its_turn_to_others() -> None:
+    turns, served = Turns("things", 3, 5), []
+    async with occupied(turns) as done:
+        left, stays = await asked(turns, "ann", served), await asked(turns, "bob", served)
+        left.cancel()
+        await gone(left)
+        late = await asked(turns, "cem", served)
+        assert not late.done()
+        done.set()
+        await asyncio.sleep(0)
+        stays.cancel()  # as its turn comes
+        await gone(stays)
+        await asyncio.wait_for(late, 5)
+    async with asyncio.timeout(5), turns.take("dee"):
+        served.append("dee")
+    assert served[-2:] == ["cem", "dee"]
+
+
+async def gone(task: Awaitable[None]) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("failing", [ValueError, asyncio.CancelledError])
+async def test_work_that_fails_passes_its_turn_on(failing: type[BaseException]) -> None:
+    turns = Turns("things", 2, 5)
+    for _ in range(3):
+        with pytest.raises(failing):
+            async with turns.take("ann"):
+                raise failing
