@@ -49,7 +49,7 @@ def archive_of(layers: Mapping[str, Sequence[Feature]], zooms: range, attributio
 
 def _covered(features: Sequence[Feature], zoom: int) -> Iterator[tuple[int, int]]:
     """Columns and rows of the tiles that the box around all features meets."""
-    side: int = 2**zoom
+    side = 1 << zoom
     lowest = [math.floor(min(feature.bounds[part] for feature in features) * side) for part in (0, 1)]
     highest = [math.floor(max(feature.bounds[part] for feature in features) * side) for part in (2, 3)]
     columns, rows = (range(max(low, 0), min(high, side - 1) + 1) for low, high in zip(lowest, highest, strict=True))
@@ -84,7 +84,7 @@ def _directory(tiles: Sequence[tuple[int, bytes]]) -> bytes:
 
 def _identifier(zoom: int, x: int, y: int) -> int:
     """Place on the Hilbert curve, after all tiles of lower zooms."""
-    place = (4**zoom - 1) // 3
+    place = ((1 << 2 * zoom) - 1) // 3
     side = 1 << zoom >> 1
     while side:
         right, down = int(bool(x & side)), int(bool(y & side))

@@ -66,7 +66,7 @@ def _layer(name: str, features: Iterable[Feature], zoom: int, x: int, y: int) ->
         if feature.min_zoom > zoom or not _meets(feature, zoom, x, y):
             continue
         shape = _commands(
-            feature, [((px * 2**zoom - x) * EXTENT, (py * 2**zoom - y) * EXTENT) for px, py in feature.world]
+            feature, [((px * (1 << zoom) - x) * EXTENT, (py * (1 << zoom) - y) * EXTENT) for px, py in feature.world]
         )
         if shape:
             pairs = [
@@ -85,7 +85,7 @@ def _layer(name: str, features: Iterable[Feature], zoom: int, x: int, y: int) ->
 
 
 def _meets(feature: Feature, zoom: int, x: int, y: int) -> bool:
-    west, north, east, south = (bound * 2**zoom for bound in feature.bounds)
+    west, north, east, south = (bound * (1 << zoom) for bound in feature.bounds)
     margin = MARGIN / EXTENT
     return west <= x + 1 + margin and east >= x - margin and north <= y + 1 + margin and south >= y - margin
 

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from stream.serve.responses import Problem
-from stream.serve.turns import Turns
+from stream.serve.turns import Turns, client_of
 
 
 @asynccontextmanager
@@ -101,3 +102,19 @@ async def test_work_that_fails_passes_its_turn_on(failing: type[BaseException]) 
         with pytest.raises(failing):
             async with turns.take("ann"):
                 raise failing
+
+
+@pytest.mark.parametrize(
+    ("remote", "client"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:aaaa::1", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:bbbb::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("/run/serve.sock", ""),
+        (None, ""),
+    ],
+)
+def test_a_client_is_an_address_or_the_network_of_its_site(remote: str | None, client: str) -> None:
+    assert client_of(make_mocked_request("GET", "/").clone(remote=remote)) == client
