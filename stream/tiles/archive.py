@@ -17,6 +17,8 @@ _ROOT = 127
 _LARGEST_START = 16_384
 """Bytes in which header and directory have to end."""
 _UNCOMPRESSED, _VECTOR, _IN_ORDER = 1, 1, 1
+_AIR = 1e-6
+"""Degrees around everything, because readers refuse a box without area."""
 
 Box = tuple[float, float, float, float]
 
@@ -58,7 +60,7 @@ def _covered(features: Sequence[Feature], zoom: int) -> Iterator[tuple[int, int]
 
 def _box(features: Sequence[Feature]) -> Box:
     lats, lngs = zip(*(corner for feature in features for corner in feature.corners), strict=True)
-    return min(lngs), min(lats), max(lngs), max(lats)
+    return min(lngs) - _AIR, min(lats) - _AIR, max(lngs) + _AIR, max(lats) + _AIR
 
 
 def _header(box: Box, zooms: range, directory: int, metadata: int, data: int, tiles: int) -> bytes:

@@ -132,7 +132,7 @@ const NAMES: { name: RegExp; kind: 'LineString' | 'Point'; from: number; colour:
   { name: /^(places?|place_labels)$/, kind: 'Point', from: 0, colour: 'name' },
 ];
 
-/** Names along lines or at points, in the reader's own font. Scripts that the map cannot write in their order are left out. */
+/** Names along lines or at points, in the reader's own font: the style names none of the server's. */
 function names(ids: string[], colours: MapColours): LayerSpecification[] {
   return NAMES.flatMap(({ name, kind, from, colour }) =>
     ids.filter((id) => name.test(id)).map((id): LayerSpecification => ({
@@ -141,7 +141,7 @@ function names(ids: string[], colours: MapColours): LayerSpecification[] {
       source: 'streets',
       'source-layer': id,
       minzoom: from,
-      filter: ['all', ['==', ['geometry-type'], kind], ['has', 'name'], ['is-supported-script', ['to-string', ['get', 'name']]]],
+      filter: ['all', ['==', ['geometry-type'], kind], ['has', 'name']],
       layout: {
         'text-field': ['to-string', ['get', 'name']],
         'text-size': 12,
