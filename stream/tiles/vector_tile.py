@@ -61,27 +61,23 @@ def tile_of(layers: Mapping[str, Iterable[Feature]], zoom: int, x: int, y: int) 
 def _layer(name: str, features: Iterable[Feature], zoom: int, x: int, y: int) -> bytes:
     keys: dict[str, int] = {}
     values: dict[str, int] = {}
-    encoded = []
-    for feature in features:
-        if feature.min_zoom > zoom or not _meets(feature, zoom, x, y):
-            continue
-        shape = _commands(
-            feature, [((px * (1 << zoom) - x) * EXTENT, (py * (1 << zoom) - y) * EXTENT) for px, py in feature.world]
-        )
-        if shape:
-            pairs = [
-                (keys.setdefault(k, len(keys)), values.setdefault(v, len(values))) for k, v in feature.tags.items()
-            ]
-            tags = _field(2, _packed(number for pair in pairs for number in pair))
-            encoded.append(
-                _field(2, tags + varint(3 << 3) + varint(_GEOMETRY[feature.kind]) + _field(4, _packed(shape)))
-            )
+    shown = (feature for feature in features if feature.min_zoom <= zoom and _meets(feature, zoom, x, y))
+    encoded = b"".join(_encoded(feature, _commands(feature, zoom, x, y), keys, values) for feature in shown)
     if not encoded:
         return b""
     names = b"".join(_field(3, key.encode()) for key in keys)
     texts = b"".join(_field(4, _field(1, value.encode())) for value in values)
     extent, version = varint(5 << 3) + varint(EXTENT), varint(15 << 3) + varint(_VERSION)
-    return _field(3, version + _field(1, name.encode()) + b"".join(encoded) + names + texts + extent)
+    return _field(3, version + _field(1, name.encode()) + encoded + names + texts + extent)
+
+
+def _encoded(feature: Feature, shape: list[int], keys: dict[str, int], values: dict[str, int]) -> bytes:
+    """The feature with its tags, of which those that are new join ``keys`` and ``values``; empty without a shape."""
+    if not shape:
+        return b""
+    pairs = [(keys.setdefault(k, len(keys)), values.setdefault(v, len(values))) for k, v in feature.tags.items()]
+    tags = _field(2, _packed(number for pair in pairs for number in pair))
+    return _field(2, tags + varint(3 << 3) + varint(_GEOMETRY[feature.kind]) + _field(4, _packed(shape)))
 
 
 def _meets(feature: Feature, zoom: int, x: int, y: int) -> bool:
@@ -90,8 +86,9 @@ def _meets(feature: Feature, zoom: int, x: int, y: int) -> bool:
     return west <= x + 1 + margin and east >= x - margin and north <= y + 1 + margin and south >= y - margin
 
 
-def _commands(feature: Feature, points: list[Point]) -> list[int]:
+def _commands(feature: Feature, zoom: int, x: int, y: int) -> list[int]:
     """The part of the feature that lies in the tile, as commands to a pen; empty if none does."""
+    points = [((px * (1 << zoom) - x) * EXTENT, (py * (1 << zoom) - y) * EXTENT) for px, py in feature.world]
     if feature.kind == "polygon":
         ring = _distinct(_clipped_ring(points))
         while len(ring) > 1 and ring[0] == ring[-1]:
