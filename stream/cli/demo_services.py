@@ -152,24 +152,27 @@ class Setup:
             **further,
         )
         if self.feeding.file is None:
-            os.environ.update(
-                HEXVEIL_PUBLIC__PLACES=str(self.scratch / _PLACES), HEXVEIL_PUBLIC__BASEMAP=str(self.scratch / _STREETS)
-            )
+            os.environ.update(HEXVEIL_PUBLIC__PLACES=str(self.scratch / _PLACES))
         if self.relation == NeighbouringRelation.VALUES:
             os.environ["HEXVEIL_WINDOW__LATENESS"] = (
                 "event-time"  # the events of a recording or of a simulated day are in the past
             )
         settings = read_config(self.chosen)
-        if self.feeding.file is None:
-            self._write_city(settings)
-        return settings
+        if self.feeding.file is not None:
+            return settings
+        self._write_city(settings)
+        if settings.public.basemap is not None:
+            return settings
+        os.environ.update(HEXVEIL_PUBLIC__BASEMAP=str(self.scratch / _STREETS))
+        return read_config(self.chosen)
 
     def _write_city(self, settings: Config) -> None:
-        """The names, lines, stops and streets of the simulated city, which is invented, for the map."""
+        """The names, lines and stops of the simulated city, which is invented, for the map; streets where none are chosen."""
         simulation = Simulation(settings.feed, _VEHICLES, _morning_us(settings.feed.timezone))
         chart = places(invented_schedule(simulation), settings.feed.domain, settings.hexagons.resolution)
         (self.scratch / _PLACES).write_text(json.dumps(as_table(chart)), encoding="utf-8")
-        (self.scratch / _STREETS).write_bytes(street_map(settings.feed.domain, simulation.seed))
+        if settings.public.basemap is None:
+            (self.scratch / _STREETS).write_bytes(street_map(settings.feed.domain, simulation.seed))
 
     def child(self, name: str, arguments: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:
         """Start a ``hexveil`` command with the same configuration; its output goes to ``name``.log."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from ipaddress import IPv6Address, IPv6Network, ip_address
+from contextlib import asynccontextmanager
+from ipaddress import IPv6Address, IPv6Network, ip_address, ip_network
 
 from aiohttp import web
 
@@ -14,13 +14,16 @@ from stream.serve.responses import Answers, Problem
 
 _ONE_SITE = 64
 """Bits of an IPv6 address that are of a site: whoever has one address of it has them all."""
+_ONE_NETWORK = {4: 24, 6: 48}
+"""Bits, by version of the protocol, of an address that are of the network of one operator or of one customer of theirs."""
 
 
 class Turns:
     """A queue of bounded length before one kind of answer, in which clients take turns.
 
     One client may fill the queue. Where it is full, whoever has fewer requests in it than another takes the place of that
-    one's newest.
+    one's newest. Among equals, whoever is of a network with fewer requests takes a place of the network that has most.
+    Limit: whoever has addresses in as many networks as the queue has places can still close it to all others.
     """
 
     def __init__(self, kind: str, most: int, retry_seconds: int) -> None:
@@ -29,10 +32,30 @@ class Turns:
         self._is_taken = False
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """Places in the queue by client, those of the next one first."""
+        self._sought: dict[str, asyncio.Event] = {}
+        """Keys of the answers for which a request waits here; set when it has its turn or leaves."""
 
-    def unless_kept(self, request: web.Request, key: str, answers: Answers) -> AbstractAsyncContextManager[None]:
-        """A turn to make the answer; nothing to wait for where it is kept."""
-        return nullcontext() if key in answers else self.take(client_of(request))
+    @asynccontextmanager
+    async def unless_kept(self, request: web.Request, key: str, answers: Answers) -> AsyncIterator[None]:
+        """A turn to make the answer; none where it is kept or being made.
+
+        Requests for an answer for which another one waits take no place: they wait for what becomes of that one.
+        """
+        while key not in answers and key in self._sought:
+            await self._sought[key].wait()
+        if key in answers:
+            yield
+            return
+        left = self._sought[key] = asyncio.Event()
+        try:
+            await self._come_up(client_of(request))
+        finally:
+            del self._sought[key]
+            left.set()
+        try:
+            yield
+        finally:
+            self._pass_on()
 
     @asynccontextmanager
     async def take(self, client: str) -> AsyncIterator[None]:
@@ -62,14 +85,28 @@ class Turns:
     def _make_room(self, client: str) -> None:
         if 1 + sum(map(len, self._waiting.values())) < self._most:
             return
-        mine = len(self._waiting.get(client, ()))
-        rival = max(self._waiting, key=lambda other: len(self._waiting[other]), default=client)
-        if len(self._waiting.get(rival, ())) <= mine + 1:
+        rival = self._rival(client)
+        if rival is None:
             raise self._refusal()
         newest = self._waiting[rival][-1]
         self._leave(rival, newest)
         if not newest.done():
             newest.set_exception(self._refusal())
+
+    def _rival(self, client: str) -> str | None:
+        """Who has to make room for ``client``; among equals, the one who comes last."""
+        most = max(map(len, self._waiting.values()), default=0)
+        mine = len(self._waiting.get(client, ())) + 1
+        rivals = [other for other, places in reversed(self._waiting.items()) if len(places) == most]
+        if most > mine:
+            return rivals[0]
+        if most < mine:
+            return None
+        network: Counter[str] = Counter()
+        for other, places in self._waiting.items():
+            network[network_of(other)] += len(places)
+        rival = max(rivals, key=lambda other: network[network_of(other)])
+        return rival if network[network_of(rival)] > network[network_of(client)] + 1 else None
 
     def _pass_on(self) -> None:
         """Give the turn to the client whose turn it is, who then comes last."""
@@ -105,3 +142,12 @@ def client_of(request: web.Request) -> str:
     if isinstance(address, IPv6Address):
         return str(address.ipv4_mapped or IPv6Network((address, _ONE_SITE), strict=False))
     return str(address)
+
+
+def network_of(client: str) -> str:
+    """The wider network of a client, which several clients may share."""
+    try:
+        network = ip_network(client)
+    except ValueError:
+        return client
+    return str(network.supernet(new_prefix=_ONE_NETWORK[network.version]))

@@ -93,9 +93,11 @@ def _commands(feature: Feature, zoom: int, x: int, y: int) -> list[int]:
         ring = _distinct(_clipped_ring(points))
         while len(ring) > 1 and ring[0] == ring[-1]:
             ring.pop()
-        return _stroke(ring if _is_clockwise(ring) else ring[::-1], (0, 0), closed=True) if len(ring) > 2 else []
+        area = _area(ring)
+        return _stroke(ring if area > 0 else ring[::-1], (0, 0), closed=True) if area else []
     if feature.kind == "point":
-        return _stroke(_distinct(point for point in points if _is_inside(point)), (0, 0))
+        dots = _distinct(point for point in points if _is_inside(point))
+        return [_MOVE | len(dots) << 3, *_steps(dots, (0, 0))] if dots else []
     commands: list[int] = []
     at = (0, 0)
     for run in map(_distinct, _clipped_line(points)):
@@ -106,16 +108,15 @@ def _commands(feature: Feature, zoom: int, x: int, y: int) -> list[int]:
 
 
 def _stroke(points: Sequence[_Pixel], at: _Pixel, closed: bool = False) -> list[int]:
-    """Commands that draw through ``points`` with a pen that stands ``at`` a place."""
-    commands: list[int] = []
-    for number, point in enumerate(points):
-        if number == 0:
-            commands.append(_MOVE | 1 << 3)
-        elif number == 1:
-            commands.append(_DRAW | (len(points) - 1) << 3)
-        commands += [_zigzag(point[0] - at[0]), _zigzag(point[1] - at[1])]
-        at = point
+    """Commands that draw through two ``points`` or more with a pen that stands ``at`` a place."""
+    steps = _steps(points, at)
+    commands = [_MOVE | 1 << 3, *steps[:2], _DRAW | (len(points) - 1) << 3, *steps[2:]]
     return [*commands, _CLOSE | 1 << 3] if closed else commands
+
+
+def _steps(points: Sequence[_Pixel], at: _Pixel) -> list[int]:
+    """From ``at`` to each of the points in turn, as parameters of commands."""
+    return [_zigzag(b[axis] - a[axis]) for a, b in pairwise([at, *points]) for axis in (0, 1)]
 
 
 def _distinct(points: Iterable[Point]) -> list[_Pixel]:
@@ -132,9 +133,9 @@ def _is_inside(point: Point) -> bool:
     return all(_LOW <= part <= _HIGH for part in point)
 
 
-def _is_clockwise(ring: Sequence[_Pixel]) -> bool:
-    """Whether a ring runs as outer rings do: its area by the surveyor's formula, with y southward, is positive."""
-    return sum(a[0] * b[1] - b[0] * a[1] for a, b in pairwise([*ring, ring[0]])) > 0 if ring else False
+def _area(ring: Sequence[_Pixel]) -> int:
+    """Twice the area by the surveyor's formula, with y southward: positive where a ring runs as outer rings do."""
+    return sum(a[0] * b[1] - b[0] * a[1] for a, b in pairwise([*ring, *ring[:1]]))
 
 
 def _clipped_line(points: Sequence[Point]) -> Iterator[list[Point]]:

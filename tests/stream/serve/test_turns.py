@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from stream.serve.responses import Problem
+from stream.serve.responses import JSON, Answers, Problem
 from stream.serve.turns import Turns, client_of
 
 
@@ -72,6 +72,70 @@ async def test_among_equals_the_queue_refuses_who_comes_last() -> None:
     assert served == ["ann", "bob", "cem"]
 
 
+@pytest.mark.parametrize(
+    ("flooding", "others"),
+    [
+        ("2001:db8:0:{}::/64", ("2001:db8:1::/64", "192.0.2.1")),
+        ("192.0.2.{}", ("198.51.100.1", "2001:db8:1::/64")),
+    ],
+)
+@pytest.mark.parametrize("most", [4, 16])
+async def test_among_equals_a_network_that_has_most_gives_way(
+    flooding: str, others: tuple[str, ...], most: int
+) -> None:
+    turns, served = Turns("things", most, 5), []
+    async with occupied(turns) as done:
+        flood = [await asked(turns, flooding.format(number), served) for number in range(1, most + 1)]
+        honest = [await asked(turns, name, served) for name in others]
+        again = await asked(turns, flooding.format(most + 1), served)
+        done.set()
+        assert await refused(honest) == 0
+        assert await refused([*flood, again]) == len(others) + 2
+    assert served == [flooding.format(number) for number in range(1, most - len(others))] + list(others)
+
+
+@pytest.mark.parametrize("something_else_is_made", [False, True])
+async def test_requests_for_one_answer_share_one_turn_and_all_get_it(something_else_is_made: bool) -> None:
+    turns, answers, made = Turns("things", 4, 5), Answers(), []
+
+    def make() -> bytes:
+        made.append(1)
+        return b"{}"
+
+    async def ask(number: int) -> int:
+        request = make_mocked_request("GET", "/").clone(remote=f"192.0.{number}.1")
+        async with turns.unless_kept(request, "key", answers):
+            return (await answers.answer(request, "key", make, JSON, "revalidate")).status
+
+    async with occupied(turns) if something_else_is_made else nullcontext() as done:
+        tasks = [asyncio.create_task(ask(number)) for number in range(40)]
+        await asyncio.sleep(0)
+        rest = [await asked(turns, name, []) for name in ("ann", "bob")]
+        if done:
+            done.set()
+        assert [*await asyncio.gather(*tasks)] == [200] * 40
+        assert await refused(rest) == 0
+    assert len(made) == 1
+
+
+async def test_where_the_one_that_waits_goes_away_the_next_that_wants_the_answer_takes_its_place() -> None:
+    turns, answers = Turns("things", 4, 5), Answers()
+
+    async def ask() -> int:
+        request = make_mocked_request("GET", "/").clone(remote="192.0.2.1")
+        async with turns.unless_kept(request, "key", answers):
+            return (await answers.answer(request, "key", lambda: b"{}", JSON, "revalidate")).status
+
+    async with occupied(turns) as done:
+        first, *others = [asyncio.create_task(ask()) for _ in range(3)]
+        await asyncio.sleep(0)
+        first.cancel()
+        await gone(first)
+        done.set()
+        async with asyncio.timeout(5):
+            assert [*await asyncio.gather(*others)] == [200, 200]
+
+
 async def test_a_request_that_goes_away_leaves_its_place_and_its_turn_to_others() -> None:
     turns, served = Turns("things", 3, 5), []
     async with occupied(turns) as done:
@@ -90,7 +154,7 @@ async def test_a_request_that_goes_away_leaves_its_place_and_its_turn_to_others(
     assert served[-2:] == ["cem", "dee"]
 
 
-async def gone(task: Awaitable[None]) -> None:
+async def gone(task: Awaitable[object]) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await task
 

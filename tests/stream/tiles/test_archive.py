@@ -103,6 +103,22 @@ def test_the_same_layers_give_the_same_bytes_and_the_whole_world_is_one_tile(arc
     assert len(layer_of(path, "places", 0)[0]) == 1
 
 
+def test_a_feature_of_several_points_has_them_all(tmp_path: Path) -> None:
+    path, places = tmp_path / "places.pmtiles", [(10.0, 10.0), (20.0, 20.0), (30.0, 30.0)]
+    path.write_bytes(archive_of({"places": [Feature("point", places)]}, range(1), ""))
+    [shape] = layer_of(path, "places", 0)[0]
+    assert shape.geom_type == "MultiPoint"
+    assert np.allclose(shapely.get_coordinates(shape), in_metres(Feature("point", places)), atol=side_m(0) / EXTENT)
+
+
+@pytest.mark.parametrize("ring", [[(85.2, 0), (86, 40), (89, 20)], [(-85.2, 0), (-86, 40), (-89, 20)], [(0, 0), (0, 9), (0, 4)]])
+def test_a_polygon_without_area_is_left_out(tmp_path: Path, ring: list[Point]) -> None:
+    path = tmp_path / "pole.pmtiles"
+    path.write_bytes(archive_of({"water": [Feature("polygon", ring), *LAYERS["water"]]}, range(1), ""))
+    shapes = layer_of(path, "water", 0)[0]
+    assert all(shape.area > 0 for shape in shapes)
+
+
 def test_nothing_to_draw_and_more_tiles_than_a_directory_holds_are_refused() -> None:
     with pytest.raises(ValueError, match="give lines, polygons or points"):
         archive_of({}, range(8, 10), "")
