@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import IO
+from unittest import mock
 from zoneinfo import ZoneInfo
 
 import psutil
@@ -21,7 +22,11 @@ import pytest
 from playwright.async_api import async_playwright, expect
 from rich.console import Console
 
+from dpcore.relation import NeighbouringRelation
+from stream.cli.demo_services import Feeding, Setup
 from stream.cli.demo_view import Releases
+from stream.cli.options import choose_config, read_config
+from stream.local import RedisServer
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 from tests.stream.serve.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS
 from tests.support.fetching import fetched
@@ -154,6 +159,24 @@ async def _letters_on_the_map(address: str) -> str:
         letters: str = await page.evaluate("window.written")
         await browser.close()
     return letters
+
+
+@pytest.mark.parametrize("chosen", ["nowhere", "environment", "file"])
+def test_a_street_map_that_the_operator_chose_is_shown_instead_of_the_simulated_one(
+    tmp_path: Path, repo_root: Path, chosen: str
+) -> None:
+    ours, file = tmp_path / "ours.pmtiles", tmp_path / "hexveil.toml"
+    text = (repo_root / "config" / "bus-fleet.toml").read_text()
+    line = f'basemap = "{ours}"'
+    file.write_text(text.replace('# basemap = "city.pmtiles"', line) if chosen == "file" else text)
+    with mock.patch.dict(os.environ, {"HEXVEIL_PUBLIC__BASEMAP": str(ours)} if chosen == "environment" else {}):
+        configured = choose_config(file)
+        setup = Setup(configured, NeighbouringRelation.VALUES, [], Feeding(None, "canonical"), tmp_path)
+        basemap = setup.config(RedisServer(tmp_path / "redis")).public.basemap
+        assert read_config(configured).public.basemap == basemap, "its processes show the same"
+    made = tmp_path / "streets.pmtiles"
+    assert basemap == (made if chosen == "nowhere" else ours)
+    assert made.exists() == (chosen == "nowhere")
 
 
 @pytest.mark.parametrize(("kafka", "processes"), [("--kafka", 5), ("--no-kafka", 3)])

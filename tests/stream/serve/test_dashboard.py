@@ -604,16 +604,20 @@ async def test_dark_follows_the_system_and_the_button_overrules_it(browser: Brow
         assert max(map(max, dark)) < 200
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("colours", "attribution"),
+    [
+        ("light", "<a href='https://example.org'>A made-up city</a>"),
+        ("dark", "&lt;a href=&quot;https://example.org&quot; style=&quot;inset:0&quot;&gt;A made-up city&lt;/a&gt;"),
+    ],
+)
 async def test_a_basemap_is_read_by_ranges_and_its_streets_lie_on_the_hexagons(
-    browser: Browser, config: Config, tmp_path: Path, colours: str
+    browser: Browser, config: Config, tmp_path: Path, colours: str, attribution: str
 ) -> None:
     lat, lng = h3.cell_to_latlng(BUSY)
     street = Feature("line", [(lat - 0.05, lng - 0.2), (lat, lng), (lat + 0.05, lng + 0.2)])
     archive = tmp_path / "city.pmtiles"
-    archive.write_bytes(
-        archive_of({"roads": [street]}, range(9, 10), "<a href='https://example.org'>A made-up city</a>")
-    )
+    archive.write_bytes(archive_of({"roads": [street]}, range(9, 10), attribution))
     answers: list[Response] = []
     async with (
         serving(config, window(config, 0), check_basemap(archive)) as client,

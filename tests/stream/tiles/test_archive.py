@@ -111,7 +111,9 @@ def test_a_feature_of_several_points_has_them_all(tmp_path: Path) -> None:
     assert np.allclose(shapely.get_coordinates(shape), in_metres(Feature("point", places)), atol=side_m(0) / EXTENT)
 
 
-@pytest.mark.parametrize("ring", [[(85.2, 0), (86, 40), (89, 20)], [(-85.2, 0), (-86, 40), (-89, 20)], [(0, 0), (0, 9), (0, 4)]])
+@pytest.mark.parametrize(
+    "ring", [[(85.2, 0), (86, 40), (89, 20)], [(-85.2, 0), (-86, 40), (-89, 20)], [(0, 0), (0, 9), (0, 4)]]
+)
 def test_a_polygon_without_area_is_left_out(tmp_path: Path, ring: list[Point]) -> None:
     path = tmp_path / "pole.pmtiles"
     path.write_bytes(archive_of({"water": [Feature("polygon", ring), *LAYERS["water"]]}, range(1), ""))

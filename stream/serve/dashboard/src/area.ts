@@ -13,8 +13,10 @@ export interface Drawn {
 
 /** Why a drawn area cannot be shown. */
 export interface Refusal {
-  reason: 'corners' | 'ring' | 'name';
+  reason: 'corners' | 'ring' | 'line' | 'name';
   count: number;
+  /** That of a form which is no corner. */
+  line: string;
 }
 
 /** The area that is open. */
@@ -29,13 +31,16 @@ export const LONGEST_NAME = 80;
 
 /** Characters that cannot be seen or are none, among them those that turn the direction of what stands around a name. */
 const INVISIBLE = /[\p{Cc}\p{Cn}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]/u;
+/** A region in the invisible characters that make its flag out of a black one; these three are all that Unicode registers. */
+const inTags = (region: string) => String.fromCodePoint(...[...region].map((letter) => 0xe0000 + letter.codePointAt(0)!));
 /** Parts of what keyboards type as one character: joiners between letters and in emoji, their selectors, flags, old forms of Han. */
 const PARTS = new RegExp(
   [
     String.raw`(?<=[\p{L}\p{M}])[\u200c\u200d](?=\p{L})`,
-    String.raw`(?<=\p{Emoji})[\ufe0e\ufe0f]`,
+    String.raw`(?<=(?![0-9#*])\p{Emoji})[\ufe0e\ufe0f]`,
+    String.raw`(?<=[0-9#*])\ufe0f(?=\u20e3)`,
     String.raw`(?<=[\p{ExtPict}\p{EMod}]\ufe0f?)\u200d(?=\p{ExtPict})`,
-    String.raw`(?<=\u{1f3f4})[\u{e0030}-\u{e0039}\u{e0061}-\u{e007a}]{3,6}\u{e007f}`,
+    `(?<=\u{1f3f4})(?:${['gbeng', 'gbsct', 'gbwls'].map(inTags).join('|')})\u{e007f}`,
     String.raw`(?<=\p{Script=Han})[\u{e0100}-\u{e01ef}]`,
   ].join('|'),
   'gu',
@@ -57,7 +62,7 @@ export function boxFrom(bounds: number[]): Box | null {
   return -180 <= west && west < east && east <= 180 && -90 <= south && south < north && north <= 90 ? [west, south, east, north] : null;
 }
 
-const refusal = (reason: Refusal['reason'], count = 0): Area => ({ kind: 'refused', refusal: { reason, count } });
+const refusal = (reason: Refusal['reason'], count = 0, line = ''): Area => ({ kind: 'refused', refusal: { reason, count, line } });
 
 /** The area of these corners, or why there is none. */
 export function drawnArea(corners: Position[], name: string): Area {
@@ -82,9 +87,9 @@ export function parseRing(text: string, name: string): Area {
 export function parseCorners(text: string, name: string): Area {
   const lines = text.split('\n').filter((line) => line.trim());
   if (lines.length > MOST_CORNERS) return refusal('corners', lines.length);
-  const corners = lines.map((line) => CORNER.exec(line));
-  if (!corners.every((corner) => corner !== null)) return refusal('ring');
-  return drawnArea(corners.map(([, lat, lng]): Position => [Number(lng), Number(lat)]), name);
+  const wrong = lines.find((line) => !cornerOf(line));
+  if (wrong !== undefined) return refusal('line', 0, wrong.trim().slice(0, LONGEST_NAME));
+  return drawnArea(lines.map((line) => cornerOf(line)!), name);
 }
 
 /** The corner that a line of a form is; null where it is none, or none yet. */

@@ -32,7 +32,7 @@ export class Areas {
     private readonly around: Around,
   ) {
     this.drawing = new Drawing(map, {
-      box: (box) => this.open(box ? { kind: 'box', box } : { kind: 'refused', refusal: { reason: 'ring', count: 0 } }),
+      box: (box) => this.open(box ? { kind: 'box', box } : { kind: 'refused', refusal: { reason: 'ring', count: 0, line: '' } }),
       corners: (corners, last) => this.sketch(corners, last),
       gaveUp: () => this.stop(true),
     });

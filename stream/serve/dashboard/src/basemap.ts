@@ -158,7 +158,7 @@ export async function streets(protocol: Protocol, address: string, colours: MapC
   const archive = new PMTiles(address);
   protocol.add(archive);
   const [header, metadata] = [await archive.getHeader(), (await archive.getMetadata()) as Metadata];
-  const attribution = metadata.attribution ? plainText(metadata.attribution) : '';
+  const attribution = metadata.attribution ? withoutMarkup(metadata.attribution) : '';
   if (header.tileType !== TileType.Mvt) {
     const source: SourceSpecification = { type: 'raster', url: `pmtiles://${address}`, tileSize: 256, attribution };
     return { sources: { streets: source }, layers: [{ id: 'streets', type: 'raster', source: 'streets' }] };
@@ -183,5 +183,12 @@ interface Metadata {
   attribution?: string;
 }
 
-/** The attribution's words without its links: the page fetches nothing from elsewhere and leads nowhere. */
-const plainText = (html: string) => new DOMParser().parseFromString(html, 'text/html').body.textContent ?? '';
+/**
+ * The attribution's words without its links: the page fetches nothing from elsewhere and leads nowhere. They are HTML again,
+ * which is what the map expects, so that words that look like markup stay words.
+ */
+function withoutMarkup(html: string): string {
+  const words = new DOMParser().parseFromString(html, 'text/html').body;
+  words.replaceChildren(words.textContent ?? '');
+  return words.innerHTML;
+}
