@@ -161,7 +161,10 @@ class Pages:
         if self._basemap is None:
             raise web.HTTPNotFound
         # Chromium keeps ranges in blocks of 4 KiB. A second request for the same range got it cut at the end of a block.
-        part = await asyncio.to_thread(part_of, self._basemap, request)
+        try:
+            part = await asyncio.to_thread(part_of, self._basemap, request)
+        except OSError:
+            raise web.HTTPNotFound from None  # it was removed while the server runs
         headers = part.headers | {"Cache-Control": "no-store"}
         if not self._answers.sending.has_room_for(part.body):
             raise Problem(503, "too many large answers are being read", "try again later", {"Retry-After": "30"})

@@ -82,3 +82,9 @@ async def test_a_client_that_reads_nothing_of_a_basemap_holds_no_file_and_loses_
             with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
                 await reader.readexactly(LARGEST_RANGE)
         writer.close()
+
+
+async def test_a_basemap_that_was_removed_is_not_found(tmp_path: Path) -> None:
+    async with with_basemap(tmp_path, PMTILES) as client:
+        (tmp_path / "city.pmtiles").unlink()
+        assert (await client.get("/dashboard/basemap.pmtiles")).status == 404
