@@ -42,6 +42,7 @@ from stream.messages.message import OUTPUT_TOPICS, Message
 from stream.messages.topics import create_topics
 from stream.sources.delivery import Pacer, Progress
 from stream.sources.invented_schedule import invented_schedule
+from stream.sources.invented_streets import street_map
 from stream.sources.messages import Messages
 from stream.sources.places import as_table, places
 from stream.sources.replay import Replay
@@ -58,6 +59,8 @@ _AGENCY_PACE = 720
 GTFS_REALTIME = "gtfs-rt"
 """Name of the simulated agency among the sources."""
 _VEHICLES = 300
+_PLACES, _STREETS = "places.json", "streets.pmtiles"
+"""Files of the simulated city, which the dashboard shows."""
 _FOLLOW_SECONDS = 0.1
 _LISTENS_SECONDS = 60.0
 
@@ -149,21 +152,27 @@ class Setup:
             **further,
         )
         if self.feeding.file is None:
-            os.environ["HEXVEIL_PUBLIC__PLACES"] = str(self.scratch / "places.json")
+            os.environ.update(HEXVEIL_PUBLIC__PLACES=str(self.scratch / _PLACES))
         if self.relation == NeighbouringRelation.VALUES:
             os.environ["HEXVEIL_WINDOW__LATENESS"] = (
                 "event-time"  # the events of a recording or of a simulated day are in the past
             )
         settings = read_config(self.chosen)
-        if self.feeding.file is None:
-            self._write_places(settings)
-        return settings
+        if self.feeding.file is not None:
+            return settings
+        self._write_city(settings)
+        if settings.public.basemap is not None:
+            return settings
+        os.environ.update(HEXVEIL_PUBLIC__BASEMAP=str(self.scratch / _STREETS))
+        return read_config(self.chosen)
 
-    def _write_places(self, settings: Config) -> None:
-        """The names, lines and stops of the simulated city, which is invented, for the map."""
+    def _write_city(self, settings: Config) -> None:
+        """The names, lines and stops of the simulated city, which is invented, for the map; streets where none are chosen."""
         simulation = Simulation(settings.feed, _VEHICLES, _morning_us(settings.feed.timezone))
         chart = places(invented_schedule(simulation), settings.feed.domain, settings.hexagons.resolution)
-        (self.scratch / "places.json").write_text(json.dumps(as_table(chart)), encoding="utf-8")
+        (self.scratch / _PLACES).write_text(json.dumps(as_table(chart)), encoding="utf-8")
+        if settings.public.basemap is None:
+            (self.scratch / _STREETS).write_bytes(street_map(settings.feed.domain, simulation.seed))
 
     def child(self, name: str, arguments: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:
         """Start a ``hexveil`` command with the same configuration; its output goes to ``name``.log."""

@@ -84,8 +84,8 @@ class Answers:
         self._making: dict[str, asyncio.Task[_Body]] = {}
 
     def __contains__(self, key: str) -> bool:
-        """Whether the body of this key is at hand, so that an answer costs nothing."""
-        return key in self._kept
+        """Whether the body of this key is kept or being made, so that one more answer costs nothing."""
+        return key in self._kept or key in self._making
 
     async def answer(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import mimetypes
@@ -18,12 +19,13 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.messages.tables import can_write_parquet
+from stream.serve.byte_ranges import part_of
 from stream.serve.cell_history import Usual
 from stream.serve.city.city import City
 from stream.serve.hexagons import known_window
 from stream.serve.limits import LIMITS
 from stream.serve.parameters import WINDOW_QUERY, feed, read_all
-from stream.serve.responses import JSON, Answers, accepts_gzip, key_of
+from stream.serve.responses import JSON, Answers, Problem, accepts_gzip, key_of
 from stream.serve.window_store import View
 
 STATIC = resources.files("stream") / "serve" / "static"
@@ -154,11 +156,21 @@ class Pages:
         make = partial(self._usual.over, window, days, earlier)
         return await self._answers.answer(request, key, make, JSON, "revalidate")
 
-    async def tiles(self, request: web.Request) -> web.StreamResponse:
-        """The basemap, as a whole or by byte ranges."""
+    async def tiles(self, request: web.Request) -> web.Response:
+        """The basemap by byte ranges, or as a whole where it is small."""
         if self._basemap is None:
             raise web.HTTPNotFound
-        return web.FileResponse(self._basemap, headers={"Content-Type": "application/octet-stream"})
+        # Chromium keeps ranges in blocks of 4 KiB. A second request for the same range got it cut at the end of a block.
+        try:
+            part = await asyncio.to_thread(part_of, self._basemap, request)
+        except OSError:
+            raise web.HTTPNotFound from None  # it was removed while the server runs
+        headers = part.headers | {"Cache-Control": "no-store"}
+        if not self._answers.sending.has_room_for(part.body):
+            raise Problem(503, "too many large answers are being read", "try again later", {"Retry-After": "30"})
+        answer = self._answers.sending.answer(request, part.body, "application/octet-stream", headers)
+        answer.set_status(part.status)
+        return answer
 
 
 def add_pages(

@@ -22,6 +22,34 @@ _GAP_M = 1000.0
 """Metres between two paths on the axis, so that no position lies on both."""
 _KM_PER_DEGREE_LAT = 110.574
 _KM_PER_DEGREE_LNG = 111.320
+RINGS = (0.5, 0.85)
+"""Radii of the orbital roads, as shares of the city's."""
+BLOCKS = 12
+"""Blocks of the street grid from the middle to the edge of the city."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a city lies: its middle in degrees, its radius, and kilometres per degree of latitude and of longitude there."""
+
+    lat: float
+    lng: float
+    radius_km: float
+    km_per_degree: tuple[float, float]
+
+    def degrees(self, xy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Latitudes and longitudes of places (n, 2), in kilometres east and north of the middle."""
+        return self.lat + xy[:, 1] / self.km_per_degree[0], self.lng + xy[:, 0] / self.km_per_degree[1]
+
+
+def site_in(domain: BoundingBox) -> Site:
+    """The city in the middle of ``domain``, with a margin around it; its radius is at most 15 km."""
+    lat, lng = (domain.south + domain.north) / 2, (domain.west + domain.east) / 2
+    km = _KM_PER_DEGREE_LAT, _KM_PER_DEGREE_LNG * float(np.cos(np.radians(lat)))
+    radius = min(
+        LARGEST_RADIUS_KM, 0.45 * min((domain.north - domain.south) * km[0], (domain.east - domain.west) * km[1])
+    )
+    return Site(lat, lng, radius, km)
 
 
 @dataclass(frozen=True)
@@ -66,15 +94,22 @@ def _spoke(rng: np.random.Generator, angle: float, radius: float) -> np.ndarray:
     return np.column_stack([distances * np.cos(angle + bend), distances * np.sin(angle + bend)])
 
 
-def _ring(radius: float) -> np.ndarray:
+def main_roads(rng: np.random.Generator, radius: float) -> list[np.ndarray]:
+    """Corners of the radial main roads, from the middle of the city outwards. They are the first thing that ``rng`` draws."""
+    return [_spoke(rng, 2 * np.pi * k / 9 + rng.normal(0, 0.08), radius * rng.uniform(0.75, 0.95)) for k in range(9)]
+
+
+def ring_road(radius: float) -> np.ndarray:
+    """Corners (x, y) of an orbital road; the last one is the first."""
     turn = np.linspace(0, 2 * np.pi, 49)
     return radius * np.column_stack([np.cos(turn), np.sin(turn)])
 
 
 def _lattice_walk(rng: np.random.Generator, reach: float) -> np.ndarray:
-    """A street route on the inner grid: straight runs with right-angle turns, from one side to the other."""
-    block = reach / 6
-    rows = rng.choice(np.arange(-6, 7), size=int(rng.integers(2, 5)), replace=False) * block
+    """A street route on the inner half of the grid: straight runs with right-angle turns, from one side to the other."""
+    half = BLOCKS // 2
+    block = reach / half
+    rows = rng.choice(np.arange(-half, half + 1), size=int(rng.integers(2, 5)), replace=False) * block
     columns = np.linspace(-reach, reach, len(rows) + 1)
     columns[1:-1] = np.round(columns[1:-1] / block) * block
     corners = []
@@ -95,12 +130,12 @@ def _split(points: np.ndarray, longest_km: float = 0.5) -> np.ndarray:
 
 def _lines(rng: np.random.Generator, radius: float, routes: int) -> list[tuple[np.ndarray, int, bool]]:
     """(corners, road class of the line outside the centre, is a loop) of each route."""
-    spokes = [_spoke(rng, 2 * np.pi * k / 9 + rng.normal(0, 0.08), radius * rng.uniform(0.75, 0.95)) for k in range(9)]
+    spokes = main_roads(rng, radius)
     lines: list[tuple[np.ndarray, int, bool]] = []
     for index in range(routes):
         kind = index % 8
         if kind == 3:
-            lines.append((_ring(radius * (0.5 if index % 16 == 3 else 0.85)), RING, True))
+            lines.append((ring_road(radius * RINGS[index % 16 != 3]), RING, True))
         elif kind in (1, 5, 7):
             lines.append((_lattice_walk(rng, radius * 0.5), STREET, False))
         else:
@@ -168,26 +203,20 @@ class _Roads:
 
 
 def build_network(domain: BoundingBox, routes: int, rng: np.random.Generator) -> Network:
-    """``routes`` routes, each driven both ways, within ``domain`` with a margin; at most 15 km from its middle."""
-    lat0, lng0 = (domain.south + domain.north) / 2, (domain.west + domain.east) / 2
-    km = _KM_PER_DEGREE_LAT, _KM_PER_DEGREE_LNG * float(np.cos(np.radians(lat0)))
-    radius = min(
-        LARGEST_RADIUS_KM, 0.45 * min((domain.north - domain.south) * km[0], (domain.east - domain.west) * km[1])
-    )
-    roads, paths, following = _Roads(radius, rng), [], []
-    for route, (line, road, loop) in enumerate(_lines(rng, radius, routes)):
+    """``routes`` routes of the city in ``domain``, each driven both ways."""
+    site = site_in(domain)
+    roads, paths, following = _Roads(site.radius_km, rng), [], []
+    for route, (line, road, loop) in enumerate(_lines(rng, site.radius_km, routes)):
         corners = _split(line)
         paths += [roads.path(corners, road), roads.path(corners[::-1], road)]
         following += [2 * route, 2 * route + 1] if loop else [2 * route + 1, 2 * route]
-    return _laid_end_to_end(paths, np.array(following), (lat0, lng0), km)
+    return _laid_end_to_end(paths, np.array(following), site)
 
 
-def _laid_end_to_end(
-    paths: list[_Path], following: np.ndarray, centre: tuple[float, float], km_per_degree: tuple[float, float]
-) -> Network:
+def _laid_end_to_end(paths: list[_Path], following: np.ndarray, site: Site) -> Network:
     """The network of ``paths``, two a route, a kilometre apart on the axis; ``following[p]`` is driven after p."""
     start = np.cumsum([0.0] + [path.length + _GAP_M for path in paths[:-1]])
-    xy = np.concatenate([path.corners for path in paths])
+    lat, lng = site.degrees(np.concatenate([path.corners for path in paths]))
     counts = [len(path.stops) for path in paths]
     return Network(
         path_start=start,
@@ -195,13 +224,13 @@ def _laid_end_to_end(
         path_next=following,
         path_route=np.arange(len(paths)) // 2,
         vertex_at=np.concatenate([at + path.along for at, path in zip(start, paths, strict=True)]),
-        vertex_lat=centre[0] + xy[:, 1] / km_per_degree[0],
-        vertex_lng=centre[1] + xy[:, 0] / km_per_degree[1],
+        vertex_lat=lat,
+        vertex_lng=lng,
         segment_class=np.concatenate([np.append(path.road_class, path.road_class[-1]) for path in paths]),
         segment_factor=np.concatenate([np.append(path.congestion, path.congestion[-1]) for path in paths]),
         stop_at=np.concatenate([at + path.stops for at, path in zip(start, paths, strict=True)]),
         stop_is_terminal=np.concatenate([np.arange(n) == n - 1 for n in counts]),
         first_stop=np.cumsum([0, *counts[:-1]]),
         running_time=np.array([path.running_time for path in paths]),
-        metres_per_degree=(1000 * km_per_degree[0], 1000 * km_per_degree[1]),
+        metres_per_degree=(1000 * site.km_per_degree[0], 1000 * site.km_per_degree[1]),
     )

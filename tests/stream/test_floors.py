@@ -20,6 +20,7 @@ FLOORS = (
         "server_version",
         "geojson",
         "route_order",
+        "tiles",
     },
     {"storage", "ingestion", "statistics"},
     {"protocol", "sources", "serve"},

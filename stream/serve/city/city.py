@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -76,7 +75,7 @@ class City:
         known = known_window(self._view, window, feed)
         key, answers, named = key_of("area", name, known.tag), self._answers, {"name": area.name, "kind": area.kind}
         make = partial(_statistics, area, named, known, known.in_order(), known.summary())
-        async with _unless_kept(key, answers, self._turns):
+        async with self._turns.unless_kept(request, key, answers):
             # A restart may bring other areas, so the answer is not immutable even for a complete window.
             return await answers.answer(request, key, make, JSON, "revalidate")
 
@@ -87,13 +86,8 @@ class City:
         known = known_window(self._view, window, feed)
         key, answers, area = key_of("drawn area", ring, known.tag), self._rings, PolygonArea("", [[ring]])
         make = partial(_statistics, area, {}, known, known.in_order(), known.summary())
-        async with _unless_kept(key, answers, self._ring_turns):
+        async with self._ring_turns.unless_kept(request, key, answers):
             return await answers.answer(request, key, make, JSON, freshness_of(known, window))
-
-
-def _unless_kept(key: str, answers: Answers, turns: Turns) -> AbstractAsyncContextManager[None]:
-    """A turn to make the answer; nothing to wait for where it is kept."""
-    return nullcontext() if key in answers else turns.take()
 
 
 def _statistics(

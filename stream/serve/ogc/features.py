@@ -106,7 +106,7 @@ class Features:
             return msgspec.json.encode(body | {"features": _features(chosen)})
 
         key = key_of("items", self._view.generation, here, str(asked))
-        async with self._turns.take():
+        async with self._turns.unless_kept(request, key, self._answers):
             return await self._answers.answer(request, key, make, GEOJSON, "revalidate")
 
     async def item(self, request: web.Request, collection: str, item: tuple[str, str], form: str) -> web.Response:

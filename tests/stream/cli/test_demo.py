@@ -4,6 +4,7 @@ remedy.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import json
@@ -12,14 +13,22 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
+from unittest import mock
 from zoneinfo import ZoneInfo
 
 import psutil
 import pytest
+from playwright.async_api import async_playwright, expect
 from rich.console import Console
 
+from dpcore.relation import NeighbouringRelation
+from stream.cli.demo_services import Feeding, Setup
 from stream.cli.demo_view import Releases
+from stream.cli.options import choose_config, read_config
+from stream.local import RedisServer
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
+from tests.stream.serve.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS
 from tests.support.fetching import fetched
 
 _WINDOW = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
@@ -114,8 +123,64 @@ def test_a_window_with_a_histogram_waits_for_it_and_shows_how_many_are_on_the_ma
     assert "ug 42 (38–46)" in console.export_text()
 
 
+def _until_dashboard(stderr: IO[str]) -> list[str]:
+    """Lines up to the one with the dashboard's address."""
+    lines: list[str] = []
+    while not (lines and lines[-1].startswith("Dashboard: ")):
+        lines.append(stderr.readline())
+        assert lines[-1], "the demo ended before its dashboard was there"
+    return lines
+
+
+_NAMES = "StreetAvenueHexwater"
+"""Letters of the names of the simulated city's streets, avenues and river."""
+_WRITTEN = """
+  window.written = '';
+  const pen = OffscreenCanvasRenderingContext2D.prototype;
+  const fill = pen.fillText;
+  pen.fillText = function (text, ...place) {
+    window.written += text;
+    return fill.call(this, text, ...place);
+  };
+"""
+
+
+async def _letters_on_the_map(address: str) -> str:
+    """The letters of which the map has drawn an image, so as to write names with them."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        page = await browser.new_page()
+        await page.add_init_script(_WRITTEN)
+        await page.goto(address)
+        await page.wait_for_selector("html[data-ready=true]", timeout=PATIENCE_MS)
+        await expect(page.locator(".maplibregl-ctrl-attrib")).to_contain_text("An invented city")
+        done = "names => [...names].every((letter) => window.written.includes(letter))"
+        await page.wait_for_function(done, arg=_NAMES, timeout=PATIENCE_MS)
+        letters: str = await page.evaluate("window.written")
+        await browser.close()
+    return letters
+
+
+@pytest.mark.parametrize("chosen", ["nowhere", "environment", "file"])
+def test_a_street_map_that_the_operator_chose_is_shown_instead_of_the_simulated_one(
+    tmp_path: Path, repo_root: Path, chosen: str
+) -> None:
+    ours, file = tmp_path / "ours.pmtiles", tmp_path / "hexveil.toml"
+    text = (repo_root / "config" / "bus-fleet.toml").read_text()
+    line = f'basemap = "{ours}"'
+    file.write_text(text.replace('# basemap = "city.pmtiles"', line) if chosen == "file" else text)
+    with mock.patch.dict(os.environ, {"HEXVEIL_PUBLIC__BASEMAP": str(ours)} if chosen == "environment" else {}):
+        configured = choose_config(file)
+        setup = Setup(configured, NeighbouringRelation.VALUES, [], Feeding(None, "canonical"), tmp_path)
+        basemap = setup.config(RedisServer(tmp_path / "redis")).public.basemap
+        assert read_config(configured).public.basemap == basemap, "its processes show the same"
+    made = tmp_path / "streets.pmtiles"
+    assert basemap == (made if chosen == "nowhere" else ours)
+    assert made.exists() == (chosen == "nowhere")
+
+
 @pytest.mark.parametrize(("kafka", "processes"), [("--kafka", 5), ("--no-kafka", 3)])
-def test_ctrl_c_after_the_first_release_ends_with_a_summary_and_leaves_no_process(
+def test_its_streets_are_named_and_ctrl_c_after_the_first_release_ends_with_a_summary_and_leaves_no_process(
     repo_root: Path, kafka: str, processes: int
 ) -> None:
     command = [sys.executable, "-m", "stream", "demo", kafka]
@@ -123,7 +188,12 @@ def test_ctrl_c_after_the_first_release_ends_with_a_summary_and_leaves_no_proces
         command, cwd=repo_root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as demo:
         assert demo.stdout is not None
+        assert demo.stderr is not None
+        said = _until_dashboard(demo.stderr)
+        address = said[-1].removeprefix("Dashboard: ").strip()
         first = demo.stdout.readline()
+        assert fetched(f"{address}dashboard/basemap.pmtiles").startswith(b"PMTiles")
+        letters = asyncio.run(_letters_on_the_map(address)) if CHROMIUM else _NAMES
         children = psutil.Process(demo.pid).children(recursive=True)
         os.killpg(demo.pid, signal.SIGINT)  # a terminal sends it to every process of the group
         rest, errors = demo.communicate(timeout=60)
@@ -133,8 +203,8 @@ def test_ctrl_c_after_the_first_release_ends_with_a_summary_and_leaves_no_proces
     assert "failing their JSON Schema: 0" in rest
     assert "events sent: " in rest
     assert "ε" in rest.partition("Never publish:")[2]
-    assert "Dashboard: http://127.0.0.1:" in errors
-    assert "Traceback" not in errors
+    assert "Traceback" not in "".join(said) + errors
+    assert set(_NAMES) <= set(letters)
     assert len(children) >= processes
     _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
@@ -156,10 +226,7 @@ def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_
     ) as demo:
         assert demo.stdout is not None
         assert demo.stderr is not None
-        lines = []
-        while not any(line.startswith("Dashboard: ") for line in lines):
-            lines.append(demo.stderr.readline())
-            assert lines[-1], "the demo ended before its dashboard was there"
+        lines = _until_dashboard(demo.stderr)
         (why,) = [line for line in lines if "Kafka needs Java" in line]
         assert "run without Kafka" in why
         address = lines[-1].removeprefix("Dashboard: ").strip()

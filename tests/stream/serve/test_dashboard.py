@@ -29,6 +29,8 @@ from stream.config import Config
 from stream.messages.message import WINDOW, Message, digest
 from stream.serve.api import make_app
 from stream.serve.static_files import check_basemap
+from stream.tiles.archive import archive_of
+from stream.tiles.vector_tile import Feature
 from tests.stream.serve.browser import (
     DESKTOP,
     PHONE,
@@ -57,7 +59,6 @@ from tests.stream.serve.city import (
 )
 from tests.stream.serve.made_windows import histogram_message
 from tests.stream.serve.serving import origin_of, publish, serving
-from tests.stream.serve.tiles import write_archive
 from tests.support.tapes import record
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
@@ -603,13 +604,20 @@ async def test_dark_follows_the_system_and_the_button_overrules_it(browser: Brow
         assert max(map(max, dark)) < 200
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("colours", "attribution"),
+    [
+        ("light", "<a href='https://example.org'>A made-up city</a>"),
+        ("dark", "&lt;a href=&quot;https://example.org&quot; style=&quot;inset:0&quot;&gt;A made-up city&lt;/a&gt;"),
+    ],
+)
 async def test_a_basemap_is_read_by_ranges_and_its_streets_lie_on_the_hexagons(
-    browser: Browser, config: Config, tmp_path: Path, colours: str
+    browser: Browser, config: Config, tmp_path: Path, colours: str, attribution: str
 ) -> None:
     lat, lng = h3.cell_to_latlng(BUSY)
-    street = [(lat - 0.05, lng - 0.2), (lat, lng), (lat + 0.05, lng + 0.2)]
-    archive = write_archive(tmp_path / "city.pmtiles", {"roads": [street]})
+    street = Feature("line", [(lat - 0.05, lng - 0.2), (lat, lng), (lat + 0.05, lng + 0.2)])
+    archive = tmp_path / "city.pmtiles"
+    archive.write_bytes(archive_of({"roads": [street]}, range(9, 10), attribution))
     answers: list[Response] = []
     async with (
         serving(config, window(config, 0), check_basemap(archive)) as client,
@@ -624,6 +632,27 @@ async def test_a_basemap_is_read_by_ranges_and_its_streets_lie_on_the_hexagons(
         assert await page.locator(".maplibregl-ctrl-attrib a").count() == 0
         seen = [sum(pixel) for pixel in await pixels(page, BUSY)]
         assert max(seen) - min(seen) > 15
+
+
+async def test_the_names_of_streets_and_places_are_written_on_the_map_without_a_font_of_the_server(
+    browser: Browser, config: Config, tmp_path: Path
+) -> None:
+    """The same street without and with its name, from left to right or from right to left."""
+    lat, lng = h3.cell_to_latlng(BUSY)
+    ends, archive = [(lat, lng - 0.2), (lat, lng + 0.2)], tmp_path / "city.pmtiles"
+    messages, seen = window(config, 0), []
+    for name in ("", "Longest Street", "שדרות רוטשילד"):
+        tags = {"name": name} if name else {}
+        archive.write_bytes(archive_of({"roads": [Feature("line", ends, tags)]}, range(9, 12), ""))
+        async with (
+            serving(config, messages, check_basemap(archive)) as client,
+            opened(browser, origin_of(client), f"#at=11/{lat:.4f}/{lng:.4f}", color_scheme="light") as page,
+        ):
+            await page.wait_for_timeout(500)
+            seen.append([sum(pixel) for pixel in await pixels(page, BUSY, 400)])
+    without, *named = seen
+    for picture in named:
+        assert sum(abs(a - b) > 60 for a, b in zip(without, picture, strict=True)) > 200
 
 
 async def test_hostile_words_in_messages_and_addresses_stay_words(browser: Browser, config: Config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from urllib.parse import quote
 
 import h3
 import pytest
+from aiohttp import ClientSession, TCPConnector
 from aiohttp.test_utils import TestClient
 from playwright.async_api import Browser, Page, Route, expect
 
@@ -140,6 +142,34 @@ async def test_whoever_draws_many_areas_at_once_waits_alone_and_pushes_out_nothi
         assert first[-1].status == 200, "a named area has another queue"
 
 
+async def test_a_reader_who_floods_the_queue_of_drawn_areas_shuts_nobody_else_out(
+    monkeypatch: pytest.MonkeyPatch, config: Config
+) -> None:
+    combined, held_back = city.combined, threading.Event()
+
+    def slowly(*given: Any) -> dict[str, Any]:
+        held_back.wait(60)
+        return combined(*given)
+
+    monkeypatch.setattr(city, "combined", slowly)
+    paths = [f"/api/v1/area?ring={text_of(around(BUSY, 0.01 + step / 1_000))}" for step in range(60)]
+    async with (
+        serving(config, window(config, 0)) as client,
+        ClientSession(client.make_url("/"), connector=TCPConnector(local_addr=("127.0.0.2", 0))) as other,
+    ):
+        flood = [asyncio.create_task(client.get(path)) for path in paths[3:]]
+        await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
+        honest = [asyncio.create_task(other.get(path)) for path in paths[:3]]
+        await asyncio.sleep(0.3)
+        flood += [asyncio.create_task(client.get(path)) for path in paths[3:]]
+        await asyncio.sleep(0.3)
+        held_back.set()
+        assert [(await task).status for task in honest] == [200] * 3
+        statuses = [(await task).status for task in flood]
+        assert set(statuses) == {200, 503}
+        assert statuses.count(503) >= len(flood) / 2
+
+
 async def test_under_participation_a_drawn_area_answers_as_the_named_one_of_its_corners(
     kafka: str, tmp_path: Path, topic_name: str
 ) -> None:
@@ -242,10 +272,12 @@ async def test_a_polygon_is_drawn_by_keyboard_alone(browser: Browser, config: Co
             await page.wait_for_function("at => new URLSearchParams(location.hash.slice(1)).get('at') !== at", arg=at)
         corners = page.get_by_label("Corners")
         await corners.fill("")
-        await corners.fill("30.2, -97.8\n30.3, -97.7")
+        await corners.fill("30.2, -97.8\n30.3, -97.7\n30.4, -9")
+        await corners.fill("30.2, -97.8\n30.3, -97.7\n30.4")
         await canvas.focus()
         await page.keyboard.press("Enter")
-        await expect(corners).to_have_value(re.compile(r"^30\.20000, -97\.80000\n30\.30000, -97\.70000\n\S+, \S+$"))
+        half = r"^30\.20000, -97\.80000\n30\.30000, -97\.70000\n30\.4\n\S+, \S+$"
+        await expect(corners).to_have_value(re.compile(half))
         await corners.fill("\n".join(f"{lat}, {lng}" for lng, lat in around(BUSY, 0.01)))
         await page.get_by_label("Name (optional)").focus()
         await page.keyboard.type("Mine")

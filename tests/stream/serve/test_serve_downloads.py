@@ -129,3 +129,12 @@ async def test_ranges_are_written_one_at_a_time_and_few_wait(
         statuses = sorted([(await task).status for task in asked])
         assert statuses == [200] * MAX_WAITING + [503] * 3
         assert most == 1
+        held_back.clear()
+        asked = [
+            asyncio.create_task(client.get(f"/api/v1/download.csv?{spanning(1, last)}"))
+            for last in range(2, MAX_WAITING + 3)
+        ]
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        assert (await client.get(f"/api/v1/download.csv?{spanning(0, 1)}")).status == 200, "what is kept needs no turn"
+        held_back.set()
+        await asyncio.wait(asked)

@@ -13,8 +13,10 @@ export interface Drawn {
 
 /** Why a drawn area cannot be shown. */
 export interface Refusal {
-  reason: 'corners' | 'ring' | 'name';
+  reason: 'corners' | 'ring' | 'line' | 'name';
   count: number;
+  /** That of a form which is no corner. */
+  line: string;
 }
 
 /** The area that is open. */
@@ -27,10 +29,22 @@ export type Area =
 export const MOST_CORNERS = 100;
 export const LONGEST_NAME = 80;
 
-/** Characters that cannot be seen, among them those that turn the direction of what stands around a name. */
-const INVISIBLE = /[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]/u;
-/** Between letters, some scripts need them. */
-const JOINERS = /(?<=[\p{L}\p{M}])[\u200c\u200d](?=\p{L})/gu;
+/** Characters that cannot be seen or are none, among them those that turn the direction of what stands around a name. */
+const INVISIBLE = /[\p{Cc}\p{Cn}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]/u;
+/** A region in the invisible characters that make its flag out of a black one; these three are all that Unicode registers. */
+const inTags = (region: string) => String.fromCodePoint(...[...region].map((letter) => 0xe0000 + letter.codePointAt(0)!));
+/** Parts of what keyboards type as one character: joiners between letters and in emoji, their selectors, flags, old forms of Han. */
+const PARTS = new RegExp(
+  [
+    String.raw`(?<=[\p{L}\p{M}])[\u200c\u200d](?=\p{L})`,
+    String.raw`(?<=(?![0-9#*])\p{Emoji})[\ufe0e\ufe0f]`,
+    String.raw`(?<=[0-9#*])\ufe0f(?=\u20e3)`,
+    String.raw`(?<=[\p{ExtPict}\p{EMod}]\ufe0f?)\u200d(?=\p{ExtPict})`,
+    `(?<=\u{1f3f4})(?:${['gbeng', 'gbsct', 'gbwls'].map(inTags).join('|')})\u{e007f}`,
+    String.raw`(?<=\p{Script=Han})[\u{e0100}-\u{e01ef}]`,
+  ].join('|'),
+  'gu',
+);
 /** As `public.areas` has it: other names could not be told from boxes, or from the corridors of routes. */
 const NAME = /^(?!route:).*\p{L}/su;
 const COORDINATE = String.raw`-?\d{1,3}(?:\.\d{1,15})?`;
@@ -48,7 +62,7 @@ export function boxFrom(bounds: number[]): Box | null {
   return -180 <= west && west < east && east <= 180 && -90 <= south && south < north && north <= 90 ? [west, south, east, north] : null;
 }
 
-const refusal = (reason: Refusal['reason'], count = 0): Area => ({ kind: 'refused', refusal: { reason, count } });
+const refusal = (reason: Refusal['reason'], count = 0, line = ''): Area => ({ kind: 'refused', refusal: { reason, count, line } });
 
 /** The area of these corners, or why there is none. */
 export function drawnArea(corners: Position[], name: string): Area {
@@ -56,7 +70,7 @@ export function drawnArea(corners: Position[], name: string): Area {
   if (new Set(ring.map(String)).size < 3 || ring.length > MOST_CORNERS) return refusal('corners', ring.length);
   if (!ring.every(isOnEarth)) return refusal('ring');
   const said = name.trim();
-  const isWrong = [...said].length > LONGEST_NAME || INVISIBLE.test(said.replace(JOINERS, '')) || !NAME.test(said);
+  const isWrong = [...said].length > LONGEST_NAME || INVISIBLE.test(said.replace(PARTS, '')) || !NAME.test(said);
   if (said && isWrong) return refusal('name');
   return { kind: 'drawn', drawn: { ring, name: said } };
 }
@@ -73,18 +87,31 @@ export function parseRing(text: string, name: string): Area {
 export function parseCorners(text: string, name: string): Area {
   const lines = text.split('\n').filter((line) => line.trim());
   if (lines.length > MOST_CORNERS) return refusal('corners', lines.length);
-  const corners = lines.map((line) => CORNER.exec(line));
-  if (!corners.every((corner) => corner !== null)) return refusal('ring');
-  return drawnArea(corners.map(([, lat, lng]): Position => [Number(lng), Number(lat)]), name);
+  const wrong = lines.find((line) => !cornerOf(line));
+  if (wrong !== undefined) return refusal('line', 0, wrong.trim().slice(0, LONGEST_NAME));
+  return drawnArea(lines.map((line) => cornerOf(line)!), name);
+}
+
+/** The corner that a line of a form is; null where it is none, or none yet. */
+function cornerOf(line: string): Position | null {
+  const [, lat, lng] = CORNER.exec(line) ?? [];
+  const corner: Position = [round(Number(lng)), round(Number(lat))];
+  return lat && isOnEarth(corner) ? corner : null;
 }
 
 /** The lines of a form that are corners already. */
-export function cornersSoFar(text: string): Position[] {
-  const corners = text.split('\n').map((line) => CORNER.exec(line));
-  return corners.flatMap((corner) => (corner ? [[round(Number(corner[2])), round(Number(corner[1]))]] : [])).filter(isOnEarth);
-}
+export const cornersSoFar = (text: string) => text.split('\n').map(cornerOf).filter((corner) => corner !== null);
 
-export const cornerLines = (ring: Position[]) => ring.map(([lng, lat]) => `${round(lat!).toFixed(5)}, ${round(lng!).toFixed(5)}`).join('\n');
+const cornerLine = ([lng, lat]: Position) => `${round(lat!).toFixed(5)}, ${round(lng!).toFixed(5)}`;
+
+export const cornerLines = (ring: Position[]) => ring.map(cornerLine).join('\n');
+
+/** The text of a form that has these corners now: its lines that are no corners yet stay as they were typed. */
+export function linesWith(corners: Position[], text: string): string {
+  const left = corners.map(cornerLine);
+  const lines = text.split('\n').filter((line) => line.trim()).map((line) => (cornerOf(line) ? left.shift() : line));
+  return [...lines, ...left].filter((line) => line !== undefined).join('\n');
+}
 
 export const ringText = (ring: Position[]) => ring.flat().join(',');
 

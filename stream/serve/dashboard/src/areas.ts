@@ -1,7 +1,7 @@
 /** The area that is open, or being drawn: its card and its outline. */
 
 import type { Geometry, Position } from 'geojson';
-import { areaKey, cornerLines, ringOf, type Area } from './area';
+import { areaKey, linesWith, ringOf, type Area } from './area';
 import { byId } from './dom';
 import { Drawing, type Form } from './drawing';
 import { boxOf } from './hexagons';
@@ -32,7 +32,7 @@ export class Areas {
     private readonly around: Around,
   ) {
     this.drawing = new Drawing(map, {
-      box: (box) => this.open(box ? { kind: 'box', box } : { kind: 'refused', refusal: { reason: 'ring', count: 0 } }),
+      box: (box) => this.open(box ? { kind: 'box', box } : { kind: 'refused', refusal: { reason: 'ring', count: 0, line: '' } }),
       corners: (corners, last) => this.sketch(corners, last),
       gaveUp: () => this.stop(true),
     });
@@ -135,12 +135,12 @@ export class Areas {
     return [middle.lng - wide, middle.lat - high, middle.lng + wide, middle.lat + high];
   }
 
-  /** A corner was drawn: the field of the form has it, and the map shows it. */
+  /** A corner was drawn: the field of the form has it too, and the map shows it. */
   private sketch(corners: Position[], last: boolean): void {
     const form = byId('details-body').querySelector<HTMLFormElement>('form.polygon');
     const field = form?.querySelector('textarea');
     if (!form || !field) return;
-    field.value = cornerLines(corners);
+    field.value = linesWith(corners, field.value);
     byId('status').textContent = say('area.so-far', { count: corners.length });
     this.shape(corners);
     if (last) form.requestSubmit();

@@ -125,28 +125,56 @@ const STREETS: { name: RegExp; kind: 'fill' | 'line'; colour: keyof MapColours }
   { name: /^(boundaries|boundary)$/, kind: 'line', colour: 'grid' },
 ];
 
+/** Layers that hold names in the same schemas, the least important first. */
+const NAMES: { name: RegExp; kind: 'LineString' | 'Point'; from: number; colour: keyof MapColours }[] = [
+  { name: /^(roads?|transportation_name|street_labels)$/, kind: 'LineString', from: 10, colour: 'name' },
+  { name: /^(water|waterway|water_lines_labels)$/, kind: 'LineString', from: 9, colour: 'waterName' },
+  { name: /^(places?|place_labels)$/, kind: 'Point', from: 0, colour: 'name' },
+];
+
+/** Names along lines or at points, in the reader's own font: the style names none of the server's. */
+function names(ids: string[], colours: MapColours): LayerSpecification[] {
+  return NAMES.flatMap(({ name, kind, from, colour }) =>
+    ids.filter((id) => name.test(id)).map((id): LayerSpecification => ({
+      id: `names-${id}`,
+      type: 'symbol',
+      source: 'streets',
+      'source-layer': id,
+      minzoom: from,
+      filter: ['all', ['==', ['geometry-type'], kind], ['has', 'name']],
+      layout: {
+        'text-field': ['to-string', ['get', 'name']],
+        'text-size': 12,
+        'text-padding': 12,
+        'symbol-placement': kind === 'Point' ? 'point' : 'line',
+      },
+      paint: { 'text-color': colours[colour], 'text-halo-color': colours.land, 'text-halo-width': 1.5 },
+    })),
+  );
+}
+
 /** The served PMTiles archive as a source and layers; an archive of unknown layers is drawn as lines. */
 export async function streets(protocol: Protocol, address: string, colours: MapColours): Promise<Ground> {
   const archive = new PMTiles(address);
   protocol.add(archive);
   const [header, metadata] = [await archive.getHeader(), (await archive.getMetadata()) as Metadata];
-  const attribution = metadata.attribution ? plainText(metadata.attribution) : '';
+  const attribution = metadata.attribution ? withoutMarkup(metadata.attribution) : '';
   if (header.tileType !== TileType.Mvt) {
     const source: SourceSpecification = { type: 'raster', url: `pmtiles://${address}`, tileSize: 256, attribution };
     return { sources: { streets: source }, layers: [{ id: 'streets', type: 'raster', source: 'streets' }] };
   }
-  const names = (metadata.vector_layers ?? []).map((layer) => layer.id);
+  const ids = (metadata.vector_layers ?? []).map((layer) => layer.id);
   const known = STREETS.flatMap(({ name, kind, colour }) =>
-    names.filter((id) => name.test(id)).map((id) => ({ id, kind, colour })),
+    ids.filter((id) => name.test(id)).map((id) => ({ id, kind, colour })),
   );
-  const drawn = known.length ? known : names.map((id) => ({ id, kind: 'line' as const, colour: 'road' as const }));
+  const drawn = known.length ? known : ids.map((id) => ({ id, kind: 'line' as const, colour: 'road' as const }));
   return {
     sources: { streets: { type: 'vector', url: `pmtiles://${address}`, attribution } },
-    layers: drawn.map(({ id, kind, colour }): LayerSpecification => {
+    layers: [...drawn.map(({ id, kind, colour }): LayerSpecification => {
       const common = { id: `streets-${id}`, source: 'streets', 'source-layer': id };
       if (kind === 'line') return { ...common, type: 'line', paint: { 'line-color': colours[colour], 'line-width': WIDTH, 'line-opacity': 0.5 } };
       return { ...common, type: 'fill', filter: ['==', ['geometry-type'], 'Polygon'], paint: { 'fill-color': colours[colour] } };
-    }),
+    }), ...names(ids, colours)],
   };
 }
 
@@ -155,5 +183,12 @@ interface Metadata {
   attribution?: string;
 }
 
-/** The attribution's words without its links: the page fetches nothing from elsewhere and leads nowhere. */
-const plainText = (html: string) => new DOMParser().parseFromString(html, 'text/html').body.textContent ?? '';
+/**
+ * The attribution's words without its links: the page fetches nothing from elsewhere and leads nowhere. They are HTML again,
+ * which is what the map expects, so that words that look like markup stay words.
+ */
+function withoutMarkup(html: string): string {
+  const words = new DOMParser().parseFromString(html, 'text/html').body;
+  words.replaceChildren(words.textContent ?? '');
+  return words.innerHTML;
+}

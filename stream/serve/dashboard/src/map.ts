@@ -104,7 +104,9 @@ export class HexagonMap {
     this.done = new Promise((resolve) => this.map.once('load', () => resolve()));
     if (settings.basemap) {
       this.map.addControl(new AttributionControl({ compact: true }), 'bottom-left');
-      this.inTurn(() => this.restyle()).catch((error: unknown) => console.warn('The basemap cannot be drawn.', error));
+      const asked = this.streets();
+      asked.catch(() => undefined);
+      this.inTurn(() => this.restyle(asked)).catch((error: unknown) => console.warn('The basemap cannot be drawn.', error));
     }
   }
 
@@ -115,11 +117,13 @@ export class HexagonMap {
     return mine;
   }
 
-  private async restyle(): Promise<void> {
-    if (this.settings.basemap) {
-      const address = new URL('dashboard/basemap.pmtiles', document.baseURI).href;
-      this.below = await streets(this.protocol, address, MAP_COLOURS[this.theme]);
-    }
+  private streets(): Promise<Ground> {
+    const address = new URL('dashboard/basemap.pmtiles', document.baseURI).href;
+    return streets(this.protocol, address, MAP_COLOURS[this.theme]);
+  }
+
+  private async restyle(asked?: Promise<Ground>): Promise<void> {
+    if (this.settings.basemap) this.below = await (asked ?? this.streets());
     this.map.setStyle(this.style(), { diff: false });
     await new Promise((resolve) => this.map.once('style.load', resolve));
     this.restoreStates();
@@ -142,14 +146,15 @@ export class HexagonMap {
         area: { type: 'geojson', data: this.areaData() },
         alerts: { type: 'geojson', data: this.alertData() },
       },
-      // Lines lie on the hexagons, thin and half transparent; areas under them.
+      // Lines lie on the hexagons, thin and half transparent, and names on everything; areas under them.
       layers: [
         ...under.layers,
-        ...streets.filter((layer) => layer.type !== 'line'),
+        ...streets.filter((layer) => layer.type === 'fill' || layer.type === 'raster'),
         hexagons!,
         ...streets.filter((layer) => layer.type === 'line'),
         ...network.layers,
         ...over,
+        ...streets.filter((layer) => layer.type === 'symbol'),
       ],
     };
   }
@@ -269,7 +274,8 @@ export class HexagonMap {
   private addHatch(name: string): void {
     const size = 16;
     const canvas = Object.assign(document.createElement('canvas'), { width: size, height: size });
-    const pen = canvas.getContext('2d')!;
+    // In memory: to be read back from the graphics processor, it would wait for every frame that is being drawn.
+    const pen = canvas.getContext('2d', { willReadFrequently: true })!;
     pen.strokeStyle = MAP_COLOURS[this.theme].hatch;
     pen.lineWidth = 1.6;
     for (const shift of [-size, 0, size]) {

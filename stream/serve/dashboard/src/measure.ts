@@ -24,7 +24,7 @@ export function heading(view: View, area: Area | null, form: Form): HTMLElement[
   return [title, make('p', { class: 'quiet' }, say(form === 'box' ? 'area.how' : 'area.how-polygon'))];
 }
 
-const refused = ({ reason, count }: Refusal) => say(`area.refused.${reason}`, { count, most: reason === 'name' ? LONGEST_NAME : MOST_CORNERS });
+const refused = ({ reason, count, line }: Refusal) => say(`area.refused.${reason}`, { count, line, most: reason === 'name' ? LONGEST_NAME : MOST_CORNERS });
 
 function saved(drawn: Drawn): HTMLElement {
   const file = `data:application/geo+json,${encodeURIComponent(areaFile(drawn, say('area.drawn')))}`;

@@ -32,6 +32,8 @@ export interface MapColours {
   road: string;
   green: string;
   built: string;
+  name: string;
+  waterName: string;
 }
 
 export const MAP_COLOURS: Record<Theme, MapColours> = {
@@ -49,6 +51,8 @@ export const MAP_COLOURS: Record<Theme, MapColours> = {
     road: '#7d868d',
     green: '#e6eadb',
     built: '#eae7df',
+    name: '#39424a',
+    waterName: '#2c5a77',
   },
   dark: {
     sea: '#0d1317',
@@ -64,5 +68,7 @@ export const MAP_COLOURS: Record<Theme, MapColours> = {
     road: '#8a97a1',
     green: '#1b2824',
     built: '#20282e',
+    name: '#cdd5da',
+    waterName: '#8fb8d0',
   },
 };

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { cellToChildren, cellToParent, gridDisk } from 'h3-js';
-import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, parseCorners, parseRing, ringText, type Area } from '../src/area';
+import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, linesWith, parseCorners, parseRing, ringText, type Area } from '../src/area';
 import { cellAt, shapeOf } from '../src/hexagons';
 import { Names } from '../src/names';
 import { MAP_COLOURS, viridis } from '../src/palette';
@@ -90,6 +90,7 @@ test('counts are said as exact or as about', () => {
 });
 
 test('a drawn area is read from address and form, and what is wrong in one is refused with its reason', () => {
+  const tagged = (region: string) => `Fans \u{1f3f4}${String.fromCodePoint(...[...region].map((letter) => 0xe0000 + letter.codePointAt(0)!))}\u{e007f}`;
   const drawn = { ring: [[-97.8, 30.2], [-97.7, 30.2], [-97.7, 30.3]], name: '<b>Ost & West</b> شارع' };
   const open = { kind: 'drawn' as const, drawn };
   assert.deepEqual(parseRing(ringText(drawn.ring), drawn.name), open);
@@ -99,7 +100,9 @@ test('a drawn area is read from address and form, and what is wrong in one is re
   const refused = { corners: [['1,2,1,2,1,2', ''], ['1,2,3,4', ''], [Array(10_000).fill('1.5,2.5').join(), ''], [Array(101).fill('1,2').join(), '']],
     ring: [['', ''], ['1,2,3,4,5', ''], ['1,2,3,4,5,<b>', ''], ['181,2,3,4,5,6', ''], ['1e9,2,3,4,5,6', ''], ['1,91,3,4,5,6', '']],
     name: [[ring, 'x'.repeat(81)], [ring, 'a\u202eb'], [ring, 'a\u2067b'], [ring, 'a\u200fb'], [ring, 'a\nb'], [ring, '\u200b'], [ring, '\ud800'],
-      [ring, '\u3164'], [ring, 'a\u3164'], [ring, '\u2800'], [ring, 'a\u034f'], [ring, 'a\ufe0f'], [ring, 'a\u{e0041}'], [ring, '\u200da'], [ring, 'a\u200d\u200db'],
+      [ring, '\u3164'], [ring, 'a\u3164'], [ring, '\u2800'], [ring, 'a\u034f'], [ring, 'a\ufe0f'], [ring, 'a\u{e0041}'], [ring, '\u200da'], [ring, 'a\u200d\u200db'], [ring, 'a🚲\u200d'], [ring, 'a❤\ufe0f\ufe0f'], [ring, 'a\u0378'], [ring, 'a\uffff'],
+      [ring, 'a🏴\u{e0067}'], [ring, 'a🚲\u{e0067}\u{e0062}\u{e0065}\u{e007f}'], [ring, 'a\u{e0100}'], [ring, '🚲'],
+      [ring, 'Zone 1\ufe0f'], [ring, 'a #\ufe0f'], [ring, 'a 1\ufe0e\u20e3'], [ring, 'a ❤\ufe0e\ufe0f'], [ring, 'a 1\ufe0f\ufe0f\u20e3'], [ring, '葛\u{e0100}\u{e0101}'], [ring, tagged('gbzzz')], [ring, tagged('gbengx')], [ring, tagged('usca')],
       [ring, '12'], [ring, '-97.8,30.2,-97.7,30.3'], [ring, '→'], [ring, 'route:10'], [ring, ' route:10']] };
   for (const [reason, cases] of Object.entries(refused)) {
     for (const [corners, name] of cases) {
@@ -107,11 +110,28 @@ test('a drawn area is read from address and form, and what is wrong in one is re
       assert.equal(area.kind === 'refused' && area.refusal.reason, reason, `${corners!.slice(0, 40)} ${name}`);
     }
   }
-  for (const name of ['می\u200cخواهم', 'क्\u200dष', 'Route 10', '12 a']) {
+  const emoji = ['School ❤\ufe0f', 'Park 👨\u200d👩\u200d👧', 'Gym 🏋🏽\u200d♀\ufe0f', 'Zone 1\ufe0f\u20e3', 'a ☎\ufe0e', 'Press #\ufe0f\u20e3', ...['gbeng', 'gbsct', 'gbwls'].map(tagged), '葛\u{e0100}城', '🚲 way'];
+  for (const name of ['می\u200cخواهم', 'क्\u200dष', 'Route 10', '12 a', ...emoji]) {
     assert.deepEqual(parseRing(ring, name), { kind: 'drawn', drawn: { ring: drawn.ring, name } });
   }
   const file = JSON.parse(areaFile(drawn, 'none'));
   assert.deepEqual([file.features[0].geometry.coordinates[0].length, file.features[0].properties.name], [4, drawn.name]);
+});
+
+test('a line of the form that is no corner is named', () => {
+  const lines = '30.2, -97.8\n30.2, -97.7\n30.3, -97.7';
+  for (const line of ['30.3', 'near the bridge', '91, 5']) {
+    const area = parseCorners(`${lines}\n  ${line} `, '');
+    assert.deepEqual(area, { kind: 'refused', refusal: { reason: 'line', count: 0, line } });
+  }
+});
+
+test('a corner that is drawn joins what is typed, of which half a line stays', () => {
+  const corners = [[-97.8, 30.2], [-97.7, 30.3]];
+  assert.equal(linesWith(corners, '30.2, -97.8\n30.3'), '30.20000, -97.80000\n30.3\n30.30000, -97.70000');
+  assert.equal(linesWith(corners, 'near the\n\n91, 5\n30.2 -97.8'), 'near the\n91, 5\n30.20000, -97.80000\n30.30000, -97.70000');
+  assert.equal(linesWith(corners, '30.2, -97.8\n30.3, -97.7'), cornerLines(corners));
+  assert.equal(linesWith([], '30.'), '30.');
 });
 
 test('corners that are typed count before there are three of them, and a line that is none does not', () => {

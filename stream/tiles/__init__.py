@@ -1,0 +1,1 @@
+"""Street maps as files: vector tiles, and the archive that holds them. Pure."""
