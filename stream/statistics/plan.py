@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.budget import ChargeBasis, from_micro
 from dpcore.contributions import Contributions, Counts
+from dpcore.level_tree import Sharing, TreeShape
 from dpcore.participation import Weight
 from dpcore.relation import NeighbouringRelation
 from dpcore.scales import LaplaceScales
@@ -170,6 +171,15 @@ class Plan(
     max_events_per_user: int = 0
     cut_short: tuple[str, ...] = ()
     fix_rules: FixRules | None = None
+    mean_capacity: int | None = None
+    mean_quantile_percent: int = 10
+    cdf_factors: tuple[int, ...] = ()
+    cdf_sharing: Sharing = "optimal"
+
+    @property
+    def cdf_shape(self) -> TreeShape:
+        """The shape of the tree over the bins of the distribution."""
+        return TreeShape(self.cdf_factors, self.cdf_sharing)
 
     @property
     def cells(self) -> IdArray:
@@ -263,6 +273,10 @@ def empty_plan(config: Config, window: Window, period: Period, generation: str) 
         resolution=config.hexagons.resolution,
         relation=config.relation,
         mean_mechanism=speed.mean_mechanism,
+        mean_capacity=speed.mean_capacity,
+        mean_quantile_percent=speed.mean_quantile_percent,
+        cdf_factors=speed.cdf_factors,
+        cdf_sharing=speed.cdf_sharing,
         mean_epsilon_micro=0,
         counts_digest="",
         cells_bytes=b"",
