@@ -36,7 +36,9 @@ BENCHMARKS = {
     "two_workers": "messages that two workers of one feed publish twice, with and without the lease",
 }
 """Name of each benchmark, which is its module in ``bench``, and what it measures."""
-PARTS = tuple(f"papers.{part}" for part in ("cdf", "e2epriv", "euler", "htf", "means", "suppression"))
+PARTS = tuple(
+    f"papers.{part}" for part in ("bounds", "cdf", "choice", "e2epriv", "euler", "htf", "means", "suppression")
+)
 """Parts of a benchmark that also run alone."""
 
 

@@ -29,6 +29,9 @@ Mechanism = Literal[
 ]
 MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
 
+Inference = Literal["none", "truncated", "max-norm", "consistent", "covert"]
+"""What "euler" makes of its draws (:data:`dpcore.spatial.euler_inference.Inference`, whose module imports scipy)."""
+
 Parameters = dict[str, Any]
 """Arguments of a mechanism by name: numbers and text."""
 
@@ -52,7 +55,8 @@ class EulerConfig(Section):
     """Regions of users: the convex hull of the ``nearest`` fixes around the place where a user mostly was, of bounded diameter.
 
     ``outliers``: a wider region is shrunk to the diameter, or fixes farther than half of it from that place are discarded.
-    ``inference``: what the counts are made before they are published; "none" keeps answers unbiased.
+    ``inference``: what the counts are made before they are published; "none" keeps answers unbiased, "truncated" only sets
+    negative counts to 0, and "max-norm" moves no count further than is needed for consistent ones.
     ``total_share`` of the mechanism's ε pays for the number of all regions, where ``inference`` is "none".
     """
 
@@ -62,7 +66,7 @@ class EulerConfig(Section):
     diameter_m: float = Field(default=5_000.0, gt=0, le=1_000_000)
     bandwidth_m: float = Field(default=300.0, gt=0, le=1_000_000)
     outliers: Literal["shrink", "discard"] = "shrink"
-    inference: Literal["none", "consistent", "covert"] = "none"
+    inference: Inference = "none"
     total_share: float = Field(default=0.05, ge=0, le=0.5)
 
     @model_validator(mode="after")

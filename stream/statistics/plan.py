@@ -18,6 +18,7 @@ from dpcore.participation import Weight
 from dpcore.relation import NeighbouringRelation
 from dpcore.scales import LaplaceScales
 from stream.config import Config
+from stream.config.histogram import Inference
 from stream.config.section import BoundingBox
 from stream.statistics.fix_rules import FixRules
 from stream.windows import Period, Window, utc_text
@@ -71,7 +72,7 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
     nearest: int
     diameter_m: float
     bandwidth_m: float
-    inference: Literal["none", "consistent", "covert"] = "covert"
+    inference: Inference = "covert"
     total_share: float = 0.0
     outliers: Literal["shrink", "discard"] = "shrink"
 

@@ -6,17 +6,17 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from dpcore.noise import Noise
-from dpcore.spatial import HTF, Domain, E2EPriv
+from dpcore.spatial import HTF, Domain, E2EPriv, euler_inference
 from stream.cli import app
 from stream.config import Config, ConfigError, load_config
-from stream.config.histogram import MAX_MESSAGE_BYTES, MECHANISMS
+from stream.config.histogram import MAX_MESSAGE_BYTES, MECHANISMS, Inference
 from stream.local import REPO_ROOT
 from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.statistics.histograms.fixes import fixes_of, histogram_box
@@ -46,6 +46,10 @@ def test_the_commented_example_is_a_sound_configuration(file: Path, tables: tupl
 
 def test_every_mechanism_of_the_library_can_be_configured() -> None:
     assert sorted(MECHANISMS) == EVERY_MECHANISM
+
+
+def test_every_inference_of_the_library_can_be_configured() -> None:
+    assert get_args(Inference) == get_args(euler_inference.Inference)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -149,7 +153,13 @@ NAMED_OTHERWISE = ("tuning_areas", "counts", "level_epsilon")
 
 
 def test_a_share_for_a_total_that_an_inference_does_not_use_is_refused_and_the_default_is_not(tmp_path: Path) -> None:
-    for table in ({"inference": "covert"}, {"inference": "covert", "total_share": 0.0}, {"total_share": 0.1}):
+    for table in (
+        {"inference": "max-norm"},
+        {"inference": "truncated"},
+        {"inference": "covert"},
+        {"inference": "covert", "total_share": 0.0},
+        {"total_share": 0.1},
+    ):
         with_histograms("values", tmp_path, ["euler"], **{"histogram.euler": table})
     unused = {"inference": "covert", "total_share": 0.1}
     with pytest.raises(ConfigError, match="leave total_share out"):
