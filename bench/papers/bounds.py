@@ -41,7 +41,7 @@ class Sizes:
     epsilon: str
 
 
-FULL = Sizes(repeats=100, epsilon="1.0")
+FULL = Sizes(repeats=60, epsilon="1.0")
 QUICK = Sizes(repeats=3, epsilon="1.0")
 
 
