@@ -125,7 +125,7 @@ class HTFConfig(Section):
             raise ValueError(
                 f"level_epsilon {self.level_epsilon} is below 1e-6; give 1e-6 or more, or 0 for split_share"
             )
-        if self.level_epsilon and "split_share" in self.model_fields_set:
+        if self.level_epsilon and self.split_share != type(self).model_fields["split_share"].default:
             raise ValueError(
                 f"level_epsilon {self.level_epsilon} pays for the cuts of each level, so split_share {self.split_share} would buy "
                 "nothing; leave one of them out"

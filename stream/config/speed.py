@@ -85,7 +85,8 @@ class SpeedConfig(Section):
     @model_validator(mode="after")
     def _what_is_given_is_used(self) -> Self:
         for key, mechanisms in _USE.items():
-            if key in self.model_fields_set and self.mean_mechanism not in mechanisms:
+            default = type(self).model_fields[key].default
+            if getattr(self, key) != default and self.mean_mechanism not in mechanisms:
                 raise ValueError(
                     f"{key} is for mean_mechanism {', '.join(mechanisms)}, but that is {self.mean_mechanism!r}; leave {key} out"
                 )
