@@ -35,13 +35,6 @@ FloatArray = npt.NDArray[np.float64]
 
 FAILURE = 0.05
 """exp(−t): most that the bound of the theorem may fail."""
-SENSITIVITIES = {
-    "weighted": "mean over queries",
-    "relative": "mean over queries, the largest of all sizes",
-    "relative, per size": "mean over queries, of each size its own",
-    "relative, per query": "the largest of all queries and sizes",
-}
-"""What each choice divides its errors by: what one point can change in …"""
 
 
 @dataclass(frozen=True)
@@ -97,7 +90,11 @@ def relative_changes(mechanism: E2EPriv, domain: Domain, scale: float, total: in
 
 
 def choices(counts: Grid, candidates: Sequence[int], epsilon: float, share: float) -> dict[str, Choice]:
-    """The choice by each of :data:`SENSITIVITIES`, with ``share`` of ε."""
+    """The choice with ``share`` of ε, by the name of what it divides errors by: what one point can change in them.
+
+    "weighted" and "relative": mean over queries, the largest of all sizes. "per size": mean over queries, of each size its own.
+    "per query": the largest of all queries and sizes.
+    """
     domain, total = Domain.unit_cells(*counts.shape), int(counts.sum())
     base = E2EPriv(tuple(candidates), tuning_queries(len(counts)), size_share=share, expected_points=total)
     scale = 1 / (epsilon * (1 - share))
@@ -155,18 +152,21 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:
-    """``papers-choice.svg``: measured excess and its bound, by ε, a panel per set."""
+    """``papers-choice.svg``: what the excess stays below in 95 % of choices, and its bound, by ε, a panel per set."""
     from matplotlib.figure import Figure
 
     sets = figures["sets"]
     sheet = Figure(figsize=(4.2 * len(sets), 3.8), layout="constrained")
     panels = sheet.subplots(1, len(sets), squeeze=False)[0]
     for axes, (name, by_epsilon) in zip(panels, sets.items(), strict=True):
-        for label in SENSITIVITIES:
+        for label, colour in (("weighted", "C0"), ("relative", "C1")):
             for what, style in (("usual_excess", "-"), ("bound", "--")):
                 heights = [max(row[label][what], 0.01) for row in by_epsilon.values()]
-                axes.plot([float(one) for one in by_epsilon], heights, style, marker="o", label=f"{label}, {what}")
+                name_of_line = f"{label}, {'bound' if what == 'bound' else '95 %'}"
+                axes.plot(
+                    [float(one) for one in by_epsilon], heights, style, color=colour, marker="o", label=name_of_line
+                )
         axes.set(title=name, yscale="log", xlabel="ε")
     panels[0].set_ylabel("error above the least, %")
-    panels[0].legend(fontsize=6)
+    panels[-1].legend(fontsize=7)
     sheet.savefig(folder / "papers-choice.svg")
