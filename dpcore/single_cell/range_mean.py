@@ -96,8 +96,8 @@ def _range_plan(
 class Levy:
     """ε/2 for a range of width 4τ around the median array average, ε/2 for the clipped mean (S5). ``upper``: quanta.
 
-    m_UB (``capacity``) maximises K̄·√m_UB unless it is given; it is then moved into [min m, max m]. Where 4τ >= U the range could not help: the plan is Array-Averaging's with the whole ε, decided
-    by counts alone.
+    m_UB (``capacity``) maximises K̄·√m_UB unless it is given; it is then moved into [min m, max m].
+    Where 4τ >= U the range could not help: the plan is Array-Averaging's with the whole ε, decided by counts alone.
     """
 
     upper: int

@@ -55,8 +55,8 @@ class EulerHistogram:
 
     ``drawn``: the counts before inference, of the same shape, which intervals need; None where there was none or it is unknown.
     ``grade`` says what holds of them: ``noisy`` (unbiased, may be negative), ``truncated`` (none is negative), ``consistent`` or
-    ``covert`` (every answer ≥ 0, and never smaller for a larger rectangle). ``total``: a second, more accurate draw of the answer for the whole grid,
-    only where the grade is ``noisy``: every answer uses it, by weighted least squares. Raises
+    ``covert`` (every answer ≥ 0, and never smaller for a larger rectangle). ``total``: a second, more accurate draw of
+    the answer for the whole grid, only where the grade is ``noisy``: every answer uses it, by weighted least squares. Raises
     :class:`~dpcore.spatial.histogram.HistogramError`.
     """
 
