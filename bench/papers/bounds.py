@@ -26,7 +26,7 @@ from dpcore.budget import MICRO, to_micro
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, Rectangles
 from dpcore.spatial.euler import Euler, EulerHistogram
-from dpcore.spatial.euler_inference import nearest_in_max_norm
+from dpcore.spatial.euler_inference import infer, nearest_in_max_norm
 from dpcore.spatial.regions import Footprints
 
 FAILURE = 0.05
@@ -54,6 +54,23 @@ def of_sum(scale: float, inside: int, failure: float = FAILURE) -> float:
     """What the noise of ``inside`` draws together does not exceed, with probability 1 − ``failure``."""
     both = math.log(2 / failure)
     return scale * max(math.sqrt(inside), math.sqrt(both)) * math.sqrt(8 * both)
+
+
+Forms = dict[str, EulerHistogram]
+"""What is made of the same draws, by name."""
+
+
+def forms_of(drawn: EulerHistogram) -> Forms:
+    """The draws moved as little as makes them consistent, without negative counts, and, as Algorithm 2 of the source does,
+    both: first without negative counts, then moved.
+    """
+    positive = infer(drawn.components, "truncated").components
+    components = {
+        "nearest": nearest_in_max_norm(drawn.components),
+        "truncated": positive,
+        "truncated, nearest": nearest_in_max_norm(positive),
+    }
+    return {name: replace(drawn, components=counts, drawn=drawn.components) for name, counts in components.items()}
 
 
 @dataclass(frozen=True)
@@ -87,25 +104,24 @@ class Setting:
         """Largest deviation of a component."""
         return float(np.abs(release.components - self.true.components).max())
 
-    def of_ranges(self, drawn: EulerHistogram, nearest: EulerHistogram, query: Rectangles) -> Row:
+    def of_ranges(self, drawn: EulerHistogram, forms: Forms, query: Rectangles) -> Row:
         """Whether each bound holds, half widths and errors, as means over ``query``; lengths in regions."""
         exact, interval = self.true.answers(query), drawn.intervals(query)
         assert interval is not None
         # The components strictly inside each block of cells.
         inside = (2 * (query.x1 - query.x0) - 1) * (2 * (query.y1 - query.y0) - 1)
         together = np.array([of_sum(self.scale, int(n)) for n in inside])
-        by_drawn, by_nearest = (np.abs(release.answers(query) - exact) for release in (drawn, nearest))
+        off = {name: np.abs(form.answers(query) - exact) for name, form in {"drawn": drawn, **forms}.items()}
         row = {
-            "sum": by_drawn <= inside * self.most,
-            "sum, nearest": by_nearest <= 2 * inside * self.most,
-            "concentration": by_drawn <= together,
+            "sum": off["drawn"] <= inside * self.most,
+            "sum, nearest": off["nearest"] <= 2 * inside * self.most,
+            "concentration": off["drawn"] <= together,
             "interval": (interval.low <= exact) & (exact <= interval.high),
             "sum, width": inside * self.most,
             "concentration, width": together,
             "interval, width": (interval.high - interval.low) / 2,
-            "error, drawn": by_drawn,
-            "error, nearest": by_nearest,
         }
+        row |= {f"error, {name}": error for name, error in off.items()}
         return {name: float(column.mean()) for name, column in row.items()}
 
 
@@ -117,11 +133,11 @@ def measured(given: Users, sizes: Sizes) -> dict[str, Any]:
     by_shape: dict[str, list[Row]] = {shape: [] for shape in queries}
     for _ in range(sizes.repeats):
         drawn = setting.drawn()
-        nearest = replace(drawn, components=nearest_in_max_norm(drawn.components), grade="consistent")
-        components, moved = setting.off(drawn) <= setting.most, setting.off(nearest) <= 2 * setting.most
+        forms = forms_of(drawn)
+        components, moved = setting.off(drawn) <= setting.most, setting.off(forms["nearest"]) <= 2 * setting.most
         of_draws.append({"components": float(components), "nearest": float(moved)})
         for shape, query in queries.items():
-            by_shape[shape].append(setting.of_ranges(drawn, nearest, query))
+            by_shape[shape].append(setting.of_ranges(drawn, forms, query))
     shapes = {shape: in_percent(rows, len(given.regions)) for shape, rows in by_shape.items()}
     return {**in_percent(of_draws, 1), "shapes": shapes}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -29,8 +29,8 @@ Mechanism = Literal[
 ]
 MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
 
-Inference = Literal["none", "truncated", "max-norm", "consistent", "covert"]
-"""What "euler" makes of its draws (:data:`dpcore.spatial.euler_inference.Inference`, whose module imports scipy)."""
+Inference = Literal["none", "max-norm", "consistent", "covert"]
+"""What "euler" makes of its draws: those of :data:`dpcore.spatial.euler_inference.Inference` whose grade readers of v1 know."""
 
 Parameters = dict[str, Any]
 """Arguments of a mechanism by name: numbers and text."""
@@ -55,8 +55,8 @@ class EulerConfig(Section):
     """Regions of users: the convex hull of the ``nearest`` fixes around the place where a user mostly was, of bounded diameter.
 
     ``outliers``: a wider region is shrunk to the diameter, or fixes farther than half of it from that place are discarded.
-    ``inference``: what the counts are made before they are published; "none" keeps answers unbiased, "truncated" only sets
-    negative counts to 0, and "max-norm" moves no count further than is needed for consistent ones.
+    ``inference``: what the counts are made before they are published; "none" keeps answers unbiased, and
+    "max-norm" moves no count further than is needed for consistent ones.
     ``total_share`` of the mechanism's ε pays for the number of all regions, where ``inference`` is "none".
     """
 
@@ -141,14 +141,18 @@ class HTFConfig(Section):
         }
         return self.model_dump(exclude={"level_epsilon", "counts"}) | own
 
-    def check_paths(self, epsilon_micro: int) -> None:
-        """Raise ``DPError`` if the levels of any height that the noisy number of points may decide cannot be paid for."""
+    @property
+    def remedy(self) -> str:
+        """What lets ε pay for a tree besides fewer levels."""
+        return "lower level_epsilon or raise epsilon" if self.level_epsilon else "raise epsilon or the shares of what is short"
+
+    def pay(self, epsilon_micro: int, height: int) -> None:
+        """Raise ``DPError`` if the levels of a tree of ``height`` cannot be paid for."""
         from dpcore.spatial.htf import HTF  # scipy comes with it, which other configurations save
 
         tree = HTF(**self.parameters)
         _, rest_micro = BudgetSplit.by_weights(epsilon_micro, [tree.height_share, 1 - tree.height_share]).shares
-        for height in range(1, tree.max_height + 1):
-            tree.path_budget(rest_micro, height)
+        tree.path_budget(rest_micro, height)
 
 
 class QuadTreeConfig(Section):
@@ -183,14 +187,15 @@ class KdTreeConfig(Section):
         """Arguments of :class:`~dpcore.spatial.trees.KdTree`."""
         return self.model_dump(exclude={"counts"}) | {"consistency": self.counts == "consistent"}
 
-    def check_paths(self, epsilon_micro: int) -> None:
-        """Raise ``DPError`` if the levels of any height that the noisy number of points may decide cannot be paid for."""
+    remedy: ClassVar[str] = "raise epsilon or the shares of what is short"
+
+    def pay(self, epsilon_micro: int, height: int) -> None:
+        """Raise ``DPError`` if the levels of a tree of ``height`` cannot be paid for."""
         from dpcore.spatial.trees import KdTree  # scipy comes with it
 
         tree = KdTree(**self.parameters)
         _, split_micro, data_micro = tree.parts(epsilon_micro)
-        for height in range(1, tree.max_height + 1):
-            tree.level_shares(split_micro, data_micro, height)
+        tree.level_shares(split_micro, data_micro, height)
 
 
 class HistogramConfig(Section):
@@ -260,14 +265,20 @@ class HistogramConfig(Section):
         for mechanism, tree in trees.items():
             if tree is None:
                 continue
-            try:
-                tree.check_paths(self.epsilons_micro[mechanism])
-            except DPError as error:
-                raise ValueError(
-                    f"[histogram.{mechanism}]: with {tree.max_height} levels some of them have less than 1e-6 of epsilon ({error}); "
-                    "lower max_height, or raise epsilon or the shares of what is short"
-                ) from None
+            for height in range(1, tree.max_height + 1):
+                self._pay(mechanism, tree, height)
         return self
+
+    def _pay(self, mechanism: Mechanism, tree: HTFConfig | KdTreeConfig, height: int) -> None:
+        micro = self.epsilons_micro[mechanism]
+        try:
+            tree.pay(micro, height)
+        except DPError:
+            fewer = f"lower max_height {tree.max_height} below {height}, " if height > 1 else ""
+            raise ValueError(
+                f"[histogram.{mechanism}]: its epsilon of {from_micro(micro)} does not pay for a tree of height {height}, which the noisy "
+                f"number of points may ask for: a part of it would have less than 1e-6; {fewer}{tree.remedy}"
+            ) from None
 
     @model_validator(mode="after")
     def _messages_fit(self) -> Self:

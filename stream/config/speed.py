@@ -21,6 +21,12 @@ _USE = {
     "mean_quantile_percent": ("fixed-quantile", "auto"),
 }
 """Mechanisms of the mean that use a key."""
+_FROM_BINS = ("p15", "p50", "p85", "cdf")
+"""Statistics that are read from the distribution's tree."""
+MAX_TREE_NODES = 5_500
+"""Most nodes of a tree that the configuration sets, over at most 4 096 bins. The constants of its intervals took at most 3 s
+of one core and 0.5 GB for each of at most four kinds of scales (:data:`dpcore.cdf.MAX_KINDS`); of the tree of least error 1.5 s.
+"""
 
 
 class HexagonConfig(Section):
@@ -90,11 +96,31 @@ class SpeedConfig(Section):
                 raise ValueError(
                     f"{key} is for mean_mechanism {', '.join(mechanisms)}, but that is {self.mean_mechanism!r}; leave {key} out"
                 )
-        leaves = math.prod(self.cdf_factors)
-        if self.cdf_factors and not self.cdf_bins <= leaves < 2 * self.cdf_bins:
+        for key in ("cdf_factors", "cdf_sharing"):
+            value = getattr(self, key)
+            if value != type(self).model_fields[key].default and not set(self.statistics) & set(_FROM_BINS):
+                raise ValueError(
+                    f"{key} {value!r} is for statistics {', '.join(_FROM_BINS)}, but those are {list(self.statistics)}; leave {key} out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _tree_fits_its_bins(self) -> Self:
+        if not self.cdf_factors:
+            return self
+        from dpcore.cdf import bin_edges  # scipy comes with it, which other configurations save
+
+        bins, leaves = len(bin_edges(self.upper_quanta, self.cdf_bins)) - 1, math.prod(self.cdf_factors)
+        if not bins <= leaves < 2 * bins:
             raise ValueError(
-                f"cdf_factors {list(self.cdf_factors)} make {leaves} leaves for {self.cdf_bins} bins; their product must be at "
-                f"least {self.cdf_bins} and below {2 * self.cdf_bins}"
+                f"cdf_factors {list(self.cdf_factors)} make {leaves} leaves, but cdf_bins {self.cdf_bins} and upper_bound "
+                f"{self.upper_bound} make {bins} bins; their product must be at least {bins} and below {2 * bins}"
+            )
+        nodes = sum(math.prod(self.cdf_factors[: i + 1]) for i in range(len(self.cdf_factors)))
+        if nodes > MAX_TREE_NODES:
+            raise ValueError(
+                f"cdf_factors {list(self.cdf_factors)} make {nodes} nodes, above {MAX_TREE_NODES}, so a draw would take too long; "
+                "lower cdf_bins, or give fewer and larger factors"
             )
         return self
 

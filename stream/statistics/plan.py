@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.budget import ChargeBasis, from_micro
 from dpcore.contributions import Contributions, Counts
-from dpcore.level_tree import Sharing, TreeShape
+from dpcore.level_tree import LEAST_ERROR, Sharing, TreeShape
 from dpcore.participation import Weight
 from dpcore.relation import NeighbouringRelation
 from dpcore.scales import LaplaceScales
@@ -45,6 +45,10 @@ PERCENTS = {"p15": 15.0, "p50": 50.0, "p85": 85.0}
 """The percentiles that traffic engineers use."""
 CDF = "cdf"
 """The whole distribution, from which percentiles are read."""
+
+
+_DEPARTED = 1
+"""Number of the newest form of stored plans. Whoever adds keys that change noise adds a form: this version refuses it."""
 
 
 class PlanError(RuntimeError):
@@ -176,6 +180,11 @@ class Plan(
     mean_quantile_percent: int = 10
     cdf_factors: tuple[int, ...] = ()
     cdf_sharing: Sharing = "optimal"
+
+    @property
+    def departs(self) -> bool:
+        """Whether a key is set that versions before it would pass over: they would draw other noise than was charged."""
+        return (self.mean_capacity, self.mean_quantile_percent, self.cdf_shape) != (None, 10, LEAST_ERROR)
 
     @property
     def cdf_shape(self) -> TreeShape:
@@ -326,13 +335,16 @@ def within(plan: Plan, budget: int | None) -> Plan:
 
 
 def encode_plan(plan: Plan) -> bytes:
-    """Stored form of a plan."""
-    return msgspec.msgpack.encode(plan)
+    """Stored form of a plan. One that :attr:`~Plan.departs` is stored behind :data:`_DEPARTED`, in an array: versions that do not
+    know its keys expect a map, and refuse to read it.
+    """
+    return msgspec.msgpack.encode((_DEPARTED, plan) if plan.departs else plan)
 
 
 def decode_plan(blob: bytes) -> Plan:
     """The plan that a stored form represents."""
-    return msgspec.msgpack.decode(blob, type=Plan)
+    stored = msgspec.msgpack.decode(blob, type=Plan | tuple[Literal[1], Plan])
+    return stored[1] if isinstance(stored, tuple) else stored
 
 
 def counts_digest(counts: Counts) -> str:

@@ -338,6 +338,10 @@ def test_levels_share_a_budget_equally_or_by_their_branching(tmp_path: Path) -> 
     [
         ({"cdf_factors": [3, 10]}, "product must be at least 32 and below 64"),
         ({"cdf_factors": [8, 8]}, "product must be at least 32 and below 64"),
+        ({"cdf_factors": [2] * 12, "cdf_bins": 4096, "upper_bound": 1.0}, "make 101 bins"),
+        ({"cdf_factors": [2] * 12, "cdf_bins": 4096}, "make 8190 nodes, above 5500"),
+        ({"cdf_factors": [2] * 5, "statistics": ["mean"]}, "leave cdf_factors out"),
+        ({"cdf_sharing": "equal", "statistics": ["mean", "variance"]}, "leave cdf_sharing out"),
         ({"cdf_factors": [1, 32]}, "cdf_factors"),
         ({"cdf_sharing": "geometric"}, "cdf_sharing"),
         ({"mean_capacity": 0, "mean_mechanism": "levy"}, "mean_capacity"),
@@ -348,7 +352,7 @@ def test_a_parameter_of_a_paper_outside_its_bounds_is_refused(
     tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        bus_config(tmp_path, **{f"speed.{key}": value for key, value in changes.items()})
+        bus_config(tmp_path, **{f"speed.{key}": value for key, value in ({"statistics": ["p50"]} | changes).items()})
 
 
 def test_percentile_intervals_hold_the_true_percentile(tmp_path: Path) -> None:
