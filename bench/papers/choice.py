@@ -89,14 +89,17 @@ def relative_changes(mechanism: E2EPriv, domain: Domain, scale: float, total: in
     return np.array(changes)
 
 
-def choices(counts: Grid, candidates: Sequence[int], epsilon: float, share: float) -> dict[str, Choice]:
-    """The choice with ``share`` of ε, by the name of what it divides errors by: what one point can change in them.
+def choices(
+    counts: Grid, candidates: Sequence[int], epsilon: float, share: float, queries: Rectangles | None = None
+) -> dict[str, Choice]:
+    """The choice with ``share`` of ε by random queries, or by ``queries``, by the name of what it divides errors by: what one point can change in them.
 
     "weighted" and "relative": mean over queries, the largest of all sizes. "per size": mean over queries, of each size its own.
     "per query": the largest of all queries and sizes.
     """
     domain, total = Domain.unit_cells(*counts.shape), int(counts.sum())
-    base = E2EPriv(tuple(candidates), tuning_queries(len(counts)), size_share=share, expected_points=total)
+    asked = tuning_queries(len(counts)) if queries is None else queries
+    base = E2EPriv(tuple(candidates), asked, size_share=share, expected_points=total)
     scale = 1 / (epsilon * (1 - share))
     changes = relative_changes(base, domain, scale, total)
     errors: dict[Objective, tuple[FloatArray, float]] = {

@@ -211,8 +211,8 @@ class Euler:
     def fit(self, regions: Regions, domain: Domain, epsilon_micro: int, noise: Noise) -> EulerHistogram:
         """Spend exactly ``epsilon_micro`` µε on ``regions``, in the unit of length of ``domain``. Relation "participation".
 
-        Regions are shrunk to the diameter, never refused. Inference is given the draws as they are: counts that are truncated
-        first would be biased.
+        Regions are shrunk to the diameter, never refused. Inference is given the draws as they are: to set negative counts to 0
+        first makes no difference to "consistent" and "covert", and other counts of "max-norm".
         """
         solvable = domain.cells <= MAX_INFERENCE_CELLS or self.inference in ("truncated", "max-norm")
         inference = self.inference if solvable else "none"

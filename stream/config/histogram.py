@@ -144,7 +144,11 @@ class HTFConfig(Section):
     @property
     def remedy(self) -> str:
         """What lets ε pay for a tree besides fewer levels."""
-        return "lower level_epsilon or raise epsilon" if self.level_epsilon else "raise epsilon or the shares of what is short"
+        return (
+            "lower level_epsilon or raise epsilon"
+            if self.level_epsilon
+            else "raise epsilon or the shares of what is short"
+        )
 
     def pay(self, epsilon_micro: int, height: int) -> None:
         """Raise ``DPError`` if the levels of a tree of ``height`` cannot be paid for."""
