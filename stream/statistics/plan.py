@@ -342,8 +342,14 @@ def encode_plan(plan: Plan) -> bytes:
 
 
 def decode_plan(blob: bytes) -> Plan:
-    """The plan that a stored form represents."""
-    stored = msgspec.msgpack.decode(blob, type=Plan | tuple[Literal[1], Plan])
+    """The plan that a stored form represents; raises :class:`PlanError` for a form that this version does not know."""
+    try:
+        stored = msgspec.msgpack.decode(blob, type=Plan | tuple[Literal[1], Plan])
+    except msgspec.DecodeError as error:
+        raise PlanError(
+            f"a stored plan cannot be read ({error}); nothing was drawn. If a newer version made it, upgrade this worker; otherwise "
+            "restore Redis from its append-only file"
+        ) from None
     return stored[1] if isinstance(stored, tuple) else stored
 
 
