@@ -144,11 +144,8 @@ class HTFConfig(Section):
     @property
     def remedy(self) -> str:
         """What lets ε pay for a tree besides fewer levels."""
-        return (
-            "lower level_epsilon or raise epsilon"
-            if self.level_epsilon
-            else "raise epsilon or the shares of what is short"
-        )
+        shares = "raise epsilon or the shares of what is short"
+        return f"lower level_epsilon, or {shares}" if self.level_epsilon else shares
 
     def pay(self, epsilon_micro: int, height: int) -> None:
         """Raise ``DPError`` if the levels of a tree of ``height`` cannot be paid for."""
