@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -23,7 +24,7 @@ def prefix_moments(tree: LevelTree, scales: tuple[float, ...]) -> tuple[FloatArr
     """
     by_node = _by_node(tree, scales)
     variance, covariance = np.zeros((2, tree.bins + 1))
-    step = max(1, _AT_ONCE // tree.bins)
+    step = max(1, _AT_ONCE // math.prod(tree.factors))
     for start in range(0, len(by_node), step):
         rows = min(step, len(by_node) - start)
         alone = _prefix_noise(tree, scales, np.eye(rows, len(by_node), start))
@@ -49,7 +50,7 @@ def critical_value(tree: LevelTree, scales: tuple[float, ...]) -> float:
     if tree.bins == 1:
         return 0.0
     by_node, rng, worst = _by_node(tree, scales), np.random.default_rng(_SEED), []
-    step = max(1, _AT_ONCE // len(by_node))
+    step = max(1, _AT_ONCE // sum(math.prod(tree.factors[: i + 1]) for i in range(tree.height)))
     for start in range(0, DRAWS, step):
         added = rng.laplace(size=(min(step, DRAWS - start), len(by_node))) * by_node
         noise = _prefix_noise(tree, scales, added)

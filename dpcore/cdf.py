@@ -21,7 +21,7 @@ import scipy
 from dpcore._prefix_counts import critical_value, prefix_moments, prefixes
 from dpcore.contributions import IntArray
 from dpcore.errors import ParameterError
-from dpcore.level_tree import FloatArray, LevelTree, choose_tree, consistent_leaves
+from dpcore.level_tree import LEAST_ERROR, FloatArray, LevelTree, TreeShape, consistent_leaves
 from dpcore.scales import checked_upper
 
 ONE_SIDED = 2.12
@@ -38,9 +38,9 @@ def bin_edges(upper: int, bins: int) -> IntArray:
     return edges
 
 
-def bin_tree(upper: int, bins: int) -> LevelTree:
-    """The tree of least error over the bins of :func:`bin_edges`."""
-    return choose_tree(len(bin_edges(upper, bins)) - 1)
+def bin_tree(upper: int, bins: int, shape: TreeShape = LEAST_ERROR) -> LevelTree:
+    """The tree over the bins of :func:`bin_edges`: of least error, unless ``shape`` says otherwise."""
+    return shape.over(len(bin_edges(upper, bins)) - 1)
 
 
 class Shares(NamedTuple):

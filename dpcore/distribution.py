@@ -19,7 +19,7 @@ import numpy as np
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
 from dpcore.cdf import CDFs, bin_edges, bin_tree, consistent_cells
 from dpcore.contributions import Contributions, Counts, IntArray
-from dpcore.level_tree import FloatArray, LevelTree, noisy_levels
+from dpcore.level_tree import LEAST_ERROR, FloatArray, LevelTree, TreeShape, noisy_levels
 from dpcore.mean import clipping_bias
 from dpcore.noise import Noise
 from dpcore.scales import LaplaceScales
@@ -27,15 +27,16 @@ from dpcore.scales import LaplaceScales
 
 @dataclass(frozen=True)
 class Distribution:
-    """``upper``: U in quanta. ``bins``: number K of equal bins of 0..U."""
+    """``upper``: U in quanta. ``bins``: number K of equal bins of 0..U. ``shape`` of the tree over them."""
 
     upper: int
     bins: int
+    shape: TreeShape = LEAST_ERROR
 
     @property
     def tree(self) -> LevelTree:
         """The tree over the bins; each of its h levels is released."""
-        return bin_tree(self.upper, self.bins)
+        return bin_tree(self.upper, self.bins, self.shape)
 
     def sensitivities(self, counts: Counts, retained: IntArray) -> IntArray:
         """Δ of every level over ``retained`` samples (P,) for each pair, in counts: 2Γ; shape (P,)."""
@@ -46,7 +47,7 @@ class Distribution:
     def rows(self, counts: Counts, retained: IntArray) -> Sensitivities:
         """Rows of the allocation, h per cell (cell-major); weight = events per (range n of a count · h).
 
-        Within a cell the levels weigh w_i ∝ (n_i − 1)^(2/3), which makes the optimal shares ε_i ∝ (n_i − 1)^(1/3).
+        Within a cell the levels weigh w_i ∝ s_i², s_i the shares of :meth:`LevelTree.shares`, which makes ε_i ∝ s_i.
         """
         tree = self.tree
         weight = counts.by_cell(counts.samples) / np.maximum(counts.by_cell(retained), 1)
@@ -60,7 +61,8 @@ class Distribution:
             np.repeat(single.weight / tree.height, tree.height),
             single.n_users,
         )
-        by_level = np.array([max(n - 1, 1) ** (2 / 3) for n in tree.factors])
+        equal = tree.sharing == "equal"
+        by_level = np.array([1.0 if equal else max(n - 1, 1) ** (2 / 3) for n in tree.factors])
         return replace(rows, weight=rows.weight * np.tile(by_level / by_level.mean(), counts.n_cells))
 
     def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:

@@ -30,7 +30,7 @@ from dpcore.cdf import bin_edges, bin_tree
 from dpcore.contributions import Contributions, Counts, IdArray, IntArray
 from dpcore.errors import BudgetError
 from dpcore.gaussian import discrete_gaussian
-from dpcore.level_tree import LevelTree, split_budget
+from dpcore.level_tree import LEAST_ERROR, LevelTree, TreeShape, split_budget
 from dpcore.noise import Noise
 from dpcore.scales import check_total, noise_ratio
 
@@ -59,9 +59,19 @@ class Layout:
     bins: int
 
     @classmethod
-    def of(cls, *, mean: bool, variance: bool, percentiles: bool, weight: Weight, upper: int, bins: int) -> Layout:
-        """The layout for these statistics of values up to ``upper`` quanta."""
-        tree = bin_tree(upper, bins) if percentiles else None
+    def of(
+        cls,
+        *,
+        mean: bool,
+        variance: bool,
+        percentiles: bool,
+        weight: Weight,
+        upper: int,
+        bins: int,
+        shape: TreeShape = LEAST_ERROR,
+    ) -> Layout:
+        """The layout for these statistics of values up to ``upper`` quanta; ``shape`` of the tree over the bins."""
+        tree = bin_tree(upper, bins, shape) if percentiles else None
         return cls(2 if variance else int(mean), weight == "sample", tree, weight, upper, bins)
 
     @property

@@ -9,9 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.papers import cdf, e2epriv, euler, htf, means, suppression
+from bench.papers import bounds, cdf, choice, e2epriv, euler, htf, means, suppression
 
-PARTS = {"e2epriv": e2epriv, "htf": htf, "means": means, "suppression": suppression, "cdf": cdf, "euler": euler}
+PARTS = {
+    "e2epriv": e2epriv,
+    "choice": choice,
+    "htf": htf,
+    "means": means,
+    "suppression": suppression,
+    "cdf": cdf,
+    "euler": euler,
+    "bounds": bounds,
+}
 
 
 def run(quick: bool) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Sizes:
 
 FULL = Sizes(
     places=100,
-    repeats=20,
+    repeats=100,
     epsilons=("0.2", "0.6", "1.0"),
     shares=(0.2, 0.25, 0.5, 0.75),
     side=1024,

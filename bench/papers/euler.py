@@ -2,7 +2,7 @@
 
 [B], Figs. 7 to 14, in a reduced form: taxis in a box of 20 km with cells of 0.66, 1 and 2 km and B = 2 km (T-Drive), cabs on
 4 × 4 cells of 0.8 km, and generated regions, many in the middle or few over the whole box. [B] sets negative counts to 0
-before inference; we infer from the draws, and by default do not infer. Errors are in percent of all regions.
+before inference; we infer from the draws, and by default do not infer. The L∞ program is in :mod:`bench.papers.bounds`. Errors are in percent of all regions.
 """
 
 from __future__ import annotations

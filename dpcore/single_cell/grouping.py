@@ -94,6 +94,14 @@ def _check_capacity(capacity: int) -> None:
         )
 
 
+def bestfit_within(samples: IntArray, capacity: int) -> Grouping:
+    """:func:`bestfit` at the m_UB nearest to ``capacity``, at least 1, that lies in [min m, max m]."""
+    m = checked_samples(samples)
+    if capacity < 1:
+        raise ParameterError(f"m_UB {capacity} holds no sample; give at least 1")
+    return bestfit(m, min(max(capacity, int(m.min())), int(m.max())))
+
+
 def lower_median(samples: IntArray) -> int:
     """The ⌈L/2⌉-th smallest m: the capacity of Array-Averaging."""
     m = checked_samples(samples)

@@ -26,7 +26,7 @@ from dpcore.noise import Noise
 from dpcore.scales import check_total, checked_micro, checked_upper, noise_ratio
 from dpcore.single_cell.cell import checked_samples, checked_values, losses, noisy_estimate, retained_values
 from dpcore.single_cell.estimate import Estimate
-from dpcore.single_cell.grouping import Grouping, bestfit, lower_median
+from dpcore.single_cell.grouping import Grouping, bestfit_within, lower_median
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -143,7 +143,8 @@ def minimax_samples(samples: IntArray, epsilon_micro: int) -> int:
 class ArrayAveraging:
     """Mean of the averages of BestFit arrays plus Lap(Δ/ε), Δ = (U/K̄)·max Γ/fill (S3). ``upper``: U in quanta.
 
-    ``capacity``: m_UB; by default the lower median of m. The divisor is K̄, the arrays opened; the printed
+    ``capacity``: m_UB, moved into [min m, max m]; by default the lower median of m. Plan and charges follow from it and from
+    counts, so the proof holds for every m_UB. The divisor is K̄, the arrays opened; the printed
     K = ⌊ΣΓ/m_UB⌋ is wrong (``docs/errata.md``).
     """
 
@@ -153,7 +154,7 @@ class ArrayAveraging:
     def plan(self, samples: IntArray, epsilon_micro: int) -> ArrayPlan:
         """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
         m = checked_samples(samples)
-        grouping = bestfit(m, lower_median(m) if self.capacity is None else self.capacity)
+        grouping = bestfit_within(m, lower_median(m) if self.capacity is None else self.capacity)
         top = GRID * checked_upper(self.upper)
         check_total(int(m.sum()), top)
         sensitivities = grouping.sensitivities(top)

@@ -27,7 +27,7 @@ from dpcore.scales import check_total, checked_micro, checked_upper
 from dpcore.single_cell._range_plan import RangePlan, mean_within
 from dpcore.single_cell.cell import checked_samples
 from dpcore.single_cell.estimate import Estimate
-from dpcore.single_cell.grouping import Grouping, widest_grouping
+from dpcore.single_cell.grouping import Grouping, bestfit_within, widest_grouping
 from dpcore.single_cell.mean import (
     GRID,
     SAMPLE_SHARE,
@@ -96,19 +96,20 @@ def _range_plan(
 class Levy:
     """ε/2 for a range of width 4τ around the median array average, ε/2 for the clipped mean (S5). ``upper``: quanta.
 
-    m_UB maximises K̄·√m_UB. Where 4τ >= U the range could not help: the plan is Array-Averaging's with the whole ε, decided
-    by counts alone.
+    m_UB (``capacity``) maximises K̄·√m_UB unless it is given; it is then moved into [min m, max m].
+    Where 4τ >= U the range could not help: the plan is Array-Averaging's with the whole ε, decided by counts alone.
     """
 
     upper: int
+    capacity: int | None = None
 
     def plan(self, samples: IntArray, epsilon_micro: int) -> RangePlan | ArrayPlan:
         """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
         upper, m, micro = self.upper, checked_samples(samples), checked_micro(epsilon_micro)
-        grouping = _checked_grouping(upper, m)
+        grouping = _checked_grouping(upper, m, self.capacity)
         half_bin = _concentration(upper, grouping)
         if 4 * half_bin >= GRID * upper or micro < 2:
-            return ArrayAveraging(upper).plan(m, micro)
+            return self._averaging.plan(m, micro)
         ranges = range_bins(GRID * upper, half_bin)
         range_micro = micro // 2
         # A range far from the median costs K̄ instead of at most K̄/2.
@@ -118,10 +119,14 @@ class Levy:
         narrowest = int((ranges[:, 1] - ranges[:, 0]).min())
         return _range_plan(upper, m, grouping, (range_micro, micro - range_micro), narrowest, predicted)
 
+    @property
+    def _averaging(self) -> ArrayAveraging:
+        return ArrayAveraging(self.upper, self.capacity)
+
     def release(self, values: IntArray, plan: RangePlan | ArrayPlan, noise: Noise) -> Estimate:
         """Draw range and mean of ``values`` (N,), quanta sorted by (user, time); in quanta. Relation "values"."""
         if isinstance(plan, ArrayPlan):
-            return ArrayAveraging(self.upper).release(values, plan, noise)
+            return self._averaging.release(values, plan, noise)
         averages = array_averages(values, plan.samples, plan.grouping, self.upper)
         low, high = select_range(averages, GRID * self.upper, plan.half_bin, plan.range_micro, noise)
         return mean_within(averages, low, high, self.upper, plan, noise)
@@ -160,15 +165,22 @@ def _release_quantile(upper: int, values: IntArray, plan: RangePlan, noise: Nois
 class FixedQuantile:
     """ε/4 for each end of a range between the 10 % and 90 % array averages, ε/2 for the clipped mean (S6).
 
-    ``upper``: quanta. Helps only where the range comes out narrower than U/2; m_UB as in :class:`Levy`.
+    ``upper``: quanta. Helps only where the range comes out narrower than U/2; m_UB (``capacity``) as in :class:`Levy`.
+    ``percent``: of the lower end, 1 to 49 instead of 10, and its mirror above. The choice of an end costs the same at any rank.
     """
 
     upper: int
+    capacity: int | None = None
+    percent: int = 10
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.percent <= 49:
+            raise ParameterError(f"percent {self.percent} is outside 1..49; give where the lower end of the range lies")
 
     def plan(self, samples: IntArray, epsilon_micro: int) -> RangePlan:
         """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
-        grouping = _checked_grouping(self.upper, samples)
-        rank = RANK_UNIT * grouping.n_arrays // 10
+        grouping = _checked_grouping(self.upper, samples, self.capacity)
+        rank = RANK_UNIT * grouping.n_arrays * self.percent // 100
         return _quantile_plan(self.upper, checked_samples(samples), checked_micro(epsilon_micro), grouping, rank)
 
     def release(self, values: IntArray, plan: RangePlan, noise: Noise) -> Estimate:
@@ -181,10 +193,11 @@ class EpsilonQuantile:
     """As :class:`FixedQuantile` with ends at rank min(2/ε, K̄/2) and its mirror (S6). ``upper``: quanta."""
 
     upper: int
+    capacity: int | None = None
 
     def plan(self, samples: IntArray, epsilon_micro: int) -> RangePlan:
         """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
-        grouping, micro = _checked_grouping(self.upper, samples), checked_micro(epsilon_micro)
+        grouping, micro = _checked_grouping(self.upper, samples, self.capacity), checked_micro(epsilon_micro)
         rank = min(2 * RANK_UNIT * MICRO // micro, RANK_UNIT * grouping.n_arrays // 2)
         return _quantile_plan(self.upper, checked_samples(samples), micro, grouping, rank)
 
@@ -223,18 +236,20 @@ class AutoMean:
     The prediction adds the bias of dropped samples and unequal weights to the noise scale, for the values that
     :func:`dpcore.single_cell.mean.usual_bias` assumes; for S5 and S6 it adds what a wrongly drawn range would cost. The worst
     case would not do: for the worst values the mechanism that keeps all samples looks best nearly always. A wrong guess costs
-    accuracy, never privacy. Ties go to the simpler mechanism.
+    accuracy, never privacy. Ties go to the simpler mechanism. ``capacity`` and ``percent`` are those of the mechanisms that have them.
     """
 
     upper: int
+    capacity: int | None = None
+    percent: int = 10
 
     def plan(self, samples: IntArray, epsilon_micro: int) -> Choice:
         """Plan from counts ``samples`` (L,) of one cell; raises :class:`DPError` subclasses for input out of bounds."""
-        u = self.upper
-        simple = (Baseline(u), PooledMinimax(u), ArrayAveraging(u))
+        u, capacity = self.upper, self.capacity
+        simple = (Baseline(u), PooledMinimax(u), ArrayAveraging(u, capacity))
         choices = [Choice(mechanism, mechanism.plan(samples, epsilon_micro)) for mechanism in simple]
         if epsilon_micro >= 4:
-            narrowed = (Levy(u), FixedQuantile(u), EpsilonQuantile(u))
+            narrowed = (Levy(u, capacity), FixedQuantile(u, capacity, self.percent), EpsilonQuantile(u, capacity))
             choices += [Choice(mechanism, mechanism.plan(samples, epsilon_micro)) for mechanism in narrowed]
         return min(choices, key=lambda choice: choice.predicted_error)
 
@@ -243,7 +258,7 @@ class AutoMean:
         return plan.mechanism.release(values, plan.plan, noise)  # type: ignore[arg-type]
 
 
-def _checked_grouping(upper: int, samples: IntArray) -> Grouping:
+def _checked_grouping(upper: int, samples: IntArray, capacity: int | None) -> Grouping:
     m = checked_samples(samples)
     check_total(int(m.sum()), GRID * checked_upper(upper))
-    return widest_grouping(m)
+    return widest_grouping(m) if capacity is None else bestfit_within(m, capacity)

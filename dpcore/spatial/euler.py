@@ -54,9 +54,9 @@ class EulerHistogram:
     """Released component counts, int64 (2·rows−1, 2·columns−1), and the noise variance of each before inference.
 
     ``drawn``: the counts before inference, of the same shape, which intervals need; None where there was none or it is unknown.
-    ``grade`` says what holds of them: ``noisy`` (unbiased, may be negative), ``consistent`` or ``covert`` (every answer
-    ≥ 0, and never smaller for a larger rectangle). ``total``: a second, more accurate draw of the answer for the whole grid,
-    only where the grade is ``noisy``: every answer uses it, by weighted least squares. Raises
+    ``grade`` says what holds of them: ``noisy`` (unbiased, may be negative), ``truncated`` (none is negative), ``consistent`` or
+    ``covert`` (every answer ≥ 0, and never smaller for a larger rectangle). ``total``: a second, more accurate draw of
+    the answer for the whole grid, only where the grade is ``noisy``: every answer uses it, by weighted least squares. Raises
     :class:`~dpcore.spatial.histogram.HistogramError`.
     """
 
@@ -177,8 +177,9 @@ class Euler:
     """ε-DP counts of the regions that meet any rectangle of cells, for regions of diameter at most ``diameter`` (B).
 
     ``regions_per_user`` (r) multiplies the sensitivity; further regions of a user are left out. ``inference``: "none"
-    releases the unbiased draws; "consistent" and "covert" move them to the nearest counts that regions could have left, where
-    the grid has at most :data:`MAX_INFERENCE_CELLS` cells. Where most components are empty that raises answers over many
+    releases the unbiased draws; "truncated" sets negative ones to 0; "max-norm" moves them to consistent counts whose largest
+    deviation from them is least; "consistent" and "covert" to the nearest counts that regions could have left, where the grid has
+    at most :data:`MAX_INFERENCE_CELLS` cells. Where most components are empty that raises answers over many
     cells (docs/reproductions.md). ``total_share`` of ε, at most 0.5, pays for the number of all regions where nothing is
     inferred; inference does not use it, so the components have the whole ε there. Raises :class:`ParameterError`.
     """
@@ -195,7 +196,7 @@ class Euler:
         if self.regions_per_user < 1:
             raise ParameterError(f"{self.regions_per_user} regions per user; give at least 1")
         if self.inference not in get_args(Inference):
-            raise ParameterError(f"inference {self.inference!r}; give none, consistent or covert")
+            raise ParameterError(f"inference {self.inference!r}; give one of {', '.join(get_args(Inference))}")
         if not 0 <= self.total_share <= 0.5:
             raise ParameterError(f"a share {self.total_share} of ε for the total; give one between 0 and 0.5")
         if self.relation != NeighbouringRelation.PARTICIPATION:
@@ -210,9 +211,11 @@ class Euler:
     def fit(self, regions: Regions, domain: Domain, epsilon_micro: int, noise: Noise) -> EulerHistogram:
         """Spend exactly ``epsilon_micro`` µε on ``regions``, in the unit of length of ``domain``. Relation "participation".
 
-        Regions are shrunk to the diameter, never refused. Nothing is truncated before inference: that would bias it.
+        Regions are shrunk to the diameter, never refused. Inference is given the draws as they are: to set negative counts to 0
+        first makes no difference to "consistent" and "covert", and other counts of "max-norm".
         """
-        inference = self.inference if domain.cells <= MAX_INFERENCE_CELLS else "none"
+        solvable = domain.cells <= MAX_INFERENCE_CELLS or self.inference in ("truncated", "max-norm")
+        inference = self.inference if solvable else "none"
         for_total = max(1, int(epsilon_micro * self.total_share)) if self.total_share and inference == "none" else 0
         if epsilon_micro - for_total < 1:
             raise ParameterError(f"a budget of {epsilon_micro} µε; give at least {1 + for_total}")

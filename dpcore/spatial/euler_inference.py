@@ -1,10 +1,11 @@
-"""Least absolute deviation inference for noisy Euler histograms: counts that regions could have left.
+"""Inference for noisy Euler histograms: counts that regions could have left, nearest in L1 or in the largest deviation.
 
 Constraints on the components F (faces), E (edges), V (vertices): every one ≥ 0; C1, an edge ≤ its two faces; C2, a vertex
 ≤ its four edges; covertness: along every grid line and on either side of it, with a_j = F_j − Eline_j and
 b_j = Eacross_j − V_j, every run satisfies Σa − Σb ≥ 0, so that a rectangle's answer never falls when it grows. Post-processing
-only: no privacy depends on it. Source: [B], section 5, corrected: its C3 is violated by true data, and C1, C2 alone leave
-F = E = 1, V = 0 answering −3 on 3 × 3 cells.
+only: no privacy depends on it. "truncated" sets counts below 0 to 0 and nothing else, as Algorithm 2 of the source begins.
+Source: [B], section 5, corrected: its C3 is violated by true data, and C1, C2 alone leave F = E = 1, V = 0 answering −3 on
+3 × 3 cells.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import numpy as np
 from dpcore.spatial._euler_program import Program, sides, signs
 from dpcore.spatial.domain import IntGrid
 
-Grade = Literal["noisy", "consistent", "covert"]
-"""What holds of the counts: nothing; C1 and C2; C1, C2 and covertness."""
-Inference = Literal["none", "consistent", "covert"]
-"""What counts are inferred to be: nothing, so that answers stay unbiased; or a :data:`Grade`."""
+Grade = Literal["noisy", "truncated", "consistent", "covert"]
+"""What holds of the counts: nothing; none is below 0; besides, C1 and C2; besides, covertness."""
+Inference = Literal["none", "truncated", "max-norm", "consistent", "covert"]
+"""What counts are inferred to be: nothing, so that answers stay unbiased; or a :data:`Grade`, nearest in L1 unless "max-norm"."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Inferred:
 
 def infer(noisy: IntGrid, inference: Inference = "covert") -> Inferred:
     """A covert, or merely a consistent, integer array nearest to ``noisy`` in L1; merely C1 and C2 if no covert one is found.
+    "truncated" and "max-norm" need no program.
 
     The relaxation is mostly integral, but not always: the covertness constraints have half-integral vertices. Where a few
     components come out as halves, an integer program over them alone rounds each up or down; at 40 × 40 cells that adds at
@@ -45,6 +47,11 @@ def infer(noisy: IntGrid, inference: Inference = "covert") -> Inferred:
     """
     if inference == "none":
         return Inferred(noisy, "noisy", 0)
+    if inference == "truncated":
+        return Inferred(np.maximum(noisy, 0), "truncated", int(np.maximum(-noisy, 0).sum()))
+    if inference == "max-norm":
+        nearest = nearest_in_max_norm(noisy)
+        return Inferred(nearest, "consistent", int(np.abs(nearest - noisy).sum()))
     solution = Program(noisy, covert=True).solve() if inference == "covert" else None
     if solution is not None and is_covert(solution):
         return Inferred(solution, "covert", int(np.abs(solution - noisy).sum()))
@@ -53,6 +60,22 @@ def infer(noisy: IntGrid, inference: Inference = "covert") -> Inferred:
     if solution is None or not is_consistent(solution):
         return Inferred(noisy, "noisy", 0)
     return Inferred(solution, "consistent", int(np.abs(solution - noisy).sum()))
+
+
+def nearest_in_max_norm(noisy: IntGrid) -> IntGrid:
+    """The integer array with C1, C2 and ≥ 0 whose largest deviation from ``noisy`` is least: the L∞ program of the source.
+
+    C1 and C2 order the components: a vertex is not above the edges that end there, an edge not above its faces. Halfway between
+    the largest count below a component in this order and the smallest above it, none deviates by more than half of the largest
+    contradiction, which no array can better; counts below 0 have to rise to 0 in any. So no program has to be solved.
+    """
+    below, above = noisy.copy(), noisy.copy()
+    for axis in (0, 1):
+        least, most = np.moveaxis(above, axis, 0), np.moveaxis(below, axis, 0)
+        least[1::2] = np.minimum(least[1::2], np.minimum(least[:-1:2], least[2::2]))
+        np.maximum(most[:-1:2], most[1::2], out=most[:-1:2])
+        np.maximum(most[2::2], most[1::2], out=most[2::2])
+    return np.asarray(np.maximum((below + above) // 2, 0), dtype=np.int64)
 
 
 def whole_of(components: IntGrid) -> int:

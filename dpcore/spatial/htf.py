@@ -181,11 +181,6 @@ class HTF(SpatialMechanism):
 
     def path_budget(self, rest_micro: int, height: int) -> PathBudget:
         """How ``rest_micro`` is spent along every path of a tree of ``height``: a function of public parameters."""
-        rest = 1 - self.height_share
-        split_micro, data_micro = BudgetSplit.by_weights(
-            rest_micro, [self.split_share / rest, 1 - self.split_share / rest]
-        ).shares
-        splits = BudgetSplit.by_weights(split_micro, [1.0] * height).shares
         if self.level_epsilon_micro:
             splits = (self.level_epsilon_micro,) * height
             data_micro = rest_micro - sum(splits)
@@ -194,6 +189,12 @@ class HTF(SpatialMechanism):
                     f"{height} levels of {self.level_epsilon_micro} µε leave nothing of {rest_micro} µε for counts; "
                     "lower level_epsilon_micro or raise the budget"
                 )
+        else:
+            rest = 1 - self.height_share
+            split_micro, data_micro = BudgetSplit.by_weights(
+                rest_micro, [self.split_share / rest, 1 - self.split_share / rest]
+            ).shares
+            splits = BudgetSplit.by_weights(split_micro, [1.0] * height).shares
         stop_micro, count_micro = BudgetSplit.by_weights(data_micro, [self.stop_share, 1 - self.stop_share]).shares
         stops = BudgetSplit.by_weights(stop_micro, [2 ** (depth / 3) for depth in range(height)]).shares
         return PathBudget(splits, stops, count_micro)

@@ -180,12 +180,10 @@ class KdTree(_LeastSquaresTree):
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
         """All levels with their draws, before consistency; the root carries the cost of the total."""
-        weights = [self.total_share, self.split_share, (1 - self.total_share) * (1 - self.split_share)]
-        total_micro, split_micro, data_micro = BudgetSplit.by_weights(epsilon_micro, weights).shares
+        total_micro, split_micro, data_micro = self.parts(epsilon_micro)
         total = noisy_total(counts, total_micro, points_per_user, noise)
         height = height_of(total, epsilon_micro, points_per_user, self.max_height)
-        splits = (*BudgetSplit.by_weights(split_micro, [1.0] * height).shares, 0)
-        shares = BudgetSplit.by_weights(data_micro, level_weights(self.budget, height)).shares
+        splits, shares = self.level_shares(split_micro, data_micro, height)
         image = image_of(counts)
 
         def draw(truth: IntArray, boxes: IntArray, depth: int) -> LevelDraws:
@@ -202,3 +200,16 @@ class KdTree(_LeastSquaresTree):
             return candidates.cut(boxes, chosen)
 
         return grow(image, domain, draw, divide)
+
+    def parts(self, epsilon_micro: int) -> tuple[int, ...]:
+        """µε of the total, of all medians of a path, and of all its counts."""
+        weights = [self.total_share, self.split_share, (1 - self.total_share) * (1 - self.split_share)]
+        return BudgetSplit.by_weights(epsilon_micro, weights).shares
+
+    def level_shares(self, split_micro: int, data_micro: int, height: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """µε of the medians and of the counts of each level from the root, in a tree of ``height``: public parameters decide.
+
+        Raises ``BudgetError`` where a level would get nothing.
+        """
+        splits = (*BudgetSplit.by_weights(split_micro, [1.0] * height).shares, 0)
+        return splits, BudgetSplit.by_weights(data_micro, level_weights(self.budget, height)).shares

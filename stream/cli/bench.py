@@ -41,7 +41,9 @@ BENCHMARKS = {
 """Name of each benchmark, which is its module in ``bench``, and what it measures."""
 _FAULTS = ("regressions", "violations")
 """Figures that list what must not be."""
-PARTS = tuple(f"papers.{part}" for part in ("cdf", "e2epriv", "euler", "htf", "means", "suppression"))
+PARTS = tuple(
+    f"papers.{part}" for part in ("bounds", "cdf", "choice", "e2epriv", "euler", "htf", "means", "suppression")
+)
 """Parts of a benchmark that also run alone."""
 
 

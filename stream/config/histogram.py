@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from dpcore.accounting import rho_of_pure
 from dpcore.budget import MICRO, BudgetSplit, from_micro, to_micro
-from dpcore.errors import BudgetError
+from dpcore.errors import BudgetError, DPError
 from stream.config.section import BoundingBox, Section
 
 Mechanism = Literal[
@@ -29,8 +29,14 @@ Mechanism = Literal[
 ]
 MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
 
+Inference = Literal["none", "max-norm", "consistent", "covert"]
+"""What "euler" makes of its draws: those of :data:`dpcore.spatial.euler_inference.Inference` whose grade readers of v1 know."""
+
 Parameters = dict[str, Any]
 """Arguments of a mechanism by name: numbers and text."""
+
+Counts = Literal["consistent", "drawn"]
+"""What a tree publishes: counts that agree along every path, by least squares, or those that were drawn."""
 
 MAX_MESSAGE_BYTES = 900_000
 """Largest message that a configuration may lead to, in bytes; Kafka brokers refuse 1 MiB."""
@@ -49,7 +55,8 @@ class EulerConfig(Section):
     """Regions of users: the convex hull of the ``nearest`` fixes around the place where a user mostly was, of bounded diameter.
 
     ``outliers``: a wider region is shrunk to the diameter, or fixes farther than half of it from that place are discarded.
-    ``inference``: what the counts are made before they are published; "none" keeps answers unbiased.
+    ``inference``: what the counts are made before they are published; "none" keeps answers unbiased, and
+    "max-norm" moves no count further than is needed for consistent ones.
     ``total_share`` of the mechanism's ε pays for the number of all regions, where ``inference`` is "none".
     """
 
@@ -59,7 +66,7 @@ class EulerConfig(Section):
     diameter_m: float = Field(default=5_000.0, gt=0, le=1_000_000)
     bandwidth_m: float = Field(default=300.0, gt=0, le=1_000_000)
     outliers: Literal["shrink", "discard"] = "shrink"
-    inference: Literal["none", "consistent", "covert"] = "none"
+    inference: Inference = "none"
     total_share: float = Field(default=0.05, ge=0, le=0.5)
 
     @model_validator(mode="after")
@@ -75,10 +82,13 @@ class EulerConfig(Section):
 class E2EPrivConfig(Section):
     """How "e2epriv" chooses its size: ``size_share`` of ε; errors divide by ρ at least, ``rho`` or ``rho_share`` of all points.
 
-    ``tuning_areas``: shares of the box that the tuning queries cover as squares; without any they are random ranges.
+    ``total_share`` of ε pays for the number of all points, and relative errors are cut at ``cap``. ``tuning_areas``: shares of
+    the box that the tuning queries cover as squares; without any they are random ranges.
     """
 
     size_share: float = Field(default=0.2, ge=0.05, le=0.9)
+    total_share: float = Field(default=0.02, ge=0.01, le=0.5)
+    cap: float = Field(default=4.0, ge=0.1, le=1000)
     rho: float = Field(default=20.0, ge=1, le=1_000_000)
     rho_share: float = Field(default=0.01, ge=0, le=1)
     tuning_areas: tuple[Annotated[float, Field(gt=0, le=1)], ...] = ()
@@ -91,7 +101,9 @@ class E2EPrivConfig(Section):
 
 class HTFConfig(Section):
     """How "htf" grows: cuts by ``split`` in at most ``rounds`` (0: as many as needed), at most ``max_height`` levels, a node
-    stops at ``stop_cells`` cells or ``stop_count`` points; ``split_share`` of ε for cuts, ``stop_share`` of the rest for stops.
+    stops at ``stop_cells`` cells or ``stop_count`` points; ``height_share`` of ε for the number of points, on which the height
+    depends, ``split_share`` for cuts, or ``level_epsilon`` (ε′) for the cuts of each level, ``stop_share`` of the rest for stops.
+    ``counts``: made "consistent", or published as "drawn". Every path costs ε, whatever the height.
     """
 
     split: Literal["exponential", "search"] = "exponential"
@@ -101,22 +113,90 @@ class HTFConfig(Section):
     extra_levels: int = Field(default=2, ge=0, le=20)
     stop_cells: int = Field(default=1, ge=1, le=1_000_000)
     stop_count: float = Field(default=20.0, ge=0, le=1_000_000)
+    height_share: float = Field(default=0.01, ge=0.001, le=0.1)
     split_share: float = Field(default=0.1, ge=0.01, le=0.8)
+    level_epsilon: float = Field(default=0.0, ge=0, le=10)
     stop_share: float = Field(default=0.6, ge=0.01, le=0.95)
+    counts: Counts = "consistent"
+
+    @model_validator(mode="after")
+    def _cuts_are_paid_once(self) -> Self:
+        if 0 < self.level_epsilon * MICRO < 1:
+            raise ValueError(
+                f"level_epsilon {self.level_epsilon} is below 1e-6; give 1e-6 or more, or 0 for split_share"
+            )
+        if self.level_epsilon and self.split_share != type(self).model_fields["split_share"].default:
+            raise ValueError(
+                f"level_epsilon {self.level_epsilon} pays for the cuts of each level, so split_share {self.split_share} would buy "
+                "nothing; leave one of them out"
+            )
+        return self
+
+    @property
+    def parameters(self) -> Parameters:
+        """Arguments of :class:`~dpcore.spatial.htf.HTF`."""
+        own = {
+            "level_epsilon_micro": to_micro(self.level_epsilon, round_up=False) if self.level_epsilon else 0,
+            "consistency": self.counts == "consistent",
+        }
+        return self.model_dump(exclude={"level_epsilon", "counts"}) | own
+
+    @property
+    def remedy(self) -> str:
+        """What lets ε pay for a tree besides fewer levels."""
+        shares = "raise epsilon or the shares of what is short"
+        return f"lower level_epsilon, or {shares}" if self.level_epsilon else shares
+
+    def pay(self, epsilon_micro: int, height: int) -> None:
+        """Raise ``DPError`` if the levels of a tree of ``height`` cannot be paid for."""
+        from dpcore.spatial.htf import HTF  # scipy comes with it, which other configurations save
+
+        tree = HTF(**self.parameters)
+        _, rest_micro = BudgetSplit.by_weights(epsilon_micro, [tree.height_share, 1 - tree.height_share]).shares
+        tree.path_budget(rest_micro, height)
 
 
 class QuadTreeConfig(Section):
-    """Budgets of the levels of "quadtree", and its height; without one it goes down to single cells."""
+    """Budgets of the levels of "quadtree", its height, without which it goes down to single cells, and whether its counts are
+    made "consistent" or published as "drawn".
+    """
 
     budget: Literal["uniform", "geometric"] = "geometric"
     height: int | None = Field(default=None, ge=0, le=10)
+    counts: Counts = "consistent"
+
+    @property
+    def parameters(self) -> Parameters:
+        """Arguments of :class:`~dpcore.spatial.trees.QuadTree`."""
+        return self.model_dump(exclude={"counts"}) | {"consistency": self.counts == "consistent"}
 
 
 class KdTreeConfig(Section):
-    """Budgets of the levels of "kdtree", and the most levels it may have."""
+    """Budgets of the levels of "kdtree", the most levels it may have, and its counts as for "quadtree".
+
+    ``split_share`` of ε pays for the medians, ``total_share`` for the number of points, on which the height depends.
+    """
 
     budget: Literal["uniform", "geometric"] = "geometric"
     max_height: int = Field(default=16, ge=1, le=16)
+    split_share: float = Field(default=0.3, ge=0.01, le=0.9)
+    total_share: float = Field(default=0.01, ge=0.001, le=0.1)
+    counts: Counts = "consistent"
+
+    @property
+    def parameters(self) -> Parameters:
+        """Arguments of :class:`~dpcore.spatial.trees.KdTree`."""
+        return self.model_dump(exclude={"counts"}) | {"consistency": self.counts == "consistent"}
+
+    remedy: ClassVar[str] = "raise epsilon or the shares of what is short"
+
+    def pay(self, epsilon_micro: int, height: int) -> None:
+        """Raise ``DPError`` if the levels of a tree of ``height`` cannot be paid for."""
+        from dpcore.spatial.trees import KdTree  # scipy comes with it
+
+        tree = KdTree(**self.parameters)
+        _, split_micro, data_micro = tree.parts(epsilon_micro)
+        tree.level_shares(split_micro, data_micro, height)
 
 
 class HistogramConfig(Section):
@@ -181,23 +261,25 @@ class HistogramConfig(Section):
                 raise ValueError(
                     f"[histogram.{name}] is given, but mechanisms lack {name!r}; name it or leave the table out"
                 )
-        if self.htf is not None:
-            from dpcore.spatial.htf import HTF  # scipy comes with it, which other configurations save
-
-            # Users are charged before the draw, and the noisy number of points decides the height: any must be affordable.
-            tree = HTF(**self.htf.model_dump())
-            _, rest_micro = BudgetSplit.by_weights(
-                self.epsilons_micro["htf"], [tree.height_share, 1 - tree.height_share]
-            ).shares
-            try:
-                for height in range(1, tree.max_height + 1):
-                    tree.path_budget(rest_micro, height)
-            except BudgetError:
-                raise ValueError(
-                    f"[histogram.htf]: {height} levels leave some of them less than 1e-6 of epsilon; lower max_height, or raise "
-                    "epsilon, split_share or stop_share"
-                ) from None
+        # Users are charged before the draw, and the noisy number of points decides the height: any must be affordable.
+        trees: dict[Mechanism, HTFConfig | KdTreeConfig | None] = {"htf": self.htf, "kdtree": self.kdtree}
+        for mechanism, tree in trees.items():
+            if tree is None:
+                continue
+            for height in range(1, tree.max_height + 1):
+                self._pay(mechanism, tree, height)
         return self
+
+    def _pay(self, mechanism: Mechanism, tree: HTFConfig | KdTreeConfig, height: int) -> None:
+        micro = self.epsilons_micro[mechanism]
+        try:
+            tree.pay(micro, height)
+        except DPError:
+            fewer = f"lower max_height {tree.max_height} below {height}, " if height > 1 else ""
+            raise ValueError(
+                f"[histogram.{mechanism}]: its epsilon of {from_micro(micro)} does not pay for a tree of height {height}, which the noisy "
+                f"number of points may ask for: a part of it would have less than 1e-6; {fewer}{tree.remedy}"
+            ) from None
 
     @model_validator(mode="after")
     def _messages_fit(self) -> Self:
@@ -214,9 +296,8 @@ class HistogramConfig(Section):
     @property
     def parameters(self) -> dict[str, Parameters]:
         """Arguments of the mechanisms that have a table of their own, by name."""
-        tables: dict[str, Section | None] = {"htf": self.htf, "quadtree": self.quadtree, "kdtree": self.kdtree}
-        given = {name: table.model_dump() for name, table in tables.items() if table is not None}
-        return given | ({} if self.e2epriv is None else {"e2epriv": self.e2epriv.parameters})
+        tables = {"htf": self.htf, "quadtree": self.quadtree, "kdtree": self.kdtree, "e2epriv": self.e2epriv}
+        return {name: table.parameters for name, table in tables.items() if table is not None}
 
     @property
     def grid_sizes(self) -> tuple[int, ...]:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from dpcore.level_tree import Sharing, TreeShape
 from stream.config.section import Section
 
 SPEED_QUANTUM_KMH = 0.01
 """Public grid of speeds: values are integers of this many km/h before anything is summed."""
 
 Statistic = Literal["mean", "variance", "p15", "p50", "p85", "cdf"]
+
+_USE = {
+    "mean_capacity": ("array-averaging", "levy", "fixed-quantile", "epsilon-quantile", "auto"),
+    "mean_quantile_percent": ("fixed-quantile", "auto"),
+}
+"""Mechanisms of the mean that use a key."""
+_FROM_BINS = ("p15", "p50", "p85", "cdf")
+"""Statistics that are read from the distribution's tree."""
+MAX_TREE_NODES = 5_500
+"""Most nodes of a tree that the configuration sets, over at most 4 096 bins. The constants of its intervals took at most 3 s
+of one core and 0.5 GB for each of at most four kinds of scales (:data:`dpcore.cdf.MAX_KINDS`); of the tree of least error 1.5 s.
+"""
 
 
 class HexagonConfig(Section):
@@ -33,7 +47,13 @@ class HexagonConfig(Section):
 
 
 class SpeedConfig(Section):
-    """Statistics of speed per hexagon and timeslot."""
+    """Statistics of speed per hexagon and timeslot.
+
+    ``mean_capacity``: m_UB, the most samples in an array of the mechanisms that pack samples into arrays, within what users of a
+    cell have; without it each mechanism's own rule decides. ``mean_quantile_percent``: where "fixed-quantile" sets the ends of
+    its range. ``cdf_factors``: branching of the tree over the bins from the root down, without it that of least error.
+    ``cdf_sharing``: how its levels share ε. All are public, and charges hold for every accepted value.
+    """
 
     upper_bound: float = Field(gt=0, le=1000)
     statistics: tuple[Statistic, ...] = Field(default=("mean", "variance"), min_length=1)
@@ -54,7 +74,11 @@ class SpeedConfig(Section):
     sum_cap: float = Field(default=0.0, ge=0, le=1000)
     post_processing: tuple[Literal["empirical-bayes", "kalman"], ...] = ("empirical-bayes",)
     min_users: int = Field(default=1, ge=1)
+    mean_capacity: int | None = Field(default=None, ge=1, le=100_000)
+    mean_quantile_percent: int = Field(default=10, ge=1, le=49)
     cdf_bins: int = Field(default=32, ge=2, le=4096)
+    cdf_factors: tuple[Annotated[int, Field(ge=2, le=4096)], ...] = ()
+    cdf_sharing: Sharing = "optimal"
 
     @model_validator(mode="after")
     def _on_the_grid(self) -> Self:
@@ -63,6 +87,47 @@ class SpeedConfig(Section):
         if abs(self.upper_bound / SPEED_QUANTUM_KMH - self.upper_quanta) > 1e-6:
             raise ValueError(f"upper_bound {self.upper_bound} is not a multiple of {SPEED_QUANTUM_KMH} km/h; round it")
         return self
+
+    @model_validator(mode="after")
+    def _what_is_given_is_used(self) -> Self:
+        for key, mechanisms in _USE.items():
+            default = type(self).model_fields[key].default
+            if getattr(self, key) != default and self.mean_mechanism not in mechanisms:
+                raise ValueError(
+                    f"{key} is for mean_mechanism {', '.join(mechanisms)}, but that is {self.mean_mechanism!r}; leave {key} out"
+                )
+        for key in ("cdf_factors", "cdf_sharing"):
+            value = getattr(self, key)
+            if value != type(self).model_fields[key].default and not set(self.statistics) & set(_FROM_BINS):
+                raise ValueError(
+                    f"{key} {value!r} is for statistics {', '.join(_FROM_BINS)}, but those are {list(self.statistics)}; leave {key} out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _tree_fits_its_bins(self) -> Self:
+        if not self.cdf_factors:
+            return self
+        from dpcore.cdf import bin_edges  # scipy comes with it, which other configurations save
+
+        bins, leaves = len(bin_edges(self.upper_quanta, self.cdf_bins)) - 1, math.prod(self.cdf_factors)
+        if not bins <= leaves < 2 * bins:
+            raise ValueError(
+                f"cdf_factors {list(self.cdf_factors)} make {leaves} leaves, but cdf_bins {self.cdf_bins} and upper_bound "
+                f"{self.upper_bound} make {bins} bins; their product must be at least {bins} and below {2 * bins}"
+            )
+        nodes = sum(math.prod(self.cdf_factors[: i + 1]) for i in range(len(self.cdf_factors)))
+        if nodes > MAX_TREE_NODES:
+            raise ValueError(
+                f"cdf_factors {list(self.cdf_factors)} make {nodes} nodes, above {MAX_TREE_NODES}, so a draw would take too long; "
+                "lower cdf_bins, or give fewer and larger factors"
+            )
+        return self
+
+    @property
+    def cdf_shape(self) -> TreeShape:
+        """The shape of the tree over the bins."""
+        return TreeShape(self.cdf_factors, self.cdf_sharing)
 
     @property
     def upper_quanta(self) -> int:

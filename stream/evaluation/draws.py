@@ -156,7 +156,7 @@ def _score_distributions(plan: Plan, contributions: Contributions, kept: Contrib
     cells, drawn = draw_distributions(plan, kept, Noise())
     if drawn is None:
         return
-    distribution, shares = Distribution(plan.upper_quanta, plan.cdf_bins), drawn.shares()
+    distribution, shares = Distribution(plan.upper_quanta, plan.cdf_bins, plan.cdf_shape), drawn.shares()
     true, noised = (np.cumsum(distribution.integers(of)[cells], axis=1) for of in (contributions, kept))
     distance = np.abs(shares.value - true / true[:, -1:]).max(axis=1)
     table, target = tables["distribution", "released"], noised / noised[:, -1:]

@@ -81,7 +81,9 @@ def with_histogram_epsilon(config: Config, epsilon: float) -> Config:
     """``config`` with another epsilon of its histograms, its budget in proportion to what a window costs."""
     assert config.histogram is not None
     changed = config.model_copy(
-        update={"histogram": HistogramConfig(**(config.histogram.model_dump() | {"epsilon": epsilon}))}
+        update={
+            "histogram": HistogramConfig(**(config.histogram.model_dump(exclude_unset=True) | {"epsilon": epsilon}))
+        }
     )
     privacy, ratio = config.privacy, changed.window_grant / config.window_grant
     name = "budget" if privacy.rho_budget is None else "rho_budget"

@@ -13,10 +13,12 @@ import numpy.typing as npt
 from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.budget import ChargeBasis, from_micro
 from dpcore.contributions import Contributions, Counts
+from dpcore.level_tree import LEAST_ERROR, Sharing, TreeShape
 from dpcore.participation import Weight
 from dpcore.relation import NeighbouringRelation
 from dpcore.scales import LaplaceScales
 from stream.config import Config
+from stream.config.histogram import Inference
 from stream.config.section import BoundingBox
 from stream.statistics.fix_rules import FixRules
 from stream.windows import Period, Window, utc_text
@@ -45,6 +47,10 @@ CDF = "cdf"
 """The whole distribution, from which percentiles are read."""
 
 
+_DEPARTED = 1
+"""Number of the newest form of stored plans. Whoever adds keys that change noise adds a form: this version refuses it."""
+
+
 class PlanError(RuntimeError):
     """Rows and plan do not belong together, so nothing may be released."""
 
@@ -70,7 +76,7 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
     nearest: int
     diameter_m: float
     bandwidth_m: float
-    inference: Literal["none", "consistent", "covert"] = "covert"
+    inference: Inference = "covert"
     total_share: float = 0.0
     outliers: Literal["shrink", "discard"] = "shrink"
 
@@ -170,6 +176,20 @@ class Plan(
     max_events_per_user: int = 0
     cut_short: tuple[str, ...] = ()
     fix_rules: FixRules | None = None
+    mean_capacity: int | None = None
+    mean_quantile_percent: int = 10
+    cdf_factors: tuple[int, ...] = ()
+    cdf_sharing: Sharing = "optimal"
+
+    @property
+    def departs(self) -> bool:
+        """Whether a key is set that versions before it would pass over: they would draw other noise than was charged."""
+        return (self.mean_capacity, self.mean_quantile_percent, self.cdf_shape) != (None, 10, LEAST_ERROR)
+
+    @property
+    def cdf_shape(self) -> TreeShape:
+        """The shape of the tree over the bins of the distribution."""
+        return TreeShape(self.cdf_factors, self.cdf_sharing)
 
     @property
     def cells(self) -> IdArray:
@@ -263,6 +283,10 @@ def empty_plan(config: Config, window: Window, period: Period, generation: str) 
         resolution=config.hexagons.resolution,
         relation=config.relation,
         mean_mechanism=speed.mean_mechanism,
+        mean_capacity=speed.mean_capacity,
+        mean_quantile_percent=speed.mean_quantile_percent,
+        cdf_factors=speed.cdf_factors,
+        cdf_sharing=speed.cdf_sharing,
         mean_epsilon_micro=0,
         counts_digest="",
         cells_bytes=b"",
@@ -311,13 +335,22 @@ def within(plan: Plan, budget: int | None) -> Plan:
 
 
 def encode_plan(plan: Plan) -> bytes:
-    """Stored form of a plan."""
-    return msgspec.msgpack.encode(plan)
+    """Stored form of a plan. One that :attr:`~Plan.departs` is stored behind :data:`_DEPARTED`, in an array: versions that do not
+    know its keys expect a map, and refuse to read it.
+    """
+    return msgspec.msgpack.encode((_DEPARTED, plan) if plan.departs else plan)
 
 
 def decode_plan(blob: bytes) -> Plan:
-    """The plan that a stored form represents."""
-    return msgspec.msgpack.decode(blob, type=Plan)
+    """The plan that a stored form represents; raises :class:`PlanError` for a form that this version does not know."""
+    try:
+        stored = msgspec.msgpack.decode(blob, type=Plan | tuple[Literal[1], Plan])
+    except msgspec.DecodeError as error:
+        raise PlanError(
+            f"a stored plan cannot be read ({error}); nothing was drawn. If a newer version made it, upgrade this worker; otherwise "
+            "restore Redis from its append-only file"
+        ) from None
+    return stored[1] if isinstance(stored, tuple) else stored
 
 
 def counts_digest(counts: Counts) -> str:

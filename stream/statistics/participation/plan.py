@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.contributions import Counts
+from dpcore.level_tree import TreeShape
 from dpcore.participation import Layout, Participation, Weight
 from stream.config import Config
 from stream.statistics.distributions import needs_distribution
@@ -32,7 +33,7 @@ from stream.windows import Period, Window
 IntArray = npt.NDArray[np.int64]
 
 
-def layout_of(statistics: tuple[str, ...], weight: Weight, upper: int, bins: int) -> Layout:
+def layout_of(statistics: tuple[str, ...], weight: Weight, upper: int, bins: int, shape: TreeShape) -> Layout:
     """The numbers that are released of every cell for the named ``statistics``."""
     return Layout.of(
         mean="mean" in statistics,
@@ -41,12 +42,13 @@ def layout_of(statistics: tuple[str, ...], weight: Weight, upper: int, bins: int
         weight=weight,
         upper=upper,
         bins=bins,
+        shape=shape,
     )
 
 
 def planned_layout(plan: Plan) -> Layout:
     """The layout of a stored plan."""
-    return layout_of(plan.statistics, plan.weight, plan.upper_quanta, plan.cdf_bins)
+    return layout_of(plan.statistics, plan.weight, plan.upper_quanta, plan.cdf_bins, plan.cdf_shape)
 
 
 def participation_of(config: Config) -> Participation:
@@ -55,7 +57,7 @@ def participation_of(config: Config) -> Participation:
     assert settings is not None, "the configuration has the section under this relation"
     shares = settings.shares
     return Participation(
-        layout_of(speed.statistics, settings.weight, speed.upper_quanta, speed.cdf_bins),
+        layout_of(speed.statistics, settings.weight, speed.upper_quanta, speed.cdf_bins, speed.cdf_shape),
         cells=settings.cells_per_user,
         samples=settings.samples_per_cell,
         grant=config.privacy.ledger_grant,

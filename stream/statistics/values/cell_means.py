@@ -7,7 +7,7 @@ A user in few cells, or with few samples in them, is charged only their exact lo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,33 @@ MECHANISMS: dict[str, Any] = {
 """Mechanisms by their name in the configuration: S1 and S3–S6 of the source, and "auto", which chooses by predicted error."""
 
 
+class Choices(Protocol):
+    """What the configuration, or a plan, says of a cell's mean: constants that no data decides."""
+
+    @property
+    def mean_mechanism(self) -> str:
+        """Name in :data:`MECHANISMS`."""
+
+    @property
+    def mean_capacity(self) -> int | None:
+        """m_UB; None for the mechanism's own rule."""
+
+    @property
+    def mean_quantile_percent(self) -> int:
+        """Lower end of the range of fixed quantiles."""
+
+
+def cell_mechanism(choices: Choices, upper: int) -> Any:
+    """The mechanism chosen, for values up to ``upper`` quanta."""
+    name = choices.mean_mechanism
+    given: dict[str, Any] = {}
+    if name not in ("baseline", "pooled-minimax"):
+        given["capacity"] = choices.mean_capacity
+    if name in ("fixed-quantile", "auto"):
+        given["percent"] = choices.mean_quantile_percent
+    return MECHANISMS[name](upper, **given)
+
+
 @dataclass(frozen=True)
 class CellMeans:
     """The public part: charges (L,) in µε, and the predicted worst-case error of each cell (C,) in quanta (inf: no mean)."""
@@ -45,9 +72,8 @@ def cell_epsilon(counts: Counts, samples: IntArray, allowance: int) -> int:
     return allowance // max(int(counts.by_user((samples > 0).astype(np.int64)).max(initial=1)), 1)
 
 
-def plan_cell_means(name: str, counts: Counts, samples: IntArray, upper: int, epsilon_micro: int) -> CellMeans:
-    """Plan every cell with ``samples`` (P,) retained at ``epsilon_micro`` per cell; U = ``upper`` quanta."""
-    mechanism = MECHANISMS[name](upper)
+def plan_cell_means(mechanism: Any, counts: Counts, samples: IntArray, epsilon_micro: int) -> CellMeans:
+    """Plan every cell with ``samples`` (P,) retained by a :func:`cell_mechanism` at ``epsilon_micro`` per cell."""
     charges = np.zeros(counts.n_users, dtype=np.int64)
     error = np.full(counts.n_cells, np.inf)
     for g in range(counts.n_cells):
@@ -59,9 +85,8 @@ def plan_cell_means(name: str, counts: Counts, samples: IntArray, upper: int, ep
     return CellMeans(charges, error)
 
 
-def draw_cell_means(name: str, kept: Contributions, epsilon_micro: int, noise: Noise) -> FloatArray:
+def draw_cell_means(mechanism: Any, kept: Contributions, epsilon_micro: int, noise: Noise) -> FloatArray:
     """(raw, scale, low, high) of every cell, shape (4, C), in quanta; the plans are recomputed from the same counts."""
-    mechanism = MECHANISMS[name](kept.upper)
     counts = kept.counts
     out = np.zeros((4, counts.n_cells))
     for g in range(counts.n_cells):

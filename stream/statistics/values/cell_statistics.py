@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dpcore.distribution import Distribution
+from dpcore.level_tree import LEAST_ERROR, TreeShape
 from dpcore.mean import Mean
 from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
@@ -16,21 +17,25 @@ CellStatistics = Mapping[str, CellStatistic]
 """Statistics by name, in the order of the plan's scales: mean, variance, one distribution for itself and all percentiles."""
 
 
-def cell_statistics(names: Sequence[str], upper: int, bins: int, cap: int | None) -> CellStatistics:
-    """The statistics behind the released ``names``. ``cap``: the most that one user adds to Σx of a cell; None for no cap."""
+def cell_statistics(
+    names: Sequence[str], upper: int, bins: int, cap: int | None, shape: TreeShape = LEAST_ERROR
+) -> CellStatistics:
+    """The statistics behind the released ``names``. ``cap``: the most that one user adds to Σx of a cell; None for no cap.
+    ``shape``: of the distribution's tree over its ``bins``.
+    """
     statistics: dict[str, CellStatistic] = {}
     if "mean" in names:
         statistics["mean"] = Mean(upper, cap)
     if "variance" in names:
         statistics["variance"] = Variance(upper, VARIANCE_GRID)
     if needs_distribution(names):
-        statistics["distribution"] = Distribution(upper, bins)
+        statistics["distribution"] = Distribution(upper, bins, shape)
     return statistics
 
 
 def planned_statistics(plan: Plan) -> CellStatistics:
     """The statistics of a stored plan."""
-    return cell_statistics(plan.statistics, plan.upper_quanta, plan.cdf_bins, plan.sum_cap or None)
+    return cell_statistics(plan.statistics, plan.upper_quanta, plan.cdf_bins, plan.sum_cap or None, plan.cdf_shape)
 
 
 def scales_by_statistic(flat: LaplaceScales, statistics: CellStatistics, n_cells: int) -> dict[str, LaplaceScales]:

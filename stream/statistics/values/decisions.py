@@ -19,7 +19,7 @@ from dpcore.errors import BudgetError
 from dpcore.mean import clipping_bias
 from dpcore.scales import LaplaceScales
 from stream.config import Config
-from stream.statistics.values.cell_means import cell_epsilon, plan_cell_means
+from stream.statistics.values.cell_means import cell_epsilon, cell_mechanism, plan_cell_means
 from stream.statistics.values.cell_statistics import CellStatistics, cell_statistics, scales_by_statistic
 
 IntArray = npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ class PublicWindow:
     def statistics(self, names: Sequence[str]) -> CellStatistics:
         """The statistics behind the released ``names``."""
         speed = self.config.speed
-        return cell_statistics(names, speed.upper_quanta, speed.cdf_bins, self.cap)
+        return cell_statistics(names, speed.upper_quanta, speed.cdf_bins, self.cap, speed.cdf_shape)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def decide_single_cell(window: PublicWindow, retained: IntArray) -> Decision:
     """Means by the configured single-cell mechanism at one ε per cell, the other statistics allocated what is left."""
     counts, speed, allowances = window.counts, window.config.speed, window.allowances
     epsilon = cell_epsilon(counts, retained, window.allowance // len(window.statistics(speed.statistics)))
-    means = plan_cell_means(speed.mean_mechanism, counts, retained, speed.upper_quanta, epsilon)
+    means = plan_cell_means(cell_mechanism(speed, speed.upper_quanta), counts, retained, epsilon)
     total, kept = counts.by_cell(window.admitted), counts.by_cell(retained)
     off = np.minimum(means.predicted_error / speed.upper_quanta + clipping_bias(total, kept), 1.0)
     error, charges = float((total * off).sum()), means.charges

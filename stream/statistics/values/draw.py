@@ -17,7 +17,7 @@ from dpcore.variance import Variance
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.statistics.distributions import bins_of, share_columns, too_large
 from stream.statistics.plan import CDF, DECIMALS, PERCENTS, VARIANCE_GRID, Columns, Plan, check_rows
-from stream.statistics.values.cell_means import draw_cell_means
+from stream.statistics.values.cell_means import cell_mechanism, draw_cell_means
 from stream.statistics.values.cell_statistics import planned_statistics, scales_by_statistic
 
 IntArray = npt.NDArray[np.int64]
@@ -97,7 +97,7 @@ def _distribution(plan: Plan, kept: Contributions, noise: Noise) -> dict[str, Co
 
 
 def _cell_means(plan: Plan, kept: Contributions, noise: Noise) -> Columns:
-    drawn = draw_cell_means(plan.mean_mechanism, kept, plan.mean_epsilon_micro, noise) * SPEED_QUANTUM_KMH
+    drawn = draw_cell_means(cell_mechanism(plan, kept.upper), kept, plan.mean_epsilon_micro, noise) * SPEED_QUANTUM_KMH
     value, scale, low, high = drawn
     return Columns.rounded("mean", value, scale, (low, high), plan.upper_quanta * SPEED_QUANTUM_KMH)
 

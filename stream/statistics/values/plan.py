@@ -113,7 +113,7 @@ def _mean_half_width(counts: Counts, config: Config) -> FloatArray:
     """Predicted half width of each cell's 95 % interval of the mean in km/h, without clipping; infinite without samples."""
     speed = config.speed
     cap = _cap(counts, counts.samples, config)
-    statistics = cell_statistics(speed.statistics, speed.upper_quanta, speed.cdf_bins, cap)
+    statistics = cell_statistics(speed.statistics, speed.upper_quanta, speed.cdf_bins, cap, speed.cdf_shape)
     allowances = np.full(counts.n_users, config.privacy.epsilon_micro, dtype=np.int64)
     allocation = solve(counts, counts.samples, allowances, statistics, config)
     flat = LaplaceScales(allocation.numerator, allocation.denominator)

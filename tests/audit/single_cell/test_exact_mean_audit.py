@@ -26,6 +26,11 @@ from tests.audit.enumeration import TOLERANCE, Enumerated, Law, Path, paths
 
 RANGES = [(Levy, (90, 90, 90), 6), (FixedQuantile, (2, 2, 2), 4), (EpsilonQuantile, (2, 2, 2), 4)]
 """Counts for which Levy narrows the range; three arrays each."""
+SET = [
+    (functools.partial(ArrayAveraging, capacity=3), (2, 2, 3), 4),
+    (functools.partial(FixedQuantile, capacity=1, percent=40), (2, 2, 2), 4),
+]
+"""With an m_UB and quantiles that the configuration sets."""
 SIMPLE = [(Baseline, (2, 1), 4), (PooledMinimax, (3, 1), 4), (ArrayAveraging, (2, 2, 1), 4)]
 
 
@@ -76,7 +81,7 @@ def _divisor(plan: Any) -> int:
     return int(plan.grouping.n_arrays if isinstance(plan, RangePlan) else plan.divisor)
 
 
-@pytest.mark.parametrize(("make", "m", "upper"), RANGES + SIMPLE)
+@pytest.mark.parametrize(("make", "m", "upper"), RANGES + SIMPLE + SET)
 def test_no_output_of_any_small_cell_costs_a_user_more_than_their_charge(
     make: Any, m: tuple[int, ...], upper: int
 ) -> None:
@@ -85,7 +90,7 @@ def test_no_output_of_any_small_cell_costs_a_user_more_than_their_charge(
     assert shares.max() > 0.3, f"the audit would not see a charge three times too small: {shares}"
 
 
-@pytest.mark.parametrize(("make", "m", "upper"), RANGES + SIMPLE)
+@pytest.mark.parametrize(("make", "m", "upper"), RANGES + SIMPLE + SET)
 def test_half_the_noise_scale_is_caught_exactly(make: Any, m: tuple[int, ...], upper: int) -> None:
     assert worst_shares(make, m, upper, shipped_laws(make, m, upper), shrink=2).max() > 1 + TOLERANCE
 

@@ -158,12 +158,6 @@ def test_values_that_are_not_the_planned_quanta_are_refused(values: list[Any]) -
         Baseline(10).release(np.array(values), plan, Noise())
 
 
-@pytest.mark.parametrize("capacity", [0, 1, 6])
-def test_a_capacity_out_of_range_is_refused(capacity: int) -> None:
-    with pytest.raises(ParameterError, match="m_UB"):
-        ArrayAveraging(10, capacity).plan(np.array([2, 5]), MICRO)
-
-
 @settings(max_examples=300, deadline=None)
 @given(st.integers(1, 2**40), st.integers(1, 10**8))
 def test_noise_never_falls_short_of_the_budget(sensitivity: int, micro: int) -> None:

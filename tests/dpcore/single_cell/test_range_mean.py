@@ -240,3 +240,26 @@ def test_auto_is_never_far_from_the_best_mechanism_on_three_kinds_of_data(users:
     assert max(ratios.values()) < 3, ratios
     assert np.median(list(ratios.values())) < 1.5, ratios
     assert baseline["easy"] > 3
+
+
+@pytest.mark.parametrize(("capacity", "used"), [(1, 2), (2, 2), (4, 4), (6, 5), (100_000, 5)])
+def test_a_capacity_that_is_given_is_moved_to_what_users_have(capacity: int, used: int) -> None:
+    samples = np.array([2, 5])
+    for mechanism in (ArrayAveraging(10, capacity), FixedQuantile(10, capacity), EpsilonQuantile(10, capacity)):
+        assert mechanism.plan(samples, MICRO).grouping.capacity == used
+
+
+@pytest.mark.parametrize("make", [ArrayAveraging, Levy, FixedQuantile, EpsilonQuantile, AutoMean])
+def test_a_capacity_without_room_is_refused(make: Any) -> None:
+    with pytest.raises(ParameterError, match="m_UB 0 holds no sample; give at least 1"):
+        make(10, 0).plan(np.array([2, 5]), MICRO)
+
+
+def test_fixed_quantiles_lie_where_they_are_set_and_elsewhere_are_refused() -> None:
+    samples = np.full(40, 3)
+    ranks = [FixedQuantile(10, percent=percent).plan(samples, MICRO).rank for percent in (10, 25, 49)]
+    assert ranks == [FixedQuantile(10).plan(samples, MICRO).rank, 100, 196]
+    assert ranks[0] == 40, "in tenths of an array"
+    for percent in (0, 50):
+        with pytest.raises(ParameterError, match=r"outside 1\.\.49"):
+            FixedQuantile(10, percent=percent)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dpcore.spatial import (
     HTF,
     AdaptiveGrid,
@@ -30,7 +32,9 @@ def every_mechanism(sizes: tuple[int, ...], queries: Rectangles) -> dict[str, Sp
         "quadtree uniform": QuadTree("uniform"),
         "kdtree": KdTree(),
         "kdtree uniform": KdTree("uniform"),
+        "kdtree as drawn": KdTree(split_share=0.6, total_share=0.1, consistency=False),
         "htf": HTF(),
+        "htf published": replace(HTF.published(), level_epsilon_micro=20),  # fits the least budgets of tests
         "htf search": HTF("search"),
         "htf with its search": HTF("search", margin=0.0, extra_levels=0),
         "privlet": Privlet(),

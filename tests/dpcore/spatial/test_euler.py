@@ -404,7 +404,7 @@ def test_forty_by_forty_with_ten_thousand_regions_is_covert() -> None:
         lambda: Euler(0.0),
         lambda: Euler(float("nan")),
         lambda: Euler(1.0, regions_per_user=0),
-        lambda: Euler(1.0, inference="truncated"),  # type: ignore[arg-type]
+        lambda: Euler(1.0, inference="least squares"),  # type: ignore[arg-type]
         lambda: Euler(1.0, relation="values"),  # type: ignore[arg-type]
         lambda: Euler(1.0).fit(Regions.of_polygons([]), grid(2, 2), 0, Noise()),
     ],

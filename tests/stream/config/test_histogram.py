@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from dpcore.noise import Noise
-from dpcore.spatial import E2EPriv
+from dpcore.spatial import HTF, Domain, E2EPriv, euler_inference
 from stream.cli import app
 from stream.config import Config, ConfigError, load_config
-from stream.config.histogram import MAX_MESSAGE_BYTES, MECHANISMS
+from stream.config.histogram import MAX_MESSAGE_BYTES, MECHANISMS, Inference
+from stream.local import REPO_ROOT
 from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.statistics.histograms.fixes import fixes_of, histogram_box
 from stream.statistics.histograms.histograms import draw_histograms, histogram_body, mechanism_of, regions_of
@@ -43,6 +46,10 @@ def test_the_commented_example_is_a_sound_configuration(file: Path, tables: tupl
 
 def test_every_mechanism_of_the_library_can_be_configured() -> None:
     assert sorted(MECHANISMS) == EVERY_MECHANISM
+
+
+def test_every_inference_of_the_library_whose_grade_subscribers_know_can_be_configured() -> None:
+    assert set(get_args(euler_inference.Inference)) - set(get_args(Inference)) == {"truncated"}
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -115,17 +122,43 @@ def test_whatever_is_accepted_can_be_drawn_in_the_bytes_that_were_foreseen(
 
 
 VARIED: dict[str, dict[str, Any]] = {
-    "e2epriv": {"size_share": 0.9, "rho": 5.0, "rho_share": 0.0, "tuning_areas": [0.01, 0.25, 1.0]},
-    "htf": {"split": "search", "rounds": 3, "max_height": 6, "stop_cells": 5, "stop_count": 100.0, "stop_share": 0.3},
-    "quadtree": {"budget": "uniform", "height": 3},
-    "kdtree": {"budget": "uniform", "max_height": 4},
+    "e2epriv": {
+        "size_share": 0.9,
+        "total_share": 0.1,
+        "cap": 2.0,
+        "rho": 5.0,
+        "rho_share": 0.0,
+        "tuning_areas": [0.01, 0.25, 1.0],
+    },
+    "htf": {
+        "split": "search",
+        "rounds": 3,
+        "max_height": 6,
+        "margin": 0.0,
+        "extra_levels": 0,
+        "stop_cells": 5,
+        "stop_count": 100.0,
+        "height_share": 0.05,
+        "level_epsilon": 0.0005,
+        "stop_share": 0.3,
+        "counts": "drawn",
+    },
+    "quadtree": {"budget": "uniform", "height": 3, "counts": "drawn"},
+    "kdtree": {"budget": "uniform", "max_height": 4, "split_share": 0.5, "total_share": 0.05, "counts": "drawn"},
     "euler": {"rows": 4, "columns": 4, "inference": "consistent", "outliers": "discard"},
 }
 """Tables of mechanisms with what their papers vary."""
+NAMED_OTHERWISE = ("tuning_areas", "counts", "level_epsilon")
+"""Keys that are not arguments of the mechanism by the same name."""
 
 
 def test_a_share_for_a_total_that_an_inference_does_not_use_is_refused_and_the_default_is_not(tmp_path: Path) -> None:
-    for table in ({"inference": "covert"}, {"inference": "covert", "total_share": 0.0}, {"total_share": 0.1}):
+    for table in (
+        {"inference": "max-norm"},
+        {"inference": "covert"},
+        {"inference": "covert", "total_share": 0.0},
+        {"total_share": 0.1},
+    ):
         with_histograms("values", tmp_path, ["euler"], **{"histogram.euler": table})
     unused = {"inference": "covert", "total_share": 0.1}
     with pytest.raises(ConfigError, match="leave total_share out"):
@@ -154,11 +187,24 @@ def test_what_a_paper_varies_can_be_configured_and_reaches_the_mechanism(tmp_pat
         assert bounded <= other.histogram.regions.diameter_m < wide
         return
     mechanism, by_default = mechanism_of(name, other.histogram), mechanism_of(name, plan.histogram)
-    for key, value in VARIED[name].items():
-        if key != "tuning_areas":
-            assert getattr(mechanism, key) == value != getattr(by_default, key)
+    expected = {key: value for key, value in VARIED[name].items() if key not in NAMED_OTHERWISE}
+    expected |= {} if "counts" not in VARIED[name] else {"consistency": False}
+    expected |= {} if "level_epsilon" not in VARIED[name] else {"level_epsilon_micro": 500}
+    for key, value in expected.items():
+        assert getattr(mechanism, key) == value != getattr(by_default, key)
     if isinstance(mechanism, E2EPriv):
         assert len(set(mechanism.queries.areas().tolist())) == 3, "one size of squares per configured area"
+
+
+def test_the_published_tree_can_be_configured_as_the_document_says(tmp_path: Path) -> None:
+    document = (REPO_ROOT / "docs" / "spatial.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"```toml\n(\[histogram\.htf\].*?)```", document, re.DOTALL)
+    given = tomllib.loads(table)["histogram"]["htf"]
+    plan, _, _ = planned_with_fixes(
+        with_histograms("values", tmp_path, ["htf"], **{"histogram.htf": given}), located_rows(1, 60)
+    )
+    assert plan.histogram is not None
+    assert mechanism_of("htf", plan.histogram) == HTF.published()
 
 
 @pytest.mark.parametrize(
@@ -167,6 +213,16 @@ def test_what_a_paper_varies_can_be_configured_and_reaches_the_mechanism(tmp_pat
         ("ug", {"histogram.htf": {}}, "mechanisms lack 'htf'"),
         ("htf", {"histogram.htf": {"split_share": 0.01}, "histogram.epsilon": 0.001}, "lower max_height"),
         ("htf", {"histogram.htf": {"rounds": 11}}, "histogram.htf.rounds"),
+        ("htf", {"histogram.htf": {"level_epsilon": 1e-7}}, "below 1e-6"),
+        ("htf", {"histogram.htf": {"level_epsilon": 0.01, "split_share": 0.2}}, "buy nothing"),
+        (
+            "htf",
+            {"histogram.htf": {"level_epsilon": 0.06}},
+            "tree of height 19.*max_height 20 below 19, lower level_epsilon",
+        ),
+        ("htf", {"histogram.htf": {"level_epsilon": 2.0}}, "tree of height 1,.*1e-6; lower level_epsilon"),
+        ("euler", {"histogram.euler": {"inference": "truncated"}}, "histogram.euler.inference"),
+        ("kdtree", {"histogram.kdtree": {"split_share": 0.01}, "histogram.epsilon": 0.001}, "lower max_height"),
         ("e2epriv", {"histogram.e2epriv": {"tuning_areas": [0.0]}}, "tuning_areas"),
         ("quadtree", {"histogram.quadtree": {"budget": "square"}}, "histogram.quadtree.budget"),
     ],
@@ -176,6 +232,58 @@ def test_a_parameter_that_a_draw_could_fail_on_is_refused_before_anybody_is_char
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         with_histograms("values", tmp_path, [mechanism], **table)
+
+
+EXTREMES: dict[str, list[dict[str, Any]]] = {
+    "e2epriv": [{"size_share": 0.05, "total_share": 0.5, "cap": 0.1}, {"size_share": 0.9, "total_share": 0.01}],
+    "htf": [
+        {"height_share": 0.001, "split_share": 0.01, "stop_share": 0.95},
+        {"height_share": 0.1, "split_share": 0.8, "stop_share": 0.01, "counts": "drawn"},
+        {"level_epsilon": 1e-6, "max_height": 20},
+        {"level_epsilon": 0.05, "max_height": 18, "split": "search"},
+    ],
+    "quadtree": [{"budget": "uniform", "height": 0}, {"counts": "drawn", "height": 10}],
+    "kdtree": [
+        {"split_share": 0.01, "total_share": 0.1, "counts": "drawn"},
+        {"split_share": 0.9, "total_share": 0.001, "budget": "uniform"},
+        {"max_height": 3},
+    ],
+}
+"""Tables at the ends of what is accepted."""
+
+
+def unless_too_many_levels(name: str, tmp_path: Path, settings: dict[str, Any]) -> Config | None:
+    """The configuration on 64 × 64 cells; None if its levels cannot be paid for."""
+    try:
+        return with_histograms(
+            "values", tmp_path, [name], **{"histogram.rows": 64, "histogram.columns": 64}, **settings
+        )
+    except ConfigError as error:
+        if "does not pay for a tree" not in str(error):
+            raise
+        return None
+
+
+@pytest.mark.parametrize("epsilon", [0.001, 0.02, 1.0])
+@pytest.mark.parametrize("name", EXTREMES)
+def test_a_table_at_the_ends_of_what_is_accepted_is_refused_or_can_be_drawn_whatever_the_number_of_points(
+    tmp_path: Path, name: str, epsilon: float
+) -> None:
+    """Users are charged first. The noisy number of points decides the height: grids of 0, 300 and 10⁹ points are drawn."""
+    drawn = 0
+    for table in EXTREMES[name]:
+        config = unless_too_many_levels(name, tmp_path, {f"histogram.{name}": table, "histogram.epsilon": epsilon})
+        if config is None:
+            continue
+        plan, _, _ = planned_with_fixes(config, located_rows(1, 60, users=40))
+        assert plan.histogram is not None
+        mechanism = mechanism_of(name, plan.histogram)
+        for points in (0, 300, 10**9):
+            counts = np.zeros((64, 64), dtype=np.int64)
+            counts[5, 7] = points
+            mechanism.fit(counts, Domain.unit_cells(64, 64), plan.histogram.epsilons[0], Noise(), 1)
+            drawn += 1
+    assert drawn >= (3 if epsilon == 0.001 else 6)
 
 
 def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path: Path) -> None:

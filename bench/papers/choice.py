@@ -1,0 +1,175 @@
+"""Measures E2EPriv's choice of a size: by the sensitivity that it divides by, and beside the bound on its excess error.
+
+[E], Theorem 7.11, and the sensitivities that its Figs. 5, 10 and 11 vary. The probabilities of the sizes are exact; the errors
+of queries are drawn. n̂ is public here, so that the choice alone differs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.papers.e2epriv import AREAS, sets
+from bench.papers.e2epriv import FULL as FULL_SETS
+from bench.papers.e2epriv import QUICK as QUICK_SETS
+from bench.papers.questions import Questions, squares
+from bench.papers.sets import Grid
+from bench.progress import shown
+from bench.recordings import absent
+from bench.spatial import tuning_queries
+from dpcore.budget import MICRO, to_micro
+from dpcore.noise import Noise
+from dpcore.spatial import Domain, E2EPriv, Rectangles
+from dpcore.spatial.domain import cuts
+from dpcore.spatial.e2epriv import Objective
+from dpcore.spatial.grids import noisy_grid
+from dpcore.spatial.queries import overlap_norms
+
+FloatArray = npt.NDArray[np.float64]
+
+FAILURE = 0.05
+"""exp(−t): most that the bound of the theorem may fail."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    repeats: int
+    places: int
+    epsilons: tuple[str, ...]
+
+
+FULL = Sizes(repeats=100, places=100, epsilons=("0.2", "0.6", "1.0"))
+QUICK = Sizes(repeats=3, places=10, epsilons=("1.0",))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``errors`` (G,) of the sizes, what one point can change in each (G,), and the ``probability`` of each."""
+
+    errors: FloatArray
+    changes: FloatArray
+    probability: FloatArray
+
+    @classmethod
+    def of(cls, errors: FloatArray, changes: FloatArray, epsilon: float) -> Choice:
+        """The exponential mechanism at ``epsilon``, which divides each error by its own change."""
+        cost = errors / changes
+        weight = np.exp(-epsilon / 2 * (cost - cost.min()))
+        return cls(errors, changes, weight / weight.sum())
+
+    def excess(self) -> FloatArray:
+        """By how much the error of each size exceeds the least, as a part of it."""
+        return np.asarray(self.errors / self.errors.min() - 1)
+
+    def usual_excess(self) -> float:
+        """What the excess exceeds with a probability of at most :data:`FAILURE`."""
+        order = np.argsort(self.errors)
+        at = int(np.searchsorted(np.cumsum(self.probability[order]), 1 - FAILURE))
+        return float(self.excess()[order][min(at, len(order) - 1)])
+
+    def bound(self, epsilon: float) -> float:
+        """Theorem 7.11: 2Δ/ε₁·(ln|𝒢| + t), with the largest Δ, as a part of the least error."""
+        spread = math.log(len(self.errors)) + math.log(1 / FAILURE)
+        return float(2 * self.changes.max() / epsilon * spread / self.errors.min())
+
+
+def relative_changes(mechanism: E2EPriv, domain: Domain, scale: float, total: int) -> FloatArray:
+    """What one point can change in the relative error of each size and query, (G, Q)."""
+    rho, changes = mechanism.floor(total), []
+    for size in mechanism.sizes:
+        norms = overlap_norms(mechanism.queries, cuts(domain.rows, size), cuts(domain.columns, size))
+        noise = np.minimum(scale * norms.l1, math.sqrt(2) * scale * np.sqrt(norms.l2_squared))
+        changes.append((1 + mechanism.cap) / rho + noise / (rho * (rho + 1)))
+    return np.array(changes)
+
+
+def choices(
+    counts: Grid, candidates: Sequence[int], epsilon: float, share: float, queries: Rectangles | None = None
+) -> dict[str, Choice]:
+    """The choice with ``share`` of ε by random queries, or by ``queries``, by the name of what it divides errors by: what one point can change in them.
+
+    "weighted" and "relative": mean over queries, the largest of all sizes. "per size": mean over queries, of each size its own.
+    "per query": the largest of all queries and sizes.
+    """
+    domain, total = Domain.unit_cells(*counts.shape), int(counts.sum())
+    asked = tuning_queries(len(counts)) if queries is None else queries
+    base = E2EPriv(tuple(candidates), asked, size_share=share, expected_points=total)
+    scale = 1 / (epsilon * (1 - share))
+    changes = relative_changes(base, domain, scale, total)
+    errors: dict[Objective, tuple[FloatArray, float]] = {
+        objective: base.errors(counts, domain, scale, total, objective) for objective in ("weighted", "relative")
+    }
+    relative, one = errors["relative"][0], np.ones(len(candidates))
+    divisors = {
+        "weighted": errors["weighted"][1] * one,
+        "relative": errors["relative"][1] * one,
+        "relative, per size": changes.mean(axis=1),
+        "relative, per query": changes.max() * one,
+    }
+    return {
+        name: Choice.of(errors["weighted"][0] if name == "weighted" else relative, divisor, epsilon * share)
+        for name, divisor in divisors.items()
+    }
+
+
+def median_errors(questions: Questions, choice: Choice, candidates: Sequence[int], micro: int, repeats: int) -> Any:
+    """Median relative error in % per share of the area, of grids whose sizes are drawn by ``choice``."""
+    rng, domain = np.random.default_rng(1), Domain.unit_cells(*questions.counts.shape)
+
+    def fit(counts: Grid, domain: Domain, epsilon_micro: int) -> Any:
+        size = candidates[int(rng.choice(len(candidates), p=choice.probability))]
+        return noisy_grid(counts, domain, epsilon_micro, Noise(), 1, size).answers
+
+    assert domain.cells == questions.counts.size
+    draws = [questions.relative_errors(fit, str(micro / MICRO)) for _ in range(repeats)]
+    return [round(100 * float(np.median(np.concatenate(errors))), 2) for errors in zip(*draws, strict=True)]
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """``sets``: set → ε → sensitivity → probability of the best size, excess, bound and median errors per share of the area."""
+    sizes, share = QUICK if quick else FULL, 0.2
+    figures: dict[str, Any] = {}
+    for name, (counts, candidates) in sets(QUICK_SETS if quick else FULL_SETS).items():
+        queries: list[Rectangles] = [squares(len(counts), area, sizes.places, 10 + k) for k, area in enumerate(AREAS)]
+        questions, offered = Questions.of(counts, queries), list(candidates)
+        for text in shown(sizes.epsilons, f"choice, {name}"):
+            epsilon = float(text)
+            micro = to_micro(text, round_up=True)
+            for label, choice in choices(counts, offered, epsilon, share).items():
+                figures.setdefault(name, {}).setdefault(text, {})[label] = {
+                    "best": round(100 * float(choice.probability[np.argmin(choice.errors)]), 1),
+                    "excess": round(100 * float(choice.probability @ choice.excess()), 1),
+                    "usual_excess": round(100 * choice.usual_excess(), 1),
+                    "worst": round(100 * float(choice.excess().max()), 1),
+                    "bound": round(100 * choice.bound(epsilon * share), 1),
+                    "errors": median_errors(questions, choice, offered, round(micro * (1 - share)), sizes.repeats),
+                }
+    without = absent("grids/Stroke.npz")
+    return {"sets": figures} | ({"without": without} if without else {})
+
+
+def plot(figures: dict[str, Any], folder: Path) -> None:
+    """``papers-choice.svg``: what the excess stays below in 95 % of choices, and its bound, by ε, a panel per set."""
+    from matplotlib.figure import Figure
+
+    sets = figures["sets"]
+    sheet = Figure(figsize=(4.2 * len(sets), 3.8), layout="constrained")
+    panels = sheet.subplots(1, len(sets), squeeze=False)[0]
+    for axes, (name, by_epsilon) in zip(panels, sets.items(), strict=True):
+        for label, colour in (("weighted", "C0"), ("relative", "C1")):
+            for what, style in (("usual_excess", "-"), ("bound", "--")):
+                heights = [max(row[label][what], 0.01) for row in by_epsilon.values()]
+                name_of_line = f"{label}, {'bound' if what == 'bound' else '95 %'}"
+                axes.plot(
+                    [float(one) for one in by_epsilon], heights, style, color=colour, marker="o", label=name_of_line
+                )
+        axes.set(title=name, yscale="log", xlabel="ε")
+    panels[0].set_ylabel("error above the least, %")
+    panels[-1].legend(fontsize=7)
+    sheet.savefig(folder / "papers-choice.svg")
