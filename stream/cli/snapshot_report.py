@@ -96,7 +96,7 @@ def why_no_event(reader: SnapshotEvents) -> str:
     tally = reader.tally
     if tally.without_speed:
         return (
-            f"{tally.without_speed} vehicles have no speed; a derived one needs two snapshots of the vehicle, "
+            f"{tally.without_speed} vehicles have no speed; a derived one needs two positions of the vehicle, "
             "8 s to 5 min apart, in one ledger period"
         )
     if tally.refused:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.config.feed import SPEED_TO_KMH, FeedConfig
+from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource
 from stream.sources.apart import DecodedApart
 from stream.sources.derived_speed import DerivationLimits, SpeedDerivation
 from stream.sources.messages import Messages
@@ -19,8 +19,6 @@ from stream.sources.snapshots import Snapshot
 from stream.storage.last_fixes import FIX
 from stream.windows import Slotting
 
-SpeedSource = Literal["missing", "derived", "reported"]
-"""Where the speed of an event comes from: derived if none is reported; always derived; always reported."""
 SPEED_SOURCES: tuple[str, ...] = get_args(SpeedSource)
 
 _FORGET_US = 6 * 3_600_000_000
