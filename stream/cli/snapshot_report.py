@@ -56,6 +56,7 @@ class SnapshotReport:
             typer.echo(json.dumps(self.facts()), err=self._on_stderr)
             return
         unkept = f"; {tally.unkept} times a vehicle's last fixes were not kept for a restart" if tally.unkept else ""
+        unkept += f"; {tally.damaged} damaged records of last fixes" if tally.damaged else ""
         typer.echo(
             f"{tally.snapshots} {self._unit}: {tally.events} events, {tally.derived} with a derived speed; "
             f"{tally.repeated} repeated, {tally.without_speed} without any speed" + refusals(tally.refused) + unkept,

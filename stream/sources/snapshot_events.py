@@ -36,6 +36,10 @@ class Memory(Protocol):
     def recall(self, vehicles: Sequence[str]) -> Mapping[str, bytes]:
         """The fixes of the vehicles of which any are kept."""
 
+    @property
+    def damaged(self) -> int:
+        """Number of vehicles whose kept fixes were damaged, and are not recalled."""
+
     def keep(self, fixes: Mapping[str, bytes]) -> int | None:
         """Keep fixes. Returns of how many vehicles nothing could be kept; None if they have to be given again."""
 
@@ -45,7 +49,7 @@ class Tally:
     """Counts of the vehicles of all snapshots and what was done with them. Inside the trust boundary only.
 
     ``stale``: answers that came while the feed stood still. ``unkept``: vehicles whose last fixes could not be kept, each time
-    that one had new ones.
+    that one had new ones. ``damaged``: records of kept fixes that were damaged.
     """
 
     snapshots: int = 0
@@ -57,6 +61,7 @@ class Tally:
     refused: Counter[str] = field(default_factory=Counter)
     stale: int = 0
     unkept: int = 0
+    damaged: int = 0
     driving: int = 0
     driving_but_reported_still: int = 0
 
@@ -145,6 +150,7 @@ class SnapshotEvents:
         if self._memory is None or not vehicles:
             return
         kept = self._memory.recall(list(dict.fromkeys(vehicles)))
+        self.tally.damaged = self._memory.damaged
         fixes = np.frombuffer(b"".join(kept.values()), FIX)
         counts = [len(octets) // FIX.itemsize for octets in kept.values()]
         time = fixes["time"].astype(np.int64)
