@@ -30,6 +30,7 @@ SUBJECTS = (
     "hfp",
     "gtfs",
     "push",
+    "bridge",
     "inspect",
     "evaluate",
     "tune",

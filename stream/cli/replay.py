@@ -15,7 +15,7 @@ from stream.cli.options import ConfigFile, choose_config, load_to_release
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
 from stream.cli.snapshot_report import SnapshotReport, derived_speed_note, why_no_event
 from stream.config import Config, ConfigError, load_config
-from stream.sources.derived_events import DerivedEvents, with_speeds
+from stream.sources.derived_events import DerivedEvents, late_us, with_speeds
 from stream.sources.lines import RecordingError
 from stream.sources.recognition import recognised
 from stream.sources.replay import Order, Replay
@@ -122,9 +122,8 @@ def _clock(settings: Config, file: Path, order: str) -> Callable[[], int] | None
         raise RecordingError(
             f"feed.speeds is {settings.feed.speeds!r}, and speeds are derived in order of time; leave out --order file"
         )
-    if settings.window.lateness == "append-time":
-        return lambda: time.time_ns() // 1000
-    return lambda: 0  # a recording through a pipe, whose vehicles are never forgotten
+    late = late_us(settings)
+    return lambda: 0 if late is None else time.time_ns() // 1000 - late
 
 
 def _check_options(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Protocol
 
 import typer
 
 from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import refusals, refuse
 from stream.cli.options import FAILED, USAGE
-from stream.sources.snapshot_events import SnapshotEvents
+from stream.sources.snapshot_events import Tally
 
 _SHOWN = 5
 """Files without a snapshot that are named."""
@@ -26,6 +27,12 @@ def derived_speed_note(relation: NeighbouringRelation, speeds: str) -> str | Non
     )
 
 
+class Counting(Protocol):
+    """Counts what it reads."""
+
+    tally: Tally
+
+
 class SnapshotReport:
     """What a command says about the snapshots that it read: sentences on stderr, or one JSON object and nothing else.
 
@@ -34,7 +41,7 @@ class SnapshotReport:
     """
 
     def __init__(
-        self, reader: SnapshotEvents, note: str | None, as_json: bool, *, on_stderr: bool, unit: str = "snapshots"
+        self, reader: Counting, note: str | None, as_json: bool, *, on_stderr: bool, unit: str = "snapshots"
     ) -> None:
         self._reader, self._note, self._as_json, self._on_stderr = reader, note, as_json, on_stderr
         self._unit = unit
@@ -92,7 +99,7 @@ class SnapshotReport:
             raise refuse(f"{len(self.problems)} of {files} files are not snapshots", code)
 
 
-def why_no_event(reader: SnapshotEvents) -> str:
+def why_no_event(reader: Counting) -> str:
     """The likely reason why no snapshot gave an event."""
     tally = reader.tally
     if tally.without_speed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,8 @@ class DerivedEvents(SnapshotEvents):
     def of(self, values: Iterable[bytes | None], clock: int | None) -> tuple[Messages, list[int]]:
         """The new events of ``values`` in order of time, and the indexes of those that cannot be decoded.
 
-        ``clock``: µs UTC; what is much older is forgotten. No user may decide about it. None: nothing is.
+        ``clock``: µs UTC; vehicles without a fix since 5 min before it are forgotten. No user may decide about it, and no event
+        that counts may be older. None: nothing is forgotten.
         Raises :class:`SnapshotError` for too many vehicles.
         """
         rows, unread = SnapshotRows(None, None), []
@@ -59,6 +61,14 @@ class DerivedEvents(SnapshotEvents):
         user, time, lat, lng, speed = (read(fix) for read in self._format.getters)
         speed_ms = float("nan") if speed is None else speed * self._format.kmh / 3.6
         rows.add(str(user), time_us(time), lat, lng, speed_ms)
+
+
+def late_us(config: Config) -> int | None:
+    """How long after its time an event may reach the broker and count at most, µs; None if there is no such limit."""
+    window = config.window
+    if window.lateness != "append-time":
+        return None
+    return (window.slot + window.allowed_delay) // timedelta(microseconds=1)
 
 
 def with_speeds(

@@ -223,13 +223,19 @@ async def topic(kafka: str, topic_name: str) -> AsyncIterator[str]:
     await admin.close()
 
 
+def configured(tmp_path: Path) -> Path:
+    """A configuration whose map of fields names no speed."""
+    file = bus_fleet_file(tmp_path, AUSTIN)
+    lines = file.read_text(encoding="utf-8").replace('speeds = "reported"', 'speeds = "missing"')
+    fields = "".join(f'{role} = "{name}"\n' for role, name in NAMES.items() if role != "speed")
+    lines = lines.replace('speed_unit = "km/h"', 'speed_unit = "m/s"')
+    file.write_text(lines + f'\n[feed.fields]\n{fields}time_format = "epoch-s"\n', encoding="utf-8")
+    return file
+
+
 def replayed(tmp_path: Path, path: str, kafka: str, topic: str, *options: str, text: str | None = None) -> str:
     """Run ``hexveil replay`` with a map of fields that names no speed; what it says."""
-    file = bus_fleet_file(tmp_path, AUSTIN)
-    lines = file.read_text(encoding="utf-8").replace("[feed]\n", '[feed]\nspeeds = "missing"\n', 1)
-    fields = "".join(f'{role} = "{name}"\n' for role, name in NAMES.items() if role != "speed")
-    lines = lines.replace('speeds = "reported"', "# ").replace('speed_unit = "km/h"', 'speed_unit = "m/s"')
-    file.write_text(lines + f'\n[feed.fields]\n{fields}time_format = "epoch-s"\n', encoding="utf-8")
+    file = configured(tmp_path)
     environment = os.environ | {
         "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
         "HEXVEIL_FEED__TOPIC": topic,
