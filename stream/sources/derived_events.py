@@ -41,6 +41,7 @@ class DerivedEvents(SnapshotEvents):
     def of(self, values: Iterable[bytes | None], clock: int | None) -> tuple[Messages, list[int]]:
         """The new events of ``values`` in order of time, and the indexes of those that cannot be decoded.
 
+        An event that comes after a later one of its vehicle is left out, so that it does not matter how values are cut into calls.
         ``clock``: µs UTC; vehicles without a fix since 5 min before it are forgotten. No user may decide about it, and no event
         that counts may be older. None: nothing is forgotten.
         Raises :class:`SnapshotError` for too many vehicles.
@@ -52,7 +53,10 @@ class DerivedEvents(SnapshotEvents):
             except Exception:  # whatever error hostile bytes cause, what follows is read
                 rows.refused["unreadable"] += 1
                 unread.append(at)
-        return self.take(replace(rows.snapshot(), clock=clock)), unread
+        snapshot = rows.snapshot()
+        ordered = _in_order(snapshot)
+        self.tally.repeated += len(snapshot.vehicles) - len(ordered)
+        return self.take(_part(snapshot, ordered, clock)), unread
 
     def _add(self, rows: SnapshotRows, value: bytes | None) -> None:
         if value is None or len(value) > MAX_MESSAGE_BYTES:
@@ -108,6 +112,28 @@ def derived_recording(
                 on_progress(recording.position, recording.size)
 
         yield from with_speeds(in_time_order(read()), events, None)
+
+
+def _in_order(snapshot: Snapshot) -> list[int]:
+    """Indexes of the vehicles whose time is not before an earlier one of theirs in the snapshot."""
+    newest, ordered = dict[str, int](), []
+    for at, (vehicle, moment) in enumerate(zip(snapshot.vehicles, snapshot.time.tolist(), strict=True)):
+        if newest.get(vehicle, moment) <= moment:
+            newest[vehicle] = moment
+            ordered.append(at)
+    return ordered
+
+
+def _part(whole: Snapshot, at: list[int], clock: int | None) -> Snapshot:
+    return replace(
+        whole,
+        clock=clock,
+        vehicles=[whole.vehicles[index] for index in at],
+        time=whole.time[at],
+        lat=whole.lat[at],
+        lng=whole.lng[at],
+        speed=whole.speed[at],
+    )
 
 
 def _joined(first: Messages, second: Messages) -> Messages:

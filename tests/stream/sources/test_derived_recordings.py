@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import json
 import os
 import random
@@ -291,6 +292,26 @@ def test_the_recorded_city_without_its_speeds_gives_the_live_speeds(shared_data:
     values = events_of(config_of(tmp_path, feed()), path)
     assert by_vehicle(values) == by_vehicle(live(fixes, at_once=500))
     assert len(values) > 44_000
+
+
+def test_in_the_order_of_arrival_it_does_not_matter_how_events_are_cut_into_batches() -> None:
+    """Neither where they are in disorder: else the traffic of others would decide about a user's events."""
+    rng = random.Random(8)
+    mixed = sorted(day(), key=lambda fix: fix[1] + rng.randrange(90))
+    values = [
+        json.dumps(
+            {"user": name, "time": 1000 * clock, "lat": lat, "lng": lng} | ({} if v is None else {"speed": v})
+        ).encode()
+        for name, clock, lat, lng, v in mixed
+    ]
+    results = []
+    for cuts in ([], sorted(rng.sample(range(len(values)), 40)), range(len(values))):
+        source, sent = DerivedEvents(feed(), bus_config(Path("unused")).slotting), list[bytes]()
+        for begin, end in itertools.pairwise([0, *cuts, len(values)]):
+            sent += source.of(values[begin:end], None)[0].values
+        results.append(by_vehicle(sent))
+        assert source.tally.repeated > 100
+    assert results[0] == results[1] == results[2]
 
 
 def test_what_is_no_event_is_passed_on_to_be_refused_with_its_reason() -> None:
