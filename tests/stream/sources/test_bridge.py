@@ -29,7 +29,7 @@ from stream.sources.bridge import Bridge
 from stream.sources.fix_memory import fix_memory
 from stream.sources.live import KafkaSink
 from stream.sources.messages import Messages
-from tests.stream.sources.test_derived_recordings import Fix, by_vehicle, config_of, configured, day, feed, live
+from tests.stream.sources.speedless import Fix, by_vehicle, config_of, configured, day, feed, live
 from tests.support.topics_reader import PARTITIONS, stored
 
 PATIENCE_S = 120

@@ -11,7 +11,6 @@ import os
 import random
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,67 +23,17 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from pydantic import ValidationError
 
-from stream.config.feed import FeedConfig, SpeedSource
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.local import REPO_ROOT
 from stream.offline import ageless, read_recording
 from stream.sources import derived_events
 from stream.sources.derived_events import DerivedEvents, derived_recording, with_speeds
-from stream.sources.hfp import HighFrequencyPositions, Publication
 from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
-from tests.stream.sources.test_tables import AUSTIN
-from tests.support.builders import SLOT, bus_config, bus_fleet_file, riders_config
+from tests.stream.sources.speedless import MINUTES, NAMES, Fix, by_vehicle, config_of, configured, day, feed, live
+from tests.support.builders import SLOT, bus_config
 from tests.support.topics_reader import PARTITIONS, stored
-
-Fix = tuple[str, int, float, float, float | None]
-"""Vehicle, seconds, latitude, longitude, speed in m/s."""
-MINUTES = 70
-NAMES = {"user": "bus", "time": "seen", "lat": "y", "lng": "x", "speed": "v"}
-
-
-def day(seed: int = 1, fleet: int = 9) -> list[Fix]:
-    """A fleet that drives, jumps, stands for long, is silent for minutes, and reports again what it reported; by time."""
-    rng, fixes = random.Random(seed), dict[tuple[str, int], Fix]()
-    for number in range(fleet):
-        clock, lat, name = SLOT, 30.2, f"22:{number + 1}"
-        while clock < SLOT + 60 * MINUTES:
-            clock += rng.choice([1, 3, 8, 20, 60, 60, 400 if rng.random() < 0.1 else 9])
-            lat += 0.0 if number % 4 == 0 else rng.choice([0.0, 0.0004, 0.001, 0.3 if rng.random() < 0.02 else 0.0])
-            lat = 30.2 if lat > 30.8 else round(lat, 6)
-            reported = 7.25 if rng.random() < 0.2 else None
-            fixes[name, clock] = name, clock, lat, round(-97.7 + number / 100, 6), reported
-    return sorted(fixes.values(), key=lambda fix: fix[1])
-
-
-def feed(speeds: SpeedSource = "missing", **changes: Any) -> FeedConfig:
-    fields = {**NAMES, "time_format": "epoch-s"}
-    given: dict[str, Any] = {"name": "bus", "topic": "bus", "timezone": "America/Chicago", "domain": AUSTIN}
-    return FeedConfig(**given | {"speed_unit": "m/s", "speeds": speeds, "fields": fields} | changes)
-
-
-def config_of(tmp_path: Path, chosen: FeedConfig, relation: str = "values") -> Any:
-    made = bus_config(tmp_path) if relation == "values" else riders_config(tmp_path)
-    return made.model_copy(update={"feed": chosen})
-
-
-def live(fixes: list[Fix], speeds: SpeedSource = "missing", at_once: int = 5) -> list[bytes]:
-    """What ``hexveil hfp`` sends for these fixes, which come a few at a time."""
-    made = bus_config(Path("unused"))
-    chosen = feed(speeds, fields=None)
-    source, values = HighFrequencyPositions(chosen, made.slotting, speeds), list[bytes]()
-    for begin in range(0, len(fixes), at_once):
-        part = fixes[begin : begin + at_once]
-        values += source.of([publication(fix) for fix in part], part[-1][1] * 1_000_000).values
-    return values
-
-
-def publication(fix: Fix) -> Publication:
-    name, clock, lat, lng, speed = fix
-    operator, vehicle = name.split(":")
-    topic = f"/hfp/v2/journey/ongoing/vp/bus/{operator}/{vehicle}/1069/1/x/7:20/1/2/60;24/19/73/44"
-    return Publication(topic, json.dumps({"VP": {"tsi": clock, "lat": lat, "long": lng, "spd": speed}}).encode())
 
 
 def csv_text(fixes: list[Fix], *, with_speed: bool, separator: str = ",") -> str:
@@ -114,13 +63,6 @@ def write(path: Path, fixes: list[Fix], *, with_speed: bool) -> Path:
 def events_of(config: Any, path: Path) -> list[bytes]:
     source = DerivedEvents(config.feed, config.slotting)
     return [value for block in derived_recording(config, path, "declared", source) for value in block.values]
-
-
-def by_vehicle(values: list[bytes]) -> dict[str, list[bytes]]:
-    events = defaultdict(list)
-    for value in values:
-        events[json.loads(value)["user"]].append(value)
-    return events
 
 
 @pytest.mark.parametrize("kind", ["csv", "ndjson", "parquet"])
@@ -222,16 +164,6 @@ async def topic(kafka: str, topic_name: str) -> AsyncIterator[str]:
     yield topic_name
     await admin.delete_topics([topic_name])
     await admin.close()
-
-
-def configured(tmp_path: Path) -> Path:
-    """A configuration whose map of fields names no speed."""
-    file = bus_fleet_file(tmp_path, AUSTIN)
-    lines = file.read_text(encoding="utf-8").replace('speeds = "reported"', 'speeds = "missing"')
-    fields = "".join(f'{role} = "{name}"\n' for role, name in NAMES.items() if role != "speed")
-    lines = lines.replace('speed_unit = "km/h"', 'speed_unit = "m/s"')
-    file.write_text(lines + f'\n[feed.fields]\n{fields}time_format = "epoch-s"\n', encoding="utf-8")
-    return file
 
 
 def replayed(tmp_path: Path, path: str, kafka: str, topic: str, *options: str, text: str | None = None) -> str:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from dpcore.noise import Noise
-from stream.config import ConfigError
+from stream.config import Config, ConfigError, load_config
 from stream.ingestion.decoding import REASONS, Decoder
+from stream.local import REPO_ROOT
 from stream.offline import ageless, read_recording, replay_offline, split_by_slot
 from stream.statistics.fix_rules import FixRules
 from stream.statistics.window_release import Allowance, WindowStatistics
@@ -151,13 +152,19 @@ def test_under_values_the_configuration_refuses_rules_that_read_speeds(tmp_path:
     assert FixRules.of(bus_config(tmp_path)) is None, "without speeds, a parked bus is not told from a stuck unit"
 
 
+def shipped_riders(tmp_path: Path, **overrides: Any) -> Config:
+    return load_config(
+        REPO_ROOT / "config" / "riders.toml", **({"privacy.user_key_file": str(tmp_path / "user.key")} | overrides)
+    )
+
+
 def test_under_participation_the_rules_that_read_a_users_own_speeds_are_on_by_default(tmp_path: Path) -> None:
-    assert FixRules.of(riders_config(tmp_path)) == FixRules(moving_us=1_200_000_000, teleport_km_h=400.0)
+    assert FixRules.of(shipped_riders(tmp_path)) == FixRules(moving_us=1_200_000_000, teleport_km_h=400.0)
     off = {"feed.quality.frozen": "0s", "feed.quality.teleport_km_h": 0}
-    assert FixRules.of(riders_config(tmp_path, **off)) is None
-    changed_by_hand = riders_config(tmp_path, **{"feed.quality.frozen": "30m"})
-    assert FixRules.of(changed_by_hand) == FixRules(moving_us=1_800_000_000, teleport_km_h=400.0)
-    short = riders_config(tmp_path, **{"window.slot": "15m", "privacy.budget": 96.0})
+    assert FixRules.of(shipped_riders(tmp_path, **off)) is None
+    longer = shipped_riders(tmp_path, **{"feed.quality.frozen": "30m"})
+    assert FixRules.of(longer) == FixRules(moving_us=1_800_000_000, teleport_km_h=400.0)
+    short = shipped_riders(tmp_path, **{"window.slot": "15m", "privacy.epsilon": 0.1})
     assert FixRules.of(short) == FixRules(teleport_km_h=400.0), "no window is long enough to see it"
 
 
@@ -170,7 +177,7 @@ def test_a_parked_vehicle_is_not_frozen_but_one_that_drives_at_one_position_is()
 
 
 def test_on_the_recorded_city_hardly_any_sound_event_is_refused_by_default(shared_data: Path, tmp_path: Path) -> None:
-    rules, config = FixRules.of(riders_config(tmp_path)), bus_config(tmp_path, **{"window.slot": "3h"})
+    rules, config = FixRules.of(shipped_riders(tmp_path)), bus_config(tmp_path, **{"window.slot": "3h"})
     assert rules is not None
     for name in ("2015-09-06", "2016-11-26"):
         rows, _ = read_recording(config, shared_data / "capmetro" / f"{name}.csv.gz", "capmetro")
