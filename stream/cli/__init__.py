@@ -30,7 +30,6 @@ SUBJECTS = (
     "hfp",
     "gtfs",
     "push",
-    "bridge",
     "inspect",
     "evaluate",
     "tune",

@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -17,7 +17,7 @@ from stream.config import Config
 from stream.config.feed import SpeedSource
 from stream.sources.delivery import DeliveryError
 from stream.sources.polling import FetchError
-from stream.sources.snapshot_events import SPEED_SOURCES, Memory
+from stream.sources.snapshot_events import SPEED_SOURCES, SnapshotEvents
 
 if TYPE_CHECKING:
     from stream.sources.live import Sink
@@ -58,15 +58,8 @@ def check_release_file(out: Path | None) -> None:
         raise typer.BadParameter("with --offline and an address, name a file like releases.ndjson", param_hint="--out")
 
 
-class Remembering(Protocol):
-    """Derives speeds, and recalls earlier fixes for it."""
-
-    def remember_by(self, memory: Memory | None) -> None:
-        """Recall fixes from ``memory`` and keep new ones in it."""
-
-
 def run_live(
-    config: Config, reader: Remembering, feed: Feed, source: str, out: Path | None, *, offline: bool, force: bool
+    config: Config, reader: SnapshotEvents, feed: Feed, source: str, out: Path | None, *, offline: bool, force: bool
 ) -> None:
     """Send a live feed to Kafka, or to the file ``out`` (``-``: stdout), until Ctrl-C; ``offline``: release it into that file,
     which :func:`check_release_file` has seen. ``source``: its name in errors.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
@@ -14,8 +12,8 @@ from stream.cli.feeding import feed_kafka, parse_pace, refuse
 from stream.cli.options import ConfigFile, choose_config, load_to_release
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
 from stream.cli.snapshot_report import SnapshotReport, derived_speed_note, why_no_event
-from stream.config import Config, ConfigError, load_config
-from stream.sources.derived_events import DerivedEvents, late_us, with_speeds
+from stream.config import ConfigError, load_config
+from stream.sources.derived_events import DerivedEvents, with_speeds
 from stream.sources.lines import RecordingError
 from stream.sources.recognition import recognised
 from stream.sources.replay import Order, Replay
@@ -89,6 +87,11 @@ def replay(
             return release_offline(settings, file, file_format, named_span(settings, start, end), options)
         from stream.sources.delivery import Pacer  # slow to import; what is released offline does not need it
 
+        if settings.feed.derives_speeds and order == "file":
+            raise RecordingError(
+                f"feed.speeds is {settings.feed.speeds!r}, and speeds are derived in order of time; leave out --order file, and "
+                "what is read is sorted to its end before any event is sent"
+            )
         source = Replay(file, file_format, settings.feed, order=cast("Order", order), loop=loop)
         send = partial(
             feed_kafka,
@@ -102,7 +105,7 @@ def replay(
             return send(recognised(source, settings, file, file_format, any_speed=any_speed))
         events = DerivedEvents(settings.feed, settings.slotting)
         report = SnapshotReport(events, note, as_json, on_stderr=False, unit="blocks")
-        blocks = with_speeds(source, events, _clock(settings, file, order))
+        blocks = with_speeds(source, events)
         try:
             blocks = recognised(blocks, settings, file, "canonical", any_speed=any_speed)
         except RecordingError as error:
@@ -112,18 +115,6 @@ def replay(
             report.summary()
     except (ConfigError, RecordingError, SpanError) as error:
         raise refuse(error) from None
-
-
-def _clock(settings: Config, file: Path, order: str) -> Callable[[], int] | None:
-    """By what vehicles are forgotten while speeds are derived; None for a recording in order of time."""
-    if order == "time":
-        return None
-    if file != STDIN:
-        raise RecordingError(
-            f"feed.speeds is {settings.feed.speeds!r}, and speeds are derived in order of time; leave out --order file"
-        )
-    late = late_us(settings)
-    return lambda: 0 if late is None else time.time_ns() // 1000 - late
 
 
 def _check_options(

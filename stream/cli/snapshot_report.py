@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Protocol
 
 import typer
 
 from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import refusals, refuse
 from stream.cli.options import FAILED, USAGE
-from stream.sources.snapshot_events import Tally
+from stream.sources.snapshot_events import SnapshotEvents
 
 _SHOWN = 5
 """Files without a snapshot that are named."""
@@ -27,12 +26,6 @@ def derived_speed_note(relation: NeighbouringRelation, speeds: str) -> str | Non
     )
 
 
-class Counting(Protocol):
-    """Counts what it reads."""
-
-    tally: Tally
-
-
 class SnapshotReport:
     """What a command says about the snapshots that it read: sentences on stderr, or one JSON object and nothing else.
 
@@ -41,7 +34,7 @@ class SnapshotReport:
     """
 
     def __init__(
-        self, reader: Counting, note: str | None, as_json: bool, *, on_stderr: bool, unit: str = "snapshots"
+        self, reader: SnapshotEvents, note: str | None, as_json: bool, *, on_stderr: bool, unit: str = "snapshots"
     ) -> None:
         self._reader, self._note, self._as_json, self._on_stderr = reader, note, as_json, on_stderr
         self._unit = unit
@@ -99,7 +92,7 @@ class SnapshotReport:
             raise refuse(f"{len(self.problems)} of {files} files are not snapshots", code)
 
 
-def why_no_event(reader: Counting) -> str:
+def why_no_event(reader: SnapshotEvents) -> str:
     """The likely reason why no snapshot gave an event."""
     tally = reader.tally
     if tally.without_speed:
@@ -108,5 +101,9 @@ def why_no_event(reader: Counting) -> str:
             "8 s to 5 min apart, in one ledger period"
         )
     if tally.refused:
-        return "vehicles refused: " + ", ".join(f"{count} {reason}" for reason, count in tally.refused.most_common(5))
+        from stream.ingestion.refusals import cause_of_left_out  # slow to import, and seldom needed
+
+        reasons = ", ".join(f"{count} {reason}" for reason, count in tally.refused.most_common(5))
+        cause = cause_of_left_out(tally.refused)
+        return f"vehicles refused: {reasons}" + ("" if cause is None else f". {cause}")
     return "are these vehicle positions, and not stop times or alerts?"

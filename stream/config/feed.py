@@ -95,8 +95,8 @@ class FeedFields(Section):
 class FeedConfig(Section):
     """The incoming feed and its units.
 
-    ``speeds`` other than "reported": what sends recordings and other topics to the feed derives speeds from positions. What it
-    sends is canonical, so ``format`` is, and ``fields`` are those of the recordings and topics that it reads.
+    ``speeds`` other than "reported": what sends recordings to the feed derives speeds from positions. What it sends is canonical, so
+    ``format`` is, and ``fields`` are those of the recordings that it reads.
     """
 
     name: FeedName
@@ -131,12 +131,12 @@ class FeedConfig(Section):
 
     @property
     def derives_speeds(self) -> bool:
-        """Whether recordings and other topics get derived speeds on their way to the feed's topic."""
+        """Whether recordings get derived speeds on their way to the feed's topic."""
         return self.speeds != "reported"
 
     @property
     def recorded_format(self) -> str:
-        """Format of recordings, and of the topics that ``hexveil bridge`` reads, unless another is named."""
+        """Format of recordings, unless another is named."""
         return self.format if self.fields is None else "declared"
 
 

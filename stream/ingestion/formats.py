@@ -119,7 +119,7 @@ def feed_format(feed: FeedConfig) -> FeedFormat:
 
 
 def recording_format(feed: FeedConfig, file_format: str) -> FeedFormat:
-    """The format of recordings in ``file_format``, and of topics in it that are no feed's own.
+    """The format of recordings in ``file_format``.
 
     Where ``feed`` derives speeds, an event needs none: that of an event without a number is None, and if all are derived, that of
     every event is; then ``fields`` names none.
@@ -167,12 +167,12 @@ def _decoder_of_any_speed(fields: FeedFields, *, declared: bool = True) -> Calla
 
 
 def _number(tree: Any, path: tuple[str | int, ...]) -> float | None:
-    """The number at ``path``, or None."""
+    """The number at ``path``, or None. Raises :class:`OverflowError` for a number that no double holds."""
     try:
         value = walk(tree, path)
-        return float(value) if type(value) in (int, float) else None
-    except (LookupError, OverflowError):
+    except LookupError:
         return None
+    return float(value) if type(value) in (int, float) else None
 
 
 def _fix_reader(fields: FeedFields, *, declared: bool) -> Callable[[Any], dict[str, Any]]:
@@ -268,8 +268,14 @@ def is_not_finite(value: Any) -> bool:
 
 
 def user_identity(feed: FeedConfig, file_format: str | None = None) -> str:
-    """The field that identifies a user, as text: a field of the feed's topic, or of recordings in ``file_format``."""
+    """The field that identifies a user, as text: a field of the feed's topic, or of recordings in ``file_format``.
+
+    Where speeds are derived the topic is canonical whatever the recordings are, so that of [feed.fields] belongs to it.
+    """
     if file_format is None:
-        return f"field '{feed_format(feed).fields.user}' of topic {feed.topic}"
+        own = f"field '{feed_format(feed).fields.user}' of topic {feed.topic}"
+        if not feed.derives_speeds or feed.fields is None:
+            return own
+        return f"{own}, from field '{feed.fields.user}' of recordings"
     recorded = feed.model_copy(update={"format": file_format})
     return f"field '{feed_format(recorded).fields.user}' of recordings"

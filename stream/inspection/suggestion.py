@@ -82,7 +82,7 @@ def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
     remedy = (
         f"let speeds be derived from positions: --speeds {chosen} of hexveil gtfs-rt, siri-vm and hfp"
         if _is_live(seen)
-        else f"let speeds be derived from positions: feed.speeds = {chosen!r} for recordings, and hexveil bridge for a topic"
+        else f"let speeds be derived from positions: feed.speeds = {chosen!r}"
     )
     if speeds.known < _NO_SPEED:
         return [f"{1 - speeds.known:.0%} of the fixes have no speed; {remedy}."]
@@ -94,7 +94,10 @@ def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
     if speeds.tiny > _TINY:
         return [f"{speeds.tiny:.0%} of the speeds are above 0 but below 0.01: rounding, no measurements; {remedy}."]
     sentences = [f"{1 - speeds.known:.0%} of the fixes have no speed; {remedy}."] if speeds.known < _MOST_KNOWN else []
-    sentences += [f"{speeds.negative:.2%} of the speeds are negative. They are refused."] if speeds.negative else []
+    if speeds.negative:
+        fate = "are refused" if chosen == "reported" or not _is_live(seen) else "count as missing"
+        fate = "are not read" if chosen == "derived" else fate
+        sentences.append(f"{speeds.negative:.2%} of the speeds are negative. They {fate}.")
     if _fit_in_no_unit(measures):
         sentences.append(
             f"The speeds fit in no unit: positions give {speeds.derived_kmh:.1f} km/h in the mean, and reported over derived is "

@@ -7,7 +7,9 @@ also be converted to canonical events, with speeds in the unit that the feed dec
 from __future__ import annotations
 
 import csv
+import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -181,13 +183,16 @@ class Recording:
         return _encode(dict(zip(names, row, strict=True)))
 
     def _speed(self, text: str) -> float | None:
-        """The number; None if there is none and it can be derived. Raises :class:`ValueError` if it cannot."""
+        """The number; None if there is none and it can be derived. Raises :class:`ValueError` if it cannot, or if it is infinite."""
         try:
-            return _number(text, self._separator)
+            speed = _number(text, self._separator)
         except ValueError:
             if self._any_speed:
                 return None
             raise
+        if self._any_speed and math.isinf(speed):
+            raise ValueError(text)
+        return speed
 
     def _event(self, line: bytes) -> tuple[bytes, int, bytes]:
         fix = self._format.decode(line)
@@ -203,7 +208,7 @@ class Recording:
         fields = {"user": str(user), "time": time, "lat": lat, "lng": lng}
         if speed is not None:
             # Six decimals are exact for every pair of units, and remove rounding errors of floats from the messages.
-            fields["speed"] = round(speed * self._factor, 6)
+            fields["speed"] = speed if self._factor == 1 else round(_finite(speed * self._factor), 6)
         return key, moment, _encode(fields)
 
     def _shifted(self, line: bytes) -> bytes:
@@ -219,6 +224,11 @@ class Recording:
                 microseconds=TIME_UNIT_US.get(fields.time_format, TIME_UNIT_US["epoch-ms"])
             )
         return _encode(tree)
+
+
+def _finite(number: float) -> float:
+    """The nearest finite number: a unit makes no number out of bounds."""
+    return min(max(number, -sys.float_info.max), sys.float_info.max)
 
 
 def _number(text: str, separator: str) -> float:

@@ -170,13 +170,16 @@ class SnapshotEvents:
                 fresh.append(index)
         self.tally.repeated += len(snapshot.vehicles) - len(fresh)
         if len(newest) > 2 * len(snapshot.vehicles) + 4096:
-            oldest = self._clock - _FORGET_US
-            newest = {vehicle: moment for vehicle, moment in newest.items() if moment >= oldest}
-            if len(newest) > MOST_REMEMBERED:
-                last = sorted(newest.items(), key=lambda item: item[1])[-MOST_REMEMBERED // 2 :]
-                newest = dict(last)
-            self._newest = newest
+            self._newest = self._remembered(newest)
         return np.array(fresh, dtype=np.int64)
+
+    def _remembered(self, newest: dict[str, int]) -> dict[str, int]:
+        """What stays in memory of the newest timestamps."""
+        oldest = self._clock - _FORGET_US
+        newest = {vehicle: moment for vehicle, moment in newest.items() if moment >= oldest}
+        if len(newest) <= MOST_REMEMBERED:
+            return newest
+        return dict(sorted(newest.items(), key=lambda item: item[1])[-MOST_REMEMBERED // 2 :])
 
     def _messages(self, snapshot: Snapshot, chosen: NDArray[np.int64]) -> Messages:
         vehicles = [snapshot.vehicles[index] for index in chosen.tolist()]
@@ -193,8 +196,8 @@ class SnapshotEvents:
         else:
             speed = np.where(np.isnan(reported), derived, reported)
         is_derived = (self._speeds != "reported") & ((self._speeds == "derived") | np.isnan(reported))
-        known = np.flatnonzero(~np.isnan(speed))
-        self.tally.without_speed += len(speed) - len(known)
+        known = np.flatnonzero(self._sent(speed, is_derived))
+        self.tally.without_speed += int(np.isnan(speed).sum())
         self.tally.derived += int(is_derived[known].sum())
         self.tally.events += len(known)
         shown = (speed * self._per_kmh).round(3)
@@ -212,6 +215,10 @@ class SnapshotEvents:
             for k in known.tolist()
         ]
         return Messages(time[known], [vehicles[k].encode() for k in known.tolist()], values)
+
+    def _sent(self, speed: NDArray[np.float64], is_derived: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which rows become events here."""
+        return ~np.isnan(speed)
 
     def _periods(self, time: NDArray[np.int64]) -> NDArray[np.int64]:
         """Start of each row's ledger period, µs UTC."""

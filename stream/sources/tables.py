@@ -26,6 +26,8 @@ from stream.sources.file_kinds import wrong_header
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 
+_ROUNDED = 1e9
+"""Speeds below this are rounded; to round much larger ones would make them infinite."""
 _ROWS_AT_ONCE = 65_536
 _LONGEST_METADATA = 64 << 20
 _QUARTER_US = 900_000_000
@@ -131,7 +133,16 @@ class Table:
         lat, lng, speed = (
             _numbers(arrays[name], str(getattr(self._fields, name)), self.path) for name in ("lat", "lng", "speed")
         )
-        return FixColumns(users, times + self._shift_us, lat, lng, speed * self._factor, missing, wrong)
+        return FixColumns(users, times + self._shift_us, lat, lng, self._converted(speed), missing, wrong)
+
+    def _converted(self, speed: NDArray[np.float64]) -> NDArray[np.float64]:
+        """In the unit of the feed. Six decimals are exact for every pair of units; what is finite stays so."""
+        if self._factor == 1:
+            return speed
+        most = np.finfo(np.float64).max
+        with np.errstate(over="ignore"):
+            converted = np.where(np.isfinite(speed), np.clip(speed * self._factor, -most, most), speed)
+            return np.asarray(np.where(np.abs(converted) < _ROUNDED, converted.round(6), converted))
 
     def _times(self, array: pa.Array) -> _Times:
         kind, name = array.type, self._fields.time
@@ -180,7 +191,7 @@ class TableMessages(Sequence[bytes]):
             return [self[index] for index in range(*at.indices(len(self)))]
         columns, tree = self._columns, dict[Any, Any]()
         user = columns.user[at]
-        place = float(columns.lat[at]), float(columns.lng[at]), round(float(columns.speed[at]), 6)
+        place = float(columns.lat[at]), float(columns.lng[at]), float(columns.speed[at])
         empty = bool(columns.missing[at] or columns.wrong[at])
         for path, value in zip(self._paths, (user, self._time(int(columns.time_us[at])), *place), strict=True):
             if value is not None and not (empty and value != value):
