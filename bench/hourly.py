@@ -28,11 +28,14 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "window.slot": "1h",
         "privacy.epsilon": 2.0,
         "privacy.budget": 16.0,
+        "feed.quality.frozen": "0s",
+        "feed.quality.teleport_km_h": 0,
         "speed.statistics": ["mean", "variance"],
         "speed.clipping": "none",
     },
 }
-"""What replaces the shipped values, by configuration and dotted keys; besides, sparse hexagons are not merged."""
+"""What replaces the shipped values, by configuration and dotted keys; besides, sparse hexagons are not merged. Made-up
+riders may be anywhere at any time, so no rule refuses their fixes."""
 
 UNMERGED: Mapping[str, Any] = {"merge_until_km_h": None, "coarsest_resolution": 0}
 """Keys of [hexagons] that are left out, and what that means."""

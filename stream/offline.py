@@ -32,6 +32,7 @@ from stream.local import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
 from stream.protocol.release_protocol import ReleaseProtocol
+from stream.sources.derived_events import DerivedEvents, derived_recording
 from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
 from stream.sources.recognition import require_events, require_speeds, speed_problem
@@ -52,7 +53,7 @@ _ANY_AGE = timedelta(days=36500)
 class OfflineSummary:
     """Summary of an offline replay; inside the trust boundary. ``outside``: valid events before or after the span.
 
-    ``implausible``: why the speeds cannot be right.
+    ``implausible``: why the speeds cannot be right. ``derived``: events with a speed derived from positions.
     """
 
     events: int
@@ -66,6 +67,7 @@ class OfflineSummary:
     outside: int
     examples: dict[str, str]
     likely_cause: str | None
+    derived: int = 0
     implausible: str | None = None
 
 
@@ -121,6 +123,8 @@ def read_recording(
     config: Config, path: Path, file_format: str, on_progress: Progress = lambda done, size: None
 ) -> tuple[npt.NDArray[np.void], Refusals]:
     """All valid events of a recording as rows, and why others were refused. Events may have any age."""
+    if config.feed.derives_speeds:
+        return _read_derived(config, path, file_format, on_progress)
     decoder = Decoder(ageless(config), load_user_key(config.privacy.user_key_file))
     parts: list[npt.NDArray[np.void]] = []
     refusals = Refusals(config.feed, file_format)
@@ -130,6 +134,16 @@ def read_recording(
             refusals.add(values, batch)
             on_progress(recording.position, recording.size)
     return (np.concatenate(parts) if parts else np.zeros(0, dtype=ROW)), refusals
+
+
+def _read_derived(
+    config: Config, path: Path, file_format: str, on_progress: Progress
+) -> tuple[npt.NDArray[np.void], Refusals]:
+    events = DerivedEvents(config.feed, config.slotting)
+    rows, refusals = read_messages(config, derived_recording(config, path, file_format, events, on_progress))
+    left_out = events.tally.refused - Counter({"unreadable": events.tally.refused["unreadable"]})
+    refusals.leave_out(left_out + Counter({"without-speed": events.tally.without_speed}), events.tally.derived)
+    return rows, refusals
 
 
 def read_messages(config: Config, blocks: Iterable[Messages]) -> tuple[npt.NDArray[np.void], Refusals]:
@@ -284,4 +298,5 @@ async def _release(
         outside=refusals.taken - events,
         examples=refusals.examples(),
         likely_cause=refusals.likely_cause(),
+        derived=refusals.derived,
     )

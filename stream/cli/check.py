@@ -16,6 +16,7 @@ from dpcore.errors import DPError
 from dpcore.relation import NeighbouringRelation
 from stream.cli.check_rules import rules_of, text_of
 from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
+from stream.cli.snapshot_report import derived_speed_note
 from stream.config import Config
 
 
@@ -103,6 +104,7 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
         "budget": settings.privacy.budget,
         "epsilon_per_window": settings.privacy.epsilon,
         "windows_per_period": windows,
+        "speeds": settings.feed.speeds,
         "windows_of_longest_period": settings.slotting.most_slots(int(time.time())),
         "windows_with_full_epsilon": min(settings.privacy.ledger_budget // settings.window_grant, windows),
     }
@@ -137,6 +139,9 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
         )
     if histogram is not None:
         yield _histogram_text(settings, histogram)
+    note = derived_speed_note(settings.relation, settings.feed.speeds)
+    if note is not None:
+        yield f"Note: feed.speeds is {settings.feed.speeds!r}: {note}"
     yield from _unpaid(settings)
 
 

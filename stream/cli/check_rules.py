@@ -81,12 +81,13 @@ def _of_events(config: Config) -> Iterator[Rule]:
 
 def _of_faulty_units(config: Config) -> Iterator[Rule]:
     user, quality = "a user", config.feed.quality
-    if quality.frozen is not None:
-        frozen = "a stay at exactly one position that lasts longer within a window is refused"
-        yield Rule(user, "feed.quality.frozen", _seconds(quality.frozen), "s", frozen)
-    if quality.teleport_km_h is not None:
+    if config.frozen:
+        moving = ", where it reports a speed above 0" if config.relation == NeighbouringRelation.PARTICIPATION else ""
+        frozen = f"a stay at exactly one position that lasts longer within a window is refused{moving}"
+        yield Rule(user, "feed.quality.frozen", _seconds(config.frozen), "s", frozen)
+    if config.teleport_km_h:
         teleport = "a fix of a window is refused if it is reached, and left, only by steps that are faster, and longer than 1 km"
-        yield Rule(user, "feed.quality.teleport_km_h", quality.teleport_km_h, "km/h", teleport)
+        yield Rule(user, "feed.quality.teleport_km_h", config.teleport_km_h, "km/h", teleport)
     if quality.standing_m is not None:
         standing = (
             "events of a window in which a user moves farther than this, at reported speeds of 0 alone, are refused"

@@ -69,7 +69,7 @@ def evaluate_recording(
     """Measure the error of mechanisms on a recording, before going live. The output is NOT private: do not publish it."""
     settings = _settings(config, relation, statistics)
     names = _mechanisms(settings, mechanisms)
-    windows = _windows(settings, file, file_format or settings.feed.format, window)
+    windows = _windows(settings, file, file_format or settings.feed.recorded_format, window)
     try:
         if histograms:
             _judge_histograms(settings, windows, trials, sweep, str(file), as_json)

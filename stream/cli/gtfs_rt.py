@@ -6,8 +6,8 @@ import typer
 
 from stream.cli.feeding import refuse
 from stream.cli.snapshots import snapshot_command
-from stream.config.feed import FeedConfig
-from stream.sources.snapshot_events import SnapshotEvents, SpeedSource
+from stream.config.feed import FeedConfig, SpeedSource
+from stream.sources.snapshot_events import SnapshotEvents
 from stream.windows import Slotting
 
 

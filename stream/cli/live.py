@@ -14,9 +14,10 @@ from stream.cli.feeding import refuse
 from stream.cli.interrupts import stopped_by_signals
 from stream.cli.options import FAILED, UNREACHABLE
 from stream.config import Config
+from stream.config.feed import SpeedSource
 from stream.sources.delivery import DeliveryError
 from stream.sources.polling import FetchError
-from stream.sources.snapshot_events import SPEED_SOURCES, SnapshotEvents, SpeedSource
+from stream.sources.snapshot_events import SPEED_SOURCES, SnapshotEvents
 
 if TYPE_CHECKING:
     from stream.sources.live import Sink

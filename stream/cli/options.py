@@ -36,7 +36,7 @@ ExpectedRelation = Annotated[
     NeighbouringRelation | None,
     typer.Option(help="The relation that you expect; refused if the configuration has the other one."),
 ]
-FileFormat = Annotated[str | None, typer.Option("--format", help="Format of the file; default: feed.format.")]
+FileFormat = Annotated[str | None, typer.Option("--format", help="Format of the file; default: that of the feed.")]
 
 
 def stop(message: str, code: int) -> NoReturn:

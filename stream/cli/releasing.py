@@ -135,8 +135,9 @@ def _tell(summary: OfflineSummary, out: Path | None) -> None:
         typer.echo(summary.likely_cause, err=True)
     if summary.implausible is not None:
         typer.echo(f"Note: {summary.implausible}", err=True)
+    derived = f", {summary.derived} with a derived speed" if summary.derived else ""
     typer.echo(
-        f"{summary.events} events ({rejected} rejected), {len(summary.windows)} windows released, "
+        f"{summary.events} events ({rejected} rejected){derived}, {len(summary.windows)} windows released, "
         f"{summary.already_released} released before, {summary.messages} messages in {summary.seconds:.1f} s"
         + ("" if out is None else f": {out}"),
         err=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -10,7 +11,9 @@ import typer
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
 from stream.cli.options import ConfigFile, choose_config, load_to_release
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
+from stream.cli.snapshot_report import SnapshotReport, derived_speed_note, why_no_event
 from stream.config import ConfigError, load_config
+from stream.sources.derived_events import DerivedEvents, with_speeds
 from stream.sources.lines import RecordingError
 from stream.sources.recognition import recognised
 from stream.sources.replay import Order, Replay
@@ -28,7 +31,9 @@ def replay(
     file: Annotated[Path, typer.Argument(help="Parquet, CSV or NDJSON (also .gz); '-' is standard input.")],
     file_format: Annotated[
         str | None,
-        typer.Option("--format", help="canonical, capmetro, capmetro-2015, itms or declared; default: feed.format."),
+        typer.Option(
+            "--format", help="canonical, capmetro, capmetro-2015, itms or declared; default: that of the feed."
+        ),
     ] = None,
     speed: Annotated[str, typer.Option(help="Multiple of the recorded pace, or 'max'.")] = "max",
     order: Annotated[
@@ -73,21 +78,41 @@ def replay(
     pace = parse_pace(speed)
     try:
         settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
-        file_format = file_format or settings.feed.format
+        file_format = file_format or settings.feed.recorded_format
+        note = derived_speed_note(settings.relation, settings.feed.speeds)
         if offline:
+            if note is not None and not as_json:
+                typer.echo(f"Note: {note}", err=True)
             options = ReleaseOptions(state, out, force, any_speed, as_json)
             return release_offline(settings, file, file_format, named_span(settings, start, end), options)
         from stream.sources.delivery import Pacer  # slow to import; what is released offline does not need it
 
+        if settings.feed.derives_speeds and order == "file":
+            raise RecordingError(
+                f"feed.speeds is {settings.feed.speeds!r}, and speeds are derived in order of time; leave out --order file, and "
+                "what is read is sorted to its end before any event is sent"
+            )
         source = Replay(file, file_format, settings.feed, order=cast("Order", order), loop=loop)
-        feed_kafka(
+        send = partial(
+            feed_kafka,
             settings,
-            recognised(source, settings, file, file_format, any_speed=any_speed),
-            Pacer(pace),
+            pacer=Pacer(pace),
             limit=limit,
             share_read=None if file == STDIN else lambda: source.share_read,
             as_json=as_json,
         )
+        if not settings.feed.derives_speeds:
+            return send(recognised(source, settings, file, file_format, any_speed=any_speed))
+        events = DerivedEvents(settings.feed, settings.slotting)
+        report = SnapshotReport(events, note, as_json, on_stderr=False, unit="blocks")
+        blocks = with_speeds(source, events)
+        try:
+            blocks = recognised(blocks, settings, file, "canonical", any_speed=any_speed)
+        except RecordingError as error:
+            raise refuse(error if events.tally.events else f"{file}: {why_no_event(events)}") from None
+        send(blocks, reading=report.facts)
+        if not as_json:
+            report.summary()
     except (ConfigError, RecordingError, SpanError) as error:
         raise refuse(error) from None
 

@@ -56,6 +56,7 @@ class SnapshotReport:
             typer.echo(json.dumps(self.facts()), err=self._on_stderr)
             return
         unkept = f"; {tally.unkept} times a vehicle's last fixes were not kept for a restart" if tally.unkept else ""
+        unkept += f"; {tally.damaged} damaged records of last fixes" if tally.damaged else ""
         typer.echo(
             f"{tally.snapshots} {self._unit}: {tally.events} events, {tally.derived} with a derived speed; "
             f"{tally.repeated} repeated, {tally.without_speed} without any speed" + refusals(tally.refused) + unkept,
@@ -96,9 +97,13 @@ def why_no_event(reader: SnapshotEvents) -> str:
     tally = reader.tally
     if tally.without_speed:
         return (
-            f"{tally.without_speed} vehicles have no speed; a derived one needs two snapshots of the vehicle, "
+            f"{tally.without_speed} vehicles have no speed; a derived one needs two positions of the vehicle, "
             "8 s to 5 min apart, in one ledger period"
         )
     if tally.refused:
-        return "vehicles refused: " + ", ".join(f"{count} {reason}" for reason, count in tally.refused.most_common(5))
+        from stream.ingestion.refusals import cause_of_left_out  # slow to import, and seldom needed
+
+        reasons = ", ".join(f"{count} {reason}" for reason, count in tally.refused.most_common(5))
+        cause = cause_of_left_out(tally.refused)
+        return f"vehicles refused: {reasons}" + ("" if cause is None else f". {cause}")
     return "are these vehicle positions, and not stop times or alerts?"

@@ -29,13 +29,13 @@ from stream.cli.releasing import ReleaseOptions, check_span, named_span, release
 from stream.cli.snapshot_report import SnapshotReport, derived_speed_note, why_no_event
 from stream.config import Config, ConfigError, load_config
 from stream.config.durations import parse_duration
-from stream.config.feed import FeedConfig
+from stream.config.feed import FeedConfig, SpeedSource
 from stream.sources.background import in_background
 from stream.sources.delivery import Pacer
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings
-from stream.sources.snapshot_events import SnapshotEvents, SpeedSource
+from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT, SnapshotError
 from stream.windows import Slotting, SpanError, Window
 

@@ -15,7 +15,7 @@ from stream.config.addresses import Address, check_apart
 from stream.config.feed import FeedConfig, WindowConfig
 from stream.config.histogram import HistogramConfig
 from stream.config.privacy import PrivacyConfig
-from stream.config.quality import PARTICIPATION_FASTEST_KM_H
+from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN
 from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
 from stream.config.speed import HexagonConfig, ParticipationConfig, SpeedConfig
 from stream.windows import PublicationTimes, Slotting
@@ -141,6 +141,20 @@ class Config(BaseSettings):
             return None
         fastest = self.feed.quality.fastest_km_h
         return (PARTICIPATION_FASTEST_KM_H if fastest is None else fastest) or None
+
+    @property
+    def teleport_km_h(self) -> float:
+        """Fixes that are reached and left faster are refused; 0: none are."""
+        default = 0.0 if self.relation == NeighbouringRelation.VALUES else PARTICIPATION_FASTEST_KM_H
+        given = self.feed.quality.teleport_km_h
+        return default if given is None else given
+
+    @property
+    def frozen(self) -> timedelta:
+        """What is reported from one position for longer is refused, under "participation" at a speed above 0 only; 0: nothing is."""
+        possible = self.relation == NeighbouringRelation.PARTICIPATION and self.window.slot > PARTICIPATION_FROZEN
+        given = self.feed.quality.frozen
+        return (PARTICIPATION_FROZEN if possible else timedelta(0)) if given is None else given
 
     @model_validator(mode="after")
     def _limits_leave_room(self) -> Self:

@@ -57,19 +57,22 @@ FieldPath = Annotated[
     Field(pattern=r"^[^.]+(\.[^.]+)*$", description="the name of a field, dots between levels, like 'location.lat'"),
 ]
 SpeedUnit = Literal["km/h", "m/s", "mph", "kn"]
+SpeedSource = Literal["missing", "derived", "reported"]
+"""Where the speed of an event comes from: derived if none is reported; always derived; always reported."""
 
 
 class FeedFields(Section):
     """Paths of the fields of a declared feed. Dots separate levels, a number is a list index (``location.coordinates.1``).
 
-    ``timezone``: the zone of times that have no offset from UTC. Without it such times are refused.
+    ``timezone``: the zone of times that have no offset from UTC. Without it such times are refused. ``speed``: None if the events
+    have none.
     """
 
     user: FieldPath
     time: FieldPath
     lat: FieldPath
     lng: FieldPath
-    speed: FieldPath
+    speed: FieldPath | None = None
     time_format: Literal["rfc3339", "epoch-s", "epoch-ms", "epoch-us"] = "rfc3339"
     timezone: TimezoneName | None = None
 
@@ -83,13 +86,18 @@ class FeedFields(Section):
         return self
 
     @property
-    def paths(self) -> tuple[str, str, str, str, str]:
-        """Where user, time, latitude, longitude and speed are."""
-        return self.user, self.time, self.lat, self.lng, self.speed
+    def paths(self) -> tuple[str, ...]:
+        """Where user, time, latitude, longitude and, if the events have it, speed are."""
+        position = self.user, self.time, self.lat, self.lng
+        return position if self.speed is None else (*position, self.speed)
 
 
 class FeedConfig(Section):
-    """The incoming feed and its units."""
+    """The incoming feed and its units.
+
+    ``speeds`` other than "reported": what sends recordings to the feed derives speeds from positions. What it sends is canonical, so
+    ``format`` is, and ``fields`` are those of the recordings that it reads.
+    """
 
     name: FeedName
     topic: str = Field(
@@ -99,15 +107,37 @@ class FeedConfig(Section):
     format: Literal["canonical", "capmetro", "capmetro-2015", "itms", "declared"] = "canonical"
     timezone: TimezoneName
     speed_unit: SpeedUnit = "km/h"
+    speeds: SpeedSource = "reported"
     domain: BoundingBox
     fields: FeedFields | None = None
     quality: QualityConfig = QualityConfig()
 
     @model_validator(mode="after")
     def _fields_belong_to_declared(self) -> Self:
-        if (self.format == "declared") != (self.fields is not None):
+        if self.speeds != "reported":
+            if self.format != "canonical":
+                raise ValueError(
+                    f"speeds is {self.speeds!r} and format {self.format!r}; events with derived speeds are canonical: set format "
+                    "to 'canonical'. [feed.fields] then names the fields of what is read, or --format its format"
+                )
+        elif (self.format == "declared") != (self.fields is not None):
             raise ValueError("[feed.fields] and format = 'declared' go together; give both or neither")
+        elif self.fields is not None and self.fields.speed is None:
+            raise ValueError(
+                "[feed.fields] names no speed; name it, or set format to 'canonical' and speeds to 'derived', which takes it from "
+                "positions"
+            )
         return self
+
+    @property
+    def derives_speeds(self) -> bool:
+        """Whether recordings get derived speeds on their way to the feed's topic."""
+        return self.speeds != "reported"
+
+    @property
+    def recorded_format(self) -> str:
+        """Format of recordings, unless another is named."""
+        return self.format if self.fields is None else "declared"
 
 
 class WindowConfig(Section):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Annotated, Any
@@ -31,6 +31,14 @@ class _Fix(msgspec.Struct, gc=False):
     lat: Number
     lng: Number
     speed: Number
+
+
+class _FixOfAnySpeed(msgspec.Struct, gc=False):
+    user: str | int
+    time: Time
+    lat: Number
+    lng: Number
+    speed: Number | None
 
 
 class _CapmetroFix(msgspec.Struct, gc=False):
@@ -91,7 +99,8 @@ def feed_format(feed: FeedConfig) -> FeedFormat:
     configured = SPEED_TO_KMH[feed.speed_unit]
     if feed.format == "declared":
         assert feed.fields is not None
-        return FeedFormat(_declared_decoder(feed.fields), _getters("user time lat lng speed"), feed.fields, configured)
+        decode = _declared_decoder if feed.fields.speed else _decoder_of_any_speed
+        return FeedFormat(decode(feed.fields), _getters("user time lat lng speed"), feed.fields, configured)
     struct, fields, names, kmh = {
         "canonical": (_Fix, _CANONICAL_FIELDS, "user time lat lng speed", configured),
         "capmetro": (_CapmetroFix, _CAPMETRO_FIELDS, "vehicle_id timestamp latitude longitude speed", 3.6),
@@ -109,6 +118,20 @@ def feed_format(feed: FeedConfig) -> FeedFormat:
     return FeedFormat(msgspec.json.Decoder(struct).decode, getters, fields, kmh)
 
 
+def recording_format(feed: FeedConfig, file_format: str) -> FeedFormat:
+    """The format of recordings in ``file_format``.
+
+    Where ``feed`` derives speeds, an event needs none: that of an event without a number is None, and if all are derived, that of
+    every event is; then ``fields`` names none.
+    """
+    known = feed_format(feed.model_copy(update={"format": file_format}))
+    if not feed.derives_speeds:
+        return known
+    fields = known.fields if feed.speeds == "missing" else known.fields.model_copy(update={"speed": None})
+    decode = _decoder_of_any_speed(fields, declared=file_format == "declared")
+    return replace(known, decode=decode, getters=_getters("user time lat lng speed"), fields=fields)
+
+
 def _getters(names: str) -> tuple[Callable[[Any], Any], ...]:
     return tuple(attrgetter(name) for name in names.split())
 
@@ -122,31 +145,52 @@ def _itms_lng(fix: _ItmsFix) -> float:
 
 
 def _declared_decoder(fields: FeedFields) -> Callable[[bytes], _Fix]:
-    decode = msgspec.json.Decoder().decode
-    user, time, lat, lng, speed = (
-        field_path(text) for text in (fields.user, fields.time, fields.lat, fields.lng, fields.speed)
-    )
-    to_ms = {"epoch-s": 1000, "epoch-us": 0.001}.get(fields.time_format, 1)
-    rfc3339 = fields.time_format == "rfc3339"
-    zone = None if fields.timezone is None else ZoneInfo(fields.timezone)
+    assert fields.speed is not None
+    decode, read, speed = msgspec.json.Decoder().decode, _fix_reader(fields, declared=True), field_path(fields.speed)
 
     def decode_declared(message: bytes) -> _Fix:
         tree = decode(message)
+        return msgspec.convert(read(tree) | {"speed": walk(tree, speed)}, _Fix)
+
+    return decode_declared
+
+
+def _decoder_of_any_speed(fields: FeedFields, *, declared: bool = True) -> Callable[[bytes], _FixOfAnySpeed]:
+    decode, read = msgspec.json.Decoder().decode, _fix_reader(fields, declared=declared)
+    speed = None if fields.speed is None else field_path(fields.speed)
+
+    def decode_any(message: bytes) -> _FixOfAnySpeed:
+        tree = decode(message)
+        return msgspec.convert(read(tree) | {"speed": None if speed is None else _number(tree, speed)}, _FixOfAnySpeed)
+
+    return decode_any
+
+
+def _number(tree: Any, path: tuple[str | int, ...]) -> float | None:
+    """The number at ``path``, or None. Raises :class:`OverflowError` for a number that no double holds."""
+    try:
+        value = walk(tree, path)
+    except LookupError:
+        return None
+    return float(value) if type(value) in (int, float) else None
+
+
+def _fix_reader(fields: FeedFields, *, declared: bool) -> Callable[[Any], dict[str, Any]]:
+    """Reads user, time and place. ``declared``: times are in ``time_format``, else RFC 3339 or epoch milliseconds."""
+    user, time, lat, lng = (field_path(text) for text in (fields.user, fields.time, fields.lat, fields.lng))
+    to_ms = {"epoch-s": 1000, "epoch-us": 0.001}.get(fields.time_format, 1)
+    is_text = declared and fields.time_format == "rfc3339"
+    zone = None if fields.timezone is None else ZoneInfo(fields.timezone)
+
+    def read(tree: Any) -> dict[str, Any]:
         moment = walk(tree, time)
-        if rfc3339:
+        if is_text:
             moment = msgspec.convert(moment, Instant) if zone is None else read_instant(moment, zone)
         elif type(moment) in (int, float):
             moment *= to_ms
-        values = {
-            "user": walk(tree, user),
-            "time": moment,
-            "lat": walk(tree, lat),
-            "lng": walk(tree, lng),
-            "speed": walk(tree, speed),
-        }
-        return msgspec.convert(values, _Fix)
+        return {"user": walk(tree, user), "time": moment, "lat": walk(tree, lat), "lng": walk(tree, lng)}
 
-    return decode_declared
+    return read
 
 
 def read_instant(text: object, zone: ZoneInfo) -> datetime:
@@ -208,9 +252,9 @@ def looks_like(message: bytes, fields: FeedFields) -> tuple[bool, list[tuple[str
     except (ValueError, RecursionError):
         return False, []
     present = []
-    for name in ("user", "time", "lat", "lng", "speed"):
+    for name, path in zip(("user", "time", "lat", "lng", "speed"), fields.paths, strict=False):
         try:
-            value = walk(tree, field_path(getattr(fields, name)))
+            value = walk(tree, field_path(path))
         except LookupError:
             continue
         if value is not None:
@@ -224,8 +268,14 @@ def is_not_finite(value: Any) -> bool:
 
 
 def user_identity(feed: FeedConfig, file_format: str | None = None) -> str:
-    """The field that identifies a user, as text: a field of the feed's topic, or of recordings in ``file_format``."""
+    """The field that identifies a user, as text: a field of the feed's topic, or of recordings in ``file_format``.
+
+    Where speeds are derived the topic is canonical whatever the recordings are, so that of [feed.fields] belongs to it.
+    """
     if file_format is None:
-        return f"field '{feed_format(feed).fields.user}' of topic {feed.topic}"
+        own = f"field '{feed_format(feed).fields.user}' of topic {feed.topic}"
+        if not feed.derives_speeds or feed.fields is None:
+            return own
+        return f"{own}, from field '{feed.fields.user}' of recordings"
     recorded = feed.model_copy(update={"format": file_format})
     return f"field '{feed_format(recorded).fields.user}' of recordings"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -39,6 +39,14 @@ _OF_ANOTHER_TIME = {
     "worker, or release it by 'hexveil replay --offline'. Times before 2000 come from clocks that were never set.",
     Reason.IN_FUTURE: "Likely clocks that are ahead: correct them. window.max_future says by how much they may be.",
 }
+_SWAPPED = "Likely lat and lng are swapped: exchange them in the recording, or in [feed.fields]."
+_OF_POSITIONS = {
+    Reason.SWAPPED_AXES.value: _SWAPPED,
+    "without-speed": "No speed can be derived for these events: it needs two positions of the vehicle, 8 s to 5 min apart, in one "
+    "ledger period.",
+    "time-no-epoch-seconds": "Likely times in another unit: hexveil inspect says in which; set time_format in [feed.fields].",
+}
+"""Likely causes for events that are left out where speeds are derived."""
 _UNITS = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 """Number of each unit of time per second."""
 
@@ -47,11 +55,15 @@ Found = tuple[bool, list[tuple[str, Any]], FeedFields]
 
 @dataclass
 class Refusals:
-    """Counts the events of a recording in ``file_format``: accepted ones, and refused ones by reason."""
+    """Counts the events of a recording in ``file_format``: accepted ones, and refused ones by reason.
+
+    ``derived``: how many got a speed derived from positions, where the feed asks for it.
+    """
 
     feed: FeedConfig
     file_format: str
     taken: int = 0
+    derived: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     _first: dict[Reason, int] = field(default_factory=dict)
     _sample: dict[Reason, list[bytes]] = field(default_factory=dict)
@@ -72,6 +84,11 @@ class Refusals:
             sample = self._sample.setdefault(reason, [])
             sample += [values[at] or b"" for at in where[: _SAMPLE - len(sample)]]
 
+    def leave_out(self, counts: Mapping[str, int], derived: int) -> None:
+        """Count events that were left out, by reason, before any message was made of them, and those with a ``derived`` speed."""
+        self.counts += Counter(counts)
+        self.derived += derived
+
     def examples(self) -> dict[str, str]:
         """One event for each reason: its number in the recording and the fields at fault."""
         return {
@@ -82,7 +99,10 @@ class Refusals:
     def told(self) -> list[str]:
         """One line for each reason, the most frequent first, and the likely cause if most events were refused."""
         examples = self.examples()
-        lines = [f"  {count} {reason}, like {examples[reason]}" for reason, count in self.counts.most_common()]
+        lines = [
+            f"  {count} {reason}" + (f", like {examples[reason]}" if reason in examples else "")
+            for reason, count in self.counts.most_common()
+        ]
         cause = self.likely_cause()
         return lines if cause is None else [*lines, cause]
 
@@ -90,10 +110,13 @@ class Refusals:
         """The likely cause with its remedy, if most events were refused and the most frequent reason allows a conclusion."""
         if self.refused <= self.taken:
             return None
-        reason = Reason(self.counts.most_common(1)[0][0])
+        name = self.counts.most_common(1)[0][0]
+        if name not in self._sample:
+            return cause_of_left_out(self.counts)
+        reason = Reason(name)
         fixes = [dict(self._found(message)[1]) for message in self._sample[reason]]
         if reason == Reason.SWAPPED_AXES:
-            return "Likely lat and lng are swapped: exchange them in the recording, or in [feed.fields]."
+            return _SWAPPED
         if reason == Reason.OUT_OF_DOMAIN:
             return self._elsewhere(fixes)
         if reason in _OF_ANOTHER_TIME:
@@ -123,7 +146,8 @@ class Refusals:
             return _cut(repr(message[:_SHOWN])) if reason == Reason.NOT_JSON else f"{len(message)} bytes"
         if reason == Reason.MISSING_FIELD:
             there = {name for name, _ in values}
-            missing = [getattr(fields, name) for name in ("user", "time", "lat", "lng", "speed") if name not in there]
+            names = zip(("user", "time", "lat", "lng", "speed"), fields.paths, strict=False)
+            missing = [path for name, path in names if name not in there]
             return _cut(f"no {', '.join(missing)} among {_names(message)}")
         shown = [f"{name} {_cut(_text(value), 30)}" for name, value in values if name in _AT_FAULT.get(reason, ())]
         return ", ".join(shown) or f"{len(message)} bytes"
@@ -182,6 +206,11 @@ class Refusals:
             f"Likely another format: {self.file_format!r} has the fields {', '.join(paths)}. Name the fields of the recording in "
             "[feed.fields] and set feed.format = 'declared'."
         )
+
+
+def cause_of_left_out(counts: Counter[str]) -> str | None:
+    """The likely cause of the most frequent reason for which events are left out where speeds are derived."""
+    return next((_OF_POSITIONS.get(name) for name, _ in counts.most_common(1)), None)
 
 
 def _names(message: bytes) -> str:

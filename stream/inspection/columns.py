@@ -68,8 +68,8 @@ def _plain(path: str) -> tuple[str, str, str]:
 
 
 def format_of(paths: set[str], roles: dict[str, str]) -> tuple[str, FeedFields | None]:
-    """The known format that has these paths, else "declared" with the guessed fields (speed "speed" if there is none)."""
+    """The known format that has these paths, else "declared" with the guessed fields."""
     for name, known in known_fields().items():
         if set(known.paths) <= paths:
             return name, None
-    return "declared", FeedFields.model_validate({"speed": "speed"} | roles)
+    return "declared", FeedFields.model_validate(roles)

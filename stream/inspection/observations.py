@@ -21,7 +21,8 @@ class Observations:
     ``user``: number of the vehicle; ``time_us``: µs UTC, 0 if unreadable; ``lat``/``lng``: degrees, NaN if none; ``speed``: in the
     feed's own unit, NaN if none; ``arrived_us``: µs UTC, below 0 if unknown. ``kind``: what the source is, in words. ``format``:
     that of ``feed.format``, "declared" with ``fields``. ``speed_unit``: the unit that the format fixes, or None.
-    ``unread``: what is no fix, by reason. ``local``: times have no zone and are taken as UTC.
+    ``own_fields``: paths of the fields, whatever the format is; None for snapshots. ``unread``: what is no fix, by reason.
+    ``local``: times have no zone and are taken as UTC.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Observations:
     lng: NDArray[np.float64]
     speed: NDArray[np.float64]
     arrived_us: NDArray[np.int64]
+    own_fields: FeedFields | None = None
     speed_unit: str | None = None
     local: bool = False
     unread: Counter[str] = field(default_factory=Counter)

@@ -158,12 +158,13 @@ def _observations(
     name, fields = format_of(paths, roles)
     if name == "canonical" and time_format in ("epoch-s", "epoch-us"):
         name, fields = format_of(set(), roles)
-    if fields is not None:
-        fields = fields.model_copy(update={"time_format": time_format})
+    _, guessed = format_of(set(), roles)
+    own_fields = guessed and guessed.model_copy(update={"time_format": time_format})
     return Observations(
         kind=kind,
         format=name,
-        fields=fields,
+        fields=fields and own_fields,
+        own_fields=own_fields,
         user=numbered(columns["user"]),
         time_us=times,
         lat=as_numbers(columns["lat"]),

@@ -13,14 +13,14 @@ import re
 from dataclasses import dataclass
 
 from dpcore.relation import NeighbouringRelation
-from stream.config.feed import FeedFields
+from stream.config.feed import FeedFields, SpeedSource
 from stream.inspection.measures import Measures
 from stream.inspection.observations import Observations
 
 ENOUGH_VEHICLES = 3.0
 """Mean number of vehicles in a visited hexagon and hour for which a mean of speeds is worth releasing."""
 _SPREAD = 0.1
-_NO_SPEED, _MOST_ZERO = 0.5, 0.95
+_NO_SPEED, _MOST_KNOWN, _MOST_ZERO, _TINY = 0.5, 0.99, 0.95, 0.2
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,12 @@ def problems(seen: Observations, measures: Measures) -> list[str]:
 
 
 def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
-    speeds, remedy = measures.speeds, "derive speeds from positions: hexveil gtfs-rt --speeds derived does it live"
+    speeds, (chosen, _) = measures.speeds, speed_source(measures)
+    remedy = (
+        f"let speeds be derived from positions: --speeds {chosen} of hexveil gtfs-rt, siri-vm and hfp"
+        if _is_live(seen)
+        else f"let speeds be derived from positions: feed.speeds = {chosen!r}"
+    )
     if speeds.known < _NO_SPEED:
         return [f"{1 - speeds.known:.0%} of the fixes have no speed; {remedy}."]
     if speeds.zero + speeds.tiny > _MOST_ZERO:
@@ -86,16 +91,40 @@ def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
             f"{speeds.zero:.0%} of the speeds are 0 and {speeds.tiny:.0%} above 0 but below 0.01, so they are no measurements; "
             f"{remedy}."
         ]
-    if speeds.tiny > 0.2:
+    if speeds.tiny > _TINY:
         return [f"{speeds.tiny:.0%} of the speeds are above 0 but below 0.01: rounding, no measurements; {remedy}."]
-    sentences = [f"{speeds.negative:.2%} of the speeds are negative. They are refused."] if speeds.negative else []
-    if speeds.pairs and not speeds.fits and speeds.derived_kmh is not None and speeds.derived_kmh >= 3:
+    sentences = [f"{1 - speeds.known:.0%} of the fixes have no speed; {remedy}."] if speeds.known < _MOST_KNOWN else []
+    if speeds.negative:
+        fate = "are refused" if chosen == "reported" or not _is_live(seen) else "count as missing"
+        fate = "are not read" if chosen == "derived" else fate
+        sentences.append(f"{speeds.negative:.2%} of the speeds are negative. They {fate}.")
+    if _fit_in_no_unit(measures):
         sentences.append(
             f"The speeds fit in no unit: positions give {speeds.derived_kmh:.1f} km/h in the mean, and reported over derived is "
             + ", ".join(f"{quotient:g} in {unit}" for unit, quotient in speeds.quotients.items())
             + f"; {remedy}."
         )
     return sentences
+
+
+def speed_source(measures: Measures) -> tuple[SpeedSource, str]:
+    """Where speeds should come from, and why."""
+    speeds = measures.speeds
+    if speeds.known and (speeds.zero + speeds.tiny > _MOST_ZERO or speeds.tiny > _TINY or _fit_in_no_unit(measures)):
+        return "derived", "the reported speeds cannot be right, so all are derived from positions"
+    if speeds.known < _MOST_KNOWN:
+        return "missing", f"{1 - speeds.known:.0%} of the fixes have no speed; it is derived from positions"
+    return "reported", "the fixes have speeds"
+
+
+def _fit_in_no_unit(measures: Measures) -> bool:
+    speeds = measures.speeds
+    return bool(speeds.pairs and not speeds.fits and speeds.derived_kmh is not None and speeds.derived_kmh >= 3)
+
+
+def _is_live(seen: Observations) -> bool:
+    """Whether a command of its own reads the feed, and sends canonical events."""
+    return seen.kind.startswith(("GTFS", "a folder"))
 
 
 def speed_unit(seen: Observations, measures: Measures) -> tuple[str, str]:
@@ -120,6 +149,9 @@ def suggestions(seen: Observations, measures: Measures) -> list[Suggestion]:
         return []
     unit, why = speed_unit(seen, measures)
     name, fields = seen.format, seen.fields
+    source, because = speed_source(measures)
+    if source != "reported" and not _is_live(seen):
+        name, fields = "canonical", None if name == "canonical" else seen.own_fields
     if name == "capmetro" and unit == "mph":
         name, why = "capmetro-2015", f"the columns of capmetro, with speeds in mph: {why}"
     lines = [
@@ -127,9 +159,11 @@ def suggestions(seen: Observations, measures: Measures) -> list[Suggestion]:
         Suggestion("feed", "timezone", '"UTC"', "set it to the city's zone: timeslots and periods are aligned in it"),
     ]
     if name in ("canonical", "declared"):
-        unit = "km/h" if seen.kind.startswith(("GTFS", "a folder")) else unit
-        why = "hexveil gtfs-rt converts speeds" if seen.kind.startswith(("GTFS", "a folder")) else why
+        unit = "km/h" if _is_live(seen) else unit
+        why = "hexveil gtfs-rt converts speeds" if _is_live(seen) else why
         lines.append(Suggestion("feed", "speed_unit", _toml(unit), why))
+    if not _is_live(seen):
+        lines.append(Suggestion("feed", "speeds", _toml(source), because))
     lines.append(
         Suggestion("feed", "domain", _domain(measures.box), "where the fixes are, with a margin; check it on a map")
     )
@@ -150,8 +184,10 @@ def suggestions(seen: Observations, measures: Measures) -> list[Suggestion]:
 
 
 def _why_format(seen: Observations, name: str) -> str:
-    if seen.kind.startswith(("GTFS", "a folder")):
+    if _is_live(seen):
         return "hexveil gtfs-rt sends canonical events"
+    if name == "canonical" != seen.format:
+        return f"{seen.kind}; events with derived speeds are canonical, and what they are made of has the fields named below"
     return f"{seen.kind}; " + (
         "its fields are named below" if name == "declared" else "it has the fields of this format"
     )
@@ -160,7 +196,7 @@ def _why_format(seen: Observations, name: str) -> str:
 def _fields(fields: FeedFields, local: bool) -> list[Suggestion]:
     lines = [
         Suggestion("feed.fields", role, _toml(path), "by its name")
-        for role, path in zip(("user", "time", "lat", "lng", "speed"), fields.paths, strict=True)
+        for role, path in zip(("user", "time", "lat", "lng", "speed"), fields.paths, strict=False)
     ]
     lines.append(Suggestion("feed.fields", "time_format", _toml(fields.time_format), "by its values"))
     if local:

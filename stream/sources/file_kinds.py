@@ -66,7 +66,9 @@ def is_header(line: bytes, fields: FeedFields) -> bool:
     if line.lstrip(b"\xef\xbb\xbf \t")[:1] in (b"", b"{", b"[", b"<") or b"\0" in line or b'":' in line:
         return False
     _, names = columns_of(line, fields)
-    return set(fields.paths) <= set(names) or (len(names) >= 5 and all(name.isprintable() for name in names))
+    return set(fields.paths) - {fields.speed} <= set(names) or (
+        len(names) >= 5 and all(name.isprintable() for name in names)
+    )
 
 
 def _split(header: bytes, separator: str) -> list[str]:

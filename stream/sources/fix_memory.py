@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
@@ -35,39 +36,64 @@ _MEANWHILE = (
 )
 
 
+class Opened(NamedTuple):
+    """What is kept of a feed, and the pseudonyms of its users."""
+
+    fixes: LastFixes
+    pseudonyms: Pseudonyms
+
+
 class FixMemory:
     """The last fixes of each vehicle, where a later process, or another one of the same feed, recalls them.
 
-    ``key_file``: where the key behind ``pseudonyms`` was read, which a warning names.
+    ``opens`` raises :class:`UserKeyError` or :class:`ConfigError` while the user key, or a file of ``[redis]``, cannot be used; it
+    is called again whenever there are fixes to keep. ``key_file``: that of the user key, which a warning names.
     """
 
     def __init__(
-        self, fixes: LastFixes, pseudonyms: Pseudonyms, key_file: Path, clock: Callable[[], float] = time.monotonic
+        self, opens: Callable[[], Opened], key_file: Path, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._fixes, self._pseudonyms, self._key_file, self._clock = fixes, pseudonyms, key_file, clock
+        self._opens, self._key_file, self._clock = opens, key_file, clock
+        self._opened: Opened | None = None
         self._trouble: str | None = None
         """Why nothing is kept at present, as it was said; None since something was kept."""
         self._again_at = -math.inf
         """When Redis is tried again after an error."""
-        self._full = False
+        self._full = self._saw_damage = False
+        self._open()
+
+    @property
+    def damaged(self) -> int:
+        """Number of records that were damaged, and are deleted."""
+        return 0 if self._opened is None else self._opened.fixes.damaged
 
     def recall(self, vehicles: Sequence[str]) -> dict[str, bytes]:
         """The fixes of the vehicles of which any are kept; none while Redis gives errors."""
-        users = self._users(vehicles)
+        users, kept = self._users(vehicles), dict[int, bytes]()
         with self._patience():
-            if users and self._clock() >= self._again_at:
-                kept = self._fixes.recall(list(users.values()))
-                return {vehicle: kept[user] for vehicle, user in users.items() if user in kept}
-        return {}
+            if self._opened is not None and users and self._clock() >= self._again_at:
+                kept = self._opened.fixes.recall(list(users.values()))
+        if self.damaged and not self._saw_damage:
+            self._saw_damage = True
+            log.warning(
+                "kept positions were damaged and are deleted: the next position of these vehicles has no derived speed; see "
+                "who else writes to this redis",
+                vehicles=self.damaged,
+            )
+        return {vehicle: kept[user] for vehicle, user in users.items() if user in kept}
 
     def keep(self, fixes: Mapping[str, bytes]) -> int | None:
         """Keep fixes. Returns of how many vehicles nothing could be kept; None after an error, so that they are kept later."""
+        if self._opened is None:
+            self._open()
+        if self._opened is None:
+            return None
         users = self._users(list(fixes))
         if not users:
             return len(fixes)
         with self._patience():
             if self._clock() >= self._again_at:
-                refused = self._fixes.keep({user: fixes[vehicle] for vehicle, user in users.items()})
+                refused = self._opened.fixes.keep({user: fixes[vehicle] for vehicle, user in users.items()})
                 if self._trouble is not None:
                     self._trouble = None
                     log.info("positions are kept in redis again")
@@ -77,12 +103,27 @@ class FixMemory:
                 return refused + len(fixes) - len(users)
         return None
 
+    def _open(self) -> None:
+        """Try to get the user key and the client; say why not if it is another reason than before."""
+        try:
+            self._opened = self._opens()
+        except (UserKeyError, ConfigError) as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                log.warning(
+                    "positions are not kept in redis, so a restart derives no speed for the first one; this is tried again "
+                    "with every batch",
+                    reason=str(error),
+                )
+
     def _users(self, vehicles: Sequence[str]) -> dict[str, int]:
         """Pseudonyms by vehicle, without those that the service refuses."""
-        users = {}
+        users: dict[str, int] = {}
+        if self._opened is None:
+            return users
         for vehicle in vehicles:
             with suppress(KeyError):
-                users[vehicle] = self._pseudonyms[vehicle]
+                users[vehicle] = self._opened.pseudonyms[vehicle]
         return users
 
     @contextmanager
@@ -110,22 +151,18 @@ class FixMemory:
 
 
 def fix_memory(config: Config) -> FixMemory | None:
-    """The memory of a configured feed; None, which is logged, under "participation", and if its user key, or a file of
-    ``[redis]``, cannot be used.
-    """
+    """The memory of a configured feed; None, which is logged, under "participation"."""
     if config.relation == NeighbouringRelation.PARTICIPATION:
         log.info(
             "positions are not kept in redis under relation 'participation', so a restart derives no speed for the first one"
         )
         return None
     limits = DerivationLimits()
-    try:
+
+    def opened() -> Opened:
         key = existing_user_key(config.privacy.user_key_file)
         client = blocking_client(config.redis, TIMEOUT_S)
-    except (UserKeyError, ConfigError) as error:
-        log.warning(
-            "positions are not kept in redis, so a restart derives no speed for the first one", reason=str(error)
-        )
-        return None
-    fixes = LastFixes(client, config.feed.name, key_fingerprint(key), limits.most_s, limits.least_s)
-    return FixMemory(fixes, Pseudonyms(key), config.privacy.user_key_file)
+        fixes = LastFixes(client, config.feed.name, key_fingerprint(key), limits.most_s, limits.least_s)
+        return Opened(fixes, Pseudonyms(key))
+
+    return FixMemory(opened, config.privacy.user_key_file)

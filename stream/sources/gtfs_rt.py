@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stream.config.feed import FeedConfig
+from stream.config.feed import FeedConfig, SpeedSource
 from stream.sources.derived_speed import DerivationLimits
-from stream.sources.snapshot_events import SnapshotEvents, SpeedSource
+from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.vehicle_positions import decode_snapshot
 from stream.windows import Slotting
 

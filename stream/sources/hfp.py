@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stream.config.feed import FeedConfig
+from stream.config.feed import FeedConfig, SpeedSource
 from stream.ingestion.formats import parse_time
 from stream.sources.messages import Messages
-from stream.sources.snapshot_events import SnapshotEvents, SpeedSource
+from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import Snapshot, SnapshotError, SnapshotRows
 from stream.windows import Slotting
 

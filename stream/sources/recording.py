@@ -7,7 +7,9 @@ also be converted to canonical events, with speeds in the unit that the feed dec
 from __future__ import annotations
 
 import csv
+import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -19,7 +21,7 @@ import numpy as np
 
 from stream.config.feed import SPEED_TO_KMH, TIME_UNIT_US, FeedConfig
 from stream.ingestion.arrays import elements, may_hold_several
-from stream.ingestion.formats import feed_format, field_path, time_us, walk
+from stream.ingestion.formats import field_path, recording_format, time_us, walk
 from stream.sources.file_kinds import columns_of, is_header, wrong_header
 from stream.sources.lines import Lines, RecordingError, Stored
 from stream.sources.messages import Messages
@@ -85,7 +87,8 @@ class Recording:
     ) -> None:
         """``stored``: the bytes of ``path``, if it is open already."""
         require_format(path, file_format, feed)
-        self._format = feed_format(feed.model_copy(update={"format": file_format}))
+        self._format = recording_format(feed, file_format)
+        self._any_speed = feed.derives_speeds
         self._as_is = feed.format == file_format
         self._factor = self._format.kmh / SPEED_TO_KMH[feed.speed_unit]
         self._shift = shift
@@ -152,10 +155,11 @@ class Recording:
     def _header(self, line: bytes) -> list[str]:
         fields = self._format.fields
         self._separator, names = columns_of(line, fields)
-        missing = set(fields.paths) - set(names)
+        missing = set(fields.paths) - set(names) - ({fields.speed} if self._any_speed else set())
         if missing:
             raise RecordingError(f"{self.path}: {wrong_header(names, missing, fields)}")
-        self._numeric = {names.index(name) for name in (fields.lat, fields.lng, fields.speed)}
+        self._numeric = {names.index(fields.lat), names.index(fields.lng)}
+        self._speed_column = names.index(fields.speed) if fields.speed in names else None
         self._time_column = names.index(fields.time)
         return names
 
@@ -168,13 +172,27 @@ class Recording:
             if len(row) != len(names):
                 return line
             for column in self._numeric:
-                row[column] = float(row[column] if separator == "," else row[column].replace(",", "."))
+                row[column] = _number(row[column], separator)
+            if self._speed_column is not None:
+                row[self._speed_column] = self._speed(row[self._speed_column])
         except (UnicodeDecodeError, csv.Error, ValueError):
             return line
         time = row[self._time_column]
         if re.fullmatch(r"-?\d{1,400}(\.\d{1,400})?", time):
             row[self._time_column] = float(time) if "." in time else int(time)
         return _encode(dict(zip(names, row, strict=True)))
+
+    def _speed(self, text: str) -> float | None:
+        """The number; None if there is none and it can be derived. Raises :class:`ValueError` if it cannot, or if it is infinite."""
+        try:
+            speed = _number(text, self._separator)
+        except ValueError:
+            if self._any_speed:
+                return None
+            raise
+        if self._any_speed and math.isinf(speed):
+            raise ValueError(text)
+        return speed
 
     def _event(self, line: bytes) -> tuple[bytes, int, bytes]:
         fix = self._format.decode(line)
@@ -187,9 +205,11 @@ class Recording:
             return key, moment, self._shifted(line) if self._shift else line
         if self._shift:
             time = time + self._shift if isinstance(time, datetime) else moment // 1000
-        # Six decimals are exact for every pair of units, and remove rounding errors of floats from the messages.
-        speed = round(speed * self._factor, 6)
-        return key, moment, _encode({"user": str(user), "time": time, "lat": lat, "lng": lng, "speed": speed})
+        fields = {"user": str(user), "time": time, "lat": lat, "lng": lng}
+        if speed is not None:
+            # Six decimals are exact for every pair of units, and remove rounding errors of floats from the messages.
+            fields["speed"] = speed if self._factor == 1 else round(_finite(speed * self._factor), 6)
+        return key, moment, _encode(fields)
 
     def _shifted(self, line: bytes) -> bytes:
         fields = self._format.fields
@@ -204,3 +224,13 @@ class Recording:
                 microseconds=TIME_UNIT_US.get(fields.time_format, TIME_UNIT_US["epoch-ms"])
             )
         return _encode(tree)
+
+
+def _finite(number: float) -> float:
+    """The nearest finite number: a unit makes no number out of bounds."""
+    return min(max(number, -sys.float_info.max), sys.float_info.max)
+
+
+def _number(text: str, separator: str) -> float:
+    """Unless it separates columns, a comma is a decimal comma. Raises :class:`ValueError`."""
+    return float(text if separator == "," else text.replace(",", "."))

@@ -13,9 +13,9 @@ from functools import partial
 from xml.parsers.expat import ExpatError, ParserCreate
 from zoneinfo import ZoneInfo
 
-from stream.config.feed import SPEED_TO_KMH, FeedConfig
+from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource
 from stream.ingestion.formats import read_instant, time_us
-from stream.sources.snapshot_events import SnapshotEvents, SpeedSource
+from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, SnapshotRows
 from stream.windows import Slotting
 

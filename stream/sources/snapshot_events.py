@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.config.feed import SPEED_TO_KMH, FeedConfig
+from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource
 from stream.sources.apart import DecodedApart
 from stream.sources.derived_speed import DerivationLimits, SpeedDerivation
 from stream.sources.messages import Messages
@@ -19,8 +19,6 @@ from stream.sources.snapshots import Snapshot
 from stream.storage.last_fixes import FIX
 from stream.windows import Slotting
 
-SpeedSource = Literal["missing", "derived", "reported"]
-"""Where the speed of an event comes from: derived if none is reported; always derived; always reported."""
 SPEED_SOURCES: tuple[str, ...] = get_args(SpeedSource)
 
 _FORGET_US = 6 * 3_600_000_000
@@ -38,6 +36,10 @@ class Memory(Protocol):
     def recall(self, vehicles: Sequence[str]) -> Mapping[str, bytes]:
         """The fixes of the vehicles of which any are kept."""
 
+    @property
+    def damaged(self) -> int:
+        """Number of vehicles whose kept fixes were damaged, and are not recalled."""
+
     def keep(self, fixes: Mapping[str, bytes]) -> int | None:
         """Keep fixes. Returns of how many vehicles nothing could be kept; None if they have to be given again."""
 
@@ -47,7 +49,7 @@ class Tally:
     """Counts of the vehicles of all snapshots and what was done with them. Inside the trust boundary only.
 
     ``stale``: answers that came while the feed stood still. ``unkept``: vehicles whose last fixes could not be kept, each time
-    that one had new ones.
+    that one had new ones. ``damaged``: records of kept fixes that were damaged.
     """
 
     snapshots: int = 0
@@ -59,6 +61,7 @@ class Tally:
     refused: Counter[str] = field(default_factory=Counter)
     stale: int = 0
     unkept: int = 0
+    damaged: int = 0
     driving: int = 0
     driving_but_reported_still: int = 0
 
@@ -147,6 +150,7 @@ class SnapshotEvents:
         if self._memory is None or not vehicles:
             return
         kept = self._memory.recall(list(dict.fromkeys(vehicles)))
+        self.tally.damaged = self._memory.damaged
         fixes = np.frombuffer(b"".join(kept.values()), FIX)
         counts = [len(octets) // FIX.itemsize for octets in kept.values()]
         time = fixes["time"].astype(np.int64)
@@ -166,13 +170,16 @@ class SnapshotEvents:
                 fresh.append(index)
         self.tally.repeated += len(snapshot.vehicles) - len(fresh)
         if len(newest) > 2 * len(snapshot.vehicles) + 4096:
-            oldest = self._clock - _FORGET_US
-            newest = {vehicle: moment for vehicle, moment in newest.items() if moment >= oldest}
-            if len(newest) > MOST_REMEMBERED:
-                last = sorted(newest.items(), key=lambda item: item[1])[-MOST_REMEMBERED // 2 :]
-                newest = dict(last)
-            self._newest = newest
+            self._newest = self._remembered(newest)
         return np.array(fresh, dtype=np.int64)
+
+    def _remembered(self, newest: dict[str, int]) -> dict[str, int]:
+        """What stays in memory of the newest timestamps."""
+        oldest = self._clock - _FORGET_US
+        newest = {vehicle: moment for vehicle, moment in newest.items() if moment >= oldest}
+        if len(newest) <= MOST_REMEMBERED:
+            return newest
+        return dict(sorted(newest.items(), key=lambda item: item[1])[-MOST_REMEMBERED // 2 :])
 
     def _messages(self, snapshot: Snapshot, chosen: NDArray[np.int64]) -> Messages:
         vehicles = [snapshot.vehicles[index] for index in chosen.tolist()]
@@ -189,8 +196,8 @@ class SnapshotEvents:
         else:
             speed = np.where(np.isnan(reported), derived, reported)
         is_derived = (self._speeds != "reported") & ((self._speeds == "derived") | np.isnan(reported))
-        known = np.flatnonzero(~np.isnan(speed))
-        self.tally.without_speed += len(speed) - len(known)
+        known = np.flatnonzero(self._sent(speed, is_derived))
+        self.tally.without_speed += int(np.isnan(speed).sum())
         self.tally.derived += int(is_derived[known].sum())
         self.tally.events += len(known)
         shown = (speed * self._per_kmh).round(3)
@@ -208,6 +215,10 @@ class SnapshotEvents:
             for k in known.tolist()
         ]
         return Messages(time[known], [vehicles[k].encode() for k in known.tolist()], values)
+
+    def _sent(self, speed: NDArray[np.float64], is_derived: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which rows become events here."""
+        return ~np.isnan(speed)
 
     def _periods(self, time: NDArray[np.int64]) -> NDArray[np.int64]:
         """Start of each row's ledger period, µs UTC."""

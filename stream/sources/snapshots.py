@@ -21,6 +21,8 @@ LEAST_SPEED_MS = 0.01
 """A speed above 0 and below this is a rounding error and not a measurement; it counts as missing."""
 MOST_SPEED_MS = 1e6
 """A higher speed is no number of a vehicle at all, and counts as missing."""
+NO_PLACE = "no-place"
+"""Why a position that is on no map, or at 0, 0, is refused."""
 
 
 class SnapshotError(ValueError):
@@ -72,19 +74,8 @@ class SnapshotRows:
 
     def add(self, name: str | None, time_us: int | None, lat: float, lng: float, speed_ms: float) -> None:
         """Add one vehicle, or count why it is refused. ``time_us``: None if it has none; ``speed_ms``: NaN if it has none."""
-        reason, time_us = None, self._clock_us if time_us is None else time_us
-        if not name:
-            reason = "no-vehicle-id"
-        elif len(name) > LONGEST_ID:
-            reason = "id-too-long"
-        elif not (abs(lat) <= 90 and abs(lng) <= 180) or (lat == 0 and lng == 0):
-            reason = "no-place"
-        elif time_us is None:
-            reason = "no-time"
-        elif not _is_a_time(time_us):
-            reason = "time-no-epoch-seconds"
-        elif self._clock_us is not None and time_us > self._clock_us + FUTURE_US:
-            reason = "time-in-future"
+        time_us = self._clock_us if time_us is None else time_us
+        reason = self.why_refused(name, time_us, lat, lng)
         if reason is not None or name is None or time_us is None:
             self.refused[reason or "no-time"] += 1
             return
@@ -93,11 +84,27 @@ class SnapshotRows:
         self._vehicles.append(name)
         self._numbers.append((time_us, lat, lng, speed_ms))
 
-    def snapshot(self) -> Snapshot:
-        """What was collected; positions are rounded to 1e-6 degree, a tenth of a metre."""
+    def why_refused(self, name: str | None, time_us: int | None, lat: float, lng: float) -> str | None:
+        """The reason for which :meth:`add` refuses a vehicle at this time; None if it is added."""
+        if not name:
+            return "no-vehicle-id"
+        if len(name) > LONGEST_ID:
+            return "id-too-long"
+        if not (abs(lat) <= 90 and abs(lng) <= 180) or (lat == 0 and lng == 0):
+            return NO_PLACE
+        if time_us is None:
+            return "no-time"
+        if not _is_a_time(time_us):
+            return "time-no-epoch-seconds"
+        if self._clock_us is not None and time_us > self._clock_us + FUTURE_US:
+            return "time-in-future"
+        return None
+
+    def snapshot(self, clock: int | None = None) -> Snapshot:
+        """What was collected; positions are rounded to 1e-6 degree, a tenth of a metre. ``clock`` replaces that of the snapshot."""
         columns = np.array([row[1:] for row in self._numbers], dtype=np.float64).reshape(-1, 3)
         return Snapshot(
-            self._clock_us,
+            self._clock_us if clock is None else clock,
             self.header_us,
             self._vehicles,
             np.array([row[0] for row in self._numbers], dtype=np.int64),

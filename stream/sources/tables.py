@@ -21,11 +21,13 @@ from pyarrow.parquet import ParquetFile
 
 from stream.config.feed import SPEED_TO_KMH, TIME_UNIT_US, FeedConfig, FeedFields
 from stream.ingestion.decoding import FixColumns
-from stream.ingestion.formats import feed_format, field_path, parse_time, read_instant, time_us
+from stream.ingestion.formats import feed_format, field_path, parse_time, read_instant, recording_format, time_us
 from stream.sources.file_kinds import wrong_header
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 
+_ROUNDED = 1e9
+"""Speeds below this are rounded; to round much larger ones would make them infinite."""
 _ROWS_AT_ONCE = 65_536
 _LONGEST_METADATA = 64 << 20
 _QUARTER_US = 900_000_000
@@ -49,7 +51,8 @@ class Table:
     ) -> None:
         """``source``: the file, or its bytes; ``path`` names it in errors."""
         self.path = path
-        read = feed_format(feed.model_copy(update={"format": file_format}))
+        read = recording_format(feed, file_format)
+        self._any_speed = feed.derives_speeds
         self._fields = read.fields
         self._number_us = TIME_UNIT_US.get(
             self._fields.time_format, None if file_format == "declared" else TIME_UNIT_US["epoch-ms"]
@@ -108,8 +111,10 @@ class Table:
         schema = self._file.schema_arrow
         names = ("user", "time", "lat", "lng", "speed")
         paths: dict[str, tuple[str | int, ...]] = {}
-        for name, text in zip(names, self._fields.paths, strict=True):
+        for name, text in zip(names, self._fields.paths, strict=False):
             paths[name] = (text,) if text in schema.names else field_path(text)
+        if self._any_speed and "speed" in paths and str(paths["speed"][0]) not in schema.names:
+            del paths["speed"]
         missing = {str(path[0]) for path in paths.values()} - set(schema.names)
         if missing:
             raise RecordingError(f"{self.path}: {wrong_header(schema.names, missing, self._fields)}")
@@ -118,18 +123,26 @@ class Table:
     def _read(self, batch: pa.RecordBatch) -> FixColumns:
         arrays = {name: _at(batch, path) for name, path in self._paths.items()}
         missing = np.zeros(batch.num_rows, dtype=bool)
-        for array in arrays.values():
-            missing |= array.is_null().to_numpy(zero_copy_only=False)
+        for name, array in arrays.items():
+            if not (name == "speed" and self._any_speed):
+                missing |= array.is_null().to_numpy(zero_copy_only=False)
         users, of_another_type = _users(arrays["user"], self._fields.user, self.path)
         times, wrong = self._times(arrays["time"])
         wrong |= of_another_type
-        numbers = []
-        for name in ("lat", "lng", "speed"):
-            values, unreadable = _numbers(arrays[name], getattr(self._fields, name), self.path)
-            wrong |= unreadable
-            numbers.append(values)
-        lat, lng, speed = numbers
-        return FixColumns(users, times + self._shift_us, lat, lng, speed * self._factor, missing, wrong)
+        arrays.setdefault("speed", pa.nulls(batch.num_rows))
+        lat, lng, speed = (
+            _numbers(arrays[name], str(getattr(self._fields, name)), self.path) for name in ("lat", "lng", "speed")
+        )
+        return FixColumns(users, times + self._shift_us, lat, lng, self._converted(speed), missing, wrong)
+
+    def _converted(self, speed: NDArray[np.float64]) -> NDArray[np.float64]:
+        """In the unit of the feed. Six decimals are exact for every pair of units; what is finite stays so."""
+        if self._factor == 1:
+            return speed
+        most = np.finfo(np.float64).max
+        with np.errstate(over="ignore"):
+            converted = np.where(np.isfinite(speed), np.clip(speed * self._factor, -most, most), speed)
+            return np.asarray(np.where(np.abs(converted) < _ROUNDED, converted.round(6), converted))
 
     def _times(self, array: pa.Array) -> _Times:
         kind, name = array.type, self._fields.time
@@ -178,7 +191,7 @@ class TableMessages(Sequence[bytes]):
             return [self[index] for index in range(*at.indices(len(self)))]
         columns, tree = self._columns, dict[Any, Any]()
         user = columns.user[at]
-        place = float(columns.lat[at]), float(columns.lng[at]), round(float(columns.speed[at]), 6)
+        place = float(columns.lat[at]), float(columns.lng[at]), float(columns.speed[at])
         empty = bool(columns.missing[at] or columns.wrong[at])
         for path, value in zip(self._paths, (user, self._time(int(columns.time_us[at])), *place), strict=True):
             if value is not None and not (empty and value != value):
@@ -230,15 +243,15 @@ def _users(array: pa.Array, name: str, path: Path) -> tuple[list[Any], NDArray[n
     return array.to_pylist(), np.zeros(len(array), dtype=bool)
 
 
-def _numbers(array: pa.Array, name: str, path: Path) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Numbers, and which values are none. Raises :class:`RecordingError` for a column of another type."""
+def _numbers(array: pa.Array, name: str, path: Path) -> NDArray[np.float64]:
+    """Numbers, NaN where there is none. Raises :class:`RecordingError` for a column of another type."""
     kind = array.type
     if pa.types.is_null(kind):
-        return np.full(len(array), np.nan), np.zeros(len(array), dtype=bool)
+        return np.full(len(array), np.nan)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
         likely = "; write numbers, not texts" if _is_text(kind) else ""
         raise RecordingError(f"{path}: column {name!r} is {kind}, not a number{likely}")
-    return _numpy(pc.cast(array, pa.float64(), safe=False), np.nan), np.zeros(len(array), dtype=bool)
+    return _numpy(pc.cast(array, pa.float64(), safe=False), np.nan)
 
 
 def _of_numbers(array: pa.Array, unit_us: int) -> _Times:

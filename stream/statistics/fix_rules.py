@@ -2,8 +2,8 @@
 
 Every verdict on a user's rows is a function of that user's own rows of the window. So under relation "participation"
 (neighbours differ by all of one user's events) removing a user changes that user's part alone. Under "values" (neighbours
-differ in one user's values) the rules read times and positions, which are public, and no value; the configuration refuses
-``standing_m`` there, because it reads values.
+differ in one user's values) the rules read times and positions, which are public, and no value; there are neither ``moving_us``
+nor ``standing_m`` there, because they read values.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.earth import great_circle_m
 
@@ -50,19 +51,26 @@ class _Fixes:
 
 
 class FixRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The rules of one configuration; 0 for none. A plan keeps those under which its rows were counted."""
+    """The rules of one configuration; 0 for none. A plan keeps those under which its rows were counted.
+
+    ``frozen_us``: all fixes of a longer stay are refused; ``moving_us``: those that report a speed above 0.
+    """
 
     frozen_us: int = 0
+    moving_us: int = 0
     teleport_km_h: float = 0.0
     standing_m: float = 0.0
 
     @classmethod
     def of(cls, config: Config) -> FixRules | None:
         """The configured ones; None if there are none."""
-        quality = config.feed.quality
-        frozen_us = (quality.frozen or timedelta(0)) // timedelta(microseconds=1)
+        reads_speeds = config.relation == NeighbouringRelation.PARTICIPATION
+        frozen_us = config.frozen // timedelta(microseconds=1)
         rules = cls(
-            frozen_us=frozen_us, teleport_km_h=quality.teleport_km_h or 0.0, standing_m=quality.standing_m or 0.0
+            frozen_us=0 if reads_speeds else frozen_us,
+            moving_us=frozen_us if reads_speeds else 0,
+            teleport_km_h=config.teleport_km_h,
+            standing_m=config.feed.quality.standing_m or 0.0,
         )
         return None if rules == cls() else rules
 
@@ -82,6 +90,8 @@ class FixRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             verdicts["teleport"] = _teleporting(fixes, self.teleport_km_h)[of_row]
         if self.frozen_us:
             verdicts["frozen"] = _frozen(fixes, self.frozen_us)[of_row]
+        if self.moving_us:
+            verdicts["frozen"] = _frozen(fixes, self.moving_us)[of_row] & (rows["value"] != 0)
         if self.standing_m:
             verdicts["standing"] = _standing(fixes, self.standing_m, rows, of_row)
         for reason, refused in verdicts.items():

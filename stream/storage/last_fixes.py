@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stream.storage.keys import FeedKeys
+from stream.windows import EARLIEST_US, LATEST_S
 
 if TYPE_CHECKING:
     from redis import Redis  # only live feeds need it, and importing it takes time
@@ -40,6 +41,9 @@ class LastFixes:
 
     def __init__(self, redis: Redis, feed: str, fingerprint: str, life_s: float, least_s: float) -> None:
         keys, lua = FeedKeys(feed), resources.files("stream.storage").joinpath("lua")
+        self._redis = redis
+        self.damaged = 0
+        """Number of records that were damaged."""
         self._keys = [keys.last_fixes(0), keys.last_fixes(1), keys.user_key]
         self._fingerprint = fingerprint
         self._life_ms, self._least_us = round(life_s * 1e3), round(least_s * 1e6)
@@ -47,16 +51,21 @@ class LastFixes:
         self._recall: Any = redis.register_script(lua.joinpath("recall_fixes.lua").read_text(encoding="utf-8"))
 
     def recall(self, users: Sequence[int]) -> dict[int, bytes]:
-        """The fixes of those users (pseudonyms) of whom any are kept, as bytes of ``FIX`` in order of time."""
+        """The fixes of those users (pseudonyms) of whom any are kept, as bytes of ``FIX`` in order of time.
+
+        Records that :meth:`keep` would not have written are deleted, and counted in ``damaged``.
+        """
         fixes: dict[int, bytes] = {}
         for begin in range(0, len(users), _AT_ONCE):
             asked = users[begin : begin + _AT_ONCE]
             answer = self._recall(self._keys, [self._fingerprint, self._life_ms, *map(_field, asked)])
-            fixes |= {
-                user: kept
-                for user, kept in zip(asked, answer, strict=True)
-                if kept is not None and len(kept) % FIX.itemsize == 0
-            }
+            kept = {user: octets for user, octets in zip(asked, answer, strict=True) if octets is not None}
+            damaged = [user for user, sound in zip(kept, _sound(list(kept.values())), strict=True) if not sound]
+            if damaged:
+                self.damaged += len(damaged)
+                for key in self._keys[:2]:
+                    self._redis.hdel(key, *map(_field, damaged))
+            fixes |= {user: kept[user] for user in kept.keys() - set(damaged)}
         return fixes
 
     def keep(self, fixes: Mapping[int, bytes]) -> int:
@@ -68,6 +77,23 @@ class LastFixes:
             chosen = [part for user, kept in pairs[begin : begin + _AT_ONCE] for part in (_field(user), kept)]
             refused += int(self._keep(self._keys, [*limits, *chosen]))
         return refused
+
+
+def _sound(records: Sequence[bytes]) -> list[bool]:
+    """Which records are one to ``MOST_FIXES`` fixes in order of time, each at a time and a place that there are."""
+    size, lengths = FIX.itemsize, np.array([len(octets) for octets in records], dtype=np.int64)
+    sound = (lengths > 0) & (lengths % size == 0) & (lengths <= size * MOST_FIXES)
+    chosen = np.flatnonzero(sound)
+    if len(chosen):
+        fixes = np.frombuffer(b"".join(records[at] for at in chosen.tolist()), FIX)
+        begins = np.concatenate([[0], np.cumsum(lengths[chosen] // size)[:-1]])
+        time, since = fixes["time"].astype(np.int64), fixes["since"].astype(np.int64)
+        good = (since >= EARLIEST_US) & (since <= time) & (time < LATEST_S * 1_000_000)
+        good &= (np.abs(fixes["lat"]) <= 90) & (np.abs(fixes["lng"]) <= 180)
+        rises = np.concatenate([[True], time[1:] > time[:-1]])
+        rises[begins] = True
+        sound[chosen] = np.logical_and.reduceat(good & rises, begins)
+    return [bool(each) for each in sound]
 
 
 def _field(user: int) -> bytes:

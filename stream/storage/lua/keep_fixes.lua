@@ -54,6 +54,7 @@ for i = 6, #ARGV, 2 do
   if known or room > 0 then
     if not known then
       room = room - 1
+    elseif #known == 0 or #known % FIX ~= 0 then  -- damaged: what is given replaces it
     elseif known ~= given and not succeeds(known, given) then
       given = united(known, given)
     end

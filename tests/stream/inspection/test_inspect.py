@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -199,18 +200,27 @@ def test_fields_are_guessed_by_their_names(name: str) -> None:
     assert len(set(guessed.values())) == len(guessed)
 
 
-def write_day(path: Path, kind: str) -> Path:
+def write_day(path: Path, kind: str, speed: Callable[[int], float | None] | None = lambda _: 36.0) -> Path:
+    """A day in one of the forms; ``speed``: of the n-th fix; without it there is no such field."""
     seen = fleet()
     rows = [
-        {"taxi": f"t{u}", "when": t // 1_000_000, "Latitude": lat, "Longitude": -97.7, "kmh": 36.0}
-        for u, t, lat in zip(seen.user.tolist(), seen.time_us.tolist(), seen.lat.tolist(), strict=True)
+        {"taxi": f"t{u}", "when": t // 1_000_000, "Latitude": lat, "Longitude": -97.7}
+        | ({} if speed is None else {"kmh": speed(n)})
+        for n, (u, t, lat) in enumerate(zip(seen.user.tolist(), seen.time_us.tolist(), seen.lat.tolist(), strict=True))
     ]
     if kind == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     elif kind == "ndjson":
         path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
     else:
-        path.write_text("\n".join([";".join(rows[0]), *(";".join(map(str, row.values())) for row in rows)]))
+        path.write_text(
+            "\n".join(
+                [
+                    ";".join(rows[0]),
+                    *(";".join("" if value is None else str(value) for value in row.values()) for row in rows),
+                ]
+            )
+        )
     return path
 
 
@@ -236,6 +246,43 @@ def test_what_is_written_is_a_sound_configuration_by_which_the_file_is_read(
     assert config.feed.speed_unit == "km/h"
     rows, _ = read_recording(config, day, "declared")
     assert len(rows) == 960
+
+
+@pytest.mark.parametrize(("speed", "wanted"), [("absent", "missing"), ("some", "missing"), ("zero", "derived")])
+@pytest.mark.parametrize("kind", ["parquet", "ndjson", "csv"])
+def test_where_speeds_are_absent_or_wrong_what_is_written_derives_them(
+    kind: str, speed: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"absent": None, "some": lambda n: 36.0 if n % 3 else None, "zero": lambda n: 0.0}[speed]
+    day, runner = write_day(tmp_path / "day", kind, given), CliRunner()
+    done = runner.invoke(app, ["inspect", str(day), "--json", "--write", "mine.toml", "--relation", "values"])
+    assert done.exit_code == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert f"feed.speeds = {wanted!r}" in " ".join(report["problems"])
+    assert {line["key"]: line["value"] for line in report["suggestions"]}["speeds"] == json.dumps(wanted)
+    released = runner.invoke(
+        app, ["replay", "day", "--offline", "--config", "mine.toml", "--json", "--out", "r.ndjson"]
+    )
+    assert released.exit_code == 0, released.stderr
+    summary = json.loads(released.stdout)
+    assert summary["rejected"] == ({"without-speed": 8} if speed != "some" else {"without-speed": 3})
+    assert summary["derived"] >= 300
+    checked = runner.invoke(app, ["check", "--config", "mine.toml"])
+    assert "a derived speed is public as well and is not protected" in checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("tenth", "others", "fate"), [(36, 36, "refused"), (None, 36, "refused"), (900, 900, "not read")]
+)
+def test_what_becomes_of_negative_speeds_is_said_as_it_is(
+    tenth: float | None, others: float, fate: str, tmp_path: Path
+) -> None:
+    """Where speeds are derived because some are missing, too: a number is never replaced."""
+    day = write_day(tmp_path / "day", "ndjson", lambda n: tenth if n % 10 == 2 else -1.0 if n % 40 == 1 else others)
+    done = CliRunner().invoke(app, ["inspect", str(day), "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert f"of the speeds are negative. They are {fate}." in " ".join(json.loads(done.stdout)["problems"])
 
 
 def test_under_participation_nothing_of_where_users_were_is_written(tmp_path: Path) -> None:

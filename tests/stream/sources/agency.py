@@ -11,11 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typer.testing import CliRunner
 
 from stream.cli import app
-from stream.config.feed import FeedConfig
+from stream.config.feed import FeedConfig, SpeedSource
 from stream.local import LOOPBACK
 from stream.sources.gtfs_rt import GtfsRealtime
 from stream.sources.polling import Poller, PollSettings
-from stream.sources.snapshot_events import SpeedSource
 from stream.windows import Slotting
 from tests.stream.sources.gtfs import START, snapshot_bytes
 

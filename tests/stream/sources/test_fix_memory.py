@@ -24,7 +24,7 @@ from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms, key_fingerprint, 
 from stream.local import LOOPBACK, RedisServer
 from stream.sources import fix_memory as module
 from stream.sources.derived_speed import DerivationLimits
-from stream.sources.fix_memory import FixMemory
+from stream.sources.fix_memory import FixMemory, Opened
 from stream.sources.gtfs_rt import GtfsRealtime
 from stream.storage import last_fixes
 from stream.storage.client import blocking_client
@@ -42,7 +42,7 @@ def memory(url: str) -> FixMemory:
     """The memory of a process that has just started."""
     client = blocking_client(RedisConfig(url=url), module.TIMEOUT_S)
     fixes = LastFixes(client, "bus", key_fingerprint(KEY), LIMITS.most_s, LIMITS.least_s)
-    return FixMemory(fixes, Pseudonyms(KEY), KEY_FILE)
+    return FixMemory(lambda: Opened(fixes, Pseudonyms(KEY)), KEY_FILE)
 
 
 def started(url: str | None) -> GtfsRealtime:
@@ -251,6 +251,67 @@ def test_a_redis_that_reads_but_refuses_to_write_is_said_once_as_a_refusal_until
         assert len(sent(started(own_redis.url), fleet(8))) == 3
 
 
+def records(client: blocking.Redis) -> dict[tuple[bytes, bytes], bytes]:
+    """What is kept, by hash and user."""
+    return {(key, user): octets for key in client.keys("*") for user, octets in client.hgetall(key).items()}
+
+
+def damages(rng: random.Random, sound: bytes) -> bytes:
+    """Random bytes, or a record that was cut, turned round, or changed in a field."""
+    fixes = np.frombuffer(sound, FIX).copy()
+    match rng.randrange(6):
+        case 0:
+            return rng.randbytes(rng.randrange(3) * FIX.itemsize)
+        case 1:
+            return rng.randbytes(rng.randrange(700))
+        case 2:
+            return sound[: FIX.itemsize * rng.randrange(len(sound) // FIX.itemsize) + rng.randrange(1, FIX.itemsize)]
+        case 3:
+            fixes[rng.choice(["lat", "lng"])] = rng.choice([np.nan, np.inf, 1e300, -181.0])
+        case 4:
+            fixes[rng.choice(["time", "since"])] = rng.choice([0, -1, 2**63 - 1, -(2**63)])
+        case 5:
+            return fixes[::-1].tobytes() + sound
+    return fixes.tobytes()
+
+
+def test_damaged_records_are_counted_said_and_deleted_and_cost_speeds_but_change_none(url: str) -> None:
+    rng, alone, source = random.Random(6), started(None), started(url)
+    written, lost, damaged = list[bytes](), 0, 0
+    with capture_logs() as logs, blocking.Redis.from_url(url) as client:
+        for step in range(80):
+            before = records(client)
+            for key, user in rng.sample(sorted(before), min(len(before), rng.randrange(4))):
+                written.append(damages(rng, before[key, user]))
+                client.hset(key, user, written[-1])  # type: ignore[arg-type]
+            if rng.random() < 0.3:
+                damaged += source.tally.damaged
+                source = started(url)
+            body = fleet(step, names="abcdefghijkl")
+            wanted, values = set(sent(alone, body)), set(sent(source, body))
+            assert values <= wanted
+            lost += len(wanted - values)
+    damaged += source.tally.damaged
+    assert damaged == len(written) > 80
+    assert 10 < lost < damaged, "those of a process that has just started"
+    assert {log["event"].split(":")[0] for log in logs} == {"kept positions were damaged and are deleted"}
+    assert len(logs) < damaged / 3, "once for each process"
+
+
+@pytest.mark.parametrize("octets", [b"", b"x" * 31, b"x" * 33, bytes(FIX.itemsize)])
+def test_what_is_kept_over_a_damaged_record_replaces_it(url: str, octets: bytes) -> None:
+    sent(started(url), fleet(0))
+    with blocking.Redis.from_url(url) as client:
+        for key, user in records(client):
+            client.hset(key, user, octets)
+        with capture_logs() as logs:
+            source = started(url)
+            assert sent(source, fleet(1)) == []
+        assert source.tally.damaged == 3
+        assert len(logs) == 1
+        assert len(sent(started(url), fleet(2))) == 3
+
+
 def test_nothing_to_keep_does_not_say_that_positions_are_kept_again(
     own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,20 +350,46 @@ def test_reported_speeds_alone_need_no_memory(url: str) -> None:
 @pytest.mark.parametrize("key", ["privacy.user_key_file", "redis.password_file"])
 def test_a_key_or_password_that_cannot_be_read_is_said_and_the_feed_goes_on(tmp_path: Path, key: str) -> None:
     load_user_key(tmp_path / "user.key")
+    alone, source = started(None), reader()
     with capture_logs() as logs:
-        assert module.fix_memory(bus_config(tmp_path, **{key: str(tmp_path)})) is None
-    assert [log["log_level"] for log in logs] == ["warning"]
+        source.remember_by(module.fix_memory(bus_config(tmp_path, **{key: str(tmp_path)})))
+        for step in range(3):
+            assert sent(source, fleet(step)) == sent(alone, fleet(step))
+    assert [log["log_level"] for log in logs] == ["warning"], "it is tried again each time, and said once"
     assert str(tmp_path) in logs[0]["reason"]
 
 
 def test_a_missing_key_is_not_made_up_but_said_with_its_file_and_what_to_copy(url: str, tmp_path: Path) -> None:
     config = bus_config(tmp_path, **{"redis.url": url})
     with capture_logs() as logs:
-        assert module.fix_memory(config) is None
+        assert module.fix_memory(config) is not None
     assert list(tmp_path.iterdir()) == [], "a key of its own would fit no worker's"
     assert [log["log_level"] for log in logs] == ["warning"]
     assert f"{config.privacy.user_key_file}: No such file" in logs[0]["reason"]
     assert "copy the workers' privacy.user_key_file there" in logs[0]["reason"]
+
+
+def test_a_source_that_starts_before_the_first_worker_keeps_fixes_once_there_is_a_key(url: str, tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **{"redis.url": url})
+    alone, source = started(None), reader()
+    with capture_logs() as logs:
+        source.remember_by(module.fix_memory(config))
+        for step in (0, 1):
+            assert sent(source, fleet(step)) == sent(alone, fleet(step))
+        load_user_key(config.privacy.user_key_file)
+        with blocking.Redis.from_url(url) as client:
+            assert client.keys("*") == []
+            assert source.events(fleet(2)).values == sent(alone, fleet(2)), (
+                "the key is looked for once events are stored"
+            )
+            assert client.keys("*") == []
+            source.keep()
+            assert len(client.keys("*")) == 1
+    assert [log["log_level"] for log in logs] == ["warning", "info"]
+    assert source.tally.unkept == 6
+    restarted = reader()
+    restarted.remember_by(module.fix_memory(config))
+    assert sent(restarted, fleet(3)) == sent(alone, fleet(3)) != []
 
 
 async def test_a_key_that_is_not_the_feeds_is_said_once_with_its_file_and_neither_reads_nor_writes(

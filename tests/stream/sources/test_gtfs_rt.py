@@ -261,7 +261,7 @@ def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code(config:
 def test_one_snapshot_without_speeds_says_what_a_derived_speed_needs(config: Path, folder: Path) -> None:
     code, _, stderr = run(str(folder / "000.pb"), "--config", str(config), "--out", "-")
     assert code == 2
-    assert "two snapshots of the vehicle" in stderr
+    assert "two positions of the vehicle" in stderr
 
 
 @pytest.mark.parametrize(

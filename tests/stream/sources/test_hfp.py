@@ -244,6 +244,8 @@ async def test_it_outlives_a_broker_that_restarts_and_reads_on_after_garbage(tmp
 class Remembered:
     """A memory that notes of whom fixes are kept, and who was stored by then."""
 
+    damaged = 0
+
     def __init__(self, sink: Kept) -> None:
         self._sink = sink
         self.kept: dict[str, list[str]] = {}

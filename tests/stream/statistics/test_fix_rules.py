@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from dpcore.noise import Noise
-from stream.config import ConfigError
+from stream.config import Config, ConfigError, load_config
 from stream.ingestion.decoding import REASONS, Decoder
-from stream.offline import ageless, replay_offline
+from stream.local import REPO_ROOT
+from stream.offline import ageless, read_recording, replay_offline, split_by_slot
 from stream.statistics.fix_rules import FixRules
 from stream.statistics.window_release import Allowance, WindowStatistics
 from stream.storage.row_store import ROW
@@ -123,7 +124,8 @@ def changes_with_values(rule: Rule, seed: int) -> bool:
 
 def test_no_user_decides_about_another_and_under_values_no_speed_does() -> None:
     """20 windows of 30 users: removing a user, or changing their values, leaves everybody else's rows as they are."""
-    assert not any(changes_with_others(kept(ALL), seed) for seed in range(20))
+    of_speeds = FixRules(moving_us=1_200_000_000, teleport_km_h=400.0, standing_m=1_000.0)
+    assert not any(changes_with_others(kept(rules), seed) for seed in range(20) for rules in (ALL, of_speeds))
     assert not any(changes_with_values(kept(BY_PLACE), seed) for seed in range(20))
 
 
@@ -135,6 +137,7 @@ def test_a_rule_that_reads_others_or_speeds_is_caught() -> None:
 
     assert changes_with_others(far_from_most, 1)
     assert any(changes_with_values(kept(ALL), seed) for seed in range(20))
+    assert any(changes_with_values(kept(FixRules(moving_us=1_200_000_000)), seed) for seed in range(20))
 
 
 def test_under_values_the_configuration_refuses_rules_that_read_speeds(tmp_path: Path) -> None:
@@ -146,7 +149,40 @@ def test_under_values_the_configuration_refuses_rules_that_read_speeds(tmp_path:
     assert bus_config(tmp_path).fastest_km_h is None
     assert riders_config(tmp_path).fastest_km_h == 400.0
     assert riders_config(tmp_path, **{"feed.quality.fastest_km_h": 0}).fastest_km_h is None
-    assert FixRules.of(riders_config(tmp_path)) is None, "rules on several fixes are off by default"
+    assert FixRules.of(bus_config(tmp_path)) is None, "without speeds, a parked bus is not told from a stuck unit"
+
+
+def shipped_riders(tmp_path: Path, **overrides: Any) -> Config:
+    return load_config(
+        REPO_ROOT / "config" / "riders.toml", **({"privacy.user_key_file": str(tmp_path / "user.key")} | overrides)
+    )
+
+
+def test_under_participation_the_rules_that_read_a_users_own_speeds_are_on_by_default(tmp_path: Path) -> None:
+    assert FixRules.of(shipped_riders(tmp_path)) == FixRules(moving_us=1_200_000_000, teleport_km_h=400.0)
+    off = {"feed.quality.frozen": "0s", "feed.quality.teleport_km_h": 0}
+    assert FixRules.of(shipped_riders(tmp_path, **off)) is None
+    longer = shipped_riders(tmp_path, **{"feed.quality.frozen": "30m"})
+    assert FixRules.of(longer) == FixRules(moving_us=1_800_000_000, teleport_km_h=400.0)
+    short = shipped_riders(tmp_path, **{"window.slot": "15m", "privacy.epsilon": 0.1})
+    assert FixRules.of(short) == FixRules(teleport_km_h=400.0), "no window is long enough to see it"
+
+
+def test_a_parked_vehicle_is_not_frozen_but_one_that_drives_at_one_position_is() -> None:
+    rules = FixRules(moving_us=1_200_000_000)
+    parked = changed(changed(drive(1), "lat", slice(10, 50), 302_270_000), "value", slice(10, 50), 0)
+    assert reasons(parked, rules) == {}
+    assert reasons(changed(parked, "value", [20, 49], 900), rules) == {"frozen": [20, 49]}
+    assert reasons(parked, FixRules(frozen_us=1_200_000_000)) == {"frozen": list(range(10, 50))}
+
+
+def test_on_the_recorded_city_hardly_any_sound_event_is_refused_by_default(shared_data: Path, tmp_path: Path) -> None:
+    rules, config = FixRules.of(shipped_riders(tmp_path)), bus_config(tmp_path, **{"window.slot": "3h"})
+    assert rules is not None
+    for name in ("2015-09-06", "2016-11-26"):
+        rows, _ = read_recording(config, shared_data / "capmetro" / f"{name}.csv.gz", "capmetro")
+        refused = [rules.refused(part) for part in split_by_slot(rows, config).values()]
+        assert sum(int(at.sum()) for verdicts in refused for at in verdicts.values()) <= 4 < len(rows) / 5_000
 
 
 def test_a_window_is_drawn_under_the_rules_it_was_planned_under(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""Events of recordings, with the speeds that the feed asks for.
+
+The events pass through :class:`~stream.sources.snapshot_events.SnapshotEvents`, as those of live sources do, so the same fixes
+give the same speeds. They are sorted by time before. Then a derived speed is a function of the vehicle's own fixes alone: what
+is forgotten is older than every fix that follows, so neither the chunks in which a file is read nor other vehicles change it,
+as relation "participation" requires.
+
+Whether a speed is derived follows from whether a number is there, never from the number, which relation "values" protects: an
+event with a number goes on byte for byte, and the service judges it as it does where no speed is derived.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stream.config import Config
+from stream.config.feed import FeedConfig
+from stream.ingestion.decoding import MAX_MESSAGE_BYTES, Reason
+from stream.ingestion.formats import recording_format, time_us
+from stream.sources.lines import RecordingError
+from stream.sources.messages import Messages
+from stream.sources.opening import open_recording
+from stream.sources.ordering import in_time_order
+from stream.sources.snapshot_events import SnapshotEvents
+from stream.sources.snapshots import LEAST_SPEED_MS, MOST_SPEED_MS, NO_PLACE, Snapshot, SnapshotError, SnapshotRows
+from stream.windows import Slotting
+
+AT_ONCE = 20_000
+"""Events of one derivation: few enough that its columns need little memory, many enough that its calls cost little."""
+
+
+class DerivedEvents(SnapshotEvents):
+    """Gives canonical events, in order of time, the speeds that ``feed.speeds`` asks for."""
+
+    def __init__(self, feed: FeedConfig, slotting: Slotting) -> None:
+        super().__init__(_no_documents, feed, slotting, feed.speeds)
+        self._domain = feed.domain
+        self._format = recording_format(feed, "canonical")
+
+    def of(self, values: Iterable[bytes], clock: int) -> tuple[Messages, list[int]]:
+        """The events of ``values`` that get a derived speed, and the indexes of all other values that go on as they are: of events
+        with a speed, and of what cannot be decoded.
+
+        ``clock``: µs UTC; no event of these or later values is older, and what is older by enough is forgotten.
+        Raises :class:`SnapshotError` for too many vehicles.
+        """
+        rows, others = SnapshotRows(None, None), []
+        for at, value in enumerate(values):
+            try:
+                has_speed = self._add(rows, value)
+            except Exception:  # whatever error hostile bytes cause, what follows is read
+                rows.refused["unreadable"] += 1
+                others.append(at)
+                continue
+            if has_speed:
+                self.tally.events += 1
+                others.append(at)
+        return self.take(rows.snapshot(clock)), others
+
+    def _add(self, rows: SnapshotRows, value: bytes) -> bool:
+        """Add the fix of an event, or count why it is refused; whether the event has a speed, and so goes on in any case."""
+        if len(value) > MAX_MESSAGE_BYTES:
+            raise ValueError("no event")
+        fix = self._format.decode(value)
+        user, time, lat, lng, speed = (read(fix) for read in self._format.getters)
+        name, moment = str(user), time_us(time)
+        why = rows.why_refused(name, moment, lat, lng)
+        if why is None:
+            rows.add(name, moment, lat, lng, math.nan if speed is None else self._bounded_ms(speed))
+        elif speed is None:
+            domain = self._domain
+            swapped = domain.south <= lng <= domain.north and domain.west <= lat <= domain.east
+            rows.refused[Reason.SWAPPED_AXES.value if why == NO_PLACE and swapped else why] += 1
+        return speed is not None
+
+    def _bounded_ms(self, speed: float) -> float:
+        """In m/s, moved into the bounds out of which a speed counts as missing in live feeds: here it is there."""
+        return 0.0 if speed == 0 else min(max(speed * self._format.kmh / 3.6, LEAST_SPEED_MS), MOST_SPEED_MS)
+
+    def _sent(self, speed: NDArray[np.float64], is_derived: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return is_derived & ~np.isnan(speed)
+
+    def _remembered(self, newest: dict[str, int]) -> dict[str, int]:
+        """By the clock alone, so that no other vehicle decides. Their number is bounded by that of the derivation."""
+        return {vehicle: moment for vehicle, moment in newest.items() if moment >= self._clock}
+
+
+def with_speeds(blocks: Iterable[Messages], events: DerivedEvents) -> Iterator[Messages]:
+    """``blocks`` of canonical messages, sorted by time, with derived speeds. What is no event is passed on, so that the service
+    refuses it. Raises :class:`RecordingError` for too many vehicles.
+    """
+    for block in blocks:
+        if not block.values:
+            yield block
+        for begin in range(0, len(block.values), AT_ONCE):
+            part = block.part(begin, begin + AT_ONCE)
+            try:
+                messages, others = events.of(part.values, int(part.due[0]))
+            except SnapshotError as error:
+                raise RecordingError(str(error)) from None
+            yield _joined(messages, part, others)
+
+
+def derived_recording(
+    config: Config,
+    path: Path,
+    file_format: str,
+    events: DerivedEvents,
+    on_progress: Callable[[int, int], None] = lambda done, size: None,
+) -> Iterator[Messages]:
+    """The events of a recording, sorted by time, with derived speeds. Raises :class:`RecordingError` for what cannot be read."""
+    with open_recording(path, file_format, config.feed) as recording:
+
+        def read() -> Iterator[Messages]:
+            for block in recording:
+                yield block
+                on_progress(recording.position, recording.size)
+
+        yield from with_speeds(in_time_order(read()), events)
+
+
+def _joined(derived: Messages, whole: Messages, others: list[int]) -> Messages:
+    """``derived`` and the ``others`` of ``whole``, in order of time."""
+    due = np.concatenate([derived.due, whole.due[others]])
+    keys = derived.keys + [whole.keys[at] for at in others]
+    values = derived.values + [whole.values[at] for at in others]
+    order = np.argsort(due, kind="stable")
+    index = order.tolist()
+    return Messages(due[order], [keys[at] for at in index], [values[at] for at in index], whole.unread)
+
+
+def _no_documents(_: bytes, __: int | None) -> Snapshot:
+    raise SnapshotError("recordings come as messages, not as documents")

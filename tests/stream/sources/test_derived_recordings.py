@@ -1,0 +1,338 @@
+"""A recording without speeds gives the events that a live source gives for the same fixes, in whatever form and chunks it is read."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.ingestion.decoding import Decoder
+from stream.ingestion.formats import user_identity
+from stream.ingestion.pseudonyms import load_user_key
+from stream.local import REPO_ROOT
+from stream.offline import ageless, read_recording
+from stream.sources import derived_events
+from stream.sources.derived_events import DerivedEvents, derived_recording, with_speeds
+from stream.sources.lines import RecordingError
+from stream.sources.messages import Messages
+from stream.sources.opening import open_recording
+from tests.stream.sources.speedless import MINUTES, NAMES, Fix, by_vehicle, config_of, configured, day, feed, live
+from tests.support.builders import SLOT, bus_config
+from tests.support.topics_reader import PARTITIONS, stored
+
+
+def csv_text(fixes: list[Fix], *, with_speed: bool, separator: str = ",", names: Mapping[str, str] = NAMES) -> str:
+    out = io.StringIO()
+    rows = csv.writer(out, delimiter=separator)
+    rows.writerow([name for role, name in names.items() if with_speed or role != "speed"])
+    for *fix, speed in fixes:
+        rows.writerow([*fix, "" if speed is None else speed] if with_speed else fix)
+    return out.getvalue()
+
+
+def write(path: Path, fixes: list[Fix], *, with_speed: bool, names: Mapping[str, str] = NAMES) -> Path:
+    """The fixes as ``path`` names their form; without speeds, there is no such column."""
+    columns = dict(zip(names.values(), map(list, zip(*fixes, strict=True)), strict=True))
+    if not with_speed:
+        del columns[names["speed"]]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(columns), path, row_group_size=100)
+    elif path.suffix == ".csv":
+        path.write_text(csv_text(fixes, with_speed=with_speed, names=names), encoding="utf-8")
+    else:
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def counted(values: list[bytes]) -> dict[str, list[bytes]]:
+    """Events by vehicle without those that are repeated, which the service counts once."""
+    return {name: list(dict.fromkeys(own)) for name, own in by_vehicle(values).items()}
+
+
+def events_of(config: Any, path: Path) -> list[bytes]:
+    source = DerivedEvents(config.feed, config.slotting)
+    return [value for block in derived_recording(config, path, "declared", source) for value in block.values]
+
+
+@pytest.mark.parametrize("kind", ["csv", "ndjson", "parquet"])
+@pytest.mark.parametrize("with_speed", [False, True])
+def test_every_form_gives_the_events_of_a_live_source_however_it_is_ordered_and_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, with_speed: bool
+) -> None:
+    fixes = [fix if with_speed else (*fix[:4], None) for fix in day()]
+    wanted = live(fixes)
+    assert sum(b'"derived":true' in value for value in wanted) > 300
+    assert any(b"derived" not in value for value in wanted) == with_speed
+    grouped = sorted(fixes, key=lambda fix: fix[0])
+    mixed = random.Random(2).sample(fixes, len(fixes))
+    config = config_of(tmp_path, feed())
+    for at_once in (3, 20_000):
+        monkeypatch.setattr(derived_events, "AT_ONCE", at_once)
+        for order in (fixes, grouped, mixed, fixes + mixed[:200]):
+            path = write(tmp_path / f"day.{kind}", order, with_speed=with_speed)
+            assert counted(events_of(config, path)) == by_vehicle(wanted)
+
+
+def test_without_sorting_a_recording_in_disorder_loses_speeds(tmp_path: Path) -> None:
+    """The planted bug: the test above would see a derivation in the order of the file."""
+    fixes = [(*fix[:4], None) for fix in day()]
+    config, wanted = config_of(tmp_path, feed()), live(fixes)
+    path = write(tmp_path / "day.ndjson", random.Random(2).sample(fixes, len(fixes)), with_speed=False)
+    with open_recording(path, "declared", config.feed) as recording:
+        source = DerivedEvents(config.feed, config.slotting)
+        parts = [block.part(at, at + 9) for block in recording for at in range(0, len(block.values), 9)]
+        values = [value for block in with_speeds(parts, source) for value in block.values]
+    assert len(values) < len(wanted) / 2
+
+
+def test_on_request_every_speed_is_derived_and_the_reported_ones_are_not_even_read(tmp_path: Path) -> None:
+    fixes = day()
+    wanted = live([(*fix[:4], None) for fix in fixes])
+    config = config_of(tmp_path, feed("derived"))
+    path = write(tmp_path / "day.csv", fixes, with_speed=True)
+    path.write_text(path.read_text(encoding="utf-8").replace(",7.25", ",fast"), encoding="utf-8")
+    assert by_vehicle(events_of(config, path)) == by_vehicle(wanted)
+
+
+@pytest.mark.parametrize("empty", ["", "n/a", "NaN", "-"])
+def test_a_cell_of_a_table_that_holds_no_number_is_a_missing_speed(tmp_path: Path, empty: str) -> None:
+    fixes = day()
+    text = csv_text(fixes, with_speed=True)
+    lines = [line + empty if line.endswith(",") else line for line in text.splitlines()]
+    (tmp_path / "day.csv").write_text("\n".join(lines), encoding="utf-8")
+    config = config_of(tmp_path, feed())
+    assert by_vehicle(events_of(config, tmp_path / "day.csv")) == by_vehicle(live(fixes))
+
+
+def test_offline_a_recording_gives_the_rows_of_the_live_events_and_the_rest_is_counted(tmp_path: Path) -> None:
+    fixes = [(*fix[:4], None) for fix in day()]
+    faults = '\n"x"\n{"bus": "22:1", "seen": "noon", "y": 30.2, "x": -97.7}\n{"bus": "22:1", "seen": 5, "y": 30.2, "x": -97.7}\n'
+    path = write(tmp_path / "day.ndjson", fixes, with_speed=False)
+    path.write_text(path.read_text(encoding="utf-8") + faults, encoding="utf-8")
+    config, values = config_of(tmp_path, feed()), live(fixes)
+    rows, refusals = read_recording(config, path, "declared")
+    key = load_user_key(config.privacy.user_key_file)
+    wanted = Decoder(ageless(config), key).decode(values, (SLOT + 86_400) * 1_000_000).rows
+    assert np.array_equal(np.sort(rows), np.sort(wanted))
+    assert refusals.derived == refusals.taken == len(values)
+    left_out = {"without-speed": len(fixes) - len(values), "time-no-epoch-seconds": 1}
+    assert refusals.counts == left_out | {"missing-field": 2}, "what cannot be converted has not the feed's fields"
+
+
+def test_nobodys_speeds_depend_on_who_else_is_in_the_recording(tmp_path: Path) -> None:
+    """Not on wrong clocks, nor on so many others that memory is cleared: what relation "participation" requires."""
+    fixes = [(*fix[:4], None) for fix in day()]
+    config = config_of(tmp_path, feed(), "participation")
+    alone = {name: [fix for fix in fixes if fix[0] == name] for name in ("22:1", "22:2", "22:3")}
+    rng = random.Random(4)
+    others: list[Fix] = [("wrong", SLOT + year * 31_536_000, 30.2, -97.7, None) for year in range(-10, 60)]
+    others += [(f"once-{k}", SLOT + rng.randrange(60 * MINUTES), 30.3, -97.6, None) for k in range(6_000)]
+    together = by_vehicle(events_of(config, write(tmp_path / "all.ndjson", fixes + others, with_speed=False)))
+    for name, own in alone.items():
+        path = write(tmp_path / "one.ndjson", own, with_speed=False)
+        assert events_of(config, path) == together[name] != []
+
+
+def test_fields_without_a_speed_need_speeds_to_be_derived_and_derived_events_are_canonical() -> None:
+    fields = {"user": "bus", "time": "seen", "lat": "y", "lng": "x"}
+    assert feed(fields=fields).recorded_format == "declared"
+    assert feed(fields=None).recorded_format == "canonical"
+    with pytest.raises(ValidationError, match=r"names no speed; name it, or set format to 'canonical' and speeds"):
+        feed("reported", fields=fields, format="declared")
+    with pytest.raises(ValidationError, match="events with derived speeds are canonical"):
+        feed(format="capmetro", fields=None)
+    with pytest.raises(ValidationError, match="go together"):
+        feed("reported")
+
+
+@pytest.fixture
+async def topic(kafka: str, topic_name: str) -> AsyncIterator[str]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    await admin.create_topics([NewTopic(topic_name, PARTITIONS, 1)])
+    yield topic_name
+    await admin.delete_topics([topic_name])
+    await admin.close()
+
+
+def replayed(tmp_path: Path, path: str, kafka: str, topic: str, *options: str, text: str | None = None) -> str:
+    """Run ``hexveil replay`` with a map of fields that names no speed; what it says."""
+    file = configured(tmp_path)
+    environment = os.environ | {
+        "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
+        "HEXVEIL_FEED__TOPIC": topic,
+        "HEXVEIL_WINDOW__LATENESS": "event-time",
+        "HEXVEIL_PRIVACY__USER_KEY_FILE": str(tmp_path / "user.key"),
+        "PYTHONPATH": str(REPO_ROOT),
+    }
+    command = [sys.executable, "-m", "stream", "replay", path, "--config", str(file), *options]
+    done = subprocess.run(command, input=text, env=environment, cwd=REPO_ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+async def test_through_kafka_a_recording_without_speeds_is_the_live_feed_with_derived_ones(
+    kafka: str, topic: str, tmp_path: Path
+) -> None:
+    fixes = [(*fix[:4], None) for fix in day()]
+    path = write(tmp_path / "day.csv", sorted(fixes, key=lambda fix: fix[0]), with_speed=False)
+    wanted = live(fixes)
+    says = replayed(tmp_path, str(path), kafka, topic)
+    assert f"{len(wanted)} events, {len(wanted)} with a derived speed" in says
+    assert "a derived speed is public as well and is not protected" in says
+    sent = [(key, value) for part in await stored(kafka, topic) for key, value in part]
+    assert by_vehicle([value for _, value in sent]) == by_vehicle(wanted)
+    assert all(json.loads(value)["user"].encode() == key for key, value in sent)
+
+
+async def test_a_pipe_in_disorder_gives_the_same(kafka: str, topic: str, tmp_path: Path) -> None:
+    fixes = [(*fix[:4], None) for fix in day()]
+    text = csv_text(random.Random(3).sample(fixes, len(fixes)), with_speed=False, separator=";")
+    replayed(tmp_path, "-", kafka, topic, text=text)
+    sent = [value for part in await stored(kafka, topic) for _, value in part]
+    assert by_vehicle(sent) == by_vehicle(live(fixes))
+
+
+def test_the_recorded_city_without_its_speeds_gives_the_live_speeds(shared_data: Path, tmp_path: Path) -> None:
+    with gzip.open(shared_data / "capmetro" / "2017-03-21.csv.gz", "rt") as file:
+        rows = list(csv.DictReader(file))
+    fixes: list[Fix] = sorted(
+        (
+            (
+                f"1:{row['vehicle_id']}",
+                int(datetime.fromisoformat(row["timestamp"]).astimezone(UTC).timestamp()),
+                float(row["latitude"]),
+                float(row["longitude"]),
+                None,
+            )
+            for row in rows
+        ),
+        key=lambda fix: fix[1],
+    )
+    path = write(tmp_path / "day.parquet", sorted(fixes, key=lambda fix: fix[0]), with_speed=False)
+    values = events_of(config_of(tmp_path, feed()), path)
+    assert by_vehicle(values) == by_vehicle(live(fixes, at_once=500))
+    assert len(values) > 44_000
+
+
+@pytest.mark.parametrize("path", ["-", "day.ndjson"])
+def test_the_order_of_the_file_is_refused_because_it_would_decide_about_speeds(path: str, tmp_path: Path) -> None:
+    day = write(tmp_path / "day.ndjson", [("22:1", SLOT, 30.2, -97.7, None)], with_speed=False)
+    named = path if path == "-" else str(day)
+    done = CliRunner().invoke(app, ["replay", named, "--order", "file", "--config", str(configured(tmp_path))])
+    assert done.exit_code == 2
+    assert "leave out --order file" in done.stderr
+
+
+HOSTILE = (-1e300, -40.0, -1e-5, -1e-12, -0.0, 0.0, 1e-12, 0.0099, 3.0, 1e6, 1.1e6, 1e300, 1.7e308)
+"""Finite numbers: out of the bounds of a measurement, at them, and where rounding or another unit would change what they are."""
+
+
+@pytest.mark.parametrize("kind", ["csv", "ndjson", "parquet"])
+@pytest.mark.parametrize("file_format", ["declared", "canonical", "capmetro-2015"])
+@pytest.mark.parametrize("relation", ["values", "participation"])
+def test_no_finite_speed_is_replaced_and_each_counts_as_where_none_is_derived(
+    kind: str, file_format: str, relation: str, tmp_path: Path
+) -> None:
+    """Which number a vehicle reports decides nothing here: "values" protects it."""
+    rng = random.Random(6)
+    fixes: list[Fix] = [(*fix[:4], rng.choice(HOSTILE) if rng.random() < 0.7 else None) for fix in day()]
+    known: list[Fix] = [fix for fix in fixes if fix[4] is not None]
+    names = {
+        "declared": NAMES,
+        "canonical": dict(zip(NAMES, NAMES, strict=True)),
+        "capmetro-2015": dict(zip(NAMES, ("vehicle_id", "timestamp", "latitude", "longitude", "speed"), strict=True)),
+    }[file_format]
+    unit, scale = ("epoch-s", 1) if file_format == "declared" else ("epoch-ms", 1000)
+    path = tmp_path / f"day.{kind}"
+    texts: list[Fix] = [(fix[0], fix[1] * scale, *fix[2:]) for fix in known]
+    write(path, texts, with_speed=True, names=names)
+    of_declared = feed(format="declared", fields={**NAMES, "time_format": unit}, speeds="reported")
+    reported = of_declared if file_format == "declared" else feed("reported", fields=None)
+    wanted, why = read_recording(config_of(tmp_path, reported, relation), path, file_format)
+    assert len(wanted) > 100
+    missing = feed("missing") if file_format == "declared" else feed("missing", fields=None)
+    got, refusals = read_recording(config_of(tmp_path, missing, relation), path, file_format)
+    assert np.array_equal(np.sort(got), np.sort(wanted))
+    assert (refusals.counts, refusals.derived) == (why.counts, 0)
+    write(path, [(fix[0], fix[1] * scale, *fix[2:]) for fix in fixes], with_speed=True, names=names)
+    together, refusals = read_recording(config_of(tmp_path, missing, relation), path, file_format)
+    assert refusals.derived > 50
+    assert len(together) == len(wanted) + refusals.derived
+    assert set(wanted.tolist()) <= set(together.tolist())
+
+
+def test_no_other_vehicle_decides_what_is_forgotten_and_too_many_end_the_recording(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stream.sources.snapshot_events.MOST_REMEMBERED", 16)
+    monkeypatch.setattr(derived_events, "AT_ONCE", 7)
+
+    def events(others: int) -> list[bytes]:
+        """A vehicle that repeats a fix after ``others`` were seen at the same time."""
+        names = ["own", *(f"other-{k}" for k in range(others)), "own"]
+        rows = [("own", SLOT, 30.2)] + [(name, SLOT + 60, 30.201) for name in names]
+        values = [json.dumps({"user": u, "time": 1000 * t, "lat": lat, "lng": -97.7}).encode() for u, t, lat in rows]
+        due = np.array([t * 1_000_000 for _, t, _ in rows], dtype=np.int64)
+        keys: list[bytes | None] = [u.encode() for u, _, _ in rows]
+        source = DerivedEvents(feed(), bus_config(Path("unused")).slotting)
+        sent = [value for block in with_speeds([Messages(due, keys, values)], source) for value in block.values]
+        return [value for value in sent if b'"own"' in value]
+
+    assert len(events(0)) == 1
+    assert events(9_000) == events(0)
+    monkeypatch.setattr("stream.sources.derived_speed.MOST_VEHICLES", 8_000)
+    with pytest.raises(RecordingError, match="more than 8000 vehicles"):
+        events(9_000)
+
+
+def test_a_time_far_ahead_costs_its_vehicle_no_other_event(tmp_path: Path) -> None:
+    fixes: list[Fix] = [(*fix[:4], None) for fix in day()]
+    ahead: list[Fix] = [("22:1", SLOT + 40 * 365 * 86_400, 30.2, -97.7, None)]
+    config = config_of(tmp_path, feed())
+    path = write(tmp_path / "day.ndjson", ahead + fixes, with_speed=False)
+    assert by_vehicle(events_of(config, path)) == by_vehicle(live(fixes))
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_swapped_axes_are_named_where_no_speed_is_reported(offline: bool, tmp_path: Path) -> None:
+    fixes: list[Fix] = [(name, clock, lng, lat, None) for name, clock, lat, lng, _ in day()]
+    path = write(tmp_path / "day.csv", fixes, with_speed=False)
+    command = ["replay", str(path), "--config", str(configured(tmp_path)), *(["--offline"] if offline else [])]
+    done = CliRunner().invoke(app, command, env={"HEXVEIL_WINDOW__LATENESS": "event-time"})
+    assert done.exit_code == 2
+    assert f"{len(fixes)} swapped-axes" in done.stderr
+    assert "Likely lat and lng are swapped" in done.stderr
+
+
+def test_the_field_of_users_belongs_to_their_identity_where_speeds_are_derived() -> None:
+    one, other = (feed(fields={**NAMES, "user": name}) for name in ("bus", "driver"))
+    for file_format in (None, "declared"):
+        assert user_identity(one, file_format) != user_identity(other, file_format)
+    assert user_identity(feed("reported", fields=None)) == "field 'user' of topic bus"
+
+
+def test_what_is_no_event_is_passed_on_to_be_refused_with_its_reason() -> None:
+    source = DerivedEvents(feed(), bus_config(Path("unused")).slotting)
+    values = [b"not json", b"{}", b'{"user": "a", "time": 1490097600000, "lat": null, "lng": 1}', b"\xff" * 70_000]
+    blocks = list(with_speeds([Messages(np.zeros(4, np.int64), [None] * 4, values, 4)], source))
+    assert [(block.values, block.unread) for block in blocks] == [(values, 4)]
