@@ -187,7 +187,7 @@ async def _broker_clock(config: Config) -> Finding:
     if config.window.lateness != "append-time":
         return Finding(check, True, "not checked, because window.lateness is 'event-time'")
     async with redis_client(config.redis) as redis:
-        ahead_ms = await RowStore(redis, config.feed.name).now_us() // 1000 + CLOCK_MARGIN_US // 1000
+        ahead_ms = await RowStore.of(redis, config).now_us() // 1000 + CLOCK_MARGIN_US // 1000
     consumer = AIOKafkaConsumer(**kafka_options(config.kafka), enable_auto_commit=False)
     await consumer.start()
     try:
@@ -220,7 +220,7 @@ async def retention_finding(admin: AIOKafkaAdminClient, topic: str, least: timed
 
 async def ledger_finding(config: Config, redis: Redis) -> Finding:
     """Whether the ledger is the one that released before, and belongs to this configuration and user key."""
-    rows, key_file = RowStore(redis, config.feed.name), config.privacy.user_key_file
+    rows, key_file = RowStore.of(redis, config), config.privacy.user_key_file
     try:
         generation = await verify_ledger(config, redis)
         if key_file.exists():
@@ -231,9 +231,11 @@ async def ledger_finding(config: Config, redis: Redis) -> Finding:
             )
     except (LedgerError, StateError) as error:
         return Finding("ledger", False, str(error), "follow this message before a worker starts")
-    ledger = Ledger(redis, config.feed.name)
+    ledger = Ledger.of(redis, config)
     birth, retired, begin = await ledger.birth(), await ledger.retired(), await ledger.releases_since()
     since = "none, its birth is not recorded" if begin is None else f"periods from {utc_text(begin)} on"
+    if feeds := await ledger.feeds():
+        since += f", of the feeds {', '.join(feeds)}"
     if retired is not None:
         since += f"; periods that began before {utc_text(retired)} are retired, their charges deleted"
     return Finding(

@@ -236,11 +236,11 @@ async def claim_feed(config: Config, redis: Redis, fingerprint: str, identity: s
 
     Raises :class:`stream.storage.ledger.LedgerError` and :class:`stream.storage.row_store.StateError` if it is bound to others.
     """
-    ledger = Ledger(redis, config.feed.name)
+    ledger = Ledger.of(redis, config)
     await ledger.start_generation(birth=0)  # an operator who replays a recording states that it was not released before
     await ledger.claim_policy(config.ledger_policy)
     await ledger.claim_identity(identity)
-    await RowStore(redis, config.feed.name).claim_key(fingerprint)
+    await RowStore.of(redis, config).claim_key(fingerprint)
     return ledger
 
 

@@ -18,20 +18,20 @@ from stream.config.addresses import redacted
 from stream.storage.client import redis_client
 
 
-async def _totals(config: Config) -> tuple[dict[str, dict[str, float]], int | None]:
-    """Users and charges by period, and until when periods are retired (epoch seconds)."""
+async def _totals(config: Config) -> tuple[dict[str, dict[str, float]], int | None, list[str]]:
+    """Users and charges by period, until when periods are retired (epoch seconds), and the feeds that share the ledger."""
     from stream.storage.ledger import Ledger
 
     redis = redis_client(config.redis)
     try:
-        ledger = Ledger(redis, config.feed.name)
+        ledger = Ledger.of(redis, config)
         await ledger.kept_under(config.ledger_policy)
         totals = {period: await ledger.total(period) for period in await ledger.periods()}
-        retired = await ledger.retired()
+        retired, feeds = await ledger.retired(), await ledger.feeds()
     finally:
         await redis.aclose()
     unit, _ = config.privacy.ledger_unit
-    return {period: {"users": users, unit: total} for period, (users, total) in totals.items()}, retired
+    return {period: {"users": users, unit: total} for period, (users, total) in totals.items()}, retired, feeds
 
 
 _ADOPTING = """\
@@ -57,7 +57,7 @@ async def _set_aside(config: Config) -> dict[int, str]:
     from stream.storage.release_store import ReleaseStore
 
     async with redis_client(config.redis) as redis:
-        return await ReleaseStore(redis, config.feed.name).reasons()
+        return await ReleaseStore.of(redis, config).reasons()
 
 
 async def _take_up(config: Config, slot: int) -> bool:
@@ -65,7 +65,7 @@ async def _take_up(config: Config, slot: int) -> bool:
     from stream.storage.release_store import ReleaseStore
 
     async with redis_client(config.redis) as redis:
-        return await ReleaseStore(redis, config.feed.name).take_up(slot)
+        return await ReleaseStore.of(redis, config).take_up(slot)
 
 
 async def _adopt(config: Config, since: int) -> int:
@@ -75,7 +75,7 @@ async def _adopt(config: Config, since: int) -> int:
     redis = redis_client(config.redis)
     try:
         await verify_ledger(config, redis)
-        return await Ledger(redis, config.feed.name).adopt(since)
+        return await Ledger.of(redis, config).adopt(since)
     finally:
         await redis.aclose()
 
@@ -103,13 +103,15 @@ def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
     from stream.windows import utc_text
 
     try:
-        totals, retired = asyncio.run(_totals(settings))
+        totals, retired, feeds = asyncio.run(_totals(settings))
     except LedgerError as error:
         stop(str(error), FAILED)
     except (RedisError, OSError) as error:
         stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
     if retired is not None:
         typer.echo(f"Periods that began before {utc_text(retired)} are retired: their charges are deleted.", err=True)
+    if feeds:
+        typer.echo(f"Charges of all feeds that share ledger '{settings.shared_ledger}': {', '.join(feeds)}.", err=True)
     if as_json:
         typer.echo(json.dumps(totals))
         return

@@ -223,9 +223,13 @@ def is_not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
+def user_field(feed: FeedConfig) -> str:
+    """The field that identifies a user in the events of a feed, whichever topic they come from."""
+    return f"field '{feed_format(feed).fields.user}'"
+
+
 def user_identity(feed: FeedConfig, file_format: str | None = None) -> str:
     """The field that identifies a user, as text: a field of the feed's topic, or of recordings in ``file_format``."""
     if file_format is None:
-        return f"field '{feed_format(feed).fields.user}' of topic {feed.topic}"
-    recorded = feed.model_copy(update={"format": file_format})
-    return f"field '{feed_format(recorded).fields.user}' of recordings"
+        return f"{user_field(feed)} of topic {feed.topic}"
+    return f"{user_field(feed.model_copy(update={'format': file_format}))} of recordings"

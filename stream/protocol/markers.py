@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import LeaderNotAvailableError
+from aiokafka.protocol.metadata import MetadataRequest
 
 from stream.config.servers import KafkaConfig
 from stream.connection import kafka_options
@@ -28,26 +31,48 @@ class MarkedWindow(msgspec.Struct, frozen=True):
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """What a close marker says about the ledger."""
+    """What a close marker says about the ledger. ``ledger``: its name if the feed shares it with others."""
 
     window: MarkedWindow
     generation: str
     digest: str
     sequence: int
+    ledger: str | None = None
+
+
+class Ranked(NamedTuple):
+    """The last close marker of a feed by number, with its place in the order of markers."""
+
+    rank: tuple[int, int, int, int]
+    marker: Marker
 
 
 @dataclass(frozen=True)
 class Published:
-    """The close markers of a feed up to ``positions``: the last one by number, and all generations that they name."""
+    """The close markers of a feed, and of those that share its ledger, up to ``positions``.
+
+    ``newest``: the last one of each feed. ``generations``: all that they name. ``cluster``: the Kafka cluster that holds them;
+    empty if the ledger is not shared.
+    """
 
     positions: dict[TopicPartition, int] = field(default_factory=dict)
-    last: Marker | None = None
-    rank: tuple[int, int, int, int] = (0, 0, 0, 0)
+    newest: Mapping[str, Ranked] = field(default_factory=dict)
     generations: frozenset[str] = frozenset()
+    cluster: str = ""
+
+    def last(self, feed: str) -> Marker | None:
+        """The last close marker of ``feed`` by number; None if there is none."""
+        return self.newest[feed].marker if feed in self.newest else None
+
+    def markers(self) -> Iterator[tuple[str, Marker]]:
+        """Each feed and its last close marker."""
+        return ((feed, ranked.marker) for feed, ranked in self.newest.items())
 
 
-async def read_markers(kafka: KafkaConfig, feed: str, known: Published | None = None) -> Published:
-    """All close markers of ``feed``; reading continues where ``known`` ended.
+async def read_markers(
+    kafka: KafkaConfig, feed: str, known: Published | None = None, shared_ledger: str | None = None
+) -> Published:
+    """All close markers of ``feed`` and of every feed that names ``shared_ledger``; reading continues where ``known`` ended.
 
     Raises :class:`LedgerError` if the broker does not show the topic, because then nobody knows what was released.
     """
@@ -60,7 +85,8 @@ async def read_markers(kafka: KafkaConfig, feed: str, known: Published | None = 
                 f"Kafka at {kafka.bootstrap} shows no topic {WINDOW}, so whether feed {feed!r} released anything is unknown. "
                 "Run 'hexveil topics create', let this user describe and read the topic, or wait for the broker"
             )
-        return await _read(consumer, partitions, feed.encode(), known or Published())
+        cluster = "" if shared_ledger is None else await _cluster(consumer, kafka)
+        return await _read(consumer, partitions, feed, shared_ledger, known or Published(cluster=cluster))
     finally:
         await consumer.stop()
 
@@ -86,6 +112,17 @@ async def _partitions(consumer: AIOKafkaConsumer) -> list[TopicPartition]:
         await asyncio.sleep(0.2)
 
 
+async def _cluster(consumer: AIOKafkaConsumer, kafka: KafkaConfig) -> str:
+    """The identity of the cluster, as its brokers tell it. Raises :class:`LedgerError` if they tell none."""
+    answer = await consumer._client.send(consumer._client.get_random_node(), MetadataRequest([]))
+    if not answer.cluster_id:
+        raise LedgerError(
+            f"Kafka at {kafka.bootstrap} names no cluster, so whether all feeds of the ledger publish there is unknown. Give this feed "
+            "a ledger of its own, or use brokers of version 0.10.1 or later"
+        )
+    return str(answer.cluster_id)
+
+
 async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
     """Ends of the log, with markers that are not shown yet, so that none is missed. Waits for leaders."""
     deadline = time.monotonic() + _ANSWER_SECONDS
@@ -101,7 +138,11 @@ async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) ->
 
 
 async def _read(
-    consumer: AIOKafkaConsumer, partitions: list[TopicPartition], key: bytes, known: Published
+    consumer: AIOKafkaConsumer,
+    partitions: list[TopicPartition],
+    feed: str,
+    shared_ledger: str | None,
+    known: Published,
 ) -> Published:
     # Before the assignment: its first fetch would hold the connection for half a second if there is nothing new.
     ends = await _ends(consumer, partitions)
@@ -117,7 +158,7 @@ async def _read(
     for partition, begin in begins.items():
         consumer.seek(partition, begin)
     remaining = set(begins)
-    last, rank, generations = known.last, known.rank, set(known.generations)
+    newest, generations = dict(known.newest), set(known.generations)
     deadline = time.monotonic() + _ANSWER_SECONDS
     while remaining:
         batches = await consumer.getmany(*remaining, timeout_ms=1000)
@@ -130,14 +171,20 @@ async def _read(
             )
         for records in batches.values():
             for record in records:
-                if record.key != key or record.value is None:
+                own = record.key == feed.encode()
+                if record.value is None or not (own or shared_ledger):
                     continue
                 marker = _marker(record.value, f"{record.topic}/{record.partition}, offset {record.offset}")
+                if not own and marker.ledger != shared_ledger:
+                    continue
                 generations.add(marker.generation)
-                place = (marker.sequence, record.timestamp, record.partition, record.offset)
-                if last is None or place > rank:
-                    last, rank = marker, place
+                of, rank = (
+                    (record.key or b"").decode(),
+                    (marker.sequence, record.timestamp, record.partition, record.offset),
+                )
+                if of not in newest or rank > newest[of].rank:
+                    newest[of] = Ranked(rank, marker)
         for partition in list(remaining):
             if await consumer.position(partition) >= ends[partition]:
                 remaining.discard(partition)
-    return Published(dict(ends), last, rank, frozenset(generations))
+    return Published(dict(ends), newest, frozenset(generations), known.cluster)

@@ -127,5 +127,6 @@ def fix_memory(config: Config) -> FixMemory | None:
             "positions are not kept in redis, so a restart derives no speed for the first one", reason=str(error)
         )
         return None
-    fixes = LastFixes(client, config.feed.name, key_fingerprint(key), limits.most_s, limits.least_s)
+    life = limits.most_s, limits.least_s
+    fixes = LastFixes(client, config.feed.name, key_fingerprint(key), *life, config.shared_ledger)
     return FixMemory(fixes, Pseudonyms(key), config.privacy.user_key_file)

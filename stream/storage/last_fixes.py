@@ -38,8 +38,16 @@ class LastFixes:
     ``redis.ResponseError`` with ``OTHER_KEY``, and nothing is read or written, because its pseudonyms are of other users.
     """
 
-    def __init__(self, redis: Redis, feed: str, fingerprint: str, life_s: float, least_s: float) -> None:
-        keys, lua = FeedKeys(feed), resources.files("stream.storage").joinpath("lua")
+    def __init__(
+        self,
+        redis: Redis,
+        feed: str,
+        fingerprint: str,
+        life_s: float,
+        least_s: float,
+        shared_ledger: str | None = None,
+    ) -> None:
+        keys, lua = FeedKeys(feed, shared_ledger), resources.files("stream.storage").joinpath("lua")
         self._keys = [keys.last_fixes(0), keys.last_fixes(1), keys.user_key]
         self._fingerprint = fingerprint
         self._life_ms, self._least_us = round(life_s * 1e3), round(least_s * 1e6)

@@ -15,7 +15,7 @@ import numpy as np
 from stream.config import Config
 from stream.messages.message import WINDOW, Message, decode_outbox
 from stream.protocol.ledger_check import Known, LedgerCheck
-from stream.protocol.markers import Marker, Published
+from stream.protocol.markers import Marker, Published, Ranked
 from stream.statistics.plan import Plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
@@ -212,8 +212,9 @@ class World:
             case "markers":
                 read = [body_of(value) for _, marker, value in topic if marker]
                 last = max(read, key=lambda marker: marker.sequence, default=None)
+                newest = {} if last is None else {self.config.feed.name: Ranked((last.sequence, 0, 0, 0), last)}
                 generations = frozenset(marker.generation for marker in read)
-                outcomes = [(text, Published(last=last, generations=generations), redis, topic)]
+                outcomes = [(text, Published(newest=newest, generations=generations), redis, topic)]
             case "confirm":
                 outcomes = [(text, parts_of(request.messages) <= topic, redis, topic)]
         return [Outcome(*outcome, name_of(outcome[1]), fault=number > 0) for number, outcome in enumerate(outcomes)]
