@@ -82,12 +82,13 @@ class LedgerCheck:
         generation = await self.ledger.generation()
         foreign = sorted(published.generations - {generation})
         if foreign:
+            whom = "feed" if self.config.shared_ledger is None else "ledger"
             feeds = " and ".join(
                 f"feed {feed!r} (last window {marker.window.start})" for feed, marker in sorted(published.markers())
             )
             raise LedgerError(
-                f"{feeds} was released under ledger generation {', '.join(foreign)}, "
-                f"Redis holds {generation or 'none'}: spent budgets are lost, or two Redis serve one ledger, so nothing is "
+                f"{feeds} released under ledger generation {', '.join(foreign)}, "
+                f"Redis holds {generation or 'none'}: spent budgets are lost, or two Redis serve one {whom}, so nothing is "
                 f"released. Restore Redis from its append-only file. {AFRESH}"
             )
         await self.ledger.check_published({feed: marker.sequence for feed, marker in published.markers()})

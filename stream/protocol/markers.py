@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import msgspec
@@ -86,7 +86,7 @@ async def read_markers(
                 "Run 'hexveil topics create', let this user describe and read the topic, or wait for the broker"
             )
         cluster = "" if shared_ledger is None else await _cluster(consumer, kafka)
-        return await _read(consumer, partitions, feed, shared_ledger, known or Published(cluster=cluster))
+        return await _read(consumer, partitions, feed, shared_ledger, replace(known or Published(), cluster=cluster))
     finally:
         await consumer.stop()
 

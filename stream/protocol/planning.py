@@ -83,7 +83,8 @@ class Planning:
     async def make(self, window: Window, rows: WindowRows | None, refused: IdArray) -> Plan:
         """A plan by the ledger and the terms of the period, without the users in ``refused``.
 
-        A higher budget takes effect with the next period. If no plan can be made, the window is withheld if the relation
+        A higher budget takes effect with the next period; feeds that share a ledger give the same, or this raises
+        :class:`stream.storage.ledger.OtherBudgetError`. If no plan can be made, the window is withheld if the relation
         permits that; else this raises :class:`ContentError`. ``rows``: None if they could not be read.
         """
         generation = await self.ledger.generation()
@@ -95,7 +96,9 @@ class Planning:
         if rows is None:
             return self._withhold(window, generation, None)
         period, users = self.config.slotting.period_of(window.start), rows.counts.users
-        terms, budget = await self.ledger.terms(period.key), self.config.privacy.ledger_budget
+        budget = self.config.privacy.ledger_budget
+        await self.ledger.check_budget(period.key, budget)
+        terms = await self.ledger.terms(period.key)
         allowed = budget if terms.budget is None else min(budget, terms.budget)
         left = allowed - await self.ledger.spent(period.key, users, besides=window.start)
         left = spendable(left, users, window, allowed, self.config)

@@ -296,9 +296,12 @@ class Ledger:
 
     async def check_budget(self, period: str, budget: int) -> None:
         """Raise :class:`OtherBudgetError` if ``period`` of a shared ledger was charged under another budget."""
+        shared = self._keys.shared_ledger
+        if shared is None:
+            return
         known = (await self.terms(period)).budget
-        if self._keys.shared_ledger is not None and known not in (None, budget):
-            raise OtherBudgetError(self._keys.shared_ledger, period, known, budget)
+        if known is not None and known != budget:
+            raise OtherBudgetError(shared, period, known, budget)
 
     async def _claim(self, key: str, value: str) -> None:
         await self._redis.set(key, value, nx=True)
