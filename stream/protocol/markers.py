@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import LeaderNotAvailableError
 from aiokafka.protocol.metadata import MetadataRequest
 
@@ -137,6 +137,18 @@ async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) ->
         await consumer._client.force_metadata_update()
 
 
+def _counted(record: ConsumerRecord, feed: str, shared_ledger: str | None) -> tuple[str, Ranked] | None:
+    """A close marker of ``feed``, or of a feed that names ``shared_ledger``, with its feed; None if it is of another one."""
+    own = record.key == feed.encode()
+    if record.value is None or not (own or shared_ledger):
+        return None
+    marker = _marker(record.value, f"{record.topic}/{record.partition}, offset {record.offset}")
+    if not own and marker.ledger != shared_ledger:
+        return None
+    rank = marker.sequence, record.timestamp, record.partition, record.offset
+    return feed if own else (record.key or b"").decode(errors="replace"), Ranked(rank, marker)
+
+
 async def _read(
     consumer: AIOKafkaConsumer,
     partitions: list[TopicPartition],
@@ -171,19 +183,12 @@ async def _read(
             )
         for records in batches.values():
             for record in records:
-                own = record.key == feed.encode()
-                if record.value is None or not (own or shared_ledger):
+                if (counted := _counted(record, feed, shared_ledger)) is None:
                     continue
-                marker = _marker(record.value, f"{record.topic}/{record.partition}, offset {record.offset}")
-                if not own and marker.ledger != shared_ledger:
-                    continue
-                generations.add(marker.generation)
-                of, rank = (
-                    (record.key or b"").decode(),
-                    (marker.sequence, record.timestamp, record.partition, record.offset),
-                )
-                if of not in newest or rank > newest[of].rank:
-                    newest[of] = Ranked(rank, marker)
+                of, ranked = counted
+                generations.add(ranked.marker.generation)
+                if of not in newest or ranked.rank > newest[of].rank:
+                    newest[of] = ranked
         for partition in list(remaining):
             if await consumer.position(partition) >= ends[partition]:
                 remaining.discard(partition)

@@ -780,7 +780,68 @@ AREAS = (
     ),
 )
 
-BUGS = (*PLAN, *CHARGE, *DRAW, *LEDGER, *COMMIT, *STATE, *HISTOGRAMS, *SMOOTHING, *ALERTS, *AREAS)
+_FEEDS = "tests/stream/protocol/test_shared_ledger.py"
+
+SHARED_LEDGER = (
+    Bug(
+        "shared ledger: each feed has counters of its own",
+        "stream/storage/keys.py",
+        'return self._shared(f"ledger:{period}")',
+        'return self._named(f"ledger:{period}")',
+        _FEEDS,
+        "cost_nobody",
+    ),
+    Bug(
+        "shared ledger: close markers of other feeds are not read",
+        "stream/protocol/markers.py",
+        "if not own and marker.ledger != shared_ledger:",
+        "if not own:",
+        _FEEDS,
+        "before_a_charge_of_another",
+    ),
+    Bug(
+        "shared ledger: commits of other feeds are not counted",
+        "stream/storage/lua/commit.lua",
+        "if KEYS[6] ~= KEYS[5] then",
+        "if false then",
+        _FEEDS,
+        "lost_a_commit_of_another",
+    ),
+    Bug(
+        "shared ledger: a feed with another budget charges",
+        "stream/storage/lua/charge.lua",
+        "if ARGV[8] ~= '' and known and tonumber(known) ~= tonumber(ARGV[2]) then",
+        "if false then",
+        _FEEDS,
+        "charge_itself",
+    ),
+    Bug(
+        "shared ledger: a plan takes over the lower budget of another feed",
+        "stream/protocol/planning.py",
+        "await self.ledger.check_budget(period.key, budget)",
+        "pass",
+        _FEEDS,
+        "another_budget_is_refused",
+    ),
+    Bug(
+        "shared ledger: a feed that joins has the birth of the ledger",
+        "stream/storage/keys.py",
+        'return self._named("birth")',
+        'return self._shared("birth")',
+        _FEEDS,
+        "joins_releases_no_window",
+    ),
+    Bug(
+        "shared ledger: a period is retired that another feed may still release",
+        "stream/storage/retirement.py",
+        "least = math.min(least, tonumber(kept[i]))",
+        "least = math.max(least, tonumber(kept[i]))",
+        "tests/stream/storage/test_shared_ledger_keys.py",
+        "only_once_every_feed",
+    ),
+)
+
+BUGS = (*PLAN, *CHARGE, *DRAW, *LEDGER, *SHARED_LEDGER, *COMMIT, *STATE, *HISTOGRAMS, *SMOOTHING, *ALERTS, *AREAS)
 QUICK = (
     "mean: half the cap in the sensitivity",
     "participation: m is not applied",

@@ -27,7 +27,7 @@ from stream.protocol.ledger_check import LedgerCheck, verify_ledger
 from stream.protocol.release_protocol import STEPS
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, OtherBudgetError, SetBackError
-from stream.windows import Window
+from stream.windows import Period, Window
 from tests.support import hourly
 from tests.support.builders import SLOT
 from tests.support.closing import Collected, close_until, protocol_of
@@ -382,3 +382,37 @@ async def test_a_window_of_one_feed_does_not_overwrite_that_of_another(redis: Re
     boxes = [await redis.get(FeedKeys.of(config).outbox(SLOT)) for config in (bus, tram)]
     assert None not in boxes
     assert boxes[0] != boxes[1]
+
+
+async def test_the_charge_itself_refuses_another_budget_and_writes_nothing(redis: Redis) -> None:
+    """Two feeds that plan at once both see a period that is not charged yet."""
+    bus, tram = (Ledger(redis, feed, LEDGER) for feed in ("bus", "tram"))
+    generation, period = await bus.start_generation(birth=0), Period(0, 2 * SLOT, "p")
+    await tram.start_generation(birth=0)
+    users, charges = np.array([7], dtype=np.uint64), np.array([1])
+    await bus.charge(SLOT, period, generation, users, charges, 10)
+    for budget in (9, 11):
+        with pytest.raises(OtherBudgetError, match=f"a budget of 10 units.* gives {budget}"):
+            await tram.charge(SLOT, period, generation, users, charges, budget)
+    assert await bus.total("p") == (1, 1)
+    assert not len(await tram.charge(SLOT, period, generation, users, charges, 10))
+
+
+async def test_a_charge_notices_that_redis_lost_a_commit_of_another_feed_since_the_last_look(
+    redis: Redis, tmp_path: Path
+) -> None:
+    bus, tram = sharing(tmp_path, **{"privacy.budget": 96.0})
+    for seed, config in enumerate((bus, tram)):
+        await stored(redis, config, seed)
+    older = {key: await redis.dump(key) for key in await redis.keys()}
+    await drawn(redis, tram)
+    publisher = Collected()
+    worker = protocol_of(redis, bus, publisher)
+    assert await worker.ledger.sequence() == 0
+    await redis.flushall()
+    for key, value in older.items():
+        await redis.restore(key, 0, value)
+    with pytest.raises(SetBackError, match="1 windows of the feeds of ledger 'city' were committed, Redis remembers 0"):
+        await worker.close(SLOT)
+    assert publisher.messages == []
+    assert await worker.ledger.periods() == []
