@@ -137,16 +137,28 @@ async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) ->
         await consumer._client.force_metadata_update()
 
 
-def _counted(record: ConsumerRecord, feed: str, shared_ledger: str | None) -> tuple[str, Ranked] | None:
-    """A close marker of ``feed``, or of a feed that names ``shared_ledger``, with its feed; None if it is of another one."""
-    own = record.key == feed.encode()
-    if record.value is None or not (own or shared_ledger):
-        return None
-    marker = _marker(record.value, f"{record.topic}/{record.partition}, offset {record.offset}")
-    if not own and marker.ledger != shared_ledger:
-        return None
-    rank = marker.sequence, record.timestamp, record.partition, record.offset
-    return feed if own else (record.key or b"").decode(errors="replace"), Ranked(rank, marker)
+@dataclass(frozen=True)
+class _Gathered:
+    """The close markers of ``feed``, and of feeds that name ``shared_ledger``: the last one of each, and all generations."""
+
+    feed: str
+    shared_ledger: str | None
+    newest: dict[str, Ranked]
+    generations: set[str]
+
+    def add(self, record: ConsumerRecord) -> None:
+        """Take in one record, unless it is of another feed."""
+        own = record.key == self.feed.encode()
+        if record.value is None or not (own or self.shared_ledger):
+            return
+        marker = _marker(record.value, f"{record.topic}/{record.partition}, offset {record.offset}")
+        if not own and marker.ledger != self.shared_ledger:
+            return
+        self.generations.add(marker.generation)
+        feed = self.feed if own else (record.key or b"").decode(errors="replace")
+        rank = marker.sequence, record.timestamp, record.partition, record.offset
+        if feed not in self.newest or rank > self.newest[feed].rank:
+            self.newest[feed] = Ranked(rank, marker)
 
 
 async def _read(
@@ -170,7 +182,7 @@ async def _read(
     for partition, begin in begins.items():
         consumer.seek(partition, begin)
     remaining = set(begins)
-    newest, generations = dict(known.newest), set(known.generations)
+    gathered = _Gathered(feed, shared_ledger, dict(known.newest), set(known.generations))
     deadline = time.monotonic() + _ANSWER_SECONDS
     while remaining:
         batches = await consumer.getmany(*remaining, timeout_ms=1000)
@@ -183,13 +195,8 @@ async def _read(
             )
         for records in batches.values():
             for record in records:
-                if (counted := _counted(record, feed, shared_ledger)) is None:
-                    continue
-                of, ranked = counted
-                generations.add(ranked.marker.generation)
-                if of not in newest or ranked.rank > newest[of].rank:
-                    newest[of] = ranked
+                gathered.add(record)
         for partition in list(remaining):
             if await consumer.position(partition) >= ends[partition]:
                 remaining.discard(partition)
-    return Published(dict(ends), newest, frozenset(generations), known.cluster)
+    return Published(dict(ends), gathered.newest, frozenset(gathered.generations), known.cluster)
