@@ -68,13 +68,13 @@ class LedgerCheck:
         # Redis is read after the topic, so what is committed meanwhile can only make Redis remember more.
         if published.newest:
             await self._remembers(published)
-        if published.last(feed.name) is None:
-            await self.ledger.start_generation()
         await self.ledger.claim_policy(self.config.ledger_policy)
         await self.ledger.claim_identity(user_identity(feed))
         if shared is not None:
             await self.ledger.claim_field(user_field(feed))
             await self.ledger.claim_kafka(published.cluster)
+        if published.last(feed.name) is None:
+            await self.ledger.start_generation()  # last, so that a feed with other terms does not join
         self.known.published = published
 
     async def _remembers(self, published: Published) -> None:

@@ -320,6 +320,8 @@ async def test_a_feed_with_other_terms_is_refused(city: City, change: dict[str, 
     _, tram = sharing(city.folder, name, str(city.bus.shared_ledger), **settings, **change)
     with pytest.raises(LedgerError, match=f"(?s){said}"):
         await city.verify(tram)
+    async with Redis.from_url(city.server.url) as client:
+        assert await Ledger.of(client, tram).feeds() == [city.bus.feed.name]
 
 
 async def test_a_feed_that_publishes_to_another_kafka_is_refused(redis: Redis) -> None:
