@@ -794,7 +794,7 @@ SHARED_LEDGER = (
     Bug(
         "shared ledger: close markers of other feeds are not read",
         "stream/protocol/markers.py",
-        "if not own and marker.ledger != shared_ledger:",
+        "if not own and marker.ledger != self.shared_ledger:",
         "if not own:",
         _FEEDS,
         "before_a_charge_of_another",
