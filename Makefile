@@ -2,19 +2,20 @@
 # test  everything the tests need, then the tests, against real servers
 # docs  this project's pages as a site, in site/
 # lint  ruff and mypy     bench  benchmarks as JSON, a line each    make bench [BENCHMARKS='ingest sse'] [HEXVEIL_BENCH_QUICK=1]
+# bench-quick  compares the cost of what the service does most with what is committed, and fails beyond 30 %
 # planted-bugs  one-line bugs against privacy, each in a copy of the tree: every one must fail the test that names it
 # release  build sdists and wheels into dist/, try each in a fresh environment (CONTRIBUTING.md)
 # lock  both lock files anew from pyproject.toml, newest versions with UPGRADE=--upgrade
 # lowest  the core tests against the lowest versions that pyproject.toml names
 # clean  what these targets made
 # dashboard  build stream/serve/static from stream/serve/dashboard (Node 20.19 or newer with npm)
-.PHONY: demo test planted-bugs lint bench docs dashboard release clean lock lowest system-python system-demo system-test jars classes packages ready bytecode
+.PHONY: demo test planted-bugs lint bench bench-quick docs dashboard release clean lock lowest system-python system-demo system-test jars classes packages ready bytecode
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
 # Twice the two cores of a small machine: many tests wait for servers and clocks.
 WORKERS ?= 4
-BENCHMARKS ?= city_windows closing dashboard defaults faults fuzz ingest intervals libraries mechanisms papers range_intervals resolution scaling snapshots soak spatial spatial_tuning spending split_regret sse two_workers
+BENCHMARKS ?= city_windows closing dashboard defaults faults fuzz ingest intervals latency libraries mechanisms papers range_intervals ratios resolution scaling snapshots soak spatial spatial_tuning spending split_regret sse two_workers workers
 BIN := .venv/bin
 DEMO := .venv/.demo
 READY := .venv/.ready
@@ -92,7 +93,7 @@ COMPILE = $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3
   --generate-hashes --custom-compile-command 'make lock' --group build $(UPGRADE)
 
 lock: $(READY)
-	$(COMPILE) --all-extras -o requirements-dev.lock
+	$(COMPILE) --extra dev --extra gtfs --extra mqtt --extra parquet --extra plot -o requirements-dev.lock
 	$(COMPILE) --extra parquet -c requirements-dev.lock --no-annotate -o requirements.lock
 
 # The tests of what every deployment runs, on the lowest versions of its dependencies; the tools of the tests are recent.
@@ -108,6 +109,11 @@ lowest: $(READY) jars
 
 bench: $(READY) jars
 	@set -e; for name in $(BENCHMARKS); do $(BIN)/hexveil bench $$name --json; done
+
+bench-quick:
+	@$(MAKE) --no-print-directory SYSTEM=system-demo KAFKA=1 jars
+	$(BIN)/hexveil bench ratios --json
+	@set -e; for name in closing ingest latency workers; do $(BIN)/hexveil bench $$name --quick --json; done
 
 docs: $(READY)
 	$(BIN)/python -m mkdocs build --quiet

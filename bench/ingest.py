@@ -1,6 +1,8 @@
 """Measures events per second and core from a Kafka topic into durable Redis state, and compares with a plain Faust agent.
 
-Both read the same topic (one partition, JSON of about 330 bytes) into the same kind of Redis (append-only file, synced on
+Stream engines that are installed read the same topic in the same run, without durable state: see ``bench.peers``.
+
+Hexveil and the agent read the same topic (one partition, JSON of about 330 bytes) into the same kind of Redis (append-only file, synced on
 every write), each in its own process, with the same decoder, cells and pseudonyms. The agent does what a Faust program does
 by default: it handles one event at a time and appends each to Redis. Rates per core are events divided by the CPU seconds of
 the process; the CPU seconds of Redis and Kafka are not included.
@@ -13,7 +15,6 @@ import json
 import logging
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from redis.asyncio import Redis
 
 from bench.configuration import bench_config
+from bench.peers import PEERS, cpu_seconds, installed, report
 from bench.progress import shown
 from stream.config import Config
 from stream.ingestion.decoding import Decoder
@@ -103,16 +105,6 @@ async def fill(bootstrap: str, events: int) -> float:
     return size / events
 
 
-def cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def report(count: int, cpu: float, wall: float) -> None:
-    """Send the result to the parent process."""
-    print(json.dumps({"events": count, "cpu_seconds": cpu, "wall_seconds": wall}), flush=True)
-
-
 async def batches(bootstrap: str, redis_url: str, events: int) -> None:
     """The ingestor of Hexveil's worker."""
     config, metrics = config_of(bootstrap, redis_url), OperatorMetrics()
@@ -169,24 +161,36 @@ def agent(bootstrap: str, redis_url: str, events: int) -> None:
 
 def measure(way: str, bootstrap: str, events: int) -> dict[str, float]:
     """Run one way in its own process with its own Redis. Returns events/s per core and by wall time."""
-    with RedisServer(appendfsync="always") as redis, tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "bench.ingest", way, bootstrap, redis.url, str(events)]
+    with RedisServer(appendfsync="always") as redis:
+        figures = _run(["bench.ingest", way, bootstrap, redis.url, str(events)])
+        server_cpu = _cpu_of(redis.pid)
+    return figures | {"redis_us_per_event": server_cpu / figures["events"] * 1e6}
+
+
+def measure_peer(peer: str, bootstrap: str, events: int) -> dict[str, Any]:
+    """Figures of one peer and its version; only that it is not installed, if it is not."""
+    peer_version = installed(peer)
+    if peer_version is None:
+        return {"skipped": f"not installed: pip install {PEERS[peer]}"}
+    return {"version": peer_version} | _run(["bench.peers", peer, bootstrap, TOPIC, str(events)])
+
+
+def _run(command: list[str]) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            command,
+            [sys.executable, "-m", *command],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": str(REPO_ROOT)},
             stdout=subprocess.PIPE,
             timeout=600,
             check=True,
         )
-        server_cpu = _cpu_of(redis.pid)
-    # Faust writes terminal codes to stdout, also when it is quiet.
+    # Faust writes terminal codes to stdout, also when it is quiet, and Pathway its log.
     counted = json.loads(next(line[line.index(b"{") :] for line in done.stdout.splitlines() if b'{"events"' in line))
     return {
         "events": counted["events"],
         "per_second_per_core": counted["events"] / counted["cpu_seconds"],
         "per_second_wall": counted["events"] / counted["wall_seconds"],
-        "redis_us_per_event": server_cpu / counted["events"] * 1e6,
     }
 
 
@@ -196,12 +200,13 @@ def _cpu_of(pid: int) -> float:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Measure both ways on one topic: Hexveil as the best of several runs, the agent once for some seconds."""
+    """Measure every way on one topic: Hexveil as the best of several runs, the agent once for some seconds, each peer once."""
     sizes = QUICK if quick else FULL
     with KafkaServer() as kafka:
         size = asyncio.run(fill(kafka.bootstrap, sizes.events))
         ways = ["batches"] * sizes.repeats + ["agent"]
         *ours, plain = [measure(way, kafka.bootstrap, sizes.events) for way in shown(ways, "ingest")]
+        peers = {peer: measure_peer(peer, kafka.bootstrap, sizes.events) for peer in shown(PEERS, "peers")}
     best = max(ours, key=lambda result: result["per_second_per_core"])
     return {
         "event_bytes": round(size, 1),
@@ -210,6 +215,7 @@ def run(quick: bool) -> dict[str, Any]:
         "faust_agent": plain,
         "ratio_per_core": best["per_second_per_core"] / plain["per_second_per_core"],
         "ratio_wall": best["per_second_wall"] / plain["per_second_wall"],
+        "peers": peers,
     }
 
 

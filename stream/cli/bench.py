@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stream.cli.options import UNREACHABLE, USAGE, AsJson, stop
+from stream.cli.options import FAILED, UNREACHABLE, USAGE, AsJson, stop
 
 BENCHMARKS = {
     "city_windows": "processor time, memory and Redis's longest command to close a city's window, from its rows to its bytes",
@@ -18,12 +18,14 @@ BENCHMARKS = {
     "defaults": "how useful the maps of the shipped configurations are, how often their intervals hold the truth, and for which budget",
     "faults": "hundreds of faults against real servers, and an independent check of everything that was released",
     "fuzz": "mutated inputs for everything that reads bytes: errors, wrong answers, hangs, memory (--target, --seconds)",
-    "ingest": "events per second from Kafka into durable Redis state, compared with a plain Faust agent",
+    "ingest": "events per second from Kafka into durable Redis state, compared with a plain Faust agent and, if installed, stream engines",
     "intervals": "how often intervals of modelled means contain the true mean, by class of events per cell, and their widths",
+    "latency": "from the producer to durable state, and from the end of a window's delay to readers of the map, at 10, 50 and 90 % of capacity",
     "libraries": "means per hexagon of one hour, and noise, compared with OpenDP and, if installed, PipelineDP",
     "mechanisms": "speed of noise, CHOP-USER and exact-loss allocation on 10⁶ pairs",
     "papers": "claims of the papers, measured with this implementation (--plot); one part alone: papers.htf, say",
     "range_intervals": "how often intervals of range counts contain the true number, by class of counts, and their widths",
+    "ratios": "processor time as a multiple of plain work in the same run; fails if it grew by more than 30 %",
     "resolution": "accuracy of merged sparse hexagons, on a recorded day",
     "scaling": "accuracy of means as samples and users grow, and what CHOP-USER saves (--plot)",
     "snapshots": "a snapshot of GTFS-realtime, from its bytes to the acknowledgements of Kafka",
@@ -34,8 +36,11 @@ BENCHMARKS = {
     "split_regret": "how far HTF's cuts are from the best ones",
     "sse": "a thousand event streams on one core",
     "two_workers": "messages that two workers of one feed publish twice, with and without the lease",
+    "workers": "processor time per million events when 1, 2 and 4 workers share 16 partitions",
 }
 """Name of each benchmark, which is its module in ``bench``, and what it measures."""
+_FAULTS = ("regressions", "violations")
+"""Figures that list what must not be."""
 PARTS = tuple(f"papers.{part}" for part in ("cdf", "e2epriv", "euler", "htf", "means", "suppression"))
 """Parts of a benchmark that also run alone."""
 
@@ -92,6 +97,8 @@ def register(app: typer.Typer) -> None:
         typer.echo(json.dumps({"benchmark": name, "quick": quick} | figures, indent=None if as_json else 2))
         if folder is not None:
             _draw(module, figures, folder)
+        if sentences := [sentence for what in _FAULTS for sentence in figures.get(what, [])]:
+            stop("\n".join(sentences), FAILED)
 
 
 def _measured(name: str, module: Any, quick: bool, options: dict[str, Any]) -> dict[str, Any]:

@@ -153,6 +153,8 @@ class Server:
 
     def _release_folder(self) -> None:
         if self._lock is not None:
+            # A process that another thread just forked holds the file, too, until it executes its program.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
             self._lock.close()
             self._lock = None
 

@@ -6,6 +6,8 @@ import importlib.metadata
 import socket
 import subprocess
 import sys
+import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -75,6 +77,19 @@ def test_a_folder_in_use_is_refused_to_a_second_redis(tmp_path: Path) -> None:
         first.kill()
         with local.RedisServer(tmp_path / "ledger"):
             pass
+
+
+def test_a_folder_is_free_at_once_while_another_thread_starts_a_process(tmp_path: Path) -> None:
+    def start_slowly() -> None:
+        subprocess.run(["true"], preexec_fn=lambda: time.sleep(2), check=True)
+
+    with local.RedisServer(tmp_path, listen="unix") as server:
+        starting = threading.Thread(target=start_slowly)
+        starting.start()
+        time.sleep(0.5)
+        server.stop()
+        server.start()
+        starting.join()
 
 
 async def test_stopping_frees_ports_and_folders_and_a_kept_folder_keeps_its_topics(

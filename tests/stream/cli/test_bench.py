@@ -132,3 +132,15 @@ def test_a_benchmark_that_lacks_a_program_or_a_library_names_it(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "playwright.async_api", None)
     result = hexveil_bench("dashboard", "--quick")
     assert (result.exit_code, "needs playwright" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("figure", "what"), [("regressions", "noise took 4 times its plain work"), ("violations", "a window twice")]
+)
+def test_figures_that_must_not_be_are_exit_1_after_they_were_printed(
+    figure: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaling, "run", lambda quick: {figure: [what]})
+    result = hexveil_bench("scaling", "--json")
+    assert (result.exit_code, json.loads(result.stdout)[figure]) == (1, [what])
+    assert what in result.stderr
