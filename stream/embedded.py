@@ -27,7 +27,6 @@ from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.ingestion.decoding import REASONS, Batch, Decoder
-from stream.ingestion.formats import user_identity
 from stream.ingestion.pseudonyms import load_user_key
 from stream.local import die_with_parent
 from stream.messages.message import Message, rejected_message
@@ -177,7 +176,7 @@ async def embedded_feed(
     decoder = Decoder(ageless(config), load_user_key(config.privacy.user_key_file))
     context, parent = multiprocessing.get_context("spawn"), multiprocessing.current_process().pid or 0
     async with redis_client(config.redis) as redis:
-        await claim_feed(config, redis, decoder.key_fingerprint, user_identity(config.feed))
+        await claim_feed(config, redis, decoder.key_fingerprint)
         feed = EmbeddedFeed(config, RowStore.of(redis, config), decoder, report, start_us)
         # Closing computes for seconds, so it runs outside of the event loop, as in the worker.
         with ProcessPoolExecutor(1, mp_context=context, initializer=_initialise, initargs=(parent,)) as pool:

@@ -223,13 +223,13 @@ def is_not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def user_field(feed: FeedConfig) -> str:
-    """The field that identifies a user in the events of a feed, whichever topic they come from."""
-    return f"field '{feed_format(feed).fields.user}'"
+def user_field(feed: FeedConfig, file_format: str | None = None) -> str:
+    """The field that identifies a user in the events of a feed, or in recordings in ``file_format``."""
+    named = feed if file_format is None else feed.model_copy(update={"format": file_format})
+    return f"field '{feed_format(named).fields.user}'"
 
 
 def user_identity(feed: FeedConfig, file_format: str | None = None) -> str:
     """The field that identifies a user, as text: a field of the feed's topic, or of recordings in ``file_format``."""
-    if file_format is None:
-        return f"{user_field(feed)} of topic {feed.topic}"
-    return f"{user_field(feed.model_copy(update={'format': file_format}))} of recordings"
+    source = f"topic {feed.topic}" if file_format is None else "recordings"
+    return f"{user_field(feed, file_format)} of {source}"

@@ -14,10 +14,12 @@ from redis.asyncio import Redis
 
 from stream.config import Config
 from stream.ingestion.formats import user_field, user_identity
+from stream.ingestion.pseudonyms import UserKeyError, existing_user_key, key_fingerprint, load_user_key
 from stream.messages.message import decode_outbox
 from stream.protocol.markers import Marker, Published, read_markers
 from stream.storage.ledger import AFRESH, Ledger, LedgerError
 from stream.storage.release_store import ReleaseStore
+from stream.storage.shared_ledger import Common, SharedLedger
 
 
 @dataclass
@@ -34,12 +36,10 @@ async def verify_ledger(config: Config, redis: Redis) -> str:
     Raises :class:`LedgerError` if a window was published under another generation, if Redis remembers fewer windows than
     were published (:class:`stream.storage.ledger.SetBackError`), or if it does not know the last one. In these cases charges
     were lost, and further releases would spend budgets twice. Also raises if the configuration would give everybody a second
-    budget, or another one than the feeds that share the ledger. The windows of all of them count.
+    budget. If feeds share the ledger, the windows of all of them count, and this one joins them.
     """
     ledger = Ledger.of(redis, config)
     await LedgerCheck(config, redis, ledger, Known()).verify()
-    now, _ = await redis.time()
-    await ledger.check_budget(config.slotting.period_of(now).key, config.privacy.ledger_budget)
     generation = await ledger.generation()
     if generation is None:
         raise LedgerError(
@@ -61,21 +61,47 @@ class LedgerCheck:
     known: Known
 
     async def verify(self) -> None:
-        """Check the ledger; raises :class:`LedgerError` like :func:`verify_ledger`."""
+        """Check the ledger and bind it to this configuration; raises :class:`LedgerError` like :func:`verify_ledger`."""
+        published, shared = await self.look(), SharedLedger.of(self.redis, self.config)
+        await self.ledger.claim_policy(self.config.ledger_policy)
+        await self.ledger.claim_identity(user_identity(self.config.feed))
+        if shared is not None:
+            await self._join(shared, published)
+        elif published.last(self.config.feed.name) is None:
+            await self.ledger.start_generation()
+        self.known.published = published
+
+    async def look(self) -> Published:
+        """The checks alone, which write nothing: of the close markers, and of what feeds must have in common."""
         _refuse_eviction(await self.redis.info())
-        feed, shared = self.config.feed, self.config.shared_ledger
-        published = await read_markers(self.config.kafka, feed.name, self.known.published, shared)
+        feed, shared = self.config.feed, SharedLedger.of(self.redis, self.config)
+        members = [] if shared is None else await shared.members()
+        published = await read_markers(
+            self.config.kafka, feed.name, self.known.published, self.config.shared_ledger, members
+        )
         # Redis is read after the topic, so what is committed meanwhile can only make Redis remember more.
         if published.newest:
             await self._remembers(published)
-        await self.ledger.claim_policy(self.config.ledger_policy)
-        await self.ledger.claim_identity(user_identity(feed))
         if shared is not None:
-            await self.ledger.claim_field(user_field(feed))
-            await self.ledger.claim_kafka(published.cluster)
-        if published.last(feed.name) is None:
-            await self.ledger.start_generation()  # last, so that a feed with other terms does not join
-        self.known.published = published
+            await self.ledger.kept_under(self.config.ledger_policy)
+            await self.ledger.kept_for(user_identity(feed))
+            await shared.check(self._common(published))
+        return published
+
+    async def _join(self, shared: SharedLedger, published: Published) -> None:
+        """Join last, so that a feed that is refused neither holds periods nor states a budget."""
+        load_user_key(self.config.privacy.user_key_file)  # which the first feed of a ledger creates
+        await shared.bind(self._common(published))
+        await self.ledger.start_generation(budget=self.config.privacy.ledger_budget)
+
+    def _common(self, published: Published) -> Common:
+        """What this feed would bind a shared ledger to. Raises :class:`LedgerError` for a user key that cannot be used."""
+        key_file = self.config.privacy.user_key_file
+        try:
+            fingerprint = key_fingerprint(existing_user_key(key_file)) if key_file.exists() else ""
+        except UserKeyError as error:
+            raise LedgerError(str(error)) from None
+        return Common(user_field(self.config.feed), published.topic, fingerprint)
 
     async def _remembers(self, published: Published) -> None:
         """Raise :class:`LedgerError` unless Redis has the generation of every close marker and knows the last one of each feed."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import LeaderNotAvailableError
-from aiokafka.protocol.metadata import MetadataRequest
 
 from stream.config.servers import KafkaConfig
 from stream.connection import kafka_options
 from stream.ingestion.log_ends import log_ends
 from stream.messages.message import WINDOW
+from stream.protocol.topic_identity import topic_identity
 from stream.storage.ledger import LedgerError
 
 TOPIC_SECONDS = 10.0
@@ -40,6 +40,12 @@ class Marker(msgspec.Struct, frozen=True):
     ledger: str | None = None
 
 
+class _Naming(msgspec.Struct, frozen=True):
+    """The part of a close marker by which feeds of other ledgers are told apart."""
+
+    ledger: str | None = None
+
+
 class Ranked(NamedTuple):
     """The last close marker of a feed by number, with its place in the order of markers."""
 
@@ -51,14 +57,14 @@ class Ranked(NamedTuple):
 class Published:
     """The close markers of a feed, and of those that share its ledger, up to ``positions``.
 
-    ``newest``: the last one of each feed. ``generations``: all that they name. ``cluster``: the Kafka cluster that holds them;
-    empty if the ledger is not shared.
+    ``newest``: the last one of each feed. ``generations``: all that they name. ``topic``: identity of the topic that holds
+    them; empty if the ledger is not shared.
     """
 
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     newest: Mapping[str, Ranked] = field(default_factory=dict)
     generations: frozenset[str] = frozenset()
-    cluster: str = ""
+    topic: str = ""
 
     def last(self, feed: str) -> Marker | None:
         """The last close marker of ``feed`` by number; None if there is none."""
@@ -70,11 +76,16 @@ class Published:
 
 
 async def read_markers(
-    kafka: KafkaConfig, feed: str, known: Published | None = None, shared_ledger: str | None = None
+    kafka: KafkaConfig,
+    feed: str,
+    known: Published | None = None,
+    shared_ledger: str | None = None,
+    members: Collection[str] = (),
 ) -> Published:
     """All close markers of ``feed`` and of every feed that names ``shared_ledger``; reading continues where ``known`` ended.
 
-    Raises :class:`LedgerError` if the broker does not show the topic, because then nobody knows what was released.
+    ``members``: feeds that joined this ledger. Raises :class:`LedgerError` if the broker does not show the topic, or a message of
+    the feed or of a member is no close marker, because then nobody knows what was released.
     """
     consumer = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
     await consumer.start()
@@ -85,8 +96,12 @@ async def read_markers(
                 f"Kafka at {kafka.bootstrap} shows no topic {WINDOW}, so whether feed {feed!r} released anything is unknown. "
                 "Run 'hexveil topics create', let this user describe and read the topic, or wait for the broker"
             )
-        cluster = "" if shared_ledger is None else await _cluster(consumer, kafka)
-        return await _read(consumer, partitions, feed, shared_ledger, replace(known or Published(), cluster=cluster))
+        known = known or Published()
+        gathered = _Gathered(feed, shared_ledger, members, dict(known.newest), set(known.generations))
+        ends = await _read(consumer, partitions, gathered, known.positions)
+        # After reading: an identity never returns, so if the topic still has it, what was read is of this topic.
+        identity = "" if shared_ledger is None else await topic_identity(consumer, WINDOW)
+        return Published(ends, gathered.newest, frozenset(gathered.generations), identity)
     finally:
         await consumer.stop()
 
@@ -112,17 +127,6 @@ async def _partitions(consumer: AIOKafkaConsumer) -> list[TopicPartition]:
         await asyncio.sleep(0.2)
 
 
-async def _cluster(consumer: AIOKafkaConsumer, kafka: KafkaConfig) -> str:
-    """The identity of the cluster, as its brokers tell it. Raises :class:`LedgerError` if they tell none."""
-    answer = await consumer._client.send(consumer._client.get_random_node(), MetadataRequest([]))
-    if not answer.cluster_id:
-        raise LedgerError(
-            f"Kafka at {kafka.bootstrap} names no cluster, so whether all feeds of the ledger publish there is unknown. Give this feed "
-            "a ledger of its own, or use brokers of version 0.10.1 or later"
-        )
-    return str(answer.cluster_id)
-
-
 async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
     """Ends of the log, with markers that are not shown yet, so that none is missed. Waits for leaders."""
     deadline = time.monotonic() + _ANSWER_SECONDS
@@ -143,37 +147,44 @@ class _Gathered:
 
     feed: str
     shared_ledger: str | None
+    members: Collection[str]
     newest: dict[str, Ranked]
     generations: set[str]
 
     def add(self, record: ConsumerRecord) -> None:
         """Take in one record, unless it is of another feed."""
-        own = record.key == self.feed.encode()
-        if record.value is None or not (own or self.shared_ledger):
+        feed = (record.key or b"").decode(errors="replace")
+        if record.value is None or not (feed == self.feed or self._of_the_ledger(feed, record.value)):
             return
         marker = _marker(record.value, f"{record.topic}/{record.partition}, offset {record.offset}")
-        if not own and marker.ledger != self.shared_ledger:
-            return
         self.generations.add(marker.generation)
-        feed = self.feed if own else (record.key or b"").decode(errors="replace")
         rank = marker.sequence, record.timestamp, record.partition, record.offset
         if feed not in self.newest or rank > self.newest[feed].rank:
             self.newest[feed] = Ranked(rank, marker)
+
+    def _of_the_ledger(self, feed: str, value: bytes) -> bool:
+        """Whether a message of another feed names the shared ledger. If it cannot be read, it may, if ``feed`` is a member."""
+        if self.shared_ledger is None:
+            return False
+        try:
+            return msgspec.json.decode(value, type=_Naming).ledger == self.shared_ledger
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+            return feed in self.members
 
 
 async def _read(
     consumer: AIOKafkaConsumer,
     partitions: list[TopicPartition],
-    feed: str,
-    shared_ledger: str | None,
-    known: Published,
-) -> Published:
+    gathered: _Gathered,
+    known: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """Gather the records from the positions ``known`` on. Returns the positions up to which they were read."""
     # Before the assignment: its first fetch would hold the connection for half a second if there is nothing new.
     ends = await _ends(consumer, partitions)
     starts = await consumer.beginning_offsets(partitions)
     begins = {}
     for partition in partitions:
-        position = known.positions.get(partition, 0)
+        position = known.get(partition, 0)
         # A topic that ends before the known position was created anew, so it is read from its beginning.
         begin = max(position, starts[partition]) if position <= ends[partition] else starts[partition]
         if begin < ends[partition]:
@@ -182,7 +193,6 @@ async def _read(
     for partition, begin in begins.items():
         consumer.seek(partition, begin)
     remaining = set(begins)
-    gathered = _Gathered(feed, shared_ledger, dict(known.newest), set(known.generations))
     deadline = time.monotonic() + _ANSWER_SECONDS
     while remaining:
         batches = await consumer.getmany(*remaining, timeout_ms=1000)
@@ -199,4 +209,4 @@ async def _read(
         for partition in list(remaining):
             if await consumer.position(partition) >= ends[partition]:
                 remaining.discard(partition)
-    return Published(dict(ends), gathered.newest, frozenset(gathered.generations), known.cluster)
+    return dict(ends)

@@ -181,9 +181,14 @@ class FeedKeys:
         return self._shared("user-field")
 
     @property
-    def kafka(self) -> str:
-        """Of a shared ledger: identity of the Kafka cluster that holds the close markers of all of its feeds."""
-        return self._shared("kafka")
+    def budgets(self) -> str:
+        """Of a shared ledger: hash, feed -> the budget that it states. The least is that of the next period."""
+        return self._shared("budgets")
+
+    @property
+    def marker_topic(self) -> str:
+        """Of a shared ledger: identity of the topic that holds the close markers of all of its feeds."""
+        return self._shared("marker-topic")
 
     def ledger(self, period: str) -> str:
         """Hash, user -> units spent in the period."""

@@ -29,9 +29,11 @@ from stream.windows import Period, utc_text
 
 _BEGIN = "if redis.call('SET', KEYS[1], ARGV[1], 'NX') then redis.call('SET', KEYS[2], ARGV[2]) end"
 _JOIN = """
--- KEYS: generation, birth of the feed, feeds of the ledger; ARGV: generation and birth if they are new, feed
+-- KEYS: generation, birth of the feed, feeds of the ledger, budgets that they state
+-- ARGV: generation and birth if they are new, feed, its budget ('' = it states none)
 redis.call('SET', KEYS[1], ARGV[1], 'NX')
 if redis.call('HSETNX', KEYS[3], ARGV[3], 0) == 1 then redis.call('SET', KEYS[2], ARGV[2], 'NX') end
+if ARGV[4] ~= '' and redis.call('HGET', KEYS[4], ARGV[3]) ~= ARGV[4] then redis.call('HSET', KEYS[4], ARGV[3], ARGV[4]) end
 """
 _ADOPT = """
 local birth = redis.call('GET', KEYS[1])
@@ -90,17 +92,6 @@ class RetiredError(LedgerError):
         )
 
 
-class OtherBudgetError(LedgerError):
-    """The period of a shared ledger was charged under another budget than the configured one. Both in the ledger's unit."""
-
-    def __init__(self, ledger: str, period: str, charged_under: int, configured: int) -> None:
-        super().__init__(
-            f"period {period} of ledger {ledger!r} is charged under a budget of {charged_under} units, the configuration of this feed "
-            f"gives {configured}: feeds that share a ledger promise one budget, so nothing is charged. Give all of them the same "
-            "privacy.budget; another one can begin with a period of which no feed has released a window"
-        )
-
-
 class TermsError(RuntimeError):
     """Another worker charged the period on other terms meanwhile, so the window has to be planned again."""
 
@@ -142,11 +133,12 @@ class Ledger:
         generation = await self._redis.get(self._keys.generation)
         return None if generation is None else generation.decode()
 
-    async def start_generation(self, birth: int | None = None) -> str:
-        """The ledger's identity; created if there is none. Only for a feed that has never released anything.
+    async def start_generation(self, birth: int | None = None, budget: int | None = None) -> str:
+        """The ledger's identity; created if there is none. Only for a feed that has never released anything, or shares a ledger.
 
         ``birth``: birth of a new ledger in epoch seconds; default: the time of Redis. If the feed shares a ledger that other feeds
         began, it joins it, and ``birth`` is when it does: another ledger may have granted the budgets of earlier periods to it.
+        ``budget``: the budget that it states to the others.
         """
         if birth is None:
             birth, _ = await self._redis.time()
@@ -154,7 +146,8 @@ class Ledger:
         if self._keys.shared_ledger is None:
             await self._redis.eval(_BEGIN, len(keys), *keys, *given)
         else:
-            await self._redis.eval(_JOIN, len(keys) + 1, *keys, self._keys.feeds, *given, self._keys.feed)
+            keys += [self._keys.feeds, self._keys.budgets]
+            await self._redis.eval(_JOIN, len(keys), *keys, *given, self._keys.feed, "" if budget is None else budget)
         generation = await self.generation()
         if generation is None:
             raise LedgerError("Redis did not keep the ledger generation it was given; check its memory policy and AOF")
@@ -191,14 +184,6 @@ class Ledger:
         if adopted is None:
             raise LedgerError("Redis did not keep the ledger's birth it was given; check its memory policy and AOF")
         return adopted
-
-    async def feeds(self) -> list[str]:
-        """The feeds that share this ledger; empty if it is one feed's own."""
-        return (
-            []
-            if self._keys.shared_ledger is None
-            else sorted(map(bytes.decode, await self._redis.hkeys(self._keys.feeds)))
-        )
 
     async def sequence(self) -> int:
         """Number of windows of this feed committed so far.
@@ -261,47 +246,16 @@ class Ledger:
         Raises :class:`LedgerError` if the ledger is bound to another field.
         """
         await self._claim(self._keys.user_identity, identity)
+        await self.kept_for(identity)
+
+    async def kept_for(self, identity: str) -> None:
+        """Raise :class:`LedgerError` if the ledger is bound to another field that identifies users."""
         known = await self._bound(self._keys.user_identity)
-        if known != identity:
+        if known not in ("", identity):
             raise LedgerError(
                 f"the users of this ledger are what {known} names, the configuration says {identity}; by another name everybody "
                 f"would get a second budget in the same period. Restore feed.topic, feed.format and user in [feed.fields]. {AFRESH}"
             )
-
-    async def claim_field(self, field: str) -> None:
-        """Bind a shared ledger to the field that identifies users in all of its feeds.
-
-        Raises :class:`LedgerError` if it is bound to another field.
-        """
-        await self._claim(self._keys.user_field, field)
-        known = await self._bound(self._keys.user_field)
-        if known != field:
-            raise LedgerError(
-                f"the users of ledger {self._keys.shared_ledger!r} are what {known} names, in this feed it is {field}; a user who is named "
-                "otherwise would spend two budgets. Send the identifier under the same name, or give this feed a ledger of its own"
-            )
-
-    async def claim_kafka(self, cluster: str) -> None:
-        """Bind a shared ledger to the Kafka cluster ``cluster``, because a worker must see the close markers of all of its feeds.
-
-        Raises :class:`LedgerError` if it is bound to another cluster.
-        """
-        await self._claim(self._keys.kafka, cluster)
-        known = await self._bound(self._keys.kafka)
-        if known != cluster:
-            raise LedgerError(
-                f"the feeds of ledger {self._keys.shared_ledger!r} publish to Kafka cluster {known}, this one to {cluster}: it could not be "
-                "seen there what they have released. Set kafka.bootstrap to the same cluster, or give this feed a ledger of its own"
-            )
-
-    async def check_budget(self, period: str, budget: int) -> None:
-        """Raise :class:`OtherBudgetError` if ``period`` of a shared ledger was charged under another budget."""
-        shared = self._keys.shared_ledger
-        if shared is None:
-            return
-        known = (await self.terms(period)).budget
-        if known is not None and known != budget:
-            raise OtherBudgetError(shared, period, known, budget)
 
     async def _claim(self, key: str, value: str) -> None:
         await self._redis.set(key, value, nx=True)
@@ -315,6 +269,18 @@ class Ledger:
         """The terms on which users were charged in ``period``."""
         budget, counts = await self._redis.hmget(self._keys.terms(period), ["budget", "counts"])
         return Terms(None if budget is None else int(budget), counts is not None)
+
+    async def budget(self, terms: Terms, configured: int) -> int:
+        """The budget of a period with ``terms``, for a feed with the budget ``configured``.
+
+        A feed's own ledger takes the lower one. In a shared ledger the first charge fixes the budget of a period, for all feeds and
+        until its end: the least that any of them states. So all close markers of the period state the same.
+        """
+        if self._keys.shared_ledger is None:
+            return configured if terms.budget is None else min(configured, terms.budget)
+        if terms.budget is not None:
+            return terms.budget
+        return min(map(int, await self._redis.hvals(self._keys.budgets)), default=configured)
 
     async def spent(self, period: str, users: IdArray, *, besides: int) -> IntArray:
         """Units that each of ``users`` spent in ``period``, except in the window ``besides`` (a slot), shape (L,)."""
@@ -344,15 +310,15 @@ class Ledger:
 
         If any user is returned, the plan must not be drawn. A user who has paid for this window before pays only the
         difference, so a repeated or replaced plan charges nobody twice. Once all have paid, the window is marked as paid for
-        ``plan`` (its digest); its commit requires this mark. ``budget`` applies unless the period was charged under a lower one;
-        in a shared ledger, raises :class:`OtherBudgetError` if it was charged under another one.
-        Raises :class:`TermsError` for histograms after charges that depended on counts; :class:`LedgerError` if the ledger is
+        ``plan`` (its digest); its commit requires this mark. ``budget`` applies unless the period was charged under a lower one.
+        Raises :class:`TermsError` for histograms after charges that depended on counts, and in a shared ledger if ``budget`` is not
+        that of the period (:meth:`budget`); :class:`LedgerError` if the ledger is
         not the one of the plan, was set back, was born after the period began, or has retired the period; and
         :class:`AlreadyReleasedError` if another worker released the window meanwhile.
         """
         named = self._keys
         keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.commits]
-        keys += [named.terms(period.key), named.birth, named.retired]
+        keys += [named.terms(period.key), named.birth, named.retired, named.budgets]
         refused: list[int] = []
         for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
@@ -371,7 +337,7 @@ class Ledger:
                 if "SETBACK" in str(error):  # others may commit meanwhile, so the number is the script's
                     raise SetBackError(int(str(error).rpartition(" ")[2]), self.committed, self._whose) from None
                 if "BUDGET" in str(error):
-                    await self.check_budget(period.key, budget)
+                    raise TermsError(f"period {period.key} has another budget than {budget} units") from None
                 if "RELEASED" in str(error):
                     raise AlreadyReleasedError(f"window {slot} was released by another worker") from None
                 if "GENERATION" in str(error):

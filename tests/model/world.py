@@ -41,7 +41,7 @@ class Body(Marker, frozen=True, kw_only=True):
     charges: dict[str, int]
 
 
-NOTHING = Published(cluster="the only one")
+NOTHING = Published(topic="the only one")
 """What an empty topic shows."""
 
 
@@ -120,7 +120,7 @@ class World:
             for keys in self.keys.values()
             for key in (
                 *(keys.generation, keys.birth, keys.retired, keys.policy, keys.user_identity, keys.sealed),
-                *(keys.feeds, keys.user_field, keys.kafka),
+                *(keys.feeds, keys.budgets, keys.user_field, keys.marker_topic, keys.user_key),
             )
         }
         """Keys that closing never changes once the feed began, so it does not matter when they are read."""

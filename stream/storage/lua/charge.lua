@@ -1,10 +1,12 @@
 -- Charges some users for one window. Each user pays what earlier charges of this window did not cover, or is refused.
 -- KEYS: ledger of the period, charges of this window so far, generation, released windows, number of windows committed by all
---       feeds of the ledger, terms of the period, birth of the ledger, end of the periods that are retired
+--       feeds of the ledger, terms of the period, birth of the ledger, end of the periods that are retired, budgets that the
+--       feeds of a shared ledger state
 -- ARGV: window, budget (µε), generation, windows known to be committed, digest of the plan that is paid for with these
 --       users ('' = there are more), what charges may depend on ('counts', 'own' or 'histograms'), start of the
 --       period, name of the ledger if feeds share it, then user, charge, ...
--- The budget of a period is the lowest one ever given for it; if feeds share the ledger, all give the same. Histograms need a period without charges that depended on counts.
+-- The budget of a period is the lowest one ever given for it. If feeds share the ledger, its first charge fixes it, which has to
+-- give the least that any of them states then. Histograms need a period without charges that depended on counts.
 -- Every write sets a value and none increments one, so replaying the end of the log twice does not charge twice.
 -- A user is named once in a call: what they paid before is read for all of them first.
 -- Returns the users whose budget does not cover the charge; nothing is written for them. What was paid is never given back.
@@ -29,8 +31,12 @@ if ARGV[6] == 'histograms' and redis.call('HEXISTS', KEYS[6], 'counts') == 1 the
   return redis.error_reply('TERMS charges of this period followed from counts')
 end
 local known = redis.call('HGET', KEYS[6], 'budget')
-if ARGV[8] ~= '' and known and tonumber(known) ~= tonumber(ARGV[2]) then
-  return redis.error_reply('BUDGET the period was charged under another budget')
+if ARGV[8] ~= '' then
+  local fixed = tonumber(known)
+  if not fixed then
+    for _, stated in ipairs(redis.call('HVALS', KEYS[9])) do fixed = math.min(fixed or tonumber(stated), tonumber(stated)) end
+  end
+  if fixed and fixed ~= tonumber(ARGV[2]) then return redis.error_reply('BUDGET the period has another budget') end
 end
 local refused, users, charges, named = {}, {}, {}, {}
 for i = 9, #ARGV, 2 do
