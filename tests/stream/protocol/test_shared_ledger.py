@@ -4,39 +4,27 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream.config import Config
-from stream.doctor import ledger_finding
-from stream.ingestion.pseudonyms import load_user_key
 from stream.local import RedisServer
-from stream.messages.message import WINDOW
-from stream.messages.topics import create_topics
 from stream.offline import replay_offline
 from stream.protocol import close_process
-from stream.protocol.close_process import close_windows
-from stream.protocol.ledger_check import LedgerCheck, verify_ledger
+from stream.protocol.ledger_check import LedgerCheck
 from stream.protocol.release_protocol import STEPS
 from stream.storage.keys import FeedKeys
-from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, OtherBudgetError, SetBackError
-from stream.windows import Period, Window
+from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, SetBackError
+from stream.windows import Window
 from tests.support import hourly
 from tests.support.builders import SLOT
+from tests.support.city import HOUR, City
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.protocol_child import exit_code
 from tests.support.sharing import BUDGET, LEDGER, PERIOD, drawn, sharing, spent, stored
-from tests.support.stored_rows import fill
 from tests.support.topics_reader import read_all
-
-HOUR = 3600
 
 
 async def worst_of_two_feeds(redis: Redis, tmp_path: Path) -> int:
@@ -107,59 +95,6 @@ async def test_a_crash_of_one_feed_charges_its_users_once_and_the_other_feed_see
         assert after == before + other, "the crash charged somebody twice"
     values = {message.ce_id: message.value for message in again.messages}
     assert all(values[message.ce_id] == message.value for message in first.messages)
-
-
-@dataclass
-class City:
-    """Two feeds of one ledger with a Redis of their own that can be copied and set back, and three hours with rows."""
-
-    bus: Config
-    tram: Config
-    server: RedisServer
-    folder: Path
-
-    async def fill(self) -> None:
-        async with Redis.from_url(self.server.url) as client:
-            for config in (self.bus, self.tram):
-                await fill(client, config, 3)
-
-    async def verify(self, config: Config) -> str:
-        async with Redis.from_url(self.server.url) as client:
-            return await verify_ledger(config, client)
-
-    async def release(self, config: Config, hour: int) -> str | None:
-        """Why the window was not released; None if it was."""
-        (report,) = await close_windows(config, [SLOT + hour * HOUR])
-        return report.reason if report.failure else None
-
-    async def spent(self) -> tuple[int, int]:
-        async with Redis.from_url(self.server.url) as client:
-            return await Ledger.of(client, self.bus).total(PERIOD)
-
-    async def markers(self, config: Config) -> list[dict[str, Any]]:
-        records = await read_all(config.kafka.bootstrap, config.feed.name)
-        return [json.loads(record.value) for record in records if record.topic == WINDOW]
-
-    def backup(self) -> None:
-        shutil.copytree(self.folder / "redis" / "appendonlydir", self.folder / "backup")
-
-    def set_back(self) -> None:
-        self.server.stop()
-        shutil.rmtree(self.folder / "redis" / "appendonlydir")
-        shutil.copytree(self.folder / "backup", self.folder / "redis" / "appendonlydir")
-        self.server.start()
-        close_process.forget_everything()
-
-
-@pytest.fixture
-async def city(kafka: str, redis_binary: str | None, tmp_path: Path, topic_name: str) -> AsyncIterator[City]:
-    with RedisServer(tmp_path / "redis", binary=redis_binary) as server:
-        settings = {"kafka.bootstrap": kafka, "redis.url": server.url, "privacy.budget": 96.0}
-        both = sharing(tmp_path, f"{topic_name}-", topic_name, **settings)
-        for config in both:
-            await create_topics(config)
-        close_process.forget_everything()
-        yield City(*both, server, tmp_path)
 
 
 async def test_markers_name_the_ledger_and_number_the_windows_of_each_feed_apart(city: City) -> None:
@@ -276,63 +211,6 @@ async def test_a_feed_killed_between_charge_and_publication_is_charged_once_and_
     assert all(len(values) == 1 for values in bodies.values()), "a second draw is out"
 
 
-async def test_another_budget_is_refused_at_the_start_and_at_the_charge_with_both_values(
-    city: City, redis: Redis, tmp_path: Path
-) -> None:
-    bus, _ = sharing(tmp_path)
-    for budget, other in ((2.0, 3.0), (3.0, 2.0)):
-        await redis.flushall()
-        _, tram = sharing(tmp_path, **{"privacy.budget": other})
-        bus = sharing(tmp_path, **{"privacy.budget": budget})[0]
-        for seed, config in enumerate((bus, tram)):
-            await stored(redis, config, seed)
-        await drawn(redis, bus)
-        before = await spent(redis, bus)
-        publisher = Collected()
-        with pytest.raises(
-            OtherBudgetError, match=f"a budget of {budget * 1e6:.0f} units.* gives {other * 1e6:.0f}: .*Give all"
-        ):
-            await protocol_of(redis, tram, publisher).close(SLOT)
-        assert publisher.messages == []
-        assert await spent(redis, bus) == before
-    async with Redis.from_url(city.server.url) as client:
-        await city.fill()
-        now = (await client.time())[0]
-        period = city.bus.slotting.period_of(now).key
-        await client.hset(FeedKeys.of(city.bus).terms(period), "budget", 12_000_000)
-        with pytest.raises(OtherBudgetError, match="12000000"):
-            await verify_ledger(city.bus, client)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"privacy.period": "12h"}, "periods of 1 day.*periods of 12:00:00"),
-        ({"feed.timezone": "Europe/Paris"}, "Chicago.*Paris"),
-        ({"feed.format": "capmetro"}, "field 'user'.*field 'vehicle_id'.*ledger of its own"),
-    ],
-    ids=["period", "time zone", "user"],
-)
-async def test_a_feed_with_other_terms_is_refused(city: City, change: dict[str, str], said: str) -> None:
-    await city.verify(city.bus)
-    settings = {"kafka.bootstrap": city.bus.kafka.bootstrap, "redis.url": city.server.url, "privacy.budget": 96.0}
-    name = city.bus.feed.name.removesuffix("bus")
-    _, tram = sharing(city.folder, name, str(city.bus.shared_ledger), **settings, **change)
-    with pytest.raises(LedgerError, match=f"(?s){said}"):
-        await city.verify(tram)
-    async with Redis.from_url(city.server.url) as client:
-        assert await Ledger.of(client, tram).feeds() == [city.bus.feed.name]
-
-
-async def test_a_feed_that_publishes_to_another_kafka_is_refused(redis: Redis) -> None:
-    """Its close markers would not be seen by the others."""
-    ledger = Ledger(redis, "bus", LEDGER)
-    await ledger.claim_kafka("one")
-    await ledger.claim_kafka("one")
-    with pytest.raises(LedgerError, match="publish to Kafka cluster one, this one to two"):
-        await Ledger(redis, "tram", LEDGER).claim_kafka("two")
-
-
 async def test_a_feed_that_joins_releases_no_window_of_a_period_that_began_before(redis: Redis, tmp_path: Path) -> None:
     """It may have been released under another name and ledger until then."""
     bus, tram = sharing(tmp_path)
@@ -347,16 +225,6 @@ async def test_a_feed_that_joins_releases_no_window_of_a_period_that_began_befor
     await Ledger.of(redis, tram).adopt(0)
     await drawn(redis, tram)
     assert max((await spent(redis, tram)).values()) <= BUDGET
-
-
-async def test_doctor_names_the_feeds_of_a_ledger(city: City) -> None:
-    load_user_key(city.bus.privacy.user_key_file)
-    async with Redis.from_url(city.server.url) as client:
-        for config in (city.bus, city.tram):
-            await Ledger.of(client, config).start_generation()
-            finding = await ledger_finding(config, client)
-            assert finding.ok, finding
-    assert f"of the feeds {city.bus.feed.name}, {city.tram.feed.name}" in finding.found
 
 
 def test_recordings_of_two_feeds_share_the_budget_of_a_folder(tmp_path: Path) -> None:
@@ -384,20 +252,6 @@ async def test_a_window_of_one_feed_does_not_overwrite_that_of_another(redis: Re
     boxes = [await redis.get(FeedKeys.of(config).outbox(SLOT)) for config in (bus, tram)]
     assert None not in boxes
     assert boxes[0] != boxes[1]
-
-
-async def test_the_charge_itself_refuses_another_budget_and_writes_nothing(redis: Redis) -> None:
-    """Two feeds that plan at once both see a period that is not charged yet."""
-    bus, tram = (Ledger(redis, feed, LEDGER) for feed in ("bus", "tram"))
-    generation, period = await bus.start_generation(birth=0), Period(0, 2 * SLOT, "p")
-    await tram.start_generation(birth=0)
-    users, charges = np.array([7], dtype=np.uint64), np.array([1])
-    await bus.charge(SLOT, period, generation, users, charges, 10)
-    for budget in (9, 11):
-        with pytest.raises(OtherBudgetError, match=f"a budget of 10 units.* gives {budget}"):
-            await tram.charge(SLOT, period, generation, users, charges, budget)
-    assert await bus.total("p") == (1, 1)
-    assert not len(await tram.charge(SLOT, period, generation, users, charges, 10))
 
 
 async def test_a_charge_notices_that_redis_lost_a_commit_of_another_feed_since_the_last_look(
