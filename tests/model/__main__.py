@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from stream.local import RedisServer
 from tests.model.exploring import Graph, explore
 from tests.model.server import StateServer
-from tests.model.variants import BROKEN, BROKEN_SHARED, KNOWN_LIMIT, SHARED, SHIPPED, SLOW, Variant
+from tests.model.variants import BROKEN, BROKEN_SHARED, KNOWN_LIMIT, KNOWN_LIMIT_SHARED, SHARED, SHIPPED, SLOW, Variant
 from tests.model.world import world_of
 
 QUICK = (SHIPPED._replace(faults=1), SHIPPED._replace(set_back=True))
@@ -54,6 +54,7 @@ def main() -> int:
             *BROKEN,
             *BROKEN_SHARED,
             KNOWN_LIMIT,
+            KNOWN_LIMIT_SHARED,
             *[SLOW] * given.full,
         ):
             started = time.process_time()

@@ -781,6 +781,8 @@ AREAS = (
 )
 
 _FEEDS = "tests/stream/protocol/test_shared_ledger.py"
+_BUDGETS = "tests/stream/protocol/test_budgets_of_a_ledger.py"
+_JOINING = "tests/stream/protocol/test_joining_a_ledger.py"
 
 SHARED_LEDGER = (
     Bug(
@@ -794,8 +796,8 @@ SHARED_LEDGER = (
     Bug(
         "shared ledger: close markers of other feeds are not read",
         "stream/protocol/markers.py",
-        "if not own and marker.ledger != self.shared_ledger:",
-        "if not own:",
+        "return msgspec.json.decode(value, type=_Naming).ledger == self.shared_ledger",
+        "return False",
         _FEEDS,
         "before_a_charge_of_another",
     ),
@@ -810,18 +812,34 @@ SHARED_LEDGER = (
     Bug(
         "shared ledger: a feed with another budget charges",
         "stream/storage/lua/charge.lua",
-        "if ARGV[8] ~= '' and known and tonumber(known) ~= tonumber(ARGV[2]) then",
+        "if fixed and fixed ~= tonumber(ARGV[2]) then",
         "if false then",
-        _FEEDS,
+        _BUDGETS,
         "charge_itself",
     ),
     Bug(
-        "shared ledger: a plan takes over the lower budget of another feed",
-        "stream/protocol/planning.py",
-        "await self.ledger.check_budget(period.key, budget)",
-        "pass",
-        _FEEDS,
-        "another_budget_is_refused",
+        "shared ledger: a feed plans with its own budget",
+        "stream/storage/ledger.py",
+        "return min(map(int, await self._redis.hvals(self._keys.budgets)), default=configured)",
+        "return configured",
+        _BUDGETS,
+        "least_holds",
+    ),
+    Bug(
+        "shared ledger: a feed joins whatever the others are bound to",
+        "stream/storage/shared_ledger.py",
+        "if known is not None and known.decode() != value:",
+        "if False:",
+        _JOINING,
+        "same_cluster_id",
+    ),
+    Bug(
+        "shared ledger: a feed that left keeps its birth",
+        "stream/storage/shared_ledger.py",
+        "redis.call('DEL', KEYS[3])",
+        "",
+        _JOINING,
+        "left_joins_again",
     ),
     Bug(
         "shared ledger: a feed that joins has the birth of the ledger",
