@@ -100,6 +100,8 @@ KNOWN_LIMIT = Variant(
 )
 """The one loss that is not noticed (docs/known-limits.md): refuted too."""
 KNOWN_LIMIT_SHARED = SHARED._replace(
-    name="two feeds share a ledger; Redis forgets a commit that is not published", set_back=True, forgets_unpublished=True
+    name="two feeds share a ledger; Redis forgets a commit that is not published",
+    set_back=True,
+    forgets_unpublished=True,
 )
 """The same loss in a shared ledger, where one worker of each feed is enough: refuted too."""
