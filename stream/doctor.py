@@ -273,5 +273,5 @@ async def _shared_finding(config: Config, redis: Redis, shared: SharedLedger) ->
         retirement_held_by(feeds),
         budgets_that_differ(stated, terms.budget, config.privacy.ledger_unit[1]),
     ]
-    found = "; ".join(sentence for sentence in sentences if sentence)
-    return Finding("ledger", not joined or await ledger.birth() is not None, found, _ADOPT)
+    text = "; ".join(sentence for sentence in sentences if sentence)
+    return Finding("ledger", not joined or await ledger.birth() is not None, text, _ADOPT)

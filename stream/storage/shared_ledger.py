@@ -152,8 +152,8 @@ def budgets_that_differ(stated: dict[str, int], charged_under: int | None, per_o
     present = charged_under or least
     if {*stated.values(), present} == {least}:
         return ""
-    told = ", ".join(f"'{feed}' {budget / per_one:g}" for feed, budget in stated.items())
+    figures = ", ".join(f"'{feed}' {budget / per_one:g}" for feed, budget in stated.items())
     return (
-        f"budgets differ ({told}): the first charge of a period fixes the least of them, so this period has {present / per_one:g}, and "
+        f"budgets differ ({figures}): the first charge of a period fixes the least of them, so this period has {present / per_one:g}, and "
         f"the next one gets {least / per_one:g}"
     )
