@@ -20,11 +20,12 @@ from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.ingestion.pseudonyms import UserKeyError, key_fingerprint, load_user_key
 from stream.messages.message import OUTPUT_TOPICS, WINDOW
 from stream.messages.topics import topic_plans
-from stream.protocol.ledger_check import verify_ledger
+from stream.protocol.ledger_check import Known, LedgerCheck, verify_ledger
 from stream.server_version import NEEDED, REMEDY, ServerVersion
 from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore, StateError
+from stream.storage.shared_ledger import SharedLedger, budgets_that_differ, retirement_held_by
 from stream.windows import CLOCK_MARGIN_US, utc_text
 
 _MAX_SKEW_SECONDS = CLOCK_MARGIN_US / 1e6
@@ -187,7 +188,7 @@ async def _broker_clock(config: Config) -> Finding:
     if config.window.lateness != "append-time":
         return Finding(check, True, "not checked, because window.lateness is 'event-time'")
     async with redis_client(config.redis) as redis:
-        ahead_ms = await RowStore(redis, config.feed.name).now_us() // 1000 + CLOCK_MARGIN_US // 1000
+        ahead_ms = await RowStore.of(redis, config).now_us() // 1000 + CLOCK_MARGIN_US // 1000
     consumer = AIOKafkaConsumer(**kafka_options(config.kafka), enable_auto_commit=False)
     await start_client(consumer)
     try:
@@ -220,8 +221,11 @@ async def retention_finding(admin: AIOKafkaAdminClient, topic: str, least: timed
 
 async def ledger_finding(config: Config, redis: Redis) -> Finding:
     """Whether the ledger is the one that released before, and belongs to this configuration and user key."""
-    rows, key_file = RowStore(redis, config.feed.name), config.privacy.user_key_file
+    rows, key_file = RowStore.of(redis, config), config.privacy.user_key_file
+    ledger = Ledger.of(redis, config)
     try:
+        if (shared := SharedLedger.of(redis, config)) is not None:
+            return await _shared_finding(config, redis, shared)
         generation = await verify_ledger(config, redis)
         if key_file.exists():
             await rows.claim_key(key_fingerprint(load_user_key(key_file)))
@@ -231,14 +235,43 @@ async def ledger_finding(config: Config, redis: Redis) -> Finding:
             )
     except (LedgerError, StateError) as error:
         return Finding("ledger", False, str(error), "follow this message before a worker starts")
-    ledger = Ledger(redis, config.feed.name)
-    birth, retired, begin = await ledger.birth(), await ledger.retired(), await ledger.releases_since()
+    return Finding(
+        "ledger",
+        await ledger.birth() is not None,
+        f"generation {generation} has the last release; it releases windows of {await _since(ledger)}",
+        _ADOPT,
+    )
+
+
+_ADOPT = "run hexveil ledger adopt, and first read its text"
+
+
+async def _since(ledger: Ledger) -> str:
+    """Of which periods windows are released, and which are retired."""
+    retired, begin = await ledger.retired(), await ledger.releases_since()
     since = "none, its birth is not recorded" if begin is None else f"periods from {utc_text(begin)} on"
     if retired is not None:
         since += f"; periods that began before {utc_text(retired)} are retired, their charges deleted"
-    return Finding(
-        "ledger",
-        birth is not None,
-        f"generation {generation} has the last release; it releases windows of {since}",
-        "run hexveil ledger adopt, and first read its text",
-    )
+    return since
+
+
+async def _shared_finding(config: Config, redis: Redis, shared: SharedLedger) -> Finding:
+    """The same of a shared ledger. This reads only: the feed joins when its worker starts."""
+    ledger, feed = Ledger.of(redis, config), config.feed.name
+    await LedgerCheck(config, redis, ledger, Known()).look()
+    feeds, stated = await shared.feeds(), await shared.budgets() | {feed: config.privacy.ledger_budget}
+    joined = feed in feeds
+    now, _ = await redis.time()
+    terms = await ledger.terms(config.slotting.period_of(now).key)
+    sentences = [
+        f"generation {await ledger.generation()} of ledger '{config.shared_ledger}' has the last releases of the feeds {', '.join(feeds)}"
+        if feeds
+        else f"no feed has joined ledger '{config.shared_ledger}' yet",
+        f"'{feed}' releases windows of {await _since(ledger)}"
+        if joined
+        else f"'{feed}' joins when its worker starts, and releases windows of periods that begin later",
+        retirement_held_by(feeds),
+        budgets_that_differ(stated, terms.budget, config.privacy.ledger_unit[1]),
+    ]
+    text = "; ".join(sentence for sentence in sentences if sentence)
+    return Finding("ledger", not joined or await ledger.birth() is not None, text, _ADOPT)

@@ -27,7 +27,6 @@ from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.ingestion.decoding import REASONS, Batch, Decoder
-from stream.ingestion.formats import user_identity
 from stream.ingestion.pseudonyms import load_user_key
 from stream.local import die_with_parent
 from stream.messages.message import Message, rejected_message
@@ -177,8 +176,8 @@ async def embedded_feed(
     decoder = Decoder(ageless(config), load_user_key(config.privacy.user_key_file))
     context, parent = multiprocessing.get_context("spawn"), multiprocessing.current_process().pid or 0
     async with redis_client(config.redis) as redis:
-        await claim_feed(config, redis, decoder.key_fingerprint, user_identity(config.feed))
-        feed = EmbeddedFeed(config, RowStore(redis, config.feed.name), decoder, report, start_us)
+        await claim_feed(config, redis, decoder.key_fingerprint)
+        feed = EmbeddedFeed(config, RowStore.of(redis, config), decoder, report, start_us)
         # Closing computes for seconds, so it runs outside of the event loop, as in the worker.
         with ProcessPoolExecutor(1, mp_context=context, initializer=_initialise, initargs=(parent,)) as pool:
             closing = asyncio.create_task(_close_due(config, feed, pool, out))
@@ -255,9 +254,8 @@ def close_to_file(config: Config, slot: int, out: Path) -> str | None:
 
 async def _close(config: Config, slot: int, out: Path) -> None:
     async with redis_client(config.redis) as redis:
-        name = config.feed.name
         with out.open("a", encoding="utf-8") as lines:
-            rows, ledger, publisher = RowStore(redis, name), Ledger(redis, name), LinePublisher(lines)
+            rows, ledger, publisher = RowStore.of(redis, config), Ledger.of(redis, config), LinePublisher(lines)
             await ReleaseProtocol.connect(config, redis, rows, ledger, publisher, Noise()).close(slot)
 
 

@@ -25,7 +25,7 @@ from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.ingestion.decoding import Batch, Decoder
-from stream.ingestion.formats import user_identity
+from stream.ingestion.formats import user_field, user_identity
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.ingestion.refusals import Refusals
 from stream.local import RedisServer
@@ -39,6 +39,7 @@ from stream.sources.recognition import require_events, require_speeds, speed_pro
 from stream.sources.recording import Recording
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
+from stream.storage.shared_ledger import NO_TOPIC, Common, SharedLedger
 from stream.windows import SpanError, Window, utc_text
 
 if TYPE_CHECKING:
@@ -238,23 +239,26 @@ def replay_offline(
         folder = state or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         with RedisServer(folder, appendfsync="always" if state else "no") as server:
-            identity = user_identity(config.feed, file_format)
             summary = asyncio.run(
-                _release(config, server.url, by_slot, slots, len(rows), refusals, out, started, identity)
+                _release(config, server.url, by_slot, slots, len(rows), refusals, out, started, file_format)
             )
     return summary if problem is None else replace(summary, implausible=problem[0])
 
 
-async def claim_feed(config: Config, redis: Redis, fingerprint: str, identity: str) -> Ledger:
+async def claim_feed(config: Config, redis: Redis, fingerprint: str, file_format: str | None = None) -> Ledger:
     """The ledger of an offline feed, bound to its policy, to the field that identifies users, and to the user key.
 
+    ``file_format``: of the recordings; None: the feed's topic is imitated.
     Raises :class:`stream.storage.ledger.LedgerError` and :class:`stream.storage.row_store.StateError` if it is bound to others.
     """
-    ledger = Ledger(redis, config.feed.name)
-    await ledger.start_generation(birth=0)  # an operator who replays a recording states that it was not released before
+    ledger, shared = Ledger.of(redis, config), SharedLedger.of(redis, config)
     await ledger.claim_policy(config.ledger_policy)
-    await ledger.claim_identity(identity)
-    await RowStore(redis, config.feed.name).claim_key(fingerprint)
+    await ledger.claim_identity(user_identity(config.feed, file_format))
+    if shared is not None:
+        await shared.bind(Common(user_field(config.feed, file_format), NO_TOPIC, fingerprint))
+    await RowStore.of(redis, config).claim_key(fingerprint)
+    # An operator who replays a recording states that it was not released before. A feed that is refused does not join.
+    await ledger.start_generation(birth=0, budget=config.privacy.ledger_budget)
     return ledger
 
 
@@ -267,12 +271,12 @@ async def _release(
     refusals: Refusals,
     out: TextIO,
     started: float,
-    identity: str,
+    file_format: str,
 ) -> OfflineSummary:
     redis = Redis.from_url(url)
     try:
         fingerprint = key_fingerprint(load_user_key(config.privacy.user_key_file))
-        ledger = await claim_feed(config, redis, fingerprint, identity)
+        ledger = await claim_feed(config, redis, fingerprint, file_format)
         publisher = LinePublisher(out)
         rows = MemoryRows(dict(by_slot))
         refused: Counter[str] = Counter()

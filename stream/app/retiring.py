@@ -27,8 +27,10 @@ class Retiring(Looking):
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
-        self._retirement = Retirement(worker.redis, worker.config.feed.name, worker.config.slotting)
-        self._swept: int | None = None
+        self._retirement = Retirement(
+            worker.redis, worker.config.feed.name, worker.config.slotting, worker.config.shared_ledger
+        )
+        self._done: tuple[int, int | None] | None = None
 
     async def look(self) -> float:
         """Retire what can be."""
@@ -42,13 +44,15 @@ class Retiring(Looking):
         period = await self._oldest_kept()
         if period is None or (retired is not None and retired > period.start):
             period = None if retired is None else worker.config.slotting.period_of(retired)
-        if period is None or period.start == self._swept:
+        if period is None or (period.start, retired) == self._done:
             return
-        await self._retirement.retire(period.start)
-        self._swept = period.start
-        worker.metrics.ledger_retired_seconds.set(period.start)
-        if retired != period.start:
-            log.info("periods are retired", before=utc_text(period.start))
+        mark = await self._retirement.retire(period.start)
+        self._done = period.start, mark
+        if mark is None:
+            return
+        worker.metrics.ledger_retired_seconds.set(mark)
+        if retired != mark:
+            log.info("periods are retired", before=utc_text(mark))
 
     async def _oldest_kept(self) -> Period | None:
         """The oldest period of which something may still be released, or that ended recently; None if unknown.

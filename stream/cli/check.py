@@ -113,6 +113,8 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
         report["published_after_end_seconds"] = (instants.delay + instants.margin).total_seconds()
     if released is not None:
         report |= released
+    if settings.shared_ledger is not None:
+        report["ledger"] = settings.shared_ledger
     if settings.privacy.accounting == "zcdp":
         report |= settings.privacy.model_dump(include={"accounting", "rho", "rho_budget", "delta"})
     if histogram is not None:
@@ -120,11 +122,16 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
     return report
 
 
+def _by_whom(settings: Config) -> str:
+    shared = settings.shared_ledger
+    return "" if shared is None else f" by all feeds that share ledger '{shared}', together,"
+
+
 def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dict[str, Any] | None) -> Iterator[str]:
     """What the configuration promises, for people."""
     yield (
         f"Promise: for one user of feed '{settings.feed.name}' and one ledger period ({_span(settings.privacy.period)}), everything "
-        f"published is {_promise(settings)} under relation '{settings.relation}'."
+        f"published{_by_whom(settings)} is {_promise(settings)} under relation '{settings.relation}'."
     )
     if released is not None:
         yield (

@@ -160,7 +160,7 @@ async def _watch(running: Demo, releases: Releases, seconds: float | None, inter
 
 async def _ledger_text(config: Config) -> str:
     async with redis_client(config.redis) as redis:
-        ledger = Ledger(redis, config.feed.name)
+        ledger = Ledger.of(redis, config)
         totals = [(period, *await ledger.total(period)) for period in await ledger.periods()]
     lines = [f"  {period}: ε {from_micro(micro):.6f} charged in all, {users} users" for period, users, micro in totals]
     return "\n".join(["Inside the trust boundary; you see it because you are the operator. Never publish:", *lines])

@@ -293,7 +293,7 @@ def _polling(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Call
 async def _start_ledger(config: Config) -> None:
     """Start a ledger that releases every time. There is no other ledger, because the demo's servers are new and end with it."""
     async with redis_client(config.redis) as redis:
-        await Ledger(redis, config.feed.name).start_generation(birth=0)
+        await Ledger.of(redis, config).start_generation(birth=0)
 
 
 def _start(stack: ExitStack, setup: Setup, commands: Mapping[str, list[str]]) -> dict[str, subprocess.Popen[bytes]]:

@@ -18,20 +18,25 @@ from stream.config.addresses import redacted
 from stream.storage.client import redis_client
 
 
-async def _totals(config: Config) -> tuple[dict[str, dict[str, float]], int | None]:
-    """Users and charges by period, and until when periods are retired (epoch seconds)."""
+async def _totals(config: Config) -> tuple[dict[str, dict[str, float]], int | None, dict[str, int]]:
+    """Users and charges by period, until when periods are retired, and the feeds that share the ledger, with what they hold.
+
+    Times are epoch seconds.
+    """
     from stream.storage.ledger import Ledger
+    from stream.storage.shared_ledger import SharedLedger
 
     redis = redis_client(config.redis)
     try:
-        ledger = Ledger(redis, config.feed.name)
+        ledger = Ledger.of(redis, config)
         await ledger.kept_under(config.ledger_policy)
         totals = {period: await ledger.total(period) for period in await ledger.periods()}
-        retired = await ledger.retired()
+        retired, shared = await ledger.retired(), SharedLedger.of(redis, config)
+        feeds = {} if shared is None else await shared.feeds()
     finally:
         await redis.aclose()
     unit, _ = config.privacy.ledger_unit
-    return {period: {"users": users, unit: total} for period, (users, total) in totals.items()}, retired
+    return {period: {"users": users, unit: total} for period, (users, total) in totals.items()}, retired, feeds
 
 
 _ADOPTING = """\
@@ -57,7 +62,7 @@ async def _set_aside(config: Config) -> dict[int, str]:
     from stream.storage.release_store import ReleaseStore
 
     async with redis_client(config.redis) as redis:
-        return await ReleaseStore(redis, config.feed.name).reasons()
+        return await ReleaseStore.of(redis, config).reasons()
 
 
 async def _take_up(config: Config, slot: int) -> bool:
@@ -65,7 +70,7 @@ async def _take_up(config: Config, slot: int) -> bool:
     from stream.storage.release_store import ReleaseStore
 
     async with redis_client(config.redis) as redis:
-        return await ReleaseStore(redis, config.feed.name).take_up(slot)
+        return await ReleaseStore.of(redis, config).take_up(slot)
 
 
 async def _adopt(config: Config, since: int) -> int:
@@ -75,9 +80,25 @@ async def _adopt(config: Config, since: int) -> int:
     redis = redis_client(config.redis)
     try:
         await verify_ledger(config, redis)
-        return await Ledger(redis, config.feed.name).adopt(since)
+        return await Ledger.of(redis, config).adopt(since)
     finally:
         await redis.aclose()
+
+
+_LEAVING = """\
+A shared ledger keeps every period of which one of its feeds may still release a window, and takes the least budget that a feed
+states. If a feed leaves, it has no say in either any more, and releases nothing until its worker joins again: then only windows of
+periods that begin later. What it charged stays charged. First stop all of its workers, or they join again at once; then repeat the
+command with --yes."""
+
+
+async def _leave(config: Config, feed: str) -> None:
+    from stream.storage.shared_ledger import SharedLedger
+
+    async with redis_client(config.redis) as redis:
+        shared = SharedLedger.of(redis, config)
+        assert shared is not None, "the command was refused without [ledger]"
+        await shared.leave(feed)
 
 
 def register(app: typer.Typer) -> None:
@@ -90,6 +111,7 @@ def register(app: typer.Typer) -> None:
     ledger.command("show")(show)
     ledger.command("adopt")(adopt)
     ledger.command("retry")(retry)
+    ledger.command("leave")(leave)
 
 
 def group() -> None:
@@ -100,16 +122,20 @@ def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Show the number of users charged and the sum of charges in each ledger period."""
     settings = read_config(choose_config(config))
     from stream.storage.ledger import LedgerError
+    from stream.storage.shared_ledger import retirement_held_by
     from stream.windows import utc_text
 
     try:
-        totals, retired = asyncio.run(_totals(settings))
+        totals, retired, feeds = asyncio.run(_totals(settings))
     except LedgerError as error:
         stop(str(error), FAILED)
     except (RedisError, OSError) as error:
         stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
     if retired is not None:
         typer.echo(f"Periods that began before {utc_text(retired)} are retired: their charges are deleted.", err=True)
+    if feeds:
+        typer.echo(f"Charges of all feeds that share ledger '{settings.shared_ledger}': {', '.join(feeds)}.", err=True)
+        typer.echo(f"As to old periods: {retirement_held_by(feeds)}.", err=True)
     if as_json:
         typer.echo(json.dumps(totals))
         return
@@ -192,3 +218,25 @@ def _list(aside: dict[str, tuple[int, str]], as_json: bool) -> None:
     typer.secho("Inside the trust boundary: do not publish.", err=True, fg=typer.colors.YELLOW)
     for window, (_, reason) in aside.items():
         typer.echo(f"{window}  {reason}")
+
+
+def leave(
+    feed: Annotated[str, typer.Argument(help="Name of a feed that shares the configured ledger.")],
+    config: ConfigFile = None,
+    yes: Annotated[bool, typer.Option("--yes", help="I stopped every worker of this feed.")] = False,
+) -> None:
+    """Let a feed leave its shared ledger, for example one that was given up. First run it without --yes and read its text."""
+    settings = read_config(choose_config(config))
+    from stream.storage.ledger import LedgerError
+
+    if settings.shared_ledger is None:
+        stop(f"feed '{settings.feed.name}' has a ledger of its own: the configuration has no [ledger]", USAGE)
+    if not yes:
+        stop(f"Feed '{feed}' of ledger '{settings.shared_ledger}'.\n{_LEAVING}", USAGE)
+    try:
+        asyncio.run(_leave(settings, feed))
+    except LedgerError as error:
+        stop(str(error), FAILED)
+    except (RedisError, OSError) as error:
+        stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
+    typer.echo(f"Feed '{feed}' left ledger '{settings.shared_ledger}'.")

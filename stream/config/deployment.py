@@ -14,6 +14,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.config.addresses import Address, check_apart
 from stream.config.feed import FeedConfig, WindowConfig
 from stream.config.histogram import HistogramConfig
+from stream.config.ledger import LedgerConfig
 from stream.config.privacy import PrivacyConfig
 from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN
 from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
@@ -45,6 +46,7 @@ class Config(BaseSettings):
     feed: FeedConfig
     window: WindowConfig = WindowConfig()
     privacy: PrivacyConfig
+    ledger: LedgerConfig | None = None
     hexagons: HexagonConfig
     speed: SpeedConfig
     participation: ParticipationConfig | None = None
@@ -246,6 +248,24 @@ class Config(BaseSettings):
     def window_grant(self) -> int:
         """The most that one user may be charged in one window, for speed and histograms, in the ledger's unit."""
         return self.privacy.ledger_grant + self.histogram_grant
+
+    @model_validator(mode="after")
+    def _a_shared_ledger_admits_by_public_facts(self) -> Self:
+        if self.ledger is not None and (
+            self.relation == NeighbouringRelation.PARTICIPATION or self.histogram is not None
+        ):
+            what = "[histogram]" if self.relation == NeighbouringRelation.VALUES else "relation 'participation'"
+            raise ValueError(
+                f"[ledger] name {self.ledger.name!r} is not for {what}: feeds that share a ledger charge in the order in which they are "
+                "ready, which depends on how many events others sent; so one user's presence could decide in which feed another still "
+                "has budget. Leave out [ledger], or release the feeds under relation 'values' without histograms"
+            )
+        return self
+
+    @property
+    def shared_ledger(self) -> str | None:
+        """Name of the ledger that this feed shares with others; None: it has a ledger of its own."""
+        return None if self.ledger is None else self.ledger.name
 
     @model_validator(mode="after")
     def _merging_predicts_the_mean(self) -> Self:

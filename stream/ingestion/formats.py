@@ -267,15 +267,21 @@ def is_not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def user_identity(feed: FeedConfig, file_format: str | None = None) -> str:
-    """The field that identifies a user, as text: a field of the feed's topic, or of recordings in ``file_format``.
+def user_field(feed: FeedConfig, file_format: str | None = None) -> str:
+    """The field that identifies a user in the events of a feed, or in recordings in ``file_format``.
 
     Where speeds are derived the topic is canonical whatever the recordings are, so that of [feed.fields] belongs to it.
     """
-    if file_format is None:
-        own = f"field '{feed_format(feed).fields.user}' of topic {feed.topic}"
-        if not feed.derives_speeds or feed.fields is None:
-            return own
-        return f"{own}, from field '{feed.fields.user}' of recordings"
-    recorded = feed.model_copy(update={"format": file_format})
-    return f"field '{feed_format(recorded).fields.user}' of recordings"
+    if file_format is not None:
+        return f"field '{feed_format(feed.model_copy(update={'format': file_format})).fields.user}'"
+    own = f"field '{feed_format(feed).fields.user}'"
+    if not feed.derives_speeds or feed.fields is None:
+        return own
+    return f"{own}, from field '{feed.fields.user}' of recordings"
+
+
+def user_identity(feed: FeedConfig, file_format: str | None = None) -> str:
+    """The field that identifies a user, as text: a field of the feed's topic, or of recordings in ``file_format``."""
+    field, _, recorded = user_field(feed, file_format).partition(", ")
+    source = f"topic {feed.topic}" if file_format is None else "recordings"
+    return f"{field} of {source}" + (f", {recorded}" if recorded else "")

@@ -76,7 +76,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
     ) -> None:
         """``observe``: called with messages, what they became, and when they arrived."""
         self._config = config
-        self._rows = RowStore(redis, config.feed.name)
+        self._rows = RowStore.of(redis, config)
         self._decoder = decoder
         self._metrics = metrics
         self._report = report

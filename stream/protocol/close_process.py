@@ -24,6 +24,7 @@ from stream.protocol.release_protocol import Hooks, ReleaseProtocol
 from stream.statistics.plan import PlanError
 from stream.statistics.window_release import WindowRows
 from stream.storage.client import redis_client
+from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, SetBackError
 from stream.storage.release_store import Released
 from stream.storage.row_store import RowStore
@@ -70,7 +71,7 @@ class _RefusedError(Exception):
     """The ledger was refused, or could not be checked, for the reason that is its cause. Other windows would be refused, too."""
 
 
-_known: dict[tuple[str, str], Known] = {}
+_known: dict[tuple[str, FeedKeys], Known] = {}
 """What this process knows about each broker and feed; it is kept between calls."""
 
 
@@ -156,7 +157,7 @@ class _Servers:
 
     @property
     def rows(self) -> RowStore:
-        return RowStore(self.check.redis, self.config.feed.name)
+        return RowStore.of(self.check.redis, self.config)
 
     def _protocol(self, **hooks: Unpack[Hooks]) -> ReleaseProtocol:
         check = self.check
@@ -202,9 +203,9 @@ class _Servers:
 
 @asynccontextmanager
 async def _connected(config: Config) -> AsyncIterator[_Servers]:
-    known = _known.setdefault((config.kafka.bootstrap, config.feed.name), Known())
+    known = _known.setdefault((config.kafka.bootstrap, FeedKeys.of(config)), Known())
     redis, producer = redis_client(config.redis), make_producer(config.kafka)
-    ledger = Ledger(redis, config.feed.name)
+    ledger = Ledger.of(redis, config)
     ledger.committed = known.committed
     try:
         await start_client(producer)

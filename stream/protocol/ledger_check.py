@@ -13,11 +13,13 @@ import msgspec
 from redis.asyncio import Redis
 
 from stream.config import Config
-from stream.ingestion.formats import user_identity
+from stream.ingestion.formats import user_field, user_identity
+from stream.ingestion.pseudonyms import UserKeyError, existing_user_key, key_fingerprint, load_user_key
 from stream.messages.message import decode_outbox
 from stream.protocol.markers import Marker, Published, read_markers
 from stream.storage.ledger import AFRESH, Ledger, LedgerError
 from stream.storage.release_store import ReleaseStore
+from stream.storage.shared_ledger import Common, SharedLedger
 
 
 @dataclass
@@ -34,9 +36,9 @@ async def verify_ledger(config: Config, redis: Redis) -> str:
     Raises :class:`LedgerError` if a window was published under another generation, if Redis remembers fewer windows than
     were published (:class:`stream.storage.ledger.SetBackError`), or if it does not know the last one. In these cases charges
     were lost, and further releases would spend budgets twice. Also raises if the configuration would give everybody a second
-    budget.
+    budget. If feeds share the ledger, the windows of all of them count, and this one joins them.
     """
-    ledger = Ledger(redis, config.feed.name)
+    ledger = Ledger.of(redis, config)
     await LedgerCheck(config, redis, ledger, Known()).verify()
     generation = await ledger.generation()
     if generation is None:
@@ -48,7 +50,10 @@ async def verify_ledger(config: Config, redis: Redis) -> str:
 
 @dataclass(frozen=True)
 class LedgerCheck:
-    """Compares the ledger of one feed with its close markers. ``known`` is updated, so that each marker is read once."""
+    """Compares the ledger of one feed with its close markers, and with those of all feeds that share it.
+
+    ``known`` is updated, so that each marker is read once.
+    """
 
     config: Config
     redis: Redis
@@ -56,39 +61,78 @@ class LedgerCheck:
     known: Known
 
     async def verify(self) -> None:
-        """Check the ledger; raises :class:`LedgerError` like :func:`verify_ledger`."""
-        _refuse_eviction(await self.redis.info())
-        published = await read_markers(self.config.kafka, self.config.feed.name, self.known.published)
-        # Redis is read after the topic, so what is committed meanwhile can only make Redis remember more.
-        if published.last is None:
-            await self.ledger.start_generation()
-        else:
-            await self._remembers(published, published.last)
+        """Check the ledger and bind it to this configuration; raises :class:`LedgerError` like :func:`verify_ledger`."""
+        published, shared = await self.look(), SharedLedger.of(self.redis, self.config)
         await self.ledger.claim_policy(self.config.ledger_policy)
         await self.ledger.claim_identity(user_identity(self.config.feed))
+        if shared is not None:
+            await self._join(shared, published)
+        elif published.last(self.config.feed.name) is None:
+            await self.ledger.start_generation()
         self.known.published = published
 
-    async def _remembers(self, published: Published, last: Marker) -> None:
-        """Raise :class:`LedgerError` unless Redis has the generation of every close marker and knows the last of them."""
-        feed, generation = self.config.feed.name, await self.ledger.generation()
+    async def look(self) -> Published:
+        """The checks alone, which write nothing: of the close markers, and of what feeds must have in common."""
+        _refuse_eviction(await self.redis.info())
+        feed, shared = self.config.feed, SharedLedger.of(self.redis, self.config)
+        members = [] if shared is None else await shared.members()
+        published = await read_markers(
+            self.config.kafka, feed.name, self.known.published, self.config.shared_ledger, members
+        )
+        # Redis is read after the topic, so what is committed meanwhile can only make Redis remember more.
+        if published.newest:
+            await self._remembers(published)
+        if shared is not None:
+            await self.ledger.kept_under(self.config.ledger_policy)
+            await self.ledger.kept_for(user_identity(feed))
+            await shared.check(self._common(published))
+        return published
+
+    async def _join(self, shared: SharedLedger, published: Published) -> None:
+        """Join last, so that a feed that is refused neither holds periods nor states a budget."""
+        load_user_key(self.config.privacy.user_key_file)  # which the first feed of a ledger creates
+        await shared.bind(self._common(published))
+        await self.ledger.start_generation(budget=self.config.privacy.ledger_budget)
+
+    def _common(self, published: Published) -> Common:
+        """What this feed would bind a shared ledger to. Raises :class:`LedgerError` for a user key that cannot be used."""
+        key_file = self.config.privacy.user_key_file
+        try:
+            fingerprint = key_fingerprint(existing_user_key(key_file)) if key_file.exists() else ""
+        except UserKeyError as error:
+            raise LedgerError(str(error)) from None
+        return Common(user_field(self.config.feed), published.topic, fingerprint)
+
+    async def _remembers(self, published: Published) -> None:
+        """Raise :class:`LedgerError` unless Redis has the generation of every close marker and knows the last one of each feed."""
+        generation = await self.ledger.generation()
         foreign = sorted(published.generations - {generation})
         if foreign:
+            whom = "feed" if self.config.shared_ledger is None else "ledger"
+            feeds = " and ".join(
+                f"feed {feed!r} (last window {marker.window.start})" for feed, marker in sorted(published.markers())
+            )
             raise LedgerError(
-                f"feed {feed!r} was released under ledger generation {', '.join(foreign)} (last window {last.window.start}), "
-                f"Redis holds {generation or 'none'}: spent budgets are lost, or two Redis serve one feed, so nothing is "
+                f"{feeds} released under ledger generation {', '.join(foreign)}, "
+                f"Redis holds {generation or 'none'}: spent budgets are lost, or two Redis serve one {whom}, so nothing is "
                 f"released. Restore Redis from its append-only file. {AFRESH}"
             )
-        self.ledger.committed = max(self.ledger.committed, last.sequence)
-        await self.ledger.sequence()
+        await self.ledger.check_published({feed: marker.sequence for feed, marker in published.markers()})
+        for feed, marker in published.markers():
+            await self._knows(feed, marker)
+
+    async def _knows(self, feed: str, last: Marker) -> None:
+        """Raise :class:`LedgerError` unless Redis knows the window of the last close marker of ``feed``."""
         slot = int(datetime.fromisoformat(last.window.start).timestamp())
-        released, outbox = await ReleaseStore(self.redis, feed).released_or_committed(slot)
+        store = ReleaseStore(self.redis, feed, self.config.shared_ledger)
+        released, outbox = await store.released_or_committed(slot)
         digests = {
             None if released is None else released.digest,
             None if outbox is None else msgspec.json.decode(decode_outbox(outbox)[-1].value, type=Marker).digest,
         }
         if last.digest not in digests:
             raise LedgerError(
-                f"window {last.window.start} was published, but Redis does not know it: Redis was set back to an older "
+                f"window {last.window.start} of feed {feed!r} was published, but Redis does not know it: Redis was set back to an older "
                 "state and its budgets with it, so nothing is released. Restore the newest append-only file"
             )
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import LeaderNotAvailableError
 
 from stream.config.servers import KafkaConfig
 from stream.connection import kafka_options, start_client
 from stream.ingestion.log_ends import log_ends
 from stream.messages.message import WINDOW
+from stream.protocol.topic_identity import topic_identity
 from stream.storage.ledger import LedgerError
 
 TOPIC_SECONDS = 10.0
@@ -28,28 +31,61 @@ class MarkedWindow(msgspec.Struct, frozen=True):
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """What a close marker says about the ledger."""
+    """What a close marker says about the ledger. ``ledger``: its name if the feed shares it with others."""
 
     window: MarkedWindow
     generation: str
     digest: str
     sequence: int
+    ledger: str | None = None
+
+
+class _Naming(msgspec.Struct, frozen=True):
+    """The part of a close marker by which feeds of other ledgers are told apart."""
+
+    ledger: str | None = None
+
+
+class Ranked(NamedTuple):
+    """The last close marker of a feed by number, with its place in the order of markers."""
+
+    rank: tuple[int, int, int, int]
+    marker: Marker
 
 
 @dataclass(frozen=True)
 class Published:
-    """The close markers of a feed up to ``positions``: the last one by number, and all generations that they name."""
+    """The close markers of a feed, and of those that share its ledger, up to ``positions``.
+
+    ``newest``: the last one of each feed. ``generations``: all that they name. ``topic``: identity of the topic that holds
+    them; empty if the ledger is not shared.
+    """
 
     positions: dict[TopicPartition, int] = field(default_factory=dict)
-    last: Marker | None = None
-    rank: tuple[int, int, int, int] = (0, 0, 0, 0)
+    newest: Mapping[str, Ranked] = field(default_factory=dict)
     generations: frozenset[str] = frozenset()
+    topic: str = ""
+
+    def last(self, feed: str) -> Marker | None:
+        """The last close marker of ``feed`` by number; None if there is none."""
+        return self.newest[feed].marker if feed in self.newest else None
+
+    def markers(self) -> Iterator[tuple[str, Marker]]:
+        """Each feed and its last close marker."""
+        return ((feed, ranked.marker) for feed, ranked in self.newest.items())
 
 
-async def read_markers(kafka: KafkaConfig, feed: str, known: Published | None = None) -> Published:
-    """All close markers of ``feed``; reading continues where ``known`` ended.
+async def read_markers(
+    kafka: KafkaConfig,
+    feed: str,
+    known: Published | None = None,
+    shared_ledger: str | None = None,
+    members: Collection[str] = (),
+) -> Published:
+    """All close markers of ``feed`` and of every feed that names ``shared_ledger``; reading continues where ``known`` ended.
 
-    Raises :class:`LedgerError` if the broker does not show the topic, because then nobody knows what was released.
+    ``members``: feeds that joined this ledger. Raises :class:`LedgerError` if the broker does not show the topic, or a message of
+    the feed or of a member is no close marker, because then nobody knows what was released.
     """
     consumer = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
     await start_client(consumer)
@@ -60,7 +96,12 @@ async def read_markers(kafka: KafkaConfig, feed: str, known: Published | None = 
                 f"Kafka at {kafka.bootstrap} shows no topic {WINDOW}, so whether feed {feed!r} released anything is unknown. "
                 "Run 'hexveil topics create', let this user describe and read the topic, or wait for the broker"
             )
-        return await _read(consumer, partitions, feed.encode(), known or Published())
+        known = known or Published()
+        gathered = _Gathered(feed, shared_ledger, members, dict(known.newest), set(known.generations))
+        ends = await _read(consumer, partitions, gathered, known.positions)
+        # After reading: an identity never returns, so if the topic still has it, what was read is of this topic.
+        identity = "" if shared_ledger is None else await topic_identity(consumer, WINDOW)
+        return Published(ends, gathered.newest, frozenset(gathered.generations), identity)
     finally:
         await consumer.stop()
 
@@ -100,15 +141,50 @@ async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) ->
         await consumer._client.force_metadata_update()
 
 
+@dataclass(frozen=True)
+class _Gathered:
+    """The close markers of ``feed``, and of feeds that name ``shared_ledger``: the last one of each, and all generations."""
+
+    feed: str
+    shared_ledger: str | None
+    members: Collection[str]
+    newest: dict[str, Ranked]
+    generations: set[str]
+
+    def add(self, record: ConsumerRecord) -> None:
+        """Take in one record, unless it is of another feed."""
+        feed = (record.key or b"").decode(errors="replace")
+        if record.value is None or not (feed == self.feed or self._of_the_ledger(feed, record.value)):
+            return
+        marker = _marker(record.value, f"{record.topic}/{record.partition}, offset {record.offset}")
+        self.generations.add(marker.generation)
+        rank = marker.sequence, record.timestamp, record.partition, record.offset
+        if feed not in self.newest or rank > self.newest[feed].rank:
+            self.newest[feed] = Ranked(rank, marker)
+
+    def _of_the_ledger(self, feed: str, value: bytes) -> bool:
+        """Whether a message of another feed names the shared ledger. If it cannot be read, it may, if ``feed`` is a member."""
+        if self.shared_ledger is None:
+            return False
+        try:
+            return msgspec.json.decode(value, type=_Naming).ledger == self.shared_ledger
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+            return feed in self.members
+
+
 async def _read(
-    consumer: AIOKafkaConsumer, partitions: list[TopicPartition], key: bytes, known: Published
-) -> Published:
+    consumer: AIOKafkaConsumer,
+    partitions: list[TopicPartition],
+    gathered: _Gathered,
+    known: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """Gather the records from the positions ``known`` on. Returns the positions up to which they were read."""
     # Before the assignment: its first fetch would hold the connection for half a second if there is nothing new.
     ends = await _ends(consumer, partitions)
     starts = await consumer.beginning_offsets(partitions)
     begins = {}
     for partition in partitions:
-        position = known.positions.get(partition, 0)
+        position = known.get(partition, 0)
         # A topic that ends before the known position was created anew, so it is read from its beginning.
         begin = max(position, starts[partition]) if position <= ends[partition] else starts[partition]
         if begin < ends[partition]:
@@ -117,7 +193,6 @@ async def _read(
     for partition, begin in begins.items():
         consumer.seek(partition, begin)
     remaining = set(begins)
-    last, rank, generations = known.last, known.rank, set(known.generations)
     deadline = time.monotonic() + _ANSWER_SECONDS
     while remaining:
         batches = await consumer.getmany(*remaining, timeout_ms=1000)
@@ -130,14 +205,8 @@ async def _read(
             )
         for records in batches.values():
             for record in records:
-                if record.key != key or record.value is None:
-                    continue
-                marker = _marker(record.value, f"{record.topic}/{record.partition}, offset {record.offset}")
-                generations.add(marker.generation)
-                place = (marker.sequence, record.timestamp, record.partition, record.offset)
-                if last is None or place > rank:
-                    last, rank = marker, place
+                gathered.add(record)
         for partition in list(remaining):
             if await consumer.position(partition) >= ends[partition]:
                 remaining.discard(partition)
-    return Published(dict(ends), last, rank, frozenset(generations))
+    return dict(ends)

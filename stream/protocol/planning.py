@@ -13,7 +13,7 @@ from stream.protocol.content import ContentError
 from stream.protocol.parts import Statistics
 from stream.statistics.fix_rules import FixRules
 from stream.statistics.pacing import spendable
-from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan
+from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan, within
 from stream.statistics.window_release import Allowance, WindowRows
 from stream.storage.ledger import Ledger, LedgerError, TermsError
 from stream.storage.release_store import ReleaseStore
@@ -83,8 +83,9 @@ class Planning:
     async def make(self, window: Window, rows: WindowRows | None, refused: IdArray) -> Plan:
         """A plan by the ledger and the terms of the period, without the users in ``refused``.
 
-        A higher budget takes effect with the next period. If no plan can be made, the window is withheld if the relation
-        permits that; else this raises :class:`ContentError`. ``rows``: None if they could not be read.
+        A higher budget takes effect with the next period; so does any other one if feeds share the ledger. If no plan can be made, the
+        window is withheld if the relation permits that; else this raises :class:`ContentError`. ``rows``: None if they could not be
+        read.
         """
         generation = await self.ledger.generation()
         if generation is None:
@@ -92,27 +93,28 @@ class Planning:
                 f"feed {self.config.feed.name!r} has rows to release but Redis holds no ledger generation; what was spent "
                 "is unknown. Restore Redis from its append-only file"
             )
+        period = self.config.slotting.period_of(window.start)
+        terms = await self.ledger.terms(period.key)
+        allowed = await self.ledger.budget(terms, self.config.privacy.ledger_budget)
         if rows is None:
-            return self._withhold(window, generation, None)
-        period, users = self.config.slotting.period_of(window.start), rows.counts.users
-        terms, budget = await self.ledger.terms(period.key), self.config.privacy.ledger_budget
-        allowed = budget if terms.budget is None else min(budget, terms.budget)
+            return self._withhold(window, generation, allowed, None)
+        users = rows.counts.users
         left = allowed - await self.ledger.spent(period.key, users, besides=window.start)
         left = spendable(left, users, window, allowed, self.config)
         left[np.isin(users, refused)] = 0
-        allowance = Allowance(left, terms.budget, terms.counts)
+        allowance = Allowance(left, allowed, terms.counts)
         memory = await self.store.memory()
         try:
             return self.statistics.plan(rows, window, allowance, memory, generation)
         except ContentError as error:
-            return self._withhold(window, generation, error)
+            return self._withhold(window, generation, allowed, error)
 
-    def _withhold(self, window: Window, generation: str, error: ContentError | None) -> Plan:
+    def _withhold(self, window: Window, generation: str, allowed: int, error: ContentError | None) -> Plan:
         plan = self.statistics.withhold(window, generation)
         if plan is None:
             assert error is not None, "rows that cannot be read are told only where a window may be withheld"
             raise error
-        return plan
+        return plan if self.config.shared_ledger is None else within(plan, allowed)
 
     async def charge(self, plan: Plan) -> IdArray | None:
         """Charge all users of ``plan``. Returns None once all have paid, else the users whose budget does not cover the charge.

@@ -84,7 +84,7 @@ class ReleaseProtocol:
         **hooks: Unpack[Hooks],
     ) -> Self:
         """The protocol of one configuration, with its state in ``redis``. ``hooks``: the fields of the same names."""
-        statistics, store = GuardedStatistics(WindowStatistics(config)), ReleaseStore(redis, config.feed.name)
+        statistics, store = GuardedStatistics(WindowStatistics(config)), ReleaseStore.of(redis, config)
         planning = Planning(config, statistics, store, ledger)
         return cls(statistics, planning, store, rows, ledger, publisher, noise, **hooks)
 
@@ -217,7 +217,7 @@ class ReleaseProtocol:
             if answer.outcome is not Outcome.STATE_MOVED:
                 break
         if answer.outcome is Outcome.COMMITTED:
-            self.ledger.committed = number
+            self.ledger.committed += 1
         else:
             self.on_redraw()
         if answer.outbox is None:

@@ -162,7 +162,8 @@ def fix_memory(config: Config) -> FixMemory | None:
     def opened() -> Opened:
         key = existing_user_key(config.privacy.user_key_file)
         client = blocking_client(config.redis, TIMEOUT_S)
-        fixes = LastFixes(client, config.feed.name, key_fingerprint(key), limits.most_s, limits.least_s)
+        life = limits.most_s, limits.least_s
+        fixes = LastFixes(client, config.feed.name, key_fingerprint(key), *life, config.shared_ledger)
         return Opened(fixes, Pseudonyms(key))
 
     return FixMemory(opened, config.privacy.user_key_file)

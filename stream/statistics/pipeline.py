@@ -296,6 +296,7 @@ def _messages(
         "messages": len(messages),
         "digest": digest(message.value for message in messages),
         "generation": plan.generation,
+        **({} if config.shared_ledger is None else {"ledger": config.shared_ledger}),
         **({"withheld": True} if plan.withheld else {}),
         **({"cut_short": list(cut_short)} if (cut_short := _cut_short(plan, config)) else {}),
         **carried,

@@ -325,8 +325,8 @@ def unpack_integers(stored: bytes) -> IntArray:
 
 
 def within(plan: Plan, budget: int | None) -> Plan:
-    """The plan with ``budget`` (in the ledger's unit) as the budget of the period, if that is lower than its own."""
-    if budget is None or budget >= plan.ledger_budget:
+    """The plan with ``budget`` (in the ledger's unit) as the budget of the period. None: the plan's own."""
+    if budget is None or budget == plan.ledger_budget:
         return plan
     if plan.zcdp is None:
         return msgspec.structs.replace(plan, budget=from_micro(budget), budget_micro=budget)

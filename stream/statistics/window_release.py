@@ -99,12 +99,12 @@ class WindowRows:
 class Allowance(NamedTuple):
     """What the ledger knows about the users of a window and its period.
 
-    ``left``: (L,) what each user has left, in the ledger's unit. ``lowest_budget``: the lowest budget under which the period was
-    charged; None if it was not charged yet. ``by_counts``: whether charges of the period depended on counts.
+    ``left``: (L,) what each user has left, in the ledger's unit. ``budget``: that of the period, in the same unit; None: the
+    configured one. ``by_counts``: whether charges of the period depended on counts.
     """
 
     left: IntArray
-    lowest_budget: int | None
+    budget: int | None
     by_counts: bool
 
 
@@ -140,7 +140,7 @@ class WindowStatistics:
         config = self.config.model_copy(update={"histogram": None}) if allowance.by_counts else self.config
         period = config.slotting.period_of(window.start)
         plan = plan_window(rows.counts, allowance.left, config, window, period, generation, rows.fixes)
-        return carry(within(plan, allowance.lowest_budget), decode_memory(memory), config)
+        return carry(within(plan, allowance.budget), decode_memory(memory), config)
 
     def withhold(self, window: Window, generation: str) -> Plan | None:
         """The plan of a withheld window, without cells, users and charges. None if the window must not be withheld publicly.

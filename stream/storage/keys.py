@@ -1,18 +1,41 @@
-"""The names of all Redis keys. The braces put all keys of a feed into one hash slot of a Redis Cluster."""
+"""The names of all Redis keys. The braces put all keys of a feed into one hash slot of a Redis Cluster.
+
+Feeds that share a ledger have all their keys in one slot, because one call reads and writes keys of a feed and of the ledger.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
+
+from stream.config import Config
 
 
 @dataclass(frozen=True)
 class FeedKeys:
-    """Names of the keys of one feed; ``slot`` is the start of a timeslot in epoch seconds, ``period`` a period's key."""
+    """Names of the keys of one feed; ``slot`` is the start of a timeslot in epoch seconds, ``period`` a period's key.
+
+    ``shared_ledger``: name of the ledger that the feed shares with others; None: the feed has a ledger of its own.
+    """
 
     feed: str
+    shared_ledger: str | None = None
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """The keys of a configured feed."""
+        return cls(config.feed.name, config.shared_ledger)
+
+    def beside(self, feed: str) -> Self:
+        """The keys of another feed of the same ledger."""
+        return type(self)(feed, self.shared_ledger)
 
     def _named(self, name: str) -> str:
-        return f"hv:{{{self.feed}}}:{name}"
+        return f"hv:{{{self.feed}}}:{name}" if self.shared_ledger is None else self._shared(f"feed:{self.feed}:{name}")
+
+    def _shared(self, name: str) -> str:
+        """A key that feeds of one ledger have in common. No name of a feed has a colon, so no feed has a key of this slot."""
+        return self._named(name) if self.shared_ledger is None else f"hv:{{ledger:{self.shared_ledger}}}:{name}"
 
     # How far the feed was read.
 
@@ -44,7 +67,7 @@ class FeedKeys:
     @property
     def user_key(self) -> str:
         """Fingerprint of the user key, which makes the pseudonyms."""
-        return self._named("user-key")
+        return self._shared("user-key")
 
     def rows(self, slot: int) -> str:
         """List of blobs of rows."""
@@ -115,22 +138,22 @@ class FeedKeys:
     @property
     def generation(self) -> str:
         """Identity of the ledger."""
-        return self._named("generation")
+        return self._shared("generation")
 
     @property
     def birth(self) -> str:
-        """When the ledger was born, epoch seconds: it releases no window of a period that began before."""
+        """When the ledger was born, or the feed joined it, epoch seconds: no window of a period that began before is released."""
         return self._named("birth")
 
     @property
     def retired(self) -> str:
         """Epoch seconds: the charges of periods that began before were deleted, and these periods are not released."""
-        return self._named("retired")
+        return self._shared("retired")
 
     @property
     def policy(self) -> str:
         """Relation, periods and unit that the ledger is bound to."""
-        return self._named("policy")
+        return self._shared("policy")
 
     @property
     def user_identity(self) -> str:
@@ -139,13 +162,38 @@ class FeedKeys:
 
     @property
     def sequence(self) -> str:
-        """Number of windows committed."""
+        """Number of windows of the feed committed."""
         return self._named("sequence")
+
+    @property
+    def commits(self) -> str:
+        """Number of windows of all feeds of the ledger committed. It is never published."""
+        return self.sequence if self.shared_ledger is None else self._shared("commits")
+
+    @property
+    def feeds(self) -> str:
+        """Of a shared ledger: hash, feed -> start of the oldest period that it may still release, epoch seconds."""
+        return self._shared("feeds")
+
+    @property
+    def user_field(self) -> str:
+        """Of a shared ledger: the field that identifies a user in all of its feeds."""
+        return self._shared("user-field")
+
+    @property
+    def budgets(self) -> str:
+        """Of a shared ledger: hash, feed -> the budget that it states. The least is that of the next period."""
+        return self._shared("budgets")
+
+    @property
+    def marker_topic(self) -> str:
+        """Of a shared ledger: identity of the topic that holds the close markers of all of its feeds."""
+        return self._shared("marker-topic")
 
     def ledger(self, period: str) -> str:
         """Hash, user -> units spent in the period."""
-        return self._named(f"ledger:{period}")
+        return self._shared(f"ledger:{period}")
 
     def terms(self, period: str) -> str:
         """Hash: the lowest budget of the period, and whether its charges depended on counts."""
-        return self._named(f"terms:{period}")
+        return self._shared(f"terms:{period}")

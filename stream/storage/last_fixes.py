@@ -39,8 +39,16 @@ class LastFixes:
     ``redis.ResponseError`` with ``OTHER_KEY``, and nothing is read or written, because its pseudonyms are of other users.
     """
 
-    def __init__(self, redis: Redis, feed: str, fingerprint: str, life_s: float, least_s: float) -> None:
-        keys, lua = FeedKeys(feed), resources.files("stream.storage").joinpath("lua")
+    def __init__(
+        self,
+        redis: Redis,
+        feed: str,
+        fingerprint: str,
+        life_s: float,
+        least_s: float,
+        shared_ledger: str | None = None,
+    ) -> None:
+        keys, lua = FeedKeys(feed, shared_ledger), resources.files("stream.storage").joinpath("lua")
         self._redis = redis
         self.damaged = 0
         """Number of records that were damaged."""

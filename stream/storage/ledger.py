@@ -5,13 +5,17 @@ charge of the window's last plan; a charge that would exceed the budget adds not
 user's budget; the generation changes only if the ledger is lost; no period is charged that began before the ledger was born,
 because another ledger may have granted its budgets. There are no refunds. The charges of a period are deleted only once it is
 retired, and a retired period is never charged again (:mod:`stream.storage.retirement`).
+
+Feeds may share a ledger. They have budgets, generation, terms and the mark of retired periods in common; each has a birth, which
+is when it joined, and numbers its own windows.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from importlib import resources
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +23,26 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from dpcore.budget import ChargeBasis
+from stream.config import Config
 from stream.storage.keys import FeedKeys
 from stream.windows import Period, utc_text
 
 _BEGIN = "if redis.call('SET', KEYS[1], ARGV[1], 'NX') then redis.call('SET', KEYS[2], ARGV[2]) end"
+_JOIN = """
+-- KEYS: generation, birth of the feed, feeds of the ledger, budgets that they state
+-- ARGV: generation and birth if they are new, feed, its budget ('' = it states none)
+redis.call('SET', KEYS[1], ARGV[1], 'NX')
+if redis.call('HSETNX', KEYS[3], ARGV[3], 0) == 1 then redis.call('SET', KEYS[2], ARGV[2], 'NX') end
+if ARGV[4] ~= '' and redis.call('HGET', KEYS[4], ARGV[3]) ~= ARGV[4] then redis.call('HSET', KEYS[4], ARGV[3], ARGV[4]) end
+"""
 _ADOPT = """
 local birth = redis.call('GET', KEYS[1])
 if not birth or tonumber(ARGV[1]) < tonumber(birth) then redis.call('SET', KEYS[1], ARGV[1]) end
 """
 
 AFRESH = (
-    "Where that is impossible, stop every worker of the feed and give it a new name: a new ledger releases windows of periods "
-    "that begin after it was born"
+    "Where that is impossible, stop every worker of the feed and give it a new name (if feeds share the ledger: each of them, and "
+    "the ledger, too): a new ledger releases windows of periods that begin after it was born"
 )
 """What an operator can do if the ledger is lost or bound to other settings."""
 
@@ -46,11 +58,14 @@ class LedgerError(RuntimeError):
 
 
 class SetBackError(LedgerError):
-    """Redis remembers fewer windows than were committed, so it was set back to an older state of the ledger."""
+    """Redis remembers fewer windows than were committed, so it was set back to an older state of the ledger.
 
-    def __init__(self, remembered: int, committed: int) -> None:
+    ``of``: whose windows were counted.
+    """
+
+    def __init__(self, remembered: int, committed: int, of: str = "this feed") -> None:
         super().__init__(
-            f"{committed} windows of this feed were committed, Redis remembers {remembered}: it was set back to an older state and "
+            f"{committed} windows of {of} were committed, Redis remembers {remembered}: it was set back to an older state and "
             f"its budgets with it, so nothing is released. Restore the newest append-only file. {AFRESH}"
         )
         self.remembered, self.committed = remembered, committed
@@ -93,38 +108,53 @@ class Terms(NamedTuple):
 
 
 class Ledger:
-    """Spent budgets of one feed. Counts are exact below 2^53 (Lua numbers), far above any configurable budget."""
+    """Spent budgets of one feed, or of all feeds that share a ledger with it.
 
-    def __init__(self, redis: Redis, feed: str) -> None:
+    Counts are exact below 2^53 (Lua numbers), far above any configurable budget.
+    """
+
+    def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
         self.committed = 0
-        """Number of windows known to be committed. If Redis remembers fewer, it neither charges nor commits."""
+        """Number of windows known to be committed, of all feeds of the ledger. If Redis remembers fewer, it neither charges nor
+        commits."""
         self._redis = redis
-        self._keys = FeedKeys(feed)
+        self._keys = FeedKeys(feed, shared_ledger)
         script = resources.files("stream.storage").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
         self.charge_script = redis.register_script(script)
         """What charges and remembers a plan in one step."""
+
+    @classmethod
+    def of(cls, redis: Redis, config: Config) -> Self:
+        """The ledger of a configured feed."""
+        return cls(redis, config.feed.name, config.shared_ledger)
 
     async def generation(self) -> str | None:
         """Identity of this ledger; None if there is none, because it was never started or was lost."""
         generation = await self._redis.get(self._keys.generation)
         return None if generation is None else generation.decode()
 
-    async def start_generation(self, birth: int | None = None) -> str:
-        """The ledger's identity; created if there is none. Only for a feed that has never released anything.
+    async def start_generation(self, birth: int | None = None, budget: int | None = None) -> str:
+        """The ledger's identity; created if there is none. Only for a feed that has never released anything, or shares a ledger.
 
-        ``birth``: birth of a new ledger in epoch seconds; default: the time of Redis.
+        ``birth``: birth of a new ledger in epoch seconds; default: the time of Redis. If the feed shares a ledger that other feeds
+        began, it joins it, and ``birth`` is when it does: another ledger may have granted the budgets of earlier periods to it.
+        ``budget``: the budget that it states to the others.
         """
         if birth is None:
             birth, _ = await self._redis.time()
-        keys = (self._keys.generation, self._keys.birth)
-        await self._redis.eval(_BEGIN, len(keys), *keys, str(uuid.uuid4()), birth)
+        keys, given = [self._keys.generation, self._keys.birth], [str(uuid.uuid4()), birth]
+        if self._keys.shared_ledger is None:
+            await self._redis.eval(_BEGIN, len(keys), *keys, *given)
+        else:
+            keys += [self._keys.feeds, self._keys.budgets]
+            await self._redis.eval(_JOIN, len(keys), *keys, *given, self._keys.feed, "" if budget is None else budget)
         generation = await self.generation()
         if generation is None:
             raise LedgerError("Redis did not keep the ledger generation it was given; check its memory policy and AOF")
         return generation
 
     async def birth(self) -> int | None:
-        """When this ledger was born, in epoch seconds. Windows of periods that began before are not released.
+        """When this ledger was born, or the feed joined it, in epoch seconds. Windows of periods that began before are not released.
 
         None if it is not recorded; then nothing is released.
         """
@@ -156,12 +186,38 @@ class Ledger:
         return adopted
 
     async def sequence(self) -> int:
-        """Number of windows committed so far. Raises :class:`SetBackError` if Redis remembers fewer than this process knows."""
-        sequence = int(await self._redis.get(self._keys.sequence) or 0)
-        if sequence < self.committed:
-            raise SetBackError(sequence, self.committed)
-        self.committed = sequence
+        """Number of windows of this feed committed so far.
+
+        Raises :class:`SetBackError` if Redis remembers fewer windows of the ledger than this process knows.
+        """
+        (sequence,) = await self._remembered([self._keys.feed])
         return sequence
+
+    async def check_published(self, published: Mapping[str, int]) -> None:
+        """Check that Redis remembers what was published. ``published``: number of the last published window of each feed.
+
+        Raises :class:`SetBackError` if Redis remembers fewer windows of a feed.
+        """
+        self.committed = max(self.committed, sum(published.values()))
+        for feed, remembered in zip(published, await self._remembered(list(published)), strict=True):
+            if remembered < published[feed]:
+                raise SetBackError(remembered, published[feed], f"feed {feed!r}, which has its budgets in this ledger,")
+
+    async def _remembered(self, feeds: list[str]) -> list[int]:
+        """Number of windows of each of ``feeds`` committed, read at the same moment as the number of all."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            for key in (self._keys.commits, *(self._keys.beside(feed).sequence for feed in feeds)):
+                pipe.get(key)
+            commits, *sequences = [int(count or 0) for count in await pipe.execute()]
+        if commits < self.committed:
+            raise SetBackError(commits, self.committed, self._whose)
+        self.committed = commits
+        return sequences
+
+    @property
+    def _whose(self) -> str:
+        shared = self._keys.shared_ledger
+        return "this feed" if shared is None else f"the feeds of ledger {shared!r}"
 
     async def claim_policy(self, policy: str) -> None:
         """Bind the ledger to a relation, unit and periods, because other ones would give everybody new budgets.
@@ -190,8 +246,12 @@ class Ledger:
         Raises :class:`LedgerError` if the ledger is bound to another field.
         """
         await self._claim(self._keys.user_identity, identity)
+        await self.kept_for(identity)
+
+    async def kept_for(self, identity: str) -> None:
+        """Raise :class:`LedgerError` if the ledger is bound to another field that identifies users."""
         known = await self._bound(self._keys.user_identity)
-        if known != identity:
+        if known not in ("", identity):
             raise LedgerError(
                 f"the users of this ledger are what {known} names, the configuration says {identity}; by another name everybody "
                 f"would get a second budget in the same period. Restore feed.topic, feed.format and user in [feed.fields]. {AFRESH}"
@@ -209,6 +269,18 @@ class Ledger:
         """The terms on which users were charged in ``period``."""
         budget, counts = await self._redis.hmget(self._keys.terms(period), ["budget", "counts"])
         return Terms(None if budget is None else int(budget), counts is not None)
+
+    async def budget(self, terms: Terms, configured: int) -> int:
+        """The budget of a period with ``terms``, for a feed with the budget ``configured``.
+
+        A feed's own ledger takes the lower one. In a shared ledger the first charge fixes the budget of a period, for all feeds and
+        until its end: the least that any of them states. So all close markers of the period state the same.
+        """
+        if self._keys.shared_ledger is None:
+            return configured if terms.budget is None else min(configured, terms.budget)
+        if terms.budget is not None:
+            return terms.budget
+        return min(map(int, await self._redis.hvals(self._keys.budgets)), default=configured)
 
     async def spent(self, period: str, users: IdArray, *, besides: int) -> IntArray:
         """Units that each of ``users`` spent in ``period``, except in the window ``besides`` (a slot), shape (L,)."""
@@ -239,20 +311,21 @@ class Ledger:
         If any user is returned, the plan must not be drawn. A user who has paid for this window before pays only the
         difference, so a repeated or replaced plan charges nobody twice. Once all have paid, the window is marked as paid for
         ``plan`` (its digest); its commit requires this mark. ``budget`` applies unless the period was charged under a lower one.
-        Raises :class:`TermsError` for histograms after charges that depended on counts; :class:`LedgerError` if the ledger is
+        Raises :class:`TermsError` for histograms after charges that depended on counts, and in a shared ledger if ``budget`` is not
+        that of the period (:meth:`budget`); :class:`LedgerError` if the ledger is
         not the one of the plan, was set back, was born after the period began, or has retired the period; and
         :class:`AlreadyReleasedError` if another worker released the window meanwhile.
         """
         named = self._keys
-        keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.sequence]
-        keys += [named.terms(period.key), named.birth, named.retired]
+        keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.commits]
+        keys += [named.terms(period.key), named.birth, named.retired, named.budgets]
         refused: list[int] = []
         for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
             pairs = np.column_stack([users[part].astype(object), charges[part].astype(object)]).ravel().tolist()
             paid = "" if start + CHUNK < len(users) or refused else plan
             try:
-                fixed = [slot, budget, generation, self.committed, paid, basis, period.start]
+                fixed = [slot, budget, generation, self.committed, paid, basis, period.start, named.shared_ledger or ""]
                 answer = await self.charge_script(keys=keys, args=[*fixed, *pairs])
             except ResponseError as error:
                 if "TERMS" in str(error):
@@ -262,7 +335,9 @@ class Ledger:
                 if "RETIRED" in str(error):
                     raise RetiredError(period.key) from None
                 if "SETBACK" in str(error):  # others may commit meanwhile, so the number is the script's
-                    raise SetBackError(int(str(error).rpartition(" ")[2]), self.committed) from None
+                    raise SetBackError(int(str(error).rpartition(" ")[2]), self.committed, self._whose) from None
+                if "BUDGET" in str(error):
+                    raise TermsError(f"period {period.key} has another budget than {budget} units") from None
                 if "RELEASED" in str(error):
                     raise AlreadyReleasedError(f"window {slot} was released by another worker") from None
                 if "GENERATION" in str(error):

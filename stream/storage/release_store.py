@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from stream.config import Config
 from stream.storage.keys import FeedKeys
 
 _REPLACE = """
@@ -74,12 +75,17 @@ class Released(msgspec.Struct, frozen=True):
 class ReleaseStore:
     """Stores plans, committed bytes, memory and records of releases of one feed, as bytes, without interpreting them."""
 
-    def __init__(self, redis: Redis, feed: str) -> None:
+    def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
         self._redis: Any = redis  # redis-py types its answers as text too; this client answers bytes
-        self._keys = FeedKeys(feed)
+        self._keys = FeedKeys(feed, shared_ledger)
         script = resources.files("stream.storage").joinpath("lua", "commit.lua").read_text(encoding="utf-8")
         self.commit_script = redis.register_script(script)
         """What commits a window in one step."""
+
+    @classmethod
+    def of(cls, redis: Redis, config: Config) -> Self:
+        """The releases of a configured feed."""
+        return cls(redis, config.feed.name, config.shared_ledger)
 
     async def released(self, slot: int) -> Released | None:
         """The record of a released window; None if the window is not released."""
@@ -165,7 +171,7 @@ class ReleaseStore:
         Raises :class:`ChargesGoneError` if the plan with ``plan_digest`` is not marked as paid.
         """
         named = self._keys
-        keys = [named.outbox(slot), named.closed, named.memory, named.charged(slot), named.sequence]
+        keys = [named.outbox(slot), named.closed, named.memory, named.charged(slot), named.sequence, named.commits]
         try:
             answer = await self.commit_script(keys=keys, args=[slot, outbox, before, after, plan_digest, number])
         except ResponseError as error:

@@ -19,6 +19,16 @@ from stream.windows import Slotting
 
 _CHUNK = 1_000
 
+_WISH = """
+-- KEYS: mark, feeds of the ledger; ARGV: boundary, feed. The mark moves to the least boundary of all feeds.
+if redis.call('HEXISTS', KEYS[2], ARGV[2]) == 1 then redis.call('HSET', KEYS[2], ARGV[2], ARGV[1]) end
+local kept = redis.call('HGETALL', KEYS[2])
+local least = tonumber(kept[2] or '0')
+for i = 4, #kept, 2 do least = math.min(least, tonumber(kept[i])) end
+local before = tonumber(redis.call('GET', KEYS[1]) or '0')
+if before < least then redis.call('SET', KEYS[1], least) end
+return redis.call('GET', KEYS[1])
+"""
 _MARK = """
 local before = redis.call('GET', KEYS[1])
 if not before or tonumber(before) < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end
@@ -29,18 +39,26 @@ return redis.call('GET', KEYS[1])
 class Retirement:
     """Deletes the past of a feed from Redis. Every step may be repeated, and may be interrupted anywhere."""
 
-    def __init__(self, redis: Redis, feed: str, slotting: Slotting) -> None:
+    def __init__(self, redis: Redis, feed: str, slotting: Slotting, shared_ledger: str | None = None) -> None:
         self._redis: Any = redis
-        self._keys = FeedKeys(feed)
+        self._keys = FeedKeys(feed, shared_ledger)
         self._slotting = slotting
 
-    async def retire(self, boundary: int) -> None:
+    async def retire(self, boundary: int) -> int | None:
         """Retire all periods that began before ``boundary`` (epoch seconds), which is the start of a period.
 
-        The record of the window that was committed last is kept, because it reveals whether Redis was set back.
+        Periods of a shared ledger are retired once each of its feeds has asked for it. Returns the start of the oldest period that is
+        not retired; None if none is. The record of the window that was committed last is kept, because it reveals whether Redis was
+        set back.
         """
         redis, named = self._redis, self._keys
-        await redis.eval(_MARK, 1, named.retired, boundary)
+        if named.shared_ledger is None:
+            boundary = int(await redis.eval(_MARK, 1, named.retired, boundary))
+        else:
+            mark = await redis.eval(_WISH, 2, named.retired, named.feeds, boundary, named.feed)
+            if mark is None:
+                return None
+            boundary = int(mark)
         sealed = [int(slot) async for slot in redis.sscan_iter(named.sealed, count=_CHUNK)]
         released = await self._released()
         aside = [int(slot) for slot in await redis.hkeys(named.set_aside)]
@@ -55,6 +73,7 @@ class Retirement:
             if gone := [slot for slot in part if released.get(slot, newest) < newest]:
                 await redis.hdel(named.closed, *gone)
             await redis.srem(named.sealed, *part)
+        return boundary
 
     async def _released(self) -> dict[int, int]:
         """The number of each released window, by its timeslot."""

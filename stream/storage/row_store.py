@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from redis.asyncio import Redis
 
+from stream.config import Config
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import AFRESH
 from stream.windows import PartitionTime
@@ -125,11 +126,16 @@ class ReadThrough(NamedTuple):
 class RowStore:
     """Rows, offsets and watermarks of one feed; all keys share one hash slot."""
 
-    def __init__(self, redis: Redis, feed: str) -> None:
+    def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
         self._redis: Any = redis  # typed by redis-py as answering str too; this client answers bytes
-        self._keys = FeedKeys(feed)
+        self._keys = FeedKeys(feed, shared_ledger)
         script = resources.files("stream.storage").joinpath("lua", "append.lua").read_text(encoding="utf-8")
         self._append = redis.register_script(script)
+
+    @classmethod
+    def of(cls, redis: Redis, config: Config) -> Self:
+        """The rows of a configured feed."""
+        return cls(redis, config.feed.name, config.shared_ledger)
 
     async def now_us(self) -> int:
         """Redis's clock, µs UTC, which is the same for all workers."""
@@ -184,7 +190,7 @@ class RowStore:
         await self._redis.eval(_LIST, 2, self._keys.partitions, self._keys.seen, time_us, *partitions)
 
     async def claim_key(self, fingerprint: str) -> None:
-        """Bind the feed to one user key, because with two keys a user would have two pseudonyms and two budgets.
+        """Bind the feed, or its shared ledger, to one user key, because with two keys a user would have two pseudonyms and two budgets.
 
         Raises :class:`StateError` if the feed is bound to another key.
         """
@@ -192,8 +198,8 @@ class RowStore:
         known = await self._redis.get(self._keys.user_key)
         if known is None or known.decode() != fingerprint:
             raise StateError(
-                "the pseudonyms in Redis were made with another user key than this worker's; give every worker of the feed "
-                f"the same privacy.user_key_file. {AFRESH}"
+                "the pseudonyms in Redis were made with another user key than this worker's; give every worker of the feed, "
+                f"and of the feeds that share its ledger, the same privacy.user_key_file. {AFRESH}"
             )
 
     async def has_key(self) -> bool:

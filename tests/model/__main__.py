@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from stream.local import RedisServer
 from tests.model.exploring import Graph, explore
 from tests.model.server import StateServer
-from tests.model.variants import BROKEN, KNOWN_LIMIT, SHIPPED, SLOW, Variant
+from tests.model.variants import BROKEN, BROKEN_SHARED, KNOWN_LIMIT, KNOWN_LIMIT_SHARED, SHARED, SHIPPED, SLOW, Variant
 from tests.model.world import world_of
 
 QUICK = (SHIPPED._replace(faults=1), SHIPPED._replace(set_back=True))
@@ -25,6 +25,8 @@ FULL = (
     SHIPPED._replace(faults=2, set_back=True),
     SHIPPED._replace(windows=2, faults=1),
     SHIPPED._replace(windows=2, set_back=True),
+    SHARED._replace(faults=1),
+    SHARED._replace(set_back=True),
 )
 
 
@@ -45,13 +47,21 @@ def main() -> int:
     given, wrong = options.parse_args(), 0
     with TemporaryDirectory() as folder, RedisServer(Path(folder), listen="unix", appendfsync="no") as redis:
         server = StateServer(redis)
-        for variant in (*QUICK, *(FULL if given.full else ()), *BROKEN, KNOWN_LIMIT, *[SLOW] * given.full):
+        for variant in (
+            *QUICK,
+            *(FULL if given.full else ()),
+            SHARED,
+            *BROKEN,
+            *BROKEN_SHARED,
+            KNOWN_LIMIT,
+            *[SLOW, KNOWN_LIMIT_SHARED] * given.full,
+        ):
             started = time.process_time()
             graph = explore(world_of(server, Path(folder), variant))
             print(report(variant, graph, time.process_time() - started), flush=True)
             if given.traces and graph.trace:
                 print("    " + "\n    ".join(graph.trace))
-            wrong += bool(graph.trace) == (variant.name == SHIPPED.name)
+            wrong += bool(graph.trace) == (variant.name in (SHIPPED.name, SHARED.name))
     return 1 if wrong else 0
 
 

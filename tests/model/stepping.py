@@ -8,7 +8,7 @@ needs its coroutine a second time runs it from the beginning, with the same answ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CoroutineType, SimpleNamespace
@@ -134,6 +134,7 @@ class PlainStatistics:
     def compose(self, plan: Plan, drawn: str, memory: bytes, number: int) -> tuple[list[Message], bytes]:
         after = f"{memory.decode()}{drawn}; ".encode()
         body = {
+            "feed": self.config.feed.name,
             "charges": charges_of(plan),
             "digest": after.decode(),
             "generation": plan.generation,
@@ -184,8 +185,9 @@ class Steps:
     seen any close marker. (One that has seen some refuses to release more often, never less.)
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, configs: Mapping[int, Config]) -> None:
+        """``configs``: of the feed of each window."""
+        self._configs = configs
         self._all: list[Step] = []
         self._roots: dict[int, Step] = {}
         self._same: dict[Any, Step] = {}
@@ -234,7 +236,7 @@ class Steps:
 
     def _begin(self, slot: int) -> Coroutine[Any, Any, Any]:
         close_process.forget_everything()
-        return close_process.close_windows(self._config, [slot])
+        return close_process.close_windows(self._configs[slot], [slot])
 
     def _new(self, slot: int, before: tuple[Step, Any, int] | None) -> Step:
         self._all.append(Step(len(self._all), slot, before))

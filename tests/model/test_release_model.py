@@ -11,7 +11,7 @@ from stream.local import REPO_ROOT, RedisServer
 from tests.model.__main__ import QUICK
 from tests.model.exploring import explore
 from tests.model.server import StateServer
-from tests.model.variants import BROKEN, SLOW, Variant
+from tests.model.variants import BROKEN, BROKEN_SHARED, SHARED, SLOW, Variant
 from tests.model.world import world_of
 
 
@@ -30,14 +30,22 @@ def test_two_workers_publish_a_window_once_and_charge_before_whoever_fails_when(
     assert len(graph.states) > 1_000
 
 
-@pytest.mark.parametrize("variant", BROKEN, ids=lambda variant: variant.name)
+def test_two_feeds_of_one_ledger_spend_one_budget_in_every_order_of_their_steps(
+    server: StateServer, tmp_path: Path
+) -> None:
+    graph = explore(world_of(server, tmp_path, SHARED))
+    assert graph.trace is None, "\n".join(graph.trace)
+    assert len(graph.states) > 1_000
+
+
+@pytest.mark.parametrize("variant", [*BROKEN, *BROKEN_SHARED], ids=lambda variant: variant.name)
 def test_a_broken_protocol_is_refuted(server: StateServer, tmp_path: Path, variant: Variant) -> None:
     graph = explore(world_of(server, tmp_path, variant))
     assert graph.trace is not None
     print("\n".join(graph.trace))
 
 
-@pytest.mark.parametrize("variant", [*BROKEN, SLOW], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", [*BROKEN, *BROKEN_SHARED, SLOW], ids=lambda variant: variant.name)
 def test_a_broken_protocol_differs_from_the_shipped_one(variant: Variant) -> None:
     """A text that the code does not contain any more would leave the variant as shipped."""
     storage = REPO_ROOT / "stream" / "storage"

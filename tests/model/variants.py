@@ -13,7 +13,8 @@ class Variant(NamedTuple):
     """``exchanges``: pairs of texts, each of which stands once in a script or in ``release_protocol.py``.
 
     What it takes to refute it: ``windows``, ``faults``, whether Redis is ``set_back``, and whether it then
-    ``forgets_unpublished`` commits as well.
+    ``forgets_unpublished`` commits as well. ``feeds``: each has one of the windows; they share a ledger, or have ledgers ``apart``.
+    ``sees_others``: whether a worker is shown the close markers of the other feed.
     """
 
     name: str
@@ -22,6 +23,9 @@ class Variant(NamedTuple):
     faults: int = 0
     set_back: bool = False
     forgets_unpublished: bool = False
+    feeds: int = 1
+    apart: bool = False
+    sees_others: bool = True
 
     def alter(self, text: str) -> str:
         """``text`` with the exchanges that it contains."""
@@ -74,6 +78,16 @@ BROKEN = (
     Variant("does not read the close markers again before it publishes", ((_LOOK, "pass\n"),), set_back=True),
 )
 """Each is to be refuted."""
+SHARED = SHIPPED._replace(name="as shipped; two feeds share a ledger", windows=2, feeds=2)
+BROKEN_SHARED = (
+    SHARED._replace(name="two feeds with the same users have ledgers apart", apart=True),
+    SHARED._replace(name="looks at the close markers of its own feed only", sees_others=False, set_back=True),
+    SHARED._replace(
+        name="counts the commits of its own feed only",
+        exchanges=(("if KEYS[6] ~= KEYS[5] then", "if false then"),),
+    ),
+)
+"""Each is to be refuted, too."""
 SLOW = Variant(
     "forgets the bytes of a release that Redis does not know",
     ((_RECORDED, "redis.call('UNLINK', unpack(KEYS, 2))"),),
@@ -85,3 +99,9 @@ KNOWN_LIMIT = Variant(
     "as shipped; Redis forgets a commit that is not published", set_back=True, forgets_unpublished=True
 )
 """The one loss that is not noticed (docs/known-limits.md): refuted too."""
+KNOWN_LIMIT_SHARED = SHARED._replace(
+    name="two feeds share a ledger; Redis forgets a commit that is not published",
+    set_back=True,
+    forgets_unpublished=True,
+)
+"""The same loss in a shared ledger, where one worker of each feed is enough: refuted too."""

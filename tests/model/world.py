@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 from stream.config import Config
 from stream.messages.message import WINDOW, Message, decode_outbox
 from stream.protocol.ledger_check import Known, LedgerCheck
-from stream.protocol.markers import Marker, Published
+from stream.protocol.markers import Marker, Published, Ranked
 from stream.statistics.plan import Plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
@@ -33,10 +34,15 @@ NEVER, MAY, WAS = -3, -2, -1
 """Redis is never set back; it may be, to a state that is yet to come; it was."""
 
 
-class Body(Marker, frozen=True):
+class Body(Marker, frozen=True, kw_only=True):
     """A message of the model: a close marker that says what its draw cost."""
 
+    feed: str
     charges: dict[str, int]
+
+
+NOTHING = Published(topic="the only one")
+"""What an empty topic shows."""
 
 
 class State(NamedTuple):
@@ -77,8 +83,13 @@ class Outcome(NamedTuple):
 
 def world_of(server: StateServer, folder: Path, variant: Variant) -> World:
     """What ``variant`` asks for; ``folder`` takes the files of its configuration."""
-    epsilon = 0.4 if variant.windows == 1 else 0.6
-    return World(server, bus_config(folder, **{"privacy.epsilon": epsilon, "privacy.budget": 1.0}), variant)
+    settings = {"privacy.epsilon": 0.4 if variant.windows == 1 else 0.6, "privacy.budget": 1.0}
+    if variant.feeds == 1:
+        return World(server, [bus_config(folder, **settings)] * variant.windows, variant)
+    shared = {} if variant.apart else {"ledger.name": "city"}
+    return World(
+        server, [bus_config(folder, **settings, **shared, **{"feed.name": name}) for name in ("bus", "tram")], variant
+    )
 
 
 @cache
@@ -96,15 +107,24 @@ def parts_of(messages: tuple[Message, ...]) -> frozenset[Part]:
 
 
 class World:
-    """Everything that may happen to the windows of a feed with one user, who can pay for one of two."""
+    """Everything that may happen to the windows of one or two feeds with one user, who can pay for one of two."""
 
-    def __init__(self, server: StateServer, config: Config, variant: Variant) -> None:
-        self.server, self.config, self.variant = server, config, variant
+    def __init__(self, server: StateServer, configs: list[Config], variant: Variant) -> None:
+        """``configs``: of the feed of each window."""
+        self.server, self.variant, self.config = server, variant, configs[0]
         self.slots = tuple(SLOT + 3600 * window for window in range(variant.windows))
-        self.keys = keys = FeedKeys(config.feed.name)
-        self.constant = {keys.generation, keys.birth, keys.retired, keys.policy, keys.user_identity, keys.sealed}
+        self.configs = dict(zip(self.slots, configs, strict=True))
+        self.keys = {slot: FeedKeys.of(config) for slot, config in self.configs.items()}
+        self.constant = {
+            key
+            for keys in self.keys.values()
+            for key in (
+                *(keys.generation, keys.birth, keys.retired, keys.policy, keys.user_identity, keys.sealed),
+                *(keys.feeds, keys.budgets, keys.user_field, keys.marker_topic, keys.user_key),
+            )
+        }
         """Keys that closing never changes once the feed began, so it does not matter when they are read."""
-        self.steps, self.topics = Steps(config), dict[frozenset[Part], frozenset[Part]]()
+        self.steps, self.topics = Steps(self.configs), dict[frozenset[Part], frozenset[Part]]()
         self.seam = seam(self._redis, variant.protocol())
         self.judge_change, self.judge_topic = cache(self._judge_change), cache(self._judge_topic)
 
@@ -119,10 +139,10 @@ class World:
 
     def initial(self) -> State:
         """Every window is sealed and has a row; the ledger is born; nothing is planned."""
-        redis, feed = self._redis(), self.config.feed.name
-        ledger, rows, state = Ledger(redis, feed), RowStore(redis, feed), self.server.empty
-        preparing = [ledger.start_generation(birth=0), LedgerCheck(self.config, redis, ledger, Known()).verify()]
-        for number, slot in enumerate(self.slots):
+        redis, state, preparing = self._redis(), self.server.empty, list[Coroutine[Any, Any, Any]]()
+        for number, (slot, config) in enumerate(self.configs.items()):
+            ledger, rows = Ledger.of(redis, config), RowStore.of(redis, config)
+            preparing += [ledger.start_generation(birth=0), LedgerCheck(config, redis, ledger, Known()).verify()]
             row = np.zeros(1, dtype=ROW)
             row["user"], row["time"] = 1, slot * 1_000_000
             preparing += [rows.append("bus/0", number, number + 1, row, np.array([number]), np.array([slot]))]
@@ -134,7 +154,7 @@ class World:
                     request = coroutine.send(answer)
                 except StopIteration:
                     break
-                state, answer = self._executed(request, state)[:2] if request.kind == "redis" else (state, Published())
+                state, answer = self._executed(request, state)[:2] if request.kind == "redis" else (state, NOTHING)
         return State(state, frozenset(), (IDLE, IDLE), self.variant.faults, MAY if self.variant.set_back else NEVER)
 
     # Moves.
@@ -193,7 +213,7 @@ class World:
     @cache  # noqa: B019
     def _outcomes(self, number: int, redis: int, topic: frozenset[Part]) -> list[Outcome]:
         """What may become of the request of step ``number``."""
-        request = self.steps[number].request
+        request, feed = self.steps[number].request, self.configs[self.steps[number].slot].feed.name
         text = self._text(request)
         match request.kind:
             case "redis":
@@ -210,10 +230,13 @@ class World:
                 if published != topic:
                     outcomes.append((f"{text}, which the broker loses", None, redis, topic))
             case "markers":
+                others = self.variant.sees_others and not self.variant.apart
                 read = [body_of(value) for _, marker, value in topic if marker]
-                last = max(read, key=lambda marker: marker.sequence, default=None)
+                read = sorted((m for m in read if others or m.feed == feed), key=lambda marker: marker.sequence)
+                newest = {marker.feed: Ranked((marker.sequence, 0, 0, 0), marker) for marker in read}
                 generations = frozenset(marker.generation for marker in read)
-                outcomes = [(text, Published(last=last, generations=generations), redis, topic)]
+                known = replace(NOTHING, newest=newest, generations=generations)
+                outcomes = [(text, known, redis, topic)]
             case "confirm":
                 outcomes = [(text, parts_of(request.messages) <= topic, redis, topic)]
         return [Outcome(*outcome, name_of(outcome[1]), fault=number > 0) for number, outcome in enumerate(outcomes)]
@@ -259,29 +282,36 @@ class World:
     @cache  # noqa: B019
     def _open(self, redis: int) -> tuple[int, ...]:
         """The windows that have rows."""
-        return tuple(map(int, self.server.content(redis).get(self.keys.slots.encode(), ())))
+        waiting = (
+            self.server.content(redis).get(keys.slots.encode(), ()) for keys in dict.fromkeys(self.keys.values())
+        )
+        return tuple(int(slot) for slots in waiting for slot in slots)
 
     @cache  # noqa: B019
     def _outboxes(self, redis: int) -> dict[int, Body]:
         """The close markers of committed windows."""
         content = self.server.content(redis)
-        boxes = {slot: content.get(self.keys.outbox(slot).encode()) for slot in self.slots}
+        boxes = {slot: content.get(self.keys[slot].outbox(slot).encode()) for slot in self.slots}
         return {slot: body_of(decode_outbox(box)[-1].value) for slot, box in boxes.items() if box is not None}
 
     @cache  # noqa: B019
     def _committed(self, redis: int) -> dict[int, str]:
         """The digest of each window that is committed or released."""
-        closed = self.server.content(redis).get(self.keys.closed.encode(), {})
-        digests = {int(slot): msgspec.json.decode(record)["digest"] for slot, record in closed.items()}
+        content = self.server.content(redis)
+        closed = [content.get(keys.closed.encode(), {}) for keys in self.keys.values()]
+        digests = {int(slot): msgspec.json.decode(record)["digest"] for of in closed for slot, record in of.items()}
         return digests | {slot: marker.digest for slot, marker in self._outboxes(redis).items()}
 
     def _ledger(self, redis: int) -> Counter[int]:
         period = self.config.slotting.period_of(self.slots[0]).key
-        spent = self.server.content(redis).get(self.keys.ledger(period).encode(), {})
-        return Counter({int(user): int(units) for user, units in spent.items()})
+        content, ledgers = self.server.content(redis), {keys.ledger(period).encode() for keys in self.keys.values()}
+        return sum(
+            (Counter({int(user): int(units) for user, units in content.get(key, {}).items()}) for key in ledgers),
+            Counter(),
+        )
 
     def _paid(self, redis: int, slot: int) -> Counter[int]:
-        paid = self.server.content(redis).get(self.keys.charged(slot).encode(), {})
+        paid = self.server.content(redis).get(self.keys[slot].charged(slot).encode(), {})
         return Counter({int(user): int(units) for user, units in paid.items() if user != b"plan"})
 
     # Rules. Each says what it breaks.
@@ -320,7 +350,8 @@ class World:
             charges, covered = outboxes[1][slot].charges, self._paid(after, slot) & ledger
             if any(covered[int(user)] < charge for user, charge in charges.items()):
                 return f"{self._named(slot)} is committed and was not charged"
-        numbers = [int(content.get(self.keys.sequence.encode(), 0)) for content in contents]
+        counters = {keys.commits.encode() for keys in self.keys.values()}
+        numbers = [sum(int(content.get(key, 0)) for key in counters) for content in contents]
         if numbers[1] - numbers[0] != len(committed):
             return f"{len(committed)} windows are committed, and the number of commits goes from {numbers[0]} to {numbers[1]}"
         return None
@@ -340,8 +371,8 @@ class World:
             )
         if intact and any(self._ledger(redis)[int(user)] < units for user, units in cost.items()):
             return "what is published costs more than the ledger says"
-        numbers = [body_of(value).sequence for _, marker, value in after if marker]
-        if len(set(numbers)) < len(numbers) or max(numbers, default=0) > len(self.slots):
+        numbers = [(body_of(value).feed, body_of(value).sequence) for _, marker, value in after if marker]
+        if len(set(numbers)) < len(numbers) or any(n > len(self.slots) // self.variant.feeds for _, n in numbers):
             return f"close markers carry the numbers {sorted(numbers)}"
         return None
 

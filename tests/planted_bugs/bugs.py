@@ -780,7 +780,86 @@ AREAS = (
     ),
 )
 
-BUGS = (*PLAN, *CHARGE, *DRAW, *LEDGER, *COMMIT, *STATE, *HISTOGRAMS, *SMOOTHING, *ALERTS, *AREAS)
+_FEEDS = "tests/stream/protocol/test_shared_ledger.py"
+_BUDGETS = "tests/stream/protocol/test_budgets_of_a_ledger.py"
+_JOINING = "tests/stream/protocol/test_joining_a_ledger.py"
+
+SHARED_LEDGER = (
+    Bug(
+        "shared ledger: each feed has counters of its own",
+        "stream/storage/keys.py",
+        'return self._shared(f"ledger:{period}")',
+        'return self._named(f"ledger:{period}")',
+        _FEEDS,
+        "cost_nobody",
+    ),
+    Bug(
+        "shared ledger: close markers of other feeds are not read",
+        "stream/protocol/markers.py",
+        "return msgspec.json.decode(value, type=_Naming).ledger == self.shared_ledger",
+        "return False",
+        _FEEDS,
+        "before_a_charge_of_another",
+    ),
+    Bug(
+        "shared ledger: commits of other feeds are not counted",
+        "stream/storage/lua/commit.lua",
+        "if KEYS[6] ~= KEYS[5] then",
+        "if false then",
+        _FEEDS,
+        "lost_a_commit_of_another",
+    ),
+    Bug(
+        "shared ledger: a feed with another budget charges",
+        "stream/storage/lua/charge.lua",
+        "if fixed and fixed ~= tonumber(ARGV[2]) then",
+        "if false then",
+        _BUDGETS,
+        "charge_itself",
+    ),
+    Bug(
+        "shared ledger: a feed plans with its own budget",
+        "stream/storage/ledger.py",
+        "return min(map(int, await self._redis.hvals(self._keys.budgets)), default=configured)",
+        "return configured",
+        _BUDGETS,
+        "least_holds",
+    ),
+    Bug(
+        "shared ledger: a feed joins whatever the others are bound to",
+        "stream/storage/shared_ledger.py",
+        "if known is not None and known.decode() != value:",
+        "if False:",
+        _JOINING,
+        "same_cluster_id",
+    ),
+    Bug(
+        "shared ledger: a feed that left keeps its birth",
+        "stream/storage/shared_ledger.py",
+        "redis.call('DEL', KEYS[3])",
+        "",
+        _JOINING,
+        "left_joins_again",
+    ),
+    Bug(
+        "shared ledger: a feed that joins has the birth of the ledger",
+        "stream/storage/keys.py",
+        'return self._named("birth")',
+        'return self._shared("birth")',
+        _FEEDS,
+        "joins_releases_no_window",
+    ),
+    Bug(
+        "shared ledger: a period is retired that another feed may still release",
+        "stream/storage/retirement.py",
+        "least = math.min(least, tonumber(kept[i]))",
+        "least = math.max(least, tonumber(kept[i]))",
+        "tests/stream/storage/test_shared_ledger_keys.py",
+        "only_once_every_feed",
+    ),
+)
+
+BUGS = (*PLAN, *CHARGE, *DRAW, *LEDGER, *SHARED_LEDGER, *COMMIT, *STATE, *HISTOGRAMS, *SMOOTHING, *ALERTS, *AREAS)
 QUICK = (
     "mean: half the cap in the sensitivity",
     "participation: m is not applied",

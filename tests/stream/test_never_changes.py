@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def facts(node: Any, place: str = "") -> dict[str, Any]:
 def keys() -> dict[str, str]:
     """Name of every Redis key of a feed."""
     feed, named = FeedKeys("feed"), {}
-    for name in (name for name in dir(FeedKeys) if not name.startswith("_") and name != "feed"):
+    functions = {"of", "beside", *(field.name for field in fields(FeedKeys))}
+    for name in (name for name in dir(FeedKeys) if not name.startswith("_") and name not in functions):
         value = getattr(feed, name)
         named[name] = value if isinstance(value, str) else value("2017-03-21" if name in ("ledger", "terms") else SLOT)
     return named

@@ -33,10 +33,8 @@ class Stopped(Exception):  # noqa: N818 - a signal of the tests, not a fault
 
 def protocol_of(redis: Redis, config: Config, publisher, **hooks) -> ReleaseProtocol:
     """The release protocol of ``config`` with rows and ledger in ``redis``."""
-    feed = config.feed.name
-    return ReleaseProtocol.connect(
-        config, redis, RowStore(redis, feed), Ledger(redis, feed), publisher, Noise(), **hooks
-    )
+    rows, ledger = RowStore.of(redis, config), Ledger.of(redis, config)
+    return ReleaseProtocol.connect(config, redis, rows, ledger, publisher, Noise(), **hooks)
 
 
 async def close_until(protocol: ReleaseProtocol, slot: int, last: str) -> None:

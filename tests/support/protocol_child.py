@@ -25,9 +25,11 @@ _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload([__name__, "pytest"])
 
 
-def exit_code(config_path: Path, feed: str, key: Path, bootstrap: str, url: str, slot: int, last_step: str) -> int:
-    """Exit code of a process that closed ``slot`` or was killed (−9) after ``last_step``."""
-    child = _FORKED.Process(target=_run, args=(config_path, feed, str(key), bootstrap, url, slot, last_step))
+def exit_code(
+    config_path: Path, feed: str, key: Path, bootstrap: str, url: str, slot: int, last_step: str, **more: Any
+) -> int:
+    """Exit code of a process that closed ``slot`` or was killed (−9) after ``last_step``. ``more``: other keys of the configuration."""
+    child = _FORKED.Process(target=_run, args=(config_path, feed, str(key), bootstrap, url, slot, last_step, more))
     child.start()
     child.join()
     assert child.exitcode is not None
@@ -38,9 +40,11 @@ def _run(*what: Any) -> None:
     asyncio.run(_close(*what))
 
 
-async def _close(config_path: Path, feed: str, key: str, bootstrap: str, url: str, slot: int, last_step: str) -> None:
+async def _close(
+    config_path: Path, feed: str, key: str, bootstrap: str, url: str, slot: int, last_step: str, more: dict[str, Any]
+) -> None:
     overrides = {"feed.name": feed, "privacy.user_key_file": key, "kafka.bootstrap": bootstrap}
-    config = load_config(config_path, **overrides)
+    config = load_config(config_path, **overrides, **more)
     redis = Redis.from_url(url)
     producer = make_producer(config.kafka)
     await producer.start()
@@ -52,8 +56,8 @@ async def _close(config_path: Path, feed: str, key: str, bootstrap: str, url: st
     closing = ReleaseProtocol.connect(
         config,
         redis,
-        RowStore(redis, feed),
-        Ledger(redis, feed),
+        RowStore.of(redis, config),
+        Ledger.of(redis, config),
         KafkaPublisher(producer, config.kafka),
         Noise(),
         after_step=kill_after,

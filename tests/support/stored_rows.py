@@ -14,8 +14,8 @@ HOUR = 3600
 
 
 async def fill(redis: Redis, config: Config, hours: int) -> None:
-    await Ledger(redis, config.feed.name).start_generation(birth=0)
-    store = RowStore(redis, config.feed.name)
+    await Ledger.of(redis, config).start_generation(birth=0)
+    store = RowStore.of(redis, config)
     for hour in range(hours):
         rows, first = random_rows(hour, 60, slot=SLOT + hour * HOUR), hour * 60
         slots = np.full(60, SLOT + hour * HOUR)
@@ -28,8 +28,8 @@ async def read_clock(_: RowStore) -> int:
 
 
 async def store(redis: Redis, config: Config, rows: np.ndarray, slot: int = SLOT) -> RowStore:
-    state = RowStore(redis, config.feed.name)
-    await Ledger(redis, config.feed.name).start_generation(birth=0)
+    state = RowStore.of(redis, config)
+    await Ledger.of(redis, config).start_generation(birth=0)
     n = len(rows)
     await state.append("bus/0", 0, n, rows, np.arange(n), np.full(n, slot))
     return state

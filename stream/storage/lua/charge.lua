@@ -1,10 +1,12 @@
 -- Charges some users for one window. Each user pays what earlier charges of this window did not cover, or is refused.
--- KEYS: ledger of the period, charges of this window so far, generation, released windows, number of windows committed,
---       terms of the period, birth of the ledger, end of the periods that are retired
+-- KEYS: ledger of the period, charges of this window so far, generation, released windows, number of windows committed by all
+--       feeds of the ledger, terms of the period, birth of the ledger, end of the periods that are retired, budgets that the
+--       feeds of a shared ledger state
 -- ARGV: window, budget (µε), generation, windows known to be committed, digest of the plan that is paid for with these
 --       users ('' = there are more), what charges may depend on ('counts', 'own' or 'histograms'), start of the
---       period, then user, charge, ...
--- The budget of a period is the lowest one ever given for it. Histograms need a period without charges that depended on counts.
+--       period, name of the ledger if feeds share it, then user, charge, ...
+-- The budget of a period is the lowest one ever given for it. If feeds share the ledger, its first charge fixes it, which has to
+-- give the least that any of them states then. Histograms need a period without charges that depended on counts.
 -- Every write sets a value and none increments one, so replaying the end of the log twice does not charge twice.
 -- A user is named once in a call: what they paid before is read for all of them first.
 -- Returns the users whose budget does not cover the charge; nothing is written for them. What was paid is never given back.
@@ -28,14 +30,22 @@ end
 if ARGV[6] == 'histograms' and redis.call('HEXISTS', KEYS[6], 'counts') == 1 then
   return redis.error_reply('TERMS charges of this period followed from counts')
 end
+local known = redis.call('HGET', KEYS[6], 'budget')
+if ARGV[8] ~= '' then
+  local fixed = tonumber(known)
+  if not fixed then
+    for _, stated in ipairs(redis.call('HVALS', KEYS[9])) do fixed = math.min(fixed or tonumber(stated), tonumber(stated)) end
+  end
+  if fixed and fixed ~= tonumber(ARGV[2]) then return redis.error_reply('BUDGET the period has another budget') end
+end
 local refused, users, charges, named = {}, {}, {}, {}
-for i = 8, #ARGV, 2 do
+for i = 9, #ARGV, 2 do
   if named[ARGV[i]] then return redis.error_reply('TWICE a user is named twice in one call') end
   named[ARGV[i]] = true
   users[#users + 1], charges[#charges + 1] = ARGV[i], ARGV[i + 1]
 end
 local budget = tonumber(ARGV[2])
-local lowest = tonumber(redis.call('HGET', KEYS[6], 'budget') or ARGV[2])
+local lowest = tonumber(known or ARGV[2])
 if lowest < budget then budget = lowest else redis.call('HSET', KEYS[6], 'budget', ARGV[2]) end
 if ARGV[6] == 'counts' then redis.call('HSET', KEYS[6], 'counts', 1) end
 if #users > 0 then

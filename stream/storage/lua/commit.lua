@@ -1,6 +1,7 @@
 -- Commits the bytes of a window, its number, and the feed's memory after it. The first writer wins; nothing is written after
 -- the window was released.
--- KEYS: outbox of the window, released windows, memory, charges of the window, number of windows committed
+-- KEYS: outbox of the window, released windows, memory, charges of the window, number of windows of this feed committed, and of
+--       all feeds of its ledger (the same key if it shares none)
 -- ARGV: window, bytes, memory they were made with ('' = none), memory after them ('' = leave it), digest of the plan they
 --       were drawn from, number that they carry
 -- Returns an error if that plan is not paid for, because Redis was replaced by one that does not know its charges.
@@ -25,6 +26,9 @@ if ARGV[4] ~= '' then
     return {2}
   end
   redis.call('SET', KEYS[3], ARGV[4])
+end
+if KEYS[6] ~= KEYS[5] then
+  redis.call('SET', KEYS[6], tonumber(redis.call('GET', KEYS[6]) or '0') + 1)
 end
 redis.call('SET', KEYS[5], ARGV[6])
 redis.call('SET', KEYS[1], ARGV[2])

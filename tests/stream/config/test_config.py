@@ -8,7 +8,7 @@ import pytest
 
 from stream.config import ConfigError, load_config
 from stream.local import REPO_ROOT
-from tests.support.builders import with_histograms
+from tests.support.builders import bus_config, riders_config, with_histograms
 
 BUS = REPO_ROOT / "config" / "bus-fleet.toml"
 
@@ -106,3 +106,14 @@ def test_a_budget_that_pays_no_window_with_its_histograms_is_refused(tmp_path: P
     outside = {"south": -10.0, "west": -10.0, "north": 10.0, "east": 10.0}
     with pytest.raises(ConfigError, match="reaches outside"):
         with_histograms(relation, tmp_path, **{"histogram.domain": outside})
+
+
+def test_feeds_that_share_a_ledger_are_refused_where_their_order_could_reveal_who_was_there(tmp_path: Path) -> None:
+    assert bus_config(tmp_path).shared_ledger is None
+    assert bus_config(tmp_path, **{"ledger.name": "city"}).shared_ledger == "city"
+    with pytest.raises(ConfigError, match=r"\[ledger\] name 'city' is not for relation 'participation'.*Leave out"):
+        riders_config(tmp_path, **{"ledger.name": "city"})
+    with pytest.raises(ConfigError, match=r"\[ledger\] name 'city' is not for \[histogram\]"):
+        with_histograms("values", tmp_path, ["ug"], **{"ledger.name": "city"})
+    with pytest.raises(ConfigError, match=r"ledger\.name: found 'City'; write at most 32 lower-case letters"):
+        bus_config(tmp_path, **{"ledger.name": "City"})

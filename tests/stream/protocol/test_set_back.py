@@ -454,12 +454,12 @@ async def test_the_last_marker_is_the_one_of_highest_number_wherever_it_lies(pri
     async with own_topic(kafka.bootstrap, topic_name, 2):
         await send(private, topic_name, (1, 1000, marker_of(1000, 2)), (0, 5000, marker_of(5000, 1)))
         known = await read_markers(kafka, "bus")
-        assert (known.last.window.start, known.last.sequence) == ("1970-01-01T00:16:40Z", 2)
+        assert (known.last("bus").window.start, known.last("bus").sequence) == ("1970-01-01T00:16:40Z", 2)
         await send(private, topic_name, (1, 3000, marker_of(3000, 4)), (0, 2000, marker_of(2000, 3, "h")))
         again = await read_markers(kafka, "bus", known)
-        assert (again.last.sequence, again.generations) == (4, {"g", "h"})
+        assert (again.last("bus").sequence, again.generations) == (4, {"g", "h"})
         assert await read_markers(kafka, "bus") == again
-        assert (await read_markers(kafka, "other")).last is None
+        assert (await read_markers(kafka, "other")).last("other") is None
 
 
 async def test_markers_that_retention_deleted_or_a_topic_made_anew_are_no_reason_to_refuse_but_what_was_seen_is_known(
@@ -475,12 +475,12 @@ async def test_markers_that_retention_deleted_or_a_topic_made_anew_are_no_reason
             await verify_ledger(private, redis)
         await admin.delete_records({TopicPartition(topic_name, 0): RecordsToDelete(before_offset=2)})
         assert await verify_ledger(private, redis) == "g"
-        assert (await read_markers(kafka, "bus", known)).last.sequence == 2
+        assert (await read_markers(kafka, "bus", known)).last("bus").sequence == 2
         await admin.delete_topics([topic_name])
         await asyncio.sleep(1)
         await admin.create_topics([NewTopic(topic_name, 1, 1)])
         await send(private, topic_name, (0, 9000, marker_of(9000, 3)))
-        assert (await read_markers(kafka, "bus", known)).last.sequence == 3
+        assert (await read_markers(kafka, "bus", known)).last("bus").sequence == 3
 
 
 async def test_another_window_under_the_last_number_is_refused(private: Config, topic_name: str, redis: Redis) -> None:

@@ -1,0 +1,259 @@
+"""Which feeds may join a shared ledger, what a feed that is refused leaves behind, and how a feed leaves."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as blocking
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from redis.asyncio import Redis
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.doctor import ledger_finding
+from stream.ingestion.pseudonyms import load_user_key
+from stream.local import REPO_ROOT, KafkaServer
+from stream.local.kafka import write_identity
+from stream.messages.message import WINDOW
+from stream.messages.topics import create_topics
+from stream.offline import claim_feed, replay_offline
+from stream.storage.keys import FeedKeys
+from stream.storage.ledger import Ledger, LedgerError
+from stream.storage.retirement import Retirement
+from stream.storage.shared_ledger import NO_TOPIC, Common, SharedLedger
+from stream.windows import Window
+from tests.support.builders import SLOT, bus_config
+from tests.support.city import HOUR, City
+from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.sharing import BUDGET, LEDGER, sharing, stored
+
+DAY = 86_400
+
+
+async def joined(city: City) -> list[str]:
+    async with Redis.from_url(city.server.url) as client:
+        return list(await SharedLedger(client, "any", str(city.bus.shared_ledger)).feeds())
+
+
+async def cluster_of(bootstrap: str) -> str:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        return (await admin.describe_cluster())["cluster_id"]
+    finally:
+        await admin.close()
+
+
+async def test_a_feed_that_publishes_to_another_kafka_with_the_same_cluster_id_is_refused(
+    city: City, tmp_path: Path
+) -> None:
+    """Container images give every cluster one id. The bus would not see there what the tram has released."""
+    await city.fill()
+    await city.verify(city.bus)
+    cluster = await cluster_of(city.bus.kafka.bootstrap)
+    write_identity(tmp_path / "other" / "data", node=1, cluster=cluster)
+    with KafkaServer(tmp_path / "other") as other:
+        assert await cluster_of(other.bootstrap) == cluster
+        kafka = city.tram.kafka.model_copy(update={"bootstrap": other.bootstrap})
+        tram = city.tram.model_copy(update={"kafka": kafka})
+        await create_topics(tram)
+        with pytest.raises(LedgerError, match="to the topic with identity"):
+            await city.verify(tram)
+        reason = await city.release(tram, 0)
+    assert reason is not None
+    assert "to the topic with identity" in reason
+    assert await city.spent() == (0, 0)
+    assert await city.release(city.bus, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"privacy.period": "12h"}, "periods of 1 day.*periods of 12:00:00"),
+        ({"feed.timezone": "Europe/Paris"}, "Chicago.*Paris"),
+        ({"feed.format": "capmetro"}, "field 'user'.*field 'vehicle_id'.*ledger of its own"),
+        ({"privacy.user_key_file": "other.key"}, "another user key"),
+    ],
+    ids=["period", "time zone", "user", "user key"],
+)
+async def test_a_feed_with_other_terms_is_refused_and_does_not_join(
+    city: City, change: dict[str, str], said: str
+) -> None:
+    await city.verify(city.bus)
+    if "privacy.user_key_file" in change:
+        change = {"privacy.user_key_file": str(city.folder / "other.key")}
+        load_user_key(change["privacy.user_key_file"])
+    settings = {"kafka.bootstrap": city.bus.kafka.bootstrap, "redis.url": city.server.url, "privacy.budget": 3.0}
+    name = city.bus.feed.name.removesuffix("bus")
+    _, tram = sharing(city.folder, name, str(city.bus.shared_ledger), **settings, **change)
+    with pytest.raises(LedgerError, match=f"(?s){said}"):
+        await city.verify(tram)
+    assert await joined(city) == [city.bus.feed.name]
+    async with Redis.from_url(city.server.url) as client:
+        stated = await SharedLedger(client, "any", str(city.bus.shared_ledger)).budgets()
+    assert list(stated) == [city.bus.feed.name]
+
+
+async def test_doctor_of_a_shared_ledger_writes_nothing(city: City) -> None:
+    async with Redis.from_url(city.server.url) as client:
+        finding = await ledger_finding(city.tram, client)
+        assert finding.ok, finding
+        assert "no feed has joined" in finding.found
+        assert await client.keys() == []
+        await city.verify(city.bus)
+        before = {key: await client.dump(key) for key in await client.keys()}
+        finding = await ledger_finding(city.tram, client)
+        assert finding.ok, finding
+        assert f"'{city.tram.feed.name}' joins when its worker starts" in finding.found
+        assert {key: await client.dump(key) for key in await client.keys()} == before
+
+
+async def test_doctor_names_the_feeds_of_a_ledger_who_holds_its_periods_and_budgets_that_differ(city: City) -> None:
+    low = city.tram.model_copy(update={"privacy": city.tram.privacy.model_copy(update={"budget": 90.0})})
+    bus, tram = city.bus.feed.name, city.tram.feed.name
+    await city.verify(city.bus)
+    await city.verify(low)
+    async with Redis.from_url(city.server.url) as client:
+        await client.hset(FeedKeys.of(city.bus).feeds, bus, SLOT)
+        finding = await ledger_finding(city.bus, client)
+    assert finding.ok, finding
+    assert f"of the feeds {bus}, {tram}" in finding.found
+    assert f"retirement waits for '{tram}'" in finding.found
+    assert f"'{bus}' 96, '{tram}' 90" in finding.found
+    assert "the next one gets 90" in finding.found
+
+
+@pytest.mark.parametrize("last", ["plan", "charge", "commit", "publish"])
+async def test_a_feed_leaves_once_it_has_published_what_it_planned_and_holds_nothing_any_more(
+    redis: Redis, tmp_path: Path, last: str
+) -> None:
+    bus, tram = sharing(tmp_path)
+    for seed, config in enumerate((bus, tram)):
+        await stored(redis, config, seed)
+    shared, ledger = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram)
+    await close_until(protocol_of(redis, tram, Collected()), SLOT, last)
+    with pytest.raises(LedgerError, match="planned or committed and not published: 2017-03-21T12:00:00Z"):
+        await shared.leave("tram")
+    assert list(await shared.feeds()) == ["bus", "tram"]
+    await protocol_of(redis, tram, Collected()).close(SLOT)
+    charged = await ledger.total("2017-03-21")
+    await shared.leave("tram")
+    assert list(await shared.feeds()) == ["bus"]
+    assert await ledger.birth() is None
+    assert await ledger.total("2017-03-21") == charged
+    end = bus.slotting.period_of(SLOT).end
+    assert await Retirement(redis, "bus", bus.slotting, LEDGER).retire(end) == end
+
+
+async def test_a_feed_that_left_joins_again_with_a_birth_of_its_own(city: City) -> None:
+    await city.fill()
+    assert await city.release(city.tram, 0) is None
+    async with Redis.from_url(city.server.url) as client:
+        ledger, name = Ledger.of(client, city.tram), city.tram.feed.name
+        await SharedLedger(client, "any", str(city.tram.shared_ledger)).leave(name)
+        before = (await client.time())[0]
+        await city.verify(city.tram)
+        assert (await ledger.birth() or 0) >= before
+    assert name in await joined(city)
+    reason = await city.release(city.tram, 1)
+    assert reason is not None
+    assert "began before" in reason
+
+
+async def test_a_feed_that_did_not_join_cannot_leave(redis: Redis) -> None:
+    with pytest.raises(LedgerError, match="'metro' did not join ledger 'city'; its feeds are: none"):
+        await SharedLedger(redis, "bus", LEDGER).leave("metro")
+
+
+def test_leaving_asks_for_a_confirmation(redis_url: str, redis: Redis, tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    text = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8")
+    file.write_text(text.replace("[hexagons]", f'[ledger]\nname = "{LEDGER}"\n\n[hexagons]'), encoding="utf-8")
+    keys = FeedKeys("tram", LEDGER)
+    with blocking.Redis.from_url(redis_url) as client:
+        client.hset(keys.feeds, "tram", 0)
+        command = ["ledger", "leave", "tram", "--config", str(file)]
+        environment = {"HEXVEIL_REDIS__URL": redis_url}
+        asked = CliRunner().invoke(app, command, env=environment)
+        assert asked.exit_code == 2
+        assert "repeat the" in asked.output
+        assert client.hexists(keys.feeds, "tram")
+        done = CliRunner().invoke(app, [*command, "--yes"], env=environment)
+        assert done.exit_code == 0, done.output
+        assert not client.hexists(keys.feeds, "tram")
+        again = CliRunner().invoke(app, [*command, "--yes"], env=environment)
+        assert again.exit_code == 1
+        assert "did not join" in again.output
+
+
+async def sent(city: City, feed: str, value: dict[str, Any] | bytes) -> None:
+    producer = AIOKafkaProducer(bootstrap_servers=city.bus.kafka.bootstrap)
+    await producer.start()
+    try:
+        body = value if isinstance(value, bytes) else json.dumps(value).encode()
+        await producer.send_and_wait(WINDOW, body, key=feed.encode())
+    finally:
+        await producer.stop()
+
+
+async def test_a_bad_marker_of_an_unrelated_feed_stops_nobody_and_one_of_a_member_stops_all(city: City) -> None:
+    await city.fill()
+    unrelated = city.bus.feed.name + "x"
+    for value in (b"\xff", b"[]", b"null", b'{"ledger": 5}', {"window": 1}, {"ledger": "another", "window": 1}):
+        await sent(city, unrelated, value)
+    assert await city.release(city.bus, 0) is None
+    await city.verify(city.tram)
+    await sent(city, city.tram.feed.name, b"{")
+    reason = await city.release(city.bus, 1)
+    assert reason is not None
+    assert "not a close marker" in reason
+
+
+async def test_a_bad_marker_that_names_the_ledger_stops_it_whoever_sent_it(city: City) -> None:
+    await sent(city, city.bus.feed.name + "x", {"ledger": city.bus.shared_ledger, "generation": 1})
+    with pytest.raises(LedgerError, match="not a close marker"):
+        await city.verify(city.bus)
+
+
+def events(folder: Path, name: str, field: str) -> Path:
+    file = folder / name
+    lines = [
+        {"user": "one", field: f"v{n % 3}", "time": (SLOT + n) * 1000, "lat": 30.2, "lng": -97.7, "speed": n % 50.0}
+        for n in range(60)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def test_recordings_that_name_their_users_in_another_field_are_refused(tmp_path: Path) -> None:
+    bus, _ = sharing(tmp_path)
+    fields = {"user": "fleet", "time": "time", "lat": "lat", "lng": "lng", "speed": "speed", "time_format": "epoch-ms"}
+    settings = {"privacy.epsilon": 1.5, "privacy.budget": BUDGET / 1e6, "ledger.name": LEDGER, "feed.name": "tram"}
+    tram = bus_config(tmp_path, **settings, **{"feed.topic": "tram", "feed.format": "declared", "feed.fields": fields})
+    span, state, out = Window(SLOT, SLOT + HOUR), tmp_path / "ledger", io.StringIO()
+    replay_offline(bus, events(tmp_path, "bus.ndjson", "user"), "canonical", out, span=span, state=state)
+    released = out.getvalue()
+    with pytest.raises(LedgerError, match="field 'user' names, in this feed it is field 'fleet'"):
+        replay_offline(tram, events(tmp_path, "tram.ndjson", "fleet"), "declared", out, span=span, state=state)
+    assert out.getvalue() == released
+
+
+async def test_a_feed_without_a_topic_joins_no_ledger_whose_feeds_have_one(redis: Redis, tmp_path: Path) -> None:
+    """No worker would see what it releases."""
+    bus, tram = sharing(tmp_path)
+    shared = SharedLedger(redis, "bus", LEDGER)
+    await shared.bind(Common("field 'user'", "an identity", "key"))
+    with pytest.raises(LedgerError, match=f"identity an identity, this one to {NO_TOPIC}"):
+        await claim_feed(tram, redis, "key")
+    assert await shared.feeds() == {}
+    await redis.flushall()
+    await claim_feed(bus, redis, "key")
+    await claim_feed(tram, redis, "key")
+    with pytest.raises(LedgerError, match="another user key"):
+        await claim_feed(tram, redis, "other")
+    assert list(await shared.feeds()) == ["bus", "tram"]

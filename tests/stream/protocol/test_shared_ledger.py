@@ -1,0 +1,274 @@
+"""Feeds that share a ledger spend one budget, whoever is killed when, and whatever Redis forgets. Real Kafka and Redis."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from stream.local import RedisServer
+from stream.offline import replay_offline
+from stream.protocol import close_process
+from stream.protocol.ledger_check import LedgerCheck
+from stream.protocol.release_protocol import STEPS
+from stream.storage.keys import FeedKeys
+from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, SetBackError
+from stream.windows import Window
+from tests.support import hourly
+from tests.support.builders import SLOT
+from tests.support.city import HOUR, City
+from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.protocol_child import exit_code
+from tests.support.sharing import BUDGET, LEDGER, PERIOD, drawn, sharing, spent, stored
+from tests.support.topics_reader import read_all
+
+
+async def worst_of_two_feeds(redis: Redis, tmp_path: Path) -> int:
+    """The most that the releases of two feeds cost one user, by the plans from which they were drawn."""
+    both = sharing(tmp_path)
+    for seed, config in enumerate(both):
+        await stored(redis, config, seed)
+    costs = [await drawn(redis, config) for config in both]
+    total = costs[0] + costs[1]
+    if not any(cost > BUDGET for cost in total.values()):
+        assert await spent(redis, both[0]) == total
+    return max(total.values())
+
+
+async def test_the_releases_of_two_feeds_cost_nobody_more_than_one_budget(redis: Redis, tmp_path: Path) -> None:
+    assert 0 < await worst_of_two_feeds(redis, tmp_path) <= BUDGET
+
+
+async def test_the_audit_finds_feeds_that_each_keep_counters_of_their_own(
+    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug."""
+    monkeypatch.setattr(FeedKeys, "ledger", lambda self, period: f"hv:{{ledger:{LEDGER}}}:{self.feed}:{period}")
+    assert await worst_of_two_feeds(redis, tmp_path) > BUDGET
+
+
+@pytest.mark.parametrize("moment", ["seal", "read", "plan", "charge", "draw", "commit"])
+async def test_a_feed_that_another_overtakes_plans_with_what_the_other_left(
+    redis: Redis, tmp_path: Path, moment: str
+) -> None:
+    """Between a plan and its charge, the other feed spends what the plan would: it is replaced, and drawn without these users."""
+    bus, tram = sharing(tmp_path)
+    for seed, config in enumerate((bus, tram)):
+        await stored(redis, config, seed)
+    others, steps = [], []
+
+    async def overtaken(step: str) -> None:
+        steps.append(step)
+        if step == moment and not others:
+            others.append(await drawn(redis, tram))
+
+    total = await drawn(redis, bus, hook=overtaken) + others[0]
+    assert 0 < max(total.values()) <= BUDGET
+    assert steps.count("plan") == (2 if moment == "plan" else 1)
+    paid = await spent(redis, bus)
+    assert all(paid[user] >= cost for user, cost in total.items())
+
+
+@pytest.mark.parametrize("last", STEPS[:-1])
+async def test_a_crash_of_one_feed_charges_its_users_once_and_the_other_feed_sees_what_was_charged(
+    redis: Redis, tmp_path: Path, last: str
+) -> None:
+    bus, tram = sharing(tmp_path)
+    for seed, config in enumerate((bus, tram)):
+        await stored(redis, config, seed)
+    first = Collected()
+    await close_until(protocol_of(redis, bus, first), SLOT, last)
+    before = await spent(redis, bus)
+    other = await drawn(redis, tram)
+    if STEPS.index(last) >= STEPS.index("charge"):
+        assert before.total() > 0
+        assert await spent(redis, bus) == before + other
+    again = Collected()
+    await protocol_of(redis, bus, again).close(SLOT)
+    after = await spent(redis, bus)
+    assert max(after.values()) <= BUDGET
+    if STEPS.index(last) >= STEPS.index("charge"):
+        assert after == before + other, "the crash charged somebody twice"
+    values = {message.ce_id: message.value for message in again.messages}
+    assert all(values[message.ce_id] == message.value for message in first.messages)
+
+
+async def test_markers_name_the_ledger_and_number_the_windows_of_each_feed_apart(city: City) -> None:
+    """A number over all feeds would tell whose draw took longer."""
+    await city.fill()
+    for hour in range(2):
+        for config in (city.bus, city.tram):
+            assert await city.release(config, hour) is None
+    markers = {config.feed.name: await city.markers(config) for config in (city.bus, city.tram)}
+    assert [[marker["sequence"] for marker in of] for of in markers.values()] == [[1, 2], [1, 2]]
+    facts = {(m["ledger"], m["generation"], m["budget"]) for of in markers.values() for m in of}
+    assert facts == {(city.bus.shared_ledger, await city.verify(city.bus), 96.0)}
+
+
+@pytest.mark.parametrize("own", [0, 1], ids=["the feed's own windows are known", "they are not"])
+async def test_a_redis_set_back_to_before_a_charge_of_another_feed_stops_every_feed(city: City, own: int) -> None:
+    """Redis knows all that this feed has published. Only the markers of the other feed show what was lost."""
+    await city.fill()
+    assert await city.release(city.bus, 0) is None
+    city.backup()
+    assert await city.release(city.tram, 0) is None
+    if own:
+        assert await city.release(city.bus, 1) is None
+    city.set_back()
+    before = await city.spent()
+    for config in (city.bus, city.tram):
+        reason = await city.release(config, 2)
+        assert reason is not None
+        assert "set back to an older state" in reason
+        with pytest.raises(SetBackError):
+            await city.verify(config)
+    assert await city.spent() == before
+    assert [len(await city.markers(config)) for config in (city.bus, city.tram)] == [1 + own, 1]
+
+
+async def test_a_redis_that_lost_a_charge_of_another_feed_after_the_last_look_publishes_nothing(
+    city: City, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After this feed looked at the markers, the other one releases a window, and Redis loses it again."""
+    await city.fill()
+    client, look, looks = Redis.from_url(city.server.url), LedgerCheck.verify, []
+
+    async def overtaken(self: LedgerCheck) -> None:
+        await look(self)
+        looks.append(1)
+        if len(looks) == 1:
+            older = {key: await client.dump(key) for key in await client.keys()}
+            assert await city.release(city.tram, 0) is None
+            await client.flushall()
+            for key, value in older.items():
+                await client.restore(key, 0, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerCheck, "verify", overtaken)
+        reason = await city.release(city.bus, 0)
+    await client.aclose()
+    assert reason is not None
+    assert "were committed, Redis remembers 0" in reason
+    assert await city.markers(city.bus) == []
+
+
+async def test_a_feed_without_releases_of_its_own_starts_no_ledger_where_another_feed_shows_that_it_was_lost(
+    city: City,
+) -> None:
+    await city.fill()
+    assert await city.release(city.tram, 0) is None
+    async with Redis.from_url(city.server.url) as client:
+        await client.flushall()
+        close_process.forget_everything()
+        for config in (city.bus, city.tram):
+            with pytest.raises(
+                LedgerError, match=f"feed '{city.tram.feed.name}'.*Redis holds none.*and the ledger, too"
+            ):
+                await city.verify(config)
+        assert await client.keys() == []
+
+
+async def test_two_redis_behind_one_ledger_stop_each_other(
+    city: City, redis_binary: str | None, tmp_path: Path
+) -> None:
+    with RedisServer(tmp_path / "other", binary=redis_binary) as server:
+        settings = city.tram.redis.model_copy(update={"url": server.url})
+        other = City(city.bus, city.tram.model_copy(update={"redis": settings}), server, tmp_path)
+        await city.fill()
+        await other.fill()
+        assert await city.release(city.bus, 0) is None
+        reason = await other.release(other.tram, 0)
+        assert reason is not None
+        assert "two Redis serve one ledger" in reason
+
+
+@pytest.mark.parametrize("last", ["charge", "draw", "commit", "publish"])
+async def test_a_feed_killed_between_charge_and_publication_is_charged_once_and_published_in_one_version(
+    city: City, last: str
+) -> None:
+    await city.fill()
+    bus = city.bus
+    await city.verify(bus)
+    more = {"ledger.name": bus.shared_ledger, "feed.topic": bus.feed.topic, "privacy.budget": 96.0}
+    key, kafka = bus.privacy.user_key_file, bus.kafka.bootstrap
+    code = exit_code(hourly.BUS, bus.feed.name, key, kafka, city.server.url, SLOT, last, **more)
+    assert code == -9
+    users, charged = await city.spent()
+    assert users > 0
+    assert await city.release(city.tram, 0) is None
+    _, with_other = await city.spent()
+    assert with_other > charged
+    assert await city.release(bus, 0) is None
+    assert (await city.spent())[1] == with_other, "the window was charged a second time"
+    bodies: dict[str, set[bytes]] = {}
+    for record in await read_all(kafka, bus.feed.name):
+        bodies.setdefault(dict(record.headers)["ce_id"], set()).add(record.value)
+    assert bodies
+    assert all(len(values) == 1 for values in bodies.values()), "a second draw is out"
+
+
+async def test_a_feed_that_joins_releases_no_window_of_a_period_that_began_before(redis: Redis, tmp_path: Path) -> None:
+    """It may have been released under another name and ledger until then."""
+    bus, tram = sharing(tmp_path)
+    await stored(redis, bus, 1)
+    await Ledger.of(redis, tram).start_generation()
+    await stored(redis, tram, 2)
+    publisher = Collected()
+    with pytest.raises(BeforeBirthError, match="ledger adopt"):
+        await protocol_of(redis, tram, publisher).close(SLOT)
+    assert publisher.messages == []
+    assert max((await drawn(redis, bus)).values()) > 0
+    await Ledger.of(redis, tram).adopt(0)
+    await drawn(redis, tram)
+    assert max((await spent(redis, tram)).values()) <= BUDGET
+
+
+def test_recordings_of_two_feeds_share_the_budget_of_a_folder(tmp_path: Path) -> None:
+    file, out = tmp_path / "hour.ndjson", io.StringIO()
+    rng = np.random.default_rng(1)
+    events = [
+        {"user": f"v{n % 3}", "time": (SLOT + n) * 1000, "lat": 30.2, "lng": -97.7, "speed": float(rng.uniform(0, 60))}
+        for n in range(60)
+    ]
+    file.write_text("".join(json.dumps(event) + "\n" for event in events))
+    span, state = Window(SLOT, SLOT + HOUR), tmp_path / "ledger"
+    runs = [
+        replay_offline(config, file, "canonical", out, span=span, state=state).charged[PERIOD]
+        for config in sharing(tmp_path)
+    ]
+    assert runs[0][0] == runs[1][0] == 3
+    assert 0 < runs[0][1] == runs[1][1] <= 3 * BUDGET, "the second feed spent a budget of its own"
+
+
+async def test_a_window_of_one_feed_does_not_overwrite_that_of_another(redis: Redis, tmp_path: Path) -> None:
+    bus, tram = sharing(tmp_path, **{"privacy.budget": 96.0})
+    for seed, config in enumerate((bus, tram)):
+        await stored(redis, config, seed)
+        await close_until(protocol_of(redis, config, Collected()), SLOT, "commit")
+    boxes = [await redis.get(FeedKeys.of(config).outbox(SLOT)) for config in (bus, tram)]
+    assert None not in boxes
+    assert boxes[0] != boxes[1]
+
+
+async def test_a_charge_notices_that_redis_lost_a_commit_of_another_feed_since_the_last_look(
+    redis: Redis, tmp_path: Path
+) -> None:
+    bus, tram = sharing(tmp_path, **{"privacy.budget": 96.0})
+    for seed, config in enumerate((bus, tram)):
+        await stored(redis, config, seed)
+    older = {key: await redis.dump(key) for key in await redis.keys()}
+    await drawn(redis, tram)
+    publisher = Collected()
+    worker = protocol_of(redis, bus, publisher)
+    assert await worker.ledger.sequence() == 0
+    await redis.flushall()
+    for key, value in older.items():
+        await redis.restore(key, 0, value)
+    with pytest.raises(SetBackError, match="1 windows of the feeds of ledger 'city' were committed, Redis remembers 0"):
+        await worker.close(SLOT)
+    assert publisher.messages == []
+    assert await worker.ledger.periods() == []

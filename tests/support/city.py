@@ -1,0 +1,81 @@
+"""Two feeds of one ledger with real servers, whose Redis can be set back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from stream.config import Config
+from stream.local import RedisServer
+from stream.messages.message import WINDOW
+from stream.messages.topics import create_topics
+from stream.protocol import close_process
+from stream.protocol.close_process import close_windows
+from stream.protocol.ledger_check import verify_ledger
+from stream.storage.ledger import Ledger
+from tests.support.builders import SLOT
+from tests.support.sharing import PERIOD, sharing
+from tests.support.stored_rows import fill
+from tests.support.topics_reader import read_all
+
+HOUR = 3600
+
+
+@dataclass
+class City:
+    """Two feeds of one ledger with a Redis of their own that can be copied and set back, and three hours with rows."""
+
+    bus: Config
+    tram: Config
+    server: RedisServer
+    folder: Path
+
+    async def fill(self) -> None:
+        async with Redis.from_url(self.server.url) as client:
+            for config in (self.bus, self.tram):
+                await fill(client, config, 3)
+
+    async def verify(self, config: Config) -> str:
+        async with Redis.from_url(self.server.url) as client:
+            return await verify_ledger(config, client)
+
+    async def release(self, config: Config, hour: int) -> str | None:
+        """Why the window was not released; None if it was."""
+        (report,) = await close_windows(config, [SLOT + hour * HOUR])
+        return report.reason if report.failure else None
+
+    async def spent(self) -> tuple[int, int]:
+        async with Redis.from_url(self.server.url) as client:
+            return await Ledger.of(client, self.bus).total(PERIOD)
+
+    async def markers(self, config: Config) -> list[dict[str, Any]]:
+        records = await read_all(config.kafka.bootstrap, config.feed.name)
+        return [json.loads(record.value) for record in records if record.topic == WINDOW]
+
+    def backup(self) -> None:
+        shutil.copytree(self.folder / "redis" / "appendonlydir", self.folder / "backup")
+
+    def set_back(self) -> None:
+        self.server.stop()
+        shutil.rmtree(self.folder / "redis" / "appendonlydir")
+        shutil.copytree(self.folder / "backup", self.folder / "redis" / "appendonlydir")
+        self.server.start()
+        close_process.forget_everything()
+
+
+@pytest.fixture
+async def city(kafka: str, redis_binary: str | None, tmp_path: Path, topic_name: str) -> AsyncIterator[City]:
+    with RedisServer(tmp_path / "redis", binary=redis_binary) as server:
+        settings = {"kafka.bootstrap": kafka, "redis.url": server.url, "privacy.budget": 96.0}
+        both = sharing(tmp_path, f"{topic_name}-", topic_name, **settings)
+        for config in both:
+            await create_topics(config)
+        close_process.forget_everything()
+        yield City(*both, server, tmp_path)
