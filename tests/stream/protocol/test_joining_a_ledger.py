@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from typer.testing import CliRunner
 
 from stream.cli import app
+from stream.config.privacy import PrivacyConfig
 from stream.doctor import ledger_finding
 from stream.ingestion.pseudonyms import load_user_key
 from stream.local import REPO_ROOT, KafkaServer
