@@ -115,7 +115,9 @@ async def test_doctor_of_a_shared_ledger_writes_nothing(city: City) -> None:
 
 
 async def test_doctor_names_the_feeds_of_a_ledger_who_holds_its_periods_and_budgets_that_differ(city: City) -> None:
-    privacy = PrivacyConfig.model_validate(city.tram.privacy.model_dump(by_alias=True, exclude_unset=True) | {"budget": 90.0})
+    privacy = PrivacyConfig.model_validate(
+        city.tram.privacy.model_dump(by_alias=True, exclude_unset=True) | {"budget": 90.0}
+    )
     low = city.tram.model_copy(update={"privacy": privacy})
     bus, tram = city.bus.feed.name, city.tram.feed.name
     await city.verify(city.bus)
