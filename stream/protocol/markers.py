@@ -96,11 +96,14 @@ async def read_markers(
                 f"Kafka at {kafka.bootstrap} shows no topic {WINDOW}, so whether feed {feed!r} released anything is unknown. "
                 "Run 'hexveil topics create', let this user describe and read the topic, or wait for the broker"
             )
-        known = known or Published()
+        identity = "" if shared_ledger is None else await topic_identity(consumer, WINDOW)
+        if known is None or known.topic != identity:
+            known = Published()  # what was read before was another topic
         gathered = _Gathered(feed, shared_ledger, members, dict(known.newest), set(known.generations))
         ends = await _read(consumer, partitions, gathered, known.positions)
-        # After reading: an identity never returns, so if the topic still has it, what was read is of this topic.
-        identity = "" if shared_ledger is None else await topic_identity(consumer, WINDOW)
+        # An identity never returns, so if the topic still has it, all that was read is of this topic.
+        if shared_ledger is not None and await topic_identity(consumer, WINDOW) != identity:
+            raise LedgerError(f"topic {WINDOW} was created anew while it was read; the worker tries again")
         return Published(ends, gathered.newest, frozenset(gathered.generations), identity)
     finally:
         await consumer.stop()
@@ -109,7 +112,7 @@ async def read_markers(
 def _marker(value: bytes, where: str) -> Marker:
     try:
         return msgspec.json.decode(value, type=Marker)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise LedgerError(
             f"{where} holds something that is not a close marker ({error}), so what was released is unknown. Only workers may write there; "
             "find out who else did"

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import redis as blocking
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from redis.asyncio import Redis
 from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config.privacy import PrivacyConfig
+from stream.config.servers import KafkaConfig
 from stream.doctor import ledger_finding
 from stream.ingestion.pseudonyms import load_user_key
 from stream.local import REPO_ROOT, KafkaServer
@@ -23,6 +24,7 @@ from stream.local.kafka import write_identity
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.offline import claim_feed, replay_offline
+from stream.protocol.markers import Published, read_markers
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.retirement import Retirement
@@ -70,6 +72,26 @@ async def test_a_feed_that_publishes_to_another_kafka_with_the_same_cluster_id_i
     assert "to the topic with identity" in reason
     assert await city.spent() == (0, 0)
     assert await city.release(city.bus, 0) is None
+
+
+async def test_a_topic_that_was_created_anew_is_read_from_its_beginning(kafka: str, topic_name: str) -> None:
+    """A process that knows an earlier topic beyond the first marker of the new one must not miss it."""
+    feed, ledger = f"{topic_name}-tram", topic_name
+    marker = {"window": {"start": "a", "end": "b"}, "generation": "g", "digest": "d", "sequence": 1, "ledger": ledger}
+    servers = KafkaConfig(bootstrap=kafka)
+    async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
+        sent = await producer.send_and_wait(WINDOW, json.dumps(marker).encode(), key=feed.encode())
+        partitions = await producer.partitions_for(WINDOW)
+    beyond = {TopicPartition(WINDOW, sent.partition): sent.offset + 1}
+    now = await read_markers(servers, "bus", None, ledger)
+    assert now.topic
+    for topic, seen in ((now.topic, False), ("of an earlier topic", True)):
+        known = Published(
+            positions=dict.fromkeys([TopicPartition(WINDOW, n) for n in partitions], 0) | beyond, topic=topic
+        )
+        again = await read_markers(servers, "bus", known, ledger)
+        assert (feed in again.newest) == seen
+        assert again.topic == now.topic
 
 
 @pytest.mark.parametrize(
