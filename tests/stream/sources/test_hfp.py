@@ -342,6 +342,7 @@ def test_positions_reach_kafka_over_tls(
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
     monkeypatch.setenv("HEXVEIL_REDIS__URL", redis_url)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic_name)
+    monkeypatch.setenv("HEXVEIL_FEED__NAME", topic_name)  # no other test bound it to a user key in the same Redis
     asyncio.run(create_topic(kafka, topic_name))
     load_user_key(helsinki.parent / "var" / "user.key")
     ca = helsinki.parent / "ca.pem"
