@@ -129,7 +129,6 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
     },
     "m_UB out of range": _case(
         ParameterError,
-        array_averaging_above=lambda: ArrayAveraging(U, capacity=4).plan(ints(1, 3), MICRO),
         array_averaging_below=lambda: ArrayAveraging(U, capacity=0).plan(ints(1, 3), MICRO),
         bestfit_above=lambda: bestfit(ints(1, 3), 4),
         bestfit_below=lambda: bestfit(ints(2, 3), 1),

@@ -89,10 +89,8 @@ class SteppedPipeline(Pipeline):
 class SteppedPublisher:
     """The broker takes the releases, then the close marker; then all of them are read back."""
 
-    async def start(self) -> None:
+    async def stop(self) -> None:
         pass
-
-    stop = start
 
     async def publish(self, messages: Sequence[Message]) -> None:
         await Request("publish", messages=tuple(messages[:-1]))
@@ -152,10 +150,18 @@ def charges_of(plan: Plan) -> dict[int, int]:
     return dict(zip(users.tolist(), charges.tolist(), strict=True))
 
 
+async def _at_once(producer: SteppedPublisher) -> None:
+    """The start of a producer; nothing happens in it that the protocol rests on."""
+
+
 @contextmanager
 def seam(redis: Callable[[], SteppedRedis], protocol: type[Any]) -> Iterator[None]:
     """The shipped closing process with the scheduler's servers and ``protocol``; everything else is as it is shipped."""
-    servers = {"redis_client": lambda _: redis(), "make_producer": lambda _: SteppedPublisher()}
+    servers = {
+        "redis_client": lambda _: redis(),
+        "make_producer": lambda _: SteppedPublisher(),
+        "start_client": _at_once,
+    }
     servers |= {"KafkaPublisher": lambda *_: SteppedPublisher(), "ReleaseProtocol": protocol}
     with (
         patch.multiple(close_process, **servers),

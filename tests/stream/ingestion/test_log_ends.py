@@ -138,6 +138,6 @@ async def test_a_close_marker_that_is_not_shown_yet_is_waited_for(pair: list[Kaf
             reading = asyncio.create_task(read_markers(KafkaConfig(bootstrap=leader), "bus"))
             await asyncio.sleep(2)
             assert not reading.done()
-    last = (await asyncio.wait_for(reading, 60)).last
+    last = (await asyncio.wait_for(reading, 60)).last("bus")
     assert last is not None
     assert last.sequence == 1

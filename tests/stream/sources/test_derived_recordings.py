@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import os
@@ -11,7 +10,6 @@ import random
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -210,28 +208,6 @@ async def test_a_pipe_in_disorder_gives_the_same(kafka: str, topic: str, tmp_pat
     replayed(tmp_path, "-", kafka, topic, text=text)
     sent = [value for part in await stored(kafka, topic) for _, value in part]
     assert by_vehicle(sent) == by_vehicle(live(fixes))
-
-
-def test_the_recorded_city_without_its_speeds_gives_the_live_speeds(shared_data: Path, tmp_path: Path) -> None:
-    with gzip.open(shared_data / "capmetro" / "2017-03-21.csv.gz", "rt") as file:
-        rows = list(csv.DictReader(file))
-    fixes: list[Fix] = sorted(
-        (
-            (
-                f"1:{row['vehicle_id']}",
-                int(datetime.fromisoformat(row["timestamp"]).astimezone(UTC).timestamp()),
-                float(row["latitude"]),
-                float(row["longitude"]),
-                None,
-            )
-            for row in rows
-        ),
-        key=lambda fix: fix[1],
-    )
-    path = write(tmp_path / "day.parquet", sorted(fixes, key=lambda fix: fix[0]), with_speed=False)
-    values = events_of(config_of(tmp_path, feed()), path)
-    assert by_vehicle(values) == by_vehicle(live(fixes, at_once=500))
-    assert len(values) > 44_000
 
 
 @pytest.mark.parametrize("path", ["-", "day.ndjson"])

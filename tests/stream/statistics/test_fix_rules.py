@@ -15,7 +15,7 @@ from dpcore.noise import Noise
 from stream.config import Config, ConfigError, load_config
 from stream.ingestion.decoding import REASONS, Decoder
 from stream.local import REPO_ROOT
-from stream.offline import ageless, read_recording, replay_offline, split_by_slot
+from stream.offline import ageless, replay_offline
 from stream.statistics.fix_rules import FixRules
 from stream.statistics.window_release import Allowance, WindowStatistics
 from stream.storage.row_store import ROW
@@ -174,15 +174,6 @@ def test_a_parked_vehicle_is_not_frozen_but_one_that_drives_at_one_position_is()
     assert reasons(parked, rules) == {}
     assert reasons(changed(parked, "value", [20, 49], 900), rules) == {"frozen": [20, 49]}
     assert reasons(parked, FixRules(frozen_us=1_200_000_000)) == {"frozen": list(range(10, 50))}
-
-
-def test_on_the_recorded_city_hardly_any_sound_event_is_refused_by_default(shared_data: Path, tmp_path: Path) -> None:
-    rules, config = FixRules.of(shipped_riders(tmp_path)), bus_config(tmp_path, **{"window.slot": "3h"})
-    assert rules is not None
-    for name in ("2015-09-06", "2016-11-26"):
-        rows, _ = read_recording(config, shared_data / "capmetro" / f"{name}.csv.gz", "capmetro")
-        refused = [rules.refused(part) for part in split_by_slot(rows, config).values()]
-        assert sum(int(at.sum()) for verdicts in refused for at in verdicts.values()) <= 4 < len(rows) / 5_000
 
 
 def test_a_window_is_drawn_under_the_rules_it_was_planned_under(tmp_path: Path) -> None:
