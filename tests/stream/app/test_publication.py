@@ -86,10 +86,10 @@ class Arrivals:
         try:
             await consumer.seek_to_end()
             async for record in consumer:
-                body, now = json.loads(record.value), time.time()
-                if body["feed"].encode() != self._feed:
-                    continue
-                start = body["window"]["start"]
+                now = time.time()
+                if b'"feed":"%b"' % self._feed not in record.value:
+                    continue  # other tests write there, too, and not all of it is a message
+                start = json.loads(record.value)["window"]["start"]
                 self.first.setdefault(start, now)
                 if record.topic == WINDOW:
                     self.markers.setdefault(start, now)

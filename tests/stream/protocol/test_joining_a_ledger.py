@@ -77,7 +77,8 @@ async def test_a_feed_that_publishes_to_another_kafka_with_the_same_cluster_id_i
 async def test_a_topic_that_was_created_anew_is_read_from_its_beginning(kafka: str, topic_name: str) -> None:
     """A process that knows an earlier topic beyond the first marker of the new one must not miss it."""
     feed, ledger = f"{topic_name}-tram", topic_name
-    marker = {"window": {"start": "a", "end": "b"}, "generation": "g", "digest": "d", "sequence": 1, "ledger": ledger}
+    span = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
+    marker = {"feed": feed, "window": span, "generation": "g", "digest": "d", "sequence": 1, "ledger": ledger}
     servers = KafkaConfig(bootstrap=kafka)
     async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
         sent = await producer.send_and_wait(WINDOW, json.dumps(marker).encode(), key=feed.encode())
