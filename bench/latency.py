@@ -27,11 +27,10 @@ from redis.asyncio import Redis
 from bench.faults.feeding import Stream
 from bench.faults.feeds import write_config
 from bench.faults.processes import PublicService, Worker, wait_until_ready
+from bench.faults.site import prepare
 from bench.progress import shown
 from stream.config import Config, load_config
 from stream.local import LOOPBACK, KafkaServer, RedisServer
-from stream.messages.topics import create_topics
-from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
 
 SHARES = (0.1, 0.5, 0.9)
@@ -65,9 +64,7 @@ async def _measured(sizes: Sizes) -> dict[str, Any]:
             folder, "plain", "latency", bootstrap=kafka.bootstrap, replicas=1, redis=redis.url, slot=sizes.slot, ahead=5
         )
         config = load_config(file)
-        await create_topics(config)
-        async with Redis.from_url(config.redis.url) as client:
-            await Ledger(client, config.feed.name).start_generation(birth=0)
+        await prepare(config)
         worker, service = Worker(file), PublicService(file, config.public.port)
         stack.callback(worker.end)
         stack.callback(service.end)

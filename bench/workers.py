@@ -24,11 +24,10 @@ from redis.asyncio import Redis
 from bench.faults.feeding import Stream
 from bench.faults.feeds import write_config
 from bench.faults.processes import Worker, wait_until_ready
+from bench.faults.site import prepare
 from bench.progress import shown
 from stream.config import Config, load_config
 from stream.local import KafkaServer, RedisServer
-from stream.messages.topics import create_topics
-from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
 
 PARTITIONS = 16
@@ -62,7 +61,8 @@ async def _measured(number: int, sizes: Sizes) -> dict[str, float]:
             folder, "plain", "workers", bootstrap=kafka.bootstrap, replicas=1, redis=redis.url, slot=_SLOT, ahead=5
         )
         config = load_config(file)
-        await _prepare(config)
+        await _create_topic(config)
+        await prepare(config)
         workers = [Worker(file) for _ in range(number)]
         for worker in workers:
             stack.callback(worker.end)
@@ -77,15 +77,12 @@ async def _measured(number: int, sizes: Sizes) -> dict[str, float]:
     return {"cpu_seconds_per_million": used / sizes.events * 1e6, "events_per_second": sizes.events / wall}
 
 
-async def _prepare(config: Config) -> None:
+async def _create_topic(config: Config) -> None:
     client = AIOKafkaAdminClient(bootstrap_servers=config.kafka.bootstrap)
     await client.start()
     topic = NewTopic(config.feed.topic, PARTITIONS, 1, topic_configs={"message.timestamp.type": "LogAppendTime"})
     await client.create_topics([topic])
     await client.close()
-    await create_topics(config)
-    async with Redis.from_url(config.redis.url) as redis:
-        await Ledger(redis, config.feed.name).start_generation(birth=0)
 
 
 async def _send(config: Config, count: int) -> None:

@@ -101,7 +101,7 @@ class Site:
                 broker.start()
             self.redis.start()
             for feed in self.feeds:
-                asyncio.run(_prepare(feed.config))
+                asyncio.run(prepare(feed.config))
                 for _ in range(self.sizes.workers):
                     feed.start_worker()
             config = self.feeds[0].config
@@ -142,7 +142,7 @@ class Site:
         return client
 
 
-async def _prepare(config: Config) -> None:
+async def prepare(config: Config) -> None:
     """Create the topics, and a ledger that may release the running period: no other ledger ever did."""
     await create_topics(config)
     async with Redis.from_url(config.redis.url) as client:

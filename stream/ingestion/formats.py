@@ -268,20 +268,23 @@ def is_not_finite(value: Any) -> bool:
 
 
 def user_field(feed: FeedConfig, file_format: str | None = None) -> str:
-    """The field that identifies a user in the events of a feed, or in recordings in ``file_format``.
-
-    Where speeds are derived the topic is canonical whatever the recordings are, so that of [feed.fields] belongs to it.
-    """
-    if file_format is not None:
-        return f"field '{feed_format(feed.model_copy(update={'format': file_format})).fields.user}'"
-    own = f"field '{feed_format(feed).fields.user}'"
-    if not feed.derives_speeds or feed.fields is None:
-        return own
-    return f"{own}, from field '{feed.fields.user}' of recordings"
+    """The field that identifies a user in the events of a feed, or in recordings in ``file_format``."""
+    return f"field '{_user_of(feed, file_format)}'{_recorded_user(feed, file_format)}"
 
 
 def user_identity(feed: FeedConfig, file_format: str | None = None) -> str:
     """The field that identifies a user, as text: a field of the feed's topic, or of recordings in ``file_format``."""
-    field, _, recorded = user_field(feed, file_format).partition(", ")
     source = f"topic {feed.topic}" if file_format is None else "recordings"
-    return f"{field} of {source}" + (f", {recorded}" if recorded else "")
+    return f"field '{_user_of(feed, file_format)}' of {source}{_recorded_user(feed, file_format)}"
+
+
+def _user_of(feed: FeedConfig, file_format: str | None) -> str:
+    named = feed if file_format is None else feed.model_copy(update={"format": file_format})
+    return feed_format(named).fields.user
+
+
+def _recorded_user(feed: FeedConfig, file_format: str | None) -> str:
+    """Where speeds are derived the topic is canonical whatever the recordings are, so their field belongs to it."""
+    if file_format is not None or not feed.derives_speeds or feed.fields is None:
+        return ""
+    return f", from field '{feed.fields.user}' of recordings"

@@ -75,7 +75,7 @@ class LedgerCheck:
         """The checks alone, which write nothing: of the close markers, and of what feeds must have in common."""
         _refuse_eviction(await self.redis.info())
         feed, shared = self.config.feed, SharedLedger.of(self.redis, self.config)
-        members = [] if shared is None else await shared.members()
+        members = {} if shared is None else await shared.feeds()
         published = await read_markers(
             self.config.kafka, feed.name, self.known.published, self.config.shared_ledger, members
         )

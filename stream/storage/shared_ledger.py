@@ -103,10 +103,6 @@ class SharedLedger:
         kept = await self._redis.hgetall(self._keys.feeds)
         return {feed.decode(): int(oldest) for feed, oldest in sorted(kept.items())}
 
-    async def members(self) -> list[str]:
-        """The names of the feeds that joined."""
-        return [feed.decode() for feed in await self._redis.hkeys(self._keys.feeds)]
-
     async def budgets(self) -> dict[str, int]:
         """The budget that each feed states, in the ledger's unit."""
         stated = await self._redis.hgetall(self._keys.budgets)

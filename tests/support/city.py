@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import verify_ledger
 from stream.storage.ledger import Ledger
 from tests.support.builders import SLOT
+from tests.support.setting_back import back_up, set_back
 from tests.support.sharing import PERIOD, sharing
 from tests.support.stored_rows import fill
 from tests.support.topics_reader import read_all
@@ -60,13 +60,10 @@ class City:
         return [json.loads(record.value) for record in records if record.topic == WINDOW]
 
     def backup(self) -> None:
-        shutil.copytree(self.folder / "redis" / "appendonlydir", self.folder / "backup")
+        back_up(self.server, self.folder / "backup")
 
     def set_back(self) -> None:
-        self.server.stop()
-        shutil.rmtree(self.folder / "redis" / "appendonlydir")
-        shutil.copytree(self.folder / "backup", self.folder / "redis" / "appendonlydir")
-        self.server.start()
+        set_back(self.server, self.folder / "backup")
         close_process.forget_everything()
 
 

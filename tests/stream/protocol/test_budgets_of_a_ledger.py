@@ -50,14 +50,19 @@ async def budget_of(redis: Redis, config: Config, slot: int = SLOT) -> float:
     return json.loads(publisher.messages[-1].value)["budget"]
 
 
-async def test_a_stored_plan_under_an_old_budget_stops_neither_its_window_nor_the_other_feed(
-    redis: Redis, tmp_path: Path
-) -> None:
-    bus, tram = sharing(tmp_path)
+async def planned(redis: Redis, folder: Path) -> None:
+    """Two feeds with a window each; that of the bus is planned under the budget of :func:`sharing`, and not charged."""
+    bus, tram = sharing(folder)
     for seed, config in enumerate((bus, tram)):
         await stored(redis, config, seed)
     await state(redis, bus, tram)
     await close_until(protocol_of(redis, bus, Collected()), SLOT, "plan")
+
+
+async def test_a_stored_plan_under_an_old_budget_stops_neither_its_window_nor_the_other_feed(
+    redis: Redis, tmp_path: Path
+) -> None:
+    await planned(redis, tmp_path)
     bus, tram = await with_budgets(redis, tmp_path, 3.0, 3.0)
     assert await budget_of(redis, tram) == 3.0
     assert await budget_of(redis, bus) == 3.0
@@ -68,11 +73,7 @@ async def test_a_stored_plan_under_an_old_budget_stops_neither_its_window_nor_th
 async def test_a_stored_plan_that_is_the_first_of_its_period_takes_the_budget_that_is_stated_now(
     redis: Redis, tmp_path: Path, changed: float
 ) -> None:
-    bus, tram = sharing(tmp_path)
-    for seed, config in enumerate((bus, tram)):
-        await stored(redis, config, seed)
-    await state(redis, bus, tram)
-    await close_until(protocol_of(redis, bus, Collected()), SLOT, "plan")
+    await planned(redis, tmp_path)
     bus, tram = await with_budgets(redis, tmp_path, changed, changed)
     assert [await budget_of(redis, config) for config in (bus, tram)] == [changed] * 2
 

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections import defaultdict
@@ -43,6 +42,7 @@ from stream.storage.row_store import RowStore
 from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.setting_back import back_up, set_back
 from tests.support.stored_rows import store
 from tests.support.topics_reader import read_all
 
@@ -92,15 +92,10 @@ class Deployment:
         return [json.loads(record.value) for record in records if record.topic == WINDOW]
 
     def backup(self) -> None:
-        shutil.rmtree(self.folder / "backup", ignore_errors=True)
-        shutil.copytree(self.folder / "redis" / "appendonlydir", self.folder / "backup")
+        back_up(self.server, self.folder / "backup")
 
     def set_back(self) -> None:
-        """Restore the backup as an operator would: stop, put the old append-only file in its place, start."""
-        self.server.stop()
-        shutil.rmtree(self.folder / "redis" / "appendonlydir")
-        shutil.copytree(self.folder / "backup", self.folder / "redis" / "appendonlydir")
-        self.server.start()
+        set_back(self.server, self.folder / "backup")
 
 
 @pytest.fixture

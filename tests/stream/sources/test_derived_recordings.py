@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
@@ -34,6 +33,7 @@ from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
 from tests.stream.sources.speedless import MINUTES, NAMES, Fix, by_vehicle, config_of, configured, day, feed, live
 from tests.support.builders import SLOT, bus_config
+from tests.support.feeding import create_topic
 from tests.support.topics_reader import PARTITIONS, stored
 
 
@@ -163,13 +163,9 @@ def test_fields_without_a_speed_need_speeds_to_be_derived_and_derived_events_are
 
 
 @pytest.fixture
-async def topic(kafka: str, topic_name: str) -> AsyncIterator[str]:
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    await admin.create_topics([NewTopic(topic_name, PARTITIONS, 1)])
-    yield topic_name
-    await admin.delete_topics([topic_name])
-    await admin.close()
+async def topic(kafka: str, topic_name: str) -> str:
+    await create_topic(kafka, topic_name, PARTITIONS)
+    return topic_name
 
 
 def replayed(tmp_path: Path, path: str, kafka: str, topic: str, *options: str, text: str | None = None) -> str:

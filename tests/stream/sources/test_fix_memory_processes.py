@@ -11,13 +11,11 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from redis.asyncio import Redis
 
 from stream.ingestion.pseudonyms import load_user_key
@@ -27,6 +25,7 @@ from stream.storage.last_fixes import FIX
 from tests.stream.sources.agency import DELHI, Agency, answer, fleet, reader
 from tests.stream.sources.gtfs import START
 from tests.support.builders import bus_fleet_file
+from tests.support.feeding import create_topic
 from tests.support.topics_reader import PARTITIONS, stored
 
 STEPS = 7
@@ -65,13 +64,9 @@ class Pair:
 
 
 @pytest.fixture
-async def topic(kafka: str, topic_name: str) -> AsyncIterator[str]:
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    await admin.create_topics([NewTopic(topic_name, PARTITIONS, 1)])
-    yield topic_name
-    await admin.delete_topics([topic_name])
-    await admin.close()
+async def topic(kafka: str, topic_name: str) -> str:
+    await create_topic(kafka, topic_name, PARTITIONS)
+    return topic_name
 
 
 async def test_killed_restarted_and_doubled_processes_send_the_speeds_of_one_that_never_ended(

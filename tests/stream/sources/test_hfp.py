@@ -14,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from paho.mqtt import client as paho
 from structlog.testing import capture_logs
 from trustme import CA
@@ -30,7 +29,7 @@ from stream.sources.messages import Messages
 from stream.sources.mqtt import Broker, Following
 from stream.windows import Slotting
 from tests.support.builders import bus_fleet_file
-from tests.support.feeding import until_true
+from tests.support.feeding import create_topic, until_true
 from tests.support.mosquitto import PASSWORD, USER, Mosquitto
 from tests.support.topics_reader import PARTITIONS, stored
 
@@ -324,13 +323,6 @@ def hexveil(broker: Mosquitto, configuration: Path, *arguments: str, login: str 
     return done.exit_code, done.stdout, done.stderr
 
 
-async def create_topic(bootstrap: str, name: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    await admin.create_topics([NewTopic(name, PARTITIONS, 1)])
-    await admin.close()
-
-
 def test_positions_reach_kafka_over_tls(
     encrypted: Mosquitto,
     helsinki: Path,
@@ -343,7 +335,7 @@ def test_positions_reach_kafka_over_tls(
     monkeypatch.setenv("HEXVEIL_REDIS__URL", redis_url)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic_name)
     monkeypatch.setenv("HEXVEIL_FEED__NAME", topic_name)  # no other test bound it to a user key in the same Redis
-    asyncio.run(create_topic(kafka, topic_name))
+    asyncio.run(create_topic(kafka, topic_name, PARTITIONS))
     load_user_key(helsinki.parent / "var" / "user.key")
     ca = helsinki.parent / "ca.pem"
     with city_that_publishes(encrypted.port, ca):
