@@ -35,10 +35,18 @@ PLAN = (
     Bug(
         "values: the sum cap is planned but not drawn with",
         "stream/statistics/values/plan.py",
-        "sum_cap=public.cap or 0,",
+        "**_stored_caps(public),",
         "sum_cap=0,",
         _VALUES,
         "no_reader and tight",
+    ),
+    Bug(
+        "values: every cell is drawn with the cap of the widest",
+        "stream/statistics/plan.py",
+        "if not self.sum_caps_bytes:",
+        "if self.sum_cap:",
+        "tests/stream/statistics/test_merging.py",
+        "the_loss_of_a_user",
     ),
     Bug(
         "values: samples that were clipped or suppressed are released",
@@ -75,15 +83,15 @@ PLAN = (
     Bug(
         "mean: half the cap in the sensitivity",
         "dpcore/mean.py",
-        "np.minimum(delta, self.cap)",
-        "np.minimum(delta, self.cap // 2)",
+        "np.minimum(delta, self.caps[counts.pair_cell])",
+        "np.minimum(delta, self.caps[counts.pair_cell] // 2)",
         "tests/dpcore/test_mean.py",
         "capped_sum",
     ),
     Bug(
         "mean: the sum is not capped",
         "dpcore/mean.py",
-        "return kept.cell_sums(self.cap)",
+        "return kept.cell_sums(self.caps)",
         "return kept.cell_sums()",
         "tests/dpcore/test_mean.py",
         "capped_sum",

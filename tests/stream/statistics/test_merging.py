@@ -51,12 +51,13 @@ def planned_merged(config: Config, rows: np.ndarray) -> tuple[Plan, Contribution
 
 
 @pytest.mark.parametrize("target", [4.0, 15.0, 40.0])
+@pytest.mark.parametrize("cap", [0.2, 0.7])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(
-    tmp_path: Path, seed: int, target: float
+    tmp_path: Path, seed: int, cap: float, target: float
 ) -> None:
     """Pre-noise integers of neighbouring windows over the scales, in exact fractions: all resolutions count together."""
-    config = bus_config(tmp_path, **MERGING | {"hexagons.merge_until_km_h": target})
+    config = bus_config(tmp_path, **MERGING | {"hexagons.merge_until_km_h": target, "speed.sum_cap": cap})
     rows = uneven_rows(seed)
     plan, _, pooled = planned_merged(config, rows)
     retained = plan.retained
@@ -69,19 +70,20 @@ def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(
         contributions = contributions_of(of, config)
         assert counts_digest(contributions.counts) == seen, "plans are made from counts, which no value changes"
         kept = by_planned_cells(plan, contributions).retain(retained)
-        return np.array([kept.cell_sums(plan.sum_cap or None), Variance(kept.upper, VARIANCE_GRID).integers(kept)])
+        return np.array([kept.cell_sums(plan.caps), Variance(kept.upper, VARIANCE_GRID).integers(kept)])
 
-    rng, unchanged = np.random.default_rng(seed), integers(rows)
+    rng = np.random.default_rng(seed)
     for user in pooled.counts.users.tolist():
-        changed = rows.copy()
         mine = rows["user"] == user
+        stopped, fast, changed = rows.copy(), rows.copy(), rows.copy()
+        stopped["value"][mine], fast["value"][mine] = 0, 6500
         changed["value"][mine] = rng.choice([0, 6500], mine.sum())
-        loss = Fraction(0)
-        moved = np.abs(unchanged - integers(changed))
-        for where in zip(*np.nonzero(moved), strict=True):
-            assert t[where] > 0, "a number that moved was released without noise"
-            loss += Fraction(int(moved[where]) * int(s[where]), int(t[where]))
-        assert loss * 1_000_000 <= charges[user] <= config.privacy.epsilon_micro
+        for neighbour in (fast, changed):
+            loss, moved = Fraction(0), np.abs(integers(stopped) - integers(neighbour))
+            for where in zip(*np.nonzero(moved), strict=True):
+                assert t[where] > 0, "a number that moved was released without noise"
+                loss += Fraction(int(moved[where]) * int(s[where]), int(t[where]))
+            assert loss * 1_000_000 <= charges[user] <= config.privacy.epsilon_micro
     assert planned(config, changed)[0].digest == plan.digest, "what is merged looked at values"
 
 
