@@ -1,11 +1,12 @@
 """Mean of every cell under relation "values": Σx of the cell plus noise of an allocated scale, over the public count n.
 
 To be proved: if all values of one user change, Σx of cell g moves by at most :meth:`Mean.sensitivities` of their pair there,
-Δ = min(U·Γ, T), where T is the cap of the cell. With independent discrete Laplace noise of scale b_g in each cell they therefore lose at most Σ_g Δ/b_g,
-and :meth:`Mean.charges` is never below that.
+Δ = min(U·Γ, T), where T is the cap of the cell. With independent discrete Laplace noise of scale b_g in each cell they
+therefore lose at most Σ_g Δ/b_g, and :meth:`Mean.charges` is never below that.
 Proof: each of their Γ retained values was clipped to [0, U], so their sum lies in [0, U·Γ]; capped, in [0, T]. An integer
 that moves by d under noise of scale b costs d/b, and the cells' noises are independent, so their costs add up.
-Tested: by brute force in ``tests/dpcore/test_mean.py``, on the shipped path in ``tests/audit/test_values_audit.py``.
+Tested: by brute force in ``tests/dpcore/test_mean.py``, on the shipped path in ``tests/audit/test_values_audit.py`` and,
+where hexagons are merged, in ``tests/stream/statistics/test_merging.py``.
 
 Neighbours differ in the values of one user; counts, hence n, Γ, the caps and the scales, are public. Integers are sums of quanta.
 Source: [C] arXiv 2405.06261, mechanisms S7, S14.
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
-from dpcore.contributions import Contributions, Counts, IntArray
+from dpcore.contributions import MAX_TOTAL, Contributions, Counts, IntArray
 from dpcore.errors import ParameterError
 from dpcore.scales import LaplaceScales
 
@@ -33,11 +34,14 @@ class Mean:
     upper: int
     caps: IntArray | None = None
 
+    def __post_init__(self) -> None:
+        if self.caps is not None and np.any(self.caps < 0):
+            raise ParameterError(f"a cap of {self.caps.min()} quanta is below 0; give 0 or more")
+
     def sensitivities(self, counts: Counts, retained: IntArray) -> IntArray:
         """Δ of Σx over ``retained`` samples (P,) for each pair, in quanta: U·Γ, at most the cell's cap; shape (P,)."""
         checked_retained(counts, retained)
-        if self.caps is not None and len(self.caps) != counts.n_cells:
-            raise ParameterError(f"{len(self.caps)} caps for {counts.n_cells} cells; give one for each")
+        self._check_caps(counts)
         delta: IntArray = retained * self.upper
         return delta if self.caps is None else np.minimum(delta, self.caps[counts.pair_cell])
 
@@ -52,6 +56,7 @@ class Mean:
 
     def integers(self, kept: Contributions) -> IntArray:
         """Σx of the retained values per cell, shape (C,): what noise is added to; never to be shown."""
+        self._check_caps(kept.counts)
         return kept.cell_sums(self.caps)
 
     def draw(self, kept: Contributions, noise: IntArray) -> IntArray:
@@ -70,6 +75,10 @@ class Mean:
         """Worst-case bias 1 − n/N of a mean over n of N samples, in ranges U, shape (C,)."""
         return clipping_bias(total, retained)
 
+    def _check_caps(self, counts: Counts) -> None:
+        if self.caps is not None and len(self.caps) != counts.n_cells:
+            raise ParameterError(f"{len(self.caps)} caps for {counts.n_cells} cells; give one for each")
+
 
 def clipping_bias(total: IntArray, retained: IntArray) -> FloatArray:
     """Worst-case bias 1 − n/N of a mean over n ``retained`` of N ``total`` samples, in ranges U, shape (C,)."""
@@ -81,12 +90,14 @@ def sum_caps(counts: Counts, upper: int, share: float, widths: FloatArray) -> In
 
     Speed times time is distance, and a cell is only so wide: who stays long in it drove slowly. So long stays need not
     be given room for U throughout. ``widths``: of the cells, (C,), in any one unit; m̄: mean over pairs of samples per width.
-    Raises :class:`ParameterError` for a share not above 0.
+    Raises :class:`ParameterError` for a share or widths not above 0.
     """
     if not (np.isfinite(share) and share > 0):
         raise ParameterError(f"a cap of {share} mean contributions is not above 0; give a positive share or no cap")
+    if len(widths) != counts.n_cells or not np.all(np.isfinite(widths) & (widths > 0)):
+        raise ParameterError(f"need a finite width above 0 for each of {counts.n_cells} cells")
     present = counts.samples > 0
     if not present.any():
         return np.full(counts.n_cells, upper, dtype=np.int64)
     stay = float(np.mean(counts.samples[present] / widths[counts.pair_cell[present]]))
-    return np.maximum(upper, np.ceil(share * upper * stay * widths)).astype(np.int64)
+    return np.clip(np.ceil(share * upper * stay * widths), upper, MAX_TOTAL).astype(np.int64)

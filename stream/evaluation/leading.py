@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting import NANO, epsilon_of_rho, rho_of
+from dpcore.bernstein import MEAN_OF
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
-from dpcore.participation import UNIT
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
@@ -24,7 +24,8 @@ from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.evaluation.wants import Want
 from stream.statistics.carried_clipping import carry
 from stream.statistics.merging import by_planned_cells
-from stream.statistics.participation.draw import columns_of, exact_integers
+from stream.statistics.participation.draw import exact_integers
+from stream.statistics.participation.plan import planned_layout
 from stream.statistics.pipeline import draw, post_process, release_bodies
 from stream.statistics.plan import Columns, Derived, Plan
 from stream.statistics.smoothing_state import SMOOTHED, Memory
@@ -38,9 +39,8 @@ Windows = dict[int, npt.NDArray[np.void]]
 @dataclass(frozen=True)
 class Leading:
     """Leading numbers of the cells that have events, shape (C,): events; how far the 95 % interval reaches, in km/h, infinite
-    where nothing is released; whether the interval holds the true mean over samples; whether it holds the number that the
-    release is of, without noise and clipping, in which users count as their weights say; H3 resolution, below that of the
-    window's grid where cells are merged.
+    where nothing is released; whether the interval holds the true mean over samples; whether it holds the mean in which users
+    count as their weights say (under "values" the same); H3 resolution, below that of the window's grid where cells are merged.
     """
 
     events: FloatArray
@@ -213,13 +213,15 @@ def _judged(plan: Plan, samples: Contributions, leading: Columns | Derived) -> L
 
 
 def _own(plan: Plan, samples: Contributions, truth: FloatArray) -> FloatArray:
-    """The number that the release of each cell is of, shape (C,): under "participation" a mean of weighted users; where nobody
-    who counts was, ``truth``, the mean over samples.
+    """The mean of weighted users in each cell, shape (C,), under "participation". Under "values", and where nobody who counts
+    was, ``truth``, the mean over samples.
     """
     if plan.relation == NeighbouringRelation.VALUES:
         return truth
     unclipped = msgspec.structs.replace(plan, lower_bytes=b"", upper_bytes=b"")
-    exact = exact_integers(unclipped, samples) / UNIT
-    weighted = columns_of(unclipped, exact)
+    degree = planned_layout(plan).degree
     at = np.minimum(np.searchsorted(plan.cells, samples.counts.cells), len(plan.cells) - 1)
-    return np.where(exact[:, at].sum(axis=0) > 0, weighted["mean"].value[at], truth)
+    sums = exact_integers(unclipped, samples)[: degree + 1, at]
+    weight, total = sums.sum(axis=0), MEAN_OF[degree] @ sums
+    top = plan.upper_quanta * SPEED_QUANTUM_KMH
+    return np.where(weight > 0, top * total / np.maximum(weight, 1), truth)

@@ -66,6 +66,13 @@ def test_a_wider_cell_has_a_wider_cap_and_stays_are_compared_per_width() -> None
     assert sum_caps(counts, 100, 0.7, np.array([10.0, 20.0])).tolist() == [700, 1400], "any unit of width"
     alike = sum_caps(counts, 100, 0.7, np.ones(2))
     assert alike.tolist() == [1050, 1050]
+    most = sum_caps(counts, 10**5, 1e12, np.array([1.0, 1e6]))
+    assert (most > 0).all(), "a cap beyond int64 is no cap"
+    for wrong in (np.ones(1), np.array([1.0, 0.0]), np.array([1.0, np.nan]), np.array([-1.0, 1.0])):
+        with pytest.raises(ParameterError, match="width above 0"):
+            sum_caps(counts, 100, 0.7, wrong)
+    with pytest.raises(ParameterError, match="below 0"):
+        Mean(100, np.array([5, -1]))
     nobody = Counts(counts.cells, counts.users, counts.pair_cell, counts.pair_user, 0 * counts.samples)
     assert sum_caps(nobody, 100, 0.7, np.ones(2)).tolist() == [100, 100]
 

@@ -49,6 +49,22 @@ PLAN = (
         "the_loss_of_a_user",
     ),
     Bug(
+        "values: caps are stored in another order than their cells",
+        "stream/statistics/values/plan.py",
+        "pack_integers(caps)",
+        "pack_integers(caps[::-1])",
+        "tests/stream/statistics/test_merging.py",
+        "whole_charge",
+    ),
+    Bug(
+        "values: who may not take part widens the caps",
+        "stream/statistics/values/plan.py",
+        "_caps(counts, admitted, config)",
+        "_caps(counts, counts.samples, config)",
+        "tests/stream/statistics/test_merging.py",
+        "without_budget",
+    ),
+    Bug(
         "values: samples that were clipped or suppressed are released",
         "stream/statistics/values/plan.py",
         "retained_bytes=pack_integers(decision.retained)",

@@ -29,7 +29,7 @@ IdArray = npt.NDArray[np.uint64]
 @dataclass(frozen=True)
 class PublicWindow:
     """What a decision may depend on. ``admitted``: samples (P,) of users who take part. ``caps``: most that one user adds to Σx
-    of each cell, (C,).    ``allowance``: µε that a user may lose by speed in this window.
+    of each cell, (C,). ``allowance``: µε that a user may lose by speed in this window.
     """
 
     counts: Counts
