@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from redis.asyncio import Redis
 
 from stream.local import REPO_ROOT, KafkaServer, RedisServer
@@ -24,6 +25,10 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", java_options())
 # Tests start hundreds of Python processes; with cached bytecode each module is compiled only once.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# No property of the tests is about time, and the machine may be busy.
+settings.register_profile("hexveil", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("hexveil")
 
 LONG = (
     "test_demo.py",

@@ -59,7 +59,7 @@ matrices = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(matrices, st.integers(0, 2**32), st.sampled_from([20, 1000, 10**6, 10**7]))
 def test_no_user_ever_loses_more_than_their_charge_nor_is_charged_more_than_their_allowance(matrix, seed, most):
     rng = np.random.default_rng(seed)

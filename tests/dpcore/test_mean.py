@@ -77,7 +77,7 @@ def test_a_wider_cell_has_a_wider_cap_and_stays_are_compared_per_width() -> None
     assert sum_caps(nobody, 100, 0.7, np.ones(2)).tolist() == [100, 100]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_caps_that_differ_by_cell_bound_what_one_user_moves_in_each(data: st.DataObject) -> None:
     """Without them in the sum, the planted bug, some user moves a cell by more than is charged for."""
@@ -95,7 +95,7 @@ def test_caps_that_differ_by_cell_bound_what_one_user_moves_in_each(data: st.Dat
     assert (uncapped > moved).all()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_changing_one_users_values_moves_each_integer_by_at_most_its_sensitivity(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))

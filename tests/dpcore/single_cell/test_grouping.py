@@ -31,7 +31,7 @@ def naive(samples: list[int], capacity: int) -> tuple[list[int], list[int]]:
     return array, fill
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(COUNTS, st.integers(0, 8))
 def test_bestfit_is_the_definition(samples: list[int], step: int) -> None:
     capacity = min(min(samples) + step, max(samples))
@@ -44,7 +44,7 @@ def test_bestfit_is_the_definition(samples: list[int], step: int) -> None:
     assert (2 * grouping.fill <= capacity).sum() <= 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(COUNTS)
 def test_the_widest_grouping_is_the_best_of_all_capacities(samples: list[int]) -> None:
     every = [bestfit(np.array(samples), c) for c in range(min(samples), max(samples) + 1)]

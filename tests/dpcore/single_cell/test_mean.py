@@ -63,7 +63,7 @@ def test_the_bias_bound_is_the_worst_case(mechanism: Any, samples: tuple[int, ..
     assert worst >= plan.bias_bound - 2 / 256
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=10), st.integers(10_000, 9_000_000))
 def test_the_minimax_m_is_best_among_all_and_grows_with_epsilon(samples: list[int], micro: int) -> None:
     m = np.array(samples)
@@ -158,7 +158,7 @@ def test_values_that_are_not_the_planned_quanta_are_refused(values: list[Any]) -
         Baseline(10).release(np.array(values), plan, Noise())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(1, 2**40), st.integers(1, 10**8))
 def test_noise_never_falls_short_of_the_budget(sensitivity: int, micro: int) -> None:
     if sensitivity * MICRO > micro * MAX_SCALE_NUMERATOR:

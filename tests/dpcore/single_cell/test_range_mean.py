@@ -67,7 +67,7 @@ def test_quantiles_have_exactly_the_stated_distribution(column: list[int], ranks
         assert matches == (slip == 0.0) or not column
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(0, 40), st.integers(0, 7), st.integers(2, 9))
 def test_changing_one_entry_moves_every_cost_by_at_most_one(
     column: list[int], value: int, at: int, half_bin: int
@@ -111,7 +111,7 @@ def test_ranges_have_exactly_the_stated_distribution() -> None:
     assert p_value(drawn, np.full(len(law), 1 / len(law))) < ALPHA
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.lists(st.integers(1, 30), min_size=2, max_size=9), st.integers(4, 4_000_000))
 def test_the_charge_covers_the_loss_at_every_range(seed: int, samples: list[int], micro: int) -> None:
     """Changing one user: integer change of the clipped sum / scale + selection <= their charge <= ε."""

@@ -59,7 +59,7 @@ def noisy_array(seed: int, n: int = 5, scale: float = 3.0) -> npt.NDArray[np.int
     return (true + np.rint(rng.laplace(0, scale, true.shape))).astype(np.int64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(corners_strategy, min_size=1, max_size=5))
 def test_a_block_of_cells_is_answered_with_the_regions_that_meet_it(groups: list[list[Point]]) -> None:
     polygons = [hull(group) for group in groups]
@@ -77,7 +77,7 @@ def test_a_block_of_cells_is_answered_with_the_regions_that_meet_it(groups: list
     assert is_covert(components), "true data satisfies every constraint"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(corners_strategy, min_size=1, max_size=4), st.integers(1, 3), st.sampled_from([0.5, 1.0, 2.5]))
 def test_one_user_changes_the_counts_by_at_most_the_sensitivity(
     groups: list[list[Point]], per_user: int, diameter: float
@@ -119,7 +119,7 @@ def test_consistent_counts_may_answer_minus_three_and_covertness_forbids_it() ->
     assert honours_p4(repaired.components)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.integers(0, 3), min_size=15, max_size=15))
 def test_the_covertness_check_is_p4_for_consistent_counts(values: list[int]) -> None:
     components = np.array(values, dtype=np.int64).reshape(3, 5)

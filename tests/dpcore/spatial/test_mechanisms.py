@@ -97,7 +97,7 @@ def test_every_path_from_the_root_costs_exactly_the_budget(name: str, epsilon: i
     assert set(tree.path_costs().tolist()) == {epsilon}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from(sorted(TREES)),
     epsilon=st.integers(2_000, 20_000_000),
@@ -114,7 +114,6 @@ def test_whatever_the_grid_and_the_draws_every_path_costs_exactly_the_budget(
     assert set(tree.path_costs().tolist()) == {epsilon}
 
 
-@settings(deadline=None)
 @given(total=st.integers(100, 10**12), weights=st.lists(st.floats(0.02, 50), min_size=1, max_size=8))
 def test_shares_by_weights_add_up_exactly(total: int, weights: list[float]) -> None:
     try:

@@ -55,7 +55,7 @@ def oracle(corners: list[Point], rows: int, columns: int) -> npt.NDArray[np.int6
     return components
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(corners_strategy, min_size=1, max_size=4))
 def test_footprints_are_the_components_whose_interior_meets_the_regions(groups: list[list[Point]]) -> None:
     # Quarter cells put many corners and sides exactly on grid lines, where open and closed differ.
@@ -64,7 +64,7 @@ def test_footprints_are_the_components_whose_interior_meets_the_regions(groups: 
     assert totals.tolist() == sum(oracle(group, 5, 5) for group in groups).tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(corners_strategy, st.sampled_from([0.3, 0.8, 1.0, 1.5, 2.0, 3.0]))
 def test_no_region_meets_more_components_than_the_sensitivity(corners: list[Point], diameter: float) -> None:
     domain = grid(6, 5)
@@ -111,7 +111,7 @@ def test_what_lies_outside_the_box_is_cut_off() -> None:
     assert totals.sum() == 9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(corners_strategy, min_size=1, max_size=5), st.floats(0.01, 50))
 def test_shrinking_bounds_the_diameter_and_keeps_smaller_regions(groups: list[list[Point]], bound: float) -> None:
     regions = Regions.of_polygons([np.array(group, dtype=float) for group in groups])

@@ -94,7 +94,7 @@ PARTS = st.sampled_from([event(), event(speed=-1), b"NaN", b"{:}", b"[1]", b"nul
 
 
 @given(st.lists(st.lists(PARTS, min_size=1, max_size=5), max_size=6), st.integers(1, 12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_pieces_of_any_size_give_what_the_whole_gives_and_every_element_once(
     arrays: list[list[bytes]], at_once: int
 ) -> None:
@@ -322,7 +322,7 @@ def test_a_bad_element_of_a_file_is_passed_on_alone_and_a_huge_one_is_cut(
 
 
 @given(st.lists(JSON, min_size=1, max_size=4), st.integers(1, 40), st.sampled_from([None, 1]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_text_is_cut_alike_however_it_comes(trees: list[Any], step: int, indent: int | None) -> None:
     text = json.dumps(trees, indent=indent).encode()
     assert [json.loads(part) for part in elements(text) or []] == trees

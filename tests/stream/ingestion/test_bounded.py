@@ -31,7 +31,7 @@ CODECS = {
 
 @pytest.mark.parametrize("codec", CODECS)
 @given(st.binary(max_size=3_000), st.integers(1, 60))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_what_fits_is_unpacked_as_aiokafka_packed_it(codec, payload, repeats):
     encode, decode = CODECS[codec]
     assert decode(encode(payload * repeats)) == payload * repeats

@@ -252,7 +252,7 @@ EVERY_DECODER = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(HOSTILE, max_size=5))
 def test_no_bytes_make_a_decoder_raise_and_every_message_is_accounted_for(values):
     for decoder in EVERY_DECODER:
@@ -265,7 +265,7 @@ def test_no_bytes_make_a_decoder_raise_and_every_message_is_accounted_for(values
         assert Reason.UNDECODABLE not in {REASONS[code] for code in batch.reason}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from([*FIX]), NUMBERS)
 def test_every_number_in_every_field_is_a_row_or_a_refusal_and_its_neighbours_stay(name, number):
     message = json.dumps(FIX | {name: number}).encode()
@@ -285,7 +285,7 @@ def test_identifiers_of_odd_characters_are_a_row_or_a_refusal(text):
 
 
 @given(st.sets(st.integers(0, 63), max_size=9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_message_that_makes_the_columns_fail_is_refused_alone_wherever_it_lies(poison):
     """No such message is known. If a future bug lets one through, the batch is halved until that message stands alone."""
 

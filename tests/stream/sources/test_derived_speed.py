@@ -83,7 +83,7 @@ def drives(draw: st.DrawFn) -> list[tuple[str, int, float, float]]:
 
 
 @given(drives(), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_batches_of_a_feed_in_time_order_give_the_speeds_of_the_definition(
     rows: list[tuple[str, int, float, float]], data: st.DataObject
 ) -> None:

@@ -86,7 +86,7 @@ def test_bytes_that_are_no_snapshot_are_refused_with_what_they_look_like(body: b
 
 
 @given(st.binary(max_size=400), st.integers(0, 2**32))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_no_bytes_make_the_decoder_raise_anything_else(noise: bytes, seed: int) -> None:
     rng, valid = random.Random(seed), bytearray(snapshot_bytes([BUS, ("b", None, 28.7, 77.3, None)]))
     for _ in range(rng.randrange(1, 8)):

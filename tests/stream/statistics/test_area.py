@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.config import ConfigError
@@ -96,7 +96,6 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(coordinates=json_values, kind=st.sampled_from(["Polygon", "MultiPolygon"]))
 def test_no_coordinates_end_in_anything_but_an_area_or_a_refusal(
     tmp_path_factory: pytest.TempPathFactory, coordinates: Any, kind: str

@@ -39,7 +39,7 @@ def expected_users(following: int) -> list[int]:
     return [offset for offset in range(following) if offset % 5]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), min_size=1, max_size=25))
 def test_any_overlapping_deliveries_leave_every_row_once(redis_url, deliveries):
     """Redelivery, former owners and rebalances all append ranges of offsets that begin at or before the stored one."""
