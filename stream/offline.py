@@ -259,6 +259,8 @@ async def claim_feed(config: Config, redis: Redis, fingerprint: str, file_format
     await RowStore.of(redis, config).claim_key(fingerprint)
     # An operator who replays a recording states that it was not released before. A feed that is refused does not join.
     await ledger.start_generation(birth=0, budget=config.privacy.ledger_budget)
+    if shared is not None:
+        await shared.state_budget(config.privacy.ledger_budget)
     return ledger
 
 

@@ -74,13 +74,14 @@ async def _take_up(config: Config, slot: int) -> bool:
 
 
 async def _adopt(config: Config, since: int) -> int:
-    from stream.protocol.ledger_check import verify_ledger
+    from stream.protocol.ledger_check import Known, LedgerCheck
     from stream.storage.ledger import Ledger
 
     redis = redis_client(config.redis)
     try:
-        await verify_ledger(config, redis)
-        return await Ledger.of(redis, config).adopt(since)
+        ledger = Ledger.of(redis, config)
+        await LedgerCheck(config, redis, ledger, Known()).verify()
+        return await ledger.adopt(since)
     finally:
         await redis.aclose()
 

@@ -17,8 +17,9 @@ NO_TOPIC = "no topic"
 
 _LEAVE = """
 -- KEYS: feeds of the ledger, budgets that they state, birth of the feed, its sealed, released and set-aside windows
--- ARGV: feed, then how the keys of its plans and of its committed bytes begin; they are in the hash slot of KEYS
--- Returns nothing if the feed did not join; else its windows that are planned or committed and not released. It leaves if there are none.
+-- ARGV: feed, then how the keys of what its windows were charged and of its committed bytes begin; they are in the hash slot of KEYS
+-- Returns nothing if the feed did not join; else its windows that are charged or committed and not released. It leaves if there are none.
+-- A plan that nobody has paid for holds nothing: without a birth it is never charged, and its window may be one that never can be.
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return nil end
 local waiting, cursor = {}, '0'
 repeat
@@ -37,6 +38,16 @@ if #waiting == 0 then
   redis.call('DEL', KEYS[3])
 end
 return waiting
+"""
+
+
+_STATE = """
+-- KEYS: feeds of the ledger, budgets that they state; ARGV: feed, budget, whether it replaces a lower one ('1') or not ('0')
+-- A feed that did not join, or has left meanwhile, states nothing: it would bind the others for ever.
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return end
+local known = tonumber(redis.call('HGET', KEYS[2], ARGV[1]))
+local given = tonumber(ARGV[2])
+if not known or given < known or (given > known and ARGV[3] == '1') then redis.call('HSET', KEYS[2], ARGV[1], ARGV[2]) end
 """
 
 
@@ -108,14 +119,26 @@ class SharedLedger:
         stated = await self._redis.hgetall(self._keys.budgets)
         return {feed.decode(): int(budget) for feed, budget in sorted(stated.items())}
 
+    async def state_budget(self, budget: int) -> None:
+        """State ``budget`` for this feed, higher or lower than before; only for a worker that starts, which has the last word."""
+        await self._state(budget, raises=True)
+
+    async def lower_budget(self, budget: int) -> None:
+        """State ``budget`` for this feed if a higher one is stated, because another worker of the feed is configured with that."""
+        await self._state(budget, raises=False)
+
+    async def _state(self, budget: int, *, raises: bool) -> None:
+        keys = (self._keys.feeds, self._keys.budgets)
+        await self._redis.eval(_STATE, len(keys), *keys, self._keys.feed, budget, int(raises))
+
     async def leave(self, feed: str) -> None:
         """Let ``feed`` hold nothing any more: it has no birth, so it releases nothing until it joins anew.
 
-        Raises :class:`LedgerError` if it did not join, or has windows that are planned or committed and not published.
+        Raises :class:`LedgerError` if it did not join, or has windows that are charged or committed and not published.
         """
         keys = self._keys.beside(feed)
         named = [keys.feeds, keys.budgets, keys.birth, keys.sealed, keys.closed, keys.set_aside]
-        begins = (keys.plan(0).removesuffix("0"), keys.outbox(0).removesuffix("0"))
+        begins = (keys.charged(0).removesuffix("0"), keys.outbox(0).removesuffix("0"))
         waiting = await self._redis.eval(_LEAVE, len(named), *named, feed, *begins)
         if waiting is None:
             joined = ", ".join(await self.feeds()) or "none"
@@ -123,7 +146,7 @@ class SharedLedger:
         if waiting:
             windows = ", ".join(utc_text(slot) for slot in sorted(map(int, waiting)))
             raise LedgerError(
-                f"feed {feed!r} has windows that are planned or committed and not published: {windows}. Let its worker publish them, "
+                f"feed {feed!r} has windows that are charged or committed and not published: {windows}. Let its worker publish them, "
                 "then stop it and repeat the command"
             )
 
@@ -140,6 +163,16 @@ def retirement_held_by(feeds: dict[str, int]) -> str:
         else "every period, because it was not said yet which are over there"
     )
     return f"retirement waits for {names}, of which may still be released {since}"
+
+
+def held_by_another_worker(feed: str, stated: int | None, configured: int, per_one: float) -> str:
+    """That ``feed`` states less than it is configured with, for people; empty if it does not. ``stated``: None if nothing."""
+    if stated is None or stated >= configured:
+        return ""
+    return (
+        f"'{feed}' states the budget {stated / per_one:g}, the configuration {configured / per_one:g}: the lower one holds until a "
+        "worker starts with the higher one and none with the lower is left"
+    )
 
 
 def budgets_that_differ(stated: dict[str, int], charged_under: int | None, per_one: float) -> str:
