@@ -259,8 +259,6 @@ async def claim_feed(config: Config, redis: Redis, fingerprint: str, file_format
     await RowStore.of(redis, config).claim_key(fingerprint)
     # An operator who replays a recording states that it was not released before. A feed that is refused does not join.
     await ledger.start_generation(birth=0, budget=config.privacy.ledger_budget)
-    if shared is not None:
-        await shared.state_budget(config.privacy.ledger_budget)
     return ledger
 
 
@@ -279,6 +277,9 @@ async def _release(
     try:
         fingerprint = key_fingerprint(load_user_key(config.privacy.user_key_file))
         ledger = await claim_feed(config, redis, fingerprint, file_format)
+        if (shared := SharedLedger.of(redis, config)) is not None:
+            # This Redis runs for this replay alone, so no worker with a lower budget uses it.
+            await shared.state_budget(config.privacy.ledger_budget)
         publisher = LinePublisher(out)
         rows = MemoryRows(dict(by_slot))
         refused: Counter[str] = Counter()

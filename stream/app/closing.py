@@ -40,7 +40,7 @@ class Closing(Looking):
         return await self._close_alone(due) if due else _LOOK_SECONDS
 
     async def _state_lower_budget(self) -> None:
-        """Also while another worker of the feed, which is configured with a higher budget, closes all windows."""
+        """Also while another worker of the feed closes all windows, should an operator have raised the budget too early."""
         shared = SharedLedger.of(self.worker.redis, self.worker.config)
         if shared is not None:
             await shared.lower_budget(self.worker.config.privacy.ledger_budget)

@@ -46,7 +46,10 @@ class BatchTooLargeError(ValueError):
 
 
 class FeedRecord(msgspec.Struct, frozen=True, gc=False):
-    """One message. A struct takes a quarter of the time of a named tuple to make, and there is one for each message. ``appended_us``: when the broker appended it, µs UTC; below 0 if the broker does not say."""
+    """One message. ``appended_us``: when the broker appended it, µs UTC; below 0 if the broker does not say.
+
+    It is a struct, because a named tuple takes four times as long to make, and there is one for each message.
+    """
 
     offset: int
     appended_us: int
@@ -154,9 +157,9 @@ class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokaf
             self._consumer_record = self._feed_record
 
     def __iter__(self) -> Iterator[FeedRecord]:
-        # The generator itself: aiokafka's own iterator calls a function of Python for each record.
-        records: Iterator[FeedRecord] = self._records_iterator
-        return records
+        # The generator itself: aiokafka's own iterator calls a function of Python for each record, and drops the generator at its end.
+        records: Iterator[FeedRecord] | None = self._records_iterator
+        return iter(()) if records is None else records
 
     def _feed_record(self, tp: TopicPartition, record: Any) -> FeedRecord:
         value = record.value

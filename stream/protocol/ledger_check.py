@@ -37,7 +37,7 @@ async def verify_ledger(config: Config, redis: Redis) -> str:
     were published (:class:`stream.storage.ledger.SetBackError`), or if it does not know the last one. In these cases charges
     were lost, and further releases would spend budgets twice. Also raises if the configuration would give everybody a second
     budget. If feeds share the ledger, the windows of all of them count, and this one joins them: the user key is created if there
-    is none, and the configured budget is stated even if it is higher than before.
+    is none, and the configured budget is stated unless a lower one is.
     """
     ledger = Ledger.of(redis, config)
     await LedgerCheck(config, redis, ledger, Known()).begin()
@@ -70,7 +70,6 @@ class LedgerCheck:
         self.known.published = await self.look()  # before the key, so that a feed that is refused makes none
         load_user_key(self.config.privacy.user_key_file)
         await self.verify()
-        await shared.state_budget(self.config.privacy.ledger_budget)
 
     async def verify(self) -> None:
         """Check the ledger and bind it to this configuration; raises :class:`LedgerError` like :func:`verify_ledger`.

@@ -182,9 +182,7 @@ class FeedKeys:
 
     @property
     def budgets(self) -> str:
-        """Of a shared ledger: hash, feed -> the budget that it states: of its workers the last that started, or a lower one.
-
-        The least is that of the next period."""
+        """Of a shared ledger: hash, feed -> the budget that it states. The least is that of the next period."""
         return self._shared("budgets")
 
     @property

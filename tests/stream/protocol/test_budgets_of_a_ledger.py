@@ -26,7 +26,7 @@ DAY = 86_400
 
 
 async def state(redis: Redis, *configs: Config) -> None:
-    """What a worker does when it starts."""
+    """Workers start with these budgets, and an operator states them."""
     for config in configs:
         await Ledger.of(redis, config).start_generation(birth=0, budget=config.privacy.ledger_budget)
         await SharedLedger(redis, config.feed.name, LEDGER).state_budget(config.privacy.ledger_budget)

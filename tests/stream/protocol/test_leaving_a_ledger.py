@@ -18,7 +18,7 @@ from stream.storage.shared_ledger import SharedLedger
 from tests.support.builders import SLOT
 from tests.support.city import City
 from tests.support.closing import Collected, close_until, protocol_of
-from tests.support.sharing import LEDGER, PERIOD, sharing, stored
+from tests.support.sharing import BUDGET, LEDGER, PERIOD, sharing, spent, stored
 
 
 @pytest.mark.parametrize("last", ["charge", "commit", "publish"])
@@ -83,6 +83,26 @@ async def test_a_plan_that_nobody_has_paid_for_does_not_keep_its_feed(redis: Red
         await protocol_of(redis, tram, publisher, after_step=leave).close(SLOT)
     assert publisher.messages == []
     assert await ledger.total(PERIOD) == (0, 0)
+
+
+async def test_a_plan_that_was_left_behind_is_charged_within_the_budget_if_its_period_is_adopted(
+    redis: Redis, tmp_path: Path
+) -> None:
+    """The bus has spent meanwhile what the plan of the tram took to be left."""
+    bus, tram = sharing(tmp_path)
+    for seed, config in enumerate((bus, tram)):
+        await stored(redis, config, seed)
+    shared, ledger = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram)
+    await ledger.start_generation(birth=0)
+    await close_until(protocol_of(redis, tram, Collected()), SLOT, "plan")
+    await shared.leave("tram")
+    await protocol_of(redis, bus, Collected()).close(SLOT)
+    await ledger.start_generation()
+    with pytest.raises(BeforeBirthError):
+        await protocol_of(redis, tram, Collected()).close(SLOT)
+    await ledger.adopt(tram.slotting.period_of(SLOT).start)
+    await protocol_of(redis, tram, Collected()).close(SLOT)
+    assert BUDGET / 2 < max((await spent(redis, tram)).values()) <= BUDGET
 
 
 async def test_a_window_that_some_users_have_paid_for_keeps_its_feed(redis: Redis, tmp_path: Path) -> None:
