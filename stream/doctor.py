@@ -25,7 +25,7 @@ from stream.server_version import NEEDED, REMEDY, ServerVersion
 from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore, StateError
-from stream.storage.shared_ledger import SharedLedger, budgets_that_differ, retirement_held_by
+from stream.storage.shared_ledger import SharedLedger, budgets_that_differ, configured_otherwise, retirement_held_by
 from stream.windows import CLOCK_MARGIN_US, utc_text
 
 _MAX_SKEW_SECONDS = CLOCK_MARGIN_US / 1e6
@@ -259,7 +259,8 @@ async def _shared_finding(config: Config, redis: Redis, shared: SharedLedger) ->
     """The same of a shared ledger. This reads only: the feed joins when its worker starts."""
     ledger, feed = Ledger.of(redis, config), config.feed.name
     await LedgerCheck(config, redis, ledger, Known()).look()
-    feeds, stated = await shared.feeds(), await shared.budgets() | {feed: config.privacy.ledger_budget}
+    feeds, known, configured = await shared.feeds(), await shared.budgets(), config.privacy.ledger_budget
+    stated, (_, per_one) = {feed: configured} | known, config.privacy.ledger_unit
     joined = feed in feeds
     now, _ = await redis.time()
     terms = await ledger.terms(config.slotting.period_of(now).key)
@@ -271,7 +272,8 @@ async def _shared_finding(config: Config, redis: Redis, shared: SharedLedger) ->
         if joined
         else f"'{feed}' joins when its worker starts, and releases windows of periods that begin later",
         retirement_held_by(feeds),
-        budgets_that_differ(stated, terms.budget, config.privacy.ledger_unit[1]),
+        configured_otherwise(feed, known.get(feed), configured, per_one),
+        budgets_that_differ(stated, terms.budget, per_one),
     ]
     text = "; ".join(sentence for sentence in sentences if sentence)
     return Finding("ledger", not joined or await ledger.birth() is not None, text, _ADOPT)

@@ -11,6 +11,7 @@ from stream.app.process import ProcessDiedError, WorkProcess
 from stream.app.worker import Worker
 from stream.protocol.close_process import close_in_process
 from stream.protocol.due_windows import ClosingOrder
+from stream.storage.shared_ledger import SharedLedger
 from stream.windows import utc_text
 
 log = structlog.get_logger()
@@ -32,10 +33,17 @@ class Closing(Looking):
 
     async def look(self) -> float:
         """Close what is due and does not rest."""
+        await self._state_lower_budget()
         due = await self.worker.to_close()
         self._deaths = {slot: times for slot, times in self._deaths.items() if slot in due}
         due = self.order.ready(due, time.monotonic())
         return await self._close_alone(due) if due else _LOOK_SECONDS
+
+    async def _state_lower_budget(self) -> None:
+        """Also while another worker of the feed closes all windows, should an operator have raised the budget too early."""
+        shared = SharedLedger.of(self.worker.redis, self.worker.config)
+        if shared is not None:
+            await shared.lower_budget(self.worker.config.privacy.ledger_budget)
 
     async def _close_alone(self, due: list[int]) -> float:
         """Close what is due unless another worker holds the lease, because the work of one of the two would be wasted."""

@@ -19,6 +19,7 @@ BENCHMARKS = {
     "faults": "hundreds of faults against real servers, and an independent check of everything that was released",
     "fuzz": "mutated inputs for everything that reads bytes: errors, wrong answers, hangs, memory (--target, --seconds)",
     "ingest": "events per second from Kafka into durable Redis state, compared with a plain Faust agent and, if installed, stream engines",
+    "ingest_steps": "processor time of each step of ingestion per event, and of other ways to do it",
     "intervals": "how often intervals of modelled means contain the true mean, by class of events per cell, and their widths",
     "latency": "from the producer to durable state, and from the end of a window's delay to readers of the map, at 10, 50 and 90 % of capacity",
     "libraries": "means per hexagon of one hour, and noise, compared with OpenDP and, if installed, PipelineDP",

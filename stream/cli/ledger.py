@@ -74,13 +74,14 @@ async def _take_up(config: Config, slot: int) -> bool:
 
 
 async def _adopt(config: Config, since: int) -> int:
-    from stream.protocol.ledger_check import verify_ledger
+    from stream.protocol.ledger_check import Known, LedgerCheck
     from stream.storage.ledger import Ledger
 
     redis = redis_client(config.redis)
     try:
-        await verify_ledger(config, redis)
-        return await Ledger.of(redis, config).adopt(since)
+        ledger = Ledger.of(redis, config)
+        await LedgerCheck(config, redis, ledger, Known()).verify()
+        return await ledger.adopt(since)
     finally:
         await redis.aclose()
 
@@ -101,6 +102,24 @@ async def _leave(config: Config, feed: str) -> None:
         await shared.leave(feed)
 
 
+_RAISING = """\
+The feeds of a shared ledger get the least budget that one of them states, from the next period on. A worker that starts with a lower
+budget states it; no worker raises what its feed states, because another one may run that promises less. With --yes the budget of this
+configuration is stated, lower or higher. First stop all workers of the feed that are configured with a lower one, or they state theirs
+again; then repeat the command with --yes."""
+
+
+async def _state_budget(config: Config) -> None:
+    from stream.storage.ledger import Ledger
+    from stream.storage.shared_ledger import SharedLedger
+
+    async with redis_client(config.redis) as redis:
+        shared = SharedLedger.of(redis, config)
+        assert shared is not None, "the command was refused without [ledger]"
+        await Ledger.of(redis, config).kept_under(config.ledger_policy)  # which names the unit of the budget
+        await shared.state_budget(config.privacy.ledger_budget)
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     ledger = typer.Typer(
@@ -112,6 +131,7 @@ def register(app: typer.Typer) -> None:
     ledger.command("adopt")(adopt)
     ledger.command("retry")(retry)
     ledger.command("leave")(leave)
+    ledger.command("budget")(budget)
 
 
 def group() -> None:
@@ -240,3 +260,30 @@ def leave(
     except (RedisError, OSError) as error:
         stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
     typer.echo(f"Feed '{feed}' left ledger '{settings.shared_ledger}'.")
+
+
+def budget(
+    config: ConfigFile = None,
+    yes: Annotated[bool, typer.Option("--yes", help="No worker of this feed runs with a lower budget.")] = False,
+) -> None:
+    """State the configured budget to the feeds of a shared ledger, also a higher one. First run it without --yes and read its text."""
+    settings = read_config(choose_config(config))
+    from stream.storage.ledger import LedgerError
+
+    (_, per_one), given = settings.privacy.ledger_unit, settings.privacy.ledger_budget
+    if settings.shared_ledger is None:
+        stop(f"feed '{settings.feed.name}' has a ledger of its own: the configuration has no [ledger]", USAGE)
+    if not yes:
+        stop(
+            f"Feed '{settings.feed.name}' of ledger '{settings.shared_ledger}', budget {given / per_one:g}.\n{_RAISING}",
+            USAGE,
+        )
+    try:
+        asyncio.run(_state_budget(settings))
+    except LedgerError as error:
+        stop(str(error), FAILED)
+    except (RedisError, OSError) as error:
+        stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
+    typer.echo(
+        f"Feed '{settings.feed.name}' states the budget {given / per_one:g} to ledger '{settings.shared_ledger}'."
+    )

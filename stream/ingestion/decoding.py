@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from operator import itemgetter, methodcaller
+from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
 import h3.api.numpy_int as h3
@@ -337,9 +338,8 @@ class Decoder:
 
     def _rows(self, fixes: _Fixes) -> NDArray[np.void]:
         rows = np.empty(len(fixes.user), dtype=ROW)
-        resolution, cell = self._resolution, h3.latlng_to_cell
-        positions = zip(fixes.lat.tolist(), fixes.lng.tolist(), strict=True)
-        rows["cell"] = np.fromiter((cell(lat, lng, resolution) for lat, lng in positions), np.uint64, len(rows))
+        cells = map(h3.latlng_to_cell, fixes.lat.tolist(), fixes.lng.tolist(), repeat(self._resolution))
+        rows["cell"] = np.fromiter(cells, np.uint64, len(rows))
         rows["user"] = fixes.user
         rows["time"] = fixes.time_us
         rows["lat"] = np.rint(fixes.lat * 1e7)
@@ -426,5 +426,5 @@ def _joined(first: Batch, second: Batch) -> Batch:
     )
 
 
-_timestamp = methodcaller("timestamp")
+_timestamp: Callable[[Any], float] = datetime.timestamp
 _first_byte = itemgetter(0)

@@ -31,15 +31,16 @@ class Known:
 
 
 async def verify_ledger(config: Config, redis: Redis) -> str:
-    """Check the ledger and return its generation.
+    """Check the ledger as a worker does when it starts, and return its generation.
 
     Raises :class:`LedgerError` if a window was published under another generation, if Redis remembers fewer windows than
     were published (:class:`stream.storage.ledger.SetBackError`), or if it does not know the last one. In these cases charges
     were lost, and further releases would spend budgets twice. Also raises if the configuration would give everybody a second
-    budget. If feeds share the ledger, the windows of all of them count, and this one joins them.
+    budget. If feeds share the ledger, the windows of all of them count, and this one joins them: the user key is created if there
+    is none, and the configured budget is stated unless a lower one is.
     """
     ledger = Ledger.of(redis, config)
-    await LedgerCheck(config, redis, ledger, Known()).verify()
+    await LedgerCheck(config, redis, ledger, Known()).begin()
     generation = await ledger.generation()
     if generation is None:
         raise LedgerError(
@@ -60,9 +61,24 @@ class LedgerCheck:
     ledger: Ledger
     known: Known
 
+    async def begin(self) -> None:
+        """As :meth:`verify`, by a worker that starts; see :func:`verify_ledger`."""
+        shared = SharedLedger.of(self.redis, self.config)
+        if shared is None:
+            await self.verify()
+            return
+        self.known.published = await self.look()  # before the key, so that a feed that is refused makes none
+        load_user_key(self.config.privacy.user_key_file)
+        await self.verify()
+
     async def verify(self) -> None:
-        """Check the ledger and bind it to this configuration; raises :class:`LedgerError` like :func:`verify_ledger`."""
+        """Check the ledger and bind it to this configuration; raises :class:`LedgerError` like :func:`verify_ledger`.
+
+        A shared ledger needs the user key: one that is not there cannot be the one that charges were made under, and none is made.
+        """
         published, shared = await self.look(), SharedLedger.of(self.redis, self.config)
+        if shared is not None:
+            self._require_user_key()
         await self.ledger.claim_policy(self.config.ledger_policy)
         await self.ledger.claim_identity(user_identity(self.config.feed))
         if shared is not None:
@@ -90,9 +106,14 @@ class LedgerCheck:
 
     async def _join(self, shared: SharedLedger, published: Published) -> None:
         """Join last, so that a feed that is refused neither holds periods nor states a budget."""
-        load_user_key(self.config.privacy.user_key_file)  # which the first feed of a ledger creates
         await shared.bind(self._common(published))
         await self.ledger.start_generation(budget=self.config.privacy.ledger_budget)
+
+    def _require_user_key(self) -> None:
+        try:
+            existing_user_key(self.config.privacy.user_key_file)
+        except UserKeyError as error:
+            raise LedgerError(str(error)) from None
 
     def _common(self, published: Published) -> Common:
         """What this feed would bind a shared ledger to. Raises :class:`LedgerError` for a user key that cannot be used."""

@@ -30,10 +30,11 @@ from stream.windows import Period, utc_text
 _BEGIN = "if redis.call('SET', KEYS[1], ARGV[1], 'NX') then redis.call('SET', KEYS[2], ARGV[2]) end"
 _JOIN = """
 -- KEYS: generation, birth of the feed, feeds of the ledger, budgets that they state
--- ARGV: generation and birth if they are new, feed, its budget ('' = it states none)
+-- ARGV: generation and birth if they are new, feed, the budget that it states if it stated none or a higher one ('' = it states none)
 redis.call('SET', KEYS[1], ARGV[1], 'NX')
 if redis.call('HSETNX', KEYS[3], ARGV[3], 0) == 1 then redis.call('SET', KEYS[2], ARGV[2], 'NX') end
-if ARGV[4] ~= '' and redis.call('HGET', KEYS[4], ARGV[3]) ~= ARGV[4] then redis.call('HSET', KEYS[4], ARGV[3], ARGV[4]) end
+local known = tonumber(redis.call('HGET', KEYS[4], ARGV[3]))
+if ARGV[4] ~= '' and (not known or tonumber(ARGV[4]) < known) then redis.call('HSET', KEYS[4], ARGV[3], ARGV[4]) end
 """
 _ADOPT = """
 local birth = redis.call('GET', KEYS[1])
@@ -138,7 +139,7 @@ class Ledger:
 
         ``birth``: birth of a new ledger in epoch seconds; default: the time of Redis. If the feed shares a ledger that other feeds
         began, it joins it, and ``birth`` is when it does: another ledger may have granted the budgets of earlier periods to it.
-        ``budget``: the budget that it states to the others.
+        ``budget``: the budget that it states to the others if it stated none yet, or a higher one.
         """
         if birth is None:
             birth, _ = await self._redis.time()
@@ -274,13 +275,14 @@ class Ledger:
         """The budget of a period with ``terms``, for a feed with the budget ``configured``.
 
         A feed's own ledger takes the lower one. In a shared ledger the first charge fixes the budget of a period, for all feeds and
-        until its end: the least that any of them states. So all close markers of the period state the same.
+        until its end: the least that any of them states, or this worker is configured with, if its feed states more. So all close
+        markers of the period state the same.
         """
         if self._keys.shared_ledger is None:
             return configured if terms.budget is None else min(configured, terms.budget)
         if terms.budget is not None:
             return terms.budget
-        return min(map(int, await self._redis.hvals(self._keys.budgets)), default=configured)
+        return min([configured, *map(int, await self._redis.hvals(self._keys.budgets))])
 
     async def spent(self, period: str, users: IdArray, *, besides: int) -> IntArray:
         """Units that each of ``users`` spent in ``period``, except in the window ``besides`` (a slot), shape (L,)."""

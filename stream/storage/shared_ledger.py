@@ -17,8 +17,10 @@ NO_TOPIC = "no topic"
 
 _LEAVE = """
 -- KEYS: feeds of the ledger, budgets that they state, birth of the feed, its sealed, released and set-aside windows
--- ARGV: feed, then how the keys of its plans and of its committed bytes begin; they are in the hash slot of KEYS
--- Returns nothing if the feed did not join; else its windows that are planned or committed and not released. It leaves if there are none.
+-- ARGV: feed, then how the keys of what its windows were charged and of its committed bytes begin; they are in the hash slot of KEYS
+-- Returns nothing if the feed did not join; else its windows that are charged or committed and not released. It leaves if there are none.
+-- A plan that nobody has paid for holds nothing: its charge is checked like any other, whenever it comes, and it may be one that
+-- never can be charged.
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return nil end
 local waiting, cursor = {}, '0'
 repeat
@@ -37,6 +39,17 @@ if #waiting == 0 then
   redis.call('DEL', KEYS[3])
 end
 return waiting
+"""
+
+
+_STATE = """
+-- KEYS: feeds of the ledger, budgets that they state; ARGV: feed, budget, whether it replaces a lower one ('1') or not ('0')
+-- A feed that did not join, or has left meanwhile, states nothing: it would bind the others for ever. Returns whether it joined.
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
+local known = tonumber(redis.call('HGET', KEYS[2], ARGV[1]))
+local given = tonumber(ARGV[2])
+if not known or given < known or (given > known and ARGV[3] == '1') then redis.call('HSET', KEYS[2], ARGV[1], ARGV[2]) end
+return 1
 """
 
 
@@ -108,22 +121,41 @@ class SharedLedger:
         stated = await self._redis.hgetall(self._keys.budgets)
         return {feed.decode(): int(budget) for feed, budget in sorted(stated.items())}
 
+    async def state_budget(self, budget: int) -> None:
+        """State ``budget`` for this feed, also a higher one than before; only for an operator. Workers never raise what is stated.
+
+        Raises :class:`LedgerError` if the feed did not join.
+        """
+        if not await self._state(budget, raises=True):
+            raise await self._stranger(self._keys.feed)
+
+    async def lower_budget(self, budget: int) -> None:
+        """State ``budget`` for this feed if it states a higher one, which an operator may have raised while this worker runs."""
+        await self._state(budget, raises=False)
+
+    async def _state(self, budget: int, *, raises: bool) -> bool:
+        keys = (self._keys.feeds, self._keys.budgets)
+        return bool(await self._redis.eval(_STATE, len(keys), *keys, self._keys.feed, budget, int(raises)))
+
+    async def _stranger(self, feed: str) -> LedgerError:
+        joined = ", ".join(await self.feeds()) or "none"
+        return LedgerError(f"feed {feed!r} did not join ledger {self._name!r}; its feeds are: {joined}")
+
     async def leave(self, feed: str) -> None:
         """Let ``feed`` hold nothing any more: it has no birth, so it releases nothing until it joins anew.
 
-        Raises :class:`LedgerError` if it did not join, or has windows that are planned or committed and not published.
+        Raises :class:`LedgerError` if it did not join, or has windows that are charged or committed and not published.
         """
         keys = self._keys.beside(feed)
         named = [keys.feeds, keys.budgets, keys.birth, keys.sealed, keys.closed, keys.set_aside]
-        begins = (keys.plan(0).removesuffix("0"), keys.outbox(0).removesuffix("0"))
+        begins = (keys.charged(0).removesuffix("0"), keys.outbox(0).removesuffix("0"))
         waiting = await self._redis.eval(_LEAVE, len(named), *named, feed, *begins)
         if waiting is None:
-            joined = ", ".join(await self.feeds()) or "none"
-            raise LedgerError(f"feed {feed!r} did not join ledger {self._name!r}; its feeds are: {joined}")
+            raise await self._stranger(feed)
         if waiting:
             windows = ", ".join(utc_text(slot) for slot in sorted(map(int, waiting)))
             raise LedgerError(
-                f"feed {feed!r} has windows that are planned or committed and not published: {windows}. Let its worker publish them, "
+                f"feed {feed!r} has windows that are charged or committed and not published: {windows}. Let its worker publish them, "
                 "then stop it and repeat the command"
             )
 
@@ -142,13 +174,28 @@ def retirement_held_by(feeds: dict[str, int]) -> str:
     return f"retirement waits for {names}, of which may still be released {since}"
 
 
+def configured_otherwise(feed: str, stated: int | None, configured: int, per_one: float) -> str:
+    """That ``feed`` states another budget than ``configured``, and what changes that, for people; empty if it does not.
+
+    ``stated``: None if it states nothing.
+    """
+    if stated is None or stated == configured:
+        return ""
+    remedy = (
+        "no worker raises it; once none with the lower one runs, run 'hexveil ledger budget'"
+        if stated < configured
+        else "a worker that starts lowers it"
+    )
+    return f"'{feed}' states the budget {stated / per_one:g}, the configuration {configured / per_one:g}: {remedy}"
+
+
 def budgets_that_differ(stated: dict[str, int], charged_under: int | None, per_one: float) -> str:
     """The budgets that feeds state, and that of the present period (None: not charged yet), for people; empty if all are equal."""
     least = min(stated.values())
     present = charged_under or least
     if {*stated.values(), present} == {least}:
         return ""
-    figures = ", ".join(f"'{feed}' {budget / per_one:g}" for feed, budget in stated.items())
+    figures = ", ".join(f"'{feed}' {budget / per_one:g}" for feed, budget in sorted(stated.items()))
     return (
         f"budgets differ ({figures}): the first charge of a period fixes the least of them, so this period has {present / per_one:g}, and "
         f"the next one gets {least / per_one:g}"

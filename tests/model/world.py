@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from stream.config import Config
+from stream.ingestion.pseudonyms import load_user_key
 from stream.messages.message import WINDOW, Message, decode_outbox
 from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.protocol.markers import Marker, Published, Ranked
@@ -141,6 +142,7 @@ class World:
         """Every window is sealed and has a row; the ledger is born; nothing is planned."""
         redis, state, preparing = self._redis(), self.server.empty, list[Coroutine[Any, Any, Any]]()
         for number, (slot, config) in enumerate(self.configs.items()):
+            load_user_key(config.privacy.user_key_file)  # as a worker that starts does
             ledger, rows = Ledger.of(redis, config), RowStore.of(redis, config)
             preparing += [ledger.start_generation(birth=0), LedgerCheck(config, redis, ledger, Known()).verify()]
             row = np.zeros(1, dtype=ROW)

@@ -807,6 +807,8 @@ AREAS = (
 _FEEDS = "tests/stream/protocol/test_shared_ledger.py"
 _BUDGETS = "tests/stream/protocol/test_budgets_of_a_ledger.py"
 _JOINING = "tests/stream/protocol/test_joining_a_ledger.py"
+_LEAVING = "tests/stream/protocol/test_leaving_a_ledger.py"
+_WORKERS = "tests/stream/protocol/test_workers_of_a_ledger.py"
 
 SHARED_LEDGER = (
     Bug(
@@ -844,10 +846,74 @@ SHARED_LEDGER = (
     Bug(
         "shared ledger: a feed plans with its own budget",
         "stream/storage/ledger.py",
-        "return min(map(int, await self._redis.hvals(self._keys.budgets)), default=configured)",
+        "return min([configured, *map(int, await self._redis.hvals(self._keys.budgets))])",
         "return configured",
         _BUDGETS,
         "least_holds",
+    ),
+    Bug(
+        "shared ledger: a worker begins a period above its own budget",
+        "stream/storage/ledger.py",
+        "return min([configured, *map(int, await self._redis.hvals(self._keys.budgets))])",
+        "return min(map(int, await self._redis.hvals(self._keys.budgets)), default=configured)",
+        _WORKERS,
+        "above_its_own_budget",
+    ),
+    Bug(
+        "shared ledger: a worker that starts raises the budget",
+        "stream/storage/ledger.py",
+        "(not known or tonumber(ARGV[4]) < known)",
+        "known ~= tonumber(ARGV[4])",
+        _WORKERS,
+        "whatever_starts_after_it",
+    ),
+    Bug(
+        "shared ledger: a worker that starts does not lower the budget",
+        "stream/storage/ledger.py",
+        "(not known or tonumber(ARGV[4]) < known)",
+        "not known",
+        _WORKERS,
+        "only_if_it_is_lower",
+    ),
+    Bug(
+        "shared ledger: a worker that runs raises the budget",
+        "stream/storage/shared_ledger.py",
+        "(given > known and ARGV[3] == '1')",
+        "given > known",
+        _WORKERS,
+        "whichever_looks_last",
+    ),
+    Bug(
+        "shared ledger: a worker that runs does not lower the budget",
+        "stream/storage/shared_ledger.py",
+        "given < known or (given > known and ARGV[3] == '1')",
+        "ARGV[3] == '1'",
+        _WORKERS,
+        "an_operator_states_it",
+    ),
+    Bug(
+        "shared ledger: a feed that has charged a window may leave",
+        "stream/storage/shared_ledger.py",
+        "begins = (keys.charged(0)",
+        "begins = (keys.outbox(0)",
+        _LEAVING,
+        "has_published_what_it_charged or paid_for_keeps_its_feed",
+    ),
+    Bug(
+        "shared ledger: a command makes a user key",
+        "stream/protocol/ledger_check.py",
+        "existing_user_key(self.config.privacy.user_key_file)\n        except",
+        "load_user_key(self.config.privacy.user_key_file)\n        except",
+        "tests/stream/protocol/test_user_key_of_a_ledger.py",
+        "no_start_of_a_worker",
+    ),
+    Bug(
+        "shared ledger: a check does without a user key",
+        "stream/protocol/ledger_check.py",
+        "            self._require_user_key()",
+        "            pass",
+        "tests/stream/protocol/test_user_key_of_a_ledger.py",
+        "no_start_of_a_worker",
     ),
     Bug(
         "shared ledger: a feed joins whatever the others are bound to",
@@ -862,7 +928,7 @@ SHARED_LEDGER = (
         "stream/storage/shared_ledger.py",
         "redis.call('DEL', KEYS[3])",
         "",
-        _JOINING,
+        _LEAVING,
         "left_joins_again",
     ),
     Bug(

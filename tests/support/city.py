@@ -12,6 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from stream.config import Config
+from stream.ingestion.pseudonyms import load_user_key
 from stream.local import RedisServer
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
@@ -74,5 +75,6 @@ async def city(kafka: str, redis_binary: str | None, tmp_path: Path, topic_name:
         both = sharing(tmp_path, f"{topic_name}-", topic_name, **settings)
         for config in both:
             await create_topics(config)
+            load_user_key(config.privacy.user_key_file)  # as a worker that starts does
         close_process.forget_everything()
         yield City(*both, server, tmp_path)

@@ -14,6 +14,7 @@ from stream.config import Config
 from stream.protocol.planning import NOBODY
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, TermsError
+from stream.storage.shared_ledger import SharedLedger
 from stream.windows import Period
 from tests.support.builders import SLOT, random_rows
 from tests.support.city import HOUR
@@ -25,9 +26,10 @@ DAY = 86_400
 
 
 async def state(redis: Redis, *configs: Config) -> None:
-    """What a worker does when it starts."""
+    """Workers start with these budgets, and an operator states them."""
     for config in configs:
         await Ledger.of(redis, config).start_generation(birth=0, budget=config.privacy.ledger_budget)
+        await SharedLedger(redis, config.feed.name, LEDGER).state_budget(config.privacy.ledger_budget)
 
 
 async def with_budgets(redis: Redis, folder: Path, bus: float, tram: float) -> tuple[Config, Config]:
@@ -146,7 +148,7 @@ async def test_the_charge_itself_refuses_another_budget_and_writes_nothing(redis
             await bus.charge(SLOT, period, generation, users, charges, budget)
     assert await bus.periods() == []
     await bus.charge(SLOT, period, generation, users, charges, 10)
-    await bus.start_generation(budget=12)
+    await SharedLedger(redis, "bus", LEDGER).state_budget(12)
     for budget in (9, 12):
         with pytest.raises(TermsError, match=f"another budget than {budget}"):
             await tram.charge(SLOT, period, generation, users, charges, budget)

@@ -1,4 +1,4 @@
-"""Which feeds may join a shared ledger, what a feed that is refused leaves behind, and how a feed leaves."""
+"""Which feeds may join a shared ledger and what a feed that is refused leaves behind."""
 
 from __future__ import annotations
 
@@ -8,32 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis as blocking
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from redis.asyncio import Redis
-from typer.testing import CliRunner
 
-from stream.cli import app
 from stream.config.privacy import PrivacyConfig
 from stream.config.servers import KafkaConfig
 from stream.doctor import ledger_finding
 from stream.ingestion.pseudonyms import load_user_key
-from stream.local import REPO_ROOT, KafkaServer
+from stream.local import KafkaServer
 from stream.local.kafka import write_identity
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.offline import claim_feed, replay_offline
 from stream.protocol.markers import Published, read_markers
 from stream.storage.keys import FeedKeys
-from stream.storage.ledger import Ledger, LedgerError
-from stream.storage.retirement import Retirement
+from stream.storage.ledger import LedgerError
 from stream.storage.shared_ledger import NO_TOPIC, Common, SharedLedger
 from stream.windows import Window
 from tests.support.builders import SLOT, bus_config
 from tests.support.city import HOUR, City
-from tests.support.closing import Collected, close_until, protocol_of
-from tests.support.sharing import BUDGET, LEDGER, sharing, stored
+from tests.support.sharing import BUDGET, LEDGER, sharing
 
 DAY = 86_400
 
@@ -153,69 +148,6 @@ async def test_doctor_names_the_feeds_of_a_ledger_who_holds_its_periods_and_budg
     assert f"retirement waits for '{tram}'" in finding.found
     assert f"'{bus}' 96, '{tram}' 90" in finding.found
     assert "the next one gets 90" in finding.found
-
-
-@pytest.mark.parametrize("last", ["plan", "charge", "commit", "publish"])
-async def test_a_feed_leaves_once_it_has_published_what_it_planned_and_holds_nothing_any_more(
-    redis: Redis, tmp_path: Path, last: str
-) -> None:
-    bus, tram = sharing(tmp_path)
-    for seed, config in enumerate((bus, tram)):
-        await stored(redis, config, seed)
-    shared, ledger = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram)
-    await close_until(protocol_of(redis, tram, Collected()), SLOT, last)
-    with pytest.raises(LedgerError, match="planned or committed and not published: 2017-03-21T12:00:00Z"):
-        await shared.leave("tram")
-    assert list(await shared.feeds()) == ["bus", "tram"]
-    await protocol_of(redis, tram, Collected()).close(SLOT)
-    charged = await ledger.total("2017-03-21")
-    await shared.leave("tram")
-    assert list(await shared.feeds()) == ["bus"]
-    assert await ledger.birth() is None
-    assert await ledger.total("2017-03-21") == charged
-    end = bus.slotting.period_of(SLOT).end
-    assert await Retirement(redis, "bus", bus.slotting, LEDGER).retire(end) == end
-
-
-async def test_a_feed_that_left_joins_again_with_a_birth_of_its_own(city: City) -> None:
-    await city.fill()
-    assert await city.release(city.tram, 0) is None
-    async with Redis.from_url(city.server.url) as client:
-        ledger, name = Ledger.of(client, city.tram), city.tram.feed.name
-        await SharedLedger(client, "any", str(city.tram.shared_ledger)).leave(name)
-        before = (await client.time())[0]
-        await city.verify(city.tram)
-        assert (await ledger.birth() or 0) >= before
-    assert name in await joined(city)
-    reason = await city.release(city.tram, 1)
-    assert reason is not None
-    assert "began before" in reason
-
-
-async def test_a_feed_that_did_not_join_cannot_leave(redis: Redis) -> None:
-    with pytest.raises(LedgerError, match="'metro' did not join ledger 'city'; its feeds are: none"):
-        await SharedLedger(redis, "bus", LEDGER).leave("metro")
-
-
-def test_leaving_asks_for_a_confirmation(redis_url: str, redis: Redis, tmp_path: Path) -> None:
-    file = tmp_path / "bus.toml"
-    text = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8")
-    file.write_text(text.replace("[hexagons]", f'[ledger]\nname = "{LEDGER}"\n\n[hexagons]'), encoding="utf-8")
-    keys = FeedKeys("tram", LEDGER)
-    with blocking.Redis.from_url(redis_url) as client:
-        client.hset(keys.feeds, "tram", 0)
-        command = ["ledger", "leave", "tram", "--config", str(file)]
-        environment = {"HEXVEIL_REDIS__URL": redis_url}
-        asked = CliRunner().invoke(app, command, env=environment)
-        assert asked.exit_code == 2
-        assert "repeat the" in asked.output
-        assert client.hexists(keys.feeds, "tram")
-        done = CliRunner().invoke(app, [*command, "--yes"], env=environment)
-        assert done.exit_code == 0, done.output
-        assert not client.hexists(keys.feeds, "tram")
-        again = CliRunner().invoke(app, [*command, "--yes"], env=environment)
-        assert again.exit_code == 1
-        assert "did not join" in again.output
 
 
 async def sent(city: City, feed: str, value: dict[str, Any] | bytes) -> None:

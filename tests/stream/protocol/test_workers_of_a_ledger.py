@@ -1,0 +1,233 @@
+"""Two workers of one feed of a shared ledger whose budgets differ: a mistake, or an upgrade of one worker after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import redis as blocking
+from redis.asyncio import Redis
+from typer.testing import CliRunner
+
+from stream.app.closing import Closing
+from stream.app.worker import Worker
+from stream.cli import app
+from stream.config import Config, load_config
+from stream.config.privacy import PrivacyConfig
+from stream.doctor import ledger_finding
+from stream.local import REPO_ROOT
+from stream.storage.keys import FeedKeys
+from stream.storage.ledger import Ledger, LedgerError
+from stream.storage.shared_ledger import SharedLedger
+from tests.support.builders import SLOT
+from tests.support.city import City
+from tests.support.closing import Collected, protocol_of
+from tests.support.sharing import LEDGER, PERIOD, sharing, spent, stored
+
+
+async def starts(redis: Redis, config: Config) -> None:
+    """What a worker does to the budgets when it starts, and before each window."""
+    await Ledger.of(redis, config).start_generation(birth=0, budget=config.privacy.ledger_budget)
+
+
+async def raises(redis: Redis, config: Config) -> None:
+    """What ``hexveil ledger budget`` does."""
+    await SharedLedger(redis, config.feed.name, LEDGER).state_budget(config.privacy.ledger_budget)
+
+
+async def looks(redis: Redis, config: Config) -> None:
+    """What a worker does to the budgets before it looks for due windows."""
+    await SharedLedger(redis, config.feed.name, LEDGER).lower_budget(config.privacy.ledger_budget)
+
+
+def workers(folder: Path, *budgets: float) -> list[Config]:
+    """The configurations of workers of one feed, with these budgets."""
+    return [sharing(folder, **{"privacy.budget": budget})[0] for budget in budgets]
+
+
+def configured(config: Config, budget: float) -> Config:
+    given = config.privacy.model_dump(by_alias=True, exclude_unset=True) | {"budget": budget}
+    return config.model_copy(update={"privacy": PrivacyConfig.model_validate(given)})
+
+
+async def stated(redis: Redis) -> dict[str, int]:
+    return await SharedLedger(redis, "any", LEDGER).budgets()
+
+
+async def test_of_two_workers_the_lower_budget_holds_whichever_looks_last(redis: Redis, tmp_path: Path) -> None:
+    low, high = workers(tmp_path, 2.0, 3.0)
+    await stored(redis, low, 1)
+    for config in (low, high):
+        await starts(redis, config)
+    for config in (low, high):
+        await looks(redis, config)
+    assert await stated(redis) == {"bus": 2_000_000}
+    await protocol_of(redis, high, Collected()).close(SLOT)
+    assert 0 < max((await spent(redis, high)).values()) <= 2_000_000
+
+
+@pytest.mark.parametrize("first", ["low", "high"])
+async def test_no_feed_begins_a_period_above_a_worker_that_started_whatever_starts_after_it(
+    redis: Redis, tmp_path: Path, first: str
+) -> None:
+    """Before the lower worker looks again, one of the other feed charges, or one with a higher budget of its own."""
+    low, high = workers(tmp_path, 2.0, 3.0)
+    tram = sharing(tmp_path, **{"privacy.budget": 3.0})[1]
+    for seed, config in enumerate((low, tram)):
+        await stored(redis, config, seed)
+        await starts(redis, config)
+    await looks(redis, low)
+    await starts(redis, high)
+    charges = tram if first == "low" else high
+    await protocol_of(redis, charges, Collected()).close(SLOT)
+    assert (await Ledger.of(redis, low).terms(PERIOD)).budget == 2_000_000
+    assert 0 < max((await spent(redis, low)).values()) <= 2_000_000
+
+
+async def test_a_window_is_released_although_a_worker_with_a_higher_budget_restarts_all_the_time(
+    redis: Redis, tmp_path: Path
+) -> None:
+    low, high = workers(tmp_path, 2.0, 3.0)
+    await stored(redis, low, 1)
+    await starts(redis, low)
+    restarts = []
+
+    async def restart(step: str) -> None:
+        restarts.append(step)
+        await starts(redis, high)
+
+    publisher = Collected()
+    await protocol_of(redis, low, publisher, after_step=restart).close(SLOT)
+    assert publisher.messages
+    assert restarts.count("plan") == 1
+    assert 0 < max((await spent(redis, low)).values()) <= 2_000_000
+
+
+@pytest.mark.parametrize("last", ["seal", "read", "plan"])
+async def test_a_worker_never_begins_a_period_above_its_own_budget(redis: Redis, tmp_path: Path, last: str) -> None:
+    """An operator raises the budget while it still runs, between its look and its charge. The window waits for the next look."""
+    low, high = workers(tmp_path, 2.0, 3.0)
+    await stored(redis, low, 1)
+    await starts(redis, low)
+
+    async def interrupt(step: str) -> None:
+        if step == last:
+            await raises(redis, high)
+
+    publisher = Collected()
+    with pytest.raises(Exception, match="budgets were spent elsewhere"):
+        await protocol_of(redis, low, publisher, after_step=interrupt).close(SLOT)
+    assert publisher.messages == []
+    assert max((await spent(redis, low)).values()) == 0
+    await looks(redis, low)
+    await protocol_of(redis, low, publisher).close(SLOT)
+    assert 0 < max((await spent(redis, low)).values()) <= 2_000_000
+
+
+async def test_a_higher_budget_holds_once_an_operator_states_it(redis: Redis, tmp_path: Path) -> None:
+    """A rolling upgrade: each worker is stopped and started, one after the other."""
+    old, new = workers(tmp_path, 2.0, 3.0)
+    await starts(redis, old)
+    await starts(redis, new)  # the first of two
+    await raises(redis, new)  # too early
+    await looks(redis, old)
+    assert await stated(redis) == {"bus": 2_000_000}
+    await starts(redis, new)  # the second, after the last old one
+    await looks(redis, new)
+    assert await stated(redis) == {"bus": 2_000_000}
+    await raises(redis, new)
+    await looks(redis, new)
+    assert await stated(redis) == {"bus": 3_000_000}
+
+
+async def test_a_worker_that_starts_states_its_budget_only_if_it_is_lower(city: City) -> None:
+    """The start itself, against Kafka and Redis."""
+    async with Redis.from_url(city.server.url) as client:
+        shared = SharedLedger(client, "any", str(city.bus.shared_ledger))
+        name, kept = city.bus.feed.name, []
+        for budget in (2.0, 3.0, 1.75):
+            await city.verify(configured(city.bus, budget))
+            kept.append((await shared.budgets())[name])
+    assert kept == [2_000_000, 2_000_000, 1_750_000]
+
+
+async def test_a_lower_budget_holds_at_once_although_workers_with_the_higher_one_still_look(
+    redis: Redis, tmp_path: Path
+) -> None:
+    old, new = workers(tmp_path, 3.0, 2.0)
+    await starts(redis, old)
+    await starts(redis, new)
+    await looks(redis, old)
+    assert await stated(redis) == {"bus": 2_000_000}
+
+
+async def test_a_feed_that_left_states_no_budget(redis: Redis, tmp_path: Path) -> None:
+    (bus,) = workers(tmp_path, 2.0)
+    shared = SharedLedger(redis, "bus", LEDGER)
+    await starts(redis, bus)
+    await shared.leave("bus")
+    await shared.lower_budget(1)
+    with pytest.raises(LedgerError, match="'bus' did not join ledger 'city'; its feeds are: none"):
+        await shared.state_budget(1)
+    assert await stated(redis) == {}
+
+
+async def test_a_worker_that_closes_nothing_states_its_lower_budget_too(
+    redis: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    low, high = (sharing(tmp_path, **{"privacy.budget": budget, "redis.url": redis_url})[0] for budget in (2.0, 3.0))
+    await starts(redis, low)
+    await raises(redis, high)
+    worker = Worker(low)
+    await Closing(worker).look()
+    await worker.redis.aclose()
+    assert await stated(redis) == {"bus": 2_000_000}
+
+
+def test_the_command_states_the_configured_budget_and_asks_for_a_confirmation(
+    redis_url: str, redis: Redis, tmp_path: Path
+) -> None:
+    file = tmp_path / "bus.toml"
+    text = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8")
+    file.write_text(text.replace("[hexagons]", f'[ledger]\nname = "{LEDGER}"\n\n[hexagons]'), encoding="utf-8")
+    config = load_config(file)
+    keys, command = FeedKeys.of(config), ["ledger", "budget", "--config", str(file)]
+    environment = {"HEXVEIL_REDIS__URL": redis_url}
+    with blocking.Redis.from_url(redis_url) as client:
+        refused = CliRunner().invoke(app, [*command, "--yes"], env=environment)
+        assert refused.exit_code == 1
+        assert "did not join" in refused.output
+        client.hset(keys.feeds, config.feed.name, 0)
+        client.hset(keys.budgets, config.feed.name, 1)
+        asked = CliRunner().invoke(app, command, env=environment)
+        assert asked.exit_code == 2
+        assert "repeat the command with --yes" in asked.output
+        assert client.hget(keys.budgets, config.feed.name) == b"1"
+        client.set(keys.policy, "another unit")
+        other = CliRunner().invoke(app, [*command, "--yes"], env=environment)
+        assert other.exit_code == 1
+        assert client.hget(keys.budgets, config.feed.name) == b"1"
+        client.delete(keys.policy)
+        done = CliRunner().invoke(app, [*command, "--yes"], env=environment)
+        assert done.exit_code == 0, done.output
+        assert int(client.hget(keys.budgets, config.feed.name) or 0) == config.privacy.ledger_budget
+
+
+@pytest.mark.parametrize(
+    ("tram", "given", "sentence", "differ"),
+    [
+        (90, 90, "", "the next one gets 90"),
+        (90, 96, "states the budget 90, the configuration 96: no worker raises it", "the next one gets 90"),
+        (96, 90, "states the budget 96, the configuration 90: a worker that starts lowers it", "the next one gets 95"),
+    ],
+)
+async def test_doctor_names_the_budget_that_is_stated_and_what_changes_it(
+    city: City, tram: int, given: int, sentence: str, differ: str
+) -> None:
+    await city.verify(configured(city.bus, 95.0))
+    await city.verify(configured(city.tram, float(tram)))
+    async with Redis.from_url(city.server.url) as client:
+        sentences = (await ledger_finding(configured(city.tram, float(given)), client)).found
+    assert sentence in sentences
+    assert ("states the budget" in sentences) == bool(sentence)
+    assert differ in sentences
