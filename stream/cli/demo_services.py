@@ -151,6 +151,8 @@ class Setup:
             HEXVEIL_PRIVACY__USER_KEY_FILE=str(self.scratch / "user.key"),
             **further,
         )
+        if self.feeding.agency_port is not None:
+            os.environ["HEXVEIL_FEED__SPEEDS"] = "missing"
         if self.feeding.file is None:
             os.environ.update(HEXVEIL_PUBLIC__PLACES=str(self.scratch / _PLACES))
         if self.relation == NeighbouringRelation.VALUES:

@@ -95,9 +95,10 @@ def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
         return [f"{speeds.tiny:.0%} of the speeds are above 0 but below 0.01: rounding, no measurements; {remedy}."]
     sentences = [f"{1 - speeds.known:.0%} of the fixes have no speed; {remedy}."] if speeds.known < _MOST_KNOWN else []
     if speeds.negative:
-        fate = "are refused" if chosen == "reported" or not _is_live(seen) else "count as missing"
-        fate = "are not read" if chosen == "derived" else fate
-        sentences.append(f"{speeds.negative:.2%} of the speeds are negative. They {fate}.")
+        fate = "count as 0 under relation 'values' and are refused under 'participation'"
+        sentences.append(
+            f"{speeds.negative:.2%} of the speeds are negative. They {'are not read' if chosen == 'derived' else fate}."
+        )
     if _fit_in_no_unit(measures):
         sentences.append(
             f"The speeds fit in no unit: positions give {speeds.derived_kmh:.1f} km/h in the mean, and reported over derived is "
@@ -162,8 +163,7 @@ def suggestions(seen: Observations, measures: Measures) -> list[Suggestion]:
         unit = "km/h" if _is_live(seen) else unit
         why = "hexveil gtfs-rt converts speeds" if _is_live(seen) else why
         lines.append(Suggestion("feed", "speed_unit", _toml(unit), why))
-    if not _is_live(seen):
-        lines.append(Suggestion("feed", "speeds", _toml(source), because))
+    lines.append(Suggestion("feed", "speeds", _toml(source), because))
     lines.append(
         Suggestion("feed", "domain", _domain(measures.box), "where the fixes are, with a margin; check it on a map")
     )

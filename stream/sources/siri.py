@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource
 from stream.ingestion.formats import read_instant, time_us
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, SnapshotRows
+from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, SnapshotRows, bounded_speed
 from stream.windows import Slotting
 
 _DEEPEST = 40
@@ -73,8 +73,8 @@ def _add(rows: SnapshotRows, activity: Mapping[str, str], zone: ZoneInfo, kmh: f
     vehicle, operator = activity.get("vehicle", ""), activity.get("operator", "")
     name = f"{operator}:{vehicle}" if vehicle and operator else vehicle
     moment = _instant_us(activity.get("time"), zone)
-    velocity = _number(activity.get("velocity"))
-    rows.add(name, moment, _number(activity["lat"]), _number(activity["lng"]), velocity * kmh / 3.6)
+    speed_ms = bounded_speed(_number(activity.get("velocity"))) * kmh / 3.6
+    rows.add(name, moment, _number(activity["lat"]), _number(activity["lng"]), speed_ms)
 
 
 def _number(text: str | None) -> float:

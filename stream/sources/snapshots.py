@@ -17,12 +17,19 @@ LONGEST_ID = 256
 """Largest number of characters of an identifier; the service refuses longer ones as well."""
 FUTURE_US = 3_600_000_000
 """A timestamp that is further after the snapshot's own time comes from a wrong clock."""
-LEAST_SPEED_MS = 0.01
-"""A speed above 0 and below this is a rounding error and not a measurement; it counts as missing."""
-MOST_SPEED_MS = 1e6
-"""A higher speed is no number of a vehicle at all, and counts as missing."""
+MOST_SPEED = 1e6
+"""Reported speeds are moved into this bound on both sides, whatever their unit: no vehicle exceeds it, and any unit converts it."""
 NO_PLACE = "no-place"
 """Why a position that is on no map, or at 0, 0, is refused."""
+
+
+def bounded_speed(speed: float) -> float:
+    """A reported speed within ±:data:`MOST_SPEED`; NaN if it is not finite, as then none was reported.
+
+    Every finite number counts as reported. Relation "values" protects it, so it may decide neither whether there is an event nor
+    whether its speed is derived.
+    """
+    return min(max(speed, -MOST_SPEED), MOST_SPEED) if math.isfinite(speed) else math.nan
 
 
 class SnapshotError(ValueError):
@@ -79,10 +86,8 @@ class SnapshotRows:
         if reason is not None or name is None or time_us is None:
             self.refused[reason or "no-time"] += 1
             return
-        if not 0 <= speed_ms <= MOST_SPEED_MS or 0 < speed_ms < LEAST_SPEED_MS:
-            speed_ms = math.nan
         self._vehicles.append(name)
-        self._numbers.append((time_us, lat, lng, speed_ms))
+        self._numbers.append((time_us, lat, lng, bounded_speed(speed_ms)))
 
     def why_refused(self, name: str | None, time_us: int | None, lat: float, lng: float) -> str | None:
         """The reason for which :meth:`add` refuses a vehicle at this time; None if it is added."""

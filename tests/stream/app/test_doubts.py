@@ -45,14 +45,22 @@ def local(moment: float, ahead: timedelta = AHEAD) -> str:
     return (datetime.fromtimestamp(moment, UTC) + ahead).isoformat(timespec="seconds")
 
 
+def without(fix: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in fix.items() if key != name}
+
+
 FAULTS: dict[str, tuple[Callable[[dict[str, Any], float], dict[str, Any]], str, str]] = {
     "speed": (lambda fix, moment: fix | {"speed": 10.0}, "speed", "they would fit m/s: set feed.speed_unit"),
     "epoch": (lambda fix, moment: fix | {"time": round(moment)}, "epoch", "time_format = 'epoch-s'"),
+    "no speeds": (lambda fix, moment: without(fix, "speed"), "fields", "have no 'speed' (speed), so they are refused"),
+    "null speeds": (lambda fix, moment: fix | {"speed": None}, "fields", "derive speeds before the worker's topic"),
+    "other names": (lambda fix, moment: without(fix, "lat"), "fields", "name their fields in [feed.fields]"),
     "zone": (lambda fix, moment: fix | {"time": local(moment)}, "zone", "about 5 h 30 min ahead of"),
 }
 SOUND: dict[str, Callable[[dict[str, Any], float], dict[str, Any]]] = {
     "as declared": lambda fix, moment: fix,
     "texts": lambda fix, moment: fix | {"time": local(moment, timedelta(0))},
+    "now and then no speed": lambda fix, moment: without(fix, "speed") if round(moment) % 2 else fix,
     "parked": lambda fix, moment: fix | {"lat": 30.2, "speed": 0.0},
 }
 

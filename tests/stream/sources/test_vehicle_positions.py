@@ -57,8 +57,8 @@ def test_an_identifier_that_is_not_utf_8_is_text_all_the_same() -> None:
     assert (len(snapshot.vehicles), dict(snapshot.refused)) == (3, {})
 
 
-@pytest.mark.parametrize("speed", [-1.0, math.nan, math.inf, 1e-6])
-def test_a_speed_that_is_no_measurement_counts_as_missing(speed: float) -> None:
+@pytest.mark.parametrize("speed", [math.nan, math.inf, -math.inf])
+def test_a_speed_that_is_not_finite_counts_as_missing(speed: float) -> None:
     assert math.isnan(decode_snapshot(snapshot_bytes([("a", START, 28.6, 77.2, speed)])).speed[0])
 
 
@@ -102,7 +102,7 @@ def test_no_bytes_make_the_decoder_raise_anything_else(noise: bytes, seed: int) 
 def test_what_agencies_publish_is_read(shared_data: Path) -> None:
     published = {
         "delhi-2025-09-11": (1707, 1707, {"no-place": 7, "time-in-future": 1}),
-        "edmonton-2018-03-18": (132, 0, {}),
+        "edmonton-2018-03-18": (132, 85, {}),
         "aomori-2022-10-22": (37, 0, {}),
     }
     for name, expected in published.items():
