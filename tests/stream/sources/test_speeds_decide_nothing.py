@@ -66,8 +66,8 @@ def gtfs(speeds: Speeds) -> list[bytes]:
     source, values = GtfsRealtime(CONFIG.feed, CONFIG.slotting), list[bytes]()
     for step in range(STEPS):
         reported = {v: speeds[v, step] for v in VEHICLES}
-        held = {v: None if s is None else max(min(s, 3.4e38), -3.4e38) for v, s in reported.items()}
-        buses = [(str(v), clock(step), lat(step), -97.7 + v / 100, held[v]) for v in VEHICLES]
+        single = {v: None if s is None else max(min(s, 3.4e38), -3.4e38) for v, s in reported.items()}
+        buses = [(str(v), clock(step), lat(step), -97.7 + v / 100, single[v]) for v in VEHICLES]
         values += source.events(snapshot_bytes(buses, clock(step)), clock(step) * 1_000_000).values
     return values
 
