@@ -104,7 +104,7 @@ class FeedDoubts:
 
     def _present(self, value: bytes) -> tuple[bool, dict[str, Any]]:
         """Whether a message, or the first event in it, is JSON, and the fields that it has."""
-        if may_hold_several(value):
+        if not self._format.positional and may_hold_several(value):
             value = next(iter(elements(value) or ()), b"")
         if len(value) > MAX_MESSAGE_BYTES:
             return False, {}

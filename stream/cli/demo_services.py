@@ -281,7 +281,8 @@ def _polling(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Call
     from stream.sources.live import poll
     from stream.sources.polling import Poller, PollSettings
 
-    reader, polling = GtfsRealtime(settings.feed, settings.slotting), PollSettings(interval_s=1.0)
+    reader = GtfsRealtime(settings.feed, settings.slotting, relation=settings.relation)
+    polling = PollSettings(interval_s=1.0)
     start_us = _morning_us(settings.feed.timezone)
 
     async def run(report: Callable[[Message], None]) -> None:

@@ -26,7 +26,7 @@ Speeds = Annotated[
     str | None,
     typer.Option(
         help="'missing': derive missing speeds from positions; 'derived': derive all; 'reported': derive none. Default: feed.speeds "
-        "if it derives any, else 'missing'.",
+        "if it is set, else 'missing'.",
         show_default=False,
     ),
 ]
@@ -48,23 +48,27 @@ Feed = Callable[["Sink", asyncio.Event], Awaitable[None]]
 
 
 def speed_source(speeds: str | None, feed: FeedConfig) -> SpeedSource:
-    """What ``--speeds`` names; without it, what the configuration derives, else missing speeds.
+    """What ``--speeds`` names; without it, what ``feed.speeds`` says, and if that is not set, "missing".
 
     Raises :class:`typer.BadParameter` for any other name.
     """
     if speeds is None:
-        return feed.derivation or "missing"
+        return feed.speeds if "speeds" in feed.model_fields_set else "missing"
     if speeds not in SPEED_SOURCES:
         raise typer.BadParameter(f"{speeds!r} is none of {', '.join(SPEED_SOURCES)}", param_hint="--speeds")
     return cast("SpeedSource", speeds)
 
 
 def live_speed_note(settings: Config, speeds: SpeedSource) -> str | None:
-    """What the derived speeds of a live feed mean for privacy, and how those who read its releases learn of them."""
-    note = derived_speed_note(settings.relation, speeds)
-    if note is None or settings.feed.derivation is not None:
+    """What the derived speeds of a live feed mean for privacy, and that those who read its releases are told something else."""
+    note, configured = derived_speed_note(settings.relation, speeds), settings.feed.speeds
+    if speeds == configured:
         return note
-    return f"{note} Set feed.speeds to {speeds!r}, so that hexveil check and the dashboard say so."
+    mismatch = (
+        f"Here speeds are {speeds!r}, but feed.speeds is {configured!r}, and hexveil check, the dashboard and /api/v1/feeds say "
+        f"what that says: set feed.speeds to {speeds!r}."
+    )
+    return mismatch if note is None else f"{note} {mismatch}"
 
 
 def check_release_file(out: Path | None) -> None:

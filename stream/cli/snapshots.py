@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
 from stream.cli.live import (
     EventsFile,
@@ -40,8 +41,8 @@ from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT, SnapshotError
 from stream.windows import Slotting, SpanError, Window
 
-MakeReader = Callable[[FeedConfig, Slotting, SpeedSource], SnapshotEvents]
-"""Makes the reader of one format, for a feed with these periods and source of speeds."""
+MakeReader = Callable[[FeedConfig, Slotting, SpeedSource, NeighbouringRelation], SnapshotEvents]
+"""Makes the reader of one format, for a feed with these periods, source of speeds and relation."""
 
 
 # long: it holds the command, which is long
@@ -93,7 +94,7 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
         try:
             settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
             source_of_speeds = speed_source(speeds, settings.feed)
-            reader = make_reader(settings.feed, settings.slotting, source_of_speeds)
+            reader = make_reader(settings.feed, settings.slotting, source_of_speeds, settings.relation)
             polling = PollSettings(
                 interval_s=parse_duration(interval).total_seconds(),
                 largest=LARGEST_SNAPSHOT,

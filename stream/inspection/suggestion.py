@@ -95,7 +95,8 @@ def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
         return [f"{speeds.tiny:.0%} of the speeds are above 0 but below 0.01: rounding, no measurements; {remedy}."]
     sentences = [f"{1 - speeds.known:.0%} of the fixes have no speed; {remedy}."] if speeds.known < _MOST_KNOWN else []
     if speeds.negative:
-        fate = "count as 0 under relation 'values' and are refused under 'participation'"
+        otherwise = "count as missing" if chosen == "missing" and _is_live(seen) else "are refused"
+        fate = f"count as 0 under relation 'values' and {otherwise} under 'participation'"
         sentences.append(
             f"{speeds.negative:.2%} of the speeds are negative. They {'are not read' if chosen == 'derived' else fate}."
         )

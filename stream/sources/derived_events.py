@@ -27,7 +27,7 @@ from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
 from stream.sources.ordering import in_time_order
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import NO_PLACE, Snapshot, SnapshotError, SnapshotRows, bounded_speed
+from stream.sources.snapshots import NO_PLACE, Snapshot, SnapshotError, SnapshotRows
 from stream.windows import Slotting
 
 AT_ONCE = 20_000
@@ -71,7 +71,7 @@ class DerivedEvents(SnapshotEvents):
         name, moment = str(user), time_us(time)
         why = rows.why_refused(name, moment, lat, lng)
         if why is None:
-            speed_ms = math.nan if speed is None else bounded_speed(speed) * self._format.kmh / 3.6
+            speed_ms = math.nan if speed is None else speed * self._format.kmh / 3.6
             rows.add(name, moment, lat, lng, speed_ms)
         elif speed is None:
             domain = self._domain

@@ -13,10 +13,11 @@ from functools import partial
 from xml.parsers.expat import ExpatError, ParserCreate
 from zoneinfo import ZoneInfo
 
+from dpcore.relation import NeighbouringRelation
 from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource
 from stream.ingestion.formats import read_instant, time_us
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, SnapshotRows, bounded_speed
+from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, SnapshotRows
 from stream.windows import Slotting
 
 _DEEPEST = 40
@@ -43,9 +44,15 @@ class SiriVehicleMonitoring(SnapshotEvents):
 
     declares_unit = True
 
-    def __init__(self, feed: FeedConfig, slotting: Slotting, speeds: SpeedSource = "missing") -> None:
+    def __init__(
+        self,
+        feed: FeedConfig,
+        slotting: Slotting,
+        speeds: SpeedSource = "missing",
+        relation: NeighbouringRelation = NeighbouringRelation.VALUES,
+    ) -> None:
         zone, kmh = ZoneInfo(feed.timezone), SPEED_TO_KMH[feed.speed_unit]
-        super().__init__(partial(decode_siri, zone=zone, kmh=kmh), feed, slotting, speeds)
+        super().__init__(partial(decode_siri, zone=zone, kmh=kmh), feed, slotting, speeds, relation)
 
 
 def decode_siri(body: bytes, received_us: int | None, zone: ZoneInfo, kmh: float) -> Snapshot:
@@ -73,8 +80,8 @@ def _add(rows: SnapshotRows, activity: Mapping[str, str], zone: ZoneInfo, kmh: f
     vehicle, operator = activity.get("vehicle", ""), activity.get("operator", "")
     name = f"{operator}:{vehicle}" if vehicle and operator else vehicle
     moment = _instant_us(activity.get("time"), zone)
-    speed_ms = bounded_speed(_number(activity.get("velocity"))) * kmh / 3.6
-    rows.add(name, moment, _number(activity["lat"]), _number(activity["lng"]), speed_ms)
+    velocity = _number(activity.get("velocity"))
+    rows.add(name, moment, _number(activity["lat"]), _number(activity["lng"]), velocity * kmh / 3.6)
 
 
 def _number(text: str | None) -> float:

@@ -17,19 +17,21 @@ LONGEST_ID = 256
 """Largest number of characters of an identifier; the service refuses longer ones as well."""
 FUTURE_US = 3_600_000_000
 """A timestamp that is further after the snapshot's own time comes from a wrong clock."""
-MOST_SPEED = 1e6
-"""Reported speeds are moved into this bound on both sides, whatever their unit: no vehicle exceeds it, and any unit converts it."""
+LEAST_SPEED_MS = 0.01
+"""A speed above 0 and below this is a rounding error and no measurement."""
+MOST_SPEED_MS = 1e6
+"""Reported speeds are moved into this bound on both sides: no vehicle reaches it, and any unit converts it."""
 NO_PLACE = "no-place"
 """Why a position that is on no map, or at 0, 0, is refused."""
 
 
 def bounded_speed(speed: float) -> float:
-    """A reported speed within ±:data:`MOST_SPEED`; NaN if it is not finite, as then none was reported.
+    """A reported speed (m/s) within ±:data:`MOST_SPEED_MS`; NaN stays NaN, as then none was reported.
 
-    Every finite number counts as reported. Relation "values" protects it, so it may decide neither whether there is an event nor
-    whether its speed is derived.
+    Every other number counts as reported, also one that is infinite because its format holds no larger one. Relation "values"
+    protects it, so it may decide neither whether there is an event nor whether its speed is derived.
     """
-    return min(max(speed, -MOST_SPEED), MOST_SPEED) if math.isfinite(speed) else math.nan
+    return math.nan if math.isnan(speed) else min(max(speed, -MOST_SPEED_MS), MOST_SPEED_MS)
 
 
 class SnapshotError(ValueError):

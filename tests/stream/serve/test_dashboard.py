@@ -524,8 +524,8 @@ async def test_legend_and_about_the_noise_say_which_speeds_are_derived_and_that_
         await page.get_by_role("button", name="About the noise").click()
         for said in (page.locator("#legend"), page.locator("#about")):
             for text, is_said in (
-                ("Where a vehicle reports no speed", speeds == "missing"),
-                ("Every speed is computed from two positions", speeds == "derived"),
+                ("reports no speed, the feed is configured to compute it", speeds == "missing"),
+                ("configured to compute every speed from two positions", speeds == "derived"),
                 ("Only “participation” would protect it", speeds == "missing" and relation == "values"),
             ):
                 if is_said:
@@ -543,7 +543,7 @@ async def test_of_another_feed_than_the_configured_one_the_page_does_not_say_whe
     described = config.model_copy(update={"feed": config.feed.model_copy(update=other)})
     async with city(browser, described, messages, f"?feed={config.feed.name}") as (page, _):
         await expect(page.locator("#legend h3")).to_have_text("km/h")
-        await expect(page.locator("#legend")).not_to_contain_text("computed from two positions")
+        await expect(page.locator("#legend")).not_to_contain_text("configured to compute")
 
 
 async def test_about_the_noise_gives_rho_and_delta_under_zcdp(browser: Browser, config: Config) -> None:

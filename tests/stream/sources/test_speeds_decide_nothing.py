@@ -25,8 +25,8 @@ from tests.stream.sources.gtfs import snapshot_bytes
 from tests.stream.sources.speedless import config_of, feed, publication
 from tests.support.builders import SLOT
 
-Speeds = Mapping[tuple[int, int], float | None]
-"""What each vehicle reports at each step; None: nothing."""
+Speeds = Mapping[tuple[int, int], float | str | None]
+"""What each vehicle reports at each step, as a number or its digits; None: nothing."""
 
 CONFIG = config_of(Path("unused"), feed(fields=None, timezone="UTC"))
 DECODER = Decoder(CONFIG, bytes(range(32)))
@@ -51,6 +51,8 @@ FINITE = (
     1e300,
     1.7e308,
 )
+DIGITS = ("3.4028235e38", "-1e39", "1e-400", "1e400", "-1e400", "9" * 400, "-" + "9" * 5000)
+"""Numbers at and beyond the bounds of single and double precision, as texts may contain them."""
 
 
 def clock(step: int) -> int:
@@ -62,13 +64,47 @@ def lat(step: int) -> float:
 
 
 def gtfs(speeds: Speeds) -> list[bytes]:
-    """What ``hexveil gtfs-rt`` sends, whose speeds are single-precision numbers."""
+    """What ``hexveil gtfs-rt`` sends of protobuf, whose speeds are single-precision numbers."""
     source, values = GtfsRealtime(CONFIG.feed, CONFIG.slotting), list[bytes]()
     for step in range(STEPS):
         reported = {v: speeds[v, step] for v in VEHICLES}
-        single = {v: None if s is None else max(min(s, 3.4e38), -3.4e38) for v, s in reported.items()}
+        single = {v: None if s is None else max(min(float(s), 3.4e38), -3.4e38) for v, s in reported.items()}
         buses = [(str(v), clock(step), lat(step), -97.7 + v / 100, single[v]) for v in VEHICLES]
         values += source.events(snapshot_bytes(buses, clock(step)), clock(step) * 1_000_000).values
+    return values
+
+
+def gtfs_text(speeds: Speeds) -> list[bytes]:
+    """What ``hexveil gtfs-rt`` sends of protobuf's text form."""
+    return sent_of(
+        speeds,
+        'header {{ gtfs_realtime_version: "2.0" timestamp: {clock} }} {entities}',
+        'entity {{ id: "{v}" vehicle {{ vehicle {{ id: "{v}" }} position {{ latitude: {lat} longitude: {lng} {speed} }} }} }}',
+        "speed: {}",
+        " ",
+    )
+
+
+def gtfs_json(speeds: Speeds) -> list[bytes]:
+    """What ``hexveil gtfs-rt`` sends of JSON."""
+    return sent_of(
+        speeds,
+        '{{"header": {{"gtfsRealtimeVersion": "2.0", "timestamp": {clock}}}, "entity": [{entities}]}}',
+        '{{"id": "{v}", "vehicle": {{"vehicle": {{"id": "{v}"}}, "position": '
+        '{{"latitude": {lat}, "longitude": {lng}{speed}}}}}}}',
+        ', "speed": {}',
+        ", ",
+    )
+
+
+def sent_of(speeds: Speeds, document: str, entity: str, speed: str, between: str) -> list[bytes]:
+    source, values = GtfsRealtime(CONFIG.feed, CONFIG.slotting), list[bytes]()
+    for step in range(STEPS):
+        reported = {v: speeds[v, step] for v in VEHICLES}
+        shown = {v: "" if s is None else speed.format(s) for v, s in reported.items()}
+        entities = [entity.format(v=v, lat=lat(step), lng=-97.7 + v / 100, speed=shown[v]) for v in VEHICLES]
+        body = document.format(clock=clock(step), entities=between.join(entities))
+        values += source.events(body.encode(), clock(step) * 1_000_000).values
     return values
 
 
@@ -79,7 +115,7 @@ def siri(speeds: Speeds) -> list[bytes]:
         moment = datetime.fromtimestamp(clock(step), UTC).isoformat()
         activities = "".join(
             f"<VehicleActivity><RecordedAtTime>{moment}</RecordedAtTime><MonitoredVehicleJourney><VehicleRef>{v}</VehicleRef>"
-            + ("" if speeds[v, step] is None else f"<Velocity>{speeds[v, step]!r}</Velocity>")
+            + ("" if speeds[v, step] is None else f"<Velocity>{speeds[v, step]}</Velocity>")
             + f"<VehicleLocation><Longitude>{-97.7 + v / 100}</Longitude><Latitude>{lat(step)}</Latitude></VehicleLocation>"
             "</MonitoredVehicleJourney></VehicleActivity>"
             for v in VEHICLES
@@ -94,8 +130,10 @@ def hfp(speeds: Speeds) -> list[bytes]:
     """What ``hexveil hfp`` sends."""
     source, values = HighFrequencyPositions(CONFIG.feed, CONFIG.slotting), list[bytes]()
     for vehicle, step in FIXES:
-        fix = (f"22:{vehicle}", clock(step), lat(step), -97.7 + vehicle / 100, speeds[vehicle, step])
-        values += source.of([publication(fix)], clock(step) * 1_000_000).values
+        message = publication((f"22:{vehicle}", clock(step), lat(step), -97.7 + vehicle / 100, None))
+        speed = "null" if speeds[vehicle, step] is None else str(speeds[vehicle, step])
+        message = message._replace(payload=message.payload.replace(b"null", speed.encode()))
+        values += source.of([message], clock(step) * 1_000_000).values
     return values
 
 
@@ -117,10 +155,11 @@ def same(one: list[bytes], other: list[bytes]) -> bool:
     return first == second and np.array_equal(rows, others) and refused == again == []
 
 
-NUMBERS = st.sampled_from(FINITE) | st.floats(allow_nan=False, allow_infinity=False)
+NUMBERS = st.sampled_from(FINITE) | st.sampled_from(DIGITS) | st.floats(allow_nan=False, allow_infinity=False)
+SOURCES = [gtfs, gtfs_text, gtfs_json, siri, hfp]
 
 
-@pytest.mark.parametrize("source", [gtfs, siri, hfp])
+@pytest.mark.parametrize("source", SOURCES)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.booleans(), min_size=len(FIXES), max_size=len(FIXES)), st.data())
 def test_feeds_that_differ_in_one_users_speeds_have_the_same_events_at_the_same_places(
@@ -133,7 +172,16 @@ def test_feeds_that_differ_in_one_users_speeds_have_the_same_events_at_the_same_
     assert len(source(one)) >= sum(reports)
 
 
-@pytest.mark.parametrize("source", [gtfs, siri, hfp])
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("digits", DIGITS)
+def test_a_number_beyond_a_formats_precision_counts_as_reported(
+    source: Callable[[Speeds], list[bytes]], digits: str
+) -> None:
+    one: Speeds = dict.fromkeys(FIXES, 3.0)
+    assert same(source(one), source(one | {(1, 3): digits}))
+
+
+@pytest.mark.parametrize("source", SOURCES)
 def test_the_comparison_finds_a_source_that_takes_some_numbers_for_missing_ones(
     source: Callable[[Speeds], list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,3 +228,17 @@ def test_under_participation_a_negative_speed_refuses_its_own_event(tmp_path: Pa
     batch = decoded([canonical(speed) for speed in (-1.0, 3.0, -1e-12)], decoder)
     assert [REASONS[code] for code in batch.reason] == [Reason.NEGATIVE_SPEED] * 2
     assert batch.index.tolist() == [1]
+
+
+@pytest.mark.parametrize(("reported", "is_replaced"), [(-1.0, True), (1e-6, True), (3e38, True), (0.0, False)])
+def test_under_participation_a_live_source_derives_what_is_no_measurement(reported: float, is_replaced: bool) -> None:
+    """That follows from the user's own events. The next position of the vehicle has a derived speed, which counts."""
+    config = config_of(Path("unused"), CONFIG.feed, "participation")
+    source, values = GtfsRealtime(config.feed, config.slotting, relation=config.relation), list[bytes]()
+    for step in range(STEPS):
+        buses = [("1", clock(step), lat(step), -97.7, reported), ("2", clock(step), lat(step), -97.6, 8.0)]
+        values += source.events(snapshot_bytes(buses, clock(step)), clock(step) * 1_000_000).values
+    events = [json.loads(value) for value in values]
+    assert sum("derived" in event for event in events) == (STEPS - 1 if is_replaced else 0)
+    assert decoded(values, Decoder(config, bytes(range(32)))).rejected.tolist() == []
+    assert len(values) == 2 * STEPS - is_replaced
