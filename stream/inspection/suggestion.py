@@ -234,7 +234,7 @@ def configuration(template: str, lines: list[Suggestion], relation: Neighbouring
         new = f"{line.key} = {line.value}  # {line.reason}"
         if relation == NeighbouringRelation.PARTICIPATION and line.key == "domain":
             new = "# domain = { south = …, west = …, north = …, east = … }  # a public fact of the city, not of the recording"
-        line_of_key = re.search(rf"^{line.key} = .*$", text, re.MULTILINE)
+        line_of_key = re.search(rf"^(# )?{line.key} = .*$", text, re.MULTILINE)
         assert line_of_key is not None, "the template has every key that is suggested"
         text = text[: line_of_key.start()] + new + text[line_of_key.end() :]
     fields = [f"{line.key} = {line.value}  # {line.reason}" for line in lines if line.section == "feed.fields"]

@@ -245,8 +245,9 @@ def hour(mine: float) -> str:
 
 
 async def test_no_vehicles_speeds_decide_whether_the_documented_pipe_sends_an_hour(
-    kafka: str, topic_name: str, tmp_path: Path
+    kafka: str, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HEXVEIL_FEED__SPEED_UNIT", "km/h")
     sent = []
     for number, mine in enumerate((7.9, 100.0)):
         topic = f"{topic_name}-{number}"
@@ -261,7 +262,8 @@ async def test_no_vehicles_speeds_decide_whether_the_documented_pipe_sends_an_ho
 def test_without_any_speed_one_vehicles_speeds_decide_it(tmp_path: Path) -> None:
     """The planted bug: what the test above finds. Nothing listens where events would go."""
     command = ["replay", "-", "--config", str(configured(tmp_path, NAMES))]
-    environment = {"HEXVEIL_KAFKA__BOOTSTRAP": "127.0.0.1:1", "HEXVEIL_WINDOW__LATENESS": "event-time"}
+    environment = {"HEXVEIL_KAFKA__BOOTSTRAP": "127.0.0.1:1", "HEXVEIL_FEED__SPEED_UNIT": "km/h"}
+    environment["HEXVEIL_WINDOW__LATENESS"] = "event-time"
     done = [CliRunner().invoke(app, command, input=hour(mine), env=environment) for mine in (7.9, 100.0)]
     assert ["--any-speed" in run.stderr for run in done] == [True, False]
     assert done[0].exit_code == 2
