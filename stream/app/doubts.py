@@ -1,4 +1,4 @@
-"""Recognises a feed whose times or speeds are read in another unit or zone than they are sent.
+"""Recognises a feed whose times or speeds are read in another unit or zone than they are sent, or that lacks fields.
 
 It looks at a sample of what arrives and tells operators. It decides nothing: what is released must not depend on it, because
 speeds are protected. Its sentences contain no value of any event. No event can make it raise, and its memory is bounded.
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -26,11 +27,11 @@ from stream.windows import EARLIEST_S, LATEST_S
 
 log = structlog.get_logger()
 
-KINDS = ("epoch", "zone", "speed")
+KINDS = ("epoch", "zone", "speed", "fields")
 _UNITS = {"epoch-s": 1.0, "epoch-ms": 1e3, "epoch-us": 1e6, "epoch-ns": 1e9}
 """Number of each unit of time per second."""
 _PER_BATCH, _PER_JUDGEMENT, _SAMPLED, _ENOUGH = 10, 100, 400, 10
-"""Messages whose times are looked at: of a batch, until the next judgement, kept, and without which nothing is said."""
+"""Messages whose fields are looked at: of a batch, until the next judgement, kept, and without which nothing is said."""
 _LONGEST_TEXT = 64
 """Characters of the longest text that may be a time."""
 _MOST = 0.8
@@ -41,11 +42,12 @@ Timed = tuple[float | str | None, float]
 
 
 class FeedDoubts:
-    """A sample of the times and speeds of a feed."""
+    """A sample of the fields, times and speeds of a feed."""
 
     def __init__(self, config: Config) -> None:
         feed = config.feed
         self._format = feed_format(feed)
+        self._paths = dict(zip(("user", "time", "lat", "lng", "speed"), self._format.fields.paths, strict=False))
         self._unit = next(unit for unit, kmh in SPEED_TO_KMH.items() if kmh == self._format.kmh)
         self._by_arrival = config.window.lateness == "append-time"
         self._time_format = feed.fields.time_format if feed.format == "declared" and feed.fields else "epoch-ms"
@@ -57,6 +59,7 @@ class FeedDoubts:
 
     def _begin(self) -> None:
         self._times: deque[Timed] = deque(maxlen=_SAMPLED)
+        self._lacking: deque[frozenset[str]] = deque(maxlen=_SAMPLED)
         self._looks = _PER_JUDGEMENT
         self._speeds = SpeedDoubts(self._unit)
 
@@ -71,7 +74,7 @@ class FeedDoubts:
         sentences: dict[str, str | None] = {}
         with self._unharmed():
             self._looks = _PER_JUDGEMENT
-            sentences = {"epoch": self._epoch(), "zone": self._zone(), "speed": self._speed()}
+            sentences = {"epoch": self._epoch(), "zone": self._zone(), "speed": self._speed(), "fields": self._fields()}
         return {kind: sentence for kind, sentence in sentences.items() if sentence is not None}
 
     @contextmanager
@@ -95,18 +98,33 @@ class FeedDoubts:
             if value is not None and len(value) <= MAX_ARRAY_BYTES:
                 self._looks -= 1
                 arrived = arrived_us if isinstance(arrived_us, int) else int(arrived_us[at])
-                self._times.append((self._raw_time(value), arrived / 1e6))
+                is_readable, present = self._present(value)
+                self._times.append((_raw_time(present.get("time")), arrived / 1e6))
+                self._lacking.append(frozenset(self._paths.keys() - present.keys() if is_readable else ()))
 
-    def _raw_time(self, value: bytes) -> float | str | None:
-        """The number or text at the path of the time; None if there is none that can be a time."""
-        if may_hold_several(value):
+    def _present(self, value: bytes) -> tuple[bool, dict[str, Any]]:
+        """Whether a message, or the first event in it, is JSON, and the fields that it has."""
+        if not self._format.positional and may_hold_several(value):
             value = next(iter(elements(value) or ()), b"")
         if len(value) > MAX_MESSAGE_BYTES:
+            return False, {}
+        is_readable, present = looks_like(value, self._format.fields)
+        return is_readable, dict(present)
+
+    def _fields(self) -> str | None:
+        """Which fields most of the events lack."""
+        enough = max(_ENOUGH, _MOST * len(self._lacking))
+        lacking = [role for role in self._paths if sum(role in roles for roles in self._lacking) >= enough]
+        if not lacking:
             return None
-        time = dict(looks_like(value, self._format.fields)[1]).get("time")
-        if isinstance(time, str):
-            return time if len(time) <= _LONGEST_TEXT else None
-        return time if isinstance(time, float) and math.isfinite(time) else None
+        named = ", ".join(f"'{self._paths[role]}' ({role})" for role in lacking)
+        remedy = (
+            "name their field in [feed.fields]; if they have none, derive speeds before the worker's topic, because workers derive "
+            "none: docs/feeds/derived.md"
+            if lacking == ["speed"]
+            else "set feed.format to that of the events, or to 'declared' and name their fields in [feed.fields]"
+        )
+        return f"most events have no {named}, so they are refused as missing-field: {remedy}"
 
     def _epoch(self) -> str | None:
         numbers = [time for time, _ in self._times if isinstance(time, float)]
@@ -161,6 +179,13 @@ class FeedDoubts:
             return None
         likely = "no known unit fits" if check.unit is None else f"they would fit {check.unit}: set feed.speed_unit"
         return f"the reported speeds, read as {self._unit}, contradict the positions; {likely}"
+
+
+def _raw_time(time: Any) -> float | str | None:
+    """A number or text that can be a time; None for anything else."""
+    if isinstance(time, str):
+        return time if len(time) <= _LONGEST_TEXT else None
+    return time if isinstance(time, float) and math.isfinite(time) else None
 
 
 def _is_local(text: str) -> bool:

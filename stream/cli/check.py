@@ -16,8 +16,8 @@ from dpcore.errors import DPError
 from dpcore.relation import NeighbouringRelation
 from stream.cli.check_rules import rules_of, text_of
 from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
-from stream.cli.snapshot_report import derived_speed_note
 from stream.config import Config
+from stream.config.feed import derived_speed_note
 
 
 def _span(span: timedelta) -> str:
@@ -148,7 +148,7 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
         yield _histogram_text(settings, histogram)
     note = derived_speed_note(settings.relation, settings.feed.speeds)
     if note is not None:
-        yield f"Note: feed.speeds is {settings.feed.speeds!r}: {note}"
+        yield f"Note: feed.speeds is {settings.feed.speeds!r}. {note}"
     yield from _unpaid(settings)
 
 

@@ -151,6 +151,8 @@ class Setup:
             HEXVEIL_PRIVACY__USER_KEY_FILE=str(self.scratch / "user.key"),
             **further,
         )
+        if self.feeding.agency_port is not None:
+            os.environ["HEXVEIL_FEED__SPEEDS"] = "missing"
         if self.feeding.file is None:
             os.environ.update(HEXVEIL_PUBLIC__PLACES=str(self.scratch / _PLACES))
         if self.relation == NeighbouringRelation.VALUES:
@@ -279,7 +281,8 @@ def _polling(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Call
     from stream.sources.live import poll
     from stream.sources.polling import Poller, PollSettings
 
-    reader, polling = GtfsRealtime(settings.feed, settings.slotting), PollSettings(interval_s=1.0)
+    reader = GtfsRealtime(settings.feed, settings.slotting, relation=settings.relation)
+    polling = PollSettings(interval_s=1.0)
     start_us = _morning_us(settings.feed.timezone)
 
     async def run(report: Callable[[Message], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import refuse
 from stream.cli.snapshots import snapshot_command
 from stream.config.feed import FeedConfig, SpeedSource
@@ -17,11 +18,13 @@ def register(app: typer.Typer) -> None:
     app.command("gtfs-rt", help=what)(snapshot_command(_reader))
 
 
-def _reader(feed: FeedConfig, slotting: Slotting, speeds: SpeedSource) -> SnapshotEvents:
+def _reader(
+    feed: FeedConfig, slotting: Slotting, speeds: SpeedSource, relation: NeighbouringRelation
+) -> SnapshotEvents:
     try:
         from stream.sources.gtfs_rt import GtfsRealtime
     except ModuleNotFoundError as error:
         raise refuse(
             f"{error.name}, which reads GTFS-realtime, is not installed: pip install 'hexveil[gtfs]'"
         ) from None
-    return GtfsRealtime(feed, slotting, speeds)
+    return GtfsRealtime(feed, slotting, speeds, relation)

@@ -16,11 +16,12 @@ from stream.cli.live import (
     Speeds,
     SummaryAsJson,
     check_release_file,
+    live_speed_note,
     run_live,
     speed_source,
 )
 from stream.cli.options import ConfigFile, choose_config, load_to_release
-from stream.cli.snapshot_report import SnapshotReport, derived_speed_note
+from stream.cli.snapshot_report import SnapshotReport
 from stream.config import ConfigError, load_config
 from stream.sources.hfp import EVERY_POSITION, HighFrequencyPositions
 
@@ -48,7 +49,7 @@ def hfp(
         Path | None, typer.Option(help="File of the CA that signed the broker's certificate. Default: the system's.")
     ] = None,
     login: Annotated[Path | None, typer.Option(help="File with USER:PASSWORD in one line, and nothing else.")] = None,
-    speeds: Speeds = "missing",
+    speeds: Speeds = None,
     out: EventsFile = None,
     offline: Offline = False,
     force: ForceOffline = False,
@@ -61,17 +62,17 @@ def hfp(
         from stream.sources.mqtt import Broker, Following
     except ModuleNotFoundError as error:
         raise refuse(f"{error.name}, which speaks MQTT, is not installed: pip install 'hexveil[mqtt]'") from None
-    source_of_speeds = speed_source(speeds)
     if offline:
         check_release_file(out)
     try:
         settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
-        reader = HighFrequencyPositions(settings.feed, settings.slotting, source_of_speeds)
+        source_of_speeds = speed_source(speeds, settings.feed)
+        reader = HighFrequencyPositions(settings.feed, settings.slotting, source_of_speeds, settings.relation)
         broker = Broker(address, tuple(topic or [EVERY_POSITION]), ca, None if login is None else _login(login))
         broker.tls()
     except (ConfigError, ValueError) as error:
         raise refuse(error) from None
-    note = derived_speed_note(settings.relation, speeds)
+    note = live_speed_note(settings, source_of_speeds)
     report = SnapshotReport(reader, note, as_json, on_stderr=str(out) == "-", unit="messages")
 
     async def feed(sink: Sink, stopping: asyncio.Event) -> None:

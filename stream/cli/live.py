@@ -14,7 +14,7 @@ from stream.cli.feeding import refuse
 from stream.cli.interrupts import stopped_by_signals
 from stream.cli.options import FAILED, UNREACHABLE
 from stream.config import Config
-from stream.config.feed import SpeedSource
+from stream.config.feed import FeedConfig, SpeedSource, derived_speed_note
 from stream.sources.delivery import DeliveryError
 from stream.sources.polling import FetchError
 from stream.sources.snapshot_events import SPEED_SOURCES, SnapshotEvents
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from stream.sources.live import Sink
 
 Speeds = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="'missing': derive missing speeds from positions; 'derived': derive all; 'reported': derive none."
+        help="'missing': derive missing speeds from positions; 'derived': derive all; 'reported': derive none. Default: feed.speeds "
+        "if it is set, else 'missing'.",
+        show_default=False,
     ),
 ]
 EventsFile = Annotated[
@@ -45,11 +47,28 @@ Feed = Callable[["Sink", asyncio.Event], Awaitable[None]]
 """Feeds a sink until the event is set."""
 
 
-def speed_source(speeds: str) -> SpeedSource:
-    """What ``--speeds`` names. Raises :class:`typer.BadParameter` for anything else."""
+def speed_source(speeds: str | None, feed: FeedConfig) -> SpeedSource:
+    """What ``--speeds`` names; without it, what ``feed.speeds`` says, and if that is not set, "missing".
+
+    Raises :class:`typer.BadParameter` for any other name.
+    """
+    if speeds is None:
+        return feed.speeds if "speeds" in feed.model_fields_set else "missing"
     if speeds not in SPEED_SOURCES:
         raise typer.BadParameter(f"{speeds!r} is none of {', '.join(SPEED_SOURCES)}", param_hint="--speeds")
     return cast("SpeedSource", speeds)
+
+
+def live_speed_note(settings: Config, speeds: SpeedSource) -> str | None:
+    """What the derived speeds of a live feed mean for privacy, and that those who read its releases are told something else."""
+    note, configured = derived_speed_note(settings.relation, speeds), settings.feed.speeds
+    if speeds == configured:
+        return note
+    mismatch = (
+        f"Here speeds are {speeds!r}, but feed.speeds is {configured!r}, and hexveil check, the dashboard and /api/v1/feeds say "
+        f"what that says: set feed.speeds to {speeds!r}."
+    )
+    return mismatch if note is None else f"{note} {mismatch}"
 
 
 def check_release_file(out: Path | None) -> None:

@@ -11,8 +11,9 @@ import typer
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
 from stream.cli.options import ConfigFile, choose_config, load_to_release
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
-from stream.cli.snapshot_report import SnapshotReport, derived_speed_note, why_no_event
+from stream.cli.snapshot_report import SnapshotReport, why_no_event
 from stream.config import ConfigError, load_config
+from stream.config.feed import derived_speed_note
 from stream.sources.derived_events import DerivedEvents, with_speeds
 from stream.sources.lines import RecordingError
 from stream.sources.recognition import recognised

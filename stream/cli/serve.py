@@ -77,4 +77,7 @@ def _of_feed(settings: Config, feed: str | None) -> Config:
     structlog.get_logger().warning(
         "the releases belong to another feed than the configured one; that feed is shown", feed=feed
     )
-    return settings.model_copy(update={"feed": settings.feed.model_copy(update={"name": feed})})
+    shown = settings.feed.model_copy(
+        update={"name": feed, "speeds": "reported"}
+    )  # where its speeds come from is not known
+    return settings.model_copy(update={"feed": shown})

@@ -7,23 +7,12 @@ from dataclasses import asdict
 
 import typer
 
-from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import refusals, refuse
 from stream.cli.options import FAILED, USAGE
 from stream.sources.snapshot_events import SnapshotEvents
 
 _SHOWN = 5
 """Files without a snapshot that are named."""
-
-
-def derived_speed_note(relation: NeighbouringRelation, speeds: str) -> str | None:
-    """What derived speeds mean for privacy under this relation; None if there is nothing to say."""
-    if relation != NeighbouringRelation.VALUES or speeds == "reported":
-        return None
-    return (
-        "positions and times are public under relation 'values', so a derived speed is public as well and is not protected. "
-        "To protect derived speeds, use relation 'participation'."
-    )
 
 
 class SnapshotReport:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
 from stream.cli.live import (
     EventsFile,
@@ -21,12 +22,13 @@ from stream.cli.live import (
     Speeds,
     SummaryAsJson,
     check_release_file,
+    live_speed_note,
     run_live,
     speed_source,
 )
 from stream.cli.options import FAILED, ConfigFile, choose_config, load_to_release
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
-from stream.cli.snapshot_report import SnapshotReport, derived_speed_note, why_no_event
+from stream.cli.snapshot_report import SnapshotReport, why_no_event
 from stream.config import Config, ConfigError, load_config
 from stream.config.durations import parse_duration
 from stream.config.feed import FeedConfig, SpeedSource
@@ -39,8 +41,8 @@ from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT, SnapshotError
 from stream.windows import Slotting, SpanError, Window
 
-MakeReader = Callable[[FeedConfig, Slotting, SpeedSource], SnapshotEvents]
-"""Makes the reader of one format, for a feed with these periods and source of speeds."""
+MakeReader = Callable[[FeedConfig, Slotting, SpeedSource, NeighbouringRelation], SnapshotEvents]
+"""Makes the reader of one format, for a feed with these periods, source of speeds and relation."""
 
 
 # long: it holds the command, which is long
@@ -53,7 +55,7 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
             list[str],
             typer.Argument(metavar="URL|FILE|FOLDER...", help="One address, or files and folders of stored snapshots."),
         ],
-        speeds: Speeds = "missing",
+        speeds: Speeds = None,
         interval: Annotated[str, typer.Option(help="Time between two requests, 1s to 1h.")] = "15s",
         header: Annotated[
             list[str] | None,
@@ -87,12 +89,12 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
         as_json: SummaryAsJson = False,
     ) -> None:
         speed_of_stored = parse_pace(pace)
-        source_of_speeds = speed_source(speeds)
         live = any(_is_address(source) for source in sources)
         _check_options(offline, live, out, start, end, state)
         try:
             settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
-            reader = make_reader(settings.feed, settings.slotting, source_of_speeds)
+            source_of_speeds = speed_source(speeds, settings.feed)
+            reader = make_reader(settings.feed, settings.slotting, source_of_speeds, settings.relation)
             polling = PollSettings(
                 interval_s=parse_duration(interval).total_seconds(),
                 largest=LARGEST_SNAPSHOT,
@@ -102,9 +104,8 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
             span = named_span(settings, start, end)
         except (ConfigError, ValueError) as error:
             raise refuse(error) from None
-        report = SnapshotReport(
-            reader, derived_speed_note(settings.relation, speeds), as_json, on_stderr=str(out) == "-"
-        )
+        note = live_speed_note(settings, source_of_speeds)
+        report = SnapshotReport(reader, note, as_json, on_stderr=str(out) == "-")
         if live:
             if len(sources) > 1:
                 raise refuse("give one address, or any number of files and folders; run one command for each feed")

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, model_validator
 
+from dpcore.relation import NeighbouringRelation
 from stream.config.durations import Duration, PositiveDuration
 from stream.config.quality import QualityConfig
 from stream.config.section import BoundingBox, Section
@@ -59,6 +60,16 @@ FieldPath = Annotated[
 SpeedUnit = Literal["km/h", "m/s", "mph", "kn"]
 SpeedSource = Literal["missing", "derived", "reported"]
 """Where the speed of an event comes from: derived if none is reported; always derived; always reported."""
+
+
+def derived_speed_note(relation: NeighbouringRelation, speeds: SpeedSource) -> str | None:
+    """What derived speeds mean for privacy under this relation; None if there is nothing to say."""
+    if relation != NeighbouringRelation.VALUES or speeds == "reported":
+        return None
+    return (
+        "Under relation 'values' positions and times are public, so a derived speed is public as well and is not protected. "
+        "To protect derived speeds, use relation 'participation'."
+    )
 
 
 class FeedFields(Section):
@@ -133,6 +144,11 @@ class FeedConfig(Section):
     def derives_speeds(self) -> bool:
         """Whether recordings get derived speeds on their way to the feed's topic."""
         return self.speeds != "reported"
+
+    @property
+    def derivation(self) -> Literal["missing", "derived"] | None:
+        """Which speeds are derived by this configuration; None if it says of none that they are."""
+        return None if self.speeds == "reported" else self.speeds
 
     @property
     def recorded_format(self) -> str:

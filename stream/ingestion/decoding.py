@@ -1,8 +1,8 @@
 """Decodes the messages of a batch into columns in one pass, with a reason for each message that is refused.
 
 Speeds are rounded to the public grid of ``SPEED_QUANTUM_KMH`` (half to even), positions to a grid of 1e-7 degree. The H3 cell
-is computed from the position before rounding. Under relation "values" no speed is refused because it is high, because the
-number of events is public; speeds are clipped to the configured bound later.
+is computed from the position before rounding. Under relation "values" no speed is refused because it is high or negative, because
+the number of events is public: a negative one counts as 0, and speeds are clipped to the configured bound later.
 """
 
 from __future__ import annotations
@@ -181,6 +181,7 @@ class Decoder:
         self._quanta = self._format.kmh / SPEED_QUANTUM_KMH
         self._slotting = config.slotting
         self._origin_degrees = config.feed.quality.origin_degrees
+        self._slowest = 0.0 if self._one_each else -np.inf
         self._fastest = (config.fastest_km_h or np.inf) / self._format.kmh
         self._max_age_us = config.window.max_age // timedelta(microseconds=1)
         self._max_future_us = config.window.max_future // timedelta(microseconds=1)
@@ -328,7 +329,7 @@ class Decoder:
             (np.less(arrived_us, 0), Reason.NOT_STAMPED),
             (fixes.time_us < oldest, Reason.TOO_OLD),
             (fixes.time_us > arrived_us + self._max_future_us, Reason.IN_FUTURE),
-            (fixes.speed < 0, Reason.NEGATIVE_SPEED),
+            (fixes.speed < self._slowest, Reason.NEGATIVE_SPEED),
             (fixes.speed > self._fastest, Reason.TOO_FAST),
             (origin, Reason.AT_ORIGIN),
             (~inside & _inside(domain, fixes.lng, fixes.lat), Reason.SWAPPED_AXES),
@@ -345,7 +346,7 @@ class Decoder:
         rows["lat"] = np.rint(fixes.lat * 1e7)
         rows["lng"] = np.rint(fixes.lng * 1e7)
         with np.errstate(over="ignore"):  # a speed that is infinite in quanta is above the bound, too
-            rows["value"] = np.minimum(np.rint(fixes.speed * self._quanta), _MAX_VALUE)
+            rows["value"] = np.clip(np.rint(fixes.speed * self._quanta), 0, _MAX_VALUE)
         return rows
 
     def _pseudonymise(self, users: list[str | int]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:

@@ -95,9 +95,11 @@ def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
         return [f"{speeds.tiny:.0%} of the speeds are above 0 but below 0.01: rounding, no measurements; {remedy}."]
     sentences = [f"{1 - speeds.known:.0%} of the fixes have no speed; {remedy}."] if speeds.known < _MOST_KNOWN else []
     if speeds.negative:
-        fate = "are refused" if chosen == "reported" or not _is_live(seen) else "count as missing"
-        fate = "are not read" if chosen == "derived" else fate
-        sentences.append(f"{speeds.negative:.2%} of the speeds are negative. They {fate}.")
+        otherwise = "count as missing" if chosen == "missing" and _is_live(seen) else "are refused"
+        fate = f"count as 0 under relation 'values' and {otherwise} under 'participation'"
+        sentences.append(
+            f"{speeds.negative:.2%} of the speeds are negative. They {'are not read' if chosen == 'derived' else fate}."
+        )
     if _fit_in_no_unit(measures):
         sentences.append(
             f"The speeds fit in no unit: positions give {speeds.derived_kmh:.1f} km/h in the mean, and reported over derived is "
@@ -162,8 +164,7 @@ def suggestions(seen: Observations, measures: Measures) -> list[Suggestion]:
         unit = "km/h" if _is_live(seen) else unit
         why = "hexveil gtfs-rt converts speeds" if _is_live(seen) else why
         lines.append(Suggestion("feed", "speed_unit", _toml(unit), why))
-    if not _is_live(seen):
-        lines.append(Suggestion("feed", "speeds", _toml(source), because))
+    lines.append(Suggestion("feed", "speeds", _toml(source), because))
     lines.append(
         Suggestion("feed", "domain", _domain(measures.box), "where the fixes are, with a margin; check it on a map")
     )
@@ -233,7 +234,7 @@ def configuration(template: str, lines: list[Suggestion], relation: Neighbouring
         new = f"{line.key} = {line.value}  # {line.reason}"
         if relation == NeighbouringRelation.PARTICIPATION and line.key == "domain":
             new = "# domain = { south = …, west = …, north = …, east = … }  # a public fact of the city, not of the recording"
-        line_of_key = re.search(rf"^{line.key} = .*$", text, re.MULTILINE)
+        line_of_key = re.search(rf"^(# )?{line.key} = .*$", text, re.MULTILINE)
         assert line_of_key is not None, "the template has every key that is suggested"
         text = text[: line_of_key.start()] + new + text[line_of_key.end() :]
     fields = [f"{line.key} = {line.value}  # {line.reason}" for line in lines if line.section == "feed.fields"]

@@ -18,6 +18,7 @@ from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast, allow_connections
 from stream.serve.cell_history import Usual
 from stream.serve.city.city import City
+from stream.serve.feeds import Feeds
 from stream.serve.hexagons import Hexagons
 from stream.serve.histograms import Histograms
 from stream.serve.metrics import PublicMetrics
@@ -54,6 +55,7 @@ class Service:
         self.city = City(config.public, self.view, self.answers)
         self.operations = operations(
             config.feed.name,
+            Feeds(config, self.view, self.answers),
             Hexagons(self.view, self.answers),
             Ranges(self.view, self.answers),
             Histograms(self.view, self.answers),

@@ -19,10 +19,11 @@ PAGE_PATH = f"{BASE}/openapi.html"
 DESCRIBED = {"service-desc": PATH, "service-doc": PAGE_PATH}
 """Where the API is described, by the relation of a link to it."""
 
-VERSION = "1.2.0"
+VERSION = "1.3.0"
 """Version of the API. The second number counts additions; a change that breaks clients gets a new path, ``v2``."""
 
 _TAGS = {
+    "Feeds": "Whose releases are here.",
     "Windows": "Timeslots and whether they are complete.",
     "Hexagons": "Speed statistics of cells, as they were released.",
     "Histograms": "Spatial histograms and range queries over them.",
@@ -116,6 +117,7 @@ def _schemas() -> Schema:
             }
         ),
         "ReleasedNumber": _released(),
+        **_feed_schemas(),
         **_window_schemas(),
         **_histogram_schemas(messages["SpatialHistogram"]["properties"]),
         **_file_schemas(),
@@ -135,6 +137,23 @@ def _schemas() -> Schema:
                 "detail": {"type": "string", "description": "The remedy."},
             }
         ),
+    }
+
+
+def _feed_schemas() -> Schema:
+    """Components for the feeds."""
+    derived = (
+        "Which speeds the configuration says are derived from two positions of a vehicle: those that are missing, or all. Null "
+        "where it says of none, and for another feed than the configured one."
+    )
+    feed = {
+        "feed": {"type": "string"},
+        "derived_speeds": {"enum": ["missing", "derived", None], "description": derived},
+        "note": or_null({"type": "string"}, "What derived speeds mean for privacy under the configured relation."),
+    }
+    return {
+        "Feed": members(feed),
+        "FeedList": members({"feeds": array(ref("Feed"), "The configured one and all that have windows, by name.")}),
     }
 
 

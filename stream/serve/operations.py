@@ -13,6 +13,7 @@ from stream.serve import parameters as p
 from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast
 from stream.serve.city.city import City
+from stream.serve.feeds import Feeds
 from stream.serve.hexagons import FILES, Hexagons
 from stream.serve.histograms import Histograms
 from stream.serve.ogc.features import MOST_FEATURES, ROOT, Features
@@ -41,6 +42,7 @@ class Operation:
 
 def operations(
     feed: str,
+    feeds: Feeds,
     hexagons: Hexagons,
     ranges: Ranges,
     histograms: Histograms,
@@ -52,6 +54,15 @@ def operations(
     """Every path under :data:`BASE` but the document itself, and those of OGC API - Features."""
     named = p.feed(feed)
     return [
+        Operation(
+            f"{BASE}/feeds",
+            "listFeeds",
+            "Feeds, and which of their speeds are derived from positions",
+            feeds.listed,
+            (),
+            {JSON: "FeedList"},
+            tag="Feeds",
+        ),
         *_of_windows(hexagons, named),
         *_of_cells(hexagons, named),
         *_of_histograms(histograms, named),

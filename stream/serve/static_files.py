@@ -113,6 +113,7 @@ class Pages:
         domain = config.feed.domain
         self._settings: dict[str, Any] = {
             "feed": config.feed.name,
+            "derived_speeds": config.feed.derivation,
             "domain": [domain.west, domain.south, domain.east, domain.north],
             "basemap": basemap is not None,
             "parquet": can_write_parquet(),

@@ -27,7 +27,7 @@ from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
 from stream.sources.ordering import in_time_order
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import LEAST_SPEED_MS, MOST_SPEED_MS, NO_PLACE, Snapshot, SnapshotError, SnapshotRows
+from stream.sources.snapshots import NO_PLACE, Snapshot, SnapshotError, SnapshotRows
 from stream.windows import Slotting
 
 AT_ONCE = 20_000
@@ -71,16 +71,13 @@ class DerivedEvents(SnapshotEvents):
         name, moment = str(user), time_us(time)
         why = rows.why_refused(name, moment, lat, lng)
         if why is None:
-            rows.add(name, moment, lat, lng, math.nan if speed is None else self._bounded_ms(speed))
+            speed_ms = math.nan if speed is None else speed * self._format.kmh / 3.6
+            rows.add(name, moment, lat, lng, speed_ms)
         elif speed is None:
             domain = self._domain
             swapped = domain.south <= lng <= domain.north and domain.west <= lat <= domain.east
             rows.refused[Reason.SWAPPED_AXES.value if why == NO_PLACE and swapped else why] += 1
         return speed is not None
-
-    def _bounded_ms(self, speed: float) -> float:
-        """In m/s, moved into the bounds out of which a speed counts as missing in live feeds: here it is there."""
-        return 0.0 if speed == 0 else min(max(speed * self._format.kmh / 3.6, LEAST_SPEED_MS), MOST_SPEED_MS)
 
     def _sent(self, speed: NDArray[np.float64], is_derived: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return is_derived & ~np.isnan(speed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dpcore.relation import NeighbouringRelation
 from stream.config.feed import FeedConfig, SpeedSource
 from stream.sources.derived_speed import DerivationLimits
 from stream.sources.snapshot_events import SnapshotEvents
@@ -17,6 +18,7 @@ class GtfsRealtime(SnapshotEvents):
         feed: FeedConfig,
         slotting: Slotting,
         speeds: SpeedSource = "missing",
+        relation: NeighbouringRelation = NeighbouringRelation.VALUES,
         limits: DerivationLimits | None = None,
     ) -> None:
-        super().__init__(decode_snapshot, feed, slotting, speeds, limits)
+        super().__init__(decode_snapshot, feed, slotting, speeds, relation, limits)

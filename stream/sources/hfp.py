@@ -6,12 +6,14 @@ the vehicle is named by two levels of the topic, because the ``oper`` of the pay
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from dpcore.relation import NeighbouringRelation
 from stream.config.feed import FeedConfig, SpeedSource
 from stream.ingestion.formats import parse_time
 from stream.sources.messages import Messages
@@ -41,7 +43,7 @@ class _Fix(msgspec.Struct):
     tsi: Any = None
     lat: Any = None
     long: Any = None
-    spd: Any = None
+    spd: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _decode = msgspec.json.Decoder(dict[str, _Fix]).decode
@@ -50,8 +52,14 @@ _decode = msgspec.json.Decoder(dict[str, _Fix]).decode
 class HighFrequencyPositions(SnapshotEvents):
     """Events of HFP messages. Speeds are in m/s in the format."""
 
-    def __init__(self, feed: FeedConfig, slotting: Slotting, speeds: SpeedSource = "missing") -> None:
-        super().__init__(_no_documents, feed, slotting, speeds)
+    def __init__(
+        self,
+        feed: FeedConfig,
+        slotting: Slotting,
+        speeds: SpeedSource = "missing",
+        relation: NeighbouringRelation = NeighbouringRelation.VALUES,
+    ) -> None:
+        super().__init__(_no_documents, feed, slotting, speeds, relation)
 
     def of(self, publications: Sequence[Publication], received_us: int) -> Messages:
         """The new events of messages that are decoded at ``received_us`` (µs UTC), in order of time.
@@ -83,7 +91,7 @@ def _add(rows: SnapshotRows, publication: Publication) -> None:
         except (ValueError, OverflowError):
             rows.refused["time-unreadable"] += 1
             return
-        rows.add(name, moment, _number(fix.lat), _number(fix.long), _number(fix.spd))
+        rows.add(name, moment, _number(fix.lat), _number(fix.long), _speed(fix.spd))
 
 
 def vehicle_of(topic: str) -> str | None:
@@ -130,3 +138,12 @@ def _number(value: Any) -> float:
         return float(value)
     except OverflowError:
         return math.nan
+
+
+def _speed(text: msgspec.Raw) -> float:
+    """The number in JSON, infinite if no double holds it; NaN for anything else. No number may make a message unreadable."""
+    try:
+        value = json.loads(bytes(text), parse_int=float)
+    except (ValueError, RecursionError):
+        return math.nan
+    return value if isinstance(value, float) else math.nan

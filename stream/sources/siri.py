@@ -13,6 +13,7 @@ from functools import partial
 from xml.parsers.expat import ExpatError, ParserCreate
 from zoneinfo import ZoneInfo
 
+from dpcore.relation import NeighbouringRelation
 from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource
 from stream.ingestion.formats import read_instant, time_us
 from stream.sources.snapshot_events import SnapshotEvents
@@ -43,9 +44,15 @@ class SiriVehicleMonitoring(SnapshotEvents):
 
     declares_unit = True
 
-    def __init__(self, feed: FeedConfig, slotting: Slotting, speeds: SpeedSource = "missing") -> None:
+    def __init__(
+        self,
+        feed: FeedConfig,
+        slotting: Slotting,
+        speeds: SpeedSource = "missing",
+        relation: NeighbouringRelation = NeighbouringRelation.VALUES,
+    ) -> None:
         zone, kmh = ZoneInfo(feed.timezone), SPEED_TO_KMH[feed.speed_unit]
-        super().__init__(partial(decode_siri, zone=zone, kmh=kmh), feed, slotting, speeds)
+        super().__init__(partial(decode_siri, zone=zone, kmh=kmh), feed, slotting, speeds, relation)
 
 
 def decode_siri(body: bytes, received_us: int | None, zone: ZoneInfo, kmh: float) -> Snapshot:

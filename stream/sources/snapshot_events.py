@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.relation import NeighbouringRelation
 from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource
 from stream.sources.apart import DecodedApart
 from stream.sources.derived_speed import DerivationLimits, SpeedDerivation
 from stream.sources.messages import Messages
-from stream.sources.snapshots import Snapshot
+from stream.sources.snapshots import LEAST_SPEED_MS, MOST_SPEED_MS, Snapshot
 from stream.storage.last_fixes import FIX
 from stream.windows import Slotting
 
@@ -88,6 +89,7 @@ class SnapshotEvents:
         feed: FeedConfig,
         slotting: Slotting,
         speeds: SpeedSource = "missing",
+        relation: NeighbouringRelation = NeighbouringRelation.VALUES,
         limits: DerivationLimits | None = None,
     ) -> None:
         if feed.format != "canonical":
@@ -99,6 +101,7 @@ class SnapshotEvents:
         self.header_us: int | None = None
         """Timestamp in the header of the newest snapshot, µs UTC; None if it had none."""
         self._slotting, self._speeds = slotting, speeds
+        self._only_measured = relation == NeighbouringRelation.PARTICIPATION
         self._per_kmh = 1 / SPEED_TO_KMH[feed.speed_unit]
         self._derivation = SpeedDerivation(limits)
         self._memory: Memory | None = None
@@ -184,7 +187,7 @@ class SnapshotEvents:
     def _messages(self, snapshot: Snapshot, chosen: NDArray[np.int64]) -> Messages:
         vehicles = [snapshot.vehicles[index] for index in chosen.tolist()]
         time, lat, lng = snapshot.time[chosen], snapshot.lat[chosen], snapshot.lng[chosen]
-        reported = snapshot.speed[chosen] * 3.6
+        reported = self._reported(snapshot.speed[chosen]) * 3.6
         derived = self._derivation.derive(vehicles, time, lat, lng, self._periods(time), self._clock)
         if self._memory is not None:
             self._unkept.update(vehicles)
@@ -215,6 +218,17 @@ class SnapshotEvents:
             for k in known.tolist()
         ]
         return Messages(time[known], [vehicles[k].encode() for k in known.tolist()], values)
+
+    def _reported(self, speed: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The speeds (m/s) that count as reported, NaN for the others.
+
+        Under "participation" a number that is no measurement counts as missing, and is so derived from its user's own fixes.
+        Under "values" the number is protected, so no number does.
+        """
+        if not self._only_measured:
+            return speed
+        is_none = (speed < 0) | ((speed > 0) & (speed < LEAST_SPEED_MS)) | (speed >= MOST_SPEED_MS)
+        return np.where(is_none, np.nan, speed)
 
     def _sent(self, speed: NDArray[np.float64], is_derived: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which rows become events here."""

@@ -18,11 +18,20 @@ LONGEST_ID = 256
 FUTURE_US = 3_600_000_000
 """A timestamp that is further after the snapshot's own time comes from a wrong clock."""
 LEAST_SPEED_MS = 0.01
-"""A speed above 0 and below this is a rounding error and not a measurement; it counts as missing."""
+"""A speed above 0 and below this is a rounding error and no measurement."""
 MOST_SPEED_MS = 1e6
-"""A higher speed is no number of a vehicle at all, and counts as missing."""
+"""Reported speeds are moved into this bound on both sides: no vehicle reaches it, and any unit converts it."""
 NO_PLACE = "no-place"
 """Why a position that is on no map, or at 0, 0, is refused."""
+
+
+def bounded_speed(speed: float) -> float:
+    """A reported speed (m/s) within ±:data:`MOST_SPEED_MS`; NaN stays NaN, as then none was reported.
+
+    Every other number counts as reported, also one that is infinite because its format holds no larger one. Relation "values"
+    protects it, so it may decide neither whether there is an event nor whether its speed is derived.
+    """
+    return math.nan if math.isnan(speed) else min(max(speed, -MOST_SPEED_MS), MOST_SPEED_MS)
 
 
 class SnapshotError(ValueError):
@@ -79,10 +88,8 @@ class SnapshotRows:
         if reason is not None or name is None or time_us is None:
             self.refused[reason or "no-time"] += 1
             return
-        if not 0 <= speed_ms <= MOST_SPEED_MS or 0 < speed_ms < LEAST_SPEED_MS:
-            speed_ms = math.nan
         self._vehicles.append(name)
-        self._numbers.append((time_us, lat, lng, speed_ms))
+        self._numbers.append((time_us, lat, lng, bounded_speed(speed_ms)))
 
     def why_refused(self, name: str | None, time_us: int | None, lat: float, lng: float) -> str | None:
         """The reason for which :meth:`add` refuses a vehicle at this time; None if it is added."""

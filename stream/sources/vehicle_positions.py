@@ -6,13 +6,19 @@ so they are rounded to 1e-6 degree, a tenth of a metre. Speeds are in m/s; many 
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
 
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
 from google.transit import gtfs_realtime_pb2
 
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, SnapshotRows
+
+_LARGEST_SINGLE = 3.4e38
+_UINT64_DIGITS = 20
+_UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
 
 
 def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
@@ -62,16 +68,41 @@ def parse_feed(body: bytes) -> gtfs_realtime_pb2.FeedMessage:
     start = body[:64].lstrip()
     try:
         if start.startswith(b"{"):
-            json_format.Parse(body, message, ignore_unknown_fields=True)
+            json_format.ParseDict(_tree(body.decode()), message, ignore_unknown_fields=True)
         elif start.startswith(b"header"):
             text_format.Parse(body, message, allow_unknown_field=True)
         elif start.startswith(b"<"):
             raise SnapshotError("an HTML or XML page instead of GTFS-realtime; check the address and the key")
         else:
             message.ParseFromString(body)
-    except (DecodeError, json_format.ParseError, text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
+    except (DecodeError, json_format.ParseError, text_format.ParseError, *_UNREADABLE) as error:
         first = " ".join(str(error).split())[:120] or type(error).__name__
         raise SnapshotError(f"not a GTFS-realtime feed in protobuf, JSON or text form ({first})") from None
     if not message.HasField("header") and not message.entity:
         raise SnapshotError("an empty message: neither header nor vehicles; cut short, or another protobuf")
     return message
+
+
+def _tree(text: str) -> Any:
+    """The JSON of a feed, with every number within single precision.
+
+    The parser of protobuf refuses a feed as a whole for a number beyond, and one vehicle's speed may not decide that.
+    """
+    return json.loads(
+        text, object_pairs_hook=_unique, parse_float=_single, parse_int=_integer_or_single, parse_constant=str
+    )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise json_format.ParseError("a name occurs twice in one object")
+    return fields
+
+
+def _single(text: str) -> float:
+    return min(max(float(text), -_LARGEST_SINGLE), _LARGEST_SINGLE)
+
+
+def _integer_or_single(text: str) -> int | float:
+    return int(text) if len(text) <= _UINT64_DIGITS else _single(text)

@@ -45,14 +45,22 @@ def local(moment: float, ahead: timedelta = AHEAD) -> str:
     return (datetime.fromtimestamp(moment, UTC) + ahead).isoformat(timespec="seconds")
 
 
+def without(fix: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in fix.items() if key != name}
+
+
 FAULTS: dict[str, tuple[Callable[[dict[str, Any], float], dict[str, Any]], str, str]] = {
     "speed": (lambda fix, moment: fix | {"speed": 10.0}, "speed", "they would fit m/s: set feed.speed_unit"),
     "epoch": (lambda fix, moment: fix | {"time": round(moment)}, "epoch", "time_format = 'epoch-s'"),
+    "no speeds": (lambda fix, moment: without(fix, "speed"), "fields", "have no 'speed' (speed), so they are refused"),
+    "null speeds": (lambda fix, moment: fix | {"speed": None}, "fields", "derive speeds before the worker's topic"),
+    "other names": (lambda fix, moment: without(fix, "lat"), "fields", "name their fields in [feed.fields]"),
     "zone": (lambda fix, moment: fix | {"time": local(moment)}, "zone", "about 5 h 30 min ahead of"),
 }
 SOUND: dict[str, Callable[[dict[str, Any], float], dict[str, Any]]] = {
     "as declared": lambda fix, moment: fix,
     "texts": lambda fix, moment: fix | {"time": local(moment, timedelta(0))},
+    "now and then no speed": lambda fix, moment: without(fix, "speed") if round(moment) % 2 else fix,
     "parked": lambda fix, moment: fix | {"lat": 30.2, "speed": 0.0},
 }
 
@@ -89,6 +97,16 @@ def test_a_sound_feed_and_a_late_one_raise_no_doubt(name: str, tmp_path: Path) -
     assert told(bus_config(tmp_path), fleet(now, SOUND[name]), now) == {}
     shuffled = random.Random(7).sample(fleet(now - 400, SOUND[name]), 600)
     assert told(bus_config(tmp_path), shuffled, now) == {}
+
+
+@pytest.mark.parametrize(("speed", "kinds"), [(36.0, []), (None, ["fields"])])
+def test_events_that_are_lists_are_judged_whole(speed: float | None, kinds: list[str], tmp_path: Path) -> None:
+    now, names = time.time(), ("user", "time", "lat", "lng", "speed")
+    paths = {name: str(at) for at, name in enumerate(names)} | {"time_format": "epoch-ms"}
+    config = bus_config(tmp_path, **{"feed.format": "declared", "feed.fields": paths})
+    values = fleet(now, lambda fix, moment: fix | {"speed": speed})
+    lists = [json.dumps([json.loads(value)[name] for name in names]).encode() for value in values]
+    assert list(told(config, lists, now)) == kinds
 
 
 def observed(doubts: FeedDoubts, decoder: Decoder, values: list[bytes], now: float) -> dict[str, str]:

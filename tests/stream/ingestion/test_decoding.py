@@ -172,7 +172,6 @@ def test_declared_epoch_times(time_format, value):
         (fix(lat=FIX["lng"], lng=FIX["lat"]), Reason.SWAPPED_AXES),
         (fix(lat=-0.009, lng=0.009), Reason.AT_ORIGIN),
         (fix(lat=0.0, lng=0.011), Reason.OUT_OF_DOMAIN),
-        (fix(speed=-0.01), Reason.NEGATIVE_SPEED),
         (fix(time="2017-03-20T11:59:59Z"), Reason.TOO_OLD),
         (fix(time="0001-01-01T00:00:00+14:00"), Reason.TOO_OLD),
         (fix(time=-(10**30)), Reason.TOO_OLD),

@@ -512,6 +512,40 @@ async def test_about_the_noise_claims_noise_on_counts_only_where_they_have_it(
             await expect(said).to_contain_text("Random noise was added to every number")
 
 
+@pytest.mark.parametrize(
+    ("relation", "speeds"), [("values", "missing"), ("values", "reported"), ("participation", "derived")]
+)
+async def test_legend_and_about_the_noise_say_which_speeds_are_derived_and_that_values_does_not_protect_them(
+    browser: Browser, config: Config, relation: str, speeds: str
+) -> None:
+    *cells, marker = window(config, 0)
+    described = config.model_copy(update={"feed": config.feed.model_copy(update={"speeds": speeds})})
+    async with city(browser, described, closed(cells, marker, relation=relation)) as (page, _):
+        await page.get_by_role("button", name="About the noise").click()
+        for said in (page.locator("#legend"), page.locator("#about")):
+            for text, is_said in (
+                ("reports no speed, the feed is configured to compute it", speeds == "missing"),
+                ("configured to compute every speed from two positions", speeds == "derived"),
+                ("Only “participation” would protect it", speeds == "missing" and relation == "values"),
+            ):
+                if is_said:
+                    await expect(said).to_contain_text(text)
+                else:
+                    await expect(said).not_to_contain_text(text)
+        await no_violation(page)
+
+
+async def test_of_another_feed_than_the_configured_one_the_page_does_not_say_where_speeds_come_from(
+    browser: Browser, config: Config
+) -> None:
+    messages = window(config, 0)
+    other = {"name": f"{config.feed.name[:30]}-x", "speeds": "derived"}
+    described = config.model_copy(update={"feed": config.feed.model_copy(update=other)})
+    async with city(browser, described, messages, f"?feed={config.feed.name}") as (page, _):
+        await expect(page.locator("#legend h3")).to_have_text("km/h")
+        await expect(page.locator("#legend")).not_to_contain_text("configured to compute")
+
+
 async def test_about_the_noise_gives_rho_and_delta_under_zcdp(browser: Browser, config: Config) -> None:
     *cells, marker = window(config, 0)
     zcdp = {"accounting": "zcdp", "rho": 0.05, "rho_budget": 0.4, "delta": 1e-6}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ Fix = tuple[str, int, float, float, float | None]
 """Vehicle, seconds, latitude, longitude, speed in m/s."""
 MINUTES = 70
 NAMES = {"user": "bus", "time": "seen", "lat": "y", "lng": "x", "speed": "v"}
+SPEEDLESS = {role: name for role, name in NAMES.items() if role != "speed"}
 
 
 def day(seed: int = 1, fleet: int = 9) -> list[Fix]:
@@ -44,11 +46,11 @@ def config_of(tmp_path: Path, chosen: FeedConfig, relation: str = "values") -> A
     return made.model_copy(update={"feed": chosen})
 
 
-def configured(tmp_path: Path) -> Path:
-    """A configuration whose map of fields names no speed."""
+def configured(tmp_path: Path, names: Mapping[str, str] = SPEEDLESS) -> Path:
+    """A configuration that derives missing speeds, with this map of fields."""
     file = bus_fleet_file(tmp_path, AUSTIN)
-    lines = file.read_text(encoding="utf-8").replace('speeds = "reported"', 'speeds = "missing"')
-    fields = "".join(f'{role} = "{name}"\n' for role, name in NAMES.items() if role != "speed")
+    lines = file.read_text(encoding="utf-8").replace('# speeds = "missing"', 'speeds = "missing"')
+    fields = "".join(f'{role} = "{name}"\n' for role, name in names.items())
     lines = lines.replace('speed_unit = "km/h"', 'speed_unit = "m/s"')
     file.write_text(lines + f'\n[feed.fields]\n{fields}time_format = "epoch-s"\n', encoding="utf-8")
     return file

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -31,7 +32,18 @@ from stream.sources.derived_events import DerivedEvents, derived_recording, with
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
-from tests.stream.sources.speedless import MINUTES, NAMES, Fix, by_vehicle, config_of, configured, day, feed, live
+from tests.stream.sources.speedless import (
+    MINUTES,
+    NAMES,
+    SPEEDLESS,
+    Fix,
+    by_vehicle,
+    config_of,
+    configured,
+    day,
+    feed,
+    live,
+)
 from tests.support.builders import SLOT, bus_config
 from tests.support.feeding import create_topic
 from tests.support.topics_reader import PARTITIONS, stored
@@ -168,9 +180,17 @@ async def topic(kafka: str, topic_name: str) -> str:
     return topic_name
 
 
-def replayed(tmp_path: Path, path: str, kafka: str, topic: str, *options: str, text: str | None = None) -> str:
-    """Run ``hexveil replay`` with a map of fields that names no speed; what it says."""
-    file = configured(tmp_path)
+def replayed(
+    tmp_path: Path,
+    path: str,
+    kafka: str,
+    topic: str,
+    *options: str,
+    text: str | None = None,
+    names: Mapping[str, str] = SPEEDLESS,
+) -> str:
+    """Run ``hexveil replay`` with a map of fields, which names no speed unless ``names`` does; what it says."""
+    file = configured(tmp_path, names)
     environment = os.environ | {
         "HEXVEIL_KAFKA__BOOTSTRAP": kafka,
         "HEXVEIL_FEED__TOPIC": topic,
@@ -198,12 +218,55 @@ async def test_through_kafka_a_recording_without_speeds_is_the_live_feed_with_de
     assert all(json.loads(value)["user"].encode() == key for key, value in sent)
 
 
+def hourly_options() -> list[str]:
+    """What the page of derived speeds gives to ``hexveil replay`` in its pipe."""
+    page = (REPO_ROOT / "docs" / "feeds" / "derived.md").read_text(encoding="utf-8")
+    command = re.search(r"hexveil replay - (.*)--config hexveil.toml", page)
+    assert command is not None
+    return command[1].split()
+
+
 async def test_a_pipe_in_disorder_gives_the_same(kafka: str, topic: str, tmp_path: Path) -> None:
     fixes = [(*fix[:4], None) for fix in day()]
     text = csv_text(random.Random(3).sample(fixes, len(fixes)), with_speed=False, separator=";")
-    replayed(tmp_path, "-", kafka, topic, text=text)
+    replayed(tmp_path, "-", kafka, topic, *hourly_options(), text=text)
     sent = [value for part in await stored(kafka, topic) for _, value in part]
     assert by_vehicle(sent) == by_vehicle(live(fixes))
+
+
+def hour(mine: float) -> str:
+    """An hour of 60 vehicles that report in mph, of which the first reports ``mine``."""
+    rows = [
+        {"bus": f"22:{v}", "seen": SLOT + 60 * s, "y": round(30.2 + 0.002 * s, 6), "x": -97.7 + v / 200, "v": speed}
+        for s in range(30)
+        for v, speed in enumerate([mine] + [7.9] * 59)
+    ]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+async def test_no_vehicles_speeds_decide_whether_the_documented_pipe_sends_an_hour(
+    kafka: str, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEXVEIL_FEED__SPEED_UNIT", "km/h")
+    sent = []
+    for number, mine in enumerate((7.9, 100.0)):
+        topic = f"{topic_name}-{number}"
+        await create_topic(kafka, topic, PARTITIONS)
+        replayed(tmp_path, "-", kafka, topic, *hourly_options(), text=hour(mine), names=NAMES)
+        events = [json.loads(value) for part in await stored(kafka, topic) for _, value in part]
+        sent.append(sorted((e["user"], e["time"], e["lat"], e["lng"]) for e in events))
+    assert len(sent[0]) == 60 * 30
+    assert sent[0] == sent[1]
+
+
+def test_without_any_speed_one_vehicles_speeds_decide_it(tmp_path: Path) -> None:
+    """The planted bug: what the test above finds. Nothing listens where events would go."""
+    command = ["replay", "-", "--config", str(configured(tmp_path, NAMES))]
+    environment = {"HEXVEIL_KAFKA__BOOTSTRAP": "127.0.0.1:1", "HEXVEIL_FEED__SPEED_UNIT": "km/h"}
+    environment["HEXVEIL_WINDOW__LATENESS"] = "event-time"
+    done = [CliRunner().invoke(app, command, input=hour(mine), env=environment) for mine in (7.9, 100.0)]
+    assert ["--any-speed" in run.stderr for run in done] == [True, False]
+    assert done[0].exit_code == 2
 
 
 @pytest.mark.parametrize("path", ["-", "day.ndjson"])

@@ -142,10 +142,10 @@ def test_under_participation_windows_are_released_all_the_same_and_the_command_s
 
 
 def test_some_refused_events_are_counted_with_an_example_and_end_well(desk: Path) -> None:
-    (desk / "day.ndjson").write_bytes(events() + events(speed=-1)[: len(events(speed=-1)) // 128] + b"nonsense\n")
+    (desk / "day.ndjson").write_bytes(events() + events(lat=95)[: len(events(lat=95)) // 128] + b"nonsense\n")
     code, _, stderr = run("replay", "day.ndjson", "--offline", "--config", BUS)
     assert code == 0
-    assert "1 negative-speed, like event 129: speed -1" in stderr
+    assert "1 out-of-domain, like event 129: lat 95" in stderr
     assert "1 not-json, like event 130: b'nonsense'" in stderr
     assert "Likely" not in stderr
 

@@ -70,6 +70,7 @@ function facts(view: View, marker: Marker): Fact[] {
     ...(marker.accounting === 'zcdp' ? concentrated(marker) : pure(marker)),
     ...histograms(view, marker),
     [say('about.clipping'), say('about.clipping-text', { lower: bound(clipping.lower), upper: bound(clipping.upper), unit: unit() })],
+    ...(view.derivedSpeeds ? [[say('about.speeds'), say(`about.speeds.${view.derivedSpeeds}`)] as Fact] : []),
     [say('about.statistics'), statistics.join(', ')],
     [say('about.cells'), say('about.cells-text', { count: cells.length, hours: hours(bounds, view.zone), published })],
   ];
@@ -91,6 +92,7 @@ function body(view: View): HTMLElement[] {
   const limits = view.limits.filter((limit) => limit.relation === null || limit.relation === relation);
   return [
     make('p', { class: 'lead' }, say(`about.relation.${relation}`)),
+    ...(view.derivedSpeeds && relation === 'values' ? [make('p', { class: 'lead' }, say('derived.values'))] : []),
     make('dl', { class: 'facts' }, ...facts(view, marker).flatMap(([term, ...said]) => [make('dt', {}, term), make('dd', {}, ...said)])),
     ...how,
     make('h3', {}, say('about.limits')),

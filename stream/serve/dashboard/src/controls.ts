@@ -77,8 +77,16 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
     make('ul', {}, ...rows, ...extra),
     make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say('legend.fainter')),
     note(view.shownKind, say(`legend.${view.shownKind}`)),
+    ...derived(view),
     ...(view.histograms.length ? [note('histogram', say('legend.histograms', { names: view.histograms.join(', ') }))] : []),
   ];
+}
+
+/** That speeds are derived, and under "values" that nothing but "participation" would protect these. */
+function derived(view: View): HTMLElement[] {
+  if (!view.derivedSpeeds) return [];
+  const unprotected = view.window?.marker?.relation === 'values' ? ` ${say('derived.values')}` : '';
+  return [make('p', { class: 'note derived' }, say(`about.speeds.${view.derivedSpeeds}`), unprotected)];
 }
 
 const note = (kind: Kind | 'histogram', text: string) => make('p', { class: 'note' }, chip(kind), ` ${text}`);

@@ -69,6 +69,7 @@ async function start(): Promise<void> {
   setUpFeeds(view);
   view.limits = settings.limits;
   view.parquet = settings.parquet;
+  view.derivedSpeeds = view.feed === settings.feed ? settings.derived_speeds : null;
   view.alerting = settings.alerting && view.feed === settings.feed;
   view.setLines(settings, place.lines);
   const { at } = place;

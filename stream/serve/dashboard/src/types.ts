@@ -134,12 +134,17 @@ export interface AlertList {
   alerts: Alert[];
 }
 
+/** Which speeds are derived from positions: those that are missing, or all. */
+export type DerivedSpeeds = 'missing' | 'derived';
+
 export interface Settings {
   /** Whether the operator has rules for alerts. */
   alerting: boolean;
   /** The feed of the server's configuration, and all that have windows. */
   feed: string;
   feeds: string[];
+  /** Of the configured feed; null where the configuration says of none that they are derived. */
+  derived_speeds: DerivedSpeeds | null;
   domain: [number, number, number, number];
   basemap: boolean;
   /** Whether cells have names, whether there are lines and stops to draw, and whether there are named areas. */

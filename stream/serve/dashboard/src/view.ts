@@ -20,7 +20,7 @@ import {
   type Shown,
   type Statistic,
 } from './statistics';
-import type { AlertList, Days, Hexagon, Limit, Marker, Settings, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
+import type { AlertList, Days, DerivedSpeeds, Hexagon, Limit, Marker, Settings, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
 import type { Look } from './map';
 
 export interface Reading {
@@ -32,6 +32,8 @@ export interface Reading {
 export class View {
   feed = '';
   limits: Limit[] = [];
+  /** Which speeds of the feed are derived; null where nothing is known of it. */
+  derivedSpeeds: DerivedSpeeds | null = null;
   parquet = false;
   alerting = false;
   /** What the rules say of the window on display; null where there are none, or where they could not be read. */

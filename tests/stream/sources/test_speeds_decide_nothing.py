@@ -1,0 +1,244 @@
+"""Under relation "values" the number that a vehicle reports as its speed decides neither whether there is an event, nor where it
+is, nor whether its speed is derived: two feeds that differ in one user's speeds alone are told apart by no public fact.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from stream.ingestion.decoding import REASONS, Batch, Decoder, Reason
+from stream.sources.gtfs_rt import GtfsRealtime
+from stream.sources.hfp import HighFrequencyPositions
+from stream.sources.siri import SiriVehicleMonitoring
+from tests.stream.sources.gtfs import snapshot_bytes
+from tests.stream.sources.speedless import config_of, feed, publication
+from tests.support.builders import SLOT
+
+Speeds = Mapping[tuple[int, int], float | str | None]
+"""What each vehicle reports at each step, as a number or its digits; None: nothing."""
+
+CONFIG = config_of(Path("unused"), feed(fields=None, timezone="UTC"))
+DECODER = Decoder(CONFIG, bytes(range(32)))
+VEHICLES, STEPS = (1, 2), 5
+FIXES = [(vehicle, step) for step in range(STEPS) for vehicle in VEHICLES]
+PUBLIC = ["cell", "user", "time", "lat", "lng"]
+FINITE = (
+    -1e300,
+    -3e38,
+    -1e6,
+    -1.0,
+    -1e-12,
+    -0.0,
+    0.0,
+    1e-45,
+    1e-6,
+    0.0099,
+    3.0,
+    999_999.0,
+    1.1e6,
+    3e38,
+    1e300,
+    1.7e308,
+)
+DIGITS = ("3.4028235e38", "-1e39", "1e-400", "1e400", "-1e400", "9" * 400, "-" + "9" * 5000)
+"""Numbers at and beyond the bounds of single and double precision, as texts may contain them."""
+
+
+def clock(step: int) -> int:
+    return SLOT + 30 * step
+
+
+def lat(step: int) -> float:
+    return 30.2 + 0.002 * step
+
+
+def gtfs(speeds: Speeds) -> list[bytes]:
+    """What ``hexveil gtfs-rt`` sends of protobuf, whose speeds are single-precision numbers."""
+    source, values = GtfsRealtime(CONFIG.feed, CONFIG.slotting), list[bytes]()
+    for step in range(STEPS):
+        reported = {v: speeds[v, step] for v in VEHICLES}
+        single = {v: None if s is None else max(min(float(s), 3.4e38), -3.4e38) for v, s in reported.items()}
+        buses = [(str(v), clock(step), lat(step), -97.7 + v / 100, single[v]) for v in VEHICLES]
+        values += source.events(snapshot_bytes(buses, clock(step)), clock(step) * 1_000_000).values
+    return values
+
+
+def gtfs_text(speeds: Speeds) -> list[bytes]:
+    """What ``hexveil gtfs-rt`` sends of protobuf's text form."""
+    return sent_of(
+        speeds,
+        'header {{ gtfs_realtime_version: "2.0" timestamp: {clock} }} {entities}',
+        'entity {{ id: "{v}" vehicle {{ vehicle {{ id: "{v}" }} position {{ latitude: {lat} longitude: {lng} {speed} }} }} }}',
+        "speed: {}",
+        " ",
+    )
+
+
+def gtfs_json(speeds: Speeds) -> list[bytes]:
+    """What ``hexveil gtfs-rt`` sends of JSON."""
+    return sent_of(
+        speeds,
+        '{{"header": {{"gtfsRealtimeVersion": "2.0", "timestamp": {clock}}}, "entity": [{entities}]}}',
+        '{{"id": "{v}", "vehicle": {{"vehicle": {{"id": "{v}"}}, "position": '
+        '{{"latitude": {lat}, "longitude": {lng}{speed}}}}}}}',
+        ', "speed": {}',
+        ", ",
+    )
+
+
+def sent_of(speeds: Speeds, document: str, entity: str, speed: str, between: str) -> list[bytes]:
+    source, values = GtfsRealtime(CONFIG.feed, CONFIG.slotting), list[bytes]()
+    for step in range(STEPS):
+        reported = {v: speeds[v, step] for v in VEHICLES}
+        shown = {v: "" if s is None else speed.format(s) for v, s in reported.items()}
+        entities = [entity.format(v=v, lat=lat(step), lng=-97.7 + v / 100, speed=shown[v]) for v in VEHICLES]
+        body = document.format(clock=clock(step), entities=between.join(entities))
+        values += source.events(body.encode(), clock(step) * 1_000_000).values
+    return values
+
+
+def siri(speeds: Speeds) -> list[bytes]:
+    """What ``hexveil siri-vm`` sends."""
+    source, values = SiriVehicleMonitoring(CONFIG.feed, CONFIG.slotting), list[bytes]()
+    for step in range(STEPS):
+        moment = datetime.fromtimestamp(clock(step), UTC).isoformat()
+        activities = "".join(
+            f"<VehicleActivity><RecordedAtTime>{moment}</RecordedAtTime><MonitoredVehicleJourney><VehicleRef>{v}</VehicleRef>"
+            + ("" if speeds[v, step] is None else f"<Velocity>{speeds[v, step]}</Velocity>")
+            + f"<VehicleLocation><Longitude>{-97.7 + v / 100}</Longitude><Latitude>{lat(step)}</Latitude></VehicleLocation>"
+            "</MonitoredVehicleJourney></VehicleActivity>"
+            for v in VEHICLES
+        )
+        delivery = f"<VehicleMonitoringDelivery>{activities}</VehicleMonitoringDelivery>"
+        body = f"<Siri><ServiceDelivery>{delivery}</ServiceDelivery></Siri>".encode()
+        values += source.events(body, clock(step) * 1_000_000).values
+    return values
+
+
+def hfp(speeds: Speeds) -> list[bytes]:
+    """What ``hexveil hfp`` sends."""
+    source, values = HighFrequencyPositions(CONFIG.feed, CONFIG.slotting), list[bytes]()
+    for vehicle, step in FIXES:
+        message = publication((f"22:{vehicle}", clock(step), lat(step), -97.7 + vehicle / 100, None))
+        speed = "null" if speeds[vehicle, step] is None else str(speeds[vehicle, step])
+        message = message._replace(payload=message.payload.replace(b"null", speed.encode()))
+        values += source.of([message], clock(step) * 1_000_000).values
+    return values
+
+
+def decoded(values: list[bytes], decoder: Decoder = DECODER) -> Batch:
+    return decoder.decode(values, clock(STEPS) * 1_000_000)
+
+
+def public(values: list[bytes]) -> tuple[list[dict[str, Any]], NDArray[np.void], list[int]]:
+    """All that a feed makes public under "values": its events without the reported speeds, and the rows that the worker keeps."""
+    events: list[dict[str, Any]] = [json.loads(value) for value in values]
+    shown = [event if event.get("derived") else {k: v for k, v in event.items() if k != "speed"} for event in events]
+    batch = decoded(values)
+    assert ((batch.rows["value"] >= 0) & (batch.rows["value"] < 2**31)).all()
+    return shown, batch.rows[PUBLIC], batch.rejected.tolist()
+
+
+def same(one: list[bytes], other: list[bytes]) -> bool:
+    (first, rows, refused), (second, others, again) = public(one), public(other)
+    return first == second and np.array_equal(rows, others) and refused == again == []
+
+
+NUMBERS = st.sampled_from(FINITE) | st.sampled_from(DIGITS) | st.floats(allow_nan=False, allow_infinity=False)
+SOURCES = [gtfs, gtfs_text, gtfs_json, siri, hfp]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.booleans(), min_size=len(FIXES), max_size=len(FIXES)), st.data())
+def test_feeds_that_differ_in_one_users_speeds_have_the_same_events_at_the_same_places(
+    source: Callable[[Speeds], list[bytes]], reports: list[bool], data: st.DataObject
+) -> None:
+    """Of a live source that derives what is missing. Which fixes have a speed at all is public, as the fixes are."""
+    one = {fix: data.draw(NUMBERS) if known else None for fix, known in zip(FIXES, reports, strict=True)}
+    other = {fix: data.draw(NUMBERS) if fix[0] == 1 and speed is not None else speed for fix, speed in one.items()}
+    assert same(source(one), source(other))
+    assert len(source(one)) >= sum(reports)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("digits", DIGITS)
+def test_a_number_beyond_a_formats_precision_counts_as_reported(
+    source: Callable[[Speeds], list[bytes]], digits: str
+) -> None:
+    one: Speeds = dict.fromkeys(FIXES, 3.0)
+    assert same(source(one), source(one | {(1, 3): digits}))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_comparison_finds_a_source_that_takes_some_numbers_for_missing_ones(
+    source: Callable[[Speeds], list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted bug: tiny, negative and huge speeds are derived instead."""
+    one: Speeds = dict.fromkeys(FIXES, 3.0)
+    for number in (-1.0, 1e-6, 1.1e6):
+        other = one | {(1, 3): number}
+        assert same(source(one), source(other))
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "stream.sources.snapshots.bounded_speed", lambda speed: speed if 0.01 <= speed < 1e5 else math.nan
+            )
+            assert not same(source(one), source(other))
+
+
+def itms(speed: float) -> bytes:
+    place = {"type": "Point", "coordinates": [-97.7, 30.2]}
+    event = {"license_plate": "1", "observationDateTime": f"{datetime.fromtimestamp(SLOT, UTC).isoformat()}"}
+    return json.dumps(event | {"location": place, "speed": speed}).encode()
+
+
+def canonical(speed: float) -> bytes:
+    return json.dumps({"user": "1", "time": SLOT * 1000, "lat": 30.2, "lng": -97.7, "speed": speed}).encode()
+
+
+@pytest.mark.parametrize(("file_format", "event"), [("itms", itms), ("canonical", canonical)])
+@pytest.mark.parametrize("unit", ["km/h", "m/s", "mph", "kn"])
+def test_the_worker_and_the_intake_of_pushed_events_refuse_no_finite_number(
+    file_format: str, event: Callable[[float], bytes], unit: str
+) -> None:
+    """Both judge by this decoder. A negative speed counts as 0, and one that int32 cannot hold as the highest that it can."""
+    chosen = feed("reported", fields=None, format=file_format, speed_unit=unit)
+    decoder = Decoder(CONFIG.model_copy(update={"feed": chosen}), bytes(range(32)))
+    batch = decoded([event(speed) for speed in FINITE], decoder)
+    assert batch.rejected.tolist() == []
+    assert len(np.unique(batch.rows[PUBLIC])) == 1
+    assert (np.diff(batch.rows["value"]) >= 0).all()
+    assert batch.rows["value"][: FINITE.index(0.0)].tolist() == [0] * FINITE.index(0.0)
+    assert batch.rows["value"][-1] == 2**31 - 1
+
+
+def test_under_participation_a_negative_speed_refuses_its_own_event(tmp_path: Path) -> None:
+    decoder = Decoder(config_of(tmp_path, CONFIG.feed, "participation"), bytes(range(32)))
+    batch = decoded([canonical(speed) for speed in (-1.0, 3.0, -1e-12)], decoder)
+    assert [REASONS[code] for code in batch.reason] == [Reason.NEGATIVE_SPEED] * 2
+    assert batch.index.tolist() == [1]
+
+
+@pytest.mark.parametrize(("reported", "is_replaced"), [(-1.0, True), (1e-6, True), (3e38, True), (0.0, False)])
+def test_under_participation_a_live_source_derives_what_is_no_measurement(reported: float, is_replaced: bool) -> None:
+    """That follows from the user's own events. The next position of the vehicle has a derived speed, which counts."""
+    config = config_of(Path("unused"), CONFIG.feed, "participation")
+    source, values = GtfsRealtime(config.feed, config.slotting, relation=config.relation), list[bytes]()
+    for step in range(STEPS):
+        buses = [("1", clock(step), lat(step), -97.7, reported), ("2", clock(step), lat(step), -97.6, 8.0)]
+        values += source.events(snapshot_bytes(buses, clock(step)), clock(step) * 1_000_000).values
+    events = [json.loads(value) for value in values]
+    assert sum("derived" in event for event in events) == (STEPS - 1 if is_replaced else 0)
+    assert decoded(values, Decoder(config, bytes(range(32)))).rejected.tolist() == []
+    assert len(values) == 2 * STEPS - is_replaced
