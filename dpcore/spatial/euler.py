@@ -30,7 +30,7 @@ from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from dpcore.spatial._euler_program import signs
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid
-from dpcore.spatial.euler_inference import Grade, Inference, infer, whole_of
+from dpcore.spatial.euler_inference import Grade, Inference, infer, truncated, whole_of
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.intervals import Intervals, NoisySums, between
 from dpcore.spatial.mechanism import laplace_variance, noisy_counts
@@ -78,6 +78,10 @@ class EulerHistogram:
             )
         if self.total is not None and not (math.isfinite(self.total.variance) and self.total.variance >= 0):
             raise HistogramError(f"a total with variance {self.total.variance}; give a finite one of 0 or more")
+        if self.grade == "truncated" and self.drawn is None:
+            raise HistogramError(
+                "truncated counts without those that were drawn, of which they are a reading; give drawn"
+            )
         if self.total is not None and self.grade != "noisy":
             raise HistogramError(f"a total beside counts of grade {self.grade!r}, which do not use it; leave it out")
 
@@ -134,7 +138,14 @@ class EulerHistogram:
         return between(sums, sums)
 
     def to_release(self) -> dict[str, Any]:
-        """``kind`` "euler": components row by row, their variance and grade, and as they were drawn."""
+        """``kind`` "euler": components row by row, their variance and grade, and as they were drawn.
+
+        Truncated counts follow from the draws, so the draws are written, with their grade and ``reading`` "truncated".
+        """
+        if self.grade == "truncated":
+            assert self.drawn is not None
+            drawn = replace(self, components=self.drawn, grade="noisy", drawn=None).to_release()
+            return drawn | {"structure": drawn["structure"] | {"reading": self.grade}}
         structure = {
             "kind": "euler",
             "components": self.components.tolist(),
@@ -161,6 +172,12 @@ class EulerHistogram:
             paid = structure.get("total")
             total = None if paid is None else Total(int(paid["value"]), float(paid["variance"]))
             domain, variance = Domain.from_release(document["domain"]), float(structure["variance"])
+            if "reading" in structure:
+                if (structure["reading"], grade) != ("truncated", "noisy"):
+                    raise HistogramError(
+                        f"reading {structure['reading']!r} of counts of grade {grade!r}; this reads truncated of noisy ones"
+                    )
+                return cls(domain, truncated(components), variance, "truncated", components)
             return cls(domain, components, variance, grade, drawn, total)
         except (KeyError, TypeError, OverflowError) as error:
             raise HistogramError(f"release without a usable {error}; give the release of an Euler histogram") from None

@@ -25,7 +25,7 @@ from stream.config import Config
 from stream.config.section import BoundingBox
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
-from stream.ingestion.formats import feed_format, is_not_finite, looks_like, time_us
+from stream.ingestion.formats import corners_of, feed_format, is_not_finite, looks_like, time_us
 from stream.ingestion.pseudonyms import Pseudonyms, key_fingerprint
 from stream.storage.row_store import ROW
 from stream.windows import EARLIEST_US
@@ -168,11 +168,13 @@ class Decoder:
         """``arrays``: whether a message may hold several events, as an array or notification.
 
         Under "participation" such a message is refused as a whole, with a reason of its own: an array has one size and one
-        structure, so what one user sends in it would decide whether the events of the others in it count.
+        structure, so what one user sends in it would decide whether the events of the others in it count. A region, which is
+        several events of one user, is read under both relations.
         """
         self._format = feed_format(config.feed)
         self._arrays = arrays and not self._format.positional
         self._one_each = config.relation == NeighbouringRelation.PARTICIPATION
+        self._regions = config.declares_regions and config.feed.format == "canonical"
         self._pseudonyms = Pseudonyms(user_key)
         self.key_fingerprint = key_fingerprint(user_key)
         self._domain = config.feed.domain
@@ -244,6 +246,14 @@ class Decoder:
                     place(events)
                     events += 1
                     continue
+            if (corners := self._corners(value)) is not None:
+                read.add(position, events, corners)
+                events += corners.events
+                spent += corners.events
+                if spent >= AT_ONCE:
+                    values = values[: position + 1]
+                    break
+                continue
             parts = _parts(value) if arrays else None
             if value is None or parts is None or self._one_each or len(parts) > MAX_EVENTS:
                 read.refused[events] = _CODE[self._why_refused(value, parts)]
@@ -257,6 +267,13 @@ class Decoder:
                 break
         read.events, read.messages = events, len(values)
         return read
+
+    def _corners(self, value: bytes | None) -> _Read | None:
+        """The corners of a declared region, each an event; None for another message."""
+        if not self._regions or value is None or len(value) > MAX_MESSAGE_BYTES:
+            return None
+        corners = corners_of(value)
+        return None if corners is None else _Read(corners, list(range(len(corners))), events=len(corners))
 
     def _why_refused(self, value: bytes | None, parts: list[bytes] | None) -> Reason:
         if value is None:

@@ -76,6 +76,32 @@ def known_fields() -> dict[str, FeedFields]:
     return {"canonical": _CANONICAL_FIELDS, "capmetro": _CAPMETRO_FIELDS, "itms": _ITMS_FIELDS}
 
 
+class _Corner(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    lat: Number
+    lng: Number
+
+
+class _DeclaredRegion(msgspec.Struct, gc=False):
+    user: str | int
+    time: Time
+    speed: Number
+    region: Annotated[list[_Corner], msgspec.Meta(min_length=1)]
+
+
+_declared_region = msgspec.json.Decoder(_DeclaredRegion).decode
+
+
+def corners_of(message: bytes) -> list[_Fix] | None:
+    """The fixes of a canonical event with a ``region``, a list of corners: one for each, all with its user, time and speed. None
+    for anything else.
+    """
+    try:
+        event = _declared_region(message)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return [_Fix(event.user, event.time, corner.lat, corner.lng, event.speed) for corner in event.region]
+
+
 @dataclass(frozen=True)
 class FeedFormat:
     """Decoder of one format: ``decode`` returns an object or raises; the getters read its user, time, lat, lng and speed.

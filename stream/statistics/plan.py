@@ -47,8 +47,8 @@ CDF = "cdf"
 """The whole distribution, from which percentiles are read."""
 
 
-_DEPARTED = 1
-"""Number of the newest form of stored plans. Whoever adds keys that change noise adds a form: this version refuses it."""
+_SPEED_DEPARTS, _REGIONS_DEPART = 1, 2
+"""Numbers of the forms of stored plans. Whoever adds keys that change noise adds a form: this version refuses it."""
 
 
 class PlanError(RuntimeError):
@@ -69,6 +69,8 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Plans without ``inference`` are of versions that made all counts covert, those without ``total_share`` of versions that
     did not draw the number of all regions by itself, those without ``outliers`` of versions that shrank every wide region.
+    ``origin`` "declared": regions are those that users declare, the last ``regions_per_user`` of each; ``nearest``,
+    ``bandwidth_m`` and ``outliers`` are of regions from fixes.
     """
 
     rows: int
@@ -79,6 +81,8 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
     inference: Inference = "covert"
     total_share: float = 0.0
     outliers: Literal["shrink", "discard"] = "shrink"
+    origin: Literal["fixes", "declared"] = "fixes"
+    regions_per_user: int = 1
 
 
 class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,9 +186,20 @@ class Plan(
     cdf_sharing: Sharing = "optimal"
 
     @property
-    def departs(self) -> bool:
-        """Whether a key is set that versions before it would pass over: they would draw other noise than was charged."""
-        return (self.mean_capacity, self.mean_quantile_percent, self.cdf_shape) != (None, 10, LEAST_ERROR)
+    def departure(self) -> int:
+        """The newest form with a key that is set and that versions before it would pass over: they would draw other noise than
+        was charged. 0 if there is none.
+        """
+        if self.declares_regions:
+            return _REGIONS_DEPART
+        by_default = (self.mean_capacity, self.mean_quantile_percent, self.cdf_shape) == (None, 10, LEAST_ERROR)
+        return 0 if by_default else _SPEED_DEPARTS
+
+    @property
+    def declares_regions(self) -> bool:
+        """Whether users declare the regions that its histograms count."""
+        regions = None if self.histogram is None else self.histogram.regions
+        return regions is not None and regions.origin == "declared"
 
     @property
     def cdf_shape(self) -> TreeShape:
@@ -335,16 +350,16 @@ def within(plan: Plan, budget: int | None) -> Plan:
 
 
 def encode_plan(plan: Plan) -> bytes:
-    """Stored form of a plan. One that :attr:`~Plan.departs` is stored behind :data:`_DEPARTED`, in an array: versions that do not
-    know its keys expect a map, and refuse to read it.
+    """Stored form of a plan. One with a :attr:`~Plan.departure` is stored behind its number, in an array: versions that do not
+    know its keys expect a map or a lower number, and refuse to read it.
     """
-    return msgspec.msgpack.encode((_DEPARTED, plan) if plan.departs else plan)
+    return msgspec.msgpack.encode((plan.departure, plan) if plan.departure else plan)
 
 
 def decode_plan(blob: bytes) -> Plan:
     """The plan that a stored form represents; raises :class:`PlanError` for a form that this version does not know."""
     try:
-        stored = msgspec.msgpack.decode(blob, type=Plan | tuple[Literal[1], Plan])
+        stored = msgspec.msgpack.decode(blob, type=Plan | tuple[Literal[1, 2], Plan])
     except msgspec.DecodeError as error:
         raise PlanError(
             f"a stored plan cannot be read ({error}); nothing was drawn. If a newer version made it, upgrade this worker; otherwise "

@@ -661,6 +661,22 @@ HISTOGRAMS = (
         "representatives",
     ),
     Bug(
+        "histograms: a user's further declared regions are not paid for",
+        "stream/statistics/histograms/histograms.py",
+        "Euler(regions.diameter_m, regions.regions_per_user, regions.inference",
+        "Euler(regions.diameter_m, 1, regions.inference",
+        "tests/stream/statistics/test_corners.py",
+        "noise_of_as_many_regions",
+    ),
+    Bug(
+        "histograms: every region that a user declared counts",
+        "stream/statistics/histograms/corners.py",
+        "chosen = latest[rank < per_user]",
+        "chosen, per_user = latest, len(latest)",
+        "tests/stream/statistics/test_corners.py",
+        "sensitivity_is_attained",
+    ),
+    Bug(
         "histograms: noise of half the scale",
         "dpcore/spatial/mechanism.py",
         "numerator, denominator = sensitivity * MICRO, epsilon_micro",
