@@ -174,7 +174,7 @@ class Decoder:
         self._format = feed_format(config.feed)
         self._arrays = arrays and not self._format.positional
         self._one_each = config.relation == NeighbouringRelation.PARTICIPATION
-        self._regions = config.declares_regions and config.feed.format == "canonical"
+        self._regions = arrays and config.declares_regions and config.feed.format == "canonical"
         self._pseudonyms = Pseudonyms(user_key)
         self.key_fingerprint = key_fingerprint(user_key)
         self._domain = config.feed.domain

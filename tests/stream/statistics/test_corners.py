@@ -19,6 +19,7 @@ from dpcore.spatial.euler import Euler
 from dpcore.spatial.regions import Footprints
 from stream.config import Config
 from stream.config.loading import ConfigError
+from stream.evaluation.histograms import evaluate_histograms
 from stream.ingestion.decoding import Decoder
 from stream.messages.message import SPATIAL_HISTOGRAM, schema
 from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
@@ -306,10 +307,21 @@ def test_a_hostile_region_is_refused_as_one_event_and_its_neighbours_are_read(tm
     assert (batch.index.tolist(), batch.rejected.tolist()) == ([0, 2], [1])
 
 
-def test_a_feed_without_declared_regions_refuses_them(tmp_path: Path) -> None:
-    decoder = Decoder(with_histograms("participation", tmp_path, ["euler"]), b"k" * 32)
-    batch = decoder.decode([message([{"lat": SOUTH + 0.1, "lng": WEST + 0.1}])], (SLOT + 120) * 1_000_000)
-    assert batch.rejected.tolist() == [0]
+def test_a_feed_without_declared_regions_refuses_them_and_so_do_sources_that_need_one_event_each(
+    tmp_path: Path,
+) -> None:
+    plain, ours = with_histograms("participation", tmp_path, ["euler"]), declaring(tmp_path)
+    for decoder in (Decoder(plain, b"k" * 32), Decoder(ours, b"k" * 32, arrays=False)):
+        batch = decoder.decode([message([{"lat": SOUTH + 0.1, "lng": WEST + 0.1}])], (SLOT + 120) * 1_000_000)
+        assert batch.rejected.tolist() == [0]
+
+
+def test_an_evaluation_counts_declared_regions(tmp_path: Path) -> None:
+    rows = np.concatenate(
+        [declared(user, minute, around(user + 1, minute + 2)) for user in (1, 2) for minute in (0, 1)]
+    )
+    (score, _) = evaluate_histograms(declaring(tmp_path), {SLOT: rows}, 1)
+    assert (score.mechanism, score.counted) == ("euler", 2)
 
 
 @pytest.mark.parametrize(
