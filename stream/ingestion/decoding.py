@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
-from operator import itemgetter, methodcaller
+from operator import itemgetter
 from typing import Any
 
 import h3.api.numpy_int as h3
@@ -25,7 +25,7 @@ from stream.config import Config
 from stream.config.section import BoundingBox
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
-from stream.ingestion.formats import corners_of, feed_format, is_not_finite, looks_like, time_us
+from stream.ingestion.formats import corners_of, feed_format, is_not_finite, looks_like, times_us
 from stream.ingestion.pseudonyms import Pseudonyms, key_fingerprint
 from stream.storage.row_store import ROW
 from stream.windows import EARLIEST_US
@@ -37,8 +37,6 @@ MAX_MESSAGE_BYTES = 1 << 16
 AT_ONCE = 10_000
 """Of messages with several events, no further one is begun after so many events, or 32 bytes for each."""
 _MAX_VALUE = 2**31 - 1
-_FAR_US = 2**62
-"""Replaces a time that int64 microseconds cannot hold, with the same sign. Such times are always refused."""
 
 
 Arrived = int | NDArray[np.int64]
@@ -286,7 +284,7 @@ class Decoder:
         """The batch of read fixes. If one causes an error in the columns, they are halved until it is alone and refused."""
         try:
             users, times, lats, lngs, speeds = (list(map(getter, fixes)) for getter in self._format.getters)
-            columns = _times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
+            columns = times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
             index = np.arange(len(fixes), dtype=np.int64)
             return self.judged(users, columns, index, np.full(len(fixes), _SOUND, dtype=np.uint8), arrived_us)
         except Exception as error:
@@ -405,20 +403,6 @@ def _inside(domain: BoundingBox, lat: NDArray[np.float64], lng: NDArray[np.float
     return np.asarray(within & (lng >= domain.west) & (lng <= domain.east))
 
 
-def _times_us(times: list[datetime | int | float]) -> NDArray[np.int64]:
-    try:
-        # A double holds the seconds of any time that passes the age check to a quarter of a microsecond.
-        return np.rint(np.array(list(map(_timestamp, times))) * 1e6).astype(np.int64)
-    except (AttributeError, TypeError):
-        return np.array([_bounded_time_us(moment) for moment in times], dtype=np.int64)
-
-
-def _bounded_time_us(moment: datetime | int | float) -> int:
-    # A double of milliseconds may be infinite in microseconds, which no integer is.
-    exact = moment * 1000 if isinstance(moment, float) else time_us(moment)
-    return round(max(-_FAR_US, min(_FAR_US, exact)))
-
-
 def _refused(reason: Reason) -> Batch:
     none = np.zeros(0, dtype=np.int64)
     alone, code = np.zeros(1, dtype=np.int64), np.array([_CODE[reason]], np.uint8)
@@ -443,5 +427,4 @@ def _joined(first: Batch, second: Batch) -> Batch:
     )
 
 
-_timestamp = methodcaller("timestamp")
 _first_byte = itemgetter(0)

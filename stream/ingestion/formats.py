@@ -11,11 +11,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from stream.config.feed import SPEED_TO_KMH, FeedConfig, FeedFields
 
@@ -23,6 +25,8 @@ Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 """RFC 3339 with an offset. A local time without one is refused, because when clocks go back it is ambiguous."""
 Time = Instant | int | float
 Number = float
+_FAR_US = 2**62
+"""Replaces a time that int64 microseconds cannot hold, with the same sign."""
 
 
 class _Fix(msgspec.Struct, gc=False):
@@ -263,6 +267,22 @@ def time_us(moment: datetime | int | float) -> int:
     return moment * 1000 if isinstance(moment, int) else round(moment * 1000)
 
 
+def times_us(times: list[datetime | int | float]) -> NDArray[np.int64]:
+    """:func:`time_us` of each, shape (n,); a time that int64 cannot hold is ± 2^62, which is always refused."""
+    try:
+        # A double holds the seconds of any time that passes the age check to a quarter of a microsecond.
+        return np.rint(np.array(list(map(_timestamp, times))) * 1e6).astype(np.int64)
+    except (AttributeError, TypeError):
+        return np.array([_bounded_time_us(moment) for moment in times], dtype=np.int64)
+
+
+def _bounded_time_us(moment: datetime | int | float) -> int:
+    # A double of milliseconds may be infinite in microseconds, which no integer is.
+    exact = moment * 1000 if isinstance(moment, float) else time_us(moment)
+    return round(max(-_FAR_US, min(_FAR_US, exact)))
+
+
+_timestamp = methodcaller("timestamp")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -157,12 +157,12 @@ def hits(plan: Plan, fixes: Fixes, windows: int) -> int:
     """How often all nine components around a vertex are at least the number of regions that a user may have."""
     assert plan.histogram is not None
     assert plan.histogram.regions is not None
-    least, found = plan.histogram.regions.regions_per_user, 0
+    least, reached = plan.histogram.regions.regions_per_user, 0
     for _ in range(windows):
         (drawn,) = draw_histograms(plan, fixes, Noise())
         h = drawn.histogram.components
-        found += sum(bool((h[2 * x - 2 : 2 * x + 1, 2 * y - 2 : 2 * y + 1] >= least).all()) for x, y in VERTICES)
-    return found
+        reached += sum(bool((h[2 * x - 2 : 2 * x + 1, 2 * y - 2 : 2 * y + 1] >= least).all()) for x, y in VERTICES)
+    return reached
 
 
 def epsilon_lower_bound(config: Config, windows: int, *, unscaled: bool = False) -> float:
@@ -175,13 +175,13 @@ def epsilon_lower_bound(config: Config, windows: int, *, unscaled: bool = False)
     regions = [
         declared(1 + at, minute, around(*vertex)) for at, vertex in enumerate(VERTICES) for minute in range(per_user)
     ]
-    found = []
+    reached = []
     for rows in (np.concatenate(regions), regions[0][:0]):
         plan, fixes = planned(config, rows)
-        found.append(hits(as_if_of_one(plan) if unscaled else plan, fixes, windows))
+        reached.append(hits(as_if_of_one(plan) if unscaled else plan, fixes, windows))
     trials = windows * len(VERTICES)
-    low = beta.ppf(1e-4, found[0], trials - found[0] + 1)
-    high = beta.ppf(1 - 1e-4, found[1] + 1, trials - found[1])
+    low = beta.ppf(1e-4, reached[0], trials - reached[0] + 1)
+    high = beta.ppf(1 - 1e-4, reached[1] + 1, trials - reached[1])
     return math.log(low / high)
 
 
