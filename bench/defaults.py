@@ -1,7 +1,8 @@
 """Measures how useful the maps of the shipped configurations are, on recorded days and generated cities. NOT PRIVATE.
 
 For each feed: the share of events in cells whose leading number has a 95 % interval of ±8 km/h or better, how often that
-interval holds the true mean, and both by the resolution of the cell. Each seed gives one figure, of all its draws; what is
+interval holds the true mean over samples, how often the number that the release is of (under "participation" a mean in
+which users count alike), and the first by the resolution of the cell. Each seed gives one figure, of all its draws; what is
 returned is the mean of the seeds, and their minimum and maximum. The settings of :mod:`bench.hourly`, and the shipped ones
 with one of them changed, are measured beside them.
 """
@@ -109,6 +110,7 @@ def _figures(every: Leading, windows: int) -> Figures:
     figures: Figures = {
         "events_useful_percent": 100 * every.share_within(HALF_WIDTH),
         "covers_events_percent": 100 * every.covered(),
+        "covers_own_events_percent": 100 * every.own_covered(),
         "covers_cells_percent": 100 * every.cells_covered(),
         "cells_per_window": len(every.reach) / windows,
         "median_cell_km_h": float(np.median(reach)) if len(reach) else None,

@@ -123,11 +123,12 @@ class Contributions:
             counts, self.values[keep], self.times[keep], np.append(0, np.cumsum(samples)).astype(np.int64), self.upper
         )
 
-    def cell_sums(self, cap: int | None = None) -> IntArray:
-        """Σx per cell in quanta, shape (C,); with ``cap`` no user adds more than that to a cell."""
-        if cap is None:
+    def cell_sums(self, caps: IntArray | None = None) -> IntArray:
+        """Σx per cell in quanta, shape (C,); with ``caps``, shape (C,), no user adds more than that to each cell."""
+        if caps is None:
             return _segment_sums(self.values, self.pair_start[self.counts.cell_start])
-        return self.counts.by_cell(np.minimum(_segment_sums(self.values, self.pair_start), cap))
+        own = _segment_sums(self.values, self.pair_start)
+        return self.counts.by_cell(np.minimum(own, caps[self.counts.pair_cell]))
 
     def cell_squares(self) -> IntArray:
         """Σx² per cell in quanta², shape (C,); raises :class:`OverflowBoundError` where that could leave int64."""

@@ -1,26 +1,26 @@
 """Mean of every cell under relation "values": Σx of the cell plus noise of an allocated scale, over the public count n.
 
 To be proved: if all values of one user change, Σx of cell g moves by at most :meth:`Mean.sensitivities` of their pair there,
-Δ = min(U·Γ, cap). With independent discrete Laplace noise of scale b_g in each cell they therefore lose at most Σ_g Δ/b_g,
-and :meth:`Mean.charges` is never below that.
-Proof: each of their Γ retained values was clipped to [0, U], so their sum lies in [0, U·Γ]; capped, in [0, cap]. An integer
+Δ = min(U·Γ, T), where T is the cap of the cell. With independent discrete Laplace noise of scale b_g in each cell they
+therefore lose at most Σ_g Δ/b_g, and :meth:`Mean.charges` is never below that.
+Proof: each of their Γ retained values was clipped to [0, U], so their sum lies in [0, U·Γ]; capped, in [0, T]. An integer
 that moves by d under noise of scale b costs d/b, and the cells' noises are independent, so their costs add up.
-Tested: by brute force in ``tests/dpcore/test_mean.py``, on the shipped path in ``tests/audit/test_values_audit.py``.
+Tested: by brute force in ``tests/dpcore/test_mean.py``, on the shipped path in ``tests/audit/test_values_audit.py`` and,
+where hexagons are merged, in ``tests/stream/statistics/test_merging.py``.
 
-Neighbours differ in the values of one user; counts, hence n, Γ, the cap and the scales, are public. Integers are sums of quanta.
+Neighbours differ in the values of one user; counts, hence n, Γ, the caps and the scales, are public. Integers are sums of quanta.
 Source: [C] arXiv 2405.06261, mechanisms S7, S14.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
-from dpcore.contributions import Contributions, Counts, IntArray
+from dpcore.contributions import MAX_TOTAL, Contributions, Counts, IntArray
 from dpcore.errors import ParameterError
 from dpcore.scales import LaplaceScales
 
@@ -29,16 +29,21 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Mean:
-    """``upper``: U in quanta. ``cap``: most that one user adds to Σx of a cell, in quanta; None for no cap."""
+    """``upper``: U in quanta. ``caps``: most that one user adds to Σx of each cell, in quanta, shape (C,); None for no caps."""
 
     upper: int
-    cap: int | None = None
+    caps: IntArray | None = None
+
+    def __post_init__(self) -> None:
+        if self.caps is not None and np.any(self.caps < 0):
+            raise ParameterError(f"a cap of {self.caps.min()} quanta is below 0; give 0 or more")
 
     def sensitivities(self, counts: Counts, retained: IntArray) -> IntArray:
-        """Δ of Σx over ``retained`` samples (P,) for each pair, in quanta: U·Γ, at most the cap; shape (P,)."""
+        """Δ of Σx over ``retained`` samples (P,) for each pair, in quanta: U·Γ, at most the cell's cap; shape (P,)."""
         checked_retained(counts, retained)
+        self._check_caps(counts)
         delta: IntArray = retained * self.upper
-        return delta if self.cap is None else np.minimum(delta, self.cap)
+        return delta if self.caps is None else np.minimum(delta, self.caps[counts.pair_cell])
 
     def rows(self, counts: Counts, retained: IntArray) -> Sensitivities:
         """Rows of the allocation, one per cell; weight = events per full range U·n of Σx, so that units compare."""
@@ -51,7 +56,8 @@ class Mean:
 
     def integers(self, kept: Contributions) -> IntArray:
         """Σx of the retained values per cell, shape (C,): what noise is added to; never to be shown."""
-        return kept.cell_sums(self.cap)
+        self._check_caps(kept.counts)
+        return kept.cell_sums(self.caps)
 
     def draw(self, kept: Contributions, noise: IntArray) -> IntArray:
         """Noisy Σx, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for (:class:`LaplaceScales`)."""
@@ -69,19 +75,29 @@ class Mean:
         """Worst-case bias 1 − n/N of a mean over n of N samples, in ranges U, shape (C,)."""
         return clipping_bias(total, retained)
 
+    def _check_caps(self, counts: Counts) -> None:
+        if self.caps is not None and len(self.caps) != counts.n_cells:
+            raise ParameterError(f"{len(self.caps)} caps for {counts.n_cells} cells; give one for each")
+
 
 def clipping_bias(total: IntArray, retained: IntArray) -> FloatArray:
     """Worst-case bias 1 − n/N of a mean over n ``retained`` of N ``total`` samples, in ranges U, shape (C,)."""
     return np.asarray(1.0 - retained / np.maximum(total, 1))
 
 
-def sum_cap(counts: Counts, upper: int, share: float) -> int:
-    """Most that one user adds to Σx of a cell, in quanta: ``share``·U·(mean samples of a pair), at least U. Public.
+def sum_caps(counts: Counts, upper: int, share: float, widths: FloatArray) -> IntArray:
+    """Most that one user adds to Σx of each cell, in quanta, shape (C,): ``share``·U·m̄·width, at least U. Public.
 
     Speed times time is distance, and a cell is only so wide: who stays long in it drove slowly. So long stays need not
-    be given room for U throughout. Raises :class:`ParameterError` for a share not above 0.
+    be given room for U throughout. ``widths``: of the cells, (C,), in any one unit; m̄: mean over pairs of samples per width.
+    Raises :class:`ParameterError` for a share or widths not above 0.
     """
     if not (np.isfinite(share) and share > 0):
         raise ParameterError(f"a cap of {share} mean contributions is not above 0; give a positive share or no cap")
-    samples = counts.samples[counts.samples > 0]
-    return max(upper, math.ceil(share * upper * float(samples.mean()))) if len(samples) else upper
+    if len(widths) != counts.n_cells or not np.all(np.isfinite(widths) & (widths > 0)):
+        raise ParameterError(f"need a finite width above 0 for each of {counts.n_cells} cells")
+    present = counts.samples > 0
+    if not present.any():
+        return np.full(counts.n_cells, upper, dtype=np.int64)
+    stay = float(np.mean(counts.samples[present] / widths[counts.pair_cell[present]]))
+    return np.clip(np.ceil(share * upper * stay * widths), upper, MAX_TOTAL).astype(np.int64)

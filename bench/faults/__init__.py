@@ -23,8 +23,8 @@ from bench.faults.site import SiteSizes
 SEED = 20170321
 
 
-_ONE_BROKER = SiteSizes(("maps", "riders", "plain"), workers=2, brokers=1, rate=600, slot=4, ahead=8)
-_THREE_BROKERS = SiteSizes(("plain", "riders"), workers=2, brokers=3, rate=600, slot=4, ahead=8)
+_ONE_BROKER = SiteSizes(("maps", "riders", "plain"), workers=2, brokers=1, rate=400, slot=6, ahead=8)
+_THREE_BROKERS = SiteSizes(("plain", "riders"), workers=2, brokers=3, rate=400, slot=6, ahead=8)
 _ALL_DAY = Schedule(tuple(FAULTS), count=250, seconds=3_000.0, lasting=(1.0, 18.0))
 _OF_BROKERS = Schedule(
     ("broker killed", "broker restarted", "broker stopped", "broker away", "worker killed", "redis killed"),

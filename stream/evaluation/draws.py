@@ -102,7 +102,7 @@ def _score_values(
     """Errors are each hexagon's against its own truth; intervals are judged cell by cell."""
     places, noise = Places.of(plan, contributions), _Witness()
     kept = places.cells.retain(plan.retained)
-    truth, target = exact_values(plan, contributions), exact_values(plan, kept, plan.sum_cap or None)
+    truth, target = exact_values(plan, contributions), exact_values(plan, kept, plan.caps)
     columns = draw(plan, places.cells, noise)
     if plan.mean_epsilon_micro and "mean" in columns:
         target["mean"] = _witnessed(columns["mean"], places.published, noise)

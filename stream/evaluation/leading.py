@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.accounting import NANO, epsilon_of_rho, rho_of
+from dpcore.bernstein import MEAN_OF
+from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
@@ -21,6 +24,8 @@ from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.evaluation.wants import Want
 from stream.statistics.carried_clipping import carry
 from stream.statistics.merging import by_planned_cells
+from stream.statistics.participation.draw import exact_integers
+from stream.statistics.participation.plan import planned_layout
 from stream.statistics.pipeline import draw, post_process, release_bodies
 from stream.statistics.plan import Columns, Derived, Plan
 from stream.statistics.smoothing_state import SMOOTHED, Memory
@@ -34,13 +39,14 @@ Windows = dict[int, npt.NDArray[np.void]]
 @dataclass(frozen=True)
 class Leading:
     """Leading numbers of the cells that have events, shape (C,): events; how far the 95 % interval reaches, in km/h, infinite
-    where nothing is released; whether the interval holds the true mean; H3 resolution, below that of the window's grid where
-    cells are merged.
+    where nothing is released; whether the interval holds the true mean over samples; whether it holds the mean in which users
+    count as their weights say (under "values" the same); H3 resolution, below that of the window's grid where cells are merged.
     """
 
     events: FloatArray
     reach: FloatArray
     covers: npt.NDArray[np.bool_]
+    covers_own: npt.NDArray[np.bool_]
     resolution: npt.NDArray[np.uint64]
 
     @classmethod
@@ -51,6 +57,7 @@ class Leading:
             np.concatenate([none, *(part.events for part in parts)]),
             np.concatenate([none, *(part.reach for part in parts)]),
             np.concatenate([none.astype(bool), *(part.covers for part in parts)]),
+            np.concatenate([none.astype(bool), *(part.covers_own for part in parts)]),
             np.concatenate([none.astype(np.uint64), *(part.resolution for part in parts)]),
         )
 
@@ -66,9 +73,16 @@ class Leading:
 
     def covered(self) -> float:
         """Share of events in cells whose interval holds the truth, of those in cells that are released."""
+        return self._share_of_released(self.covers)
+
+    def own_covered(self) -> float:
+        """The same of the number that the release is of."""
+        return self._share_of_released(self.covers_own)
+
+    def _share_of_released(self, chosen: npt.NDArray[np.bool_]) -> float:
         released = np.isfinite(self.reach)
         total = self.events[released].sum()
-        return float(self.events[released & self.covers].sum() / total) if total else 0.0
+        return float(self.events[released & chosen].sum() / total) if total else 0.0
 
     def cells_covered(self) -> float:
         """The same with every released cell counted alike; 0 if none is released."""
@@ -175,17 +189,39 @@ def _leading(
     samples = planned.contributions
     if plan.relation == NeighbouringRelation.VALUES:
         samples = by_planned_cells(plan, samples)
-    counts = samples.counts
     columns = draw(plan, samples, noise)
-    derived, memory = post_process(plan, release_bodies(plan, counts, columns, config), config, memory)
-    number: Columns | Derived = derived.get(SMOOTHED) or derived.get("mean") or columns["mean"]
-    top = plan.upper_quanta * SPEED_QUANTUM_KMH
-    low, high = np.clip(number.low, 0.0, top), np.clip(number.high, 0.0, top)
-    reach = np.where(plan.published, np.maximum(high - number.value, number.value - low), np.inf)
+    derived, memory = post_process(plan, release_bodies(plan, samples.counts, columns, config), config, memory)
+    leading: Columns | Derived = derived.get(SMOOTHED) or derived.get("mean") or columns["mean"]
+    return _judged(plan, samples, leading), memory
+
+
+def _judged(plan: Plan, samples: Contributions, leading: Columns | Derived) -> Leading:
+    """What is asked of the ``leading`` numbers of the plan's cells, for each cell of ``samples``."""
+    counts, top = samples.counts, plan.upper_quanta * SPEED_QUANTUM_KMH
+    low, high = np.clip(leading.low, 0.0, top), np.clip(leading.high, 0.0, top)
+    reach = np.where(plan.published, np.maximum(high - leading.value, leading.value - low), np.inf)
     at = np.minimum(np.searchsorted(plan.cells, counts.cells), len(plan.cells) - 1)
     listed = plan.cells[at] == counts.cells
     truth = exact_values(plan, samples)["mean"]
-    events = counts.by_cell(counts.samples).astype(np.float64)
-    covers = listed & (low[at] <= truth + 1e-9) & (truth <= high[at] + 1e-9)
+    covers, covers_own = (
+        listed & (low[at] <= number + 1e-9) & (number <= high[at] + 1e-9)
+        for number in (truth, _own(plan, samples, truth))
+    )
     resolution = counts.cells >> np.uint64(52) & np.uint64(15)
-    return Leading(events, np.where(listed, reach[at], np.inf), covers, resolution), memory
+    events = counts.by_cell(counts.samples).astype(np.float64)
+    return Leading(events, np.where(listed, reach[at], np.inf), covers, covers_own, resolution)
+
+
+def _own(plan: Plan, samples: Contributions, truth: FloatArray) -> FloatArray:
+    """The mean of weighted users in each cell, shape (C,), under "participation". Under "values", and where nobody who counts
+    was, ``truth``, the mean over samples.
+    """
+    if plan.relation == NeighbouringRelation.VALUES:
+        return truth
+    unclipped = msgspec.structs.replace(plan, lower_bytes=b"", upper_bytes=b"")
+    degree = planned_layout(plan).degree
+    at = np.minimum(np.searchsorted(plan.cells, samples.counts.cells), len(plan.cells) - 1)
+    sums = exact_integers(unclipped, samples)[: degree + 1, at]
+    weight, total = sums.sum(axis=0), MEAN_OF[degree] @ sums
+    top = plan.upper_quanta * SPEED_QUANTUM_KMH
+    return np.where(weight > 0, top * total / np.maximum(weight, 1), truth)

@@ -41,6 +41,12 @@ def _parents(cells: IdArray, resolution: int) -> IdArray:
     return np.fromiter(parents, np.uint64, len(cells))
 
 
+def widths(cells: IdArray, resolution: int) -> FloatArray:
+    """Width of each cell, shape (C,), in widths of a hexagon of ``resolution``: a parent has the area of seven children."""
+    own = (cells >> np.uint64(52) & np.uint64(15)).astype(np.int64)
+    return np.asarray(np.sqrt(7.0 ** (resolution - own)))
+
+
 def by_planned_cells(plan: Plan, contributions: Contributions) -> Contributions:
     """The contributions grouped by the cells of ``plan``; unchanged if the resolution is fixed.
 

@@ -47,8 +47,8 @@ CDF = "cdf"
 """The whole distribution, from which percentiles are read."""
 
 
-_SPEED_DEPARTS, _REGIONS_DEPART = 1, 2
-"""Numbers of the forms of stored plans. Whoever adds keys that change noise adds a form: this version refuses it."""
+Form = Literal[1, 2, 3]
+"""Forms of stored plans. Whoever adds keys that change noise adds a form, which earlier versions refuse to read."""
 
 
 class PlanError(RuntimeError):
@@ -128,6 +128,7 @@ _COLUMNS = (
     "lower",
     "upper",
     "merged",
+    "sum_caps",
 )
 
 
@@ -139,8 +140,8 @@ class Plan(
     ``zcdp``: None under pure ε. Otherwise charges are in nρ, ``budget_micro`` is 0 (nothing may be charged in µε) and noise is
     discrete Gaussian. ``mean_epsilon_micro``: µε of one cell's mean; 0 if the mean is allocated. ``weight``: what counts
     equally under "participation": a sample, a user in a cell, or a user in the window. ``sum_cap``: the most that one user adds
-    to Σx of a cell, in quanta; 0 for no cap. ``withheld``: the window could not be planned, so nothing is drawn and nobody is
-    charged; its close marker says so.
+    to Σx of any cell, in quanta; 0 for no caps. Without ``sum_caps`` it is the cap of every cell. ``withheld``: the window
+    could not be planned, so nothing is drawn and nobody is charged; its close marker says so.
     ``max_cells_per_user``, ``max_events_per_user``: limits under which the rows were counted, 0 for none. ``cut_short``: what
     public counts made too costly to try in full, "suppression" or "clipping"; only under "values". ``fix_rules``: rules under
     which fixes were refused, None for none.
@@ -175,6 +176,7 @@ class Plan(
     upper_bytes: bytes = b""
     histogram: HistogramPlan | None = None
     merged_bytes: bytes = b""
+    sum_caps_bytes: bytes = b""
     withheld: bool = False
     max_cells_per_user: int = 0
     max_events_per_user: int = 0
@@ -186,14 +188,16 @@ class Plan(
     cdf_sharing: Sharing = "optimal"
 
     @property
-    def departure(self) -> int:
-        """The newest form with a key that is set and that versions before it would pass over: they would draw other noise than
-        was charged. 0 if there is none.
+    def form(self) -> Form | None:
+        """The oldest form whose versions know every key that is set: others would draw other noise than was charged. None: a
+        plan that all of them know.
         """
         if self.declares_regions:
-            return _REGIONS_DEPART
-        by_default = (self.mean_capacity, self.mean_quantile_percent, self.cdf_shape) == (None, 10, LEAST_ERROR)
-        return 0 if by_default else _SPEED_DEPARTS
+            return 3
+        if self.sum_caps_bytes:
+            return 2
+        departs = (self.mean_capacity, self.mean_quantile_percent, self.cdf_shape) != (None, 10, LEAST_ERROR)
+        return 1 if departs else None
 
     @property
     def declares_regions(self) -> bool:
@@ -251,6 +255,15 @@ class Plan(
     def merged(self) -> IdArray | None:
         """The cell into which each hexagon with rows is merged, ascending by hexagon; None if no hexagon is merged."""
         return unpack_ids(self.merged_bytes) if self.merged_bytes else None
+
+    @property
+    def caps(self) -> IntArray | None:
+        """The most that one user adds to Σx of each of :attr:`cells`, in quanta, shape (C,); None if sums are not capped."""
+        if not self.sum_cap:
+            return None
+        if not self.sum_caps_bytes:
+            return np.full(len(self.cells), self.sum_cap, dtype=np.int64)
+        return unpack_integers(self.sum_caps_bytes)
 
     @property
     def ledger_budget(self) -> int:
@@ -350,16 +363,16 @@ def within(plan: Plan, budget: int | None) -> Plan:
 
 
 def encode_plan(plan: Plan) -> bytes:
-    """Stored form of a plan. One with a :attr:`~Plan.departure` is stored behind its number, in an array: versions that do not
-    know its keys expect a map or a lower number, and refuse to read it.
+    """Stored form of a plan. One with a :attr:`~Plan.form` is stored behind its number, in an array: versions that do not know
+    its keys expect a map or another number, and refuse to read it.
     """
-    return msgspec.msgpack.encode((plan.departure, plan) if plan.departure else plan)
+    return msgspec.msgpack.encode(plan if plan.form is None else (plan.form, plan))
 
 
 def decode_plan(blob: bytes) -> Plan:
     """The plan that a stored form represents; raises :class:`PlanError` for a form that this version does not know."""
     try:
-        stored = msgspec.msgpack.decode(blob, type=Plan | tuple[Literal[1, 2], Plan])
+        stored = msgspec.msgpack.decode(blob, type=Plan | tuple[Form, Plan])
     except msgspec.DecodeError as error:
         raise PlanError(
             f"a stored plan cannot be read ({error}); nothing was drawn. If a newer version made it, upgrade this worker; otherwise "

@@ -22,7 +22,7 @@ from dpcore.distribution import Distribution
 from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterError
 from dpcore.gaussian import discrete_gaussian
 from dpcore.laplace_posterior import laplace_posterior
-from dpcore.mean import Mean, sum_cap
+from dpcore.mean import Mean, sum_caps
 from dpcore.noise import Noise
 from dpcore.scales import LaplaceScales
 from dpcore.shrinkage import shrink
@@ -144,7 +144,7 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         bias_weight=lambda: choose_clipping(SOME, ints(9, 9), lambda kept: Mean(U).rows(SOME, kept), bias_weight=-1),
         retained=lambda: Mean(U).rows(SOME, SOME.samples + 1),
         retained_variance=lambda: Variance(U, 1).rows(SOME, SOME.samples + 1),
-        cap=lambda: sum_cap(SOME, U, -0.5),
+        cap=lambda: sum_caps(SOME, U, -0.5, np.ones(SOME.n_cells)),
         laplace_scale=lambda: Noise().discrete_laplace(0),
         laplace_large=lambda: Noise().discrete_laplace(2**41),
         gaussian_scale=lambda: discrete_gaussian(Noise(), ints(0), ints(1)),

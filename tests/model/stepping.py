@@ -54,7 +54,7 @@ class Request:
 
 
 class SteppedRedis(Redis):
-    """A client whose calls are requests. The commands of closing need no parsing of their answers."""
+    """A client whose calls are requests. Of the commands of closing only HGETALL needs its answer parsed."""
 
     def __init__(self, script: Callable[[str], str]) -> None:
         super().__init__()
@@ -70,7 +70,8 @@ class SteppedRedis(Redis):
             return 0, 0
         if args[0] == "EVAL":
             args = (args[0], self.script(args[1]), *args[2:])
-        return await Request("redis", (args,), single=True)
+        answer = await Request("redis", (args,), single=True)
+        return dict(zip(answer[::2], answer[1::2], strict=True)) if args[0] == "HGETALL" else answer
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
         assert transaction, "a pipeline without a transaction is several requests"

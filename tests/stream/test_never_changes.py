@@ -12,7 +12,7 @@ import json
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from stream.ingestion.pseudonyms import Pseudonyms
 from stream.local import REPO_ROOT
 from stream.messages.message import OUTPUT_TOPICS, digest, schema, window_message
 from stream.statistics.pipeline import contributions_of, plan_window
-from stream.statistics.plan import Plan, PlanError, decode_plan, empty_plan, encode_plan
+from stream.statistics.plan import Plan, PlanError, decode_plan, empty_plan, encode_plan, pack_ids, pack_integers
 from stream.storage.keys import FeedKeys
 from stream.storage.row_store import ROW
 from stream.windows import Window
@@ -146,7 +146,26 @@ def test_versions_that_do_not_know_a_key_cannot_read_a_plan_that_sets_it(tmp_pat
     with pytest.raises(msgspec.ValidationError, match="Expected `object`, got `array`"):
         msgspec.msgpack.decode(encode_plan(plan), type=Plan)
     with pytest.raises(PlanError, match="upgrade this worker"):
-        decode_plan(msgspec.msgpack.encode((3, plan)))
+        decode_plan(msgspec.msgpack.encode((4, plan)))
+
+
+def test_versions_with_one_cap_for_all_cells_cannot_read_a_plan_with_a_cap_for_each(tmp_path: Path) -> None:
+    """Otherwise they would cap all cells at the largest: their noise was charged for less."""
+    config = bus_config(tmp_path)
+    plain = empty_plan(config, config.slotting.window(SLOT), config.slotting.period_of(SLOT), "")
+    for departing in ({}, {"mean_capacity": 3}):
+        plan = msgspec.structs.replace(plain, sum_cap=9, sum_caps_bytes=pack_integers(np.array([7, 9])), **departing)
+        assert decode_plan(encode_plan(plan)) == plan
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(encode_plan(plan), type=Plan | tuple[Literal[1], Plan])
+
+
+def test_a_plan_of_a_version_with_one_cap_keeps_it_for_every_cell(tmp_path: Path) -> None:
+    config = bus_config(tmp_path)
+    plan = empty_plan(config, config.slotting.window(SLOT), config.slotting.period_of(SLOT), "")
+    old = msgspec.structs.replace(plan, sum_cap=9, cells_bytes=pack_ids(np.arange(3, dtype=np.uint64)))
+    assert decode_plan(msgspec.msgpack.encode(old)).caps.tolist() == [9, 9, 9]
+    assert plan.caps is None
 
 
 def test_identifiers_digests_pseudonyms_and_rows_are_computed_as_before(known: dict[str, Any]) -> None:

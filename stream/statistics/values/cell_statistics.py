@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from dpcore.distribution import Distribution
 from dpcore.level_tree import LEAST_ERROR, TreeShape
 from dpcore.mean import Mean
@@ -12,20 +15,21 @@ from dpcore.variance import Variance
 from stream.statistics.distributions import needs_distribution
 from stream.statistics.plan import VARIANCE_GRID, Plan
 
+IntArray = npt.NDArray[np.int64]
 CellStatistic = Mean | Variance | Distribution
 CellStatistics = Mapping[str, CellStatistic]
 """Statistics by name, in the order of the plan's scales: mean, variance, one distribution for itself and all percentiles."""
 
 
 def cell_statistics(
-    names: Sequence[str], upper: int, bins: int, cap: int | None, shape: TreeShape = LEAST_ERROR
+    names: Sequence[str], upper: int, bins: int, caps: IntArray | None, shape: TreeShape = LEAST_ERROR
 ) -> CellStatistics:
-    """The statistics behind the released ``names``. ``cap``: the most that one user adds to Σx of a cell; None for no cap.
+    """The statistics behind the released ``names``. ``caps``: the most that one user adds to Σx of each cell, (C,).
     ``shape``: of the distribution's tree over its ``bins``.
     """
     statistics: dict[str, CellStatistic] = {}
     if "mean" in names:
-        statistics["mean"] = Mean(upper, cap)
+        statistics["mean"] = Mean(upper, caps)
     if "variance" in names:
         statistics["variance"] = Variance(upper, VARIANCE_GRID)
     if needs_distribution(names):
@@ -35,7 +39,7 @@ def cell_statistics(
 
 def planned_statistics(plan: Plan) -> CellStatistics:
     """The statistics of a stored plan."""
-    return cell_statistics(plan.statistics, plan.upper_quanta, plan.cdf_bins, plan.sum_cap or None, plan.cdf_shape)
+    return cell_statistics(plan.statistics, plan.upper_quanta, plan.cdf_bins, plan.caps, plan.cdf_shape)
 
 
 def scales_by_statistic(flat: LaplaceScales, statistics: CellStatistics, n_cells: int) -> dict[str, LaplaceScales]:

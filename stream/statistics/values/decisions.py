@@ -23,18 +23,19 @@ from stream.statistics.values.cell_means import cell_epsilon, cell_mechanism, pl
 from stream.statistics.values.cell_statistics import CellStatistics, cell_statistics, scales_by_statistic
 
 IntArray = npt.NDArray[np.int64]
+IdArray = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class PublicWindow:
-    """What a decision may depend on. ``admitted``: samples (P,) of users who take part. ``cap``: most that one user adds to Σx.
-    ``allowance``: µε that a user may lose by speed in this window.
+    """What a decision may depend on. ``admitted``: samples (P,) of users who take part. ``caps``: most that one user adds to Σx
+    of each cell, (C,). ``allowance``: µε that a user may lose by speed in this window.
     """
 
     counts: Counts
     admitted: IntArray
     config: Config
-    cap: int | None
+    caps: IntArray | None
     allowance: int
 
     @property
@@ -42,10 +43,12 @@ class PublicWindow:
         """The allowance of each user, shape (L,)."""
         return np.full(self.counts.n_users, self.allowance, dtype=np.int64)
 
-    def statistics(self, names: Sequence[str]) -> CellStatistics:
-        """The statistics behind the released ``names``."""
-        speed = self.config.speed
-        return cell_statistics(names, speed.upper_quanta, speed.cdf_bins, self.cap, speed.cdf_shape)
+    def statistics(self, names: Sequence[str], cells: IdArray | None = None) -> CellStatistics:
+        """The statistics behind the released ``names``, of some ``cells`` of the window, or of all."""
+        speed, caps = self.config.speed, self.caps
+        if caps is not None and cells is not None:
+            caps = caps[np.searchsorted(self.counts.cells, cells)]
+        return cell_statistics(names, speed.upper_quanta, speed.cdf_bins, caps, speed.cdf_shape)
 
 
 @dataclass(frozen=True)

@@ -102,13 +102,13 @@ def _cell_means(plan: Plan, kept: Contributions, noise: Noise) -> Columns:
     return Columns.rounded("mean", value, scale, (low, high), plan.upper_quanta * SPEED_QUANTUM_KMH)
 
 
-def exact_values(plan: Plan, kept: Contributions, cap: int | None = None) -> dict[str, FloatArray]:
+def exact_values(plan: Plan, kept: Contributions, caps: IntArray | None = None) -> dict[str, FloatArray]:
     """Every number without noise, per cell, in released units: for evaluation inside the boundary only.
 
-    ``cap``: the most that one user adds to Σx of a cell, in quanta; None for no cap.
+    ``caps``: the most that one user adds to Σx of each cell, in quanta, (C,); None for no caps.
     """
     numbers: dict[str, Mean | Variance] = {
-        "mean": Mean(plan.upper_quanta, cap),
+        "mean": Mean(plan.upper_quanta, caps),
         "variance": Variance(plan.upper_quanta, VARIANCE_GRID),
     }
     exact = {}

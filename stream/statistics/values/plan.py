@@ -6,6 +6,7 @@ It depends only on public counts, the configuration and the ledger.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from dpcore.clipping import choose_clipping
 from dpcore.contributions import Counts
-from dpcore.mean import sum_cap
+from dpcore.mean import sum_caps
 from dpcore.resolution import regroup
 from dpcore.scales import LaplaceScales
 from dpcore.suppression import (
@@ -29,7 +30,7 @@ from dpcore.suppression_levels import CostLimitError
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.statistics.distributions import only_for_itself
-from stream.statistics.merging import merge_hexagons
+from stream.statistics.merging import merge_hexagons, widths
 from stream.statistics.plan import CDF, Plan, counts_digest, empty_plan, pack_flags, pack_ids, pack_integers
 from stream.statistics.values.cell_statistics import cell_statistics, planned_statistics, scales_by_statistic
 from stream.statistics.values.decisions import PublicWindow, decide, program, solve
@@ -70,7 +71,7 @@ def plan_values(
     admitted = np.where(admits[counts.pair_user], counts.samples, 0)
     if left_out := only_for_itself(config, counts.n_cells):
         config, admitted = _without_distributions(config, admitted)
-    public = PublicWindow(counts, admitted, config, _cap(counts, admitted, config), config.privacy.epsilon_micro)
+    public = PublicWindow(counts, admitted, config, _caps(counts, admitted, config), config.privacy.epsilon_micro)
     public, proposals, cut_short = (_error_kept if speed.keep == "error" else _epsilon_kept)(public)
     decision = min((decide(public, retained) for retained in proposals), key=lambda decision: decision.error)
     charges = decision.charges
@@ -87,7 +88,7 @@ def plan_values(
         published_bytes=pack_flags(counts.by_cell(decision.retained) > 0),
         numerators_bytes=pack_integers(decision.scales.numerator),
         denominators_bytes=pack_integers(decision.scales.denominator),
-        sum_cap=public.cap or 0,
+        **_stored_caps(public),
         merged_bytes=b"" if merged is None else pack_ids(merged),
         cut_short=(*cut_short, CDF) if left_out and CDF not in config.speed.statistics else cut_short,
     )
@@ -101,19 +102,29 @@ def _without_distributions(config: Config, samples: IntArray) -> tuple[Config, I
     return config.model_copy(update={"speed": config.speed.model_copy(update={"statistics": others})}), samples
 
 
-def _cap(counts: Counts, samples: IntArray, config: Config) -> int | None:
-    """The most that one user adds to Σx of a cell, in quanta; None for no cap."""
+def _caps(counts: Counts, samples: IntArray, config: Config) -> IntArray | None:
+    """The most that one user adds to Σx of each cell, in quanta, (C,); None for no caps. ``samples``: (P,) that count."""
     speed = config.speed
     if speed.sum_cap == 0 or speed.mean_mechanism != "allocated":
         return None
-    return sum_cap(_active_part(counts, samples), speed.upper_quanta, speed.sum_cap)
+    width = widths(counts.cells, config.hexagons.resolution)
+    return sum_caps(replace(counts, samples=samples), speed.upper_quanta, speed.sum_cap, width)
+
+
+def _stored_caps(public: PublicWindow) -> dict[str, Any]:
+    """Fields of the plan: the largest cap, and the cap of each cell unless they are one."""
+    caps = public.caps
+    if caps is None:
+        return {}
+    largest = int(caps.max(initial=public.config.speed.upper_quanta))
+    return {"sum_cap": largest, "sum_caps_bytes": b"" if (caps == largest).all() else pack_integers(caps)}
 
 
 def _mean_half_width(counts: Counts, config: Config) -> FloatArray:
     """Predicted half width of each cell's 95 % interval of the mean in km/h, without clipping; infinite without samples."""
     speed = config.speed
-    cap = _cap(counts, counts.samples, config)
-    statistics = cell_statistics(speed.statistics, speed.upper_quanta, speed.cdf_bins, cap, speed.cdf_shape)
+    caps = _caps(counts, counts.samples, config)
+    statistics = cell_statistics(speed.statistics, speed.upper_quanta, speed.cdf_bins, caps, speed.cdf_shape)
     allowances = np.full(counts.n_users, config.privacy.epsilon_micro, dtype=np.int64)
     allocation = solve(counts, counts.samples, allowances, statistics, config)
     flat = LaplaceScales(allocation.numerator, allocation.denominator)
@@ -215,7 +226,7 @@ def _suppressed(part: Counts, config: Config) -> Suppression:
 
 def _clipped(part: Counts, public: PublicWindow) -> IntArray:
     allowances = np.full(part.n_users, public.config.privacy.epsilon_micro, dtype=np.int64)
-    statistics = public.statistics(public.config.speed.statistics)
+    statistics = public.statistics(public.config.speed.statistics, part.cells)
     return choose_clipping(
         part,
         allowances,

@@ -73,7 +73,7 @@ def independent_charges(path: Path, config: Config) -> int:
                 continue
             j = min(gamma, n // 2)
             variance = -(-Fraction(upper * upper * j * (n - j), n * n * 100) // 1)
-            most = min(upper * gamma, plan.sum_cap or upper * gamma)
+            most = upper * gamma if plan.caps is None else min(upper * gamma, int(plan.caps[cell]))
             for statistic, delta in enumerate((most, variance)):
                 if delta:
                     loss = Fraction(1_000_000 * delta * s[statistic][cell], t[statistic][cell])

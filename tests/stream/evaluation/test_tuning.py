@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config import load_config
-from stream.evaluation.leading import Leading, Outcome, simulate, with_terms
+from stream.evaluation.leading import Leading, Outcome, released, simulate, with_terms
 from stream.evaluation.tuning import EPSILONS, Recording
 from stream.evaluation.wants import Want
 from stream.offline import read_recording
 from tests.support import hourly
+from tests.support.builders import SLOT, random_rows, riders_config
 
 CONFIGS = {"values": str(hourly.BUS), "participation": str(hourly.RIDERS)}
 GRIDS = {"values": "5", "participation": "5,6"}
@@ -155,12 +156,35 @@ def test_wants_are_read_in_several_spellings() -> None:
 
 def test_shares_are_of_events_and_cells_without_a_release_are_out_of_reach() -> None:
     grid = np.full(3, 6, dtype=np.uint64)
-    leading = Leading(np.array([10.0, 30.0, 60.0]), np.array([2.0, 4.0, np.inf]), np.array([True, False, False]), grid)
+    covers, own = np.array([True, False, False]), np.array([True, True, True])
+    leading = Leading(np.array([10.0, 30.0, 60.0]), np.array([2.0, 4.0, np.inf]), covers, own, grid)
     assert leading.share_within(3.9) == 0.1
     assert leading.share_within(4.0) == 0.4
     assert leading.reach_of(0.4) == 4.0
     assert leading.reach_of(0.41) == np.inf
     assert leading.covered() == 0.25
+    assert leading.own_covered() == 1.0
+
+
+def test_where_users_count_alike_intervals_are_also_judged_by_the_mean_over_users(tmp_path: Path) -> None:
+    """Ten users with one event at 60 km/h each, and one with 90 at 10: 14.9 km/h over samples, 55.5 over users."""
+    config = riders_config(
+        tmp_path,
+        **{
+            "hexagons.resolution": 7,
+            "participation.weight": "share",
+            "speed.statistics": ["mean"],
+            "privacy.epsilon": 900,
+            "privacy.budget": 900,
+        },
+    )
+    rows = random_rows(1, 100, users=1, places=1)
+    rows["user"] = np.r_[np.full(90, 99), np.arange(10)]
+    rows["value"] = np.r_[np.full(90, 1000), np.full(10, 6000)]
+    leading, _ = released(config, {SLOT: rows}, 20, 1)
+    assert leading.reach.max() < 5
+    assert leading.covered() == 0.0
+    assert leading.own_covered() >= 0.8
 
 
 def test_a_recorded_part_of_a_day_is_priced_as_a_whole_one(city: Path) -> None:

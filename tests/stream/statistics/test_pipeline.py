@@ -71,7 +71,7 @@ def test_the_loss_of_changing_one_users_values_never_exceeds_their_charge(
 
     def integers(of: np.ndarray) -> np.ndarray:
         kept = contributions_of(of, config).retain(retained)
-        return np.array([kept.cell_sums(plan.sum_cap or None), Variance(6500, VARIANCE_GRID).integers(kept)])
+        return np.array([kept.cell_sums(plan.caps), Variance(6500, VARIANCE_GRID).integers(kept)])
 
     rng, exact = np.random.default_rng(seed), integers(rows)
     for user in contributions.counts.users.tolist():
@@ -203,7 +203,7 @@ def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(
     plan, contributions = planned(config, rows)
     kept = contributions.retain(plan.retained)
     n = kept.counts.by_cell(kept.counts.samples)
-    means = kept.cell_sums(plan.sum_cap or None) / n * 0.01
+    means = kept.cell_sums(plan.caps) / n * 0.01
     covered = narrow = total = 0
     for _ in range(60):
         for truth, message in zip(means, build_messages(plan, contributions, Noise(), config, None)[0], strict=False):
