@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
 from operator import itemgetter
@@ -25,8 +25,9 @@ from stream.config import Config
 from stream.config.section import BoundingBox
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
-from stream.ingestion.formats import corners_of, feed_format, is_not_finite, looks_like, times_us
+from stream.ingestion.formats import feed_format, is_not_finite, looks_like, times_us
 from stream.ingestion.pseudonyms import Pseudonyms, key_fingerprint
+from stream.ingestion.regions import corners_of, place_of, region_fault
 from stream.storage.row_store import ROW
 from stream.windows import EARLIEST_US
 
@@ -79,8 +80,9 @@ class Batch:
 
     ``rows``: accepted events. ``index``: index of the message of each row. ``slots``: start of its timeslot (epoch seconds).
     ``rejected``: index of the message of each refused event; ``reason``: its code, so that ``REASONS[code]`` is the reason.
-    ``element``: the index of each refused event in its message; -1 for a message that is refused as a whole. Neither index descends,
-    and every event is in exactly one of them. ``messages``: number of messages that were decoded.
+    ``element``: the index of each refused event in its message, or of the corner for which a region is refused; -1 for another
+    message that is refused as a whole. Neither index descends, and every event is in exactly one of them. ``messages``: number of
+    messages that were decoded.
     """
 
     rows: NDArray[np.void]
@@ -108,7 +110,9 @@ class _Read:
     index: list[int] = field(default_factory=list)
     refused: dict[int, int] = field(default_factory=dict)
     arrays: dict[int, int] = field(default_factory=dict)
-    """Number of events of each message with an array, by message."""
+    """Number of events of each message with an array or a region, by message."""
+    corners: dict[int, int] = field(default_factory=dict)
+    """The corner for which a region is refused as a whole, by number of the event."""
     events: int = 0
     messages: int = 0
 
@@ -120,13 +124,15 @@ class _Read:
         self.arrays[message] = elements.events
 
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The message of each event, and its index in the array of the message; -1 without an array."""
+        """The message of each event, and its index in the array or region of the message; -1 without one."""
         counts, of_array = np.ones(self.messages, dtype=np.int64), np.zeros(self.messages, dtype=bool)
         counts[list(self.arrays)] = list(self.arrays.values())
         of_array[list(self.arrays)] = True
         message = np.repeat(np.arange(self.messages), counts)
         element = np.arange(self.events) - (np.cumsum(counts) - counts)[message]
-        return message, np.where(of_array[message], element, -1)
+        element = np.where(of_array[message], element, -1)
+        element[list(self.corners)] = list(self.corners.values())
+        return message, element
 
 
 @dataclass(frozen=True)
@@ -167,12 +173,13 @@ class Decoder:
 
         Under "participation" such a message is refused as a whole, with a reason of its own: an array has one size and one
         structure, so what one user sends in it would decide whether the events of the others in it count. A region, which is
-        several events of one user, is read under both relations.
+        several events of one user, is read under both relations, but only as a message of its own: within an array it is refused.
         """
-        self._format = feed_format(config.feed)
+        declared = config.declares_regions and config.feed.format == "canonical"
+        self._format = replace(feed_format(config.feed), decode=place_of) if declared else feed_format(config.feed)
         self._arrays = arrays and not self._format.positional
         self._one_each = config.relation == NeighbouringRelation.PARTICIPATION
-        self._regions = arrays and config.declares_regions and config.feed.format == "canonical"
+        self._regions = declared
         self._pseudonyms = Pseudonyms(user_key)
         self.key_fingerprint = key_fingerprint(user_key)
         self._domain = config.feed.domain
@@ -244,7 +251,7 @@ class Decoder:
                     place(events)
                     events += 1
                     continue
-            if (corners := self._corners(value)) is not None:
+            if arrays and (corners := self._corners(value)) is not None:
                 read.add(position, events, corners)
                 events += corners.events
                 spent += corners.events
@@ -254,7 +261,10 @@ class Decoder:
                 continue
             parts = _parts(value) if arrays else None
             if value is None or parts is None or self._one_each or len(parts) > MAX_EVENTS:
-                read.refused[events] = _CODE[self._why_refused(value, parts)]
+                reason, corner = self._why_refused(value, parts)
+                read.refused[events] = _CODE[reason]
+                if corner >= 0:
+                    read.corners[events] = corner
                 events += 1
                 continue
             read.add(position, events, self._read(parts, False, _Leading([])))
@@ -273,12 +283,16 @@ class Decoder:
         corners = corners_of(value)
         return None if corners is None else _Read(corners, list(range(len(corners))), events=len(corners))
 
-    def _why_refused(self, value: bytes | None, parts: list[bytes] | None) -> Reason:
+    def _why_refused(self, value: bytes | None, parts: list[bytes] | None) -> tuple[Reason, int]:
+        """The reason, and the corner for which a region is refused; -1 without one."""
         if value is None:
-            return Reason.TOMBSTONE
+            return Reason.TOMBSTONE, -1
         if parts is not None and self._one_each:
-            return Reason.SEVERAL_EVENTS
-        return Reason.TOO_LARGE if parts or len(value) > MAX_MESSAGE_BYTES else self._why_undecodable(value)
+            return Reason.SEVERAL_EVENTS, -1
+        if parts or len(value) > MAX_MESSAGE_BYTES:
+            return Reason.TOO_LARGE, -1
+        fault = region_fault(value) if self._regions else None
+        return (self._why_undecodable(value), -1) if fault is None else (Reason(fault[0]), fault[1])
 
     def _total(self, fixes: list[Any], arrived_us: Arrived) -> Batch:
         """The batch of read fixes. If one causes an error in the columns, they are halved until it is alone and refused."""

@@ -29,7 +29,9 @@ _FAR_US = 2**62
 """Replaces a time that int64 microseconds cannot hold, with the same sign."""
 
 
-class _Fix(msgspec.Struct, gc=False):
+class Fix(msgspec.Struct, gc=False):
+    """A canonical event: degrees, and speed in the unit of the feed."""
+
     user: str | int
     time: Time
     lat: Number
@@ -80,32 +82,6 @@ def known_fields() -> dict[str, FeedFields]:
     return {"canonical": _CANONICAL_FIELDS, "capmetro": _CAPMETRO_FIELDS, "itms": _ITMS_FIELDS}
 
 
-class _Corner(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    lat: Number
-    lng: Number
-
-
-class _DeclaredRegion(msgspec.Struct, gc=False):
-    user: str | int
-    time: Time
-    speed: Number
-    region: Annotated[list[_Corner], msgspec.Meta(min_length=1)]
-
-
-_declared_region = msgspec.json.Decoder(_DeclaredRegion).decode
-
-
-def corners_of(message: bytes) -> list[_Fix] | None:
-    """The fixes of a canonical event with a ``region``, a list of corners: one for each, all with its user, time and speed. None
-    for anything else.
-    """
-    try:
-        event = _declared_region(message)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return [_Fix(event.user, event.time, corner.lat, corner.lng, event.speed) for corner in event.region]
-
-
 @dataclass(frozen=True)
 class FeedFormat:
     """Decoder of one format: ``decode`` returns an object or raises; the getters read its user, time, lat, lng and speed.
@@ -132,7 +108,7 @@ def feed_format(feed: FeedConfig) -> FeedFormat:
         decode = _declared_decoder if feed.fields.speed else _decoder_of_any_speed
         return FeedFormat(decode(feed.fields), _getters("user time lat lng speed"), feed.fields, configured)
     struct, fields, names, kmh = {
-        "canonical": (_Fix, _CANONICAL_FIELDS, "user time lat lng speed", configured),
+        "canonical": (Fix, _CANONICAL_FIELDS, "user time lat lng speed", configured),
         "capmetro": (_CapmetroFix, _CAPMETRO_FIELDS, "vehicle_id timestamp latitude longitude speed", 3.6),
         "capmetro-2015": (
             _CapmetroFix,
@@ -174,13 +150,13 @@ def _itms_lng(fix: _ItmsFix) -> float:
     return fix.location.coordinates[0]
 
 
-def _declared_decoder(fields: FeedFields) -> Callable[[bytes], _Fix]:
+def _declared_decoder(fields: FeedFields) -> Callable[[bytes], Fix]:
     assert fields.speed is not None
     decode, read, speed = msgspec.json.Decoder().decode, _fix_reader(fields, declared=True), field_path(fields.speed)
 
-    def decode_declared(message: bytes) -> _Fix:
+    def decode_declared(message: bytes) -> Fix:
         tree = decode(message)
-        return msgspec.convert(read(tree) | {"speed": walk(tree, speed)}, _Fix)
+        return msgspec.convert(read(tree) | {"speed": walk(tree, speed)}, Fix)
 
     return decode_declared
 
