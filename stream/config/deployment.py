@@ -251,6 +251,21 @@ class Config(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _corners_have_reported_speeds(self) -> Self:
+        if self.declares_regions and self.feed.derives_speeds:
+            raise ValueError(
+                f"histogram.euler.origin 'declared': feed.speeds {self.feed.speeds!r} takes the corners of a region, which have one time, "
+                "for fixes of a journey and drops most of them; set feed.speeds to 'reported'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _noise_of_regions_can_be_drawn(self) -> Self:
+        if self.histogram is not None:
+            self.histogram.check_regions(self.histogram.domain or self.feed.domain)
+        return self
+
     @property
     def declares_regions(self) -> bool:
         """Whether users declare regions, by events with one time."""

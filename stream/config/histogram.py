@@ -317,6 +317,24 @@ class HistogramConfig(Section):
                 )
         return self
 
+    def check_regions(self, box: BoundingBox) -> None:
+        """Raise ``ValueError`` if the noise of "euler" on ``box`` cannot be drawn: users are charged before the draw."""
+        if self.euler is None:
+            return
+        from dpcore.spatial import Domain  # scipy comes with it
+        from dpcore.spatial.euler import Euler
+
+        euler, micro = self.euler, self.epsilons_micro["euler"]
+        mechanism = Euler(euler.diameter_m, euler.regions_per_user, euler.inference, euler.total_share)
+        domain = Domain(box.south, box.west, box.north, box.east, euler.rows, euler.columns).in_metres()
+        try:
+            mechanism.shares(domain, micro)
+        except DPError:
+            raise ValueError(
+                f"[histogram.euler]: a user may change the counts by {mechanism.sensitivity(domain)}, and noise of that scale over its epsilon "
+                f"of {from_micro(micro)} cannot be drawn; lower diameter_m, regions_per_user, rows or columns, or raise epsilon"
+            ) from None
+
     @property
     def parameters(self) -> dict[str, Parameters]:
         """Arguments of the mechanisms that have a table of their own, by name."""

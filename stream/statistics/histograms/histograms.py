@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.budget import from_micro
-from dpcore.earth import EARTH_M
 from dpcore.noise import Noise
 from dpcore.spatial import (
     HTF,
@@ -54,11 +53,11 @@ _TUNING_SEED = 7
 
 @dataclass(frozen=True)
 class DrawnHistogram:
-    """One released histogram, its budget in µε, and what it counts of a user."""
+    """One released histogram, its budget in µε, and how many fixes of a user it counts: 1 where it counts ``regions``."""
 
     mechanism: str
     epsilon_micro: int
-    per_user: int
+    fixes_per_user: int
     histogram: Released
     regions: RegionPlan | None = None
 
@@ -126,8 +125,7 @@ def draw_histograms(plan: Plan, fixes: Fixes | None, noise: Noise) -> list[Drawn
         if name == "euler":
             assert settings.regions is not None
             released = _draw_regions(settings, mine, epsilon, noise)
-            per_user = settings.regions.regions_per_user
-            drawn.append(DrawnHistogram(name, epsilon, per_user, rounded(released), settings.regions))
+            drawn.append(DrawnHistogram(name, epsilon, 1, rounded(released), settings.regions))
         else:
             s, mechanism = settings.fixes_per_user, mechanism_of(name, settings)
             released = mechanism.fit(exact_counts(settings, mine), domain_of(settings), epsilon, noise, s)
@@ -148,10 +146,7 @@ def exact_counts(plan: HistogramPlan, fixes: Fixes) -> IntGrid:
 def region_domain(plan: HistogramPlan) -> Domain:
     """The box with the grid of regions, in metres from its south-west corner (equirectangular)."""
     assert plan.regions is not None
-    across = math.cos(math.radians((plan.south + plan.north) / 2))
-    north = math.radians(plan.north - plan.south) * EARTH_M
-    east = math.radians(plan.east - plan.west) * EARTH_M * across
-    return Domain(0.0, 0.0, north, east, plan.regions.rows, plan.regions.columns)
+    return replace(domain_of(plan), rows=plan.regions.rows, columns=plan.regions.columns).in_metres()
 
 
 def regions_of(plan: HistogramPlan, fixes: Fixes) -> Regions:
@@ -235,7 +230,7 @@ def histogram_body(drawn: DrawnHistogram, feed: str, window: dict[str, str]) -> 
         "relation": "participation",
         "epsilon": from_micro(drawn.epsilon_micro),
         "mechanism": drawn.mechanism,
-        "fixes_per_user": drawn.per_user,
+        "fixes_per_user": drawn.fixes_per_user,
     }
     regions = drawn.regions
     if regions is not None and regions.origin == "declared":

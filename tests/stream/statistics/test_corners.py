@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
+from dpcore.errors import ParameterError
 from dpcore.noise import Noise
+from dpcore.spatial.domain import Domain
 from dpcore.spatial.euler import Euler
+from dpcore.spatial.mechanism import noisy_counts
 from dpcore.spatial.regions import Footprints
 from stream.config import Config
 from stream.config.loading import ConfigError
@@ -193,21 +197,71 @@ def as_if_of_one(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, histogram=msgspec.structs.replace(plan.histogram, epsilons=epsilons))
 
 
-def loud(tmp_path: Path) -> Config:
-    """Three regions per user at ε = 1.5, all of it for the components."""
-    euler = EULER | {"regions_per_user": 3, "total_share": 0.0}
+def loud(tmp_path: Path, total_share: float = 0.0, **euler: Any) -> Config:
+    """Three regions per user at ε = 1.5, of which ``total_share`` pays for the number of all regions."""
+    euler = EULER | {"regions_per_user": 3, "total_share": total_share} | euler
     table = {"histogram.euler": euler, "histogram.epsilon": 1.5, "privacy.budget": 200.0}
     return declaring(tmp_path, 3, **table)
 
 
-def test_the_audit_finds_no_more_than_epsilon_in_three_declared_regions(tmp_path: Path) -> None:
-    # 40 000 trials each; above 1.5 with α < 2·10⁻⁴.
-    assert epsilon_lower_bound(loud(tmp_path), 278) <= 1.5
+@pytest.mark.parametrize("total_share", [0.0, 0.2])
+def test_the_audit_finds_no_more_than_epsilon_in_three_declared_regions(tmp_path: Path, total_share: float) -> None:
+    # 40 000 trials each; above what the components have of 1.5 with α < 2·10⁻⁴.
+    assert epsilon_lower_bound(loud(tmp_path, total_share), 278) <= 1.5 * (1 - total_share)
 
 
 def test_the_audit_catches_the_noise_of_one_region_under_three(tmp_path: Path) -> None:
     # 40 000 trials each; the true loss is 4.5. Some 160 hits, and 2, of which 8 would be too many: power > 0.99.
     assert epsilon_lower_bound(loud(tmp_path), 278, unscaled=True) > 1.5
+
+
+def total_lower_bound(config: Config, windows: int, *, unscaled: bool = False) -> float:
+    """As :func:`epsilon_lower_bound`, of the number of all regions alone: whether it is at least those of the only user."""
+    regions = np.concatenate([declared(1, minute, around(1.0, 1.0)) for minute in range(3)])
+    reached = []
+    for rows in (regions, regions[:0]):
+        plan, fixes = planned(config, rows)
+        plan = as_if_of_one(plan) if unscaled else plan
+        totals = [draw_histograms(plan, fixes, Noise())[0].histogram.total for _ in range(windows)]
+        reached.append(sum(total.value >= 3 for total in totals))
+    low = beta.ppf(1e-4, reached[0], windows - reached[0] + 1)
+    return math.log(low / beta.ppf(1 - 1e-4, reached[1] + 1, windows - reached[1]))
+
+
+def test_the_audit_finds_no_more_than_its_share_in_the_number_of_three_regions(tmp_path: Path) -> None:
+    # 300 trials each; above 0.75, half of 1.5, with α < 2·10⁻⁴.
+    assert total_lower_bound(loud(tmp_path, 0.5, rows=2, columns=2), 300) <= 0.75
+
+
+def test_the_audit_catches_a_number_of_three_regions_with_the_noise_of_one(tmp_path: Path) -> None:
+    # 300 trials each; the true loss is 2.25. Some 200 hits, and 21, of which 55 would be too many: power > 0.99.
+    assert total_lower_bound(loud(tmp_path, 0.5, rows=2, columns=2), 300, unscaled=True) > 0.75
+
+
+WIDEST = {"rows": 64, "columns": 64, "diameter_m": 1_000_000.0, "origin": "declared"}
+
+
+@pytest.mark.parametrize("per_user", [1, 100])
+def test_noise_that_cannot_be_drawn_is_refused_before_anyone_is_charged(tmp_path: Path, per_user: int) -> None:
+    table = {"histogram.euler": WIDEST | {"regions_per_user": per_user}, "histogram.epsilon": 1.000001}
+    with pytest.raises(ConfigError, match="cannot be drawn; lower diameter_m, regions_per_user"):
+        declaring(tmp_path, **table, **{"privacy.budget": 400.0})
+
+
+def test_check_accepts_exactly_the_diameters_whose_noise_can_be_drawn(tmp_path: Path) -> None:
+    """Scales on both sides of the largest that is drawn."""
+    accepted, drawn = [], []
+    for diameter in range(100_000, 1_000_000, 90_000):
+        table = WIDEST | {"diameter_m": float(diameter)}
+        with suppress(ConfigError):
+            declaring(tmp_path, **{"histogram.euler": table, "histogram.epsilon": 1.000001, "privacy.budget": 400.0})
+            accepted.append(diameter)
+        box = Domain(SOUTH, WEST, SOUTH + CELLS * HEIGHT, WEST + CELLS * WIDTH, 64, 64).in_metres()
+        with suppress(ParameterError):
+            noisy_counts(np.zeros(1, dtype=np.int64), 950_001, Euler(float(diameter)).sensitivity(box), Noise())
+            drawn.append(diameter)
+    assert accepted == drawn
+    assert 0 < len(drawn) < 10
 
 
 @pytest.mark.parametrize("per_user", [1, 3])
@@ -219,7 +273,7 @@ def test_components_have_the_noise_of_as_many_regions_as_may_count(tmp_path: Pat
     scale = 9 * per_user / (0.95 * 1.1)
     assert np.mean([np.abs(one.histogram.components).mean() for one in drawn]) == pytest.approx(scale, rel=0.055)
     assert drawn[0].histogram.total.variance == pytest.approx(2 * (per_user / (0.05 * 1.1)) ** 2, rel=0.01)
-    assert [one.per_user for one in drawn[:1]] == [per_user]
+    assert [one.fixes_per_user for one in drawn[:1]] == [1]
 
 
 def test_a_user_pays_the_same_whatever_number_of_regions_they_declare(tmp_path: Path) -> None:
@@ -237,7 +291,7 @@ def test_the_message_says_what_is_counted_and_is_valid(tmp_path: Path) -> None:
     body = json.loads(json.dumps(histogram_body(drawn, "riders", window)))
     jsonschema.Draft202012Validator(schema(SPATIAL_HISTOGRAM)).validate(body)
     assert body["declared_regions"] == {"diameter_m": 1300.0, "per_user": 3}
-    assert (body["fixes_per_user"], "regions" in body) == (3, False)
+    assert (body["fixes_per_user"], "regions" in body) == (1, False), "no fixes are counted, as for other regions"
 
 
 def test_older_versions_cannot_read_a_plan_of_declared_regions_and_read_others_as_before(tmp_path: Path) -> None:
@@ -262,7 +316,7 @@ def test_rows_are_read_as_the_plan_says_and_other_corners_than_planned_are_refus
     plan = here.plan(arranged, window, Allowance(left, None, False), b"", GENERATION)
     drawn = there.draw(plan, there.arrange(rows, window), Noise())
     assert drawn is not None
-    assert [one.per_user for one in drawn.histograms] == [2]
+    assert [one.regions.regions_per_user for one in drawn.histograms] == [2]
     moved = rows.copy()
     moved["lat"][2] += 1
     with pytest.raises(PlanError, match="changed after they were planned"):
@@ -332,6 +386,8 @@ def test_an_evaluation_counts_declared_regions(tmp_path: Path) -> None:
         ({"histogram.euler": {"origin": "declared", "regions_per_user": 101}}, "regions_per_user"),
         ({"feed.quality.teleport_km_h": 400}, r"feed.quality.teleport_km_h would refuse.*set teleport_km_h = 0"),
         ({"histogram.epsilon": 0.001}, "lower histogram.euler.regions_per_user"),
+        ({"feed.speeds": "derived"}, "set feed.speeds to 'reported'"),
+        ({"feed.speeds": "missing"}, "set feed.speeds to 'reported'"),
     ],
 )
 def test_what_does_not_fit_declared_regions_is_refused_with_a_remedy(
