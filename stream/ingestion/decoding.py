@@ -80,9 +80,8 @@ class Batch:
 
     ``rows``: accepted events. ``index``: index of the message of each row. ``slots``: start of its timeslot (epoch seconds).
     ``rejected``: index of the message of each refused event; ``reason``: its code, so that ``REASONS[code]`` is the reason.
-    ``element``: the index of each refused event in its message, or of the corner for which a region is refused; -1 for another
-    message that is refused as a whole. Neither index descends, and every event is in exactly one of them. ``messages``: number of
-    messages that were decoded.
+    ``element``: the index of each refused event in its message, or of the corner for which a region is; -1 for other whole messages.
+    Neither index descends, and every event is in exactly one of them. ``messages``: number of messages that were decoded.
     """
 
     rows: NDArray[np.void]
@@ -112,7 +111,7 @@ class _Read:
     arrays: dict[int, int] = field(default_factory=dict)
     """Number of events of each message with an array or a region, by message."""
     corners: dict[int, int] = field(default_factory=dict)
-    """The corner for which a region is refused as a whole, by number of the event."""
+    """The corner for which a message is refused as a whole, by number of the event; -1 without one."""
     events: int = 0
     messages: int = 0
 
@@ -175,11 +174,10 @@ class Decoder:
         structure, so what one user sends in it would decide whether the events of the others in it count. A region, which is
         several events of one user, is read under both relations, but only as a message of its own: within an array it is refused.
         """
-        declared = config.declares_regions and config.feed.format == "canonical"
-        self._format = replace(feed_format(config.feed), decode=place_of) if declared else feed_format(config.feed)
+        self._regions = config.declares_regions and config.feed.format == "canonical"
+        self._format = replace(feed_format(config.feed), decode=place_of) if self._regions else feed_format(config.feed)
         self._arrays = arrays and not self._format.positional
         self._one_each = config.relation == NeighbouringRelation.PARTICIPATION
-        self._regions = declared
         self._pseudonyms = Pseudonyms(user_key)
         self.key_fingerprint = key_fingerprint(user_key)
         self._domain = config.feed.domain
@@ -261,10 +259,8 @@ class Decoder:
                 continue
             parts = _parts(value) if arrays else None
             if value is None or parts is None or self._one_each or len(parts) > MAX_EVENTS:
-                reason, corner = self._why_refused(value, parts)
+                reason, read.corners[events] = self._why_refused(value, parts)
                 read.refused[events] = _CODE[reason]
-                if corner >= 0:
-                    read.corners[events] = corner
                 events += 1
                 continue
             read.add(position, events, self._read(parts, False, _Leading([])))

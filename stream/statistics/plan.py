@@ -69,8 +69,7 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Plans without ``inference`` are of versions that made all counts covert, those without ``total_share`` of versions that
     did not draw the number of all regions by itself, those without ``outliers`` of versions that shrank every wide region.
-    ``origin`` "declared": regions are those that users declare, the last ``regions_per_user`` of each; ``nearest``,
-    ``bandwidth_m`` and ``outliers`` are of regions from fixes.
+    ``origin`` "declared": the last ``regions_per_user`` that each user declares; then ``nearest`` and the like mean nothing.
     """
 
     rows: int
@@ -189,21 +188,16 @@ class Plan(
 
     @property
     def form(self) -> Form | None:
-        """The oldest form whose versions know every key that is set: others would draw other noise than was charged. None: a
-        plan that all of them know.
-        """
-        if self.declares_regions:
-            return 3
-        if self.sum_caps_bytes:
-            return 2
+        """The oldest form whose versions know all set keys: others would draw other noise. None: all versions know them."""
+        if self.declares_regions or self.sum_caps_bytes:
+            return 3 if self.declares_regions else 2
         departs = (self.mean_capacity, self.mean_quantile_percent, self.cdf_shape) != (None, 10, LEAST_ERROR)
         return 1 if departs else None
 
     @property
     def declares_regions(self) -> bool:
         """Whether users declare the regions that its histograms count."""
-        regions = None if self.histogram is None else self.histogram.regions
-        return regions is not None and regions.origin == "declared"
+        return bool((plan := self.histogram) and plan.regions and plan.regions.origin == "declared")
 
     @property
     def cdf_shape(self) -> TreeShape:
