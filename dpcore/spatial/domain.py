@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.earth import EARTH_M
 from dpcore.errors import ParameterError
 
 IntGrid = npt.NDArray[np.int64]
@@ -65,6 +66,13 @@ class Domain:
     def unit_cells(cls, rows: int, columns: int) -> Domain:
         """A box in which every cell is 1 × 1: for data that arrives as counts."""
         return cls(0.0, 0.0, float(max(rows, 1)), float(max(columns, 1)), rows, columns)
+
+    def in_metres(self) -> Domain:
+        """This box in degrees as one in metres from its south-west corner (equirectangular), with the same grid."""
+        across = math.cos(math.radians((self.south + self.north) / 2))
+        north = math.radians(self.north - self.south) * EARTH_M
+        east = math.radians(self.east - self.west) * EARTH_M * across
+        return Domain(0.0, 0.0, north, east, self.rows, self.columns)
 
     @property
     def shape(self) -> tuple[int, int]:

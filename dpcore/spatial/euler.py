@@ -30,10 +30,10 @@ from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from dpcore.spatial._euler_program import signs
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid
-from dpcore.spatial.euler_inference import Grade, Inference, infer, whole_of
+from dpcore.spatial.euler_inference import Grade, Inference, infer, truncated, whole_of
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.intervals import Intervals, NoisySums, between
-from dpcore.spatial.mechanism import laplace_variance, noisy_counts
+from dpcore.spatial.mechanism import can_draw, laplace_variance, noisy_counts
 from dpcore.spatial.queries import QueryError, Rectangles, integral_image
 from dpcore.spatial.range_noise import independent_tails, spread_tails
 from dpcore.spatial.regions import Footprints, Regions
@@ -78,6 +78,10 @@ class EulerHistogram:
             )
         if self.total is not None and not (math.isfinite(self.total.variance) and self.total.variance >= 0):
             raise HistogramError(f"a total with variance {self.total.variance}; give a finite one of 0 or more")
+        if self.grade == "truncated" and self.drawn is None:
+            raise HistogramError(
+                "truncated counts without those that were drawn, of which they are a reading; give drawn"
+            )
         if self.total is not None and self.grade != "noisy":
             raise HistogramError(f"a total beside counts of grade {self.grade!r}, which do not use it; leave it out")
 
@@ -134,7 +138,14 @@ class EulerHistogram:
         return between(sums, sums)
 
     def to_release(self) -> dict[str, Any]:
-        """``kind`` "euler": components row by row, their variance and grade, and as they were drawn."""
+        """``kind`` "euler": components row by row, their variance and grade, and as they were drawn.
+
+        Truncated counts follow from the draws, so the draws are written, with their grade and ``reading`` "truncated".
+        """
+        if self.grade == "truncated":
+            assert self.drawn is not None
+            drawn = replace(self, components=self.drawn, grade="noisy", drawn=None).to_release()
+            return drawn | {"structure": drawn["structure"] | {"reading": self.grade}}
         structure = {
             "kind": "euler",
             "components": self.components.tolist(),
@@ -161,6 +172,12 @@ class EulerHistogram:
             paid = structure.get("total")
             total = None if paid is None else Total(int(paid["value"]), float(paid["variance"]))
             domain, variance = Domain.from_release(document["domain"]), float(structure["variance"])
+            if "reading" in structure:
+                if (structure["reading"], grade) != ("truncated", "noisy"):
+                    raise HistogramError(
+                        f"reading {structure['reading']!r} of counts of grade {grade!r}; this reads truncated of noisy ones"
+                    )
+                return cls(domain, truncated(components), variance, "truncated", components)
             return cls(domain, components, variance, grade, drawn, total)
         except (KeyError, TypeError, OverflowError) as error:
             raise HistogramError(f"release without a usable {error}; give the release of an Euler histogram") from None
@@ -208,25 +225,43 @@ class Euler:
         """r·(2k+1)², k = ⌈B/d⌉: the L1 change of the component counts when one user leaves."""
         return self.regions_per_user * Footprints.sensitivity(domain, self.diameter)
 
+    def inference_on(self, domain: Domain) -> Inference:
+        """What is made of the draws on the grid of ``domain``: ``inference``, or "none" where it would take too long."""
+        solvable = domain.cells <= MAX_INFERENCE_CELLS or self.inference in ("truncated", "max-norm")
+        return self.inference if solvable else "none"
+
+    def shares(self, domain: Domain, epsilon_micro: int) -> tuple[int, int]:
+        """µε of the components and of the number of all regions, which together are ``epsilon_micro``.
+
+        Raises :class:`ParameterError` where nothing is left for the components, or noise of such a scale cannot be drawn.
+        """
+        none = self.inference_on(domain) == "none"
+        for_total = max(1, int(epsilon_micro * self.total_share)) if self.total_share and none else 0
+        rest, sensitivity = epsilon_micro - for_total, self.sensitivity(domain)
+        if rest < 1:
+            raise ParameterError(f"a budget of {epsilon_micro} µε; give at least {1 + for_total}")
+        if not can_draw(rest, sensitivity) or (for_total and not can_draw(for_total, self.regions_per_user)):
+            raise ParameterError(
+                f"a user may change the counts by {sensitivity}, and noise of that scale over {rest} µε cannot be drawn; lower the "
+                "diameter, the regions per user or the number of rows and columns, or raise the budget"
+            )
+        return rest, for_total
+
     def fit(self, regions: Regions, domain: Domain, epsilon_micro: int, noise: Noise) -> EulerHistogram:
         """Spend exactly ``epsilon_micro`` µε on ``regions``, in the unit of length of ``domain``. Relation "participation".
 
         Regions are shrunk to the diameter, never refused. Inference is given the draws as they are: to set negative counts to 0
         first makes no difference to "consistent" and "covert", and other counts of "max-norm".
         """
-        solvable = domain.cells <= MAX_INFERENCE_CELLS or self.inference in ("truncated", "max-norm")
-        inference = self.inference if solvable else "none"
-        for_total = max(1, int(epsilon_micro * self.total_share)) if self.total_share and inference == "none" else 0
-        if epsilon_micro - for_total < 1:
-            raise ParameterError(f"a budget of {epsilon_micro} µε; give at least {1 + for_total}")
+        for_components, for_total = self.shares(domain, epsilon_micro)
         sensitivity = self.sensitivity(domain)
         true = Footprints.of(regions.at_most(self.regions_per_user), domain, self.diameter).total()
-        noisy = noisy_counts(true, epsilon_micro - for_total, sensitivity, noise)
-        variance = laplace_variance(epsilon_micro - for_total, sensitivity)
+        noisy = noisy_counts(true, for_components, sensitivity, noise)
+        variance = laplace_variance(for_components, sensitivity)
         total = None
         if for_total:
             (value,) = noisy_counts(np.array([whole_of(true)]), for_total, self.regions_per_user, noise).tolist()
             total = Total(value, laplace_variance(for_total, self.regions_per_user))
-        inferred = infer(noisy, inference)
+        inferred = infer(noisy, self.inference_on(domain))
         drawn = None if inferred.grade == "noisy" else noisy
         return EulerHistogram(domain, inferred.components, variance, inferred.grade, drawn, total)

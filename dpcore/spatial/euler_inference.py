@@ -48,7 +48,7 @@ def infer(noisy: IntGrid, inference: Inference = "covert") -> Inferred:
     if inference == "none":
         return Inferred(noisy, "noisy", 0)
     if inference == "truncated":
-        return Inferred(np.maximum(noisy, 0), "truncated", int(np.maximum(-noisy, 0).sum()))
+        return Inferred(truncated(noisy), "truncated", int(np.maximum(-noisy, 0).sum()))
     if inference == "max-norm":
         nearest = nearest_in_max_norm(noisy)
         return Inferred(nearest, "consistent", int(np.abs(nearest - noisy).sum()))
@@ -60,6 +60,11 @@ def infer(noisy: IntGrid, inference: Inference = "covert") -> Inferred:
     if solution is None or not is_consistent(solution):
         return Inferred(noisy, "noisy", 0)
     return Inferred(solution, "consistent", int(np.abs(solution - noisy).sum()))
+
+
+def truncated(noisy: IntGrid) -> IntGrid:
+    """``noisy`` with counts below 0 set to 0, as Algorithm 2 of the source begins."""
+    return np.asarray(np.maximum(noisy, 0), dtype=np.int64)
 
 
 def nearest_in_max_norm(noisy: IntGrid) -> IntGrid:

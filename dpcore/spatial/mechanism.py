@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from dpcore.budget import MICRO
 from dpcore.errors import BudgetError, ParameterError
-from dpcore.noise import Noise
+from dpcore.noise import MAX_SCALE_NUMERATOR, Noise
 from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.histogram import Histogram
 
@@ -71,6 +71,11 @@ def noisy_counts(counts: IntGrid, epsilon_micro: int, sensitivity: int, noise: N
     numerator, denominator = laplace_ratio(epsilon_micro, sensitivity)
     drawn = noise.discrete_laplace(numerator, denominator, size=counts.size)
     return counts + np.asarray(drawn, dtype=np.int64).reshape(counts.shape)
+
+
+def can_draw(epsilon_micro: int, sensitivity: int) -> bool:
+    """Whether :func:`noisy_counts` can draw noise of this scale."""
+    return laplace_ratio(epsilon_micro, sensitivity)[0] <= MAX_SCALE_NUMERATOR
 
 
 def laplace_variance(epsilon_micro: int, sensitivity: int) -> float:

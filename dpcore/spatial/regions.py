@@ -8,6 +8,7 @@ footprints is bounded by :meth:`Footprints.sensitivity`. Coordinates are planar,
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,8 @@ MAX_NEAREST = 5760
 """Fixes that make a region at most, as in [B]; of more than :data:`MAX_CORNERS`, the outermost ones become its corners."""
 MAX_DENSITY_FIXES = 256
 """Fixes of one user whose density is compared, each with each; of more, this many evenly spaced ones."""
-_PAIRS_AT_ONCE = 2**20
-"""Pairs of fixes whose densities are computed together."""
+PAIRS_AT_ONCE = 2**20
+"""Pairs of fixes whose densities are computed together, and pairs of corners that are looked at together."""
 _SHRINK_MARGIN = 1 - 1e-9
 _FLAT = 1e-9
 """Regions thinner than this many cells are degenerate: one face."""
@@ -95,8 +96,22 @@ class Regions:
         region, first, second = region[once], first[once], second[once]
         return region, self.start[region] + first, self.start[region] + second
 
+    def parts(self) -> Iterator[Regions]:
+        """The regions in parts of some :data:`PAIRS_AT_ONCE` pairs of corners, in order: memory is bounded, however many they are."""
+        if not len(self):
+            return
+        pairs = np.cumsum(np.diff(self.start) ** 2)
+        begins = np.flatnonzero(np.diff(pairs // PAIRS_AT_ONCE, prepend=-1))
+        for first, end in zip(begins.tolist(), [*begins[1:].tolist(), len(self)], strict=True):
+            corners = slice(self.start[first], self.start[end])
+            start = self.start[first : end + 1] - self.start[first]
+            yield Regions(start, self.x[corners], self.y[corners], self.user[first:end])
+
     def diameters(self) -> FloatArray:
         """Largest distance between two corners, shape (R,)."""
+        return np.concatenate([np.zeros(0), *(part._widest() for part in self.parts())])
+
+    def _widest(self) -> FloatArray:
         region, a, b = self.pairs()
         widest = np.zeros(len(self))
         np.maximum.at(widest, region, np.hypot(self.x[a] - self.x[b], self.y[a] - self.y[b]))
@@ -191,7 +206,7 @@ def _modes(points: FloatArray, first: IntArray, fixes: IntArray, bandwidth: floa
     modes = first.copy()
     for size in np.unique(sampled[sampled > 1]).tolist():
         group = np.flatnonzero(sampled == size)
-        for part in np.array_split(group, -(-len(group) * size * size // _PAIRS_AT_ONCE)):
+        for part in np.array_split(group, -(-len(group) * size * size // PAIRS_AT_ONCE)):
             sample = first[part, None] + step[part, None] * np.arange(size)
             own = points[sample]
             squared = ((own[:, :, None, :] - own[:, None, :, :]) ** 2).sum(axis=3)
@@ -234,10 +249,15 @@ class Footprints:
 
         At most 2k+1 rows and columns per region are kept, by index, so that rounding cannot break the sensitivity.
         """
-        if len(regions) == 0:
-            none = np.zeros(0, dtype=np.int64)
-            return cls(domain, none, none, none, none)
-        regions = regions.shrunk(diameter)
+        runs, before = [np.zeros((4, 0), dtype=np.int64)], 0
+        for part in regions.parts():
+            met = cls._of_part(part.shrunk(diameter), domain, diameter)
+            runs.append(np.array([met.region + before, met.row, met.low, met.high]))
+            before += len(part)
+        return cls(domain, *np.concatenate(runs, axis=1))
+
+    @classmethod
+    def _of_part(cls, regions: Regions, domain: Domain, diameter: float) -> Footprints:
         x, y = domain.cell_coordinates(regions.x, regions.y)
         # Far outside the box nothing is counted, but the integers below must not overflow.
         x, y = x.clip(-1e6, 1e6 + domain.rows), y.clip(-1e6, 1e6 + domain.columns)

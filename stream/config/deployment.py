@@ -239,6 +239,38 @@ class Config(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _rules_of_fixes_spare_corners(self) -> Self:
+        quality = self.feed.quality
+        rules = {"teleport_km_h": self.teleport_km_h, "frozen": self.frozen, "standing_m": quality.standing_m}
+        given = [f"feed.quality.{name}" for name, value in rules.items() if value]
+        if self.declares_regions and given:
+            raise ValueError(
+                f"histogram.euler.origin 'declared': the corners of a region have one time, and {', '.join(given)} would refuse some as jumps "
+                'or stays; set teleport_km_h = 0 and frozen = "0s" in [feed.quality], and leave standing_m out'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _corners_have_reported_speeds(self) -> Self:
+        if self.declares_regions and self.feed.derives_speeds:
+            raise ValueError(
+                f"histogram.euler.origin 'declared': feed.speeds {self.feed.speeds!r} takes the corners of a region, which have one time, "
+                "for fixes of a journey and drops most of them; set feed.speeds to 'reported'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _noise_of_regions_can_be_drawn(self) -> Self:
+        if self.histogram is not None:
+            self.histogram.check_regions(self.histogram.domain or self.feed.domain)
+        return self
+
+    @property
+    def declares_regions(self) -> bool:
+        """Whether users declare regions, by events with one time."""
+        return self.histogram is not None and self.histogram.declares_regions
+
     @property
     def histogram_grant(self) -> int:
         """What a user with a fix in the box pays in one window for all spatial histograms, in the ledger's unit."""

@@ -29,8 +29,8 @@ Mechanism = Literal[
 ]
 MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
 
-Inference = Literal["none", "max-norm", "consistent", "covert"]
-"""What "euler" makes of its draws: those of :data:`dpcore.spatial.euler_inference.Inference` whose grade readers of v1 know."""
+Inference = Literal["none", "truncated", "max-norm", "consistent", "covert"]
+"""What "euler" makes of its draws, as in :data:`dpcore.spatial.euler_inference.Inference`."""
 
 Parameters = dict[str, Any]
 """Arguments of a mechanism by name: numbers and text."""
@@ -55,9 +55,11 @@ class EulerConfig(Section):
     """Regions of users: the convex hull of the ``nearest`` fixes around the place where a user mostly was, of bounded diameter.
 
     ``outliers``: a wider region is shrunk to the diameter, or fixes farther than half of it from that place are discarded.
-    ``inference``: what the counts are made before they are published; "none" keeps answers unbiased, and
-    "max-norm" moves no count further than is needed for consistent ones.
+    ``inference``: what the counts are made before they are published; "none" keeps answers unbiased, "truncated" publishes the
+    draws and says that negative ones count as 0, and "max-norm" moves no count further than is needed for consistent ones.
     ``total_share`` of the mechanism's ε pays for the number of all regions, where ``inference`` is "none".
+    ``origin`` "declared": users declare their regions by the corners, events with one time; of each user's the last
+    ``regions_per_user`` of a window count, and the noise is that of so many.
     """
 
     rows: int = Field(default=8, ge=1, le=64)
@@ -68,6 +70,22 @@ class EulerConfig(Section):
     outliers: Literal["shrink", "discard"] = "shrink"
     inference: Inference = "none"
     total_share: float = Field(default=0.05, ge=0, le=0.5)
+    origin: Literal["fixes", "declared"] = "fixes"
+    regions_per_user: int = Field(default=1, ge=1, le=100)
+
+    @model_validator(mode="after")
+    def _regions_have_one_definition(self) -> Self:
+        if self.origin == "fixes" and self.regions_per_user > 1:
+            raise ValueError(
+                f"regions_per_user {self.regions_per_user} is for regions that users declare, because fixes make one region per "
+                'user; set origin = "declared", or leave regions_per_user out'
+            )
+        unread = [name for name in ("nearest", "bandwidth_m", "outliers") if name in self.model_fields_set]
+        if self.origin == "declared" and unread:
+            raise ValueError(
+                f'{", ".join(unread)}: of regions from fixes, and origin is "declared"; leave one of both out'
+            )
+        return self
 
     @model_validator(mode="after")
     def _total_is_used(self) -> Self:
@@ -252,6 +270,12 @@ class HistogramConfig(Section):
                     f"epsilon {self.epsilon} leaves {name!r} {from_micro(micro)} for {self.fixes_per_user} fixes per user, so its "
                     f"noise would exceed {MAX_SCALE} points; raise epsilon, or lower fixes_per_user or the number of mechanisms"
                 )
+        regions = 1 if self.euler is None else self.euler.regions_per_user
+        if regions > 1 and epsilons["euler"] * MAX_SCALE < regions * MICRO:
+            raise ValueError(
+                f"epsilon {self.epsilon} leaves 'euler' {from_micro(epsilons['euler'])} for {regions} regions per user, so its noise "
+                f"would exceed {MAX_SCALE} regions; raise epsilon, or lower histogram.euler.regions_per_user"
+            )
         return self
 
     @model_validator(mode="after")
@@ -293,6 +317,24 @@ class HistogramConfig(Section):
                 )
         return self
 
+    def check_regions(self, box: BoundingBox) -> None:
+        """Raise ``ValueError`` if the noise of "euler" on ``box`` cannot be drawn: users are charged before the draw."""
+        if self.euler is None:
+            return
+        from dpcore.spatial import Domain  # scipy comes with it
+        from dpcore.spatial.euler import Euler
+
+        euler, micro = self.euler, self.epsilons_micro["euler"]
+        mechanism = Euler(euler.diameter_m, euler.regions_per_user, euler.inference, euler.total_share)
+        domain = Domain(box.south, box.west, box.north, box.east, euler.rows, euler.columns).in_metres()
+        try:
+            mechanism.shares(domain, micro)
+        except DPError:
+            raise ValueError(
+                f"[histogram.euler]: a user may change the counts by {mechanism.sensitivity(domain)}, and noise of that scale over its epsilon "
+                f"of {from_micro(micro)} cannot be drawn; lower diameter_m, regions_per_user, rows or columns, or raise epsilon"
+            ) from None
+
     @property
     def parameters(self) -> dict[str, Parameters]:
         """Arguments of the mechanisms that have a table of their own, by name."""
@@ -304,6 +346,11 @@ class HistogramConfig(Section):
         """Sizes from which "e2epriv" chooses: the configured ones, else the powers of two that the grid allows."""
         side = max(self.rows, self.columns)
         return self.sizes or tuple(2**k for k in range(side.bit_length()))
+
+    @property
+    def declares_regions(self) -> bool:
+        """Whether users declare the regions that "euler" counts."""
+        return self.euler is not None and self.euler.origin == "declared"
 
     def largest_message(self, name: Mechanism) -> int:
         """Largest possible size of a message of the mechanism, in bytes."""

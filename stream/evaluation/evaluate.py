@@ -58,7 +58,8 @@ def planned_windows(config: Config, windows: dict[int, npt.NDArray[np.void]]) ->
     limits, rules = UserLimits.of(config), FixRules.of(config)
     spent: dict[str, dict[int, int]] = {}
     for slot in sorted(windows):
-        rows, window = WindowRows.of(windows[slot], config, limits, box, rules), slotting.window(slot)
+        window = slotting.window(slot)
+        rows = WindowRows.of(windows[slot], config, limits, box, rules, declared=config.declares_regions)
         period = slotting.period_of(slot)
         counts, budget = rows.counts, config.privacy.ledger_budget
         ledger = spent.setdefault(period.key, {})

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from enum import StrEnum
 from itertools import repeat
 from operator import itemgetter
@@ -26,8 +26,9 @@ from stream.config import Config
 from stream.config.section import BoundingBox
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
-from stream.ingestion.formats import feed_format, is_not_finite, looks_like, time_us
+from stream.ingestion.formats import feed_format, is_not_finite, looks_like, times_us
 from stream.ingestion.pseudonyms import Pseudonyms, key_fingerprint
+from stream.ingestion.regions import corners_of, place_of, region_fault
 from stream.storage.row_store import ROW
 from stream.windows import EARLIEST_US
 
@@ -38,8 +39,6 @@ MAX_MESSAGE_BYTES = 1 << 16
 AT_ONCE = 10_000
 """Of messages with several events, no further one is begun after so many events, or 32 bytes for each."""
 _MAX_VALUE = 2**31 - 1
-_FAR_US = 2**62
-"""Replaces a time that int64 microseconds cannot hold, with the same sign. Such times are always refused."""
 
 
 Arrived = int | NDArray[np.int64]
@@ -82,8 +81,8 @@ class Batch:
 
     ``rows``: accepted events. ``index``: index of the message of each row. ``slots``: start of its timeslot (epoch seconds).
     ``rejected``: index of the message of each refused event; ``reason``: its code, so that ``REASONS[code]`` is the reason.
-    ``element``: the index of each refused event in its message; -1 for a message that is refused as a whole. Neither index descends,
-    and every event is in exactly one of them. ``messages``: number of messages that were decoded.
+    ``element``: the index of each refused event in its message, or of the corner for which a region is; -1 for other whole messages.
+    Neither index descends, and every event is in exactly one of them. ``messages``: number of messages that were decoded.
     """
 
     rows: NDArray[np.void]
@@ -111,7 +110,9 @@ class _Read:
     index: list[int] = field(default_factory=list)
     refused: dict[int, int] = field(default_factory=dict)
     arrays: dict[int, int] = field(default_factory=dict)
-    """Number of events of each message with an array, by message."""
+    """Number of events of each message with an array or a region, by message."""
+    corners: dict[int, int] = field(default_factory=dict)
+    """The corner for which a message is refused as a whole, by number of the event; -1 without one."""
     events: int = 0
     messages: int = 0
 
@@ -123,13 +124,15 @@ class _Read:
         self.arrays[message] = elements.events
 
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The message of each event, and its index in the array of the message; -1 without an array."""
+        """The message of each event, and its index in the array or region of the message; -1 without one."""
         counts, of_array = np.ones(self.messages, dtype=np.int64), np.zeros(self.messages, dtype=bool)
         counts[list(self.arrays)] = list(self.arrays.values())
         of_array[list(self.arrays)] = True
         message = np.repeat(np.arange(self.messages), counts)
         element = np.arange(self.events) - (np.cumsum(counts) - counts)[message]
-        return message, np.where(of_array[message], element, -1)
+        element = np.where(of_array[message], element, -1)
+        element[list(self.corners)] = list(self.corners.values())
+        return message, element
 
 
 @dataclass(frozen=True)
@@ -169,9 +172,11 @@ class Decoder:
         """``arrays``: whether a message may hold several events, as an array or notification.
 
         Under "participation" such a message is refused as a whole, with a reason of its own: an array has one size and one
-        structure, so what one user sends in it would decide whether the events of the others in it count.
+        structure, so what one user sends in it would decide whether the events of the others in it count. A region, which is
+        several events of one user, is read under both relations, but only as a message of its own: within an array it is refused.
         """
-        self._format = feed_format(config.feed)
+        self._regions = config.declares_regions and config.feed.format == "canonical"
+        self._format = replace(feed_format(config.feed), decode=place_of) if self._regions else feed_format(config.feed)
         self._arrays = arrays and not self._format.positional
         self._one_each = config.relation == NeighbouringRelation.PARTICIPATION
         self._pseudonyms = Pseudonyms(user_key)
@@ -246,9 +251,18 @@ class Decoder:
                     place(events)
                     events += 1
                     continue
+            if arrays and (corners := self._corners(value)) is not None:
+                read.add(position, events, corners)
+                events += corners.events
+                spent += corners.events
+                if spent >= AT_ONCE:
+                    values = values[: position + 1]
+                    break
+                continue
             parts = _parts(value) if arrays else None
             if value is None or parts is None or self._one_each or len(parts) > MAX_EVENTS:
-                read.refused[events] = _CODE[self._why_refused(value, parts)]
+                reason, read.corners[events] = self._why_refused(value, parts)
+                read.refused[events] = _CODE[reason]
                 events += 1
                 continue
             read.add(position, events, self._read(parts, False, _Leading([])))
@@ -260,18 +274,29 @@ class Decoder:
         read.events, read.messages = events, len(values)
         return read
 
-    def _why_refused(self, value: bytes | None, parts: list[bytes] | None) -> Reason:
+    def _corners(self, value: bytes | None) -> _Read | None:
+        """The corners of a declared region, each an event; None for another message."""
+        if not self._regions or value is None or len(value) > MAX_MESSAGE_BYTES:
+            return None
+        corners = corners_of(value)
+        return None if corners is None else _Read(corners, list(range(len(corners))), events=len(corners))
+
+    def _why_refused(self, value: bytes | None, parts: list[bytes] | None) -> tuple[Reason, int]:
+        """The reason, and the corner for which a region is refused; -1 without one."""
         if value is None:
-            return Reason.TOMBSTONE
+            return Reason.TOMBSTONE, -1
         if parts is not None and self._one_each:
-            return Reason.SEVERAL_EVENTS
-        return Reason.TOO_LARGE if parts or len(value) > MAX_MESSAGE_BYTES else self._why_undecodable(value)
+            return Reason.SEVERAL_EVENTS, -1
+        if parts or len(value) > MAX_MESSAGE_BYTES:
+            return Reason.TOO_LARGE, -1
+        fault = region_fault(value) if self._regions else None
+        return (self._why_undecodable(value), -1) if fault is None else (Reason(fault[0]), fault[1])
 
     def _total(self, fixes: list[Any], arrived_us: Arrived) -> Batch:
         """The batch of read fixes. If one causes an error in the columns, they are halved until it is alone and refused."""
         try:
             users, times, lats, lngs, speeds = (list(map(getter, fixes)) for getter in self._format.getters)
-            columns = _times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
+            columns = times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
             index = np.arange(len(fixes), dtype=np.int64)
             return self.judged(users, columns, index, np.full(len(fixes), _SOUND, dtype=np.uint8), arrived_us)
         except Exception as error:
@@ -389,20 +414,6 @@ def _inside(domain: BoundingBox, lat: NDArray[np.float64], lng: NDArray[np.float
     return np.asarray(within & (lng >= domain.west) & (lng <= domain.east))
 
 
-def _times_us(times: list[datetime | int | float]) -> NDArray[np.int64]:
-    try:
-        # A double holds the seconds of any time that passes the age check to a quarter of a microsecond.
-        return np.rint(np.array(list(map(_timestamp, times))) * 1e6).astype(np.int64)
-    except (AttributeError, TypeError):
-        return np.array([_bounded_time_us(moment) for moment in times], dtype=np.int64)
-
-
-def _bounded_time_us(moment: datetime | int | float) -> int:
-    # A double of milliseconds may be infinite in microseconds, which no integer is.
-    exact = moment * 1000 if isinstance(moment, float) else time_us(moment)
-    return round(max(-_FAR_US, min(_FAR_US, exact)))
-
-
 def _refused(reason: Reason) -> Batch:
     none = np.zeros(0, dtype=np.int64)
     alone, code = np.zeros(1, dtype=np.int64), np.array([_CODE[reason]], np.uint8)
@@ -427,5 +438,4 @@ def _joined(first: Batch, second: Batch) -> Batch:
     )
 
 
-_timestamp: Callable[[Any], float] = datetime.timestamp
 _first_byte = itemgetter(0)

@@ -16,6 +16,8 @@ from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from stream.config.feed import SPEED_TO_KMH, FeedConfig, FeedFields
 
@@ -23,9 +25,13 @@ Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 """RFC 3339 with an offset. A local time without one is refused, because when clocks go back it is ambiguous."""
 Time = Instant | int | float
 Number = float
+_FAR_US = 2**62
+"""Replaces a time that int64 microseconds cannot hold, with the same sign."""
 
 
-class _Fix(msgspec.Struct, gc=False):
+class Fix(msgspec.Struct, gc=False):
+    """A canonical event: degrees, and speed in the unit of the feed."""
+
     user: str | int
     time: Time
     lat: Number
@@ -102,7 +108,7 @@ def feed_format(feed: FeedConfig) -> FeedFormat:
         decode = _declared_decoder if feed.fields.speed else _decoder_of_any_speed
         return FeedFormat(decode(feed.fields), _getters("user time lat lng speed"), feed.fields, configured)
     struct, fields, names, kmh = {
-        "canonical": (_Fix, _CANONICAL_FIELDS, "user time lat lng speed", configured),
+        "canonical": (Fix, _CANONICAL_FIELDS, "user time lat lng speed", configured),
         "capmetro": (_CapmetroFix, _CAPMETRO_FIELDS, "vehicle_id timestamp latitude longitude speed", 3.6),
         "capmetro-2015": (
             _CapmetroFix,
@@ -144,13 +150,13 @@ def _itms_lng(fix: _ItmsFix) -> float:
     return fix.location.coordinates[0]
 
 
-def _declared_decoder(fields: FeedFields) -> Callable[[bytes], _Fix]:
+def _declared_decoder(fields: FeedFields) -> Callable[[bytes], Fix]:
     assert fields.speed is not None
     decode, read, speed = msgspec.json.Decoder().decode, _fix_reader(fields, declared=True), field_path(fields.speed)
 
-    def decode_declared(message: bytes) -> _Fix:
+    def decode_declared(message: bytes) -> Fix:
         tree = decode(message)
-        return msgspec.convert(read(tree) | {"speed": walk(tree, speed)}, _Fix)
+        return msgspec.convert(read(tree) | {"speed": walk(tree, speed)}, Fix)
 
     return decode_declared
 
@@ -237,6 +243,22 @@ def time_us(moment: datetime | int | float) -> int:
     return moment * 1000 if isinstance(moment, int) else round(moment * 1000)
 
 
+def times_us(times: list[datetime | int | float]) -> NDArray[np.int64]:
+    """:func:`time_us` of each, shape (n,); a time that int64 cannot hold is ± 2^62, which is always refused."""
+    try:
+        # A double holds the seconds of any time that passes the age check to a quarter of a microsecond.
+        return np.rint(np.array(list(map(_timestamp, times))) * 1e6).astype(np.int64)
+    except (AttributeError, TypeError):
+        return np.array([_bounded_time_us(moment) for moment in times], dtype=np.int64)
+
+
+def _bounded_time_us(moment: datetime | int | float) -> int:
+    # A double of milliseconds may be infinite in microseconds, which no integer is.
+    exact = moment * 1000 if isinstance(moment, float) else time_us(moment)
+    return round(max(-_FAR_US, min(_FAR_US, exact)))
+
+
+_timestamp: Callable[[Any], float] = datetime.timestamp
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -60,7 +60,8 @@ def rejected_message(
 ) -> Message:
     """A report of rejected input: its offsets and the reason, never its content or the user.
 
-    ``first_element``: the index of the first rejected event in its message; below 0 if that message is not an array.
+    ``first_element``: the index of the first rejected event in its message; of a declared region
+    the first rejected corner. Below 0 if the message was refused for something else.
     """
     body = {
         "feed": feed,

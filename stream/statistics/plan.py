@@ -47,7 +47,7 @@ CDF = "cdf"
 """The whole distribution, from which percentiles are read."""
 
 
-Form = Literal[1, 2]
+Form = Literal[1, 2, 3]
 """Forms of stored plans. Whoever adds keys that change noise adds a form, which earlier versions refuse to read."""
 
 
@@ -69,6 +69,7 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Plans without ``inference`` are of versions that made all counts covert, those without ``total_share`` of versions that
     did not draw the number of all regions by itself, those without ``outliers`` of versions that shrank every wide region.
+    ``origin`` "declared": the last ``regions_per_user`` that each user declares; then ``nearest`` and the like mean nothing.
     """
 
     rows: int
@@ -79,6 +80,8 @@ class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
     inference: Inference = "covert"
     total_share: float = 0.0
     outliers: Literal["shrink", "discard"] = "shrink"
+    origin: Literal["fixes", "declared"] = "fixes"
+    regions_per_user: int = 1
 
 
 class HistogramPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,13 +188,16 @@ class Plan(
 
     @property
     def form(self) -> Form | None:
-        """The oldest form whose versions know every key that is set: others would draw other noise than was charged. None: a
-        plan that all of them know.
-        """
-        if self.sum_caps_bytes:
-            return 2
+        """The oldest form whose versions know all set keys: others would draw other noise. None: all versions know them."""
+        if self.declares_regions or self.sum_caps_bytes:
+            return 3 if self.declares_regions else 2
         departs = (self.mean_capacity, self.mean_quantile_percent, self.cdf_shape) != (None, 10, LEAST_ERROR)
         return 1 if departs else None
+
+    @property
+    def declares_regions(self) -> bool:
+        """Whether users declare the regions that its histograms count."""
+        return bool((plan := self.histogram) and plan.regions and plan.regions.origin == "declared")
 
     @property
     def cdf_shape(self) -> TreeShape:

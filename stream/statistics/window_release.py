@@ -39,7 +39,7 @@ class WindowRows:
 
     ``rows``: all of them, perhaps without lat and lng if there are no ``box`` and no ``rules``; ``counted``: those that ``rules``
     do not refuse, within ``limits``, of which ``contributions`` and ``fixes`` are. ``fixes``: those inside ``box``, None without
-    one. ``refused``: number of rows by reason, for operators only. ``beyond_limits``: rows that do not count because their user
+    one, with corners where users ``declared`` regions. ``refused``: number of rows by reason, for operators only. ``beyond_limits``: rows that do not count because their user
     is above a limit, for operators only.
     """
 
@@ -52,6 +52,7 @@ class WindowRows:
     rules: FixRules | None
     refused: dict[str, int]
     beyond_limits: int
+    declared: bool = False
 
     @classmethod
     def of(
@@ -61,6 +62,8 @@ class WindowRows:
         limits: UserLimits,
         box: BoundingBox | None,
         rules: FixRules | None = None,
+        *,
+        declared: bool = False,
     ) -> WindowRows:
         """``rows`` of one window, whose order is immaterial, in their one order."""
         verdicts = {} if rules is None else rules.refused(rows)
@@ -72,7 +75,8 @@ class WindowRows:
             counted = plausible[within]
             contributions = contributions_of(counted, config)
         beyond = len(plausible) - len(counted)
-        return cls(rows, counted, contributions, fixes_of(counted, box), limits, box, rules, refused, beyond)
+        fixes = fixes_of(counted, box, declared=declared)
+        return cls(rows, counted, contributions, fixes, limits, box, rules, refused, beyond, declared)
 
     def as_planned(self, plan: Plan, config: Config) -> WindowRows:
         """The rows as ``plan`` reads them; it may have been made under an earlier configuration, or without histograms.
@@ -87,8 +91,11 @@ class WindowRows:
                 "positions; nothing was drawn. The next attempt reads them"
             )
         if limits != self.limits or plan.fix_rules != self.rules:
-            return WindowRows.of(self.rows, config, limits, box, plan.fix_rules)
-        return self if box == self.box else replace(self, fixes=fixes_of(self.counted, box), box=box)
+            return WindowRows.of(self.rows, config, limits, box, plan.fix_rules, declared=plan.declares_regions)
+        if (box, plan.declares_regions) == (self.box, self.declared):
+            return self
+        fixes = fixes_of(self.counted, box, declared=plan.declares_regions)
+        return replace(self, fixes=fixes, box=box, declared=plan.declares_regions)
 
     @property
     def counts(self) -> Counts:
@@ -128,8 +135,9 @@ class WindowStatistics:
         time = rows["time"]
         inside = (time >= window.start * 1_000_000) & (time < window.end * 1_000_000)
         rows = rows if inside.all() else rows[inside]
-        config = self.config
-        return WindowRows.of(rows, config, UserLimits.of(config), histogram_box(config), FixRules.of(config))
+        config, box = self.config, histogram_box(self.config)
+        limits, rules = UserLimits.of(config), FixRules.of(config)
+        return WindowRows.of(rows, config, limits, box, rules, declared=config.declares_regions)
 
     def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
         """The plan of a window on the terms of its period, with the clipping ranges that ``memory`` gives.

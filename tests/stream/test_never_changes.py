@@ -146,7 +146,7 @@ def test_versions_that_do_not_know_a_key_cannot_read_a_plan_that_sets_it(tmp_pat
     with pytest.raises(msgspec.ValidationError, match="Expected `object`, got `array`"):
         msgspec.msgpack.decode(encode_plan(plan), type=Plan)
     with pytest.raises(PlanError, match="upgrade this worker"):
-        decode_plan(msgspec.msgpack.encode((3, plan)))
+        decode_plan(msgspec.msgpack.encode((4, plan)))
 
 
 def test_versions_with_one_cap_for_all_cells_cannot_read_a_plan_with_a_cap_for_each(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ The choice depends on the user's own rows and on the configuration only, so no u
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +16,7 @@ from dpcore.contributions import in_order
 from dpcore.spatial import Domain
 from stream.config import Config
 from stream.config.section import BoundingBox
+from stream.statistics.histograms.corners import Corners
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
@@ -27,11 +28,15 @@ _DEGREES = 1e-7
 
 @dataclass(frozen=True)
 class Fixes:
-    """F fixes inside the box, sorted by (user, time), one per user and time; ``lat`` and ``lng`` in 1e-7 degree."""
+    """F fixes inside the box, sorted by (user, time), one per user and time; ``lat`` and ``lng`` in 1e-7 degree.
+
+    ``corners``: those of the regions that users declared; None where they declare none.
+    """
 
     user: IdArray
     lat: IntArray
     lng: IntArray
+    corners: Corners | None = None
 
     def __len__(self) -> int:
         return len(self.user)
@@ -54,16 +59,17 @@ class Fixes:
 
     @property
     def digest(self) -> str:
-        """Digest of all fixes. A plan fits only fixes with its digest."""
+        """Digest of all fixes and corners. A plan fits only fixes with its digest."""
         state = hashlib.sha256()
-        for column in (self.user, self.lat, self.lng):
+        for column in (self.user, self.lat, self.lng, *(self.corners.columns if self.corners else ())):
             state.update(np.ascontiguousarray(column).tobytes())
         return state.hexdigest()
 
     def of(self, users: IdArray) -> Fixes:
         """The fixes of ``users``."""
         chosen = np.isin(self.user, users)
-        return Fixes(self.user[chosen], self.lat[chosen], self.lng[chosen])
+        corners = None if self.corners is None else self.corners.of(users)
+        return Fixes(self.user[chosen], self.lat[chosen], self.lng[chosen], corners)
 
     def representatives(self, per_user: int) -> Fixes:
         """The last fix of each user, or ``per_user`` of their fixes, spread evenly and ending with the last."""
@@ -80,8 +86,9 @@ def histogram_box(config: Config) -> BoundingBox | None:
     return None if config.histogram is None else config.histogram.domain or config.feed.domain
 
 
-def fixes_of(rows: npt.NDArray[np.void], box: BoundingBox | None) -> Fixes | None:
-    """Fixes inside ``box``; None without a box. The order of ``rows`` does not matter.
+def fixes_of(rows: npt.NDArray[np.void], box: BoundingBox | None, *, declared: bool = False) -> Fixes | None:
+    """Fixes inside ``box``; None without a box. The order of ``rows`` does not matter. ``declared``: with the corners of the
+    regions that users declared.
 
     Of rows with equal (user, time), the one with the lowest (cell, lat, lng) is kept, so measured values have no influence.
     """
@@ -98,7 +105,8 @@ def fixes_of(rows: npt.NDArray[np.void], box: BoundingBox | None) -> Fixes | Non
         first = np.lexsort((tied["lng"], tied["lat"], tied["cell"], tied["time"], tied["user"]))
         order[shared] = order[shared][first]
     kept = within[order[~again]]
-    return Fixes(kept["user"].astype(np.uint64), kept["lat"].astype(np.int64), kept["lng"].astype(np.int64))
+    fixes = Fixes(kept["user"].astype(np.uint64), kept["lat"].astype(np.int64), kept["lng"].astype(np.int64))
+    return replace(fixes, corners=Corners.of_rows(rows, inside)) if declared else fixes
 
 
 def _same_as_before(user: IdArray, time: IntArray) -> npt.NDArray[np.bool_]:

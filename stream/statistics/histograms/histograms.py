@@ -1,7 +1,7 @@
 """Spatial histograms of a window: plan, draw, message body. Each protects participation, under either relation.
 
-A user who pays contributes at most ``fixes_per_user`` fixes to every histogram, and one region to "euler", chosen from their
-own rows. All histograms use the same users, so their shares of ε add up. A user pays for all of them or takes no part.
+A user who pays contributes at most ``fixes_per_user`` fixes to every histogram, and one region to "euler", or the last
+``regions_per_user`` that they declared, chosen from their own rows; "euler" has the noise of so many. All histograms use the same users, so their shares of ε add up. A user pays for all of them or takes no part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.budget import from_micro
-from dpcore.earth import EARTH_M
 from dpcore.noise import Noise
 from dpcore.spatial import (
     HTF,
@@ -46,6 +45,7 @@ from stream.windows import utc_text
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
+FloatArray = npt.NDArray[np.float64]
 
 _TUNING_SEED = 7
 """Public seed of the tuning queries, which contain no data."""
@@ -53,11 +53,11 @@ _TUNING_SEED = 7
 
 @dataclass(frozen=True)
 class DrawnHistogram:
-    """One released histogram, its budget in µε, and what it counts of a user."""
+    """One released histogram, its budget in µε, and how many fixes of a user it counts: 1 where it counts ``regions``."""
 
     mechanism: str
     epsilon_micro: int
-    per_user: int
+    fixes_per_user: int
     histogram: Released
     regions: RegionPlan | None = None
 
@@ -146,29 +146,43 @@ def exact_counts(plan: HistogramPlan, fixes: Fixes) -> IntGrid:
 def region_domain(plan: HistogramPlan) -> Domain:
     """The box with the grid of regions, in metres from its south-west corner (equirectangular)."""
     assert plan.regions is not None
-    across = math.cos(math.radians((plan.south + plan.north) / 2))
-    north = math.radians(plan.north - plan.south) * EARTH_M
-    east = math.radians(plan.east - plan.west) * EARTH_M * across
-    return Domain(0.0, 0.0, north, east, plan.regions.rows, plan.regions.columns)
+    return replace(domain_of(plan), rows=plan.regions.rows, columns=plan.regions.columns).in_metres()
 
 
 def regions_of(plan: HistogramPlan, fixes: Fixes) -> Regions:
-    """One region per user, in metres on :func:`region_domain`."""
+    """The region of each user, or at most ``regions_per_user`` that each declared, in metres on :func:`region_domain`.
+
+    Raises :class:`PlanError` for a plan of declared regions and fixes without corners.
+    """
     assert plan.regions is not None
-    domain, regions = region_domain(plan), plan.regions
-    latitude, longitude = fixes.points.T
-    x = (latitude - plan.south) * (domain.north / (plan.north - plan.south))
-    y = (longitude - plan.west) * (domain.east / (plan.east - plan.west))
+    regions = plan.regions
+    if regions.origin == "declared":
+        if fixes.corners is None:
+            raise PlanError(
+                "the plan counts declared regions, but the corners of the window are missing; nothing was drawn"
+            )
+        x, y = _in_metres(plan, fixes.corners.points)
+        return fixes.corners.regions(x, y, diameter=regions.diameter_m, per_user=regions.regions_per_user)
+    x, y = _in_metres(plan, fixes.points)
     user = np.searchsorted(fixes.users, fixes.user)
     beyond = regions.diameter_m if regions.outliers == "discard" else math.inf
     return extract_regions(user, x, y, nearest=regions.nearest, bandwidth=regions.bandwidth_m, discard_beyond=beyond)
+
+
+def _in_metres(plan: HistogramPlan, points: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """``points`` in degrees, (n, 2), on :func:`region_domain`."""
+    domain = region_domain(plan)
+    latitude, longitude = points.T
+    x = (latitude - plan.south) * (domain.north / (plan.north - plan.south))
+    y = (longitude - plan.west) * (domain.east / (plan.east - plan.west))
+    return x, y
 
 
 def _draw_regions(plan: HistogramPlan, fixes: Fixes, epsilon: int, noise: Noise) -> Histogram:
     assert plan.regions is not None
     metres = region_domain(plan)
     regions = plan.regions
-    euler = Euler(regions.diameter_m, inference=regions.inference, total_share=regions.total_share)
+    euler = Euler(regions.diameter_m, regions.regions_per_user, regions.inference, regions.total_share)
     released = euler.fit(regions_of(plan, fixes), metres, epsilon, noise)
     return replace(released, domain=replace(domain_of(plan), rows=plan.regions.rows, columns=plan.regions.columns))
 
@@ -216,10 +230,12 @@ def histogram_body(drawn: DrawnHistogram, feed: str, window: dict[str, str]) -> 
         "relation": "participation",
         "epsilon": from_micro(drawn.epsilon_micro),
         "mechanism": drawn.mechanism,
-        "fixes_per_user": drawn.per_user,
+        "fixes_per_user": drawn.fixes_per_user,
     }
-    if drawn.regions is not None:
-        regions = drawn.regions
+    regions = drawn.regions
+    if regions is not None and regions.origin == "declared":
+        body["declared_regions"] = {"diameter_m": regions.diameter_m, "per_user": regions.regions_per_user}
+    elif regions is not None:
         body["regions"] = {
             "nearest": regions.nearest,
             "diameter_m": regions.diameter_m,

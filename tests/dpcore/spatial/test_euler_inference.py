@@ -12,6 +12,7 @@ from dpcore.noise import Noise
 from dpcore.spatial import Domain, Rectangles
 from dpcore.spatial.euler import Euler, EulerHistogram
 from dpcore.spatial.euler_inference import Inference, infer, is_consistent, nearest_in_max_norm
+from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.regions import Regions
 from tests.support.tapes import tape
 
@@ -74,6 +75,18 @@ def test_truncated_counts_are_the_draws_without_what_is_below_0_and_keep_their_i
     assert two is not None
     assert (one.low.tolist(), one.high.tolist()) == (two.low.tolist(), two.high.tolist())
     assert (again.answers(ranges) == released.answers(ranges)).all()
+    document = released.to_release()["structure"]
+    assert (document["grade"], document["reading"]) == ("noisy", "truncated"), (
+        "who knows no reading has unbiased answers"
+    )
+    assert document["components"] == drawn.components.tolist()
+    for reading, grade in (("rounded", "noisy"), ("truncated", "covert")):
+        with pytest.raises(HistogramError, match="this reads truncated of noisy ones"):
+            EulerHistogram.from_release(
+                released.to_release() | {"structure": document | {"reading": reading, "grade": grade}}
+            )
+    with pytest.raises(HistogramError, match="give drawn"):
+        EulerHistogram(domain, released.components, 1.0, "truncated")
 
 
 def test_where_a_grid_is_too_large_for_a_program_what_needs_none_is_done() -> None:

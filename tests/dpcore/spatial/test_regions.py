@@ -212,6 +212,20 @@ def test_regions_of_5760_fixes_have_few_corners_and_reach_nearly_as_far_as_all_f
             assert len(corners) == sizes[one]
 
 
+def test_regions_in_parts_meet_what_they_meet_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    polygons = [rng.uniform(0, 6, 2) + rng.normal(0, 0.6, (int(n), 2)) for n in rng.integers(1, 40, 200)]
+    regions, domain = Regions.of_polygons(polygons), Domain(0.0, 0.0, 6.0, 6.0, 6, 6)
+    together, widest = Footprints.of(regions, domain, 1.0), regions.diameters()
+    assert len(list(regions.parts())) == 1
+    monkeypatch.setattr("dpcore.spatial.regions.PAIRS_AT_ONCE", 3_000)
+    assert len(list(regions.parts())) > 10
+    apart = Footprints.of(regions, domain, 1.0)
+    for name in ("region", "row", "low", "high"):
+        assert getattr(apart, name).tolist() == getattr(together, name).tolist()
+    assert regions.diameters().tolist() == widest.tolist()
+
+
 def test_only_the_first_regions_of_a_user_count() -> None:
     square = np.array([(0.2, 0.2), (0.8, 0.2), (0.2, 0.8)])
     regions = Regions.of_polygons([square, square + 1, square + 2, square + 3], user=[1, 2, 1, 1])

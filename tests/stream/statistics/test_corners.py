@@ -1,0 +1,397 @@
+"""Regions that users declare in the service: their own events decide, the noise is that of as many as may count."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import h3
+import jsonschema
+import msgspec
+import numpy as np
+import pytest
+from scipy.stats import beta
+
+from dpcore.errors import ParameterError
+from dpcore.noise import Noise
+from dpcore.spatial.domain import Domain
+from dpcore.spatial.euler import Euler
+from dpcore.spatial.mechanism import noisy_counts
+from dpcore.spatial.regions import Footprints
+from stream.config import Config
+from stream.config.loading import ConfigError
+from stream.evaluation.histograms import evaluate_histograms
+from stream.ingestion.decoding import Decoder
+from stream.messages.message import SPATIAL_HISTOGRAM, schema
+from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
+from stream.statistics.histograms.histograms import (
+    contributing,
+    draw_histograms,
+    histogram_body,
+    region_domain,
+    regions_of,
+)
+from stream.statistics.pipeline import contributions_of, plan_window
+from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan
+from stream.statistics.window_release import Allowance, WindowStatistics
+from stream.storage.row_store import ROW
+from tests.support.builders import SLOT, with_histograms
+
+GENERATION = "11111111-1111-4111-8111-111111111111"
+CELLS = 24
+SOUTH, WEST, HEIGHT, WIDTH = 30.1, -97.9, 0.5 / CELLS, 0.4 / CELLS
+"""The south-west corner of the box of the tests, and the sides of its cells of regions in degrees: 2.3 and 1.6 km."""
+CELL = h3.str_to_int(h3.latlng_to_cell(30.2, -97.7, 7))
+EULER = {"rows": CELLS, "columns": CELLS, "diameter_m": 1300.0, "origin": "declared"}
+Corner = tuple[float, float]
+
+
+def declaring(tmp_path: Path, per_user: int = 2, **overrides: Any) -> Config:
+    """Users declare up to ``per_user`` regions of at most 1.3 km."""
+    euler = EULER | {"regions_per_user": per_user}
+    quality = {"feed.quality.teleport_km_h": 0, "feed.quality.frozen": "0s"}
+    return with_histograms("participation", tmp_path, ["euler"], **({"histogram.euler": euler} | quality | overrides))
+
+
+def declared(user: int, minute: int, corners: list[Corner], cell: int = CELL) -> np.ndarray:
+    """The rows of one region; corners in cells of regions from the south-west corner of the box."""
+    rows = np.zeros(len(corners), dtype=ROW)
+    rows["cell"], rows["user"], rows["time"] = cell, user, (SLOT + 60 * minute) * 1_000_000
+    rows["lat"] = [round((SOUTH + x * HEIGHT) * 1e7) for x, _ in corners]
+    rows["lng"] = [round((WEST + y * WIDTH) * 1e7) for _, y in corners]
+    return rows
+
+
+def around(x: float, y: float, reach: float = 0.2) -> list[Corner]:
+    """A diamond around a place: around a vertex it meets nine components."""
+    return [(x - reach, y), (x + reach, y), (x, y - reach), (x, y + reach)]
+
+
+def planned(config: Config, rows: np.ndarray) -> tuple[Plan, Fixes]:
+    contributions, slotting = contributions_of(rows, config), config.slotting
+    fixes = fixes_of(rows, histogram_box(config), declared=True)
+    assert fixes is not None
+    left = np.full(contributions.counts.n_users, config.privacy.ledger_budget)
+    window, period = slotting.window(SLOT), slotting.period_of(SLOT)
+    return plan_window(contributions.counts, left, config, window, period, GENERATION, fixes), fixes
+
+
+def components(config: Config, rows: np.ndarray) -> np.ndarray:
+    """The counts before noise of the users who pay."""
+    plan, fixes = planned(config, rows)
+    assert plan.histogram is not None
+    assert plan.histogram.regions is not None
+    domain = region_domain(plan.histogram)
+    return Footprints.of(
+        regions_of(plan.histogram, contributing(plan, fixes)), domain, plan.histogram.regions.diameter_m
+    ).total()
+
+
+def city(seed: int) -> np.ndarray:
+    """Random regions of eight users, up to four each, of one to six corners, some outside of the box."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for user in range(1, 9):
+        for minute in range(int(rng.integers(0, 5))):
+            middle = rng.uniform(-0.5, CELLS + 0.5, 2)
+            corners = [tuple(middle + rng.normal(0, 0.4, 2)) for _ in range(int(rng.integers(1, 7)))]
+            parts.append(declared(user, minute, corners))
+    rows = np.concatenate(parts)
+    return rows[rng.permutation(len(rows))]
+
+
+@pytest.mark.parametrize("per_user", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_user_who_leaves_moves_the_counts_by_what_their_regions_may_and_nobody_elses_regions(
+    tmp_path: Path, seed: int, per_user: int
+) -> None:
+    config, rows = declaring(tmp_path, per_user), city(seed)
+    plan, _ = planned(config, rows)
+    assert plan.histogram is not None
+    bound = Euler(1300.0, regions_per_user=per_user).sensitivity(region_domain(plan.histogram))
+    everybody = components(config, rows)
+    for user in range(1, 9):
+        moved = everybody - components(config, rows[rows["user"] != user])
+        assert (moved >= 0).all(), "who leaves takes their own regions with them, and adds none of others"
+        assert moved.sum() <= bound
+
+
+@pytest.mark.parametrize("per_user", [1, 2, 3])
+def test_the_sensitivity_is_attained_and_the_last_regions_of_a_user_count(tmp_path: Path, per_user: int) -> None:
+    config = declaring(tmp_path, per_user)
+    rows = np.concatenate([declared(1, minute, around(minute + 1.0, 3.0)) for minute in range(4)])
+    counts = components(config, rows)
+    plan, _ = planned(config, rows)
+    assert plan.histogram is not None
+    assert counts.sum() == 9 * per_user == Euler(1300.0, per_user).sensitivity(region_domain(plan.histogram))
+    met = counts.sum(axis=1).nonzero()[0].tolist()
+    assert (met[0], met[-1]) == (8 - 2 * per_user, 8), "the last regions, around the lines up to the fourth"
+
+
+def test_corners_in_any_order_and_repeated_make_one_region_and_the_box_decides_by_region(tmp_path: Path) -> None:
+    config = declaring(tmp_path)
+    region = declared(1, 0, [(-0.1, 2.5), (0.3, 2.5), (0.3, 2.3)])
+    beyond = declared(1, 1, [(-0.1, 2.5), (-0.3, 2.5)])
+    counts = components(config, region)
+    assert counts.sum() == 1
+    assert (components(config, np.concatenate([region[::-1], region, beyond])) == counts).all()
+    fixes = fixes_of(np.concatenate([region, beyond]), histogram_box(config), declared=True)
+    assert fixes is not None
+    assert fixes.corners is not None
+    assert len(fixes.corners.user) == 3, (
+        "a region keeps its corners outside of the box; one that is outside does not count"
+    )
+
+
+def test_a_region_of_too_many_corners_is_refused_and_the_same_users_others_count(tmp_path: Path) -> None:
+    config = declaring(tmp_path, 1)
+    rng = np.random.default_rng(1)
+    many = declared(1, 5, [tuple(rng.uniform(2.1, 2.4, 2)) for _ in range(4200)])
+    assert components(config, np.concatenate([declared(1, 0, around(5.5, 5.5)), many]))[10, 10] == 1
+
+
+VERTICES = [(x, y) for x in range(1, CELLS, 2) for y in range(1, CELLS, 2)]
+"""Vertices of the grid of regions so far apart that regions around them meet nothing in common."""
+
+
+def hits(plan: Plan, fixes: Fixes, windows: int) -> int:
+    """How often all nine components around a vertex are at least the number of regions that a user may have."""
+    assert plan.histogram is not None
+    assert plan.histogram.regions is not None
+    least, reached = plan.histogram.regions.regions_per_user, 0
+    for _ in range(windows):
+        (drawn,) = draw_histograms(plan, fixes, Noise())
+        h = drawn.histogram.components
+        reached += sum(bool((h[2 * x - 2 : 2 * x + 1, 2 * y - 2 : 2 * y + 1] >= least).all()) for x, y in VERTICES)
+    return reached
+
+
+def epsilon_lower_bound(config: Config, windows: int, *, unscaled: bool = False) -> float:
+    """Lower bound of ε at confidence 1 - 2·10⁻⁴ from ``windows`` with a user's regions around each vertex, and as many without.
+
+    Users around different vertices are independent trials, and the event has the largest likelihood ratio there is.
+    ``unscaled``: the planted bug, a user's regions under the noise of one.
+    """
+    per_user = config.histogram.euler.regions_per_user
+    regions = [
+        declared(1 + at, minute, around(*vertex)) for at, vertex in enumerate(VERTICES) for minute in range(per_user)
+    ]
+    reached = []
+    for rows in (np.concatenate(regions), regions[0][:0]):
+        plan, fixes = planned(config, rows)
+        reached.append(hits(as_if_of_one(plan) if unscaled else plan, fixes, windows))
+    trials = windows * len(VERTICES)
+    low = beta.ppf(1e-4, reached[0], trials - reached[0] + 1)
+    high = beta.ppf(1 - 1e-4, reached[1] + 1, trials - reached[1])
+    return math.log(low / high)
+
+
+def as_if_of_one(plan: Plan) -> Plan:
+    """The plan with so much more ε for "euler" that its noise is that of one region per user."""
+    assert plan.histogram is not None
+    assert plan.histogram.regions is not None
+    epsilons = tuple(epsilon * plan.histogram.regions.regions_per_user for epsilon in plan.histogram.epsilons)
+    return msgspec.structs.replace(plan, histogram=msgspec.structs.replace(plan.histogram, epsilons=epsilons))
+
+
+def loud(tmp_path: Path, total_share: float = 0.0, **euler: Any) -> Config:
+    """Three regions per user at ε = 1.5, of which ``total_share`` pays for the number of all regions."""
+    euler = EULER | {"regions_per_user": 3, "total_share": total_share} | euler
+    table = {"histogram.euler": euler, "histogram.epsilon": 1.5, "privacy.budget": 200.0}
+    return declaring(tmp_path, 3, **table)
+
+
+@pytest.mark.parametrize("total_share", [0.0, 0.2])
+def test_the_audit_finds_no_more_than_epsilon_in_three_declared_regions(tmp_path: Path, total_share: float) -> None:
+    # 40 000 trials each; above what the components have of 1.5 with α < 2·10⁻⁴.
+    assert epsilon_lower_bound(loud(tmp_path, total_share), 278) <= 1.5 * (1 - total_share)
+
+
+def test_the_audit_catches_the_noise_of_one_region_under_three(tmp_path: Path) -> None:
+    # 40 000 trials each; the true loss is 4.5. Some 160 hits, and 2, of which 8 would be too many: power > 0.99.
+    assert epsilon_lower_bound(loud(tmp_path), 278, unscaled=True) > 1.5
+
+
+def total_lower_bound(config: Config, windows: int, *, unscaled: bool = False) -> float:
+    """As :func:`epsilon_lower_bound`, of the number of all regions alone: whether it is at least those of the only user."""
+    regions = np.concatenate([declared(1, minute, around(1.0, 1.0)) for minute in range(3)])
+    reached = []
+    for rows in (regions, regions[:0]):
+        plan, fixes = planned(config, rows)
+        plan = as_if_of_one(plan) if unscaled else plan
+        totals = [draw_histograms(plan, fixes, Noise())[0].histogram.total for _ in range(windows)]
+        reached.append(sum(total.value >= 3 for total in totals))
+    low = beta.ppf(1e-4, reached[0], windows - reached[0] + 1)
+    return math.log(low / beta.ppf(1 - 1e-4, reached[1] + 1, windows - reached[1]))
+
+
+def test_the_audit_finds_no_more_than_its_share_in_the_number_of_three_regions(tmp_path: Path) -> None:
+    # 300 trials each; above 0.75, half of 1.5, with α < 2·10⁻⁴.
+    assert total_lower_bound(loud(tmp_path, 0.5, rows=2, columns=2), 300) <= 0.75
+
+
+def test_the_audit_catches_a_number_of_three_regions_with_the_noise_of_one(tmp_path: Path) -> None:
+    # 300 trials each; the true loss is 2.25. Some 200 hits, and 21, of which 55 would be too many: power > 0.99.
+    assert total_lower_bound(loud(tmp_path, 0.5, rows=2, columns=2), 300, unscaled=True) > 0.75
+
+
+WIDEST = {"rows": 64, "columns": 64, "diameter_m": 1_000_000.0, "origin": "declared"}
+
+
+@pytest.mark.parametrize("per_user", [1, 100])
+def test_noise_that_cannot_be_drawn_is_refused_before_anyone_is_charged(tmp_path: Path, per_user: int) -> None:
+    table = {"histogram.euler": WIDEST | {"regions_per_user": per_user}, "histogram.epsilon": 1.000001}
+    with pytest.raises(ConfigError, match="cannot be drawn; lower diameter_m, regions_per_user"):
+        declaring(tmp_path, **table, **{"privacy.budget": 400.0})
+
+
+def test_check_accepts_exactly_the_diameters_whose_noise_can_be_drawn(tmp_path: Path) -> None:
+    """Scales on both sides of the largest that is drawn."""
+    accepted, drawn = [], []
+    for diameter in range(100_000, 1_000_000, 90_000):
+        table = WIDEST | {"diameter_m": float(diameter)}
+        with suppress(ConfigError):
+            declaring(tmp_path, **{"histogram.euler": table, "histogram.epsilon": 1.000001, "privacy.budget": 400.0})
+            accepted.append(diameter)
+        box = Domain(SOUTH, WEST, SOUTH + CELLS * HEIGHT, WEST + CELLS * WIDTH, 64, 64).in_metres()
+        with suppress(ParameterError):
+            noisy_counts(np.zeros(1, dtype=np.int64), 950_001, Euler(float(diameter)).sensitivity(box), Noise())
+            drawn.append(diameter)
+    assert accepted == drawn
+    assert 0 < len(drawn) < 10
+
+
+@pytest.mark.parametrize("per_user", [1, 3])
+def test_components_have_the_noise_of_as_many_regions_as_may_count(tmp_path: Path, per_user: int) -> None:
+    """Mean |noise| of 2 209 components in 4 windows, 8 836 draws: its standard error is 1.1 %; 5 of them are allowed."""
+    config = declaring(tmp_path, per_user)
+    plan, fixes = planned(config, declared(1, 0, [])[:0])
+    drawn = [draw_histograms(plan, fixes, Noise())[0] for _ in range(4)]
+    scale = 9 * per_user / (0.95 * 1.1)
+    assert np.mean([np.abs(one.histogram.components).mean() for one in drawn]) == pytest.approx(scale, rel=0.055)
+    assert drawn[0].histogram.total.variance == pytest.approx(2 * (per_user / (0.05 * 1.1)) ** 2, rel=0.01)
+    assert [one.fixes_per_user for one in drawn[:1]] == [1]
+
+
+def test_a_user_pays_the_same_whatever_number_of_regions_they_declare(tmp_path: Path) -> None:
+    config = declaring(tmp_path, 3)
+    rows = np.concatenate([declared(1, 0, around(2, 2)), *(declared(2, k, around(4, k + 1)) for k in range(5))])
+    plan, _ = planned(config, rows)
+    one, many = plan.charges.tolist()
+    assert one == many == config.privacy.ledger_grant + config.histogram_grant
+
+
+def test_the_message_says_what_is_counted_and_is_valid(tmp_path: Path) -> None:
+    plan, fixes = planned(declaring(tmp_path, 3), declared(1, 0, around(2, 2)))
+    (drawn,) = draw_histograms(plan, fixes, Noise())
+    window = {"start": "2017-03-21T07:00:00Z", "end": "2017-03-21T08:00:00Z"}
+    body = json.loads(json.dumps(histogram_body(drawn, "riders", window)))
+    jsonschema.Draft202012Validator(schema(SPATIAL_HISTOGRAM)).validate(body)
+    assert body["declared_regions"] == {"diameter_m": 1300.0, "per_user": 3}
+    assert (body["fixes_per_user"], "regions" in body) == (1, False), "no fixes are counted, as for other regions"
+
+
+def test_older_versions_cannot_read_a_plan_of_declared_regions_and_read_others_as_before(tmp_path: Path) -> None:
+    """Otherwise they would compute regions from corners, and draw the noise of one region per user."""
+    plan, _ = planned(declaring(tmp_path), declared(1, 0, around(2, 2)))
+    assert decode_plan(encode_plan(plan)) == plan
+    with pytest.raises(msgspec.ValidationError, match="Expected `object`, got `array`"):
+        msgspec.msgpack.decode(encode_plan(plan), type=Plan)
+    assert msgspec.msgpack.decode(encode_plan(plan), type=tuple[int, Plan])[0] == 3
+    other, _ = planned(with_histograms("participation", tmp_path, ["euler"]), declared(1, 0, around(2, 2)))
+    assert msgspec.msgpack.decode(encode_plan(other), type=Plan) == other
+
+
+def test_rows_are_read_as_the_plan_says_and_other_corners_than_planned_are_refused(tmp_path: Path) -> None:
+    """The plan of a worker with declared regions is drawn by one whose configuration computes them from fixes."""
+    config, plain = declaring(tmp_path), with_histograms("participation", tmp_path, ["euler"])
+    window = config.slotting.window(SLOT)
+    rows = np.concatenate([declared(1, 0, around(2, 2)), declared(2, 3, around(5, 5))])
+    here, there = WindowStatistics(config), WindowStatistics(plain)
+    arranged = here.arrange(rows, window)
+    left = np.full(2, config.privacy.ledger_budget)
+    plan = here.plan(arranged, window, Allowance(left, None, False), b"", GENERATION)
+    drawn = there.draw(plan, there.arrange(rows, window), Noise())
+    assert drawn is not None
+    assert [one.regions.regions_per_user for one in drawn.histograms] == [2]
+    moved = rows.copy()
+    moved["lat"][2] += 1
+    with pytest.raises(PlanError, match="changed after they were planned"):
+        here.draw(plan, here.arrange(moved, window), Noise())
+
+
+def message(region: object, **changes: object) -> bytes:
+    event = {"user": "rider-1", "time": (SLOT + 60) * 1000, "speed": 0, "region": region} | changes
+    return json.dumps(event).encode()
+
+
+def test_an_event_with_a_region_is_one_event_for_each_corner_under_participation_too(tmp_path: Path) -> None:
+    config, arrived = declaring(tmp_path), (SLOT + 120) * 1_000_000
+    decoder = Decoder(config, b"k" * 32)
+    corners = [{"lat": SOUTH + 0.1 * k, "lng": WEST + 0.1} for k in (1, 2, 3)]
+    batch = decoder.decode([message(corners)], arrived)
+    assert batch.rows["lat"].tolist() == [round(corner["lat"] * 1e7) for corner in corners]
+    assert (len(set(batch.rows["user"].tolist())), set(batch.rows["time"].tolist())) == (1, {(SLOT + 60) * 1_000_000})
+    assert batch.index.tolist() == [0, 0, 0]
+    point = json.dumps({"user": "rider-1", "time": (SLOT + 60) * 1000, "speed": 0} | corners[0]).encode()
+    mixed = decoder.decode([point, message([*corners, {"lat": 10.0, "lng": WEST}]), point], arrived)
+    assert mixed.index.tolist() == [0, 1, 1, 1, 2]
+    assert (mixed.rejected.tolist(), mixed.element.tolist()) == ([1], [3]), (
+        "a corner outside the domain is refused alone"
+    )
+
+
+HOSTILE: dict[str, object] = {
+    "no corner": [],
+    "not a list": {"lat": 30.2, "lng": -97.7},
+    "a corner with a user of its own": [{"lat": 30.2, "lng": -97.7, "user": "rider-2"}],
+    "text": [{"lat": "30.2", "lng": -97.7}],
+    "a pair": [[30.2, -97.7]],
+    "too many corners": [{"lat": 30.2, "lng": -97.7}] * 4000,
+}
+
+
+@pytest.mark.parametrize("region", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_region_is_refused_as_one_event_and_its_neighbours_are_read(tmp_path: Path, region: object) -> None:
+    sound = message([{"lat": SOUTH + 0.1, "lng": WEST + 0.1}])
+    batch = Decoder(declaring(tmp_path), b"k" * 32).decode([sound, message(region), sound], (SLOT + 120) * 1_000_000)
+    assert (batch.index.tolist(), batch.rejected.tolist()) == ([0, 2], [1])
+
+
+def test_a_feed_without_declared_regions_refuses_them_and_so_do_sources_that_need_one_event_each(
+    tmp_path: Path,
+) -> None:
+    plain, ours = with_histograms("participation", tmp_path, ["euler"]), declaring(tmp_path)
+    for decoder in (Decoder(plain, b"k" * 32), Decoder(ours, b"k" * 32, arrays=False)):
+        batch = decoder.decode([message([{"lat": SOUTH + 0.1, "lng": WEST + 0.1}])], (SLOT + 120) * 1_000_000)
+        assert batch.rejected.tolist() == [0]
+
+
+def test_an_evaluation_counts_declared_regions(tmp_path: Path) -> None:
+    rows = np.concatenate(
+        [declared(user, minute, around(user + 1, minute + 2)) for user in (1, 2) for minute in (0, 1)]
+    )
+    (score, _) = evaluate_histograms(declaring(tmp_path), {SLOT: rows}, 1)
+    assert (score.mechanism, score.counted) == ("euler", 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"histogram.euler": {"regions_per_user": 2}}, 'set origin = "declared"'),
+        ({"histogram.euler": {"origin": "declared", "nearest": 9}}, "leave one of both out"),
+        ({"histogram.euler": {"origin": "declared", "regions_per_user": 101}}, "regions_per_user"),
+        ({"feed.quality.teleport_km_h": 400}, r"feed.quality.teleport_km_h would refuse.*set teleport_km_h = 0"),
+        ({"histogram.epsilon": 0.001}, "lower histogram.euler.regions_per_user"),
+        ({"feed.speeds": "derived"}, "set feed.speeds to 'reported'"),
+        ({"feed.speeds": "missing"}, "set feed.speeds to 'reported'"),
+    ],
+)
+def test_what_does_not_fit_declared_regions_is_refused_with_a_remedy(
+    tmp_path: Path, changes: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        declaring(tmp_path, **changes)
