@@ -37,6 +37,7 @@ PATIENCE_MS = 120_000
 expect.set_options(timeout=PATIENCE_MS)
 
 DESKTOP = {"width": 1024, "height": 640}
+LAPTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
 WALL = {"width": 3840, "height": 1080}
 TILE = 512

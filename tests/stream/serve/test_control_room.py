@@ -19,7 +19,7 @@ from playwright.async_api import Browser, Page, Route, expect
 from stream.config import Config
 from stream.messages.lines import line_of
 from stream.messages.message import Message
-from tests.stream.serve.browser import DESKTOP, PHONE, WALL, fields, needs_chromium, no_violation, opened
+from tests.stream.serve.browser import DESKTOP, LAPTOP, PHONE, WALL, fields, needs_chromium, no_violation, opened
 from tests.stream.serve.city import BUSY, JAM, USUAL_DAY, city_config, window, windows
 from tests.stream.serve.serving import origin_of, serving_file
 
@@ -226,8 +226,11 @@ OUTSIDE = """() => [...document.querySelectorAll('header *, footer *, .card, .ca
 
 @pytest.mark.parametrize(
     ("place", "letters", "screens"),
-    [("", 11, [(PHONE, "dark"), (DESKTOP, "light"), (DESKTOP, "dark")]), ("&large=on", 17, [(WALL, "light")])],
-    ids=["390-and-1024", "3840"],
+    [
+        ("", 11, [(PHONE, "dark"), (DESKTOP, "light"), (LAPTOP, "light"), (LAPTOP, "dark")]),
+        ("&large=on", 17, [(WALL, "light")]),
+    ],
+    ids=["390-1024-and-1280", "3840"],
 )
 async def test_nothing_overflows_and_letters_can_be_read_on_every_screen(
     browser: Browser, config: Config, place: str, letters: float, screens: list[tuple[dict[str, int], Any]]

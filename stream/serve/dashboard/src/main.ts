@@ -27,7 +27,8 @@ import { setUpTheme } from './theme';
 import { freshness, setUpTimeline, showBadge, showTimeline } from './timeline';
 import { choose as chooseUnit } from './units';
 import { clock, day, when } from './times';
-import type { AlertList, PlaceList, WindowCells, WindowSummary } from './types';
+import type { Scheme } from './statistics';
+import type { AlertList, Hexagon, OtherDay, PlaceList, WindowCells, WindowSummary } from './types';
 import { View } from './view';
 
 const REMEMBERED = 12;
@@ -38,6 +39,7 @@ const view = new View();
 const place = parsePlace(location.hash + location.search.replace('?', '&'));
 if (place.statistic) view.statistic = place.statistic;
 if (place.values) view.kind = place.values;
+view.day = place.day ?? null;
 view.chosenScheme = place.colours ?? null;
 view.selected = place.cell ?? null;
 view.area = place.cell ? null : (place.area ?? null);
@@ -51,6 +53,7 @@ let linked = true;
 let isKnown = true;
 let arrived: number | null = null;
 let turn = 0;
+let asked: WindowSummary | null = null;
 let painted = 0;
 let placed = Boolean(place.at);
 const remembered = new Map<string, Promise<WindowCells>>();
@@ -82,7 +85,11 @@ async function start(): Promise<void> {
   player = new Player(view, { show: play, prepare: (window) => void load(window).catch(() => undefined), changed: playing });
   setUpControls({
     statistic: (statistic) => change(() => (view.statistic = statistic)),
-    scheme: (scheme) => change(() => (view.chosenScheme = scheme)),
+    scheme: compareWith,
+    day: (date) => {
+      view.day = date;
+      compareWith('day');
+    },
     kind: (kind) => change(() => (view.kind = kind)),
     unit: (unit) =>
       change(() => {
@@ -105,6 +112,7 @@ async function start(): Promise<void> {
       const middle = map.map.getCenter();
       choose(view.at(middle.lng, middle.lat)?.cell ?? null);
     },
+    day: () => compareWith(view.scheme === 'day' ? 'usual' : 'day'),
     press: (button) => byId(button).click(),
   });
   byId('newest').addEventListener('click', () => live(true));
@@ -168,20 +176,43 @@ const load = (window: WindowSummary): Promise<WindowCells> => {
   return found;
 };
 
-async function show(window: WindowSummary | undefined): Promise<void> {
+/** Compare with the same colours for every window that is shown; another day has to be read first. */
+function compareWith(scheme: Scheme): void {
+  if (scheme !== 'day' || !asked) return change(() => (view.chosenScheme = scheme));
+  view.chosenScheme = scheme;
+  const showing = show(asked, true);
+  const mine = turn;
+  showing.catch((error: unknown) => {
+    if (mine !== turn) return;
+    view.setOtherDay(null, []);
+    void paint().then(() => fail(error));
+  });
+}
+
+/** The window of the other day and its cells, where that is what the reader wants to see. */
+async function beside(window: WindowSummary): Promise<[OtherDay | null, Hexagon[]]> {
+  if (view.chosenScheme !== 'day') return [null, []];
+  const found = await api.otherDay(view.feed, window.window.start, view.day ?? undefined);
+  return [found, found.other ? (await load(found.other)).hexagons : []];
+}
+
+/** `again`: also where it is the one on display, because what it is compared with changed. */
+async function show(window: WindowSummary | undefined, again = false): Promise<void> {
   const mine = (turn += 1);
+  asked = window ?? null;
   if (!window) {
     if (isKnown) showCard('empty');
     else showCard('unknown', { feed: view.feed });
     return tell(ready);
   }
   byId('notice').hidden = true;
-  if (window.window.start === view.window?.window.start) return void tell(ready);
+  if (window.window.start === view.window?.window.start && !again) return void tell(ready);
   performance.mark('asked');
-  const [cells, usual, alerts] = await Promise.all([load(window), api.usual(view.feed, window.window.start), alertsOf(window)]);
+  const [cells, usual, alerts, other] = await Promise.all([load(window), api.usual(view.feed, window.window.start), alertsOf(window), beside(window)]);
   if (mine !== turn) return;
   performance.measure('hexveil:fetch', 'asked');
   view.setWindow(cells, usual);
+  view.setOtherDay(...other);
   view.alerts = alerts;
   if (cells.marker?.withheld) showCard('withheld');
   else byId('empty').hidden = true;
@@ -210,6 +241,7 @@ function showCard(subject: 'empty' | 'gone' | 'withheld' | 'unknown', values: Va
 /** The window that the address names is not kept: say so, and show no other in its place. */
 async function showGone(start: string): Promise<void> {
   turn += 1;
+  asked = null;
   view.clear();
   const at = (time: string) => `${day(time, view.zone)}, ${clock(time, view.zone)} (${view.zone})`;
   showCard('gone', { window: at(start), first: at(view.windows[0]!.window.start), last: at(view.windows.at(-1)!.window.end) });
@@ -348,7 +380,7 @@ function announce(): void {
   const published = [...view.cells.values()].filter((cell) => cell.status === 'published').length;
   const alerts = view.alerts?.alerts.length ?? 0;
   const said = say('status.window', { window: when(view.window.window, view.zone), cells: view.cells.size, published });
-  byId('status').textContent = alerts ? `${said} ${say('status.alerts', { count: alerts })}` : said;
+  byId('status').textContent = [said, alerts && say('status.alerts', { count: alerts }), view.scheme === 'day' && view.againstDay()].filter(Boolean).join(' ');
 }
 
 function tell(then?: () => void): void {
@@ -369,6 +401,7 @@ function writePlace(): void {
     window: view.live ? undefined : view.window.window.start,
     statistic: view.statistic,
     colours: view.chosenScheme ?? undefined,
+    day: (view.chosenScheme === 'day' && view.day) || undefined,
     values: view.kind === 'raw' ? 'raw' : undefined,
     cell: view.selected ?? undefined,
     area: view.area ?? undefined,

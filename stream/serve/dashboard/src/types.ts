@@ -103,6 +103,19 @@ export interface Usual {
   cells: UsualCell[];
 }
 
+/** Why no window of another day stands beside the one on display. */
+export type NoOther = 'same' | 'gone' | 'withheld' | 'incomplete' | 'later' | 'clocks' | 'none';
+
+/** The window of another local day that begins at the same local time, or the reason why there is none. */
+export interface OtherDay {
+  day: string;
+  other: WindowSummary | null;
+  reason: NoOther | null;
+  /** Starts of the oldest and the newest window that the server keeps. */
+  oldest: string | null;
+  newest: string | null;
+}
+
 /** A limit of the promise; `name` names its text in every language. */
 export interface Limit {
   name: string;

@@ -7,7 +7,7 @@ import { Names } from '../src/names';
 import { MAP_COLOURS, viridis } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
 import { search } from '../src/search';
-import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, opacity, RELATIVE_BREAKS, sentence, shown, usualOf } from '../src/statistics';
+import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, difference, NORMAL, opacity, RELATIVE_BREAKS, sentence, shown, thenOf, usualOf } from '../src/statistics';
 import { ago, hours, span, when } from '../src/times';
 import { choose } from '../src/units';
 import type { Estimate, Hexagon } from '../src/types';
@@ -71,6 +71,46 @@ test('the error of a difference covers 95 % of Laplace noise, alone or with othe
     const x = LAPLACE * Math.SQRT2 * Math.hypot(1, t);
     assert.ok(beyond(x, 1, Math.abs(t - 1) < 1e-6 ? 1 : t) <= 0.05, String(t));
   }
+});
+
+test('the error of a difference also covers 95 % of Laplace noise with normal noise, which the smaller quantile does not', () => {
+  const beyond = (x: number, t: number) => {
+    // Tail of Laplace noise of scale 1 plus normal noise of standard deviation t, on both sides: Simpson's rule over the latter.
+    const [steps, far] = [400, 8 * t];
+    let sum = 0;
+    for (let k = 0; k <= steps; k += 1) {
+      const y = -far + (2 * far * k) / steps;
+      const tail = x - y > 0 ? Math.exp(y - x) / 2 : 1 - Math.exp(x - y) / 2;
+      sum += (k === 0 || k === steps ? 1 : k % 2 ? 4 : 2) * tail * Math.exp((-y * y) / (2 * t * t));
+    }
+    return (2 * sum * 2 * far) / (3 * steps * t * Math.sqrt(2 * Math.PI));
+  };
+  for (const t of [0.05, 0.2, 0.5, 1, 1.5, 2, 4]) assert.ok(beyond(LAPLACE * Math.hypot(Math.SQRT2, t), t) <= 0.0501, String(t));
+  assert.ok(beyond(NORMAL * Math.hypot(Math.SQRT2, 0.5), 0.5) > 0.053);
+});
+
+test('against another day, errors of modelled values are added, and what can not be compared says why', () => {
+  const certain = hexagon({ mean: estimate(23, 22, 24, 0.5) });
+  const now = shown(certain, 'mean', 'raw')!;
+  const then = (more: Partial<Hexagon>) => thenOf(certain, hexagon(more), 'mean', now);
+  const other = then({ mean: estimate(26, 25, 27, 0.5) });
+  assert.ok(typeof other !== 'string');
+  assert.equal(comparison(now, other, 'Tue'), '12 % slower than on Tue: −3.0 ± 2.1 km/h, the error being noise');
+  assert.equal(then({ status: 'suppressed' }), 'suppressed');
+  assert.equal(then({ excludes: ['88489e3421fffff'], mean: estimate(26, 25, 27, 0.5) }), 'area');
+  assert.equal(then({ mean: estimate(26, 5, 47, 7) }), 'uncertain');
+  assert.equal(then({ mean: estimate(0, 0, 1, 0.5) }), 'uncertain');
+  assert.equal(then({ mean: undefined }), 'none');
+  assert.equal(thenOf(certain, undefined, 'mean', now), 'none');
+  const gaussian = thenOf(certain, hexagon({ accounting: 'zcdp', mean: estimate(26, 25, 27, 0.5) }), 'mean', now);
+  assert.ok(typeof gaussian !== 'string');
+  assert.equal(difference(shown(hexagon({ accounting: 'zcdp', mean: estimate(23, 22, 24, 0.5) }), 'mean', 'raw')!, other).error / Math.hypot(0.5102, 0.7071) > 2.1, true);
+  const model = (value: number) => ({ post_processed: { mean: { method: 'smoothing', value, interval: [value - 1, value + 1] as [number, number], unit: 'km/h' } } });
+  const modelled = shown(hexagon(model(23)), 'mean', 'modelled')!;
+  const earlier = thenOf(certain, hexagon(model(26)), 'mean', modelled);
+  assert.ok(typeof earlier !== 'string');
+  assert.equal(difference(modelled, earlier).error.toFixed(3), '2.000', 'not the root of two');
+  assert.equal(thenOf(certain, hexagon(), 'mean', modelled), 'kind');
 });
 
 test('speeds are said in mph where that is chosen, in classes that are round in it', () => {
@@ -180,8 +220,9 @@ test('an address shows the same place again, and nothing hostile comes out of on
     ...['route:10', 'Ost & West/#1', 'شارع'].map((name): Area => ({ kind: 'named', name }))];
   for (const area of areas) assert.deepEqual(parsePlace(placeText({ ...rest, area })), { ...rest, area });
   assert.deepEqual(parsePlace('#at=99/1/1&window=<b>&cell=../../x&area=1,2,3&statistic=constructor&colours=1&feed=../x&from=now&to=<b>'), {});
-  const played = { feed: 'night-bus', from: WINDOW.start, to: WINDOW.end };
+  const played = { feed: 'night-bus', from: WINDOW.start, to: WINDOW.end, colours: 'day' as const, day: '2016-02-29' };
   assert.deepEqual(parsePlace(placeText(played)), played);
+  for (const day of ['2017-02-29', '2017-2-1', '0000-01-01', '+12017-01-01', 'today', '<b>']) assert.deepEqual(parsePlace(`#day=${day}`), {});
 });
 
 test('every class of speed is visible on the land of both themes, and a faster class is lighter', () => {
