@@ -21,8 +21,12 @@ def zone_of(window: WindowView) -> str:
 
 @lru_cache(maxsize=_KEPT)
 def local_start(start: str, zone: str) -> datetime:
-    """The start of a window, as messages write it, on the clocks of ``zone``."""
-    return datetime.fromisoformat(start).astimezone(_place(zone))
+    """The start of a window, as messages write it, on the clocks of ``zone``; in UTC if these have no such day."""
+    moment = datetime.fromisoformat(start)
+    try:
+        return moment.astimezone(_place(zone))
+    except OverflowError:  # the first or the last day of the calendar
+        return moment
 
 
 def start_at(local: datetime) -> str | None:

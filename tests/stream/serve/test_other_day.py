@@ -11,6 +11,7 @@ import pytest
 from stream.config import Config
 from stream.messages.lines import line_of
 from stream.messages.message import Message
+from stream.serve.local_time import local_start, start_at
 from stream.serve.other_day import OtherDay, other_day
 from stream.serve.window_store import View
 from tests.stream.serve.city import USUAL_DAY, city_config, window
@@ -116,6 +117,13 @@ def test_a_zone_that_nobody_knows_counts_as_utc(config: Config) -> None:
         body["period"]["timezone"] = "../../etc/passwd"
         made.append([*cells, marker._replace(value=json.dumps(body).encode())])
     assert said(found(view_of(*made), "2017-03-21T12:00:00Z"))[1] == "2017-03-20T12:00:00Z"
+
+
+def test_a_local_time_at_the_ends_of_the_calendar_is_no_error() -> None:
+    assert local_start("0001-01-01T00:00:00Z", "America/Chicago").isoformat() == "0001-01-01T00:00:00+00:00"
+    last = local_start("9999-12-31T23:00:00Z", "America/Chicago")
+    assert start_at(last) == "9999-12-31T23:00:00Z"
+    assert start_at(last.replace(hour=23)) is None
 
 
 async def test_the_api_gives_the_window_or_the_reason_and_refuses_what_is_no_day(
