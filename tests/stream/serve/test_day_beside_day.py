@@ -142,6 +142,9 @@ async def test_a_window_that_is_not_there_says_why_and_no_other_is_shown(browser
         await page.mouse.move(*await place_of(page, BUSY))
         await expect(page.locator("#tooltip")).to_contain_text("was not released yet")
         await expect(page.locator("#tooltip")).not_to_contain_text("usual")
+        await page.locator("#table-button").click()
+        row = page.locator("#table-scroll tbody tr").filter(has_text=BUSY)
+        await expect(row.locator(".none")).to_have_text("–")
 
 
 async def test_a_cell_without_a_value_of_that_day_gives_its_public_reason(browser: Browser, config: Config) -> None:

@@ -36,7 +36,7 @@ function beside(view: View, { hexagon, usual, then }: Reading): HTMLElement[] {
   const line = (text: string) => [make('p', { class: 'quiet' }, text)];
   if (then === null) return usual ? line(usually(view, usual)) : [];
   const { other } = view.otherDay!;
-  if (!other) return line(view.againstDay());
+  if (!other || then === 'window') return line(view.againstDay());
   const window = when(other.window, view.zone);
   if (typeof then !== 'string') return line(say('day.value', { window, reading: sentence(then) }));
   const released = view.other(hexagon.cell);

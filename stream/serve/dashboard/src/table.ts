@@ -156,7 +156,7 @@ export class Table {
       ...value,
       this.view.dayName !== undefined && (then && typeof then !== 'string'
         ? make('td', { class: 'number' }, speed(then.value, then))
-        : make('td', { class: 'none' }, then ? say(`table.day.${then}`) : '–')),
+        : make('td', { class: 'none' }, then && then !== 'window' ? say(`table.day.${then}`) : '–')),
       make('td', {}, now && reference ? this.against(now, reference) : '–'),
       make('td', { class: 'number' }, countText(hexagon.events)),
       make('td', { class: 'number' }, countText(hexagon.users)),

@@ -30,8 +30,8 @@ export interface Reading {
   hexagon: Hexagon;
   now: Shown | null;
   usual: UsualValue | null;
-  /** The value of the other day, where that is what the map compares with, or why there is none. */
-  then: Shown | Missing | null;
+  /** The value of the other day, where that is what the map compares with, or why there is none: also for want of a window. */
+  then: Shown | Missing | 'window' | null;
 }
 
 /** What the chosen colours compare the value with; null where there is nothing. */
@@ -173,9 +173,12 @@ export class View {
   read(hexagon: Hexagon): Reading {
     const now = shown(hexagon, this.statistic, this.kind);
     const usual = now && usualOf(this.usual.get(hexagon.cell), this.statistic, now);
-    const then = now && this.scheme === 'day' ? thenOf(hexagon, this.others.get(hexagon.cell), this.statistic, now) : null;
+    const then = now && this.scheme === 'day' ? this.then(hexagon, now) : null;
     return { hexagon, now, usual, then };
   }
+
+  private then = (hexagon: Hexagon, now: Shown) =>
+    this.otherDay?.other ? thenOf(hexagon, this.others.get(hexagon.cell), this.statistic, now) : 'window';
 
   /** The cell as it was released on the other day. */
   other(cell: string): Hexagon | undefined {
