@@ -64,8 +64,8 @@ def other_day(view: View, window: WindowView, day: date | None) -> OtherDay:
     zone = zone_of(window)
     local = local_start(window.start, zone)
     days = [local.date() - back for back in _DEFAULTS if local.date().toordinal() > back.days] if day is None else [day]
-    found = [_on(view, window, local, zone, one, kept) for one in days or [local.date()]]
-    return next((one for one in found if one.other is not None), found[-1])
+    beside = [_on(view, window, local, zone, one, kept) for one in days or [local.date()]]
+    return next((one for one in beside if one.other is not None), beside[-1])
 
 
 def _on(

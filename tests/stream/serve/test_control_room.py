@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from aiohttp.test_utils import TestClient
-from playwright.async_api import Browser, Page, Route, expect
+from playwright.async_api import Browser, Route, expect
 
 from stream.config import Config
-from stream.messages.lines import line_of
-from stream.messages.message import Message
-from tests.stream.serve.browser import DESKTOP, LAPTOP, PHONE, WALL, fields, needs_chromium, no_violation, opened
+from tests.stream.serve.browser import DESKTOP, LAPTOP, PHONE, WALL, fields, needs_chromium, no_violation
 from tests.stream.serve.city import BUSY, JAM, USUAL_DAY, city_config, window, windows
-from tests.stream.serve.serving import origin_of, serving_file
+from tests.stream.serve.pages import OUTSIDE, page_of
+from tests.stream.serve.serving import origin_of
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
 
@@ -35,21 +30,6 @@ LOOKS = pytest.mark.parametrize(
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     return city_config(tmp_path, **{"feed.name": "day-bus"})
-
-
-@asynccontextmanager
-async def page_of(
-    browser: Browser, config: Config, messages: list[Message], place: str = "", **options: Any
-) -> AsyncIterator[tuple[Page, TestClient]]:
-    """The dashboard over a file with these messages, so that no other test's feeds are in it."""
-    with tempfile.TemporaryDirectory() as folder:
-        releases = Path(folder) / "releases.ndjson"
-        releases.write_text("".join(map(line_of, messages)), encoding="utf-8")
-        async with (
-            serving_file(config, releases) as client,
-            opened(browser, origin_of(client), place, **options) as page,
-        ):
-            yield page, client
 
 
 WATCH = """() => {
@@ -227,14 +207,6 @@ SMALLEST_LETTERS = """() => {
   }
   return least;
 }"""
-OUTSIDE = """() => [...document.querySelectorAll('header *, footer *, .card, .card *')]
-  .filter((element) => element.checkVisibility() && !element.closest('.hidden, .skip, legend, svg'))
-  .filter((element) => {
-    const { left, right } = element.getBoundingClientRect();
-    const scroller = element.closest('#table-scroll, #legend, #controls, #details');
-    return !scroller && (left < -1 || right > innerWidth + 1);
-  })
-  .map((element) => element.id || element.outerHTML.slice(0, 80))"""
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tests.stream.serve.browser import (
     place_of,
 )
 from tests.stream.serve.city import BUSY, JAM, LONELY, STEADY, UNCERTAIN, USUAL_DAY, Cell, bodies, city_config, window
-from tests.stream.serve.test_control_room import OUTSIDE, page_of
+from tests.stream.serve.pages import OUTSIDE, page_of
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
 
