@@ -51,9 +51,9 @@ def found(view: View, start: str, day: date | None = None) -> OtherDay:
     return other_day(view, shown, day)
 
 
-def said(found: OtherDay) -> tuple[str, str | None, str | None]:
+def said(compared: OtherDay) -> tuple[str, str | None, str | None]:
     """The day, the start of the window, and the reason."""
-    return found.day.isoformat(), found.other and found.other.start, found.reason
+    return compared.day.isoformat(), compared.other and compared.other.start, compared.reason
 
 
 def test_a_week_before_is_compared_with_or_else_the_day_before(config: Config) -> None:
