@@ -64,7 +64,8 @@ class Hexagons:
     async def other_day(self, request: web.Request, feed: str, window: str, day: date | None) -> web.Response:
         """The window of another day that begins at the same local time."""
         body = msgspec.json.encode(other_day(self._view, known_window(self._view, window, feed), day).body())
-        return await self._answers.answer(request, key_of(body), lambda: body, JSON, "revalidate")
+        # There are as many bodies as dates, which would push out those of hexagons.
+        return self._answers.once(request, body, JSON, "revalidate")
 
     async def hexagons(
         self,

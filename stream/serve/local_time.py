@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from stream.serve.close_marker import marker_of
 from stream.serve.window_store import WindowView
 
+_LEAST = timedelta(microseconds=1)
 _KEPT = 20_000
 """Number of local starts that are kept."""
 
@@ -27,6 +28,25 @@ def local_start(start: str, zone: str) -> datetime:
         return moment.astimezone(_place(zone))
     except OverflowError:  # the first or the last day of the calendar
         return moment
+
+
+def local_length(window: WindowView, zone: str) -> timedelta:
+    """From the first to the last time that the clocks of ``zone`` show in the window.
+
+    It is the length of the window unless the clocks change in it. The end is that of the last moment in the window: where
+    the clocks skip from 02:00 to 03:00, the window from 01:00 ends at 02:00.
+    """
+    begin = local_start(window.start, zone).replace(tzinfo=None)
+    try:
+        last = (datetime.fromisoformat(window.end) - _LEAST).astimezone(_place(zone))
+    except OverflowError:  # the first or the last day of the calendar
+        return elapsed(window)
+    return last.replace(tzinfo=None) + _LEAST - begin
+
+
+def elapsed(window: WindowView) -> timedelta:
+    """Length of the window."""
+    return datetime.fromisoformat(window.end) - datetime.fromisoformat(window.start)
 
 
 def start_at(local: datetime) -> str | None:

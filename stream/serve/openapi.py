@@ -43,10 +43,11 @@ _ERRORS = {
     503: "Too much is asked at once; Retry-After says when to try again.",
 }
 _NO_OTHER = (
-    "Why there is none. same: the day is that of the window; gone: only later windows are kept; withheld: nothing was "
-    "published about it, which follows from public counts; incomplete: its messages have not all arrived; later: it "
-    "lies after the newest window; clocks: no window began at that local time, and the clocks changed on that day; "
-    "none: no such window was released."
+    "Why there is none. same: the day is that of the window; gone: it was here, but is no longer kept; withheld: nothing "
+    "was published about it, which follows from public counts; incomplete: its messages have not all arrived, or the "
+    "close marker of the window itself has not; later: it lies after the newest window; settings: it has another length, "
+    "another relation or other bounds of clipping; clocks: no window begins and ends at the same local times, and the "
+    "clocks changed on one of the two days; none: no such window is here."
 )
 _TIME = {"type": "string", "format": "date-time"}
 _MESSAGES = {"HexagonSpeed": HEXAGON_SPEED, "SpatialHistogram": SPATIAL_HISTOGRAM, "CloseMarker": WINDOW}
@@ -156,7 +157,7 @@ def _window_schemas() -> Schema:
             | {
                 "timezone": {"type": "string", "description": "Zone of the feed, on whose clocks day and time are."},
                 "day": {"type": "string", "format": "date", "description": "Local date that was chosen."},
-                "other": or_null(ref("Window"), "Complete; begins on that day at the same local time."),
+                "other": or_null(ref("Window"), "Complete; begins and ends on that day at the same local times."),
                 "reason": or_null({"type": "string", "enum": list(REASONS)}, _NO_OTHER),
                 "oldest": or_null(_TIME, "Start of the oldest complete window that is kept."),
                 "newest": or_null(_TIME, "Start of the newest complete window."),

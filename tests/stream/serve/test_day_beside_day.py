@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import h3
 import pytest
 from playwright.async_api import Browser, Page, Route, expect
 
@@ -20,6 +21,7 @@ from tests.stream.serve.browser import (
     fields,
     needs_chromium,
     no_violation,
+    opened,
     paint_count,
     painted,
     pixels,
@@ -27,6 +29,7 @@ from tests.stream.serve.browser import (
 )
 from tests.stream.serve.city import BUSY, JAM, LONELY, STEADY, UNCERTAIN, USUAL_DAY, Cell, bodies, city_config, window
 from tests.stream.serve.pages import OUTSIDE, page_of
+from tests.stream.serve.serving import origin_of, publish, serving
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
 
@@ -125,9 +128,9 @@ async def test_a_window_that_is_not_there_says_why_and_no_other_is_shown(browser
     withheld = changed(window(config, -3 * DAY), marker={"withheld": True})
     messages = [*withheld, *window(config, -DAY), *window(config, 0)]
     reasons = {
-        "2001-01-01": "The window of Mon, 1 Jan 2001, 07:00 is no longer kept here.",
+        "2001-01-01": "The server does not have the window of Mon, 1 Jan 2001, 07:00. It keeps the newest windows only",
         "2017-03-18": "was withheld: its release could not be planned.",
-        "2017-03-19": "No window that begins at 07:00 was released on Sun, 19 Mar 2017.",
+        "2017-03-19": "The server does not have the window of Sun, 19 Mar 2017, 07:00.",
         "2017-03-21": "Tue, 21 Mar 2017 is the day of this window itself.",
         "2030-01-01": "The window of Tue, 1 Jan 2030, 07:00 was not released yet.",
     }
@@ -164,6 +167,49 @@ async def test_a_cell_without_a_value_of_that_day_gives_its_public_reason(browse
         await expect(page.locator("#legend")).to_contain_text("no value of that day that can be compared with")
 
 
+async def test_a_cell_of_a_window_that_merged_its_neighbours_was_another_area(browser: Browser, tmp_path: Path) -> None:
+    merging = {"hexagons.merge_until_km_h": 3.0, "hexagons.coarsest_resolution": 5, "privacy.epsilon": 8.0}
+    config = city_config(tmp_path, **merging, **{"speed.min_users": 1, "privacy.budget": 192.0})
+    children = sorted(h3.cell_to_children(h3.cell_to_parent(BUSY, 6), 7))[:4]
+    few, many = ({cell: Cell(users, 2, 22.0) for cell in children} for users in (2, 100))
+    merged, apart = window(config, -DAY, few), window(config, 0, many)
+    assert set(bodies(apart)) == set(children)
+    assert not set(bodies(merged)) & set(children)
+    async with page_of(browser, config, [*merged, *apart], f"#colours=day&cell={children[0]}") as (page, _):
+        await expect(page.locator("#details")).to_contain_text("this cell was another area then")
+        await expect(page.locator("#details")).not_to_contain_text("nothing was released")
+
+
+async def test_a_window_that_arrives_later_stands_beside_the_one_on_the_screen(
+    browser: Browser, config: Config
+) -> None:
+    async with (
+        serving(config, window(config, 0)) as client,
+        opened(browser, origin_of(client), f"#colours=day&window={START}") as page,
+    ):
+        legend = page.locator("#legend")
+        await expect(legend).to_contain_text("The server does not have the window of Mon, 20 Mar 2017, 07:00.")
+        await publish(config.kafka.bootstrap, window(config, -DAY))
+        await expect(legend.locator("h3")).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
+
+
+async def test_a_comparison_that_fails_does_not_keep_the_window_from_the_screen(
+    browser: Browser, config: Config
+) -> None:
+    messages = [message for hour in (-DAY, 0, 1) for message in window(config, hour)]
+    async with page_of(browser, config, messages, f"#colours=day&window={START}", errors=True) as (page, _):
+        await expect(page.locator("#legend h3")).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
+        await page.route("**/other-day*", lambda route: route.abort())
+        notice = page.locator("#notice")
+        for button, text in (("Later window", "08:00–09:00"), ("Earlier window", "07:00–08:00")):
+            await page.get_by_role("button", name=button).click()
+            await expect(page.locator("#window-text")).to_contain_text(text)
+            await expect(notice).to_have_text(
+                "The comparison with another day is not available: the server does not answer."
+            )
+            await expect(page.locator("#legend h3")).not_to_contain_text("Compared with Mon")
+
+
 async def test_the_comparison_goes_with_the_window_and_a_server_that_fails_leaves_what_is_known(
     browser: Browser, config: Config
 ) -> None:
@@ -180,7 +226,9 @@ async def test_the_comparison_goes_with_the_window_and_a_server_that_fails_leave
 
         await page.route("**/other-day*", fails)
         await page.get_by_role("combobox", name="Day to compare with").select_option("2017-03-20")
-        await expect(page.locator("#notice")).to_contain_text("the server answered 500")
+        await expect(page.locator("#notice")).to_contain_text(
+            "comparison with another day is not available: the server answered 500"
+        )
         await expect(title).not_to_contain_text("Compared with Mon")
         await page.unroute("**/other-day*")
         await page.get_by_role("radio", name="Another day").check(force=True)

@@ -61,7 +61,73 @@ def test_a_week_before_is_compared_with_or_else_the_day_before(config: Config) -
     start = "2017-03-21T12:00:00Z"
     assert said(found(view_of(week, day, now), start)) == ("2017-03-14", "2017-03-14T12:00:00Z", None)
     assert said(found(view_of(day, now), start)) == ("2017-03-20", "2017-03-20T12:00:00Z", None)
-    assert said(found(view_of(now), start)) == ("2017-03-20", None, "gone")
+    assert said(found(view_of(now), start)) == ("2017-03-20", None, "none"), "nobody knows whether there was one"
+
+
+def test_a_window_is_no_longer_kept_only_if_it_was_here(config: Config) -> None:
+    """Windows are forgotten in the order of their close markers, so also one between two that are kept."""
+    view = view_of(*released(config, -DAY, -3 * DAY, -2 * DAY, 0), most=3)
+    start = "2017-03-21T12:00:00Z"
+    assert said(found(view, start, date(2017, 3, 20))) == ("2017-03-20", None, "gone")
+    assert said(found(view, start, date(2017, 3, 10))) == ("2017-03-10", None, "none")
+
+
+def test_a_window_of_other_settings_is_not_compared_with_and_the_day_before_is_looked_at(config: Config) -> None:
+    start = "2017-03-21T12:00:00Z"
+    week, day, now = released(config, -WEEK, -DAY, 0)
+    marker = json.loads(week[-1].value)
+    for changes in ({"relation": "participation"}, {"clipping": {"lower": 0.0, "upper": 40.0, "unit": "km/h"}}):
+        other = [*week[:-1], week[-1]._replace(value=json.dumps(marker | changes).encode())]
+        view = view_of(other, day, now)
+        assert said(found(view, start, date(2017, 3, 14))) == ("2017-03-14", None, "settings"), changes
+        assert said(found(view, start)) == ("2017-03-20", "2017-03-20T12:00:00Z", None), changes
+
+
+def test_a_window_of_another_length_is_not_compared_with(tmp_path: Path, config: Config) -> None:
+    longer = city_config(tmp_path, **{"window.slot": "4h"})
+    view = view_of(window(config, 1 - DAY), window(longer, 1))
+    assert said(found(view, "2017-03-21T13:00:00Z")) == ("2017-03-20", None, "settings")
+
+
+def test_a_slot_that_ends_at_another_local_time_after_a_change_of_the_clocks_is_not_compared_with(
+    tmp_path: Path,
+) -> None:
+    """On the Sunday in March the first slot of four hours lasts until 05:00, and the second begins then."""
+    config = city_config(tmp_path, **{"window.slot": "4h"})
+    midnight, monday = hour_of(FORWARD, 0, winter=True), hour_of(date(2017, 3, 13), 0)
+    view = view_of(*released(config, midnight, midnight + 4, monday, monday + 8))
+    assert said(found(view, "2017-03-13T05:00:00Z", FORWARD)) == ("2017-03-12", None, "clocks")
+    assert said(found(view, "2017-03-12T10:00:00Z", date(2017, 3, 13))) == ("2017-03-13", None, "clocks")
+    autumn = view_of(*released(config, hour_of(BACK, 0), hour_of(date(2017, 11, 6), 0, winter=True)))
+    assert said(found(autumn, "2017-11-06T06:00:00Z", BACK)) == ("2017-11-05", None, "clocks")
+
+
+def test_the_hours_before_and_in_a_change_of_the_clocks_are_as_long_as_others(config: Config) -> None:
+    hours = (hour_of(FORWARD, 1, winter=True), hour_of(date(2017, 3, 13), 1))
+    view = view_of(*released(config, *hours))
+    assert said(found(view, "2017-03-13T06:00:00Z", FORWARD)) == ("2017-03-12", "2017-03-12T07:00:00Z", None)
+
+
+def test_a_window_whose_close_marker_has_not_arrived_has_no_zone_so_nothing_stands_beside_it(config: Config) -> None:
+    """12:00 UTC is 06:00 in Chicago on 10 March, and 07:00 on 14 March."""
+    before = hour_of(date(2017, 3, 10), 7, winter=True)
+    view = view_of(*released(config, before - 1, before))
+    outcomes(view, arrivals(window(config, before + 4 * DAY - 1)[:-1]))
+    assert said(found(view, "2017-03-14T12:00:00Z", date(2017, 3, 10))) == ("2017-03-10", None, "incomplete")
+
+
+def test_the_oldest_and_the_newest_window_are_those_of_the_feed_as_it_is_now(config: Config) -> None:
+    older, newer, newest = released(config, -1, 0, 1)
+    view = View(2)
+    assert view.span("bus") is None
+    outcomes(view, arrivals(older, 1))
+    assert view.span("bus") == ("2017-03-21T11:00:00Z", "2017-03-21T11:00:00Z")
+    outcomes(view, arrivals(newer[:-1]))
+    assert view.span("bus") == ("2017-03-21T11:00:00Z", "2017-03-21T11:00:00Z"), "it is not complete"
+    outcomes(view, arrivals(newer[-1:], 2))
+    outcomes(view, arrivals(newest, 3))
+    assert view.span("bus") == ("2017-03-21T12:00:00Z", "2017-03-21T13:00:00Z")
+    assert view.span("tram") is None
 
 
 def test_the_local_hour_is_the_same_on_both_sides_of_a_change_of_the_clocks(config: Config) -> None:
@@ -100,7 +166,7 @@ def test_a_window_that_cannot_be_compared_with_has_a_reason_and_no_other_takes_i
     assert said(found(view, start, date(2017, 3, 19))) == ("2017-03-19", None, "none")
     assert said(found(view, start, date(2017, 3, 21))) == ("2017-03-21", None, "same")
     assert said(found(view, start, date(2017, 3, 22))) == ("2017-03-22", None, "later")
-    assert said(found(view, start, date.min)) == ("0001-01-01", None, "gone")
+    assert said(found(view, start, date.min)) == ("0001-01-01", None, "none")
     assert said(found(view, start, date.max)) == ("9999-12-31", None, "later")
     outcomes(view, arrivals(window(config, -2 * DAY)[:-1]))
     assert said(found(view, start, date(2017, 3, 19))) == ("2017-03-19", None, "incomplete")
@@ -138,7 +204,9 @@ async def test_the_api_gives_the_window_or_the_reason_and_refuses_what_is_no_day
         assert answer["other"] == await (await client.get("/api/v1/windows/2017-03-20T12:00:00Z")).json()
         assert (answer["oldest"], answer["newest"]) == ("2017-03-20T12:00:00Z", "2017-03-21T12:00:00Z")
         gone = await (await client.get(f"{path}?day=2001-01-01")).json()
-        assert (gone["other"], gone["reason"]) == (None, "gone")
+        assert (gone["other"], gone["reason"]) == (None, "none")
+        again = await client.get(path)
+        assert (await client.get(path, headers={"If-None-Match": again.headers["ETag"]})).status == 304
         for wrong in ("2017-02-29", "20170314", "2017-W11-2", "", "2017-03-14T00:00:00Z", "<b>", "２０１７-03-14"):
             assert (await client.get(path, params={"day": wrong})).status == 400, wrong
         assert (await client.get("/api/v1/windows/2001-01-01T00:00:00Z/other-day")).status == 404

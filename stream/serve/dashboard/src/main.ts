@@ -146,7 +146,7 @@ async function refresh(): Promise<void> {
   const wanted = view.live ? undefined : view.windows.find((window) => window.window.start === asked);
   if (!view.live && !wanted && asked && view.windows.length) return showGone(asked);
   view.live = !wanted;
-  await show(wanted ?? view.windows.at(-1));
+  await show(wanted ?? view.windows.at(-1), view.lacksOtherDay);
 }
 
 function onWindow(window: WindowSummary): void {
@@ -154,7 +154,9 @@ function onWindow(window: WindowSummary): void {
   view.windows = [...view.windows.filter((other) => other.window.start !== window.window.start), window].sort((a, b) =>
     a.window.start < b.window.start ? -1 : 1,
   );
-  if (view.live) show(view.windows.at(-1)).catch(fail);
+  const again = view.lacksOtherDay && view.mayStandBeside(window);
+  if (view.live) show(view.windows.at(-1), again).catch(fail);
+  else if (again && asked) show(asked, true).catch(fail);
   else showTimeline(view);
   tell();
 }
@@ -180,20 +182,25 @@ const load = (window: WindowSummary): Promise<WindowCells> => {
 function compareWith(scheme: Scheme): void {
   if (scheme !== 'day' || !asked) return change(() => (view.chosenScheme = scheme));
   view.chosenScheme = scheme;
-  const showing = show(asked, true);
-  const mine = turn;
-  showing.catch((error: unknown) => {
-    if (mine !== turn) return;
-    view.setOtherDay(null, []);
-    void paint().then(() => fail(error));
-  });
+  show(asked, true).catch(fail);
+}
+
+/** What stands beside a window, or why that could not be read. */
+interface Beside {
+  day: OtherDay | null;
+  hexagons: Hexagon[];
+  failed?: string;
 }
 
 /** The window of the other day and its cells, where that is what the reader wants to see. */
-async function beside(window: WindowSummary): Promise<[OtherDay | null, Hexagon[]]> {
-  if (view.chosenScheme !== 'day') return [null, []];
-  const found = await api.otherDay(view.feed, window.window.start, view.day ?? undefined);
-  return [found, found.other ? (await load(found.other)).hexagons : []];
+async function beside(window: WindowSummary): Promise<Beside> {
+  if (view.chosenScheme !== 'day') return { day: null, hexagons: [] };
+  try {
+    const found = await api.otherDay(view.feed, window.window.start, view.day ?? undefined);
+    return { day: found, hexagons: found.other ? (await load(found.other)).hexagons : [] };
+  } catch (error) {
+    return { day: null, hexagons: [], failed: reasonOf(error) };
+  }
 }
 
 /** `again`: also where it is the one on display, because what it is compared with changed. */
@@ -212,11 +219,12 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   if (mine !== turn) return;
   performance.measure('hexveil:fetch', 'asked');
   view.setWindow(cells, usual);
-  view.setOtherDay(...other);
+  view.setOtherDay(other.day, other.hexagons);
   view.alerts = alerts;
   if (cells.marker?.withheld) showCard('withheld');
   else byId('empty').hidden = true;
   if (!placed) fit();
+  if (other.failed) tellFailure(say('day.failed', { reason: other.failed }));
   await paint();
   performance.measure('hexveil:update', 'asked');
 }
@@ -225,7 +233,7 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
 async function alertsOf(window: WindowSummary): Promise<AlertList | null> {
   if (!view.alerting) return null;
   return api.alerts(view.feed, window.window.start).catch((error: unknown) => {
-    view.alertsFailed = error instanceof api.ApiError ? error.message : say('failed.server');
+    view.alertsFailed = reasonOf(error);
     return null;
   });
 }
@@ -413,11 +421,17 @@ function writePlace(): void {
 
 /** A window that cannot be shown: say so, and keep what is on the screen. */
 function fail(error: unknown): void {
-  const notice = byId('notice');
-  notice.hidden = false;
-  notice.textContent = say('failed.window', { reason: error instanceof api.ApiError ? error.message : say('failed.server') });
+  tellFailure(say('failed.window', { reason: reasonOf(error) }));
   showTimeline(view);
 }
+
+function tellFailure(text: string): void {
+  const notice = byId('notice');
+  notice.hidden = false;
+  notice.textContent = text;
+}
+
+const reasonOf = (error: unknown): string => (error instanceof api.ApiError ? error.message : say('failed.server'));
 
 start().catch((error: unknown) => {
   byId('empty').hidden = false;

@@ -51,7 +51,7 @@ export function shown(hexagon: Hexagon, statistic: Statistic, kind: Kind): Shown
 }
 
 /** What a value is compared with: a usual value, or the value of another day. */
-export type Reference = Pick<Shown, 'value' | 'deviation'> & Partial<Pick<Shown, 'quantile' | 'method' | 'outside'>>;
+export type Reference = Pick<Shown, 'value' | 'deviation'> & Partial<Pick<Shown, 'low' | 'high' | 'quantile' | 'method' | 'outside'>>;
 
 /** Whether something can be said relative to it: it is above 0, and known to within itself. */
 const isKnown = (value: number, low: number, high: number) => value > 0 && high - low <= value;
@@ -66,17 +66,26 @@ export function usualOf(cell: UsualCell | undefined, statistic: Statistic, now: 
 }
 
 /** Why a cell has no value of another day. */
-export type Missing = 'none' | 'suppressed' | 'area' | 'kind' | 'uncertain';
+export type Missing = 'none' | 'suppressed' | 'area' | 'settings' | 'statistic' | 'kind' | 'uncertain';
 
 const areaOf = ({ excludes = [] }: Hexagon) => [...excludes].sort().join();
 
-/** What the same area said on another day, of the same kind as what is shown; or why it said nothing to compare with. */
-export function thenOf(hexagon: Hexagon, other: Hexagon | undefined, statistic: Statistic, now: Shown): Shown | Missing {
-  if (!other) return 'none';
+/** What a number of the cell is about: equal where two windows measured the same. */
+const settingsOf = ({ relation, weight, clipping }: Hexagon) => [relation, weight, clipping?.lower, clipping?.upper].join();
+
+/**
+ * What the same area said on another day, of the same kind as what is shown; or why it said nothing to compare with.
+ * `overlaps`: whether cells of that day share ground with one that is not among them.
+ */
+export function thenOf(
+  hexagon: Hexagon, other: Hexagon | undefined, statistic: Statistic, now: Shown, overlaps: (hexagon: Hexagon) => boolean,
+): Shown | Missing {
+  if (!other) return overlaps(hexagon) ? 'area' : 'none';
   if (areaOf(hexagon) !== areaOf(other)) return 'area';
+  if (other.status === 'published' && settingsOf(hexagon) !== settingsOf(other)) return 'settings';
   const then = shown(other, statistic, now.method ? 'modelled' : 'raw');
-  if (!then) return other.status === 'published' ? 'none' : 'suppressed';
-  if (Boolean(then.method) !== Boolean(now.method)) return 'kind';
+  if (!then) return other.status === 'published' ? 'statistic' : 'suppressed';
+  if (then.method !== now.method) return 'kind';
   return then.outside || !isKnown(then.value, then.low, then.high) ? 'uncertain' : then;
 }
 
@@ -138,14 +147,20 @@ export const sentence = (now: Shown) =>
 
 /**
  * How far the value is from another in km/h, the 95 % error of that by noise, and whether noise alone does not explain it.
- * Modelled values of two days come from one model that knew both, so their errors are added, which holds however they depend
- * on each other.
+ * Modelled values of two days come from one model that knew both, so their errors are added, which holds for jointly normal
+ * errors however they depend on each other. Of an interval, the side that faces the other value counts where it is the longer.
  */
 export function difference(now: Shown, other: Reference): { value: number; error: number; clear: boolean } {
   const value = now.value - other.value;
-  const deviation = other.method ? now.deviation + other.deviation : Math.hypot(now.deviation, other.deviation);
+  const [nearer, further] = [facing(now, -value), facing(other, value)];
+  const deviation = other.method ? nearer + further : Math.hypot(nearer, further);
   const error = Math.max(now.quantile, other.quantile ?? 0) * deviation;
   return { value, error, clear: !now.outside && Math.abs(value) > error };
+}
+
+/** Standard deviation of the noise towards a value that lies in the direction of `to`. */
+function facing({ value, low = value, high = value, deviation, quantile = NORMAL }: Reference, to: number): number {
+  return Math.max(deviation, (to < 0 ? value - low : high - value) / quantile);
 }
 
 /** "8 % slower than usual" or, with the name of another day, "8 % slower than on Tue, 14 Mar 2017". */

@@ -29,6 +29,10 @@ export interface Hexagon extends Partial<Record<Measured, Estimate>> {
   relation: 'values' | 'participation';
   epsilon: number;
   accounting?: 'zcdp';
+  /** How users of "participation" are weighted. */
+  weight?: 'share' | 'user' | 'sample';
+  /** Bounds of the cell's speeds, where it has its own. */
+  clipping?: { lower: number; upper: number; unit: string };
   window: Bounds;
   /** Absent where users are counted instead: weights "share" and "user". */
   events?: number | Estimate;
@@ -104,7 +108,7 @@ export interface Usual {
 }
 
 /** Why no window of another day stands beside the one on display. */
-export type NoOther = 'same' | 'gone' | 'withheld' | 'incomplete' | 'later' | 'clocks' | 'none';
+export type NoOther = 'same' | 'gone' | 'withheld' | 'incomplete' | 'later' | 'settings' | 'clocks' | 'none';
 
 /** The window of another local day that begins at the same local time, or the reason why there is none. */
 export interface OtherDay {

@@ -1,7 +1,7 @@
 /** What is on display: the window, its cells, what is usual there, and what the reader chose. */
 
 import type { Area } from './area';
-import { cellAt, centre, type Shape } from './hexagons';
+import { cellAt, centre, overlapping, type Shape } from './hexagons';
 import type { Names } from './names';
 import { say, type Values } from './texts';
 import { clock, day, dayOfWeek, when, weekend } from './times';
@@ -73,6 +73,7 @@ export class View {
   days: Days = 'any';
   private usual = new Map<string, UsualCell>();
   private others = new Map<string, Hexagon>();
+  private overlaps = overlapping(this.others);
   private resolutions: number[] = [];
 
   /** Without a street map, lines and stops are drawn unless the address says otherwise. */
@@ -95,6 +96,17 @@ export class View {
   setOtherDay(otherDay: OtherDay | null, cells: Hexagon[]): void {
     this.otherDay = otherDay;
     this.others = new Map(cells.map((hexagon) => [hexagon.cell, hexagon]));
+    this.overlaps = overlapping(this.others);
+  }
+
+  /** Whether the reader wants to see another day that was not there when it was asked for. */
+  get lacksOtherDay(): boolean {
+    return this.chosenScheme === 'day' && this.window !== null && !this.otherDay?.other && this.otherDay?.reason !== 'same';
+  }
+
+  /** Whether a window begins at the same local time as the one on display, so that it may be what stands beside it. */
+  mayStandBeside({ window }: WindowSummary): boolean {
+    return this.window !== null && clock(window.start, this.zone) === clock(this.window.window.start, this.zone);
   }
 
   /** Show no window: the one that was asked for is not kept. */
@@ -178,7 +190,7 @@ export class View {
   }
 
   private then = (hexagon: Hexagon, now: Shown) =>
-    this.otherDay?.other ? thenOf(hexagon, this.others.get(hexagon.cell), this.statistic, now) : 'window';
+    this.otherDay?.other ? thenOf(hexagon, this.others.get(hexagon.cell), this.statistic, now, this.overlaps) : 'window';
 
   /** The cell as it was released on the other day. */
   other(cell: string): Hexagon | undefined {

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { cellToChildren, cellToParent, gridDisk } from 'h3-js';
 import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, linesWith, parseCorners, parseRing, ringText, type Area } from '../src/area';
-import { cellAt, shapeOf } from '../src/hexagons';
+import { cellAt, overlapping, shapeOf } from '../src/hexagons';
 import { Names } from '../src/names';
 import { MAP_COLOURS, viridis } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
@@ -92,7 +92,8 @@ test('the error of a difference also covers 95 % of Laplace noise with normal no
 test('against another day, errors of modelled values are added, and what can not be compared says why', () => {
   const certain = hexagon({ mean: estimate(23, 22, 24, 0.5) });
   const now = shown(certain, 'mean', 'raw')!;
-  const then = (more: Partial<Hexagon>) => thenOf(certain, hexagon(more), 'mean', now);
+  const alone = () => false;
+  const then = (more: Partial<Hexagon>) => thenOf(certain, hexagon(more), 'mean', now, alone);
   const other = then({ mean: estimate(26, 25, 27, 0.5) });
   assert.ok(typeof other !== 'string');
   assert.equal(comparison(now, other, 'Tue'), '12 % slower than on Tue: −3.0 ± 2.1 km/h, the error being noise');
@@ -100,17 +101,56 @@ test('against another day, errors of modelled values are added, and what can not
   assert.equal(then({ excludes: ['88489e3421fffff'], mean: estimate(26, 25, 27, 0.5) }), 'area');
   assert.equal(then({ mean: estimate(26, 5, 47, 7) }), 'uncertain');
   assert.equal(then({ mean: estimate(0, 0, 1, 0.5) }), 'uncertain');
-  assert.equal(then({ mean: undefined }), 'none');
-  assert.equal(thenOf(certain, undefined, 'mean', now), 'none');
-  const gaussian = thenOf(certain, hexagon({ accounting: 'zcdp', mean: estimate(26, 25, 27, 0.5) }), 'mean', now);
+  assert.equal(then({ mean: undefined }), 'statistic', 'the cell was published, but not this');
+  assert.equal(thenOf(certain, undefined, 'mean', now, alone), 'none');
+  assert.equal(thenOf(certain, undefined, 'mean', now, () => true), 'area');
+  const gaussian = then({ accounting: 'zcdp', mean: estimate(26, 25, 27, 0.5) });
   assert.ok(typeof gaussian !== 'string');
   assert.equal(difference(shown(hexagon({ accounting: 'zcdp', mean: estimate(23, 22, 24, 0.5) }), 'mean', 'raw')!, other).error / Math.hypot(0.5102, 0.7071) > 2.1, true);
   const model = (value: number) => ({ post_processed: { mean: { method: 'smoothing', value, interval: [value - 1, value + 1] as [number, number], unit: 'km/h' } } });
   const modelled = shown(hexagon(model(23)), 'mean', 'modelled')!;
-  const earlier = thenOf(certain, hexagon(model(26)), 'mean', modelled);
+  const earlier = thenOf(certain, hexagon(model(26)), 'mean', modelled, alone);
   assert.ok(typeof earlier !== 'string');
   assert.equal(difference(modelled, earlier).error.toFixed(3), '2.000', 'not the root of two');
-  assert.equal(thenOf(certain, hexagon(), 'mean', modelled), 'kind');
+  assert.equal(thenOf(certain, hexagon(), 'mean', modelled, alone), 'kind');
+  const shrunken = { ...model(26).post_processed.mean, method: 'shrinkage' };
+  assert.equal(thenOf(certain, hexagon({ post_processed: { mean: shrunken } }), 'mean', modelled, alone), 'kind');
+});
+
+test('a cell of another relation, weight or clipping is not compared, and the public reason of a suppressed one comes first', () => {
+  const bounds = { lower: 5, upper: 25, unit: 'km/h' };
+  const clipped = hexagon({ relation: 'participation', weight: 'sample', clipping: bounds });
+  const now = shown(clipped, 'mean', 'raw')!;
+  const then = (more: Partial<Hexagon>) => thenOf(clipped, { ...clipped, ...more }, 'mean', now, () => false);
+  assert.ok(typeof then({}) !== 'string');
+  for (const more of [{ relation: 'values' as const }, { weight: 'share' as const }, { weight: undefined }, { clipping: { ...bounds, upper: 80 } }, { clipping: { ...bounds, lower: 0 } }, { clipping: undefined }])
+    assert.equal(then(more), 'settings', JSON.stringify(more));
+  assert.equal(then({ status: 'suppressed', weight: 'share' }), 'suppressed');
+});
+
+test('a cell that was part of a merged one, or is merged of those of the other day, was another area', () => {
+  const cell = '87489e342ffffff';
+  const parent = cellToParent(cell, 6);
+  const [one, two] = cellToChildren(parent, 7) as [string, string];
+  const others = (...cells: Hexagon[]) => overlapping(new Map(cells.map((hexagon) => [hexagon.cell, hexagon])));
+  const at = (cell: string, resolution: number, excludes?: string[]) => hexagon({ cell, resolution, excludes });
+  assert.ok(others(at(parent, 6))(at(cell, 7)));
+  assert.ok(others(at(cell, 7))(at(parent, 6)));
+  assert.ok(!others(at(one, 7))(at(two, 7)), 'beside it');
+  assert.ok(!others(at(one, 7))(at(parent, 6, [one])), 'apart from it in both windows');
+  assert.ok(others(at(one, 7), at(two, 7))(at(parent, 6, [one])));
+  assert.ok(!others()(at(cell, 7)));
+});
+
+test('the error of a difference takes the side of an interval that faces the other value', () => {
+  const model = (value: number, low: number, high: number) =>
+    shown(hexagon({ post_processed: { mean: { method: 'smoothing', value, interval: [low, high] as [number, number], unit: 'km/h' } } }), 'mean', 'modelled')!;
+  const [low, high] = [model(5, 4.9, 12), model(13, 9, 17)];
+  for (const found of [difference(low, high), difference(high, low)]) {
+    assert.equal(found.error.toFixed(2), '11.00');
+    assert.ok(!found.clear, 'the intervals overlap');
+  }
+  assert.ok(difference(model(5, 0, 5.1), high).error < 7);
 });
 
 test('speeds are said in mph where that is chosen, in classes that are round in it', () => {
