@@ -181,8 +181,9 @@ async def test_a_cell_of_a_window_that_merged_its_neighbours_was_another_area(br
 
 
 async def test_a_window_that_arrives_later_stands_beside_the_one_on_the_screen(
-    browser: Browser, config: Config
+    browser: Browser, tmp_path: Path, kafka: str, topic_name: str
 ) -> None:
+    config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     async with (
         serving(config, window(config, 0)) as client,
         opened(browser, origin_of(client), f"#colours=day&window={START}") as page,
