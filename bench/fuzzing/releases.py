@@ -219,7 +219,12 @@ class Readers(Target):
     @staticmethod
     def _paths(feed: str, start: str, cells: list[str], mechanisms: list[str]) -> list[str]:
         named = f"feed={feed}"
-        whole = [f"windows?limit=5&{named}", f"windows/{start}?{named}", f"histograms?{named}"]
+        whole = [
+            f"windows?limit=5&{named}",
+            f"windows/{start}?{named}",
+            f"windows/{start}/other-day?{named}",
+            f"histograms?{named}",
+        ]
         whole += [
             f"hexagons?window={start}&{named}{more}"
             for more in ("", "&format=geojson", f"&bbox={_BOXES[0]}", "&resolution=7")

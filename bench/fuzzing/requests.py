@@ -25,7 +25,7 @@ _PATHS = (
     "/", "/healthz", "/readyz", "/metrics", "/licences.md", "/assets/x", "/dashboard/settings", "/dashboard/usual?window={}", "/dashboard/basemap.pmtiles",
     "/api/v1/openapi.json", "/api/v1/windows?limit={}", "/api/v1/windows/{}", "/api/v1/hexagons?window={}&bbox={}&resolution={}&format={}",
     "/api/v1/cells/{}?limit={}", "/api/v1/histograms?limit={}", "/api/v1/histograms/{}/count?bbox={}&mechanism={}", "/api/v1/histograms/{}/{}",
-    "/api/v1/windows/{}/download.csv", "/api/v1/windows/{}/download.{}", "/api/v1/hexagons?feed={}", "/{}", "//{}", "/graph/", "/router/{}", "/stats/",
+    "/api/v1/windows/{}/other-day?day={}", "/api/v1/windows/{}/download.csv", "/api/v1/windows/{}/download.{}", "/api/v1/hexagons?feed={}", "/{}", "//{}", "/graph/", "/router/{}", "/stats/",
 )  # fmt: skip
 _ARGUMENTS = (
     *(text.encode("utf-8", "surrogatepass").decode("latin-1") for text in TEXTS if len(text) < 1000), *(number.decode() for number in NUMBERS), "bus",

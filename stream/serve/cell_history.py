@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, time
-from functools import lru_cache
+from datetime import time
 from itertools import islice
 from typing import Any, Literal, NamedTuple
-from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
@@ -21,6 +19,7 @@ import numpy.typing as npt
 
 from stream.messages.message import LEAST_NOISE
 from stream.serve.close_marker import marker_of
+from stream.serve.local_time import local_start, zone_of
 from stream.serve.window_store import View, WindowView
 
 EARLIER = 28
@@ -108,7 +107,7 @@ class Usual:
         newest = max(window.start for window in windows)
         before = (other for other in view.ordered(windows[0].feed) if other.complete and other.start < newest)
         others = list(islice(before, LOOK_BACK))
-        zones = [_zone(window) for window in windows]
+        zones = [zone_of(window) for window in windows]
         by_time = {zone: _by_time_of_day(others, zone) for zone in set(zones)}
         return [_earlier(by_time[zone], window, zone) for window, zone in zip(windows, zones, strict=True)]
 
@@ -159,15 +158,16 @@ def _by_time_of_day(windows: Sequence[WindowView], zone: str) -> dict[time, list
     """Windows with their days of the week, by the local time at which they begin, in the given order."""
     by_time: dict[time, list[tuple[int, WindowView]]] = {}
     for window in windows:
-        day, begin = _local(window.start, zone)
-        by_time.setdefault(begin, []).append((day, window))
+        local = local_start(window.start, zone)
+        by_time.setdefault(local.time(), []).append((local.weekday(), window))
     return by_time
 
 
 def _earlier(by_time: dict[time, list[tuple[int, WindowView]]], window: WindowView, zone: str) -> Earlier:
-    day, begin = _local(window.start, zone)
+    local = local_start(window.start, zone)
+    day = local.weekday()
     alike: dict[Days, list[WindowView]] = {days: [] for days in DAYS}
-    for other_day, other in by_time.get(begin, ()):
+    for other_day, other in by_time.get(local.time(), ()):
         if other.start >= window.start:
             continue
         alike["any"].append(other)
@@ -254,23 +254,6 @@ def _spread(index: npt.NDArray[np.intp], values: FloatArray, weights: FloatArray
     share = total - np.bincount(index, weights**2) / total
     variance = np.divide(excess, share, out=np.zeros_like(share), where=windows > 1)
     return np.asarray(np.sqrt(np.clip(variance, 0.0, None)))
-
-
-def _zone(window: WindowView) -> str:
-    """The time zone that the window's close marker names."""
-    marker = marker_of(window)
-    return "UTC" if marker is None else marker.period.timezone
-
-
-@lru_cache(maxsize=2 * LOOK_BACK)
-def _local(start: str, zone: str) -> tuple[int, time]:
-    """Day of the week, Monday 0, and time of day in ``zone``; in UTC if no such zone is known."""
-    try:
-        place = ZoneInfo(zone)
-    except (KeyError, ValueError, OSError):
-        place = ZoneInfo("UTC")
-    local = datetime.fromisoformat(start).astimezone(place)
-    return local.weekday(), local.time()
 
 
 def _top(statistic: str, windows: list[WindowView]) -> float:

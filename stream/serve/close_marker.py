@@ -27,6 +27,7 @@ class CloseMarker(msgspec.Struct):
     clipping: Bounds
     period: Period
     accounting: str = "pure"
+    withheld: bool = False
 
 
 def marker_of(window: WindowView) -> CloseMarker | None:

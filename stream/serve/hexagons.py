@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import h3
 import msgspec
 from aiohttp import web
@@ -9,6 +11,7 @@ from aiohttp import web
 from stream.messages.range_query import Box
 from stream.messages.tables import ParquetMissingError, feature, table_of
 from stream.serve.city.areas import centre_of
+from stream.serve.other_day import other_day
 from stream.serve.responses import CSV, GEOJSON, JSON, PARQUET, Answers, Freshness, Problem, key_of
 from stream.serve.window_store import View, WindowView
 
@@ -57,6 +60,12 @@ class Hexagons:
         known = known_window(self._view, window, feed)
         body = msgspec.json.encode(known.summary())
         return await self._answers.answer(request, key_of(body), lambda: body, JSON, freshness_of(known, window))
+
+    async def other_day(self, request: web.Request, feed: str, window: str, day: date | None) -> web.Response:
+        """The window of another day that begins at the same local time."""
+        body = msgspec.json.encode(other_day(self._view, known_window(self._view, window, feed), day).body())
+        # There are as many bodies as dates, which would push out those of hexagons.
+        return self._answers.once(request, body, JSON, "revalidate")
 
     async def hexagons(
         self,

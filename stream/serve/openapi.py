@@ -10,6 +10,7 @@ from stream.messages.tables import FIRST
 from stream.serve.alerts.watching import MOST_TOLD
 from stream.serve.ogc.schemas import schemas_of_features
 from stream.serve.operations import BASE, Operation
+from stream.serve.other_day import REASONS
 from stream.serve.parameters import Parameter
 from stream.serve.responses import PROBLEM
 from stream.serve.schema_parts import Schema, array, features, members, numbers, or_null, ref
@@ -42,6 +43,14 @@ _ERRORS = {
     501: "This service cannot write Parquet.",
     503: "Too much is asked at once; Retry-After says when to try again.",
 }
+_NO_OTHER = (
+    "Why there is none. same: the day is that of the window; gone: it was here, but is no longer kept; withheld: nothing "
+    "was published about it, which follows from public counts; incomplete: its messages have not all arrived, or the "
+    "close marker of the window itself has not; later: it lies after the newest window; settings: it has another length, "
+    "another relation or other bounds of clipping; clocks: no window begins and ends at the same local times, and the "
+    "clocks changed on one of the two days; none: no such window is here."
+)
+_TIME = {"type": "string", "format": "date-time"}
 _MESSAGES = {"HexagonSpeed": HEXAGON_SPEED, "SpatialHistogram": SPATIAL_HISTOGRAM, "CloseMarker": WINDOW}
 
 
@@ -162,6 +171,17 @@ def _window_schemas() -> Schema:
     window = _window_fields()
     return {
         "Window": members(window),
+        "OtherDay": members(
+            {name: window[name] for name in ("feed", "window")}
+            | {
+                "timezone": {"type": "string", "description": "Zone of the feed, on whose clocks day and time are."},
+                "day": {"type": "string", "format": "date", "description": "Local date that was chosen."},
+                "other": or_null(ref("Window"), "Complete; begins and ends on that day at the same local times."),
+                "reason": or_null({"type": "string", "enum": list(REASONS)}, _NO_OTHER),
+                "oldest": or_null(_TIME, "Start of the oldest complete window that is kept."),
+                "newest": or_null(_TIME, "Start of the newest complete window."),
+            }
+        ),
         "WindowList": members({"windows": array(ref("Window"), "Newest first.")}),
         "HexagonList": members(window | {"hexagons": array(ref("HexagonSpeed"), "In ascending order.")}),
         "HexagonFeatures": features(ref("HexagonSpeed")),

@@ -113,6 +113,15 @@ def _of_windows(hexagons: Hexagons, feed: p.Parameter) -> list[Operation]:
             {JSON: "Window"},
             (404,),
         ),
+        Operation(
+            f"{BASE}/windows/{{window}}/other-day",
+            "findOtherDay",
+            "The window of another day at the same local time, or the reason why there is none",
+            hexagons.other_day,
+            (p.WINDOW_PATH, feed, p.DAY),
+            {JSON: "OtherDay"},
+            (404,),
+        ),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any, Literal
 
 import h3
@@ -25,6 +25,7 @@ MOST_CORNERS = 100
 """Corners of a drawn area, which has to fit into an address."""
 _REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,2})?")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.0{1,9})?(Z|[+-]\d{2}:\d{2})", re.ASCII | re.IGNORECASE)
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _FEED = r"^[a-z][a-z0-9-]{0,31}$"
 _COLLECTION = r"^[a-z][a-z0-9-]{0,31}\.(newest|all)$"
 _MECHANISM = r"^[a-z][a-z0-9-]{0,63}$"
@@ -125,6 +126,15 @@ def _start(text: str) -> str:
     return moment.isoformat().replace("+00:00", "Z")
 
 
+def _day(text: str) -> date:
+    try:
+        if not _DATE.fullmatch(text):
+            raise ValueError
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ValueError("is not a date like 2017-03-14") from None
+
+
 def _cell(text: str) -> str:
     if len(text) != 15 or text != text.lower() or not h3.is_valid_cell(text):
         raise ValueError("is no H3 cell of 15 lower-case hexadecimal digits")
@@ -195,6 +205,13 @@ WINDOW_QUERY = Parameter(
 )
 WINDOW_PATH = Parameter(
     "window", "Start of the window.", _START_SCHEMA, _START_EXAMPLE, _start, where="path", required=True
+)
+DAY = Parameter(
+    "day",
+    "Local date, on the clocks of the feed; default: a week before, where a window of then can be compared with, else the day before.",
+    {"type": "string", "format": "date"},
+    "2017-03-14",
+    _day,
 )
 FROM = Parameter(
     "from",

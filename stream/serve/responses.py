@@ -100,7 +100,18 @@ class Answers:
 
         Raises :class:`Problem` 503 while too much else is being sent.
         """
-        body = await self._body(key, make, kind)
+        return self._sent(request, await self._body(key, make, kind), kind, freshness, filename)
+
+    def once(self, request: web.Request, plain: bytes, kind: str, freshness: Freshness) -> web.Response:
+        """A small body that was just made, or 304 if the client already has it; nothing of it is kept.
+
+        Raises :class:`Problem` 503 while too much else is being sent.
+        """
+        return self._sent(request, _Body(plain, None, _tag_of(plain)), kind, freshness, None)
+
+    def _sent(
+        self, request: web.Request, body: _Body, kind: str, freshness: Freshness, filename: str | None
+    ) -> web.Response:
         known = _offered(request, body.tag)
         headers = {"Cache-Control": _CACHE_CONTROL[freshness], "Vary": "Accept-Encoding"}
         if known is not None:
@@ -135,7 +146,7 @@ class Answers:
                 packed = _pack(plain)
             else:
                 packed = await asyncio.to_thread(_pack, plain)
-        body = _Body(plain, packed, hashlib.sha256(plain).hexdigest()[:32])
+        body = _Body(plain, packed, _tag_of(plain))
         size = len(plain) + len(packed or b"")
         if size <= self._max_bytes // 4:
             self._kept[key] = body
@@ -144,6 +155,10 @@ class Answers:
                 _, old = self._kept.popitem(last=False)
                 self._size -= len(old.plain) + len(old.packed or b"")
         return body
+
+
+def _tag_of(plain: bytes) -> str:
+    return hashlib.sha256(plain).hexdigest()[:32]
 
 
 def _pack(plain: bytes) -> bytes:

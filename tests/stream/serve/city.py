@@ -13,6 +13,7 @@ import numpy as np
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import Message
+from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import contributions_of, plan_window
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, bus_config
@@ -64,7 +65,7 @@ def window(config: Config, hour: int, city: Mapping[str, Cell] = USUAL_DAY) -> l
     plan = plan_window(
         contributions.counts, left, config, slotting.window(start), slotting.period_of(start), GENERATION
     )
-    return build_messages(plan, contributions, Noise(), config, None)[0]
+    return build_messages(plan, by_planned_cells(plan, contributions), Noise(), config, None)[0]
 
 
 def windows(config: Config, cities: Sequence[Mapping[str, Cell]]) -> list[Message]:

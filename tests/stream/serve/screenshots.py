@@ -21,10 +21,9 @@ from stream.messages.message import WINDOW, Message
 from stream.messages.topics import create_topics
 from stream.serve.api import make_app
 from stream.serve.static_files import check_basemap
-from tests.stream.serve.browser import PHONE, chromium, opened, place_of
+from tests.stream.serve.browser import LAPTOP, PHONE, chromium, opened, place_of
 from tests.stream.serve.serving import publish, ready
 
-SHOWN = {"width": 1280, "height": 800}
 SETTLED_MS = 2_000
 
 
@@ -57,8 +56,8 @@ async def take(releases: Path, config_file: Path, folder: Path, basemap: Path | 
             await ready(client)
             origin = str(client.make_url("/")).rstrip("/")
             for name, size, colours, place in (
-                ("light", SHOWN, "light", "#colours=absolute"),
-                ("dark", SHOWN, "dark", ""),
+                ("light", LAPTOP, "light", "#colours=absolute"),
+                ("dark", LAPTOP, "dark", ""),
                 ("phone", PHONE, "light", "#colours=absolute"),
             ):
                 async with opened(browser, origin, place, size=size, color_scheme=colours, clock=clock) as page:

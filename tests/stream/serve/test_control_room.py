@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from aiohttp.test_utils import TestClient
-from playwright.async_api import Browser, Page, Route, expect
+from playwright.async_api import Browser, Route, expect
 
 from stream.config import Config
-from stream.messages.lines import line_of
-from stream.messages.message import Message
-from tests.stream.serve.browser import DESKTOP, PHONE, WALL, fields, needs_chromium, no_violation, opened
+from tests.stream.serve.browser import DESKTOP, LAPTOP, PHONE, WALL, fields, needs_chromium, no_violation
 from tests.stream.serve.city import BUSY, JAM, USUAL_DAY, city_config, window, windows
-from tests.stream.serve.serving import origin_of, serving_file
+from tests.stream.serve.pages import OUTSIDE, page_of
+from tests.stream.serve.serving import origin_of
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
 
@@ -35,21 +30,6 @@ LOOKS = pytest.mark.parametrize(
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     return city_config(tmp_path, **{"feed.name": "day-bus"})
-
-
-@asynccontextmanager
-async def page_of(
-    browser: Browser, config: Config, messages: list[Message], place: str = "", **options: Any
-) -> AsyncIterator[tuple[Page, TestClient]]:
-    """The dashboard over a file with these messages, so that no other test's feeds are in it."""
-    with tempfile.TemporaryDirectory() as folder:
-        releases = Path(folder) / "releases.ndjson"
-        releases.write_text("".join(map(line_of, messages)), encoding="utf-8")
-        async with (
-            serving_file(config, releases) as client,
-            opened(browser, origin_of(client), place, **options) as page,
-        ):
-            yield page, client
 
 
 WATCH = """() => {
@@ -203,6 +183,19 @@ async def test_with_one_feed_there_is_no_picker_and_a_feed_without_windows_is_na
         await page.wait_for_selector(f'html[data-window="{STARTS[0]}"]')
 
 
+SMALL_BUTTONS = """() => document.querySelector('#details-body').insertAdjacentHTML('beforeend',
+  '<button type="button" aria-label="a" class="small"></button><button type="button" aria-label="b" class="small"></button>')"""
+
+
+async def test_two_buttons_that_are_too_small_to_be_hit_are_found(browser: Browser, config: Config) -> None:
+    async with page_of(browser, config, window(config, 0), f"#cell={BUSY}", bypass_csp=True) as (page, _):
+        await page.add_style_tag(content=".small { width: 10px; height: 10px; padding: 0; border: 0; }")
+        await no_violation(page)
+        await page.evaluate(SMALL_BUTTONS)
+        with pytest.raises(AssertionError, match="target-size"):
+            await no_violation(page)
+
+
 SMALLEST_LETTERS = """() => {
   const size = (element) => parseFloat(getComputedStyle(element).fontSize) * (element.currentCSSZoom ?? 1);
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -214,20 +207,15 @@ SMALLEST_LETTERS = """() => {
   }
   return least;
 }"""
-OUTSIDE = """() => [...document.querySelectorAll('header *, footer *, .card, .card *')]
-  .filter((element) => element.checkVisibility() && !element.closest('.hidden, .skip, legend, svg'))
-  .filter((element) => {
-    const { left, right } = element.getBoundingClientRect();
-    const scroller = element.closest('#table-scroll, #legend, #controls, #details');
-    return !scroller && (left < -1 || right > innerWidth + 1);
-  })
-  .map((element) => element.id || element.outerHTML.slice(0, 80))"""
 
 
 @pytest.mark.parametrize(
     ("place", "letters", "screens"),
-    [("", 11, [(PHONE, "dark"), (DESKTOP, "light"), (DESKTOP, "dark")]), ("&large=on", 17, [(WALL, "light")])],
-    ids=["390-and-1024", "3840"],
+    [
+        ("", 11, [(PHONE, "dark"), (DESKTOP, "light"), (LAPTOP, "light"), (LAPTOP, "dark")]),
+        ("&large=on", 17, [(WALL, "light")]),
+    ],
+    ids=["390-1024-and-1280", "3840"],
 )
 async def test_nothing_overflows_and_letters_can_be_read_on_every_screen(
     browser: Browser, config: Config, place: str, letters: float, screens: list[tuple[dict[str, int], Any]]

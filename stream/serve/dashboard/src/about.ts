@@ -87,6 +87,7 @@ function body(view: View): HTMLElement[] {
     make('p', {}, chip('raw'), ` ${say('about.raw')}`),
     make('p', {}, chip('histogram'), ` ${say('about.counted')}`),
     make('p', {}, say('about.usual')),
+    make('p', {}, say('about.day')),
   ];
   if (!marker || !view.window) return [make('p', {}, say('about.none')), ...how];
   const limits = view.limits.filter((limit) => limit.relation === null || limit.relation === relation);

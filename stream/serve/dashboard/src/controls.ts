@@ -3,15 +3,16 @@
 import { byId, chip, make } from './dom';
 import { say } from './texts';
 import {
-  RELATIVE_LABELS,
   STATISTICS,
   absoluteLabels,
   opacity,
+  relativeLabels,
   topOf,
   type Kind,
   type Scheme,
   type Statistic,
 } from './statistics';
+import { day, localDate } from './times';
 import { unit, type Unit } from './units';
 import type { Look } from './map';
 import type { View } from './view';
@@ -19,6 +20,8 @@ import type { View } from './view';
 export interface Choices {
   statistic(statistic: Statistic): void;
   scheme(scheme: Scheme): void;
+  /** A local date, or null for a week before and else the day before. */
+  day(date: string | null): void;
   kind(kind: Kind): void;
   unit(unit: Unit): void;
 }
@@ -36,6 +39,7 @@ export function setUpControls(choices: Choices): void {
     byId(id).addEventListener('change', (event) => then((event.target as HTMLInputElement).value as T));
   listen<Statistic>('statistics', choices.statistic);
   listen<Scheme>('schemes', choices.scheme);
+  byId('day-choice').addEventListener('change', (event) => choices.day((event.target as HTMLSelectElement).value || null));
   listen<Kind>('kinds', choices.kind);
   listen<Unit>('units', choices.unit);
   const small = matchMedia('(max-width: 719px)');
@@ -48,11 +52,29 @@ export function showControls(view: View, looks: Look[]): void {
   byId('controls').hidden = !view.window;
   if (!view.window) return;
   check('statistics', view.statistic, (name) => view.available(name as Statistic));
-  check('schemes', view.scheme, (name) => name === 'absolute' || view.comparable);
+  check('schemes', view.scheme, (name) => name === 'absolute' || (name === 'day' ? view.statistic !== 'spread' : view.comparable));
+  showDays(view);
   check('kinds', view.shownKind, (name) => name === 'raw' || view.modelled);
   check('units', unit(), () => true);
   byId('controls-title').textContent = say(`${view.statistic}.name`);
   byId('legend').replaceChildren(...legend(view, looks));
+}
+
+/** Offer the local days of the feed's windows, and that of the address. */
+function showDays(view: View): void {
+  byId('day').hidden = view.scheme !== 'day';
+  if (view.scheme !== 'day') return;
+  const picker = byId<HTMLSelectElement>('day-choice');
+  const own = localDate(view.window!.window.start, view.zone);
+  const all = new Set([...view.windows.map(({ window }) => localDate(window.start, view.zone)), ...(view.day ? [view.day] : [])]);
+  const dates = [...all].filter((date) => date !== own || date === view.day).sort().reverse();
+  const key = [view.zone, ...dates].join();
+  if (picker.dataset.days !== key) {
+    picker.dataset.days = key;
+    const named = dates.map((date) => make('option', { value: date }, day(`${date}T12:00:00Z`, 'UTC')));
+    picker.replaceChildren(make('option', { value: '' }, say('day.default')), ...named);
+  }
+  picker.value = view.day ?? '';
 }
 
 function check(id: string, chosen: string, enabled: (name: string) => boolean): void {
@@ -63,13 +85,15 @@ function check(id: string, chosen: string, enabled: (name: string) => boolean): 
 }
 
 function legend(view: View, looks: Look[]): HTMLElement[] {
-  const against = view.scheme === 'usual';
-  const labels = against ? RELATIVE_LABELS.map((key) => say(key)) : absoluteLabels(view.breaks, topOf(view.statistic, view.upper));
-  const title = against ? view.usually('legend.against') : unit();
+  const { scheme } = view;
+  const against = scheme !== 'absolute';
+  if (scheme === 'day' && !view.otherDay!.other) return [make('h3', {}, say('day.none')), make('p', { class: 'problem' }, view.againstDay())];
+  const labels = against ? relativeLabels(scheme).map((key) => say(key)) : absoluteLabels(view.breaks, topOf(view.statistic, view.upper));
+  const title = scheme === 'day' ? view.againstDay() : against ? view.usually('legend.against') : unit();
   const rows = labels.map((label, index) => row(label, view.colours[index]!));
   const extra = [
     looks.some((look) => look.hatched) && row(say('legend.not-published'), 'hatch'),
-    looks.some((look) => !look.hatched && look.index < 0) && row(say('legend.unknown'), 'unknown'),
+    looks.some((look) => !look.hatched && look.index < 0) && row(say(scheme === 'day' ? 'legend.no-value' : 'legend.unknown'), 'unknown'),
   ].filter((item) => item !== false);
   const fainter = [1, 2, 3, 4].map((spans) => swatch(view.colours[labels.length - (against ? 2 : 1)]!, opacity(spans)));
   return [

@@ -7,25 +7,41 @@ import { STATISTICS, comparison, countText, interval, isNoisy, sentence, shown, 
 import { decimals, say } from './texts';
 import { when } from './times';
 import { inUnit, unit } from './units';
-import type { UsualValue } from './types';
-import type { View } from './view';
+import type { Hexagon, UsualValue } from './types';
+import { referenceOf, type Reading, type View } from './view';
 
 /** The main line of a reading with a mark of its kind; where there is no reading, why. */
 export function statement(view: View, cell: string): HTMLElement[] {
   const hexagon = view.cells.get(cell);
   if (!hexagon) return [make('p', { class: 'reading' }, say('reading.none')), make('p', { class: 'quiet' }, say(`reason.none.${view.relation}`))];
-  const { now, usual } = view.read(hexagon);
+  const reading = view.read(hexagon);
+  const { now } = reading;
   if (!now) {
-    const count = isNoisy(hexagon.users) ? 0 : hexagon.users;
-    const reason = say(`reason.not-published.${hexagon.relation}`, { count });
-    return [make('p', { class: 'reading' }, say('reading.not-published')), make('p', { class: 'quiet' }, reason)];
+    return [make('p', { class: 'reading' }, say('reading.not-published')), make('p', { class: 'quiet' }, suppressed(hexagon))];
   }
+  const reference = referenceOf(reading);
   return [
     make('p', { class: 'reading' }, sentence(now), chip(now.method ? 'modelled' : 'raw')),
-    make('p', { class: 'quiet' }, say(`${view.statistic}.name`), usual ? `, ${comparison(now, usual)}` : ''),
-    ...(usual ? [make('p', { class: 'quiet' }, usually(view, usual))] : []),
+    make('p', { class: 'quiet' }, say(`${view.statistic}.name`), reference ? `, ${comparison(now, reference, view.dayName)}` : ''),
+    ...beside(view, reading),
     ...alertsOf(view, cell),
   ];
+}
+
+/** The public reason why a cell was not published. */
+const suppressed = ({ users, relation }: Hexagon) => say(`reason.not-published.${relation}`, { count: isNoisy(users) ? 0 : users });
+
+/** What the value is compared with, or why there is nothing. */
+function beside(view: View, { hexagon, usual, then }: Reading): HTMLElement[] {
+  const line = (text: string) => [make('p', { class: 'quiet' }, text)];
+  if (then === null) return usual ? line(usually(view, usual)) : [];
+  const { other } = view.otherDay!;
+  if (!other || then === 'window') return line(view.againstDay());
+  const window = when(other.window, view.zone);
+  if (typeof then !== 'string') return line(say('day.value', { window, reading: sentence(then) }));
+  const released = view.other(hexagon.cell);
+  const reason = then === 'suppressed' && released ? ` ${suppressed(released)}` : then === 'none' && !released ? ` ${say(`reason.none.${other.marker?.relation ?? 'values'}`)}` : '';
+  return line(say(`day.cell.${then}`, { window }) + reason);
 }
 
 /** "Usual on Tuesday at 07:00: 25 km/h, which varied by 1.2 km/h over 4 such windows". */

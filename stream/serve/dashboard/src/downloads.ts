@@ -28,13 +28,17 @@ export function setUpDownloads(view: View): void {
 export function showDownloads(view: View): void {
   const menu = byId<HTMLDetailsElement>('downloads');
   menu.hidden = !view.window;
-  if (menu.open && menu.dataset.window !== view.window?.window.start) fill(view);
+  if (menu.open && menu.dataset.window !== shownIn(view)) fill(view);
 }
+
+/** The windows that the menu offers one by one. */
+const shownIn = (view: View) => [view.window?.window.start, view.scheme === 'day' && view.otherDay!.other?.window.start].join();
 
 function fill(view: View): void {
   const start = view.window?.window.start;
   if (!start) return;
-  byId('downloads').dataset.window = start;
+  const other = view.scheme === 'day' ? view.otherDay!.other : null;
+  byId('downloads').dataset.window = shownIn(view);
   const files = make('div');
   const update = ({ from, to }: Range) => files.replaceChildren(links(view, (format) => rangeAddress(view.feed, from, to, format)));
   const ends = { from: view.range.from ?? start, to: view.range.to ?? view.window!.window.end };
@@ -43,6 +47,7 @@ function fill(view: View): void {
   byId('download-list').replaceChildren(
     make('h2', {}, say('download.this')),
     links(view, (format) => downloadAddress(view.feed, start, format)),
+    ...(other ? [make('h2', {}, say('download.other')), links(view, (format) => downloadAddress(view.feed, other.window.start, format))] : []),
     make('h2', {}, say('download.range')),
     fields,
     files,

@@ -12,8 +12,8 @@ export function setUpFeeds(view: View): void {
   const load = () => {
     if (leaving || picker.value === view.feed) return;
     leaving = true;
-    const { at, statistic, colours, values, large } = parsePlace(location.hash + location.search.replace('?', '&'));
-    history.pushState(null, '', location.pathname + placeText({ at, statistic, colours, values, large, feed: picker.value }));
+    const { at, statistic, colours, day, values, large } = parsePlace(location.hash + location.search.replace('?', '&'));
+    history.pushState(null, '', location.pathname + placeText({ at, statistic, colours, day, values, large, feed: picker.value }));
     location.reload();
   };
   picker.addEventListener('pointerdown', () => (keyed = false));

@@ -27,7 +27,8 @@ import { setUpTheme } from './theme';
 import { freshness, setUpTimeline, showBadge, showTimeline } from './timeline';
 import { choose as chooseUnit } from './units';
 import { clock, day, when } from './times';
-import type { AlertList, PlaceList, WindowCells, WindowSummary } from './types';
+import type { Scheme } from './statistics';
+import type { AlertList, Hexagon, OtherDay, PlaceList, WindowCells, WindowSummary } from './types';
 import { View } from './view';
 
 const REMEMBERED = 12;
@@ -38,6 +39,7 @@ const view = new View();
 const place = parsePlace(location.hash + location.search.replace('?', '&'));
 if (place.statistic) view.statistic = place.statistic;
 if (place.values) view.kind = place.values;
+view.day = place.day ?? null;
 view.chosenScheme = place.colours ?? null;
 view.selected = place.cell ?? null;
 view.area = place.cell ? null : (place.area ?? null);
@@ -51,6 +53,7 @@ let linked = true;
 let isKnown = true;
 let arrived: number | null = null;
 let turn = 0;
+let asked: WindowSummary | null = null;
 let painted = 0;
 let placed = Boolean(place.at);
 const remembered = new Map<string, Promise<WindowCells>>();
@@ -83,7 +86,11 @@ async function start(): Promise<void> {
   player = new Player(view, { show: play, prepare: (window) => void load(window).catch(() => undefined), changed: playing });
   setUpControls({
     statistic: (statistic) => change(() => (view.statistic = statistic)),
-    scheme: (scheme) => change(() => (view.chosenScheme = scheme)),
+    scheme: compareWith,
+    day: (date) => {
+      view.day = date;
+      compareWith('day');
+    },
     kind: (kind) => change(() => (view.kind = kind)),
     unit: (unit) =>
       change(() => {
@@ -106,6 +113,7 @@ async function start(): Promise<void> {
       const middle = map.map.getCenter();
       choose(view.at(middle.lng, middle.lat)?.cell ?? null);
     },
+    day: () => compareWith(view.scheme === 'day' ? 'usual' : 'day'),
     press: (button) => byId(button).click(),
   });
   byId('newest').addEventListener('click', () => live(true));
@@ -139,7 +147,7 @@ async function refresh(): Promise<void> {
   const wanted = view.live ? undefined : view.windows.find((window) => window.window.start === asked);
   if (!view.live && !wanted && asked && view.windows.length) return showGone(asked);
   view.live = !wanted;
-  await show(wanted ?? view.windows.at(-1));
+  await show(wanted ?? view.windows.at(-1), view.lacksOtherDay);
 }
 
 function onWindow(window: WindowSummary): void {
@@ -147,7 +155,9 @@ function onWindow(window: WindowSummary): void {
   view.windows = [...view.windows.filter((other) => other.window.start !== window.window.start), window].sort((a, b) =>
     a.window.start < b.window.start ? -1 : 1,
   );
-  if (view.live) show(view.windows.at(-1)).catch(fail);
+  const again = view.lacksOtherDay && view.mayStandBeside(window);
+  if (view.live) show(view.windows.at(-1), again).catch(fail);
+  else if (again && asked) show(asked, true).catch(fail);
   else showTimeline(view);
   tell();
 }
@@ -169,24 +179,53 @@ const load = (window: WindowSummary): Promise<WindowCells> => {
   return found;
 };
 
-async function show(window: WindowSummary | undefined): Promise<void> {
+/** Compare with the same colours for every window that is shown; another day has to be read first. */
+function compareWith(scheme: Scheme): void {
+  if (scheme !== 'day' || !asked) return change(() => (view.chosenScheme = scheme));
+  view.chosenScheme = scheme;
+  show(asked, true).catch(fail);
+}
+
+/** What stands beside a window, or why that could not be read. */
+interface Beside {
+  day: OtherDay | null;
+  hexagons: Hexagon[];
+  failed?: string;
+}
+
+/** The window of the other day and its cells, where that is what the reader wants to see. */
+async function beside(window: WindowSummary): Promise<Beside> {
+  if (view.chosenScheme !== 'day') return { day: null, hexagons: [] };
+  try {
+    const found = await api.otherDay(view.feed, window.window.start, view.day ?? undefined);
+    return { day: found, hexagons: found.other ? (await load(found.other)).hexagons : [] };
+  } catch (error) {
+    return { day: null, hexagons: [], failed: reasonOf(error) };
+  }
+}
+
+/** `again`: also where it is the one on display, because what it is compared with changed. */
+async function show(window: WindowSummary | undefined, again = false): Promise<void> {
   const mine = (turn += 1);
+  asked = window ?? null;
   if (!window) {
     if (isKnown) showCard('empty');
     else showCard('unknown', { feed: view.feed });
     return tell(ready);
   }
   byId('notice').hidden = true;
-  if (window.window.start === view.window?.window.start) return void tell(ready);
+  if (window.window.start === view.window?.window.start && !again) return void tell(ready);
   performance.mark('asked');
-  const [cells, usual, alerts] = await Promise.all([load(window), api.usual(view.feed, window.window.start), alertsOf(window)]);
+  const [cells, usual, alerts, other] = await Promise.all([load(window), api.usual(view.feed, window.window.start), alertsOf(window), beside(window)]);
   if (mine !== turn) return;
   performance.measure('hexveil:fetch', 'asked');
   view.setWindow(cells, usual);
+  view.setOtherDay(other.day, other.hexagons);
   view.alerts = alerts;
   if (cells.marker?.withheld) showCard('withheld');
   else byId('empty').hidden = true;
   if (!placed) fit();
+  if (other.failed) tellFailure(say('day.failed', { reason: other.failed }));
   await paint();
   performance.measure('hexveil:update', 'asked');
 }
@@ -195,7 +234,7 @@ async function show(window: WindowSummary | undefined): Promise<void> {
 async function alertsOf(window: WindowSummary): Promise<AlertList | null> {
   if (!view.alerting) return null;
   return api.alerts(view.feed, window.window.start).catch((error: unknown) => {
-    view.alertsFailed = error instanceof api.ApiError ? error.message : say('failed.server');
+    view.alertsFailed = reasonOf(error);
     return null;
   });
 }
@@ -211,6 +250,7 @@ function showCard(subject: 'empty' | 'gone' | 'withheld' | 'unknown', values: Va
 /** The window that the address names is not kept: say so, and show no other in its place. */
 async function showGone(start: string): Promise<void> {
   turn += 1;
+  asked = null;
   view.clear();
   const at = (time: string) => `${day(time, view.zone)}, ${clock(time, view.zone)} (${view.zone})`;
   showCard('gone', { window: at(start), first: at(view.windows[0]!.window.start), last: at(view.windows.at(-1)!.window.end) });
@@ -349,7 +389,7 @@ function announce(): void {
   const published = [...view.cells.values()].filter((cell) => cell.status === 'published').length;
   const alerts = view.alerts?.alerts.length ?? 0;
   const said = say('status.window', { window: when(view.window.window, view.zone), cells: view.cells.size, published });
-  byId('status').textContent = alerts ? `${said} ${say('status.alerts', { count: alerts })}` : said;
+  byId('status').textContent = [said, alerts && say('status.alerts', { count: alerts }), view.scheme === 'day' && view.againstDay()].filter(Boolean).join(' ');
 }
 
 function tell(then?: () => void): void {
@@ -370,6 +410,7 @@ function writePlace(): void {
     window: view.live ? undefined : view.window.window.start,
     statistic: view.statistic,
     colours: view.chosenScheme ?? undefined,
+    day: (view.chosenScheme === 'day' && view.day) || undefined,
     values: view.kind === 'raw' ? 'raw' : undefined,
     cell: view.selected ?? undefined,
     area: view.area ?? undefined,
@@ -381,11 +422,17 @@ function writePlace(): void {
 
 /** A window that cannot be shown: say so, and keep what is on the screen. */
 function fail(error: unknown): void {
-  const notice = byId('notice');
-  notice.hidden = false;
-  notice.textContent = say('failed.window', { reason: error instanceof api.ApiError ? error.message : say('failed.server') });
+  tellFailure(say('failed.window', { reason: reasonOf(error) }));
   showTimeline(view);
 }
+
+function tellFailure(text: string): void {
+  const notice = byId('notice');
+  notice.hidden = false;
+  notice.textContent = text;
+}
+
+const reasonOf = (error: unknown): string => (error instanceof api.ApiError ? error.message : say('failed.server'));
 
 start().catch((error: unknown) => {
   byId('empty').hidden = false;

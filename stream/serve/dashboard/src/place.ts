@@ -14,6 +14,8 @@ export interface Place {
   to?: string;
   statistic?: Statistic;
   colours?: Scheme;
+  /** The local date to compare with. */
+  day?: string;
   values?: Kind;
   cell?: string;
   area?: Area;
@@ -27,6 +29,12 @@ const oneOf = <T extends string>(text: string | null, choices: readonly T[]): T 
 /** A start as messages write it. */
 function parseWindow(text: string): string | undefined {
   return /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$/.test(text) && !Number.isNaN(Date.parse(text)) ? text : undefined;
+}
+
+/** A date of the calendar. */
+function parseDay(text: string): string | undefined {
+  const time = /^\d{4}-\d\d-\d\d$/.test(text) ? Date.parse(`${text}T00:00:00Z`) : NaN;
+  return !Number.isNaN(time) && new Date(time).toISOString().startsWith(text) && !text.startsWith('0000') ? text : undefined;
 }
 
 /** Bounds in degrees; of more than five decimals, the nearest. */
@@ -63,7 +71,8 @@ export function parsePlace(hash: string): Place {
     area: parseArea(fields.get('area') ?? '', fields.get('ring')),
     lines: oneOf(fields.get('lines'), ['on', 'off'] as const),
     statistic: oneOf(fields.get('statistic'), ['mean', 'p50', 'p85', 'spread'] as const),
-    colours: oneOf(fields.get('colours'), ['usual', 'absolute'] as const),
+    colours: oneOf(fields.get('colours'), ['usual', 'day', 'absolute'] as const),
+    day: parseDay(fields.get('day') ?? ''),
     large: oneOf(fields.get('large'), ['on'] as const),
     values: oneOf(fields.get('values'), ['modelled', 'raw'] as const),
   };

@@ -8,6 +8,8 @@ export interface Actions {
   later(): void;
   live(): void;
   statistic(index: number): void;
+  /** Compare with another day, or no more. */
+  day(): void;
   /** Choose the cell under the cross in the middle. */
   centre(): void;
   /** As if the button of that id were pressed. */
@@ -23,6 +25,7 @@ export const SHORTCUTS: [keys: string, meaning: TextKey][] = [
   ['L', 'keys.l-text'],
   ['P', 'keys.p-text'],
   ['keys.statistic', 'keys.statistic-text'],
+  ['D', 'keys.d-text'],
   ['A', 'keys.a-text'],
   ['/', 'keys.search-text'],
   ['T', 'keys.t-text'],
@@ -35,6 +38,7 @@ export function setUpShortcuts(canvas: HTMLElement, actions: Actions): void {
     ',': actions.earlier,
     '.': actions.later,
     l: actions.live,
+    d: actions.day,
     Enter: actions.centre,
     a: () => actions.press('box-button'),
     p: () => actions.press('play'),

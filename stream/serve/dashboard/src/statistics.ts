@@ -6,7 +6,7 @@ import type { Estimate, Hexagon, Measured, UsualCell, UsualValue } from './types
 
 export type Statistic = 'mean' | 'p50' | 'p85' | 'spread';
 export type Kind = 'modelled' | 'raw';
-export type Scheme = 'usual' | 'absolute';
+export type Scheme = 'usual' | 'day' | 'absolute';
 
 /** Every statistic with the released number that it is read from. */
 export const STATISTICS: Record<Statistic, Measured> = { mean: 'mean', p50: 'p50', p85: 'p85', spread: 'variance' };
@@ -50,18 +50,49 @@ export function shown(hexagon: Hexagon, statistic: Statistic, kind: Kind): Shown
   return { ...found, value: root(found.value), low: root(found.low), high: root(found.high) };
 }
 
+/** What a value is compared with: a usual value, or the value of another day. */
+export type Reference = Pick<Shown, 'value' | 'deviation'> & Partial<Pick<Shown, 'low' | 'high' | 'quantile' | 'method' | 'outside'>>;
+
+/** Whether something can be said relative to it: it is above 0, and known to within itself. */
+const isKnown = (value: number, low: number, high: number) => value > 0 && high - low <= value;
+
 /** The cell's usual value of that statistic, of the same kind as what is shown. */
 export function usualOf(cell: UsualCell | undefined, statistic: Statistic, now: Shown): UsualValue | null {
   const table = now.method ? cell?.post_processed : cell?.raw;
   const found = table?.[STATISTICS[statistic]];
   if (!found || statistic === 'spread') return null;
   const [low, high] = found.interval;
-  return found.value > 0 && found.windows >= 3 && high - low <= found.value ? found : null;
+  return found.windows >= 3 && isKnown(found.value, low, high) ? found : null;
+}
+
+/** Why a cell has no value of another day. */
+export type Missing = 'none' | 'suppressed' | 'area' | 'settings' | 'statistic' | 'kind' | 'uncertain';
+
+const areaOf = ({ excludes = [] }: Hexagon) => [...excludes].sort().join();
+
+/** What a number of the cell is about: equal where two windows measured the same. */
+const settingsOf = ({ relation, weight, clipping }: Hexagon) => [relation, weight, clipping?.lower, clipping?.upper].join();
+
+/**
+ * What the same area said on another day, of the same kind as what is shown; or why it said nothing to compare with.
+ * `overlaps`: whether cells of that day share ground with one that is not among them.
+ */
+export function thenOf(
+  hexagon: Hexagon, other: Hexagon | undefined, statistic: Statistic, now: Shown, overlaps: (hexagon: Hexagon) => boolean,
+): Shown | Missing {
+  if (!other) return overlaps(hexagon) ? 'area' : 'none';
+  if (areaOf(hexagon) !== areaOf(other)) return 'area';
+  if (other.status === 'published' && settingsOf(hexagon) !== settingsOf(other)) return 'settings';
+  const then = shown(other, statistic, now.method ? 'modelled' : 'raw');
+  if (!then) return other.status === 'published' ? 'statistic' : 'suppressed';
+  if (then.method !== now.method) return 'kind';
+  return then.outside || !isKnown(then.value, then.low, then.high) ? 'uncertain' : then;
 }
 
 /** Upper ends of all classes but the last, as shares of the usual value. */
 export const RELATIVE_BREAKS = [0.7, 0.9, 1.1, 1.3];
-export const RELATIVE_LABELS: TextKey[] = ['legend.slower', 'legend.bit-slower', 'legend.same', 'legend.bit-faster', 'legend.faster', 'legend.within'];
+export const relativeLabels = (scheme: 'usual' | 'day'): TextKey[] =>
+  ['legend.slower', 'legend.bit-slower', scheme === 'day' ? 'legend.alike' : 'legend.same', 'legend.bit-faster', 'legend.faster', 'legend.within'];
 
 /** Class ends in the unit of speeds, narrow where city traffic is. */
 const SPEEDS = { 'km/h': [10, 15, 20, 25, 30, 40, 50, 70, 90, 110], mph: [5, 10, 15, 20, 25, 30, 40, 50, 60, 70] };
@@ -114,29 +145,47 @@ export const sentence = (now: Shown) =>
     ? say('reading.outside', { value: speed(now.value, now), unit: unit() })
     : say('reading', { value: speed(now.value, now), unit: unit(), low: speed(now.low, now), high: speed(now.high, now) });
 
-/** How far the value is from usual in km/h, the 95 % error of that by noise, and whether noise alone does not explain it. */
-export function difference(now: Shown, usual: UsualValue): { value: number; error: number; clear: boolean } {
-  const value = now.value - usual.value;
-  const error = now.quantile * Math.hypot(now.deviation, usual.deviation);
+/**
+ * How far the value is from another in km/h, the 95 % error of that by noise, and whether noise alone does not explain it.
+ * Modelled values of two days come from one model that knew both, so their errors are added, which holds for jointly normal
+ * errors however they depend on each other. Of an interval, the side that faces the other value counts where it is the longer.
+ */
+export function difference(now: Shown, other: Reference): { value: number; error: number; clear: boolean } {
+  const value = now.value - other.value;
+  const [nearer, further] = [facing(now, -value), facing(other, value)];
+  const deviation = other.method ? nearer + further : Math.hypot(nearer, further);
+  const error = Math.max(now.quantile, other.quantile ?? 0) * deviation;
   return { value, error, clear: !now.outside && Math.abs(value) > error };
 }
 
-/** "8 % slower than usual". */
-export function relative(now: Shown, usual: UsualValue): string {
-  const percent = Math.round((now.value / usual.value - 1) * 100);
-  if (!percent) return say('comparison.same');
-  return say(percent < 0 ? 'comparison.slower' : 'comparison.faster', { percent: Math.abs(percent) });
+/** Standard deviation of the noise towards a value that lies in the direction of `to`. */
+function facing({ value, low = value, high = value, deviation, quantile = NORMAL }: Reference, to: number): number {
+  return Math.max(deviation, (to < 0 ? value - low : high - value) / quantile);
+}
+
+/** "8 % slower than usual" or, with the name of another day, "8 % slower than on Tue, 14 Mar 2017". */
+export function relative(now: Shown, other: Reference, day?: string): string {
+  const percent = Math.round((now.value / other.value - 1) * 100);
+  const key = !percent ? 'same' : percent < 0 ? 'slower' : 'faster';
+  const values = { percent: Math.abs(percent) };
+  return day ? say(`comparison.day.${key}`, { ...values, day }) : say(`comparison.${key}`, values);
 }
 
 /** "8 % slower than usual: −2.0 ± 0.9 km/h, the error being noise". */
-export function comparison(now: Shown, usual: UsualValue): string {
-  const { value, error, clear } = difference(now, usual);
+export function comparison(now: Shown, other: Reference, day?: string): string {
+  const { clear } = difference(now, other);
+  const within = day ? say('comparison.day.within', { day }) : say('comparison.within');
   return say('comparison.of', {
-    comparison: clear ? relative(now, usual) : say('comparison.within'),
-    difference: (value < 0 ? '−' : '+') + decimals(inUnit(Math.abs(value)), 1),
-    error: decimals(inUnit(error), 1),
+    comparison: clear ? relative(now, other, day) : within,
+    ...margin(now, other),
     unit: unit(),
   });
+}
+
+/** "−2.0" and "0.9": the difference and its error in the chosen unit. */
+export function margin(now: Shown, other: Reference): { difference: string; error: string } {
+  const { value, error } = difference(now, other);
+  return { difference: (value < 0 ? '−' : '+') + decimals(inUnit(Math.abs(value)), 1), error: decimals(inUnit(error), 1) };
 }
 
 export const isNoisy = (number: number | Estimate): number is Estimate => typeof number !== 'number';

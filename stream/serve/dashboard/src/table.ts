@@ -1,22 +1,26 @@
 /** The cells of the window as a table: what the map shows, for keyboard and screen reader. */
 
 import { byId, cellName, chip, make } from './dom';
-import { countOf, countText, difference, interval, isNoisy, relative, speed } from './statistics';
+import { countOf, countText, difference, interval, isNoisy, margin, relative, speed, type Reference, type Shown } from './statistics';
 import { say } from './texts';
 import { unit } from './units';
-import type { Reading, View } from './view';
+import { referenceOf, type Reading, type View } from './view';
 import { hours } from './times';
 
 const PAGE = 100;
 
-type Column = 'cell' | 'value' | 'interval' | 'usual' | 'events' | 'users';
+type Column = 'cell' | 'value' | 'interval' | 'then' | 'against' | 'events' | 'users';
 
 const number = (count: Reading['hexagon']['users']) => (isNoisy(count) ? count.value : count);
 
 const ORDER: Record<Exclude<Column, 'cell'>, (reading: Reading) => number | string> = {
   value: ({ now }) => now?.value ?? -1,
   interval: ({ now }) => (now ? now.high - now.low : Infinity),
-  usual: ({ now, usual }) => (now && usual ? (difference(now, usual).clear ? now.value / usual.value : 1) : Infinity),
+  then: ({ then }) => (then && typeof then !== 'string' ? then.value : -1),
+  against: (reading) => {
+    const [{ now }, reference] = [reading, referenceOf(reading)];
+    return now && reference ? (difference(now, reference).clear ? now.value / reference.value : 1) : Infinity;
+  },
   events: ({ hexagon }) => number(countOf(hexagon)),
   users: ({ hexagon }) => number(hexagon.users),
 };
@@ -103,11 +107,12 @@ export class Table {
   }
 
   private table(readings: Reading[]): HTMLTableElement {
+    const day = this.view.dayName;
     const heads: [Column, string][] = [
       ['cell', say(this.view.names ? 'search.place' : 'table.cell')],
       ['value', `${say(`${this.view.statistic}.name`)}, ${unit()}`],
       ['interval', say('table.interval')],
-      ['usual', say('table.usual')],
+      ...(day ? ([['then', day], ['against', say('table.difference', { unit: unit() })]] as [Column, string][]) : ([['against', say('table.usual')]] as [Column, string][])),
       ['events', say('table.events')],
       ['users', say('table.users')],
     ];
@@ -134,7 +139,9 @@ export class Table {
     return make('th', { scope: 'col', ...(sorted ? { 'aria-sort': order } : {}) }, button);
   }
 
-  private row({ hexagon, now, usual }: Reading, selected: boolean, tabbed: boolean): HTMLElement {
+  private row(reading: Reading, selected: boolean, tabbed: boolean): HTMLElement {
+    const { hexagon, now, then } = reading;
+    const reference = referenceOf(reading);
     const button = make('button', { type: 'button', 'data-cell': hexagon.cell, tabindex: tabbed ? 0 : -1 },
       ...(this.view.names ? cellName(this.view, hexagon.cell) : [hexagon.cell]));
     button.addEventListener('click', () => this.choose(hexagon.cell));
@@ -147,10 +154,20 @@ export class Table {
       selected ? { 'aria-current': 'true' } : {},
       make('th', { scope: 'row' }, button),
       ...value,
-      make('td', {}, now && usual ? (difference(now, usual).clear ? relative(now, usual) : say('table.within')) : '–'),
+      this.view.dayName !== undefined && (then && typeof then !== 'string'
+        ? make('td', { class: 'number' }, speed(then.value, then))
+        : make('td', { class: 'none' }, then && then !== 'window' ? say(`table.day.${then}`) : '–')),
+      make('td', {}, now && reference ? this.against(now, reference) : '–'),
       make('td', { class: 'number' }, countText(hexagon.events)),
       make('td', { class: 'number' }, countText(hexagon.users)),
     );
+  }
+
+  /** "8 % slower than usual", or of another day "−2.0 ± 0.9"; where noise explains the difference, that. */
+  private against(now: Shown, reference: Reference): string {
+    const { clear } = difference(now, reference);
+    if (this.view.dayName === undefined) return clear ? relative(now, reference) : say('table.within');
+    return say(clear ? 'table.margin' : 'table.margin-within', margin(now, reference));
   }
 
   private pager(pages: number): HTMLElement[] {

@@ -28,6 +28,10 @@ export const clock = (time: string, zone: string) => format(zone, CLOCK).format(
 export const day = (time: string, zone: string) => format(zone, DAY).format(new Date(time));
 export const weekday = (time: string, zone: string) => format(zone, { weekday: 'short', day: 'numeric' }).format(new Date(time));
 
+/** "2017-03-14". */
+export const localDate = (time: string, zone: string) =>
+  new Intl.DateTimeFormat('en-CA', { timeZone: known(zone), year: 'numeric', month: '2-digit', day: '2-digit' }).format(new Date(time));
+
 /** "Tuesday". */
 export const dayOfWeek = (time: string, zone: string) => format(zone, { weekday: 'long' }).format(new Date(time));
 

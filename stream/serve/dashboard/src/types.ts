@@ -29,6 +29,10 @@ export interface Hexagon extends Partial<Record<Measured, Estimate>> {
   relation: 'values' | 'participation';
   epsilon: number;
   accounting?: 'zcdp';
+  /** How users of "participation" are weighted. */
+  weight?: 'share' | 'user' | 'sample';
+  /** Bounds of the cell's speeds, where it has its own. */
+  clipping?: { lower: number; upper: number; unit: string };
   window: Bounds;
   /** Absent where users are counted instead: weights "share" and "user". */
   events?: number | Estimate;
@@ -101,6 +105,19 @@ export interface Usual {
   days: Days;
   earlier_windows: number;
   cells: UsualCell[];
+}
+
+/** Why no window of another day stands beside the one on display. */
+export type NoOther = 'same' | 'gone' | 'withheld' | 'incomplete' | 'later' | 'settings' | 'clocks' | 'none';
+
+/** The window of another local day that begins at the same local time, or the reason why there is none. */
+export interface OtherDay {
+  day: string;
+  other: WindowSummary | null;
+  reason: NoOther | null;
+  /** Starts of the oldest and the newest window that the server keeps. */
+  oldest: string | null;
+  newest: string | null;
 }
 
 /** A limit of the promise; `name` names its text in every language. */

@@ -1,10 +1,10 @@
 /** What is on display: the window, its cells, what is usual there, and what the reader chose. */
 
 import type { Area } from './area';
-import { cellAt, centre, type Shape } from './hexagons';
+import { cellAt, centre, overlapping, type Shape } from './hexagons';
 import type { Names } from './names';
 import { say, type Values } from './texts';
-import { clock, dayOfWeek, weekend } from './times';
+import { clock, day, dayOfWeek, when, weekend } from './times';
 import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
 import {
   RELATIVE_BREAKS,
@@ -14,20 +14,28 @@ import {
   difference,
   opacity,
   shown,
+  thenOf,
   usualOf,
   type Kind,
+  type Missing,
+  type Reference,
   type Scheme,
   type Shown,
   type Statistic,
 } from './statistics';
-import type { AlertList, Days, DerivedSpeeds, Hexagon, Limit, Marker, Settings, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
+import type { AlertList, Days, DerivedSpeeds, Hexagon, Limit, Marker, OtherDay, Settings, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
 import type { Look } from './map';
 
 export interface Reading {
   hexagon: Hexagon;
   now: Shown | null;
   usual: UsualValue | null;
+  /** The value of the other day, where that is what the map compares with, or why there is none: also for want of a window. */
+  then: Shown | Missing | 'window' | null;
 }
+
+/** What the chosen colours compare the value with; null where there is nothing. */
+export const referenceOf = ({ usual, then }: Reading): Reference | null => (then === null ? usual : typeof then === 'string' ? null : then);
 
 export class View {
   feed = '';
@@ -51,6 +59,10 @@ export class View {
   kind: Kind = 'modelled';
   /** Chosen by the reader; until then, against usual as soon as enough windows are known. */
   chosenScheme: Scheme | null = null;
+  /** The local date to compare with; null for a week before, or else the day before. */
+  day: string | null = null;
+  /** The window of that day beside the one on display; null unless that is what the reader chose to see. */
+  otherDay: OtherDay | null = null;
   selected: string | null = null;
   area: Area | null = null;
   /** Names of cells; null where the server has none. */
@@ -62,6 +74,8 @@ export class View {
   earlierWindows = 0;
   days: Days = 'any';
   private usual = new Map<string, UsualCell>();
+  private others = new Map<string, Hexagon>();
+  private overlaps = overlapping(this.others);
   private resolutions: number[] = [];
 
   /** Without a street map, lines and stops are drawn unless the address says otherwise. */
@@ -80,12 +94,30 @@ export class View {
     if (!this.available(this.statistic)) this.statistic = this.statistics()[0] ?? 'mean';
   }
 
+  /** What stands beside the window on display; the cells are those of the other window. */
+  setOtherDay(otherDay: OtherDay | null, cells: Hexagon[]): void {
+    this.otherDay = otherDay;
+    this.others = new Map(cells.map((hexagon) => [hexagon.cell, hexagon]));
+    this.overlaps = overlapping(this.others);
+  }
+
+  /** Whether the reader wants to see another day that was not there when it was asked for. */
+  get lacksOtherDay(): boolean {
+    return this.chosenScheme === 'day' && this.window !== null && !this.otherDay?.other && this.otherDay?.reason !== 'same';
+  }
+
+  /** Whether a window begins at the same local time as the one on display, so that it may be what stands beside it. */
+  mayStandBeside({ window }: WindowSummary): boolean {
+    return this.window !== null && clock(window.start, this.zone) === clock(this.window.window.start, this.zone);
+  }
+
   /** Show no window: the one that was asked for is not kept. */
   clear(): void {
     this.window = null;
     this.alerts = null;
     this.cells.clear();
     this.usual.clear();
+    this.setOtherDay(null, []);
   }
 
   get relation(): Marker['relation'] {
@@ -140,20 +172,47 @@ export class View {
   }
 
   get scheme(): Scheme {
-    return this.comparable ? (this.chosenScheme ?? 'usual') : 'absolute';
+    if (this.chosenScheme === 'day' && this.statistic !== 'spread' && this.otherDay) return 'day';
+    return this.comparable && this.chosenScheme !== 'absolute' ? 'usual' : 'absolute';
   }
 
   get breaks(): number[] {
-    return this.scheme === 'usual' ? RELATIVE_BREAKS : absoluteBreaks(this.statistic, this.upper);
+    return this.scheme !== 'absolute' ? RELATIVE_BREAKS : absoluteBreaks(this.statistic, this.upper);
   }
 
   get colours(): string[] {
-    return this.scheme === 'usual' ? [...RD_YL_BU, WITHIN_NOISE] : viridis(this.breaks.length + 1, this.theme);
+    return this.scheme !== 'absolute' ? [...RD_YL_BU, WITHIN_NOISE] : viridis(this.breaks.length + 1, this.theme);
   }
 
   read(hexagon: Hexagon): Reading {
     const now = shown(hexagon, this.statistic, this.kind);
-    return { hexagon, now, usual: now && usualOf(this.usual.get(hexagon.cell), this.statistic, now) };
+    const usual = now && usualOf(this.usual.get(hexagon.cell), this.statistic, now);
+    const then = now && this.scheme === 'day' ? this.then(hexagon, now) : null;
+    return { hexagon, now, usual, then };
+  }
+
+  private then = (hexagon: Hexagon, now: Shown) =>
+    this.otherDay?.other ? thenOf(hexagon, this.others.get(hexagon.cell), this.statistic, now, this.overlaps) : 'window';
+
+  /** The cell as it was released on the other day. */
+  other(cell: string): Hexagon | undefined {
+    return this.others.get(cell);
+  }
+
+  /** "Tue, 14 Mar 2017", where another day is what the map compares with. */
+  get dayName(): string | undefined {
+    return this.scheme === 'day' ? this.nameOf(this.otherDay!) : undefined;
+  }
+
+  private nameOf = ({ day: date, other }: OtherDay) => (other ? day(other.window.start, this.zone) : day(`${date}T12:00:00Z`, 'UTC'));
+
+  /** "Compared with Tue, 14 Mar 2017, 07:00–08:00", or why there is nothing to compare with. */
+  againstDay(): string {
+    const { other, reason, oldest, newest } = this.otherDay!;
+    if (other) return say('day.against', { window: when(other.window, this.zone) });
+    const at = (time: string | null) => (time ? `${day(time, this.zone)}, ${clock(time, this.zone)}` : '–');
+    const values = { day: this.nameOf(this.otherDay!), time: clock(this.window!.window.start, this.zone), first: at(oldest), last: at(newest) };
+    return reason ? say(`day.no.${reason}`, values) : '';
   }
 
   /** "Compared with usual on Tuesday at 07:00", or what is usual there of one cell. */
@@ -182,10 +241,13 @@ export class View {
   looks(): Look[] {
     const { breaks, scheme } = this;
     return [...this.cells.values()].map((hexagon): Look => {
-      const { now, usual } = this.read(hexagon);
+      const reading = this.read(hexagon);
+      const { now } = reading;
       if (!now) return { hexagon, index: -1, opacity: 0, hatched: true };
-      if (scheme === 'usual' && !usual) return { hexagon, index: -1, opacity: 0.3, hatched: false };
-      if (scheme === 'usual') return { hexagon, hatched: false, ...againstUsual(now, usual!) };
+      if (scheme !== 'absolute') {
+        const reference = referenceOf(reading);
+        return { hexagon, hatched: false, ...(reference ? against(now, reference) : { index: -1, opacity: 0.3 }) };
+      }
       const { index, spans } = classify(now, breaks, 1);
       return { hexagon, index, opacity: opacity(spans), hatched: false };
     });
@@ -193,9 +255,9 @@ export class View {
 }
 
 /** Class and strength of a difference; a class of its own where noise explains it. */
-function againstUsual(now: Shown, usual: UsualValue): { index: number; opacity: number } {
-  const { error, clear } = difference(now, usual);
+function against(now: Shown, reference: Reference): { index: number; opacity: number } {
+  const { error, clear } = difference(now, reference);
   if (!clear) return { index: RELATIVE_BREAKS.length + 1, opacity: opacity(1) };
-  const { index, spans } = classify({ ...now, low: now.value - error, high: now.value + error }, RELATIVE_BREAKS, usual.value);
+  const { index, spans } = classify({ ...now, low: now.value - error, high: now.value + error }, RELATIVE_BREAKS, reference.value);
   return { index, opacity: opacity(spans) };
 }

@@ -2,12 +2,12 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { cellToChildren, cellToParent, gridDisk } from 'h3-js';
 import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, linesWith, parseCorners, parseRing, ringText, type Area } from '../src/area';
-import { cellAt, shapeOf } from '../src/hexagons';
+import { cellAt, overlapping, shapeOf } from '../src/hexagons';
 import { Names } from '../src/names';
 import { MAP_COLOURS, viridis } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
 import { search } from '../src/search';
-import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, opacity, RELATIVE_BREAKS, sentence, shown, usualOf } from '../src/statistics';
+import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, difference, NORMAL, opacity, RELATIVE_BREAKS, sentence, shown, thenOf, usualOf } from '../src/statistics';
 import { ago, hours, span, when } from '../src/times';
 import { choose } from '../src/units';
 import type { Estimate, Hexagon } from '../src/types';
@@ -71,6 +71,86 @@ test('the error of a difference covers 95 % of Laplace noise, alone or with othe
     const x = LAPLACE * Math.SQRT2 * Math.hypot(1, t);
     assert.ok(beyond(x, 1, Math.abs(t - 1) < 1e-6 ? 1 : t) <= 0.05, String(t));
   }
+});
+
+test('the error of a difference also covers 95 % of Laplace noise with normal noise, which the smaller quantile does not', () => {
+  const beyond = (x: number, t: number) => {
+    // Tail of Laplace noise of scale 1 plus normal noise of standard deviation t, on both sides: Simpson's rule over the latter.
+    const [steps, far] = [400, 8 * t];
+    let sum = 0;
+    for (let k = 0; k <= steps; k += 1) {
+      const y = -far + (2 * far * k) / steps;
+      const tail = x - y > 0 ? Math.exp(y - x) / 2 : 1 - Math.exp(x - y) / 2;
+      sum += (k === 0 || k === steps ? 1 : k % 2 ? 4 : 2) * tail * Math.exp((-y * y) / (2 * t * t));
+    }
+    return (2 * sum * 2 * far) / (3 * steps * t * Math.sqrt(2 * Math.PI));
+  };
+  for (const t of [0.05, 0.2, 0.5, 1, 1.5, 2, 4]) assert.ok(beyond(LAPLACE * Math.hypot(Math.SQRT2, t), t) <= 0.0501, String(t));
+  assert.ok(beyond(NORMAL * Math.hypot(Math.SQRT2, 0.5), 0.5) > 0.053);
+});
+
+test('against another day, errors of modelled values are added, and what can not be compared says why', () => {
+  const certain = hexagon({ mean: estimate(23, 22, 24, 0.5) });
+  const now = shown(certain, 'mean', 'raw')!;
+  const alone = () => false;
+  const then = (more: Partial<Hexagon>) => thenOf(certain, hexagon(more), 'mean', now, alone);
+  const other = then({ mean: estimate(26, 25, 27, 0.5) });
+  assert.ok(typeof other !== 'string');
+  assert.equal(comparison(now, other, 'Tue'), '12 % slower than on Tue: −3.0 ± 2.1 km/h, the error being noise');
+  assert.equal(then({ status: 'suppressed' }), 'suppressed');
+  assert.equal(then({ excludes: ['88489e3421fffff'], mean: estimate(26, 25, 27, 0.5) }), 'area');
+  assert.equal(then({ mean: estimate(26, 5, 47, 7) }), 'uncertain');
+  assert.equal(then({ mean: estimate(0, 0, 1, 0.5) }), 'uncertain');
+  assert.equal(then({ mean: undefined }), 'statistic', 'the cell was published, but not this');
+  assert.equal(thenOf(certain, undefined, 'mean', now, alone), 'none');
+  assert.equal(thenOf(certain, undefined, 'mean', now, () => true), 'area');
+  const gaussian = then({ accounting: 'zcdp', mean: estimate(26, 25, 27, 0.5) });
+  assert.ok(typeof gaussian !== 'string');
+  assert.equal(difference(shown(hexagon({ accounting: 'zcdp', mean: estimate(23, 22, 24, 0.5) }), 'mean', 'raw')!, other).error / Math.hypot(0.5102, 0.7071) > 2.1, true);
+  const model = (value: number) => ({ post_processed: { mean: { method: 'smoothing', value, interval: [value - 1, value + 1] as [number, number], unit: 'km/h' } } });
+  const modelled = shown(hexagon(model(23)), 'mean', 'modelled')!;
+  const earlier = thenOf(certain, hexagon(model(26)), 'mean', modelled, alone);
+  assert.ok(typeof earlier !== 'string');
+  assert.equal(difference(modelled, earlier).error.toFixed(3), '2.000', 'not the root of two');
+  assert.equal(thenOf(certain, hexagon(), 'mean', modelled, alone), 'kind');
+  const shrunken = { ...model(26).post_processed.mean, method: 'shrinkage' };
+  assert.equal(thenOf(certain, hexagon({ post_processed: { mean: shrunken } }), 'mean', modelled, alone), 'kind');
+});
+
+test('a cell of another relation, weight or clipping is not compared, and the public reason of a suppressed one comes first', () => {
+  const bounds = { lower: 5, upper: 25, unit: 'km/h' };
+  const clipped = hexagon({ relation: 'participation', weight: 'sample', clipping: bounds });
+  const now = shown(clipped, 'mean', 'raw')!;
+  const then = (more: Partial<Hexagon>) => thenOf(clipped, { ...clipped, ...more }, 'mean', now, () => false);
+  assert.ok(typeof then({}) !== 'string');
+  for (const more of [{ relation: 'values' as const }, { weight: 'share' as const }, { weight: undefined }, { clipping: { ...bounds, upper: 80 } }, { clipping: { ...bounds, lower: 0 } }, { clipping: undefined }])
+    assert.equal(then(more), 'settings', JSON.stringify(more));
+  assert.equal(then({ status: 'suppressed', weight: 'share' }), 'suppressed');
+});
+
+test('a cell that was part of a merged one, or is merged of those of the other day, was another area', () => {
+  const cell = '87489e342ffffff';
+  const parent = cellToParent(cell, 6);
+  const [one, two] = cellToChildren(parent, 7) as [string, string];
+  const others = (...cells: Hexagon[]) => overlapping(new Map(cells.map((hexagon) => [hexagon.cell, hexagon])));
+  const at = (cell: string, resolution: number, excludes?: string[]) => hexagon({ cell, resolution, excludes });
+  assert.ok(others(at(parent, 6))(at(cell, 7)));
+  assert.ok(others(at(cell, 7))(at(parent, 6)));
+  assert.ok(!others(at(one, 7))(at(two, 7)), 'beside it');
+  assert.ok(!others(at(one, 7))(at(parent, 6, [one])), 'apart from it in both windows');
+  assert.ok(others(at(one, 7), at(two, 7))(at(parent, 6, [one])));
+  assert.ok(!others()(at(cell, 7)));
+});
+
+test('the error of a difference takes the side of an interval that faces the other value', () => {
+  const model = (value: number, low: number, high: number) =>
+    shown(hexagon({ post_processed: { mean: { method: 'smoothing', value, interval: [low, high] as [number, number], unit: 'km/h' } } }), 'mean', 'modelled')!;
+  const [low, high] = [model(5, 4.9, 12), model(13, 9, 17)];
+  for (const found of [difference(low, high), difference(high, low)]) {
+    assert.equal(found.error.toFixed(2), '11.00');
+    assert.ok(!found.clear, 'the intervals overlap');
+  }
+  assert.ok(difference(model(5, 0, 5.1), high).error < 7);
 });
 
 test('speeds are said in mph where that is chosen, in classes that are round in it', () => {
@@ -180,8 +260,9 @@ test('an address shows the same place again, and nothing hostile comes out of on
     ...['route:10', 'Ost & West/#1', 'شارع'].map((name): Area => ({ kind: 'named', name }))];
   for (const area of areas) assert.deepEqual(parsePlace(placeText({ ...rest, area })), { ...rest, area });
   assert.deepEqual(parsePlace('#at=99/1/1&window=<b>&cell=../../x&area=1,2,3&statistic=constructor&colours=1&feed=../x&from=now&to=<b>'), {});
-  const played = { feed: 'night-bus', from: WINDOW.start, to: WINDOW.end };
+  const played = { feed: 'night-bus', from: WINDOW.start, to: WINDOW.end, colours: 'day' as const, day: '2016-02-29' };
   assert.deepEqual(parsePlace(placeText(played)), played);
+  for (const day of ['2017-02-29', '2017-2-1', '0000-01-01', '+12017-01-01', 'today', '<b>']) assert.deepEqual(parsePlace(`#day=${day}`), {});
 });
 
 test('every class of speed is visible on the land of both themes, and a faster class is lighter', () => {

@@ -1,0 +1,260 @@
+"""A day beside another day, in the browser: what is compared, how it is coloured, and what is said where there is nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import h3
+import pytest
+from playwright.async_api import Browser, Page, Route, expect
+
+from stream.config import Config
+from stream.messages.message import Message, digest
+from tests.stream.serve.browser import (
+    DESKTOP,
+    LAPTOP,
+    PHONE,
+    fields,
+    needs_chromium,
+    no_violation,
+    opened,
+    paint_count,
+    painted,
+    pixels,
+    place_of,
+)
+from tests.stream.serve.city import BUSY, JAM, LONELY, STEADY, UNCERTAIN, USUAL_DAY, Cell, bodies, city_config, window
+from tests.stream.serve.pages import OUTSIDE, page_of
+from tests.stream.serve.serving import origin_of, publish, serving
+
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
+
+DAY, WEEK = 24, 7 * 24
+"""Hours from 2017-03-21, 12:00 UTC, which is 07:00 in Chicago."""
+START = "2017-03-21T12:00:00Z"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return city_config(tmp_path, **{"feed.name": "day-bus"})
+
+
+def changed(messages: list[Message], **cells: dict[str, Any]) -> list[Message]:
+    """A window in which cells say something else, by cell; ``marker`` of the close marker."""
+    *released, marker = messages
+    made = []
+    for message in released:
+        body = json.loads(message.value)
+        made.append(message._replace(value=json.dumps(body | cells.get(body["cell"], {})).encode()))
+    close = json.loads(marker.value) | cells.get("marker", {}) | {"digest": digest(m.value for m in made)}
+    return [*made, marker._replace(value=json.dumps(close).encode())]
+
+
+async def chosen(page: Page, day: str) -> None:
+    """Choose a day to compare with, and wait until it is on the screen."""
+    before = await paint_count(page)
+    await page.get_by_role("combobox", name="Day to compare with").select_option(day)
+    await painted(page, before)
+
+
+def is_grey(seen: list[tuple[int, int, int]]) -> bool:
+    middle = sorted(seen, key=sum)[len(seen) // 2]
+    return max(middle) - min(middle) < 24
+
+
+async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_does_not_explain_has_a_colour(
+    browser: Browser, config: Config
+) -> None:
+    """The test computes from the released numbers which cells differ, so no draw can make it fail."""
+    then, now = window(config, -WEEK), window(config, 0, {**JAM, UNCERTAIN: Cell(2, 1, 29.0)})
+    messages = [*then, *window(config, -DAY), *now]
+    place = "#at=10/30.25/-97.7"
+    async with page_of(browser, config, messages, place) as (page, client):
+        await expect(page.locator("#day")).to_be_hidden()
+        before = await paint_count(page)
+        await page.locator("#map canvas").focus()
+        await page.keyboard.press("d")
+        await painted(page, before)
+        await expect(page.get_by_role("radio", name="Another day")).to_be_checked()
+        legend = page.locator("#legend")
+        await expect(legend.locator("h3")).to_have_text("Compared with Tue, 14 Mar 2017, 07:00–08:00")
+        await expect(legend).to_contain_text("no difference beyond the noise")
+        at = await fields(page)
+        assert (at["colours"], "day" in at) == ("day", False)
+        old, new = bodies(then), bodies(now)
+        for cell in (BUSY, STEADY, UNCERTAIN):
+            one, other = new[cell]["mean"], old[cell]["mean"]
+            error = 2.12 * math.sqrt(2) * math.hypot(one["scale"], other["scale"])
+            assert is_grey(await pixels(page, cell)) == (abs(one["value"] - other["value"]) <= error), cell
+        red = sorted(await pixels(page, BUSY), key=sum)[128]
+        assert red[0] > 180 > red[1]
+        await page.mouse.move(*await place_of(page, BUSY))
+        tip = page.locator("#tooltip")
+        await expect(tip).to_contain_text(
+            re.compile(
+                r"(3[89]|4[012]) % slower than on Tue, 14 Mar 2017: −8\.[0-9] ± 0\.[0-9] km/h, the error being noise"
+            )
+        )
+        await expect(tip).to_contain_text(re.compile(r"Tue, 14 Mar 2017, 07:00–08:00: 2[12]\.\d km/h, 95 % interval"))
+        await chosen(page, "2017-03-20")
+        await expect(legend.locator("h3")).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
+        assert (await fields(page))["day"] == "2017-03-20"
+        await page.reload()
+        await page.wait_for_selector("html[data-ready]")
+        await expect(legend.locator("h3")).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
+        await expect(page.get_by_role("combobox", name="Day to compare with")).to_have_value("2017-03-20")
+        await page.locator("#table-button").click()
+        row = page.locator("#table-scroll tbody tr").filter(has_text=BUSY)
+        await expect(row).to_contain_text(re.compile(r"2[12]\.\d−8\.\d ± 0\.\d"))
+        await expect(page.locator("#table-scroll thead")).to_contain_text("Mon, 20 Mar 2017")
+        lonely = page.locator("#table-scroll tbody tr").filter(has_text=LONELY)
+        await expect(lonely.locator("td")).to_have_count(5, timeout=1000)
+        await page.locator("#table-close").click()
+        await page.locator("#downloads summary").click()
+        link = page.locator("#download-list ul").nth(1).locator("a", has_text="CSV")
+        answer = await client.get(f"/{await link.get_attribute('href')}")
+        assert "2017-03-20T12:00:00Z" in await answer.text()
+        await page.keyboard.press("Escape")
+        await page.emulate_media(media="print")
+        await expect(page.locator("#day")).to_be_hidden()
+        await expect(legend.locator("h3")).to_contain_text("Mon, 20 Mar 2017")
+
+
+async def test_a_window_that_is_not_there_says_why_and_no_other_is_shown(browser: Browser, config: Config) -> None:
+    withheld = changed(window(config, -3 * DAY), marker={"withheld": True})
+    messages = [*withheld, *window(config, -DAY), *window(config, 0)]
+    reasons = {
+        "2001-01-01": "The server does not have the window of Mon, 1 Jan 2001, 07:00. It keeps the newest windows only",
+        "2017-03-18": "was withheld: its release could not be planned.",
+        "2017-03-19": "The server does not have the window of Sun, 19 Mar 2017, 07:00.",
+        "2017-03-21": "Tue, 21 Mar 2017 is the day of this window itself.",
+        "2030-01-01": "The window of Tue, 1 Jan 2030, 07:00 was not released yet.",
+    }
+    async with page_of(browser, config, messages, "#colours=day&day=2001-01-01") as (page, _):
+        legend = page.locator("#legend")
+        for day, reason in reasons.items():
+            await page.evaluate("day => { location.hash = `#colours=day&day=${day}`; }", day)
+            await expect(legend).to_contain_text(reason)
+            await expect(page.locator("#status")).to_contain_text(reason)
+            assert await legend.locator(".swatch").count() == 0
+            assert is_grey(await pixels(page, BUSY)), day
+        await page.mouse.move(*await place_of(page, BUSY))
+        await expect(page.locator("#tooltip")).to_contain_text("was not released yet")
+        await expect(page.locator("#tooltip")).not_to_contain_text("usual")
+        await page.locator("#table-button").click()
+        row = page.locator("#table-scroll tbody tr").filter(has_text=BUSY)
+        await expect(row.locator(".none")).to_have_text("–")
+
+
+async def test_a_cell_without_a_value_of_that_day_gives_its_public_reason(browser: Browser, config: Config) -> None:
+    then = {**USUAL_DAY, BUSY: Cell(1, 1, 20.0)}
+    del then[STEADY]
+    before = changed(window(config, -DAY, then), **{UNCERTAIN: {"excludes": [LONELY]}})
+    messages = [*before, *window(config, 0)]
+    async with page_of(browser, config, messages, "#colours=day&at=10/30.25/-97.7") as (page, _):
+        said = {
+            BUSY: "Mon, 20 Mar 2017, 07:00–08:00: not published. Too few users: 1 user reported here",
+            STEADY: "nothing was released about this cell. Under “values”, only cells that users reported from",
+            UNCERTAIN: "this cell was another area then",
+        }
+        for cell, reason in said.items():
+            await page.mouse.move(*await place_of(page, cell))
+            await expect(page.locator("#tooltip")).to_contain_text(reason)
+        await expect(page.locator("#legend")).to_contain_text("no value of that day that can be compared with")
+
+
+async def test_a_cell_of_a_window_that_merged_its_neighbours_was_another_area(browser: Browser, tmp_path: Path) -> None:
+    merging = {"hexagons.merge_until_km_h": 3.0, "hexagons.coarsest_resolution": 5, "privacy.epsilon": 8.0}
+    config = city_config(tmp_path, **merging, **{"speed.min_users": 1, "privacy.budget": 192.0})
+    children = sorted(h3.cell_to_children(h3.cell_to_parent(BUSY, 6), 7))[:4]
+    few, many = ({cell: Cell(users, 2, 22.0) for cell in children} for users in (2, 100))
+    merged, apart = window(config, -DAY, few), window(config, 0, many)
+    assert set(bodies(apart)) == set(children)
+    assert not set(bodies(merged)) & set(children)
+    async with page_of(browser, config, [*merged, *apart], f"#colours=day&cell={children[0]}") as (page, _):
+        await expect(page.locator("#details")).to_contain_text("this cell was another area then")
+        await expect(page.locator("#details")).not_to_contain_text("nothing was released")
+
+
+async def test_a_window_that_arrives_later_stands_beside_the_one_on_the_screen(
+    browser: Browser, tmp_path: Path, kafka: str, topic_name: str
+) -> None:
+    config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
+    async with (
+        serving(config, window(config, 0)) as client,
+        opened(browser, origin_of(client), f"#colours=day&window={START}") as page,
+    ):
+        legend = page.locator("#legend")
+        await expect(legend).to_contain_text("The server does not have the window of Mon, 20 Mar 2017, 07:00.")
+        await publish(config.kafka.bootstrap, window(config, -DAY))
+        await expect(legend.locator("h3")).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
+
+
+async def test_a_comparison_that_fails_does_not_keep_the_window_from_the_screen(
+    browser: Browser, config: Config
+) -> None:
+    messages = [message for hour in (-DAY, 0, 1) for message in window(config, hour)]
+    async with page_of(browser, config, messages, f"#colours=day&window={START}", errors=True) as (page, _):
+        await expect(page.locator("#legend h3")).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
+        await page.route("**/other-day*", lambda route: route.abort())
+        notice = page.locator("#notice")
+        for button, text in (("Later window", "08:00–09:00"), ("Earlier window", "07:00–08:00")):
+            await page.get_by_role("button", name=button).click()
+            await expect(page.locator("#window-text")).to_contain_text(text)
+            await expect(notice).to_have_text(
+                "The comparison with another day is not available: the server does not answer."
+            )
+            await expect(page.locator("#legend h3")).not_to_contain_text("Compared with Mon")
+
+
+async def test_the_comparison_goes_with_the_window_and_a_server_that_fails_leaves_what_is_known(
+    browser: Browser, config: Config
+) -> None:
+    hours = (-DAY, -DAY + 1, 0, 1)
+    messages = [message for hour in hours for message in window(config, hour)]
+    async with page_of(browser, config, messages, "#colours=day", errors=True) as (page, _):
+        title = page.locator("#legend h3")
+        await expect(title).to_have_text("Compared with Mon, 20 Mar 2017, 08:00–09:00")
+        await page.get_by_role("button", name="Earlier window").click()
+        await expect(title).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
+
+        async def fails(route: Route) -> None:
+            await route.fulfill(status=500, body="no")
+
+        await page.route("**/other-day*", fails)
+        await page.get_by_role("combobox", name="Day to compare with").select_option("2017-03-20")
+        await expect(page.locator("#notice")).to_contain_text(
+            "comparison with another day is not available: the server answered 500"
+        )
+        await expect(title).not_to_contain_text("Compared with Mon")
+        await page.unroute("**/other-day*")
+        await page.get_by_role("radio", name="Another day").check(force=True)
+        await expect(title).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
+
+
+@pytest.mark.parametrize(
+    ("size", "colours", "locale"),
+    [(PHONE, "dark", "fr-FR"), (DESKTOP, "light", "es-ES"), (LAPTOP, "dark", "pl-PL")],
+    ids=["390-dark", "1024-light", "1280-dark"],
+)
+async def test_axe_finds_no_violation_and_nothing_overflows(
+    browser: Browser, config: Config, size: dict[str, int], colours: str, locale: str
+) -> None:
+    messages = [*window(config, -DAY), *window(config, 0, JAM)]
+    options: dict[str, Any] = {"size": size, "color_scheme": colours, "locale": locale}
+    async with page_of(browser, config, messages, "#colours=day", **options) as (page, _):
+        if size is PHONE:
+            await page.locator("#controls summary").click()
+        await expect(page.locator("#day-choice")).to_be_visible()
+        assert await page.evaluate(OUTSIDE) == []
+        await no_violation(page)
+        controls = await page.evaluate(
+            "(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)(document.getElementById('controls'))"
+        )
+        assert controls <= 0
+        await page.locator("#table-button").click()
+        await no_violation(page)

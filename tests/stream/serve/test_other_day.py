@@ -1,0 +1,212 @@
+"""The window of another day is the one at the same local time, or none with the reason for it."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from stream.config import Config
+from stream.messages.lines import line_of
+from stream.messages.message import Message
+from stream.serve.local_time import local_start, start_at
+from stream.serve.other_day import OtherDay, other_day
+from stream.serve.window_store import View
+from tests.stream.serve.city import USUAL_DAY, city_config, window
+from tests.stream.serve.serving import serving_file
+from tests.stream.serve.taking import arrivals, outcomes
+
+DAY, WEEK = 24, 7 * 24
+"""Hours."""
+FORWARD, BACK = date(2017, 3, 12), date(2017, 11, 5)
+"""Sundays on which Chicago's clocks changed at 02:00. Hour 0 of the tests is Tuesday 2017-03-21, 07:00 there."""
+
+
+def hour_of(day: date, local: int, winter: bool = False) -> int:
+    """Hours from hour 0 to that time of a day, in summer time unless ``winter``."""
+    return (day - date(2017, 3, 21)).days * DAY + local - 7 + winter
+
+
+def view_of(*windows: list[Message], most: int = 840) -> View:
+    view = View(most)
+    for number, messages in enumerate(windows, 1):
+        assert outcomes(view, arrivals(messages, number))[-1] == "completed"
+    return view
+
+
+def released(config: Config, *hours: int) -> list[list[Message]]:
+    return [window(config, hour) for hour in hours]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return city_config(tmp_path)
+
+
+def found(view: View, start: str, day: date | None = None) -> OtherDay:
+    shown = view.find(start, "bus")
+    assert shown is not None
+    return other_day(view, shown, day)
+
+
+def said(compared: OtherDay) -> tuple[str, str | None, str | None]:
+    """The day, the start of the window, and the reason."""
+    return compared.day.isoformat(), compared.other and compared.other.start, compared.reason
+
+
+def test_a_week_before_is_compared_with_or_else_the_day_before(config: Config) -> None:
+    week, day, now = released(config, -WEEK, -DAY, 0)
+    start = "2017-03-21T12:00:00Z"
+    assert said(found(view_of(week, day, now), start)) == ("2017-03-14", "2017-03-14T12:00:00Z", None)
+    assert said(found(view_of(day, now), start)) == ("2017-03-20", "2017-03-20T12:00:00Z", None)
+    assert said(found(view_of(now), start)) == ("2017-03-20", None, "none"), "nobody knows whether there was one"
+
+
+def test_a_window_is_no_longer_kept_only_if_it_was_here(config: Config) -> None:
+    """Windows are forgotten in the order of their close markers, so also one between two that are kept."""
+    view = view_of(*released(config, -DAY, -3 * DAY, -2 * DAY, 0), most=3)
+    start = "2017-03-21T12:00:00Z"
+    assert said(found(view, start, date(2017, 3, 20))) == ("2017-03-20", None, "gone")
+    assert said(found(view, start, date(2017, 3, 10))) == ("2017-03-10", None, "none")
+
+
+def test_a_window_of_other_settings_is_not_compared_with_and_the_day_before_is_looked_at(config: Config) -> None:
+    start = "2017-03-21T12:00:00Z"
+    week, day, now = released(config, -WEEK, -DAY, 0)
+    marker = json.loads(week[-1].value)
+    for changes in ({"relation": "participation"}, {"clipping": {"lower": 0.0, "upper": 40.0, "unit": "km/h"}}):
+        other = [*week[:-1], week[-1]._replace(value=json.dumps(marker | changes).encode())]
+        view = view_of(other, day, now)
+        assert said(found(view, start, date(2017, 3, 14))) == ("2017-03-14", None, "settings"), changes
+        assert said(found(view, start)) == ("2017-03-20", "2017-03-20T12:00:00Z", None), changes
+
+
+def test_a_window_of_another_length_is_not_compared_with(tmp_path: Path, config: Config) -> None:
+    longer = city_config(tmp_path, **{"window.slot": "4h"})
+    view = view_of(window(config, 1 - DAY), window(longer, 1))
+    assert said(found(view, "2017-03-21T13:00:00Z")) == ("2017-03-20", None, "settings")
+
+
+def test_a_slot_that_ends_at_another_local_time_after_a_change_of_the_clocks_is_not_compared_with(
+    tmp_path: Path,
+) -> None:
+    """On the Sunday in March the first slot of four hours lasts until 05:00, and the second begins then."""
+    config = city_config(tmp_path, **{"window.slot": "4h"})
+    midnight, monday = hour_of(FORWARD, 0, winter=True), hour_of(date(2017, 3, 13), 0)
+    view = view_of(*released(config, midnight, midnight + 4, monday, monday + 8))
+    assert said(found(view, "2017-03-13T05:00:00Z", FORWARD)) == ("2017-03-12", None, "clocks")
+    assert said(found(view, "2017-03-12T10:00:00Z", date(2017, 3, 13))) == ("2017-03-13", None, "clocks")
+    autumn = view_of(*released(config, hour_of(BACK, 0), hour_of(date(2017, 11, 6), 0, winter=True)))
+    assert said(found(autumn, "2017-11-06T06:00:00Z", BACK)) == ("2017-11-05", None, "clocks")
+
+
+def test_the_hours_before_and_in_a_change_of_the_clocks_are_as_long_as_others(config: Config) -> None:
+    hours = (hour_of(FORWARD, 1, winter=True), hour_of(date(2017, 3, 13), 1))
+    view = view_of(*released(config, *hours))
+    assert said(found(view, "2017-03-13T06:00:00Z", FORWARD)) == ("2017-03-12", "2017-03-12T07:00:00Z", None)
+
+
+def test_a_window_whose_close_marker_has_not_arrived_has_no_zone_so_nothing_stands_beside_it(config: Config) -> None:
+    """12:00 UTC is 06:00 in Chicago on 10 March, and 07:00 on 14 March."""
+    before = hour_of(date(2017, 3, 10), 7, winter=True)
+    view = view_of(*released(config, before - 1, before))
+    outcomes(view, arrivals(window(config, before + 4 * DAY - 1)[:-1]))
+    assert said(found(view, "2017-03-14T12:00:00Z", date(2017, 3, 10))) == ("2017-03-10", None, "incomplete")
+
+
+def test_the_oldest_and_the_newest_window_are_those_of_the_feed_as_it_is_now(config: Config) -> None:
+    older, newer, newest = released(config, -1, 0, 1)
+    view = View(2)
+    assert view.span("bus") is None
+    outcomes(view, arrivals(older, 1))
+    assert view.span("bus") == ("2017-03-21T11:00:00Z", "2017-03-21T11:00:00Z")
+    outcomes(view, arrivals(newer[:-1]))
+    assert view.span("bus") == ("2017-03-21T11:00:00Z", "2017-03-21T11:00:00Z"), "it is not complete"
+    outcomes(view, arrivals(newer[-1:], 2))
+    outcomes(view, arrivals(newest, 3))
+    assert view.span("bus") == ("2017-03-21T12:00:00Z", "2017-03-21T13:00:00Z")
+    assert view.span("tram") is None
+
+
+def test_the_local_hour_is_the_same_on_both_sides_of_a_change_of_the_clocks(config: Config) -> None:
+    """07:00 in Chicago is 13:00 UTC before 2017-03-12, and 12:00 UTC after it."""
+    before = hour_of(date(2017, 3, 10), 7, winter=True)
+    view = view_of(*released(config, before - 1, before, before + 4 * DAY - 1))
+    assert said(found(view, "2017-03-14T12:00:00Z", date(2017, 3, 10))) == ("2017-03-10", "2017-03-10T13:00:00Z", None)
+
+
+def test_an_hour_that_the_clocks_skip_has_no_window_and_one_that_they_repeat_has_two(config: Config) -> None:
+    skipped = released(config, hour_of(FORWARD, 1, winter=True), hour_of(FORWARD, 3), hour_of(date(2017, 3, 13), 2))
+    assert said(found(view_of(*skipped), "2017-03-13T07:00:00Z", FORWARD)) == ("2017-03-12", None, "clocks")
+    again = hour_of(BACK, 1)
+    monday = hour_of(date(2017, 11, 6), 1, winter=True)
+    view = view_of(*released(config, again - WEEK, again, again + 1, monday))
+    assert said(found(view, "2017-11-06T07:00:00Z", BACK))[1] == "2017-11-05T06:00:00Z"
+    for start in ("2017-11-05T06:00:00Z", "2017-11-05T07:00:00Z"):
+        assert said(found(view, start)) == ("2017-10-29", "2017-10-29T06:00:00Z", None)
+
+
+def test_a_slot_that_begins_at_another_hour_after_a_change_is_not_taken_for_the_same(tmp_path: Path) -> None:
+    """Slots of three hours are counted from midnight in elapsed time: on that Sunday they begin at 0, 4, 7, … o'clock."""
+    config = city_config(tmp_path, **{"window.slot": "3h"})
+    sunday, monday = hour_of(FORWARD, 7), hour_of(date(2017, 3, 13), 6)
+    view = view_of(*released(config, hour_of(FORWARD, 0, winter=True), sunday, monday))
+    assert view.find("2017-03-12T12:00:00Z", "bus") is not None, "07:00 of that day"
+    assert said(found(view, "2017-03-13T11:00:00Z", FORWARD)) == ("2017-03-12", None, "clocks")
+
+
+def test_a_window_that_cannot_be_compared_with_has_a_reason_and_no_other_takes_its_place(config: Config) -> None:
+    start = "2017-03-21T12:00:00Z"
+    made = released(config, -4 * DAY, -3 * DAY, -DAY, 0)
+    view = view_of(*made, most=3)
+    *withheld, marker = made[2]
+    assert said(found(view, start, date(2017, 3, 17))) == ("2017-03-17", None, "gone")
+    assert said(found(view, start, date(2017, 3, 19))) == ("2017-03-19", None, "none")
+    assert said(found(view, start, date(2017, 3, 21))) == ("2017-03-21", None, "same")
+    assert said(found(view, start, date(2017, 3, 22))) == ("2017-03-22", None, "later")
+    assert said(found(view, start, date.min)) == ("0001-01-01", None, "none")
+    assert said(found(view, start, date.max)) == ("9999-12-31", None, "later")
+    outcomes(view, arrivals(window(config, -2 * DAY)[:-1]))
+    assert said(found(view, start, date(2017, 3, 19))) == ("2017-03-19", None, "incomplete")
+    body = json.loads(marker.value) | {"withheld": True}
+    hidden = view_of(made[0], [*withheld, marker._replace(value=json.dumps(body).encode())], made[3])
+    assert said(found(hidden, start)) == ("2017-03-20", None, "withheld")
+
+
+def test_a_zone_that_nobody_knows_counts_as_utc(config: Config) -> None:
+    made = []
+    for messages in released(config, -DAY, 0):
+        *cells, marker = messages
+        body = json.loads(marker.value)
+        body["period"]["timezone"] = "../../etc/passwd"
+        made.append([*cells, marker._replace(value=json.dumps(body).encode())])
+    assert said(found(view_of(*made), "2017-03-21T12:00:00Z"))[1] == "2017-03-20T12:00:00Z"
+
+
+def test_a_local_time_at_the_ends_of_the_calendar_is_no_error() -> None:
+    assert local_start("0001-01-01T00:00:00Z", "America/Chicago").isoformat() == "0001-01-01T00:00:00+00:00"
+    last = local_start("9999-12-31T23:00:00Z", "America/Chicago")
+    assert start_at(last) == "9999-12-31T23:00:00Z"
+    assert start_at(last.replace(hour=23)) is None
+
+
+async def test_the_api_gives_the_window_or_the_reason_and_refuses_what_is_no_day(
+    tmp_path: Path, config: Config
+) -> None:
+    messages = [message for hour in (-DAY, 0) for message in window(config, hour, USUAL_DAY)]
+    (tmp_path / "releases.ndjson").write_text("".join(map(line_of, messages)), encoding="utf-8")
+    async with serving_file(config, tmp_path / "releases.ndjson") as client:
+        path = "/api/v1/windows/2017-03-21T12:00:00Z/other-day"
+        answer = await (await client.get(path)).json()
+        assert (answer["day"], answer["reason"], answer["timezone"]) == ("2017-03-20", None, "America/Chicago")
+        assert answer["other"] == await (await client.get("/api/v1/windows/2017-03-20T12:00:00Z")).json()
+        assert (answer["oldest"], answer["newest"]) == ("2017-03-20T12:00:00Z", "2017-03-21T12:00:00Z")
+        gone = await (await client.get(f"{path}?day=2001-01-01")).json()
+        assert (gone["other"], gone["reason"]) == (None, "none")
+        again = await client.get(path)
+        assert (await client.get(path, headers={"If-None-Match": again.headers["ETag"]})).status == 304
+        for wrong in ("2017-02-29", "20170314", "2017-W11-2", "", "2017-03-14T00:00:00Z", "<b>", "２０１７-03-14"):
+            assert (await client.get(path, params={"day": wrong})).status == 400, wrong
+        assert (await client.get("/api/v1/windows/2001-01-01T00:00:00Z/other-day")).status == 404
