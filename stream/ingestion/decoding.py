@@ -426,15 +426,14 @@ def _of(arrived_us: Arrived, part: slice | NDArray[np.int64]) -> Arrived:
 
 def _joined(first: Batch, second: Batch) -> Batch:
     """Two parts of a batch, the second of which follows the first."""
-    middle = first.messages
     return Batch(
         np.concatenate([first.rows, second.rows]),
-        np.concatenate([first.index, second.index + middle]),
+        np.concatenate([first.index, second.index + first.messages]),
         np.concatenate([first.slots, second.slots]),
-        np.concatenate([first.rejected, second.rejected + middle]),
+        np.concatenate([first.rejected, second.rejected + first.messages]),
         np.concatenate([first.reason, second.reason]),
         np.concatenate([first.element, second.element]),
-        middle + second.messages,
+        first.messages + second.messages,
     )
 
 
