@@ -123,7 +123,9 @@ class Recount:
         domain = self.config.feed.domain
         inside = domain.south <= event.lat <= domain.north and domain.west <= event.lng <= domain.east
         user = event.user.encode(errors="replace")
-        possible = 0 <= event.speed <= (self.config.fastest_km_h or math.inf)
+        fastest = self.config.fastest_km_h or math.inf
+        # Under "values" every finite speed counts, because none decides whether there is an event.
+        possible = abs(event.speed) < math.inf if self.config.relation == "values" else 0 <= event.speed <= fastest
         if not (inside and possible and 0 < len(user) <= _MOST_BYTES_OF_A_USER and abs(moment) < 1e15):
             return None
         place = (event.lat, event.lng)
