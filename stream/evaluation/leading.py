@@ -23,7 +23,7 @@ from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.evaluation.wants import Want
 from stream.statistics.carried_clipping import carry
-from stream.statistics.merging import by_planned_cells
+from stream.statistics.merging import by_planned_cells, resolutions
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.plan import planned_layout
 from stream.statistics.pipeline import draw, post_process, release_bodies
@@ -33,6 +33,7 @@ from stream.statistics.values.draw import exact_values
 from stream.windows import Period, Slotting, Window
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 Windows = dict[int, npt.NDArray[np.void]]
 
 
@@ -205,22 +206,20 @@ def _judged(plan: Plan, samples: Contributions, leading: Columns | Derived) -> L
     truth = exact_values(plan, samples)["mean"]
     covers, covers_own = (
         listed & (low[at] <= number + 1e-9) & (number <= high[at] + 1e-9)
-        for number in (truth, _own(plan, samples, truth))
+        for number in (truth, _own(plan, samples, at, truth))
     )
-    resolution = counts.cells >> np.uint64(52) & np.uint64(15)
     events = counts.by_cell(counts.samples).astype(np.float64)
-    return Leading(events, np.where(listed, reach[at], np.inf), covers, covers_own, resolution)
+    return Leading(events, np.where(listed, reach[at], np.inf), covers, covers_own, resolutions(counts.cells))
 
 
-def _own(plan: Plan, samples: Contributions, truth: FloatArray) -> FloatArray:
+def _own(plan: Plan, samples: Contributions, at: IntArray, truth: FloatArray) -> FloatArray:
     """The mean of weighted users in each cell, shape (C,), under "participation". Under "values", and where nobody who counts
-    was, ``truth``, the mean over samples.
+    was, ``truth``, the mean over samples. ``at``: where the plan lists each cell.
     """
     if plan.relation == NeighbouringRelation.VALUES:
         return truth
     unclipped = msgspec.structs.replace(plan, lower_bytes=b"", upper_bytes=b"")
     degree = planned_layout(plan).degree
-    at = np.minimum(np.searchsorted(plan.cells, samples.counts.cells), len(plan.cells) - 1)
     sums = exact_integers(unclipped, samples)[: degree + 1, at]
     weight, total = sums.sum(axis=0), MEAN_OF[degree] @ sums
     top = plan.upper_quanta * SPEED_QUANTUM_KMH

@@ -27,7 +27,7 @@ from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
 from stream.sources.ordering import in_time_order
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import NO_PLACE, Snapshot, SnapshotError, SnapshotRows
+from stream.sources.snapshots import NO_PLACE, SnapshotError, SnapshotRows
 from stream.windows import Slotting
 
 AT_ONCE = 20_000
@@ -38,7 +38,7 @@ class DerivedEvents(SnapshotEvents):
     """Gives canonical events, in order of time, the speeds that ``feed.speeds`` asks for."""
 
     def __init__(self, feed: FeedConfig, slotting: Slotting) -> None:
-        super().__init__(_no_documents, feed, slotting, feed.speeds)
+        super().__init__(feed, slotting, feed.speeds)
         self._domain = feed.domain
         self._format = recording_format(feed, "canonical")
 
@@ -129,7 +129,3 @@ def _joined(derived: Messages, whole: Messages, others: list[int]) -> Messages:
     order = np.argsort(due, kind="stable")
     index = order.tolist()
     return Messages(due[order], [keys[at] for at in index], [values[at] for at in index], whole.unread)
-
-
-def _no_documents(_: bytes, __: int | None) -> Snapshot:
-    raise SnapshotError("recordings come as messages, not as documents")

@@ -13,13 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dpcore.relation import NeighbouringRelation
-from stream.config.feed import FeedConfig, SpeedSource
 from stream.ingestion.formats import parse_time
 from stream.sources.messages import Messages
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import Snapshot, SnapshotError, SnapshotRows
-from stream.windows import Slotting
+from stream.sources.snapshots import SnapshotRows
 
 LARGEST_MESSAGE = 64 << 10
 """Bytes of a payload; a position has about 400."""
@@ -52,15 +49,6 @@ _decode = msgspec.json.Decoder(dict[str, _Fix]).decode
 class HighFrequencyPositions(SnapshotEvents):
     """Events of HFP messages. Speeds are in m/s in the format."""
 
-    def __init__(
-        self,
-        feed: FeedConfig,
-        slotting: Slotting,
-        speeds: SpeedSource = "missing",
-        relation: NeighbouringRelation = NeighbouringRelation.VALUES,
-    ) -> None:
-        super().__init__(_no_documents, feed, slotting, speeds, relation)
-
     def of(self, publications: Sequence[Publication], received_us: int) -> Messages:
         """The new events of messages that are decoded at ``received_us`` (µs UTC), in order of time.
 
@@ -70,10 +58,6 @@ class HighFrequencyPositions(SnapshotEvents):
         for publication in publications:
             _add(rows, publication)
         return self.take(rows.snapshot(), len(publications))
-
-
-def _no_documents(_: bytes, __: int | None) -> Snapshot:
-    raise SnapshotError("HFP comes as messages, not as documents")
 
 
 def _add(rows: SnapshotRows, publication: Publication) -> None:

@@ -13,12 +13,11 @@ from functools import partial
 from xml.parsers.expat import ExpatError, ParserCreate
 from zoneinfo import ZoneInfo
 
-from dpcore.relation import NeighbouringRelation
-from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource
+from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.ingestion.formats import read_instant, time_us
+from stream.sources.apart import Decode
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, SnapshotRows
-from stream.windows import Slotting
 
 _DEEPEST = 40
 MOST_ELEMENTS = 2_000_000
@@ -44,15 +43,9 @@ class SiriVehicleMonitoring(SnapshotEvents):
 
     declares_unit = True
 
-    def __init__(
-        self,
-        feed: FeedConfig,
-        slotting: Slotting,
-        speeds: SpeedSource = "missing",
-        relation: NeighbouringRelation = NeighbouringRelation.VALUES,
-    ) -> None:
-        zone, kmh = ZoneInfo(feed.timezone), SPEED_TO_KMH[feed.speed_unit]
-        super().__init__(partial(decode_siri, zone=zone, kmh=kmh), feed, slotting, speeds, relation)
+    def decoder(self, feed: FeedConfig) -> Decode:
+        """Of SIRI-VM documents."""
+        return partial(decode_siri, zone=ZoneInfo(feed.timezone), kmh=SPEED_TO_KMH[feed.speed_unit])
 
 
 def decode_siri(body: bytes, received_us: int | None, zone: ZoneInfo, kmh: float) -> Snapshot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from dpcore.relation import NeighbouringRelation
 from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource
-from stream.sources.apart import DecodedApart
-from stream.sources.derived_speed import DerivationLimits, SpeedDerivation
+from stream.sources.apart import Decode, DecodedApart
+from stream.sources.derived_speed import SpeedDerivation
 from stream.sources.messages import Messages
-from stream.sources.snapshots import LEAST_SPEED_MS, MOST_SPEED_MS, Snapshot
+from stream.sources.snapshots import LEAST_SPEED_MS, MOST_SPEED_MS, Snapshot, SnapshotError
 from stream.storage.last_fixes import FIX
 from stream.windows import Slotting
 
@@ -73,8 +73,7 @@ class Tally:
 
 
 class SnapshotEvents:
-    """Turns snapshots, in order of arrival, into messages for ``feed``. ``decode``: from bytes and time of arrival (µs UTC);
-    it can be pickled, because large snapshots are decoded in another process.
+    """Turns snapshots, in order of arrival, into messages for ``feed``.
 
     A vehicle whose timestamp did not advance gives no new event. ``speeds`` is chosen by the operator and never depends on
     the data: what one vehicle reports must not decide how the speed of another one is found.
@@ -85,30 +84,34 @@ class SnapshotEvents:
 
     def __init__(
         self,
-        decode: Callable[[bytes, int | None], Snapshot],
         feed: FeedConfig,
         slotting: Slotting,
         speeds: SpeedSource = "missing",
         relation: NeighbouringRelation = NeighbouringRelation.VALUES,
-        limits: DerivationLimits | None = None,
     ) -> None:
         if feed.format != "canonical":
             raise ValueError(
                 f"feed.format is {feed.format!r}; events from snapshots are canonical: set feed.format to 'canonical'"
             )
         self.tally = Tally()
-        self._decode = DecodedApart(decode)
+        self._decode = DecodedApart(self.decoder(feed))
         self.header_us: int | None = None
         """Timestamp in the header of the newest snapshot, µs UTC; None if it had none."""
         self._slotting, self._speeds = slotting, speeds
         self._only_measured = relation == NeighbouringRelation.PARTICIPATION
         self._per_kmh = 1 / SPEED_TO_KMH[feed.speed_unit]
-        self._derivation = SpeedDerivation(limits)
+        self._derivation = SpeedDerivation()
         self._memory: Memory | None = None
         self._unkept: set[str] = set()
         """Vehicles of which fixes are to be kept."""
         self._newest: dict[str, int] = {}
         self._clock = 0
+
+    def decoder(self, feed: FeedConfig) -> Decode:
+        """Reads a document of the format, from bytes and time of arrival (µs UTC). It can be pickled, because large documents are
+        read in another process. A source that takes messages has no documents.
+        """
+        return _no_documents
 
     def remember_by(self, memory: Memory | None) -> None:
         """Recall earlier fixes from ``memory``, and give it new ones in :meth:`keep`."""
@@ -244,3 +247,7 @@ class SnapshotEvents:
         driving = (derived > _MOVING_KMH) & ~np.isnan(reported)
         self.tally.driving += int(driving.sum())
         self.tally.driving_but_reported_still += int((driving & (reported < _STANDS_KMH)).sum())
+
+
+def _no_documents(_: bytes, __: int | None) -> Snapshot:
+    raise SnapshotError("this source takes messages, not documents")

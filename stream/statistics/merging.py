@@ -43,8 +43,12 @@ def _parents(cells: IdArray, resolution: int) -> IdArray:
 
 def widths(cells: IdArray, resolution: int) -> FloatArray:
     """Width of each cell, shape (C,), in widths of a hexagon of ``resolution``: a parent has the area of seven children."""
-    own = (cells >> np.uint64(52) & np.uint64(15)).astype(np.int64)
-    return np.asarray(np.sqrt(7.0 ** (resolution - own)))
+    return np.asarray(np.sqrt(7.0 ** (resolution - resolutions(cells).astype(np.int64))))
+
+
+def resolutions(cells: IdArray) -> IdArray:
+    """H3 resolution of each cell, shape (C,)."""
+    return np.asarray(cells >> np.uint64(52) & np.uint64(15))
 
 
 def by_planned_cells(plan: Plan, contributions: Contributions) -> Contributions:

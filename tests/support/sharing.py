@@ -43,6 +43,12 @@ async def stored(redis: Redis, config: Config, seed: int) -> None:
     await store(redis, config, random_rows(seed, 150))
 
 
+async def each_stored(redis: Redis, *feeds: Config) -> None:
+    """A window of each feed, with rows of its own."""
+    for seed, config in enumerate(feeds):
+        await stored(redis, config, seed)
+
+
 def charges_of(plan: Plan) -> Counter[int]:
     """What every user pays for a plan."""
     users, charges = plan.charged_users()

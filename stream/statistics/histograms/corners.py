@@ -17,14 +17,12 @@ import numpy.typing as npt
 
 from dpcore.spatial.declared import MAX_DECLARED_CORNERS, declared_regions
 from dpcore.spatial.regions import Regions
+from stream.statistics.histograms.sorted_rows import in_degrees, same_as_before
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
-
-_DEGREES = 1e-7
-"""Unit of a row's lat and lng."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,7 @@ class Corners:
         """The corners of regions of which at least one corner is ``inside`` the box, (N,). The order of ``rows`` is immaterial."""
         order = np.lexsort((rows["lng"], rows["lat"], rows["time"], rows["user"]))
         own, inside = rows[order], inside[order]
-        again = np.zeros(len(own), dtype=bool)
-        again[1:] = np.logical_and.reduce([own[name][1:] == own[name][:-1] for name in ("user", "time", "lat", "lng")])
+        again = same_as_before(*(own[name] for name in ("user", "time", "lat", "lng")))
         region = _groups(own["user"], own["time"])
         met = np.zeros(len(own), dtype=bool)
         met[region[inside]] = True
@@ -58,7 +55,7 @@ class Corners:
     @property
     def points(self) -> FloatArray:
         """(latitude, longitude) in degrees, shape (C, 2)."""
-        return np.asarray(np.column_stack([self.lat, self.lng]) * _DEGREES, dtype=np.float64)
+        return in_degrees(self.lat, self.lng)
 
     def of(self, users: IdArray) -> Corners:
         """The corners of ``users``."""
@@ -86,9 +83,4 @@ class Corners:
 
 def _groups(user: IdArray, time: IntArray) -> IntArray:
     """The number of the region of each sorted row: rows of one user and time are one."""
-    if not len(user):
-        return np.zeros(0, dtype=np.int64)
-    begins = np.ones(len(user), dtype=np.int64)
-    begins[0] = 0
-    begins[1:] = (user[1:] != user[:-1]) | (time[1:] != time[:-1])
-    return np.asarray(np.cumsum(begins), dtype=np.int64)
+    return np.asarray(np.cumsum(~same_as_before(user, time), dtype=np.int64) - 1)

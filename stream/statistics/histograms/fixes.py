@@ -17,13 +17,11 @@ from dpcore.spatial import Domain
 from stream.config import Config
 from stream.config.section import BoundingBox
 from stream.statistics.histograms.corners import Corners
+from stream.statistics.histograms.sorted_rows import DEGREES, in_degrees, same_as_before
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
 FloatArray = npt.NDArray[np.float64]
-
-_DEGREES = 1e-7
-"""Unit of a row's lat and lng."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,7 @@ class Fixes:
 
     @cached_property
     def _starts(self) -> IntArray:
-        first = np.ones(len(self.user), dtype=bool)
-        first[1:] = self.user[1:] != self.user[:-1]
-        return np.flatnonzero(first)
+        return np.flatnonzero(~same_as_before(self.user))
 
     @property
     def users(self) -> IdArray:
@@ -55,7 +51,7 @@ class Fixes:
     @property
     def points(self) -> FloatArray:
         """(latitude, longitude) in degrees, shape (F, 2)."""
-        return np.asarray(np.column_stack([self.lat, self.lng]) * _DEGREES, dtype=np.float64)
+        return in_degrees(self.lat, self.lng)
 
     @property
     def digest(self) -> str:
@@ -95,10 +91,10 @@ def fixes_of(rows: npt.NDArray[np.void], box: BoundingBox | None, *, declared: b
     if box is None:
         return None
     domain = Domain(box.south, box.west, box.north, box.east, 1, 1)
-    inside = domain.contains(rows["lat"] * _DEGREES, rows["lng"] * _DEGREES)
+    inside = domain.contains(rows["lat"] * DEGREES, rows["lng"] * DEGREES)
     within = rows[inside]
     order = in_order(within["user"], within["time"])
-    again = _same_as_before(within["user"][order], within["time"][order])
+    again = same_as_before(within["user"][order], within["time"][order])
     if again.any():
         shared = again | np.append(again[1:], False)
         tied = within[order[shared]]
@@ -107,10 +103,3 @@ def fixes_of(rows: npt.NDArray[np.void], box: BoundingBox | None, *, declared: b
     kept = within[order[~again]]
     fixes = Fixes(kept["user"].astype(np.uint64), kept["lat"].astype(np.int64), kept["lng"].astype(np.int64))
     return replace(fixes, corners=Corners.of_rows(rows, inside)) if declared else fixes
-
-
-def _same_as_before(user: IdArray, time: IntArray) -> npt.NDArray[np.bool_]:
-    """Whether each of the sorted rows repeats the (user, time) of the row before."""
-    same = np.zeros(len(user), dtype=bool)
-    same[1:] = (user[1:] == user[:-1]) & (time[1:] == time[:-1])
-    return same

@@ -1,7 +1,8 @@
 """Spatial histograms of a window: plan, draw, message body. Each protects participation, under either relation.
 
 A user who pays contributes at most ``fixes_per_user`` fixes to every histogram, and one region to "euler", or the last
-``regions_per_user`` that they declared, chosen from their own rows; "euler" has the noise of so many. All histograms use the same users, so their shares of ε add up. A user pays for all of them or takes no part.
+``regions_per_user`` that they declared, chosen from their own rows; "euler" has the noise of so many. All histograms use
+the same users, so their shares of ε add up. A user pays for all of them or takes no part.
 """
 
 from __future__ import annotations

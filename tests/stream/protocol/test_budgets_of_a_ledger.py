@@ -19,7 +19,7 @@ from stream.windows import Period
 from tests.support.builders import SLOT, random_rows
 from tests.support.city import HOUR
 from tests.support.closing import Collected, close_until, protocol_of
-from tests.support.sharing import LEDGER, sharing, spent, stored
+from tests.support.sharing import LEDGER, each_stored, sharing, spent, stored
 from tests.support.stored_rows import store
 
 DAY = 86_400
@@ -55,8 +55,7 @@ async def budget_of(redis: Redis, config: Config, slot: int = SLOT) -> float:
 async def planned(redis: Redis, folder: Path) -> None:
     """Two feeds with a window each; that of the bus is planned under the budget of :func:`sharing`, and not charged."""
     bus, tram = sharing(folder)
-    for seed, config in enumerate((bus, tram)):
-        await stored(redis, config, seed)
+    await each_stored(redis, bus, tram)
     await state(redis, bus, tram)
     await close_until(protocol_of(redis, bus, Collected()), SLOT, "plan")
 
@@ -100,8 +99,7 @@ async def test_a_changed_budget_begins_with_the_next_period_although_another_fee
 
 async def test_of_different_budgets_the_least_holds_for_all_feeds(redis: Redis, tmp_path: Path) -> None:
     bus, tram = await with_budgets(redis, tmp_path, 3.0, 2.0)
-    for seed, config in enumerate((bus, tram)):
-        await stored(redis, config, seed)
+    await each_stored(redis, bus, tram)
     assert await budget_of(redis, bus) == await budget_of(redis, tram) == 2.0
     assert max((await spent(redis, bus)).values()) <= 2_000_000
 

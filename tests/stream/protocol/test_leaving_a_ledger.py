@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from typer.testing import CliRunner
 
 from stream.cli import app
+from stream.config import Config
 from stream.local import REPO_ROOT
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError
@@ -18,7 +19,7 @@ from stream.storage.shared_ledger import SharedLedger
 from tests.support.builders import SLOT
 from tests.support.city import City
 from tests.support.closing import Collected, close_until, protocol_of
-from tests.support.sharing import BUDGET, LEDGER, PERIOD, sharing, spent, stored
+from tests.support.sharing import BUDGET, LEDGER, PERIOD, each_stored, sharing, spent, stored
 
 
 @pytest.mark.parametrize("last", ["charge", "commit", "publish"])
@@ -26,8 +27,7 @@ async def test_a_feed_leaves_once_it_has_published_what_it_charged_and_holds_not
     redis: Redis, tmp_path: Path, last: str
 ) -> None:
     bus, tram = sharing(tmp_path)
-    for seed, config in enumerate((bus, tram)):
-        await stored(redis, config, seed)
+    await each_stored(redis, bus, tram)
     shared, ledger = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram)
     await close_until(protocol_of(redis, tram, Collected()), SLOT, last)
     with pytest.raises(LedgerError, match="charged or committed and not published: 2017-03-21T12:00:00Z"):
@@ -43,21 +43,30 @@ async def test_a_feed_leaves_once_it_has_published_what_it_charged_and_holds_not
     assert await Retirement(redis, "bus", bus.slotting, LEDGER).retire(end) == end
 
 
+async def refused_after_leaving(redis: Redis, tram: Config, last: str) -> Collected:
+    """A worker of ``tram`` closes a window while an operator lets the feed leave after its step ``last``; its charge is refused.
+    Returns what it published.
+    """
+    await stored(redis, tram, 1)
+    await Ledger.of(redis, tram).start_generation(birth=0)
+
+    async def leave(step: str) -> None:
+        if step == last:
+            await SharedLedger(redis, "bus", LEDGER).leave("tram")
+
+    publisher = Collected()
+    with pytest.raises(BeforeBirthError):
+        await protocol_of(redis, tram, publisher, after_step=leave).close(SLOT)
+    return publisher
+
+
 async def test_a_feed_may_leave_while_its_worker_plans_and_again_whatever_the_worker_leaves_behind(
     redis: Redis, tmp_path: Path
 ) -> None:
     """The worker has looked before the feed left, so it stores a plan. Nobody is charged, and the plan holds nobody."""
     _, tram = sharing(tmp_path)
-    await stored(redis, tram, 1)
     shared, ledger = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram)
-    await ledger.start_generation(birth=0)
-
-    async def leave(step: str) -> None:
-        if step == "read":
-            await shared.leave("tram")
-
-    with pytest.raises(BeforeBirthError):
-        await protocol_of(redis, tram, Collected(), after_step=leave).close(SLOT)
+    await refused_after_leaving(redis, tram, "read")
     assert await redis.exists(FeedKeys.of(tram).plan(SLOT))
     assert await ledger.total(PERIOD) == (0, 0)
     await ledger.start_generation()  # its worker looks again
@@ -70,19 +79,9 @@ async def test_a_feed_may_leave_while_its_worker_plans_and_again_whatever_the_wo
 async def test_a_plan_that_nobody_has_paid_for_does_not_keep_its_feed(redis: Redis, tmp_path: Path) -> None:
     """If the worker goes on, its charge is refused and what it would draw is not."""
     _, tram = sharing(tmp_path)
-    await stored(redis, tram, 1)
-    shared, ledger = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram)
-    await ledger.start_generation(birth=0)
-
-    async def leave(step: str) -> None:
-        if step == "plan":
-            await shared.leave("tram")
-
-    publisher = Collected()
-    with pytest.raises(BeforeBirthError):
-        await protocol_of(redis, tram, publisher, after_step=leave).close(SLOT)
+    publisher = await refused_after_leaving(redis, tram, "plan")
     assert publisher.messages == []
-    assert await ledger.total(PERIOD) == (0, 0)
+    assert await Ledger.of(redis, tram).total(PERIOD) == (0, 0)
 
 
 async def test_a_plan_that_was_left_behind_is_charged_within_the_budget_if_its_period_is_adopted(
@@ -90,8 +89,7 @@ async def test_a_plan_that_was_left_behind_is_charged_within_the_budget_if_its_p
 ) -> None:
     """The bus has spent meanwhile what the plan of the tram took to be left."""
     bus, tram = sharing(tmp_path)
-    for seed, config in enumerate((bus, tram)):
-        await stored(redis, config, seed)
+    await each_stored(redis, bus, tram)
     shared, ledger = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram)
     await ledger.start_generation(birth=0)
     await close_until(protocol_of(redis, tram, Collected()), SLOT, "plan")

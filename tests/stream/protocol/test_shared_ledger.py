@@ -23,15 +23,14 @@ from tests.support.builders import SLOT
 from tests.support.city import HOUR, City
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.protocol_child import exit_code
-from tests.support.sharing import BUDGET, LEDGER, PERIOD, drawn, sharing, spent, stored
+from tests.support.sharing import BUDGET, LEDGER, PERIOD, drawn, each_stored, sharing, spent, stored
 from tests.support.topics_reader import read_all
 
 
 async def worst_of_two_feeds(redis: Redis, tmp_path: Path) -> int:
     """The most that the releases of two feeds cost one user, by the plans from which they were drawn."""
     both = sharing(tmp_path)
-    for seed, config in enumerate(both):
-        await stored(redis, config, seed)
+    await each_stored(redis, *both)
     costs = [await drawn(redis, config) for config in both]
     total = costs[0] + costs[1]
     if not any(cost > BUDGET for cost in total.values()):
@@ -57,8 +56,7 @@ async def test_a_feed_that_another_overtakes_plans_with_what_the_other_left(
 ) -> None:
     """Between a plan and its charge, the other feed spends what the plan would: it is replaced, and drawn without these users."""
     bus, tram = sharing(tmp_path)
-    for seed, config in enumerate((bus, tram)):
-        await stored(redis, config, seed)
+    await each_stored(redis, bus, tram)
     others, steps = [], []
 
     async def overtaken(step: str) -> None:
@@ -78,8 +76,7 @@ async def test_a_crash_of_one_feed_charges_its_users_once_and_the_other_feed_see
     redis: Redis, tmp_path: Path, last: str
 ) -> None:
     bus, tram = sharing(tmp_path)
-    for seed, config in enumerate((bus, tram)):
-        await stored(redis, config, seed)
+    await each_stored(redis, bus, tram)
     first = Collected()
     await close_until(protocol_of(redis, bus, first), SLOT, last)
     before = await spent(redis, bus)
@@ -258,8 +255,7 @@ async def test_a_charge_notices_that_redis_lost_a_commit_of_another_feed_since_t
     redis: Redis, tmp_path: Path
 ) -> None:
     bus, tram = sharing(tmp_path, **{"privacy.budget": 96.0})
-    for seed, config in enumerate((bus, tram)):
-        await stored(redis, config, seed)
+    await each_stored(redis, bus, tram)
     older = {key: await redis.dump(key) for key in await redis.keys()}
     await drawn(redis, tram)
     publisher = Collected()

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -18,8 +18,9 @@ from google.transit import gtfs_realtime_pb2
 from typer.testing import CliRunner
 
 from stream.cli import app
+from stream.config.feed import FeedConfig
 from stream.sources import siri
-from stream.sources.apart import LARGE_BYTES, DecodedApart
+from stream.sources.apart import LARGE_BYTES, Decode, DecodedApart
 from stream.sources.background import in_background
 from stream.sources.delivery import Pacer, Progress, deliver
 from stream.sources.live import FileSink, poll
@@ -62,7 +63,7 @@ class Kept:
         pass
 
 
-def waiting_for(turned: threading.Event) -> Callable[[bytes, int | None], Snapshot]:
+def waiting_for(turned: threading.Event) -> Decode:
     """A decoder that is done only after the event loop has turned meanwhile."""
 
     def decode(body: bytes, received_us: int | None) -> Snapshot:
@@ -81,7 +82,11 @@ async def turning(turned: threading.Event, deliverer: asyncio.Task[None]) -> Non
 
 
 def slow_reader(turned: threading.Event) -> SnapshotEvents:
-    return SnapshotEvents(waiting_for(turned), FEED, Slotting(timedelta(hours=1), timedelta(days=1), FEED.timezone))
+    class Slow(SnapshotEvents):
+        def decoder(self, feed: FeedConfig) -> Decode:
+            return waiting_for(turned)
+
+    return Slow(FEED, Slotting(timedelta(hours=1), timedelta(days=1), FEED.timezone))
 
 
 def test_timers_fire_while_an_answer_is_decoded_and_its_events_arrive() -> None:

@@ -29,6 +29,13 @@ from tests.support.releasing import build_messages, planned
 from tests.support.stored_rows import store
 
 MERGING = {"hexagons.merge_until_km_h": 30.0, "hexagons.coarsest_resolution": 4, "speed.post_processing": []}
+ALL_KEPT = {
+    "speed.sum_cap": 0.3,
+    "speed.clipping": "none",
+    "speed.suppression": "none",
+    "speed.statistics": ["mean"],
+}
+"""Every sample is retained, and only the caps bound what a user adds to a sum."""
 
 
 def uneven_rows(seed: int, n: int = 1200, users: int = 40) -> np.ndarray:
@@ -48,6 +55,15 @@ def planned_merged(config: Config, rows: np.ndarray) -> tuple[Plan, Contribution
     """Plan, contributions by hexagon, contributions by cell."""
     plan, contributions = planned(config, rows)
     return plan, contributions, by_planned_cells(plan, contributions)
+
+
+def loss_of(moved: np.ndarray, t: np.ndarray, s: np.ndarray) -> Fraction:
+    """What a user loses whose change moves the integers by ``moved`` under noise of the scales ``t``/``s``."""
+    loss = Fraction(0)
+    for where in zip(*np.nonzero(moved), strict=True):
+        assert t[where] > 0, "a number that moved was released without noise"
+        loss += Fraction(int(moved[where]) * int(s[where]), int(t[where]))
+    return loss
 
 
 @pytest.mark.parametrize("clipping", ["joint", "none"])
@@ -80,10 +96,7 @@ def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(
         stopped["value"][mine], fast["value"][mine] = 0, 6500
         changed["value"][mine] = rng.choice([0, 6500], mine.sum())
         for neighbour in (fast, changed):
-            loss, moved = Fraction(0), np.abs(integers(stopped) - integers(neighbour))
-            for where in zip(*np.nonzero(moved), strict=True):
-                assert t[where] > 0, "a number that moved was released without noise"
-                loss += Fraction(int(moved[where]) * int(s[where]), int(t[where]))
+            loss = loss_of(np.abs(integers(stopped) - integers(neighbour)), t, s)
             assert loss * 1_000_000 <= charges[user] <= config.privacy.epsilon_micro
     assert planned(config, changed)[0].digest == plan.digest, "what is merged looked at values"
 
@@ -92,13 +105,7 @@ def test_the_widest_change_of_one_user_uses_their_whole_charge_where_caps_differ
     """Each scale was made for the cap of its own cell: with caps in another order some user would lose more than is charged.
     Users without budget left change no cap.
     """
-    changes = {
-        "speed.sum_cap": 0.3,
-        "speed.clipping": "none",
-        "speed.suppression": "none",
-        "speed.statistics": ["mean"],
-    }
-    config, rows = bus_config(tmp_path, **MERGING | changes), uneven_rows(1)
+    config, rows = bus_config(tmp_path, **MERGING | ALL_KEPT), uneven_rows(1)
     plan, _, pooled = planned_merged(config, rows)
     assert len(set(plan.caps.tolist())) > 1
     t, s = plan.scales.numerator, plan.scales.denominator
@@ -114,20 +121,13 @@ def test_the_widest_change_of_one_user_uses_their_whole_charge_where_caps_differ
             sums.append(kept.cell_sums(plan.caps))
         moved = sums[1] - sums[0]
         assert (moved <= plan.caps).all()
-        loss = sum(Fraction(int(d) * int(s[g]), int(t[g])) for g, d in enumerate(moved.tolist()) if d)
-        used.append(float(loss * 1_000_000) / charges[user])
+        used.append(float(loss_of(moved, t, s) * 1_000_000) / charges[user])
     assert max(used) <= 1
     assert min(used) > 0.999
 
 
 def test_users_without_budget_do_not_enter_the_caps(tmp_path: Path) -> None:
-    changes = {
-        "speed.sum_cap": 0.3,
-        "speed.clipping": "none",
-        "speed.suppression": "none",
-        "speed.statistics": ["mean"],
-    }
-    config, rows = bus_config(tmp_path, **MERGING | changes), uneven_rows(1)
+    config, rows = bus_config(tmp_path, **MERGING | ALL_KEPT), uneven_rows(1)
     window, period = config.slotting.window(SLOT), config.slotting.period_of(SLOT)
     long = rows[rows["user"] == 1].repeat(20)
     long["time"] += np.arange(len(long)) % 1000 + 1
