@@ -104,7 +104,7 @@ lowest: $(READY) jars
 	$(BIN)/uv venv -q --clear $(LOWEST)
 	$(BIN)/uv pip compile -q pyproject.toml --extra gtfs --extra mqtt --extra parquet --resolution lowest-direct -o $(LOWEST)/lowest.txt
 	$(BIN)/uv pip install -q --python $(LOWEST) -r $(LOWEST)/lowest.txt axe-playwright-python hypothesis jsonschema matplotlib opendp playwright psutil \
-	  pytest pytest-asyncio pytest-timeout pytest-xdist trustme
+	  pyogrio pytest pytest-asyncio pytest-timeout pytest-xdist shapely trustme
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q $(CORE)
 
 bench: $(READY) jars
