@@ -141,17 +141,25 @@ def test_who_is_known_from_the_last_turn_is_kept_once_with_the_fixes_of_both(cli
     assert store.recall([7, 8]) == {7: fixes(1, 3, 5)}, "who was not there for a whole turn is forgotten"
 
 
-def test_no_call_holds_redis_for_more_than_20_ms_where_every_second_has_a_fix(client: blocking.Redis) -> None:
-    """The least of eight means, because other processes of the machine only add to them."""
+def processor_seconds(client: blocking.Redis) -> float:
+    """What the thread that serves commands has used: waiting for a processor that other processes hold is not in it."""
+    cpu = client.info("cpu")
+    return float(cpu["used_cpu_user_main_thread"] + cpu["used_cpu_sys_main_thread"])
+
+
+def test_no_call_holds_redis_for_more_than_20_ms_of_processor_where_every_second_has_a_fix(
+    client: blocking.Redis,
+) -> None:
+    """The least of eight means, because a processor is slower beside other processes."""
     store, users = kept(client), range(3_000)
     store.keep({user: fixes(*range(MOST_FIXES)) for user in users})
     means = []
     for step in range(1, 9):
-        before = client.info("commandstats")["cmdstat_evalsha"]
+        seconds, calls = processor_seconds(client), client.info("commandstats")["cmdstat_evalsha"]["calls"]
         store.keep({user: fixes(*range(step, step + MOST_FIXES)) for user in users})
-        after = client.info("commandstats")["cmdstat_evalsha"]
-        means.append((after["usec"] - before["usec"]) / (after["calls"] - before["calls"]))
-    assert min(means) < 20_000, means
+        after = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+        means.append((processor_seconds(client) - seconds) / (after - calls))
+    assert min(means) < 0.020, means
 
 
 def test_a_user_takes_no_more_bytes_than_the_documents_say(client: blocking.Redis) -> None:
