@@ -81,7 +81,7 @@ class ScheduledService:
             if (cell := owner.get(number)) in totals:
                 totals[cell] += metres[number], seconds[number]
         return [
-            {"cell": cell, "value": round(_TO_KMH * total[0] / total[1], 2), "unit": "km/h"}
+            {"cell": cell, "value": round(_TO_KMH * float(total[0] / total[1]), 2), "unit": "km/h"}
             for cell, total in totals.items()
             if total[1] > 0
         ]

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.earth import great_circle_m
+from stream.serve.city.places import read_places
 from stream.sources import scheduled_speed
 from stream.sources.along_line import line_of, positions
 from stream.sources.schedule import ScheduleError
@@ -239,4 +240,7 @@ def test_the_command_writes_scheduled_speeds_or_says_why_there_are_none(
         return
     assert "from 1 trips, 1 of them straight from stop to stop" in done.stderr
     assert written["scheduled"]["days"] == ["workday", "saturday", "sunday"]
+    served = read_places(tmp_path / "places.json").scheduled
+    assert served is not None
+    assert len(served.cells) == len(written["scheduled"]["cells"]) > 1
     assert all({hour[1] for hour in row["hours"]} == {7} for row in written["scheduled"]["cells"])
