@@ -220,7 +220,7 @@ def _of_places(city: City, feed: p.Parameter) -> list[Operation]:
             city.scheduled_in,
             (p.WINDOW_PATH, feed),
             {JSON: "ScheduledSpeeds"},
-            (404,),
+            (404, 503),
             tag="Places",
         ),
     ]

@@ -30,6 +30,8 @@ DAYS = ("workday", "saturday", "sunday")
 """Kinds of day: Monday to Friday, Saturday, Sunday. A holiday counts as the day of the week on which it falls."""
 MOST_HOURS = 1_000_000
 """Hours of all cells that are written, as many as ``hexveil serve`` takes."""
+_MOST_OF_A_LINE = 1_000_000
+"""Points of one line that are looked up; at resolution 8 it is 23 000 km long."""
 _AT_ONCE = 1 << 20
 """Stretches that are added at once."""
 _MOST_COMPARED = 1_000_000_000
@@ -159,8 +161,9 @@ class _Adding:
         return self._sampled(straight), straight.along[np.cumsum(is_new)], True
 
     def _sampled(self, line: Line) -> Course:
-        self._samples += int(line.along[-1] / self._step) + 1
-        if self._samples > MOST_SAMPLES:
+        samples = int(line.along[-1] / self._step) + 1
+        self._samples += samples
+        if samples > _MOST_OF_A_LINE or self._samples > MOST_SAMPLES:
             raise ScheduleError(
                 "the trips are longer than those of a city; choose a coarser resolution, or divide the schedule"
             )

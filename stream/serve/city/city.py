@@ -22,7 +22,9 @@ from stream.serve.turns import Turns
 from stream.serve.window_store import View, WindowView
 
 MOST_WAITING = 64
-"""Named areas that may be put together or wait at the same time: each costs time in proportion to its window."""
+"""Named areas that may be put together or wait at the same time: each costs time in proportion to its window. The same of windows
+with scheduled speeds.
+"""
 MOST_DRAWN = 16
 """The same of drawn areas. Anybody can draw any number of them, so their queue is their own and short."""
 DRAWN_BYTES = 4 << 20
@@ -36,6 +38,7 @@ class City:
         """Raises :class:`stream.config.ConfigError` for a file that cannot be served."""
         self._view, self._answers = view, answers
         self._turns = Turns("areas", MOST_WAITING, 5)
+        self._scheduled_turns = Turns("scheduled speeds", MOST_WAITING, 5)
         self._rings, self._ring_turns = Answers(DRAWN_BYTES, answers.sending), Turns("drawn areas", MOST_DRAWN, 5)
         places = read_places(config.places)
         self._areas = read_areas(config.areas, places)
@@ -80,7 +83,8 @@ class City:
             said = {name: summary[name] for name in ("feed", "window", "complete")}
             return msgspec.json.encode(said | {"cells": cells})
 
-        return await self._answers.answer(request, key, make, JSON, "revalidate")
+        async with self._scheduled_turns.unless_kept(request, key, self._answers):
+            return await self._answers.answer(request, key, make, JSON, "revalidate")
 
     async def areas(self, request: web.Request) -> web.Response:
         """Every area without its statistics."""

@@ -164,6 +164,13 @@ def test_stops_of_a_loop_that_is_driven_twice_lie_along_it_in_their_order() -> N
     assert at == pytest.approx(line.along[[0, 2, 4, 6, 8]])
 
 
+def test_a_trip_around_the_world_is_refused_before_it_costs_much(tmp_path: Path) -> None:
+    files = schedule("7:00:00,7:02:00,9:00:00")
+    files["stops.txt"] = "stop_id,stop_name,stop_lat,stop_lon\n0,A,30.2,-97.7\n1,B,-30,80\n2,C,30.2,-97.7\n"
+    with pytest.raises(ScheduleError, match="longer than those of a city"):
+        speeds(tmp_path, files)
+
+
 def test_cells_outside_of_the_domain_have_no_speed(tmp_path: Path) -> None:
     files = schedule("7:00:00,7:02:00")
     files["stops.txt"] = "stop_id,stop_name,stop_lat,stop_lon\n0,A,51.5,0.1\n1,B,51.51,0.1\n"
