@@ -13,14 +13,18 @@ from stream.geojson import Position
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import combined, numbers_of
 from stream.serve.city.places import read_places
+from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.close_marker import marker_of
 from stream.serve.hexagons import freshness_of, known_window
+from stream.serve.local_time import zone_of
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import Turns
 from stream.serve.window_store import View, WindowView
 
 MOST_WAITING = 64
-"""Named areas that may be put together or wait at the same time: each costs time in proportion to its window."""
+"""Named areas that may be put together or wait at the same time: each costs time in proportion to its window. The same of windows
+with scheduled speeds.
+"""
 MOST_DRAWN = 16
 """The same of drawn areas. Anybody can draw any number of them, so their queue is their own and short."""
 DRAWN_BYTES = 4 << 20
@@ -34,6 +38,7 @@ class City:
         """Raises :class:`stream.config.ConfigError` for a file that cannot be served."""
         self._view, self._answers = view, answers
         self._turns = Turns("areas", MOST_WAITING, 5)
+        self._scheduled_turns = Turns("scheduled speeds", MOST_WAITING, 5)
         self._rings, self._ring_turns = Answers(DRAWN_BYTES, answers.sending), Turns("drawn areas", MOST_DRAWN, 5)
         places = read_places(config.places)
         self._areas = read_areas(config.areas, places)
@@ -41,7 +46,10 @@ class City:
         self._places, self._routes, self._stops = places.table(), places.route_features(), places.stop_features()
         listed = [{"name": area.name, "kind": area.kind} for area in self._areas.values()]
         self._list = msgspec.json.encode({"areas": listed})
-        self._keys = {body: key_of(body) for body in (self._places, self._routes, self._stops, self._list)}
+        self._service = ScheduledService(places.scheduled, places.resolution)
+        self.timed, self._scheduled = bool(self._service), self._service.table()
+        bodies = (self._places, self._routes, self._stops, self._list, self._scheduled)
+        self._keys = {body: key_of(body) for body in bodies}
 
     @property
     def divided(self) -> bool:
@@ -59,6 +67,24 @@ class City:
     async def stops(self, request: web.Request) -> web.Response:
         """Stops."""
         return await self._answer(request, self._stops, GEOJSON)
+
+    async def scheduled(self, request: web.Request) -> web.Response:
+        """Scheduled speeds by cell, kind of day and local hour."""
+        return await self._answer(request, self._scheduled, JSON)
+
+    async def scheduled_in(self, request: web.Request, feed: str, window: str) -> web.Response:
+        """The scheduled speeds of the released cells of one window in its hours."""
+        known = known_window(self._view, window, feed)
+        key, service, values, summary = key_of("scheduled", known.tag), self._service, known.in_order(), known.summary()
+
+        def make() -> bytes:
+            hours = hours_of(known.start, known.end, zone_of(known))
+            cells = service.speeds(hours, ((cell.cell, cell.excludes) for cell in numbers_of(values)))
+            said = {name: summary[name] for name in ("feed", "window", "complete")}
+            return msgspec.json.encode(said | {"cells": cells})
+
+        async with self._scheduled_turns.unless_kept(request, key, self._answers):
+            return await self._answers.answer(request, key, make, JSON, "revalidate")
 
     async def areas(self, request: web.Request) -> web.Response:
         """Every area without its statistics."""

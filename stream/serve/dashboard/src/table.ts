@@ -112,7 +112,7 @@ export class Table {
       ['cell', say(this.view.names ? 'search.place' : 'table.cell')],
       ['value', `${say(`${this.view.statistic}.name`)}, ${unit()}`],
       ['interval', say('table.interval')],
-      ...(day ? ([['then', day], ['against', say('table.difference', { unit: unit() })]] as [Column, string][]) : ([['against', say('table.usual')]] as [Column, string][])),
+      ...(day ? ([['then', day], ['against', say('table.difference', { unit: unit() })]] as [Column, string][]) : ([['against', say(this.view.scheme === 'scheduled' ? 'table.scheduled' : 'table.usual')]] as [Column, string][])),
       ['events', say('table.events')],
       ['users', say('table.users')],
     ];
@@ -166,7 +166,7 @@ export class Table {
   /** "8 % slower than usual", or of another day "−2.0 ± 0.9"; where noise explains the difference, that. */
   private against(now: Shown, reference: Reference): string {
     const { clear } = difference(now, reference);
-    if (this.view.dayName === undefined) return clear ? relative(now, reference) : say('table.within');
+    if (this.view.dayName === undefined) return clear ? relative(now, reference, this.view.versus) : say('table.within');
     return say(clear ? 'table.margin' : 'table.margin-within', margin(now, reference));
   }
 

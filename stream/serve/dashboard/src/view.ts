@@ -15,6 +15,7 @@ import {
   opacity,
   shown,
   thenOf,
+  scheduledOf,
   usualOf,
   type Kind,
   type Missing,
@@ -22,6 +23,7 @@ import {
   type Scheme,
   type Shown,
   type Statistic,
+  type Versus,
 } from './statistics';
 import type { AlertList, Days, DerivedSpeeds, Hexagon, Limit, Marker, OtherDay, Settings, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
 import type { Look } from './map';
@@ -32,10 +34,14 @@ export interface Reading {
   usual: UsualValue | null;
   /** The value of the other day, where that is what the map compares with, or why there is none: also for want of a window. */
   then: Shown | Missing | 'window' | null;
+  /** The scheduled speed, where that is what the map compares with. */
+  scheduled: Reference | null;
+  scheme: Scheme;
 }
 
 /** What the chosen colours compare the value with; null where there is nothing. */
-export const referenceOf = ({ usual, then }: Reading): Reference | null => (then === null ? usual : typeof then === 'string' ? null : then);
+export const referenceOf = ({ scheme, scheduled, usual, then }: Reading): Reference | null =>
+  scheme === 'scheduled' ? scheduled : then === null ? usual : typeof then === 'string' ? null : then;
 
 export class View {
   feed = '';
@@ -73,6 +79,9 @@ export class View {
   cells = new Map<string, Hexagon>();
   earlierWindows = 0;
   days: Days = 'any';
+  /** Whether the server knows scheduled speeds of the feed, and what they are in the window on display. */
+  scheduling = false;
+  scheduled = new Map<string, number>();
   private usual = new Map<string, UsualCell>();
   private others = new Map<string, Hexagon>();
   private overlaps = overlapping(this.others);
@@ -117,6 +126,7 @@ export class View {
     this.alerts = null;
     this.cells.clear();
     this.usual.clear();
+    this.scheduled.clear();
     this.setOtherDay(null, []);
   }
 
@@ -171,8 +181,14 @@ export class View {
     return this.earlierWindows >= 3 && this.statistic !== 'spread';
   }
 
+  /** A timetable has means only. */
+  get schedulable(): boolean {
+    return this.scheduling && this.statistic === 'mean';
+  }
+
   get scheme(): Scheme {
     if (this.chosenScheme === 'day' && this.statistic !== 'spread' && this.otherDay) return 'day';
+    if (this.chosenScheme === 'scheduled' && this.schedulable) return 'scheduled';
     return this.comparable && this.chosenScheme !== 'absolute' ? 'usual' : 'absolute';
   }
 
@@ -188,7 +204,8 @@ export class View {
     const now = shown(hexagon, this.statistic, this.kind);
     const usual = now && usualOf(this.usual.get(hexagon.cell), this.statistic, now);
     const then = now && this.scheme === 'day' ? this.then(hexagon, now) : null;
-    return { hexagon, now, usual, then };
+    const scheduled = now && scheduledOf(this.scheduled.get(hexagon.cell), this.statistic, hexagon.clipping?.upper ?? this.upper);
+    return { hexagon, now, usual, then, scheduled, scheme: this.scheme };
   }
 
   private then = (hexagon: Hexagon, now: Shown) =>
@@ -197,6 +214,11 @@ export class View {
   /** The cell as it was released on the other day. */
   other(cell: string): Hexagon | undefined {
     return this.others.get(cell);
+  }
+
+  get versus(): Versus {
+    if (this.scheme === 'scheduled') return { prefix: 'comparison.scheduled' };
+    return this.scheme === 'day' ? { prefix: 'comparison.day', day: this.dayName } : { prefix: 'comparison' };
   }
 
   /** "Tue, 14 Mar 2017", where another day is what the map compares with. */
