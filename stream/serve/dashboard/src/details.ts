@@ -22,7 +22,7 @@ export function statement(view: View, cell: string): HTMLElement[] {
   const reference = referenceOf(reading);
   return [
     make('p', { class: 'reading' }, sentence(now), chip(now.method ? 'modelled' : 'raw')),
-    make('p', { class: 'quiet' }, say(`${view.statistic}.name`), reference ? `, ${comparison(now, reference, view.versus)}` : ''),
+    make('p', { class: 'quiet' }, say(`${view.statistic}.name`), reference ? `, ${comparison(now, reference, reading.clear, view.versus)}` : ''),
     ...(reading.scheme === 'scheduled' ? [] : beside(view, reading)),
     ...timetabled(view, cell),
     ...alertsOf(view, cell),

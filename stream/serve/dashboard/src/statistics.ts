@@ -154,16 +154,19 @@ export const sentence = (now: Shown) =>
     : say('reading', { value: speed(now.value, now), unit: unit(), low: speed(now.low, now), high: speed(now.high, now) });
 
 /**
- * How far the value is from another in km/h, the 95 % error of that by noise, and whether noise alone does not explain it.
- * Modelled values of two days come from one model that knew both, so their errors are added, which holds for jointly normal
- * errors however they depend on each other. Of an interval, the side that faces the other value counts where it is the longer.
+ * How far the value is from another in km/h, and the 95 % error of that by noise. Modelled values of two days come from one
+ * model that knew both, so their errors are added, which holds for jointly normal errors however they depend on each other.
  */
-export function difference(now: Shown, other: Reference): { value: number; error: number; clear: boolean } {
-  const value = now.value - other.value;
-  const [nearer, further] = [facing(now, -value), facing(other, value)];
+export function difference(now: Shown, other: Reference): { value: number; error: number } {
+  const [nearer, further] = deviations(now, other);
   const deviation = other.method ? nearer + further : Math.hypot(nearer, further);
-  const error = Math.max(now.quantile, other.quantile ?? 0) * deviation;
-  return { value, error, clear: !now.outside && Math.abs(value) > error };
+  return { value: now.value - other.value, error: Math.max(now.quantile, other.quantile ?? 0) * deviation };
+}
+
+/** Standard deviations of the noise of both. Of an interval, the side that faces the other value counts where it is longer. */
+export function deviations(now: Shown, other: Reference): [number, number] {
+  const value = now.value - other.value;
+  return [facing(now, -value), facing(other, value)];
 }
 
 /** Standard deviation of the noise towards a value that lies in the direction of `to`. */
@@ -184,15 +187,16 @@ export function relative(now: Shown, other: Reference, { prefix, day = '' }: Ver
   return say(`${prefix}.${key}`, { percent: Math.abs(percent), day });
 }
 
-/** "8 % slower than usual: −2.0 ± 0.9 km/h, the error being noise". */
-export function comparison(now: Shown, other: Reference, versus: Versus): string {
-  const { clear } = difference(now, other);
+/** "8 % slower than usual: −2.0 ± 0.9 km/h, the error being noise"; not `clear`: of so many cells, noise explains this one. */
+export function comparison(now: Shown, other: Reference, clear: boolean, versus: Versus): string {
   const within = say(`${versus.prefix}.within`, { day: versus.day ?? '' });
-  return say('comparison.of', {
+  const said = say('comparison.of', {
     comparison: clear ? relative(now, other, versus) : within,
     ...margin(now, other),
     unit: unit(),
   });
+  const { value, error } = difference(now, other);
+  return !clear && Math.abs(value) > error ? `${said}. ${say('comparison.many')}` : said;
 }
 
 /** "−2.0" and "0.9": the difference and its error in the chosen unit. */

@@ -5,6 +5,7 @@ import { cellAt, centre, overlapping, type Shape } from './hexagons';
 import type { Names } from './names';
 import { say, type Values } from './texts';
 import { clock, day, dayOfWeek, when, weekend } from './times';
+import { NONE, chance, levelOf } from './significance';
 import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
 import {
   RELATIVE_BREAKS,
@@ -37,10 +38,12 @@ export interface Reading {
   /** The scheduled speed, where that is what the map compares with. */
   scheduled: Reference | null;
   scheme: Scheme;
+  /** Whether noise does not explain how it differs from what it is compared with, considering all cells of the window. */
+  clear: boolean;
 }
 
 /** What the chosen colours compare the value with; null where there is nothing. */
-export const referenceOf = ({ scheme, scheduled, usual, then }: Reading): Reference | null =>
+export const referenceOf = ({ scheme, scheduled, usual, then }: Omit<Reading, 'clear'>): Reference | null =>
   scheme === 'scheduled' ? scheduled : then === null ? usual : typeof then === 'string' ? null : then;
 
 export class View {
@@ -86,6 +89,8 @@ export class View {
   private others = new Map<string, Hexagon>();
   private overlaps = overlapping(this.others);
   private resolutions: number[] = [];
+  /** The largest chance of a clear difference, of the cells as they were last coloured. */
+  private level = NONE;
 
   /** Without a street map, lines and stops are drawn unless the address says otherwise. */
   setLines({ lines, basemap }: Settings, chosen: 'on' | 'off' | undefined): void {
@@ -201,11 +206,20 @@ export class View {
   }
 
   read(hexagon: Hexagon): Reading {
+    return this.judge(this.compare(hexagon));
+  }
+
+  private compare(hexagon: Hexagon): Omit<Reading, 'clear'> {
     const now = shown(hexagon, this.statistic, this.kind);
     const usual = now && usualOf(this.usual.get(hexagon.cell), this.statistic, now);
     const then = now && this.scheme === 'day' ? this.then(hexagon, now) : null;
     const scheduled = now && scheduledOf(this.scheduled.get(hexagon.cell), this.statistic, hexagon.clipping?.upper ?? this.upper);
     return { hexagon, now, usual, then, scheduled, scheme: this.scheme };
+  }
+
+  private judge(compared: Omit<Reading, 'clear'>): Reading {
+    const [{ now }, reference] = [compared, referenceOf(compared)];
+    return { ...compared, clear: Boolean(now && reference && chance(now, reference) <= this.level) };
   }
 
   private then = (hexagon: Hexagon, now: Shown) =>
@@ -260,15 +274,17 @@ export class View {
     return cellAt(this.cells, this.resolutions, lng, lat);
   }
 
+  /** How the cells look, and from now on which of their differences are clear. */
   looks(): Look[] {
     const { breaks, scheme } = this;
-    return [...this.cells.values()].map((hexagon): Look => {
-      const reading = this.read(hexagon);
-      const { now } = reading;
+    const compared = [...this.cells.values()].map((hexagon) => this.compare(hexagon));
+    this.level = levelOf(compared.flatMap((one) => (one.now ? [[one.now, referenceOf(one)]] : [])));
+    return compared.map((one): Look => {
+      const { hexagon, now } = one;
       if (!now) return { hexagon, index: -1, opacity: 0, hatched: true };
       if (scheme !== 'absolute') {
-        const reference = referenceOf(reading);
-        return { hexagon, hatched: false, ...(reference ? against(now, reference) : { index: -1, opacity: 0.3 }) };
+        const reference = referenceOf(one);
+        return { hexagon, hatched: false, ...(reference ? against(now, reference, this.judge(one).clear) : { index: -1, opacity: 0.3 }) };
       }
       const { index, spans } = classify(now, breaks, 1);
       return { hexagon, index, opacity: opacity(spans), hatched: false };
@@ -277,9 +293,9 @@ export class View {
 }
 
 /** Class and strength of a difference; a class of its own where noise explains it. */
-function against(now: Shown, reference: Reference): { index: number; opacity: number } {
-  const { error, clear } = difference(now, reference);
+function against(now: Shown, reference: Reference, clear: boolean): { index: number; opacity: number } {
   if (!clear) return { index: RELATIVE_BREAKS.length + 1, opacity: opacity(1) };
+  const { error } = difference(now, reference);
   const { index, spans } = classify({ ...now, low: now.value - error, high: now.value + error }, RELATIVE_BREAKS, reference.value);
   return { index, opacity: opacity(spans) };
 }
