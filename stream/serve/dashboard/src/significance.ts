@@ -2,9 +2,9 @@
  * Which differences of a view noise does not explain, although there are many of them. Pure.
  *
  * Each cell has a chance: a bound on the probability that noise alone makes a difference as large as its own, if the exact
- * values are equal. Of the cells of a window, those are clear whose chances Benjamini and Hochberg (1995) choose: among all
- * that are clear, the expected share without a true difference is at most FALSE_SHARE; where no cell differs, that is the
- * probability that any is clear. It needs independent noise, which released values have. Modelled values depend on each
+ * values are equal. Of the cells of a window, those are clear whose chances Benjamini and Hochberg (1995) choose: the share of
+ * the clear ones without a true difference, 0 where none is clear, is at most FALSE_SHARE on average over windows; where no
+ * cell differs, at most that share of windows has a clear cell. It needs independent noise, which released values have. Modelled values depend on each
  * other, so theirs are divided by a harmonic number more (Benjamini and Yekutieli 2001, theorem 1.3), which needs nothing.
  */
 
@@ -21,13 +21,15 @@ const TILTS = [0.5, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97];
 /**
  * Bound on the chance of a difference as large, both sides together; 1 within its 95 % error, and where the value is lost.
  * Laplace noise of two windows: exact. Of a usual value, only the deviation of its noise is known: {@link withRest}. Modelled
- * values and Gaussian noise: normal, of modelled ones with added deviations, since the errors may depend on each other.
+ * values and Gaussian noise: normal; of modelled ones of two days with added deviations, since their errors may depend on each
+ * other. Values without noise that differ at all do so for certain.
  */
 export function chance(now: Shown, other: Reference): number {
   const { value, error } = difference(now, other);
   const size = Math.abs(value);
   if (now.outside || size <= error) return 1;
   const [nearer, further] = deviations(now, other);
+  if (nearer + further === 0) return 0;
   if (other.method) return normalTail(size / (nearer + further));
   const [isLaplace, otherIsLaplace] = [now.quantile === LAPLACE, other.quantile === LAPLACE];
   if (!isLaplace && !otherIsLaplace) return normalTail(size / Math.hypot(nearer, further));
@@ -40,7 +42,8 @@ export function chance(now: Shown, other: Reference): number {
 function twoLaplace(x: number, one: number, other: number): number {
   const [s, t] = [Math.max(one, other), Math.min(one, other)];
   if (s - t < 1e-3 * s) return Math.exp(-x / s) * (1 + x / (2 * s));
-  return (s * s * Math.exp(-x / s) - t * t * Math.exp(-x / t)) / (s * s - t * t);
+  const ratio = t / s;
+  return (Math.exp(-x / s) - ratio * ratio * Math.exp(-x / t)) / (1 - ratio * ratio);
 }
 
 /**

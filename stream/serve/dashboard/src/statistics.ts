@@ -196,7 +196,7 @@ export function comparison(now: Shown, other: Reference, clear: boolean, versus:
     unit: unit(),
   });
   const { value, error } = difference(now, other);
-  return !clear && Math.abs(value) > error ? `${said}. ${say('comparison.many')}` : said;
+  return !clear && !now.outside && Math.abs(value) > error ? `${said}. ${say('comparison.many')}` : said;
 }
 
 /** "−2.0" and "0.9": the difference and its error in the chosen unit. */

@@ -60,7 +60,7 @@ test('usual is compared only where it is known to within itself over three windo
     usualOf({ cell: '', raw: { mean: { value: 25, interval: [low, high], deviation: 0.1, spread: 1, windows } }, post_processed: {} }, 'mean', now);
   assert.equal(comparison(now, usual(14, 23, 27)!, false, { prefix: 'comparison' }), 'no difference from usual beyond the noise: −2.0 ± 4.0 km/h, the error being noise');
   const certain = shown(hexagon({ mean: estimate(23, 22, 24, 0.5) }), 'mean', 'raw')!;
-  assert.equal(comparison(certain, usual(14, 23, 27)!, false, { prefix: 'comparison' }), 'no difference from usual beyond the noise: −2.0 ± 1.5 km/h, the error being noise. Noise alone brings as large a difference to some of so many cells.');
+  assert.equal(comparison(certain, usual(14, 23, 27)!, false, { prefix: 'comparison' }), 'no difference from usual beyond the noise: −2.0 ± 1.5 km/h, the error being noise. Considering all cells of the window, that is not enough to tell it from noise.');
   assert.equal(comparison(certain, usual(14, 23, 27)!, true, { prefix: 'comparison' }), '8 % slower than usual: −2.0 ± 1.5 km/h, the error being noise');
   assert.equal(usual(2, 23, 27), null);
   assert.equal(usual(14, 5, 45), null);

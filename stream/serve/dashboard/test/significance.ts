@@ -93,11 +93,13 @@ test('without the correction nearly every view has a coloured cell though none d
 });
 
 test('where some cells differ, the mean share of the coloured that do not stays at most one in twenty, and uncorrected does not', () => {
-  const share = (rule: typeof corrected, kind: string) =>
-    counts(kind, 20, 8, 500, rule).reduce((sum, [right, wrong]) => sum + wrong / Math.max(right + wrong, 1), 0) / 500;
+  const share = (rule: typeof corrected, kind: string, shift = 8) =>
+    counts(kind, 20, shift, 500, rule).reduce((sum, [right, wrong]) => sum + wrong / Math.max(right + wrong, 1), 0) / 500;
   for (const kind of Object.keys(KINDS)) {
-    const found = share(corrected, kind);
-    assert.ok(found <= FALSE_SHARE + FAR * Math.sqrt(FALSE_SHARE / 500), `${kind}: ${found}`);
+    for (const shift of [3, 5, 8]) {
+      const found = share(corrected, kind, shift);
+      assert.ok(found <= FALSE_SHARE + FAR * Math.sqrt(FALSE_SHARE / 500), `${kind}, ${shift}: ${found}`);
+    }
   }
   assert.ok(share(uncorrected, 'Gaussian noise') > 0.2);
 });
@@ -110,6 +112,25 @@ test('true differences of eight standard deviations of the noise are mostly colo
     const power = counts(kind, 20, shift, 200, corrected).reduce((sum, [right]) => sum + right, 0) / (20 * 200);
     console.log(`power: ${kind}, ${shift} deviations: ${power.toFixed(3)}`);
     assert.ok(power >= least, `${kind}: ${power}`);
+  }
+});
+
+test('the error beside a coloured cell holds the true difference less often than with 95 %, as the documents say', () => {
+  for (const [shift, low, high] of [[4, 0.3, 0.55], [5, 0.82, 0.91], [6, 0.9, 0.95], [8, 0.9, 0.95]] as const) {
+    const uniform = generator(SEED);
+    let [coloured, holds] = [0, 0];
+    for (let view = 0; view < 1000; view += 1) {
+      const pairs = viewOf('another day', uniform, 20, shift);
+      const level = levelOf(pairs);
+      pairs.forEach(([now, other], index) => {
+        if (chance(now, other) > level) return;
+        const { value: size, error } = difference(now, other);
+        coloured += 1;
+        holds += Number(Math.abs(size - (index < 20 ? shift * now.deviation : 0)) <= error);
+      });
+    }
+    console.log(`error of coloured cells at ${shift} deviations: holds ${(holds / coloured).toFixed(3)} of ${coloured}`);
+    assert.ok(holds / coloured > low && holds / coloured < high, `${shift}: ${holds} of ${coloured}`);
   }
 });
 
@@ -137,6 +158,39 @@ test('chances are chosen as by Benjamini and Hochberg, and as by Benjamini and Y
   assert.equal(clearLevel([0.012], 5, false), NONE, 'cells with nothing to compare with count');
   assert.equal(clearLevel([], 0, false), NONE);
   assert.equal(clearLevel([0, 1], 2, false), 0, 'a chance too small for a number');
+});
+
+test('values without noise that differ are clear, and hide no other cell', () => {
+  const certain: Pair = [value(20, 0, 0, LAPLACE), value(30, 0, 0, LAPLACE)];
+  assert.equal(chance(...certain), 0);
+  assert.equal(chance(value(20, 0, 0, NORMAL), { value: 30, deviation: 0 }), 0);
+  assert.ok(chance(value(20, 0, 1, LAPLACE), value(30, 0, 1e-200, LAPLACE)) < 1e-5);
+  const large: Pair = [value(10, 0, 0.2, LAPLACE), value(40, 0, 0.2, LAPLACE)];
+  assert.ok(levelOf([certain, ...Array<Pair>(50).fill(large)]) >= chance(...large));
+});
+
+test('of modelled values the level is that of Benjamini and Yekutieli, and cells with nothing to compare with count', () => {
+  const of = (method?: string): Pair => [value(33, 0, 1, NORMAL, method), { ...value(30, 0, 0.1, NORMAL), ...(method ? { method } : {}) }];
+  const released = chance(...of());
+  assert.ok(released > 0.002 && released < 0.003, `${released}`);
+  assert.equal(levelOf(Array.from({ length: 20 }, () => of())), released);
+  assert.equal(levelOf([of(), ...Array<[Shown, null]>(9).fill([value(30, 0, 1, NORMAL), null])]), released, '0.05 / 10 is enough');
+  assert.equal(levelOf([of(), ...Array<[Shown, null]>(29).fill([value(30, 0, 1, NORMAL), null])]), NONE, '0.05 / 30 is not');
+  const modelled = chance(...of('smoothing'));
+  assert.ok(modelled > 0.006 && modelled < 0.007, `${modelled}`);
+  const among = (cells: number) => levelOf([of('smoothing'), ...Array<[Shown, null]>(cells - 1).fill([value(30, 0, 1, NORMAL, 'smoothing'), null])]);
+  assert.equal(among(3), modelled, '0.05 / 3 / 1.83 is enough');
+  assert.equal(among(5), NONE, '0.05 / 5 is, without 2.28');
+});
+
+test('the exponential rate of a chance is that of the Laplace noise, whichever side has it', () => {
+  for (const size of [20, 40]) {
+    const nowLaplace = chance(value(30 + size, 0, 1, LAPLACE), value(30, 0, 0.3, NORMAL));
+    const thenLaplace = chance(value(30 + size, 0, 0.3, NORMAL), value(30, 0, 1, LAPLACE));
+    for (const one of [nowLaplace, thenLaplace]) {
+      assert.ok(one >= Math.exp(-size * Math.SQRT2) && one < 2 * Math.exp(-size * Math.SQRT2), `${size}: ${nowLaplace}, ${thenLaplace}`);
+    }
+  }
 });
 
 test('a value that noise carried out of range is never clear, nor a difference within its own error', () => {
