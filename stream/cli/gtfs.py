@@ -131,7 +131,7 @@ def _check_options(out: Path | None, area: Path | None, *, force: bool, as_json:
 
 
 def _write(path: Path | None, document: dict[str, Any]) -> None:
-    text = json.dumps(document, ensure_ascii=False)
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     if path is None:
         typer.echo(text)
         return

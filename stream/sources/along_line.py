@@ -17,7 +17,7 @@ FloatArray = NDArray[np.float64]
 FURTHEST_M = 250.0
 """A stop further from its shape than this does not lie on it."""
 MOST_COMPARED = 1_000_000
-"""Pairs of a stop and an edge of one shape."""
+"""Pairs of a stop and an edge of one trip; of more, the trip is drawn straight from stop to stop."""
 _DEGREE_M = 111_195.0
 
 

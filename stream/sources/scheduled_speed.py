@@ -1,12 +1,13 @@
 """Scheduled speed of cells by kind of day and local hour: all scheduled metres by all scheduled seconds. Pure; public facts.
 
 The scheduled time of a cell includes the standing times between arrival and departure at its stops, except before the first and
-after the last stop of a trip. Between two stops the speed is steady. A stretch between two stops within one cell counts in
-the hour of its middle; one after midnight counts on the day on which it is driven.
+after the last stop of a trip. Between two stops the speed is steady. A stretch between two stops within one cell, and a stay,
+counts in the hour of its middle; one after midnight counts on the day on which it is driven.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream.config.section import BoundingBox
-from stream.sources.along_line import Course, Line, course_of, line_of, positions
+from stream.sources.along_line import MOST_COMPARED, Course, Line, course_of, line_of, positions
 from stream.sources.places import MOST_SAMPLES, PER_EDGE, is_inside
 from stream.sources.schedule import ScheduleError
 from stream.sources.timetable import MOST_CALLS, Timetable
@@ -28,10 +29,12 @@ FloatArray = NDArray[np.float64]
 
 DAYS = ("workday", "saturday", "sunday")
 """Kinds of day: Monday to Friday, Saturday, Sunday. A holiday counts as the day of the week on which it falls."""
-MOST_HOURS = 1_000_000
-"""Hours of all cells that are written, as many as ``hexveil serve`` takes."""
-_MOST_OF_A_LINE = 1_000_000
-"""Points of one line that are looked up; at resolution 8 it is 23 000 km long."""
+MOST_HOURS = 600_000
+"""Hours of all cells that are written: with names and lines they fit into a file that ``hexveil serve`` takes."""
+MOST_CELLS = 100_000
+"""Cells that are written, as many as ``hexveil serve`` takes."""
+_MOST_OF_A_LINE = 100_000
+"""Points of one line that are looked up; at resolution 8 it is 2 300 km long."""
 _AT_ONCE = 1 << 20
 """Stretches that are added at once."""
 _MOST_COMPARED = 1_000_000_000
@@ -40,7 +43,8 @@ _MOST_COMPARED = 1_000_000_000
 
 @dataclass(frozen=True)
 class ScheduledSpeeds:
-    """``metres`` and ``seconds``: (cells, kinds of day, hours) of all days of the calendar. ``trips``: how many were counted.
+    """``metres`` and ``seconds``: (cells, kinds of day, hours) of all days of the calendar, of which there are ``days`` (3,) of
+    each kind. ``trips``: how many were counted.
 
     ``straight``: those of them that were drawn straight from stop to stop; ``refused``: trips by reason.
     """
@@ -48,6 +52,7 @@ class ScheduledSpeeds:
     cells: list[str]
     metres: FloatArray
     seconds: FloatArray
+    days: IntArray
     trips: int
     straight: int
     refused: Counter[str]
@@ -56,15 +61,19 @@ class ScheduledSpeeds:
         """As ``hexveil serve`` reads it: of each cell the rows (kind of day, hour, metres, seconds). Raises :class:`ScheduleError`."""
         metres, seconds = np.rint(self.metres).astype(np.int64), np.rint(self.seconds).astype(np.int64)
         known = (metres > 0) & (seconds > 0)
-        if known.sum() > MOST_HOURS:
-            raise ScheduleError(f"more than {MOST_HOURS} hours of cells have a service; choose a coarser resolution")
+        cells = known.any(axis=(1, 2)).sum()
+        if known.sum() > MOST_HOURS or cells > MOST_CELLS:
+            raise ScheduleError(
+                f"{known.sum()} hours of {cells} cells have a service, more than {MOST_HOURS} or {MOST_CELLS}; choose a coarser "
+                "resolution"
+            )
         rows = []
         for number, cell in sorted(enumerate(self.cells), key=lambda item: item[1]):
             day, hour = np.nonzero(known[number])
             columns = (day, hour, metres[number, day, hour], seconds[number, day, hour])
             if len(day):
                 rows.append({"cell": cell, "hours": np.column_stack(columns).tolist()})
-        return {"days": list(DAYS), "cells": rows}
+        return {"days": dict(zip(DAYS, np.maximum(self.days, 1).tolist(), strict=True)), "cells": rows}
 
 
 class _Stretches(NamedTuple):
@@ -98,9 +107,10 @@ class _Adding:
         self._kinds = _by_kind(timetable.service_days)
         self._numbers: dict[str, int] = {}
         self._cells: list[str] = []
-        self._courses: dict[int, Course] = {}
+        self._courses: dict[int, Course | None] = {}
         self._sums = np.zeros((2, 0))
         self._waiting: list[FloatArray] = []
+        self._columns = 0
         self._samples, self._compared, self._calls, self._trips, self._straight = 0, 0, 0, 0, 0
 
     def speeds(self) -> ScheduledSpeeds:
@@ -108,7 +118,8 @@ class _Adding:
             self._add_pattern(shape, np.frombuffer(key, dtype=np.int64), np.array(starts))
         self._flush()
         metres, seconds = self._sums.reshape(2, -1, len(DAYS), 24)
-        return ScheduledSpeeds(self._cells, metres, seconds, self._trips, self._straight, +self._table.refused)
+        days = np.add.reduceat(self._table.calendar_days, [0, 5, 6])
+        return ScheduledSpeeds(self._cells, metres, seconds, days, self._trips, self._straight, +self._table.refused)
 
     def _patterns(self) -> dict[tuple[int, bytes], list[int]]:
         """Index of the first call of every trip, by its shape and its stops."""
@@ -148,22 +159,28 @@ class _Adding:
         """The cells along the way of a trip, where its stops lie along it, and whether it is straight from stop to stop."""
         places = self._table.places[stops]
         line = line_of(self._table.shapes[shape]) if shape >= 0 else None
-        self._compared += 0 if line is None else len(places) * len(line.points)
+        pairs = 0 if line is None else len(places) * len(line.points)
+        self._compared += pairs if pairs <= MOST_COMPARED else 0
         along = None if line is None or self._compared > _MOST_COMPARED else positions(line, places)
         if line is not None and along is not None and along[-1] > along[0]:
             if shape not in self._courses:
                 self._courses[shape] = self._sampled(line)
-            return self._courses[shape], along, False
+            course = self._courses[shape]
+            return None if course is None else (course, along, False)
         straight = line_of(places)
-        if straight is None:
+        course = None if straight is None else self._sampled(straight)
+        if straight is None or course is None:
             return None
         is_new = np.concatenate([[0], np.any(places[1:] != places[:-1], axis=1)])
-        return self._sampled(straight), straight.along[np.cumsum(is_new)], True
+        return course, straight.along[np.cumsum(is_new)], True
 
-    def _sampled(self, line: Line) -> Course:
+    def _sampled(self, line: Line) -> Course | None:
+        """None for a line around the world, as a stop with a wrong sign makes it."""
         samples = int(line.along[-1] / self._step) + 1
+        if samples > _MOST_OF_A_LINE:
+            return None
         self._samples += samples
-        if samples > _MOST_OF_A_LINE or self._samples > MOST_SAMPLES:
+        if self._samples > MOST_SAMPLES:
             raise ScheduleError(
                 "the trips are longer than those of a city; choose a coarser resolution, or divide the schedule"
             )
@@ -194,12 +211,13 @@ class _Adding:
         later: list[FloatArray] = []
         for k, (trip, departure) in enumerate(zip(trips.tolist(), first.tolist(), strict=True)):
             spans = self._table.departures.get(trip)
-            begins = [np.array([departure])] if spans is None else [np.arange(*span) for span in spans]
-            self._calls += stops * sum(map(len, begins))
+            runs = 1 if spans is None else sum(math.ceil((end - start) / headway) for start, end, headway in spans)
+            self._calls += stops * runs
             if self._calls > MOST_CALLS:
                 raise ScheduleError(
                     f"frequencies.txt makes more than {MOST_CALLS} calls; divide the schedule by agency"
                 )
+            begins = [np.array([departure])] if spans is None else [np.arange(*span) for span in spans]
             later += [begin - departure for begin in begins]
             row += [np.full(len(begin), k) for begin in begins]
         return np.concatenate([np.zeros(0, dtype=np.int64), *row]), np.concatenate([np.zeros(0), *later])
@@ -219,11 +237,11 @@ class _Adding:
         staying = departure - arrival
         staying[:, [0, -1]] = 0.0
         staying[:, :-1] += np.where(along[1:] == along[:-1], arrival[:, 1:] - departure[:, :-1], 0.0)
+        begin = np.column_stack([departure[:, 0], arrival[:, 1:]])
         chosen = np.flatnonzero((cell >= 0) & (staying > 0).any(axis=0))
         if len(chosen):
-            self._wait(
-                cell[chosen], arrival[:, chosen], service, np.zeros((len(service), len(chosen))), staying[:, chosen]
-            )
+            middle = (begin + staying / 2)[:, chosen]
+            self._wait(cell[chosen], middle, service, np.zeros(middle.shape), staying[:, chosen])
 
     def _wait(
         self, cell: IntArray, time: FloatArray, service: IntArray, metres: FloatArray, seconds: FloatArray
@@ -236,7 +254,8 @@ class _Adding:
             seconds,
         )
         self._waiting.append(np.stack([column.ravel().astype(np.float64) for column in columns]))
-        if sum(part.shape[1] for part in self._waiting) > _AT_ONCE:
+        self._columns += time.size
+        if self._columns > _AT_ONCE:
             self._flush()
 
     def _flush(self) -> None:
@@ -246,7 +265,7 @@ class _Adding:
         if not self._waiting:
             return
         cell, time, service, *measured = np.concatenate(self._waiting, axis=1)
-        self._waiting = []
+        self._waiting, self._columns = [], 0
         hour = (time // 3600).astype(np.int64)
         weights = self._kinds[service.astype(np.int64), hour // 24 % 7]
         for kind in range(len(DAYS)):

@@ -39,7 +39,8 @@ class Timetable:
     ``places``: latitude and longitude by number of stop; ``shapes``: (points, 2) by number of shape; ``trip_shape``: -1 for none;
     ``service_days``: (services, 7) on how many days of each weekday, Monday first, a service runs. Calls are in order of
     trip and sequence; their times are NaN where the timetable has none. ``departures``: by number of trip the rows (start,
-    end, headway in s) of frequencies.txt. ``zones``: of the agencies; ``first_year``: of the service, None without any.
+    end, headway in s) of frequencies.txt. ``zones``: of the agencies; ``first_year``: of the service, None without any;
+    ``calendar_days``: (7,) days of each weekday from the first to the last day of any service.
     """
 
     places: FloatArray
@@ -54,6 +55,7 @@ class Timetable:
     departures: dict[int, list[tuple[float, float, float]]] = field(default_factory=dict)
     zones: list[str] = field(default_factory=list)
     first_year: int | None = None
+    calendar_days: IntArray = field(default_factory=lambda: np.zeros(7, dtype=np.int64))
     refused: Counter[str] = field(default_factory=Counter)
 
 
@@ -68,7 +70,7 @@ class _Reading:
         self._archive = archive
         self._refused: Counter[str] = Counter()
         self._numbers: dict[str, dict[str, int]] = {"stop": {}, "trip": {}, "shape": {}, "service": {}}
-        self._first: date | None = None
+        self._span: tuple[date, date] | None = None
 
     def timetable(self) -> Timetable:
         zones = sorted({zone for (zone,) in self._rows("agency", ("agency_timezone",))})
@@ -77,7 +79,7 @@ class _Reading:
         trip, stop, arrival, departure = self._calls()
         return Timetable(
             places, self._shapes(), shape, service, days, trip, stop, arrival, departure, self._frequencies(), zones,
-            None if self._first is None else self._first.year, self._refused,
+            None if self._span is None else self._span[0].year, self._calendar_days(), self._refused,
         )  # fmt: skip
 
     def _rows(self, name: str, columns: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[list[str]]:
@@ -102,7 +104,7 @@ class _Reading:
         days = np.zeros((len(numbers), 7), dtype=np.int64)
         for service, (first, last, runs) in spans.items():
             days[numbers[service]] = [_count(first, last, k) if flag else 0 for k, flag in enumerate(runs)]
-            self._begin(first)
+            self._cover(first, last)
         for (service, text), kind in exceptions.items():
             self._except(days[numbers[service]], spans.get(service), text, kind)
         return days
@@ -115,10 +117,14 @@ class _Reading:
         runs = span is not None and span[0] <= day <= span[1] and span[2][day.weekday()]
         if runs == (kind == "2"):
             days[day.weekday()] += 1 if kind == "1" else -1
-            self._begin(day)
+            self._cover(day, day)
 
-    def _begin(self, day: date) -> None:
-        self._first = day if self._first is None else min(self._first, day)
+    def _cover(self, first: date, last: date) -> None:
+        before, after = self._span or (first, last)
+        self._span = min(before, first), max(after, last)
+
+    def _calendar_days(self) -> IntArray:
+        return np.array([0 if self._span is None else _count(*self._span, weekday) for weekday in range(7)])
 
     def _stops(self) -> FloatArray:
         numbers, places = self._numbers["stop"], []
@@ -186,10 +192,11 @@ class _Reading:
         columns = ("trip_id", "start_time", "end_time", "headway_secs")
         for trip, start, end, headway in self._rows("frequencies", columns):
             first, last = _seconds(start), _seconds(end)
-            if trip not in self._numbers["trip"] or not first < last or not headway.isdecimal() or not int(headway[:6]):
+            seconds = int(headway) if headway.isdecimal() and len(headway) <= 6 else 0
+            if trip not in self._numbers["trip"] or not first < last or not seconds:
                 self._refused["frequency-no-headway"] += 1
                 continue
-            departures.setdefault(self._numbers["trip"][trip], []).append((first, last, float(headway[:6])))
+            departures.setdefault(self._numbers["trip"][trip], []).append((first, last, float(seconds)))
         return departures
 
 

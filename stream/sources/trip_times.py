@@ -33,8 +33,8 @@ def filled(arrival: FloatArray, departure: FloatArray, along: FloatArray) -> Tim
     """Times at every stop, at a steady speed between stops with known times (NaN = unknown); ``along``: metres (stops,).
 
     Timetables are often rounded to minutes, so that several stops have one time. Of those only one counts as known: the first
-    of the trip's first such run, else the last of a run. Rows without first or last time, without duration or whose
-    times go back are left out.
+    of the trip's first such run, else the last of a run. Stops at which a vehicle stands count as known instead, since their
+    times are not only rounded. Rows without first or last time, without duration or whose times go back are left out.
     """
     usable = _usable(arrival, departure)
     arrival, departure = arrival[usable], departure[usable]
@@ -72,7 +72,10 @@ def _kept(known: _Known) -> BoolArray:
     is_new = is_first | np.insert(known.arrival[1:] > known.departure[:-1], 0, True)
     run = np.cumsum(is_new)
     in_first = run == run[np.flatnonzero(is_first)][np.cumsum(is_first) - 1]
-    return np.asarray(is_first | (~in_first & np.append(is_new[1:], True)))
+    stands = known.departure > known.arrival
+    has_stand = np.bincount(run, weights=stands)[run] > 0
+    ends_run = np.append(is_new[1:], True) & ~(has_stand & ~_is_last(known.row))
+    return np.asarray(is_first | stands | (~in_first & ends_run))
 
 
 def _between(anchors: _Known, rows: IntArray, along: FloatArray) -> tuple[FloatArray, FloatArray]:

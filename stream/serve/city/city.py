@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from stream.config.servers import PublicConfig
+from stream.config import Config
 from stream.geojson import Position
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import combined, numbers_of
@@ -16,7 +16,6 @@ from stream.serve.city.places import read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.close_marker import marker_of
 from stream.serve.hexagons import freshness_of, known_window
-from stream.serve.local_time import zone_of
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import Turns
 from stream.serve.window_store import View, WindowView
@@ -34,14 +33,15 @@ DRAWN_BYTES = 4 << 20
 class City:
     """What the operator's files say of the city, and the released statistics of its areas."""
 
-    def __init__(self, config: PublicConfig, view: View, answers: Answers) -> None:
+    def __init__(self, config: Config, view: View, answers: Answers) -> None:
         """Raises :class:`stream.config.ConfigError` for a file that cannot be served."""
         self._view, self._answers = view, answers
         self._turns = Turns("areas", MOST_WAITING, 5)
         self._scheduled_turns = Turns("scheduled speeds", MOST_WAITING, 5)
         self._rings, self._ring_turns = Answers(DRAWN_BYTES, answers.sending), Turns("drawn areas", MOST_DRAWN, 5)
-        places = read_places(config.places)
-        self._areas = read_areas(config.areas, places)
+        places = read_places(config.public.places)
+        self._areas = read_areas(config.public.areas, places)
+        self._feed, self._zone = config.feed.name, config.feed.timezone
         self.named, self.drawn = bool(places.cells), bool(places.lines or places.stops)
         self._places, self._routes, self._stops = places.table(), places.route_features(), places.stop_features()
         listed = [{"name": area.name, "kind": area.kind} for area in self._areas.values()]
@@ -73,13 +73,14 @@ class City:
         return await self._answer(request, self._scheduled, JSON)
 
     async def scheduled_in(self, request: web.Request, feed: str, window: str) -> web.Response:
-        """The scheduled speeds of the released cells of one window in its hours."""
+        """The scheduled speeds of the released cells of one window in its hours; none of feeds that the timetable was not made for."""
         known = known_window(self._view, window, feed)
         key, service, values, summary = key_of("scheduled", known.tag), self._service, known.in_order(), known.summary()
 
         def make() -> bytes:
-            hours = hours_of(known.start, known.end, zone_of(known))
-            cells = service.speeds(hours, ((cell.cell, cell.excludes) for cell in numbers_of(values)))
+            hours = hours_of(known.start, known.end, self._zone)
+            own = values if feed == self._feed else []
+            cells = service.speeds(hours, ((cell.cell, cell.excludes) for cell in numbers_of(own)))
             said = {name: summary[name] for name in ("feed", "window", "complete")}
             return msgspec.json.encode(said | {"cells": cells})
 

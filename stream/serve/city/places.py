@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import h3
 import msgspec
@@ -27,6 +27,7 @@ _Lat = Annotated[float, msgspec.Meta(ge=-90, le=90)]
 _Day = Annotated[int, msgspec.Meta(ge=0, le=2)]
 _Hour = Annotated[int, msgspec.Meta(ge=0, le=23)]
 _Amount = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
+_Days = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 _Line = Annotated[list[tuple[_Lng, _Lat]], msgspec.Meta(min_length=2)]
 
 
@@ -61,10 +62,18 @@ class ScheduledCell(msgspec.Struct):
     hours: list[tuple[_Day, _Hour, _Amount, _Amount]]
 
 
-class Scheduled(msgspec.Struct):
-    """The scheduled service of cells on the three kinds of day."""
+class ScheduledDays(msgspec.Struct):
+    """How many days of each kind the metres and seconds are of."""
 
-    days: tuple[Literal["workday"], Literal["saturday"], Literal["sunday"]]
+    workday: _Days
+    saturday: _Days
+    sunday: _Days
+
+
+class Scheduled(msgspec.Struct):
+    """The scheduled service of cells, summed over all ``days`` of the calendar."""
+
+    days: ScheduledDays
     cells: list[ScheduledCell]
 
 

@@ -51,19 +51,22 @@ class ScheduledService:
         self._cells = [row.cell for row in rows]
         self._resolution = resolution or 0
         self._sums = np.zeros((2, len(rows), 3, 24))
+        self._parents: dict[int, list[str]] = {}
         for number, row in enumerate(rows):
             for day, hour, metres, seconds in row.hours:
                 self._sums[:, number, day, hour] = metres, seconds
+        if scheduled is not None:
+            self._sums /= np.array(msgspec.structs.astuple(scheduled.days), dtype=np.float64)[:, None]
 
     def __bool__(self) -> bool:
         return bool(self._cells)
 
     def table(self) -> bytes:
-        """Answer of ``/api/v1/scheduled``: km/h of each cell by kind of day and hour, null without service."""
+        """Answer of ``/api/v1/scheduled``: km/h of each cell by kind of day and hour of service."""
         metres, seconds = self._sums
         speeds = np.divide(_TO_KMH * metres, seconds, out=np.full_like(metres, np.nan), where=seconds > 0).round(2)
         rows = [
-            {"cell": cell} | dict(zip(("workday", "saturday", "sunday"), _nulled(days), strict=True))
+            {"cell": cell} | dict(zip(("workday", "saturday", "sunday"), _by_hour(days), strict=True))
             for cell, days in zip(self._cells, speeds, strict=True)
         ]
         return msgspec.json.encode({"resolution": self._resolution if rows else None, "unit": "km/h", "cells": rows})
@@ -80,11 +83,16 @@ class ScheduledService:
         for number in np.flatnonzero(seconds > 0).tolist():
             if (cell := owner.get(number)) in totals:
                 totals[cell] += metres[number], seconds[number]
-        return [
-            {"cell": cell, "value": round(_TO_KMH * float(total[0] / total[1]), 2), "unit": "km/h"}
-            for cell, total in totals.items()
-            if total[1] > 0
-        ]
+        speeds = {
+            cell: round(_TO_KMH * float(total[0] / total[1]), 2) for cell, total in totals.items() if total[1] > 0
+        }
+        return [{"cell": cell, "value": speed, "unit": "km/h"} for cell, speed in speeds.items() if speed > 0]
+
+    def _parents_at(self, level: int) -> list[str]:
+        """The parent of each cell, looked up once per level."""
+        if level not in self._parents:
+            self._parents[level] = [h3.cell_to_parent(cell, level) for cell in self._cells]
+        return self._parents[level]
 
     def _owners(self, cells: list[Released]) -> dict[int, str]:
         """By number of a scheduled cell, the smallest released or excluded one that covers it.
@@ -96,11 +104,11 @@ class ScheduledService:
         levels = sorted({h3.get_resolution(cell) for cell in claims}, reverse=True)
         owner: dict[int, str] = {}
         for level in (level for level in levels if level <= self._resolution):
-            for number, cell in enumerate(self._cells):
-                if number not in owner and (parent := h3.cell_to_parent(cell, level)) in claims:
+            for number, parent in enumerate(self._parents_at(level)):
+                if number not in owner and parent in claims:
                     owner[number] = parent
         return {number: cell for number, cell in owner.items() if cell not in cut}
 
 
-def _nulled(days: FloatArray) -> list[list[float | None]]:
-    return [[None if np.isnan(speed) else float(speed) for speed in hours] for hours in days]
+def _by_hour(days: FloatArray) -> list[dict[str, float]]:
+    return [{str(hour): float(hours[hour]) for hour in np.flatnonzero(hours > 0).tolist()} for hours in days]

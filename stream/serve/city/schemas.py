@@ -11,11 +11,10 @@ def schemas_of_schedule(window: Schema) -> Schema:
     kmh: Schema = {"type": "string", "const": "km/h"}
     speed: Schema = {"type": "number", "exclusiveMinimum": 0}
     hours: Schema = {
-        "type": "array",
-        "items": or_null(speed, "Null without service."),
-        "minItems": 24,
-        "maxItems": 24,
-        "description": "One speed for each local hour from 0.",
+        "type": "object",
+        "patternProperties": {"^(1?[0-9]|2[0-3])$": speed},
+        "additionalProperties": False,
+        "description": "The speed in each local hour with service.",
     }
     of_window = {name: window[name] for name in ("feed", "window", "complete")}
     return {

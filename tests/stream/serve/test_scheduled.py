@@ -13,7 +13,7 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from stream.config import Config, ConfigError
-from stream.serve.city.places import Scheduled, ScheduledCell, read_places
+from stream.serve.city.places import Scheduled, ScheduledCell, ScheduledDays, read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from tests.stream.serve.browser import (
     DESKTOP,
@@ -29,6 +29,7 @@ from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, UNCERTAIN, bodi
 from tests.stream.serve.pages import page_of
 from tests.stream.serve.serving import serving
 
+DAYS = {"workday": 1, "saturday": 1, "sunday": 1}
 SEVEN = ((0, 7),)
 """Working days at 07:00."""
 
@@ -38,9 +39,9 @@ def hours(speed: float, slots: tuple[tuple[int, int], ...] = SEVEN, seconds: int
     return [[day, hour, round(speed * seconds / 3.6), seconds] for day, hour in slots]
 
 
-def service(cells: dict[str, list[list[int]]], resolution: int) -> ScheduledService:
+def service(cells: dict[str, list[list[int]]], resolution: int, days: dict[str, int] | None = None) -> ScheduledService:
     rows = [ScheduledCell(cell, [tuple(row) for row in listed]) for cell, listed in cells.items()]  # type: ignore[misc]
-    return ScheduledService(Scheduled(("workday", "saturday", "sunday"), rows), resolution)
+    return ScheduledService(Scheduled(ScheduledDays(**(days or DAYS)), rows), resolution)
 
 
 def at_seven() -> np.ndarray:
@@ -72,6 +73,19 @@ def test_a_merged_cell_has_all_distance_by_all_time_of_the_parts_that_were_not_r
     assert whole[0]["value"] == pytest.approx((60 / 6 + 10 * 1.5 + 90) / (1 / 6 + 1.5 + 1), abs=0.01)
 
 
+def test_in_a_window_over_two_kinds_of_day_each_day_weighs_alike_however_many_of_its_kind_there_are() -> None:
+    """From Friday 23:00 to Saturday 01:00: 600 m in 2 minutes, then in 10, each day; five workdays to one Saturday in the file."""
+    known = service({BUSY: [[0, 23, 5 * 600, 5 * 120], [1, 0, 600, 600]]}, 7, DAYS | {"workday": 5})
+    window = hours_of("2017-03-18T04:00:00Z", "2017-03-18T06:00:00Z", "America/Chicago")
+    assert known.speeds(window, [(BUSY, [])])[0]["value"] == pytest.approx(3.6 * 1200 / 720)
+
+
+def test_a_speed_that_rounds_to_nothing_is_none() -> None:
+    known = service({BUSY: [[0, 7, 10, 10_800]]}, 7)
+    assert known.speeds(at_seven(), [(BUSY, [])]) == []
+    assert json.loads(known.table())["cells"][0]["workday"] == {}
+
+
 def test_a_cell_has_no_scheduled_speed_without_service_or_where_its_area_is_smaller_than_the_timetables_cells() -> None:
     known = service({BUSY: hours(30)}, 7)
     child = h3.cell_to_center_child(BUSY, 8)
@@ -88,7 +102,8 @@ def test_a_cell_has_no_scheduled_speed_without_service_or_where_its_area_is_smal
     ("scheduled", "said"),
     [
         ({"days": ["workday"], "cells": []}, "days"),
-        ({"days": ["sunday", "saturday", "workday"], "cells": []}, "Invalid enum value"),
+        ({"days": {"workday": 5, "saturday": 1}, "cells": []}, "sunday"),
+        ({"days": DAYS | {"sunday": 0}, "cells": []}, ">= 1"),
         ({"cells": [{"cell": BUSY, "hours": [[3, 7, 1, 1]]}]}, "<= 2"),
         ({"cells": [{"cell": BUSY, "hours": [[0, 24, 1, 1]]}]}, "<= 23"),
         ({"cells": [{"cell": BUSY, "hours": [[0, 7, 1, 0]]}]}, ">= 1"),
@@ -102,7 +117,7 @@ def test_a_cell_has_no_scheduled_speed_without_service_or_where_its_area_is_smal
 def test_a_wrong_table_of_scheduled_speeds_is_refused_with_its_reason(
     tmp_path: Path, scheduled: dict[str, Any], said: str
 ) -> None:
-    table = {"days": ["workday", "saturday", "sunday"], **scheduled}
+    table = {"days": DAYS, **scheduled}
     path = tmp_path / "places.json"
     path.write_text(json.dumps({"resolution": 7, "cells": [], "scheduled": table}), encoding="utf-8")
     with pytest.raises(ConfigError, match=re.escape(said)):
@@ -118,7 +133,7 @@ def config(tmp_path: Path) -> Config:
 def scheduled_config(tmp_path: Path, steady: float) -> Config:
     cells = {BUSY: hours(44), STEADY: hours(steady), LONELY: hours(20), UNCERTAIN: hours(30, ((0, 8), (2, 7)))}
     table = {
-        "days": ["workday", "saturday", "sunday"],
+        "days": DAYS,
         "cells": [{"cell": cell, "hours": listed} for cell, listed in cells.items()],
     }
     body = {"resolution": 7, "cells": [{"cell": cell, "name": f"Stop {cell}"} for cell in CELLS], "scheduled": table}
@@ -145,8 +160,8 @@ async def test_scheduled_speeds_are_answered_by_cell_and_hour_and_for_the_releas
         table = await (await client.get("/api/v1/scheduled")).json()
         assert (table["resolution"], table["unit"]) == (7, "km/h")
         rows = {row["cell"]: row for row in table["cells"]}
-        assert rows[UNCERTAIN]["workday"][7:9] == [None, pytest.approx(30, abs=0.01)]
-        assert rows[UNCERTAIN]["sunday"][7] == pytest.approx(30, abs=0.01)
+        assert rows[UNCERTAIN]["workday"] == {"8": pytest.approx(30, abs=0.01)}
+        assert rows[UNCERTAIN]["sunday"] == {"7": pytest.approx(30, abs=0.01)}
         path = "/api/v1/windows/2017-03-21T12:00:00Z/scheduled"
         answer = await client.get(path)
         speeds = {row["cell"]: row["value"] for row in (await answer.json())["cells"]}

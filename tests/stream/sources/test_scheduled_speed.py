@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+import tracemalloc
 from pathlib import Path
 
 import h3
@@ -15,7 +16,6 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.earth import great_circle_m
 from stream.serve.city.places import read_places
-from stream.sources import scheduled_speed
 from stream.sources.along_line import line_of, positions
 from stream.sources.schedule import ScheduleError
 from stream.sources.scheduled_speed import ScheduledSpeeds, scheduled_speeds
@@ -76,6 +76,27 @@ def test_standing_at_a_stop_is_time_of_its_cell_but_not_before_the_trip_or_after
     assert made.seconds[middle, 1, 7] > 180
 
 
+@pytest.mark.parametrize("after", ["7:15:00", "7:15:01"], ids=["in-the-minute-of-departure", "a-second-later"])
+def test_a_stay_belongs_to_its_stop_also_if_the_next_stop_has_the_minute_of_departure(
+    tmp_path: Path, after: str
+) -> None:
+    made = speeds(tmp_path, schedule(f"7:00:00,7:05:00 7:15:00,{after},7:20:00"), resolution=9)
+    at_stop = made.cells.index(h3.latlng_to_cell(LAT + STEP, LNG, 9))
+    assert made.seconds[:, 1].sum() == pytest.approx(1200)
+    assert made.seconds[at_stop, 1, 7] > 600
+
+
+def test_a_stay_at_the_first_of_several_stops_of_one_minute_is_not_lost(tmp_path: Path) -> None:
+    made = speeds(tmp_path, schedule("7:00:00,7:00:00 7:06:00,7:10:00"), resolution=9)
+    assert made.seconds[made.cells.index(h3.latlng_to_cell(LAT + STEP, LNG, 9)), 1, 7] > 360
+    assert made.seconds[:, 1].sum() == pytest.approx(600)
+
+
+def test_a_stay_counts_in_the_hour_of_its_middle(tmp_path: Path) -> None:
+    made = speeds(tmp_path, schedule("6:53:00,6:55:00 8:55:00,8:57:00"))
+    assert made.seconds[:, 1, 7].sum() == pytest.approx(7200)
+
+
 @pytest.mark.parametrize(
     "times",
     ["7:00:00,,7:04:00", "7:00:00,nonsense,7:04:00", "7:00:00,7:00:00,7:04:00", "7:00:00,7:04:00,7:04:00"],
@@ -132,13 +153,15 @@ def test_a_trip_of_frequencies_runs_as_often_as_they_say_and_not_at_its_own_time
     assert dict(made.refused) == {"frequency-no-headway": 2}
 
 
-def test_frequencies_that_would_make_endless_trips_are_refused_before_they_cost_much(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scheduled_speed, "MOST_CALLS", 1000)
-    rows = "trip_id,start_time,end_time,headway_secs\n" + "t,0:00:00,100:00:00,1\n" * 50
-    with pytest.raises(ScheduleError, match="more than 1000 calls"):
-        speeds(tmp_path, schedule("7:00:00,7:02:00", frequencies=rows))
+def test_frequencies_that_would_make_endless_trips_are_refused_before_they_cost_much(tmp_path: Path) -> None:
+    rows = "trip_id,start_time,end_time,headway_secs\n" + "t,0:00:00,167:59:59,1\n" * 10_000
+    path = archive(tmp_path / "gtfs.zip", schedule("7:00:00,7:02:00", frequencies=rows))
+    timetable = read_timetable(path)
+    tracemalloc.start()
+    with pytest.raises(ScheduleError, match="more than 10000000 calls"):
+        scheduled_speeds(timetable, AUSTIN, 8)
+    assert tracemalloc.get_traced_memory()[1] < 10e6
+    tracemalloc.stop()
 
 
 def test_a_shape_lengthens_the_way_and_one_that_misses_the_stops_does_not_count(tmp_path: Path) -> None:
@@ -164,11 +187,16 @@ def test_stops_of_a_loop_that_is_driven_twice_lie_along_it_in_their_order() -> N
     assert at == pytest.approx(line.along[[0, 2, 4, 6, 8]])
 
 
-def test_a_trip_around_the_world_is_refused_before_it_costs_much(tmp_path: Path) -> None:
-    files = schedule("7:00:00,7:02:00,9:00:00")
-    files["stops.txt"] = "stop_id,stop_name,stop_lat,stop_lon\n0,A,30.2,-97.7\n1,B,-30,80\n2,C,30.2,-97.7\n"
-    with pytest.raises(ScheduleError, match="longer than those of a city"):
-        speeds(tmp_path, files)
+def test_a_trip_around_the_world_is_refused_before_it_costs_much_and_takes_no_other_along(tmp_path: Path) -> None:
+    rows = "trip_id,arrival_time,departure_time,stop_id,stop_sequence\n"
+    for trip, stops in (("t", "01"), ("far", "02")):
+        rows += "".join(f"{trip},7:0{2 * k}:00,7:0{2 * k}:00,{stop},{k}\n" for k, stop in enumerate(stops))
+    trips = "route_id,service_id,trip_id\nr,w,t\nr,w,far\n"
+    files = schedule("7:00:00,7:02:00", trips=trips, stop_times=rows)
+    files["stops.txt"] = "stop_id,stop_name,stop_lat,stop_lon\n0,A,30.25,-97.75\n1,B,30.26,-97.75\n2,C,-30.26,97.75\n"
+    made = speeds(tmp_path, files)
+    assert (made.trips, dict(made.refused)) == (1, {"trip-without-way": 1})
+    assert made.seconds[:, 1].sum() == pytest.approx(120)
 
 
 def test_cells_outside_of_the_domain_have_no_speed(tmp_path: Path) -> None:
@@ -246,7 +274,7 @@ def test_the_command_writes_scheduled_speeds_or_says_why_there_are_none(
         assert "scheduled" not in written
         return
     assert "from 1 trips, 1 of them straight from stop to stop" in done.stderr
-    assert written["scheduled"]["days"] == ["workday", "saturday", "sunday"]
+    assert written["scheduled"]["days"] == {"workday": 5, "saturday": 1, "sunday": 1}
     served = read_places(tmp_path / "places.json").scheduled
     assert served is not None
     assert len(served.cells) == len(written["scheduled"]["cells"]) > 1
