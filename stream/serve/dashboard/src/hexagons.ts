@@ -38,9 +38,6 @@ export function boxOf(shape: Polygon | MultiPolygon): Box {
   return [least(lngs), least(lats), most(lngs), most(lats)];
 }
 
-/** Degrees from the centre of a cell of resolution 0 to its corners, about; √7 times less for each finer resolution. */
-const RADIUS_OF_0 = 11.5;
-
 export function centre(cell: string): [number, number] {
   const [lat, lng] = cellToLatLng(cell);
   return [lng, lat];
@@ -78,21 +75,17 @@ export function overlapping(others: Map<string, Hexagon>): (hexagon: Hexagon) =>
     inside(hexagon).some((cell) => !hexagon.excludes?.some((apart) => isIn(cell, apart)));
 }
 
-/** Smallest box around the cells, with some air. */
+/** Smallest box around the centres, with some air. */
 export function boundsOf(cells: string[]): Box | null {
   if (!cells.length) return null;
   const box: Box = [180, 90, -180, -90];
-  const widen = (lng: number, lat: number, lngs: number, lats: number) => {
-    box[0] = Math.min(box[0], lng - lngs);
-    box[1] = Math.min(box[1], lat - lats);
-    box[2] = Math.max(box[2], lng + lngs);
-    box[3] = Math.max(box[3], lat + lats);
-  };
   for (const cell of cells) {
     const [lng, lat] = centre(cell);
-    const radius = RADIUS_OF_0 / Math.sqrt(7) ** getResolution(cell);
-    widen(lng, lat, radius / Math.max(Math.cos((lat * Math.PI) / 180), 0.01), radius);
+    box[0] = Math.min(box[0], lng);
+    box[1] = Math.min(box[1], lat);
+    box[2] = Math.max(box[2], lng);
+    box[3] = Math.max(box[3], lat);
   }
-  const air = 0.02 * Math.max(box[2] - box[0], box[3] - box[1]);
-  return [box[0] - air, Math.max(box[1] - air, -90), box[2] + air, Math.min(box[3] + air, 90)];
+  const air = 0.02 + 0.05 * Math.max(box[2] - box[0], box[3] - box[1]);
+  return [box[0] - air, box[1] - air, box[2] + air, box[3] + air];
 }
