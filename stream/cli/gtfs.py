@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
+from zoneinfo import ZoneInfo
 
 import typer
 
@@ -13,6 +17,8 @@ from stream.cli.options import FAILED, ConfigFile, choose_config
 from stream.config import Config, ConfigError, load_config
 from stream.sources.places import Places, as_area, as_features, as_table, places
 from stream.sources.schedule import Schedule, ScheduleError, read_schedule
+from stream.sources.scheduled_speed import scheduled_speeds
+from stream.sources.timetable import Timetable, read_timetable
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +49,9 @@ def gtfs(
         bool, typer.Option("--json", help="Print the summary alone, as JSON, to stdout; needs --out.")
     ] = False,
 ) -> None:
-    """Read an agency's timetable: names and routes of hexagons, and the public cell list. Public facts; they cost no budget."""
+    """Read an agency's timetable: names, routes and scheduled speeds of hexagons, and the public cell list. Public facts; they cost
+    no budget.
+    """
     _check_options(out, area, force=force, as_json=as_json)
     try:
         settings = load_config(choose_config(config, silent=as_json))
@@ -61,10 +69,49 @@ def gtfs(
             f"{file}: no route crosses feed.domain, so there is no public list; correct the domain, or leave out --area"
         )
     features = out is not None and out.suffix == ".geojson"
-    _write(out, as_features(chart) if features else as_table(chart))
+    speeds = _Speeds() if features else _scheduled(file, settings, level)
+    _write(out, as_features(chart) if features else as_table(chart, speeds.table))
     if area is not None:
         _write(area, as_area(chart))
-    _tell(settings, schedule, chart, as_json)
+    _tell(settings, schedule, chart, as_json, speeds)
+
+
+@dataclass(frozen=True)
+class _Speeds:
+    """Scheduled speeds as they are written, or why there are none (neither where none were wanted)."""
+
+    table: dict[str, Any] | None = None
+    trips: int = 0
+    straight: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    missing: str | None = None
+
+
+def _scheduled(file: Path, config: Config, resolution: int) -> _Speeds:
+    """Scheduled speeds of cells. Without them the places are written all the same."""
+    try:
+        timetable = read_timetable(file)
+        _check_zones(timetable, config.feed.timezone)
+        speeds = scheduled_speeds(timetable, config.feed.domain, resolution)
+        table = speeds.table()
+    except ScheduleError as error:
+        return _Speeds(missing=str(error))
+    if not table["cells"]:
+        return _Speeds(missing="no trip with days of service and times crosses feed.domain", refused=speeds.refused)
+    return _Speeds(table, speeds.trips, speeds.straight, speeds.refused)
+
+
+def _check_zones(timetable: Timetable, zone: str) -> None:
+    """Raise :class:`ScheduleError` if the clocks of an agency differ from those of the feed on some noon of a month."""
+    year = timetable.first_year or 2000
+    noons = [datetime(year, month, 15, 12, tzinfo=UTC) for month in range(1, 13)]
+    for other in timetable.zones:
+        try:
+            place = ZoneInfo(other)
+        except (KeyError, ValueError, OSError):
+            raise ScheduleError(f"agency_timezone {other!r} is no time zone; correct agency.txt") from None
+        if any(noon.astimezone(place).utcoffset() != noon.astimezone(ZoneInfo(zone)).utcoffset() for noon in noons):
+            raise ScheduleError(f"its clocks are those of {other}, and those of feed.timezone are {zone}'s")
 
 
 def _check_options(out: Path | None, area: Path | None, *, force: bool, as_json: bool) -> None:
@@ -84,7 +131,7 @@ def _check_options(out: Path | None, area: Path | None, *, force: bool, as_json:
 
 
 def _write(path: Path | None, document: dict[str, Any]) -> None:
-    text = json.dumps(document, ensure_ascii=False)
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     if path is None:
         typer.echo(text)
         return
@@ -94,7 +141,7 @@ def _write(path: Path | None, document: dict[str, Any]) -> None:
         raise refuse(f"{path}: {error.strerror or error}", FAILED) from None
 
 
-def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool) -> None:
+def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool, speeds: _Speeds) -> None:
     """Say what was read: as JSON on stdout, or in sentences on stderr."""
     crossed = sum(bool(place.routes) for place in chart.cells)
     summary = {
@@ -105,6 +152,13 @@ def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool) -> N
         "crossed": crossed,
         "outside": chart.outside,
         "refused": dict(schedule.refused),
+        "scheduled": {
+            "cells": 0 if speeds.table is None else len(speeds.table["cells"]),
+            "trips": speeds.trips,
+            "straight": speeds.straight,
+            "refused": dict(speeds.refused),
+            "missing": speeds.missing,
+        },
     }
     if as_json:
         typer.echo(json.dumps(summary))
@@ -115,9 +169,22 @@ def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool) -> N
         + refusals(schedule.refused),
         err=True,
     )
+    _tell_speeds(speeds)
     bound = None if config.participation is None else config.participation.max_cells
     if bound is not None and crossed > bound:
         typer.echo(
             f"Note: {crossed} cells are more than participation.max_cells = {bound}; raise it, or use larger cells.",
             err=True,
         )
+
+
+def _tell_speeds(speeds: _Speeds) -> None:
+    if speeds.table is not None:
+        straight = f", {speeds.straight} of them straight from stop to stop" if speeds.straight else ""
+        typer.echo(
+            f"Scheduled speeds of {len(speeds.table['cells'])} cells from {speeds.trips} trips{straight}"
+            + refusals(speeds.refused),
+            err=True,
+        )
+    elif speeds.missing is not None:
+        typer.echo(f"Note: no scheduled speeds: {speeds.missing}.", err=True)

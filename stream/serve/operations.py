@@ -88,7 +88,7 @@ def operations(
             tag="Stream",
         ),
         *_of_downloads(hexagons, ranges, named),
-        *_of_places(city),
+        *_of_places(city, named),
         *_of_areas(city, named),
         *_of_features(features),
     ]
@@ -183,7 +183,7 @@ def _of_histograms(histograms: Histograms, feed: p.Parameter) -> list[Operation]
     ]
 
 
-def _of_places(city: City) -> list[Operation]:
+def _of_places(city: City, feed: p.Parameter) -> list[Operation]:
     return [
         Operation(
             f"{BASE}/places",
@@ -204,6 +204,25 @@ def _of_places(city: City) -> list[Operation]:
             tag="Places",
         ),
         Operation(f"{BASE}/stops", "listStops", "Stops", city.stops, (), {GEOJSON: "StopFeatures"}, tag="Places"),
+        Operation(
+            f"{BASE}/scheduled",
+            "listScheduledSpeeds",
+            "Scheduled speeds of cells by kind of day and local hour",
+            city.scheduled,
+            (),
+            {JSON: "ScheduledTable"},
+            tag="Places",
+        ),
+        Operation(
+            f"{BASE}/windows/{{window}}/scheduled",
+            "getScheduledSpeeds",
+            "Scheduled speeds of the released cells of one window, in its hours",
+            city.scheduled_in,
+            (p.WINDOW_PATH, feed),
+            {JSON: "ScheduledSpeeds"},
+            (404, 503),
+            tag="Places",
+        ),
     ]
 
 

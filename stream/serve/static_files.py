@@ -121,6 +121,7 @@ class Pages:
             "places": city.named,
             "lines": city.drawn,
             "areas": city.divided,
+            "scheduled": city.timed,
             "limits": LIMITS,
         }
 

@@ -23,7 +23,7 @@ MOST_SAMPLES = 20_000_000
 """Points along lines that are looked up; a city has a million."""
 MOST_STOPS = 100_000
 """Stops that are listed by name, as many as ``hexveil serve`` takes."""
-_PER_EDGE = 20
+PER_EDGE = 20
 """Points along a line for each edge length of a cell: a cell that a line cuts by less than a twentieth of that may be missed."""
 
 
@@ -58,7 +58,7 @@ def places(schedule: Schedule, domain: BoundingBox, resolution: int) -> Places:
         stops.setdefault(h3.latlng_to_cell(stop.lat, stop.lng, resolution), []).append(number)
     routes = _crossed(schedule, resolution)
     cells = sorted(stops.keys() | routes.keys())
-    inside = [cell for cell in cells if _is_inside(cell, domain)]
+    inside = [cell for cell in cells if is_inside(cell, domain)]
     return Places(
         resolution,
         tuple(
@@ -88,7 +88,7 @@ def _named_stops(schedule: Schedule, domain: BoundingBox) -> tuple[Stop, ...]:
 
 def _crossed(schedule: Schedule, resolution: int) -> dict[str, set[str]]:
     """Names of the routes whose lines cross each cell."""
-    step = h3.average_hexagon_edge_length(resolution, "m") / _PER_EDGE
+    step = h3.average_hexagon_edge_length(resolution, "m") / PER_EDGE
     routes: dict[str, set[str]] = {}
     cells_of: dict[int, set[str]] = {}
     samples = 0
@@ -135,22 +135,27 @@ def _name(schedule: Schedule, cell: str, stops: list[str]) -> str | None:
     return min((name for name, count in names.items() if count == most), key=lambda name: (metres(name), name))
 
 
-def _is_inside(cell: str, domain: BoundingBox) -> bool:
+def is_inside(cell: str, domain: BoundingBox) -> bool:
+    """Whether the whole cell lies in the domain."""
     return all(
         domain.south <= lat <= domain.north and domain.west <= lng <= domain.east
         for lat, lng in h3.cell_to_boundary(cell)
     )
 
 
-def as_table(chart: Places) -> dict[str, Any]:
-    """The places as one JSON object: cells, stops and lines, as ``hexveil serve`` reads it (``public.places``)."""
+def as_table(chart: Places, scheduled: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The places as one JSON object: cells, stops and lines, as ``hexveil serve`` reads it (``public.places``).
+
+    ``scheduled``: the scheduled speeds of cells, if any are known.
+    """
     rows = [{"cell": p.cell, "name": p.name, "stops": p.stops, "routes": list(p.routes)} for p in chart.cells]
     stops = [{"name": stop.name, "lat": round(stop.lat, 6), "lng": round(stop.lng, 6)} for stop in chart.stops]
     lines = [
         {"route": route, "lines": [[[lng, lat] for lat, lng in line] for line in chart.lines[route]]}
         for route in sorted(chart.lines, key=by_number)
     ]
-    return {"resolution": chart.resolution, "cells": rows, "stops": stops, "lines": lines}
+    table = {"resolution": chart.resolution, "cells": rows, "stops": stops, "lines": lines}
+    return table if scheduled is None else table | {"scheduled": scheduled}
 
 
 def as_features(chart: Places) -> dict[str, Any]:

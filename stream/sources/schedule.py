@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,17 @@ from pathlib import Path
 LARGEST_ARCHIVE = 1 << 30
 _LARGEST_DIRECTORY = 1 << 20
 """Bytes of the archive's list of files; a schedule has about thirty files."""
-LARGEST = {"stops": 256 << 20, "routes": 64 << 20, "trips": 1 << 30, "shapes": 4 << 30, "stop_times": 8 << 30}
+LARGEST = {
+    "stops": 256 << 20,
+    "routes": 64 << 20,
+    "trips": 1 << 30,
+    "shapes": 4 << 30,
+    "stop_times": 8 << 30,
+    "agency": 1 << 20,
+    "calendar": 64 << 20,
+    "calendar_dates": 256 << 20,
+    "frequencies": 64 << 20,
+}
 """Bytes of each file after decompression. Files are read line by line, and rows are bounded as well."""
 MOST_ROWS = {
     "stops": 1_000_000,
@@ -30,6 +41,10 @@ MOST_ROWS = {
     "trips": 10_000_000,
     "shapes": 20_000_000,
     "stop_times": 100_000_000,
+    "agency": 1_000,
+    "calendar": 100_000,
+    "calendar_dates": 3_000_000,
+    "frequencies": 1_000_000,
 }
 MOST_POINTS = 3_000_000
 """Points of lines, calls at stops, and shapes of each route that are kept; each takes about 200 bytes."""
@@ -76,10 +91,17 @@ class Schedule:
 
 def read_schedule(path: Path) -> Schedule:
     """Stops, routes and lines of the archive at ``path``. Raises :class:`ScheduleError`."""
+    with opened(path) as archive:
+        return _Reading(archive).schedule()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The archive at ``path``. What cannot be read of it raises :class:`ScheduleError`."""
     try:
         _check_directory(path)
         with zipfile.ZipFile(path) as archive:
-            return _Reading(archive).schedule()
+            yield archive
     except OSError as error:
         raise ScheduleError(f"{path}: {error.strerror or error}; name a readable GTFS archive") from None
     except _UNREADABLE as error:
@@ -110,14 +132,15 @@ class _Reading:
     """One pass over the files of an archive."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
-        self._archive, self._names = archive, set(archive.namelist())
+        self._archive = archive
         self._schedule = Schedule()
         self._kept = 0
 
     def schedule(self) -> Schedule:
         """Everything that is needed of the archive."""
-        if "stops.txt" not in self._names:
-            inner = next((name for name in sorted(self._names) if name.endswith("/stops.txt")), None)
+        names = sorted(self._archive.namelist())
+        if "stops.txt" not in names:
+            inner = next((name for name in names if name.endswith("/stops.txt")), None)
             hint = (
                 f"; its files are in the folder {inner.rpartition('/')[0]!r}: archive them without it" if inner else ""
             )
@@ -130,25 +153,7 @@ class _Reading:
         return self._schedule
 
     def _rows(self, name: str, columns: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[list[str]]:
-        """The given columns of every row of a file; "" where an optional one is absent. Nothing, if there is no such file."""
-        if f"{name}.txt" not in self._names:
-            return
-        with self._archive.open(f"{name}.txt") as file:
-            rows = csv.reader(_lines(file.readline, name))
-            header = [column.strip() for column in next(rows, [])]
-            missing = [column for column in columns if column not in header]
-            if missing:
-                raise ScheduleError(f"{name}.txt has no column {', '.join(missing)}, which GTFS requires here")
-            where = [header.index(column) if column in header else -1 for column in columns + optional]
-            for number, row in enumerate(rows):
-                if number >= MOST_ROWS[name]:
-                    raise ScheduleError(
-                        f"{name}.txt has more than {MOST_ROWS[name]} rows; divide the schedule by agency"
-                    )
-                if len(row) <= max(where):
-                    self._schedule.refused[f"{name}-too-short"] += bool(row)
-                    continue
-                yield [row[at].strip()[:_LONGEST_TEXT] if at >= 0 else "" for at in where]
+        return table_rows(self._archive, name, columns, optional, self._schedule.refused)
 
     def _keep(self, count: int) -> None:
         self._kept += count
@@ -160,7 +165,7 @@ class _Reading:
         for stop, lat, lng, name, kind in self._rows("stops", columns, ("stop_name", "location_type")):
             if kind not in ("", "0"):
                 continue
-            place = _point(lat, lng)
+            place = point_of(lat, lng)
             if place is None:
                 self._schedule.refused["stop-no-place"] += 1
             else:
@@ -190,7 +195,7 @@ class _Reading:
         points: dict[str, list[tuple[int, Point]]] = {}
         columns = ("shape_id", "shape_pt_lat", "shape_pt_lon", "shape_pt_sequence")
         for shape, lat, lng, sequence in self._rows("shapes", columns):
-            place = _point(lat, lng)
+            place = point_of(lat, lng)
             if shape not in of_shape:
                 continue
             if place is None or not sequence.isdecimal() or len(sequence) > 18:
@@ -224,6 +229,28 @@ class _Reading:
             self._schedule.lines.setdefault(route, []).extend(lines)
 
 
+def table_rows(
+    archive: zipfile.ZipFile, name: str, columns: tuple[str, ...], optional: tuple[str, ...], refused: Counter[str]
+) -> Iterator[list[str]]:
+    """The given columns of every row of a file; "" where an optional one is absent. Nothing, if there is no such file."""
+    if f"{name}.txt" not in archive.namelist():
+        return
+    with archive.open(f"{name}.txt") as file:
+        rows = csv.reader(_lines(file.readline, name))
+        header = [column.strip() for column in next(rows, [])]
+        missing = [column for column in columns if column not in header]
+        if missing:
+            raise ScheduleError(f"{name}.txt has no column {', '.join(missing)}, which GTFS requires here")
+        where = [header.index(column) if column in header else -1 for column in columns + optional]
+        for number, row in enumerate(rows):
+            if number >= MOST_ROWS[name]:
+                raise ScheduleError(f"{name}.txt has more than {MOST_ROWS[name]} rows; divide the schedule by agency")
+            if len(row) <= max(where):
+                refused[f"{name}-too-short"] += bool(row)
+                continue
+            yield [row[at].strip()[:_LONGEST_TEXT] if at >= 0 else "" for at in where]
+
+
 def _printable(name: str) -> str:
     """A name for readers: control characters, such as line breaks within quotes, become spaces."""
     if name.isprintable():
@@ -244,7 +271,7 @@ def _lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
         yield text.removeprefix("\ufeff") if size == len(line) else text
 
 
-def _point(lat: str, lng: str) -> Point | None:
+def point_of(lat: str, lng: str) -> Point | None:
     """The position in two texts; None for none, for places outside the globe, and for 0, 0."""
     try:
         place = float(lat), float(lng)

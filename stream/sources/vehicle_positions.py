@@ -2,6 +2,9 @@
 
 Source: GTFS Realtime Reference 2.0, messages FeedMessage, FeedEntity and VehiclePosition. Positions are float32 there,
 so they are rounded to 1e-6 degree, a tenth of a metre. Speeds are in m/s; many agencies send none, or only zeros.
+
+FULL_DATASET and DIFFERENTIAL are read alike: each position says where a vehicle was at one time. Which vehicles a feed leaves
+out says nothing, and a deleted entity takes back no earlier position. The specification leaves DIFFERENTIAL undefined.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ from typing import Any
 
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from google.transit import gtfs_realtime_pb2
 
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, SnapshotRows
 
 _LARGEST_SINGLE = 3.4e38
 _UINT64_DIGITS = 20
+_INCREMENTALITY = gtfs_realtime_pb2.FeedHeader.INCREMENTALITY_FIELD_NUMBER
 _UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -68,19 +73,44 @@ def parse_feed(body: bytes) -> gtfs_realtime_pb2.FeedMessage:
     start = body[:64].lstrip()
     try:
         if start.startswith(b"{"):
-            json_format.ParseDict(_tree(body.decode()), message, ignore_unknown_fields=True)
+            tree = _tree(body.decode())
+            json_format.ParseDict(tree, message, ignore_unknown_fields=True)
+            _check_named(tree, message)
         elif start.startswith(b"header"):
             text_format.Parse(body, message, allow_unknown_field=True)
         elif start.startswith(b"<"):
             raise SnapshotError("an HTML or XML page instead of GTFS-realtime; check the address and the key")
         else:
             message.ParseFromString(body)
+            _check_numbered(message)
     except (DecodeError, json_format.ParseError, text_format.ParseError, *_UNREADABLE) as error:
         first = " ".join(str(error).split())[:120] or type(error).__name__
         raise SnapshotError(f"not a GTFS-realtime feed in protobuf, JSON or text form ({first})") from None
     if not message.HasField("header") and not message.entity:
         raise SnapshotError("an empty message: neither header nor vehicles; cut short, or another protobuf")
     return message
+
+
+def _check_named(tree: Any, message: gtfs_realtime_pb2.FeedMessage) -> None:
+    """Raise :class:`SnapshotError` for an incrementality that the parser of JSON skipped, because it does not know its name."""
+    header = tree.get("header")
+    named = header.get("incrementality") if isinstance(header, dict) else None
+    if named is not None and not message.header.HasField("incrementality"):
+        raise _unknown_incrementality(str(named))
+
+
+def _check_numbered(message: gtfs_realtime_pb2.FeedMessage) -> None:
+    """The same of protobuf, whose parser sets unknown values aside."""
+    for unknown in UnknownFieldSet(message.header):
+        if unknown.field_number == _INCREMENTALITY:
+            raise _unknown_incrementality(str(unknown.data))
+
+
+def _unknown_incrementality(value: str) -> SnapshotError:
+    return SnapshotError(
+        f"header.incrementality is {value[:40]!r}, neither FULL_DATASET nor DIFFERENTIAL, so what its entities mean is unknown; "
+        "ask the agency for one of these"
+    )
 
 
 def _tree(text: str) -> Any:

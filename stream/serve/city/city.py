@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from stream.config.servers import PublicConfig
+from stream.config import Config
 from stream.geojson import Position
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import combined, numbers_of
 from stream.serve.city.places import read_places
+from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.close_marker import marker_of
 from stream.serve.hexagons import freshness_of, known_window
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
@@ -20,7 +21,9 @@ from stream.serve.turns import Turns
 from stream.serve.window_store import View, WindowView
 
 MOST_WAITING = 64
-"""Named areas that may be put together or wait at the same time: each costs time in proportion to its window."""
+"""Named areas that may be put together or wait at the same time: each costs time in proportion to its window. The same of windows
+with scheduled speeds.
+"""
 MOST_DRAWN = 16
 """The same of drawn areas. Anybody can draw any number of them, so their queue is their own and short."""
 DRAWN_BYTES = 4 << 20
@@ -30,18 +33,23 @@ DRAWN_BYTES = 4 << 20
 class City:
     """What the operator's files say of the city, and the released statistics of its areas."""
 
-    def __init__(self, config: PublicConfig, view: View, answers: Answers) -> None:
+    def __init__(self, config: Config, view: View, answers: Answers) -> None:
         """Raises :class:`stream.config.ConfigError` for a file that cannot be served."""
         self._view, self._answers = view, answers
         self._turns = Turns("areas", MOST_WAITING, 5)
+        self._scheduled_turns = Turns("scheduled speeds", MOST_WAITING, 5)
         self._rings, self._ring_turns = Answers(DRAWN_BYTES, answers.sending), Turns("drawn areas", MOST_DRAWN, 5)
-        places = read_places(config.places)
-        self._areas = read_areas(config.areas, places)
+        places = read_places(config.public.places)
+        self._areas = read_areas(config.public.areas, places)
+        self._feed, self._zone = config.feed.name, config.feed.timezone
         self.named, self.drawn = bool(places.cells), bool(places.lines or places.stops)
         self._places, self._routes, self._stops = places.table(), places.route_features(), places.stop_features()
         listed = [{"name": area.name, "kind": area.kind} for area in self._areas.values()]
         self._list = msgspec.json.encode({"areas": listed})
-        self._keys = {body: key_of(body) for body in (self._places, self._routes, self._stops, self._list)}
+        self._service = ScheduledService(places.scheduled, places.resolution)
+        self.timed, self._scheduled = bool(self._service), self._service.table()
+        bodies = (self._places, self._routes, self._stops, self._list, self._scheduled)
+        self._keys = {body: key_of(body) for body in bodies}
 
     @property
     def divided(self) -> bool:
@@ -59,6 +67,25 @@ class City:
     async def stops(self, request: web.Request) -> web.Response:
         """Stops."""
         return await self._answer(request, self._stops, GEOJSON)
+
+    async def scheduled(self, request: web.Request) -> web.Response:
+        """Scheduled speeds by cell, kind of day and local hour."""
+        return await self._answer(request, self._scheduled, JSON)
+
+    async def scheduled_in(self, request: web.Request, feed: str, window: str) -> web.Response:
+        """The scheduled speeds of the released cells of one window in its hours; none of feeds that the timetable was not made for."""
+        known = known_window(self._view, window, feed)
+        key, service, values, summary = key_of("scheduled", known.tag), self._service, known.in_order(), known.summary()
+
+        def make() -> bytes:
+            hours = hours_of(known.start, known.end, self._zone)
+            own = values if feed == self._feed else []
+            cells = service.speeds(hours, ((cell.cell, cell.excludes) for cell in numbers_of(own)))
+            said = {name: summary[name] for name in ("feed", "window", "complete")}
+            return msgspec.json.encode(said | {"cells": cells})
+
+        async with self._scheduled_turns.unless_kept(request, key, self._answers):
+            return await self._answers.answer(request, key, make, JSON, "revalidate")
 
     async def areas(self, request: web.Request) -> web.Response:
         """Every area without its statistics."""

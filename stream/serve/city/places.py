@@ -19,9 +19,15 @@ MOST_STOPS = 100_000
 MOST_ROUTES = 10_000
 MOST_POINTS = 500_000
 """Points of all lines together."""
+MOST_HOURS = 1_000_000
+"""Hours of all cells with a scheduled speed."""
 
 _Lng = Annotated[float, msgspec.Meta(ge=-180, le=180)]
 _Lat = Annotated[float, msgspec.Meta(ge=-90, le=90)]
+_Day = Annotated[int, msgspec.Meta(ge=0, le=2)]
+_Hour = Annotated[int, msgspec.Meta(ge=0, le=23)]
+_Amount = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
+_Days = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 _Line = Annotated[list[tuple[_Lng, _Lat]], msgspec.Meta(min_length=2)]
 
 
@@ -49,13 +55,36 @@ class RouteLines(msgspec.Struct):
     lines: list[_Line]
 
 
+class ScheduledCell(msgspec.Struct):
+    """The scheduled service in a cell: rows of (kind of day, local hour, metres, seconds)."""
+
+    cell: str
+    hours: list[tuple[_Day, _Hour, _Amount, _Amount]]
+
+
+class ScheduledDays(msgspec.Struct):
+    """How many days of each kind the metres and seconds are of."""
+
+    workday: _Days
+    saturday: _Days
+    sunday: _Days
+
+
+class Scheduled(msgspec.Struct):
+    """The scheduled service of cells, summed over all ``days`` of the calendar."""
+
+    days: ScheduledDays
+    cells: list[ScheduledCell]
+
+
 class PlacesFile(msgspec.Struct):
-    """What the file holds."""
+    """What the file holds. ``scheduled``: None if no speeds were scheduled, or if an earlier version wrote it."""
 
     resolution: Annotated[int, msgspec.Meta(ge=0, le=15)]
     cells: list[PlaceCell]
     stops: list[PlaceStop] = []
     lines: list[RouteLines] = []
+    scheduled: Scheduled | None = None
 
 
 class Places:
@@ -66,6 +95,7 @@ class Places:
         self.cells = [] if file is None else file.cells
         self.stops = [] if file is None else file.stops
         self.lines = [] if file is None else file.lines
+        self.scheduled = None if file is None else file.scheduled
         self.corridors: dict[str, list[str]] = {}
         """Cells that each route crosses."""
         for place in self.cells:
@@ -106,6 +136,7 @@ def read_places(path: Path | None) -> Places:
         for stop in file.stops:
             stop.name = check_name(stop.name, "the name of a stop")
         _check_lines(file)
+        _check_scheduled(file)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise ConfigError(
             f"public.places {path} is no file of places: {error}; write one with 'hexveil gtfs FILE.zip --out places.json'"
@@ -128,18 +159,38 @@ def _check_bounds(file: PlacesFile) -> None:
 
 
 def _check_cells(file: PlacesFile) -> None:
-    seen = set()
+    _check_indexes([place.cell for place in file.cells], file.resolution)
     for place in file.cells:
-        if len(place.cell) != 15 or place.cell != place.cell.lower() or not h3.is_valid_cell(place.cell):
-            raise ValueError(f"{place.cell[:40]!r} is no H3 cell")
-        if h3.get_resolution(place.cell) != file.resolution:
-            raise ValueError(f"cell {place.cell} is not of resolution {file.resolution}")
-        if place.cell in seen:
-            raise ValueError(f"cell {place.cell} is listed twice")
-        seen.add(place.cell)
         if place.name is not None:
             place.name = check_name(place.name, f"the name of cell {place.cell}")
         place.routes = list(dict.fromkeys(_route_name(route) for route in place.routes))
+
+
+def _check_indexes(cells: list[str], resolution: int) -> None:
+    seen = set()
+    for cell in cells:
+        if len(cell) != 15 or cell != cell.lower() or not h3.is_valid_cell(cell):
+            raise ValueError(f"{cell[:40]!r} is no H3 cell")
+        if h3.get_resolution(cell) != resolution:
+            raise ValueError(f"cell {cell} is not of resolution {resolution}")
+        if cell in seen:
+            raise ValueError(f"cell {cell} is listed twice")
+        seen.add(cell)
+
+
+def _check_scheduled(file: PlacesFile) -> None:
+    if file.scheduled is None:
+        return
+    cells = file.scheduled.cells
+    count = sum(len(row.hours) for row in cells)
+    if len(cells) > MOST_CELLS or count > MOST_HOURS:
+        raise ValueError(
+            f"it has scheduled speeds of {len(cells)} cells and {count} hours, more than {MOST_CELLS} and {MOST_HOURS}"
+        )
+    _check_indexes([row.cell for row in cells], file.resolution)
+    for row in cells:
+        if len({hour[:2] for hour in row.hours}) < len(row.hours):
+            raise ValueError(f"an hour of cell {row.cell} is scheduled twice")
 
 
 def _check_lines(file: PlacesFile) -> None:

@@ -1,18 +1,22 @@
 """The pictures of the documents: ``python -m tests.stream.serve.screenshots RELEASES CONFIG FOLDER [BASEMAP]``.
 
 RELEASES is what ``hexveil replay --offline`` wrote with CONFIG. The messages go through a broker of this machine to the
-service, and Chromium's clock stands at five minutes after the end of the newest window.
+service, and Chromium's clock stands at five minutes after the end of the newest window. Pictures keep 256 colours, which
+makes them a third as large. The newest window is beside the day before it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from aiohttp.test_utils import TestClient, TestServer
+from PIL import Image
 from playwright.async_api import Page
 
 from stream.config import load_config
@@ -21,10 +25,31 @@ from stream.messages.message import WINDOW, Message
 from stream.messages.topics import create_topics
 from stream.serve.api import make_app
 from stream.serve.static_files import check_basemap
-from tests.stream.serve.browser import LAPTOP, PHONE, chromium, opened, place_of
+from tests.stream.serve.browser import LAPTOP, PHONE, WALL, chromium, opened, place_of
 from tests.stream.serve.serving import publish, ready
 
 SETTLED_MS = 2_000
+
+
+class Picture(NamedTuple):
+    """One picture: its size and theme, the address after '#', and what happens before it is taken."""
+
+    name: str
+    size: dict[str, int]
+    theme: Literal["light", "dark"]
+    place: str
+    gesture: Literal["point", "select", "none"] = "none"
+
+
+PICTURES = [
+    Picture("light", LAPTOP, "light", "colours=absolute", "point"),
+    Picture("dark", LAPTOP, "dark", "colours=usual&values=raw", "select"),
+    Picture("day", LAPTOP, "light", "colours=day&values=raw&day={day}", "point"),
+    Picture("phone", PHONE, "light", "colours=absolute"),
+    Picture("phone-usual", PHONE, "dark", "colours=usual&values=raw"),
+    Picture("phone-day", PHONE, "light", "colours=day&values=raw&day={day}"),
+    Picture("wall", WALL, "dark", "colours=day&values=raw&day={day}&large=on"),
+]
 
 
 def messages_of(path: Path) -> list[Message]:
@@ -55,25 +80,29 @@ async def take(releases: Path, config_file: Path, folder: Path, basemap: Path | 
         async with TestClient(TestServer(app)) as client, chromium() as browser:
             await ready(client)
             origin = str(client.make_url("/")).rstrip("/")
-            for name, size, colours, place in (
-                ("light", LAPTOP, "light", "#colours=absolute"),
-                ("dark", LAPTOP, "dark", ""),
-                ("phone", PHONE, "light", "#colours=absolute"),
-            ):
-                async with opened(browser, origin, place, size=size, color_scheme=colours, clock=clock) as page:
-                    await compose(page, name, busiest)
-                    await page.screenshot(path=folder / f"dashboard-{name}.png")
+            day = (datetime.fromisoformat(newest) - timedelta(days=1)).date().isoformat()
+            for picture in PICTURES:
+                options: dict[str, Any] = {"size": picture.size, "color_scheme": picture.theme, "clock": clock}
+                async with opened(browser, origin, "#" + picture.place.format(day=day), **options) as page:
+                    await compose(page, picture, busiest)
+                    save(await page.screenshot(), folder / f"dashboard-{picture.name}.png")
 
 
-async def compose(page: Page, name: str, busiest: str) -> None:
+async def compose(page: Page, picture: Picture, busiest: str) -> None:
     """What each picture shows besides the map."""
     await page.wait_for_timeout(SETTLED_MS)
-    if name == "light":
+    if picture.gesture == "point":
         await page.mouse.move(*await place_of(page, busiest))
-    elif name == "dark":
+    elif picture.gesture == "select":
         await page.mouse.click(*await place_of(page, busiest))
         await page.wait_for_selector("#details .uplot")
     await page.wait_for_timeout(SETTLED_MS)
+
+
+def save(picture: bytes, path: Path) -> None:
+    """Write it as PNG with a palette."""
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ near it are 10 wide at most, and wider ones are 14 scales away. So a wrong class
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 import uuid
@@ -58,6 +57,7 @@ from tests.stream.serve.city import (
     windows,
 )
 from tests.stream.serve.made_windows import histogram_message
+from tests.stream.serve.many_cells import clear, of_usual
 from tests.stream.serve.serving import origin_of, publish, serving
 from tests.support.tapes import record
 
@@ -207,13 +207,16 @@ async def test_slower_than_usual_is_red_and_what_noise_explains_has_no_colour(br
         assert (usual["days"], usual["earlier_windows"]) == ("weekday", 3)
         now = await (await client.get("/api/v1/hexagons")).json()
         means = {cell["cell"]: cell["mean"] for cell in now["hexagons"] if "mean" in cell}
-        for cell in usual["cells"]:
-            mean, known = means[cell["cell"]], cell["raw"]["mean"]
-            error = 2.12 * math.hypot(mean["scale"] * math.sqrt(2), known["deviation"])
-            clear = abs(mean["value"] - known["value"]) > error
-            seen = median_pixel(await pixels(page, cell["cell"]))
-            grey = max(seen) - min(seen) < 24
-            assert grey == (not clear), (cell["cell"], seen)
+        known = {cell["cell"]: cell["raw"]["mean"] for cell in usual["cells"]}
+        chances = {
+            cell: of_usual(means[cell]["value"] - one["value"], means[cell]["scale"], one["deviation"])
+            for cell, one in known.items()
+        }
+        coloured = clear(chances, len(means))
+        assert BUSY in coloured
+        for cell in known:
+            seen = median_pixel(await pixels(page, cell))
+            assert (max(seen) - min(seen) < 24) == (cell not in coloured), (cell, seen)
         assert median_pixel(await pixels(page, BUSY))[0] > 180 > median_pixel(await pixels(page, BUSY))[1]
         await page.mouse.move(*await place_of(page, BUSY))
         tip = page.locator("#tooltip")

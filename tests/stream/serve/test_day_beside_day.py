@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from tests.stream.serve.browser import (
     place_of,
 )
 from tests.stream.serve.city import BUSY, JAM, LONELY, STEADY, UNCERTAIN, USUAL_DAY, Cell, bodies, city_config, window
+from tests.stream.serve.many_cells import clear, of_two_days
 from tests.stream.serve.pages import OUTSIDE, page_of
 from tests.stream.serve.serving import origin_of, publish, serving
 
@@ -86,10 +86,19 @@ async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_do
         at = await fields(page)
         assert (at["colours"], "day" in at) == ("day", False)
         old, new = bodies(then), bodies(now)
+        means = {
+            cell: (body["mean"], old[cell]["mean"])
+            for cell, body in new.items()
+            if "mean" in body and "mean" in old[cell]
+        }
+        chances = {
+            cell: of_two_days(one["value"] - other["value"], one["scale"], other["scale"])
+            for cell, (one, other) in means.items()
+        }
+        coloured = clear(chances, sum("mean" in body for body in new.values()))
+        assert BUSY in coloured
         for cell in (BUSY, STEADY, UNCERTAIN):
-            one, other = new[cell]["mean"], old[cell]["mean"]
-            error = 2.12 * math.sqrt(2) * math.hypot(one["scale"], other["scale"])
-            assert is_grey(await pixels(page, cell)) == (abs(one["value"] - other["value"]) <= error), cell
+            assert is_grey(await pixels(page, cell)) == (cell not in coloured), cell
         red = sorted(await pixels(page, BUSY), key=sum)[128]
         assert red[0] > 180 > red[1]
         await page.mouse.move(*await place_of(page, BUSY))

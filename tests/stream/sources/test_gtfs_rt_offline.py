@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from google.transit import gtfs_realtime_pb2
 from redis.asyncio import Redis
 from typer.testing import CliRunner
 
@@ -52,6 +53,35 @@ def test_stored_snapshots_are_released_without_kafka(buses: Path, tmp_path: Path
     code, _, said = run(str(folder), "--offline", "--config", str(buses), "--out", str(out))
     assert code == 2
     assert "cannot be drawn again" in said
+
+
+def differential(step: int, names: str, gone: str) -> bytes:
+    """Of three buses the positions that changed, and one that is deleted."""
+    message = gtfs_realtime_pb2.FeedMessage.FromString(fleet(step))
+    changed = [entity for entity in message.entity if entity.vehicle.vehicle.id in names]
+    del message.entity[:]
+    message.entity.extend(changed)
+    message.header.incrementality = gtfs_realtime_pb2.FeedHeader.DIFFERENTIAL
+    message.entity.add(id=gone, is_deleted=True).vehicle.vehicle.id = gone
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def test_a_differential_feed_gives_the_events_of_the_full_one_whose_positions_it_sends(
+    buses: Path, tmp_path: Path
+) -> None:
+    """Bus b leaves out steps 2 and 3 and comes back; its deletion takes nothing back, and its speed is derived over the gap."""
+    folder, out = tmp_path / "snapshots", tmp_path / "events.ndjson"
+    folder.mkdir()
+    for step, names in enumerate(("abc", "abc", "ac", "ac", "abc")):
+        body = differential(step, names, "b") if step else fleet(step)
+        (folder / f"{step:03}.pb").write_bytes(body)
+    code, _, said = run(str(folder), "--config", str(buses), "--out", str(out))
+    assert code == 0, said
+    events = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {name: sum(event["user"] == name for event in events) for name in "abc"} == {"a": 4, "b": 2, "c": 4}
+    assert all(event["speed"] == pytest.approx(26.7, abs=0.4) for event in events)
+    assert "deleted" in said
 
 
 def test_a_live_feed_is_released_without_kafka(buses: Path, tmp_path: Path) -> None:

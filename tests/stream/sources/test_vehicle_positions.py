@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import json_format, text_format
+from google.transit import gtfs_realtime_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,12 @@ from stream.sources.vehicle_positions import decode_snapshot
 from tests.stream.sources.gtfs import START, feed_message, snapshot_bytes
 
 BUS = ("a", START - 5, 28.61, 77.21, 7.5)
+
+
+def in_form(message: gtfs_realtime_pb2.FeedMessage, form: str) -> bytes:
+    if form == "protobuf":
+        return bytes(message.SerializeToString())
+    return (json_format.MessageToJson if form == "json" else text_format.MessageToString)(message).encode()
 
 
 def test_protobuf_json_and_text_form_give_the_same_columns() -> None:
@@ -28,6 +35,49 @@ def test_protobuf_json_and_text_form_give_the_same_columns() -> None:
         assert snapshot.time.tolist() == [(START - 5) * 10**6, START * 10**6], "without a timestamp: the header's"
         assert snapshot.lat == pytest.approx([28.61, 28.7], abs=1e-5)
         assert snapshot.speed == pytest.approx([7.5, math.nan], nan_ok=True)
+
+
+@pytest.mark.parametrize("incrementality", [None, "FULL_DATASET", "DIFFERENTIAL"])
+@pytest.mark.parametrize("form", ["protobuf", "json", "text"])
+def test_each_position_counts_whatever_the_incrementality_and_a_deleted_entity_is_none(
+    incrementality: str | None, form: str
+) -> None:
+    message = feed_message([BUS, ("gone", START, 28.7, 77.3, 1.0), ("b", None, 28.7, 77.3, None)])
+    if incrementality is not None:
+        message.header.incrementality = message.header.Incrementality.Value(incrementality)
+    message.entity[1].is_deleted = True
+    message.entity.add(id="only an id", is_deleted=True)
+    snapshot = decode_snapshot(in_form(message, form))
+    assert snapshot.vehicles == ["a", "b"]
+    assert snapshot.time.tolist() == [(START - 5) * 10**6, START * 10**6]
+    assert snapshot.refused == {"deleted": 2}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        in_form(feed_message([BUS]), "protobuf")
+        .replace(b"\x0a\x032.0", b"\x0a\x032.0\x10\x07")
+        .replace(b"\x0a\x0b", b"\x0a\x0d", 1),
+        in_form(feed_message([BUS]), "json").replace(b'"timestamp"', b'"incrementality": "PARTIAL", "timestamp"', 1),
+        in_form(feed_message([BUS]), "json").replace(b'"timestamp"', b'"incrementality": 7, "timestamp"', 1),
+        in_form(feed_message([BUS]), "text").replace(b"header {", b"header { incrementality: PARTIAL", 1),
+        in_form(feed_message([BUS]), "text").replace(b"header {", b"header { incrementality: 7", 1),
+    ],
+    ids=["protobuf", "json-name", "json-number", "text-name", "text-number"],
+)
+def test_an_unknown_incrementality_is_refused_by_name_in_every_form(body: bytes) -> None:
+    with pytest.raises(SnapshotError, match=r"(?i)incrementality"):
+        decode_snapshot(body)
+
+
+@pytest.mark.parametrize("header", ["null", "{}", '"text"', '["incrementality"]', '{"incrementality": null}'])
+def test_a_json_header_without_incrementality_is_read_and_one_of_another_type_crashes_nothing(header: str) -> None:
+    entity = json_format.MessageToJson(feed_message([BUS]).entity[0])
+    try:
+        assert decode_snapshot(f'{{"header": {header}, "entity": [{entity}]}}'.encode()).vehicles == ["a"]
+    except SnapshotError:
+        assert not header.endswith("}"), "only a header of another type may be refused"
 
 
 @pytest.mark.parametrize(

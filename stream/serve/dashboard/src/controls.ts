@@ -52,7 +52,8 @@ export function showControls(view: View, looks: Look[]): void {
   byId('controls').hidden = !view.window;
   if (!view.window) return;
   check('statistics', view.statistic, (name) => view.available(name as Statistic));
-  check('schemes', view.scheme, (name) => name === 'absolute' || (name === 'day' ? view.statistic !== 'spread' : view.comparable));
+  check('schemes', view.scheme, (name) => name === 'absolute' || (name === 'scheduled' ? view.schedulable : name === 'day' ? view.statistic !== 'spread' : view.comparable));
+  byId('scheduled-choice').hidden = !view.scheduling;
   showDays(view);
   check('kinds', view.shownKind, (name) => name === 'raw' || view.modelled);
   check('units', unit(), () => true);
@@ -89,11 +90,11 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
   const against = scheme !== 'absolute';
   if (scheme === 'day' && !view.otherDay!.other) return [make('h3', {}, say('day.none')), make('p', { class: 'problem' }, view.againstDay())];
   const labels = against ? relativeLabels(scheme).map((key) => say(key)) : absoluteLabels(view.breaks, topOf(view.statistic, view.upper));
-  const title = scheme === 'day' ? view.againstDay() : against ? view.usually('legend.against') : unit();
+  const title = scheme === 'scheduled' ? say('legend.against.scheduled') : scheme === 'day' ? view.againstDay() : against ? view.usually('legend.against') : unit();
   const rows = labels.map((label, index) => row(label, view.colours[index]!));
   const extra = [
     looks.some((look) => look.hatched) && row(say('legend.not-published'), 'hatch'),
-    looks.some((look) => !look.hatched && look.index < 0) && row(say(scheme === 'day' ? 'legend.no-value' : 'legend.unknown'), 'unknown'),
+    looks.some((look) => !look.hatched && look.index < 0) && row(say(scheme === 'scheduled' ? 'legend.unscheduled' : scheme === 'day' ? 'legend.no-value' : 'legend.unknown'), 'unknown'),
   ].filter((item) => item !== false);
   const fainter = [1, 2, 3, 4].map((spans) => swatch(view.colours[labels.length - (against ? 2 : 1)]!, opacity(spans)));
   return [
@@ -101,6 +102,7 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
     make('ul', {}, ...rows, ...extra),
     make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say('legend.fainter')),
     note(view.shownKind, say(`legend.${view.shownKind}`)),
+    ...(scheme === 'scheduled' ? [make('p', { class: 'note' }, say('legend.scheduled'))] : []),
     ...derived(view),
     ...(view.histograms.length ? [note('histogram', say('legend.histograms', { names: view.histograms.join(', ') }))] : []),
   ];

@@ -22,8 +22,9 @@ export function statement(view: View, cell: string): HTMLElement[] {
   const reference = referenceOf(reading);
   return [
     make('p', { class: 'reading' }, sentence(now), chip(now.method ? 'modelled' : 'raw')),
-    make('p', { class: 'quiet' }, say(`${view.statistic}.name`), reference ? `, ${comparison(now, reference, view.dayName)}` : ''),
-    ...beside(view, reading),
+    make('p', { class: 'quiet' }, say(`${view.statistic}.name`), reference ? `, ${comparison(now, reference, reading.clear, view.versus)}` : ''),
+    ...(reading.scheme === 'scheduled' ? [] : beside(view, reading)),
+    ...timetabled(view, cell),
     ...alertsOf(view, cell),
   ];
 }
@@ -42,6 +43,12 @@ function beside(view: View, { hexagon, usual, then }: Reading): HTMLElement[] {
   const released = view.other(hexagon.cell);
   const reason = then === 'suppressed' && released ? ` ${suppressed(released)}` : then === 'none' && !released ? ` ${say(`reason.none.${other.marker?.relation ?? 'values'}`)}` : '';
   return line(say(`day.cell.${then}`, { window }) + reason);
+}
+
+/** "Scheduled in these hours: 25.1 km/h". */
+function timetabled(view: View, cell: string): HTMLElement[] {
+  const speed = view.scheduled.get(cell);
+  return speed === undefined ? [] : [make('p', { class: 'quiet' }, say('scheduled.value', { value: decimals(inUnit(speed), 1), unit: unit() }))];
 }
 
 /** "Usual on Tuesday at 07:00: 25 km/h, which varied by 1.2 km/h over 4 such windows". */

@@ -74,6 +74,7 @@ async function start(): Promise<void> {
   view.parquet = settings.parquet;
   view.derivedSpeeds = view.feed === settings.feed ? settings.derived_speeds : null;
   view.alerting = settings.alerting && view.feed === settings.feed;
+  view.scheduling = settings.scheduled && view.feed === settings.feed;
   view.setLines(settings, place.lines);
   const { at } = place;
   map = new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain }, view.lined);
@@ -216,12 +217,13 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   byId('notice').hidden = true;
   if (window.window.start === view.window?.window.start && !again) return void tell(ready);
   performance.mark('asked');
-  const [cells, usual, alerts, other] = await Promise.all([load(window), api.usual(view.feed, window.window.start), alertsOf(window), beside(window)]);
+  const [cells, usual, alerts, other, scheduled] = await Promise.all([load(window), api.usual(view.feed, window.window.start), alertsOf(window), beside(window), scheduledIn(window)]);
   if (mine !== turn) return;
   performance.measure('hexveil:fetch', 'asked');
   view.setWindow(cells, usual);
   view.setOtherDay(other.day, other.hexagons);
   view.alerts = alerts;
+  view.scheduled = new Map(scheduled.map(({ cell, value }) => [cell, value]));
   if (cells.marker?.withheld) showCard('withheld');
   else byId('empty').hidden = true;
   if (!placed) fit();
@@ -238,6 +240,10 @@ async function alertsOf(window: WindowSummary): Promise<AlertList | null> {
     return null;
   });
 }
+
+/** Scheduled speeds in a window; none where the server does not tell. */
+const scheduledIn = async (window: WindowSummary) =>
+  view.scheduling ? api.scheduled(view.feed, window.window.start).catch(() => []) : [];
 
 /** The card in the middle of the map: why there is nothing on it. */
 function showCard(subject: 'empty' | 'gone' | 'withheld' | 'unknown', values: Values = {}): void {

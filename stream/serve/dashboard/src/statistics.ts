@@ -6,7 +6,7 @@ import type { Estimate, Hexagon, Measured, UsualCell, UsualValue } from './types
 
 export type Statistic = 'mean' | 'p50' | 'p85' | 'spread';
 export type Kind = 'modelled' | 'raw';
-export type Scheme = 'usual' | 'day' | 'absolute';
+export type Scheme = 'usual' | 'day' | 'scheduled' | 'absolute';
 
 /** Every statistic with the released number that it is read from. */
 export const STATISTICS: Record<Statistic, Measured> = { mean: 'mean', p50: 'p50', p85: 'p85', spread: 'variance' };
@@ -65,6 +65,13 @@ export function usualOf(cell: UsualCell | undefined, statistic: Statistic, now: 
   return found.windows >= 3 && isKnown(found.value, low, high) ? found : null;
 }
 
+/**
+ * The scheduled speed as something to compare a mean with. It has no noise. Speeds above the bound of the cell are
+ * measured as the bound, so a higher scheduled speed cannot be compared with.
+ */
+export const scheduledOf = (speed: number | undefined, statistic: Statistic, upper: number): Reference | null =>
+  speed === undefined || statistic !== 'mean' || speed > upper ? null : { value: speed, deviation: 0 };
+
 /** Why a cell has no value of another day. */
 export type Missing = 'none' | 'suppressed' | 'area' | 'settings' | 'statistic' | 'kind' | 'uncertain';
 
@@ -91,8 +98,9 @@ export function thenOf(
 
 /** Upper ends of all classes but the last, as shares of the usual value. */
 export const RELATIVE_BREAKS = [0.7, 0.9, 1.1, 1.3];
-export const relativeLabels = (scheme: 'usual' | 'day'): TextKey[] =>
-  ['legend.slower', 'legend.bit-slower', scheme === 'day' ? 'legend.alike' : 'legend.same', 'legend.bit-faster', 'legend.faster', 'legend.within'];
+const ALIKE = { usual: 'legend.same', day: 'legend.alike', scheduled: 'legend.on-schedule' } as const;
+export const relativeLabels = (scheme: keyof typeof ALIKE): TextKey[] =>
+  ['legend.slower', 'legend.bit-slower', ALIKE[scheme], 'legend.bit-faster', 'legend.faster', 'legend.within'];
 
 /** Class ends in the unit of speeds, narrow where city traffic is. */
 const SPEEDS = { 'km/h': [10, 15, 20, 25, 30, 40, 50, 70, 90, 110], mph: [5, 10, 15, 20, 25, 30, 40, 50, 60, 70] };
@@ -146,16 +154,19 @@ export const sentence = (now: Shown) =>
     : say('reading', { value: speed(now.value, now), unit: unit(), low: speed(now.low, now), high: speed(now.high, now) });
 
 /**
- * How far the value is from another in km/h, the 95 % error of that by noise, and whether noise alone does not explain it.
- * Modelled values of two days come from one model that knew both, so their errors are added, which holds for jointly normal
- * errors however they depend on each other. Of an interval, the side that faces the other value counts where it is the longer.
+ * How far the value is from another in km/h, and the 95 % error of that by noise. Modelled values of two days come from one
+ * model that knew both, so their errors are added, which holds for jointly normal errors however they depend on each other.
  */
-export function difference(now: Shown, other: Reference): { value: number; error: number; clear: boolean } {
-  const value = now.value - other.value;
-  const [nearer, further] = [facing(now, -value), facing(other, value)];
+export function difference(now: Shown, other: Reference): { value: number; error: number } {
+  const [nearer, further] = deviations(now, other);
   const deviation = other.method ? nearer + further : Math.hypot(nearer, further);
-  const error = Math.max(now.quantile, other.quantile ?? 0) * deviation;
-  return { value, error, clear: !now.outside && Math.abs(value) > error };
+  return { value: now.value - other.value, error: Math.max(now.quantile, other.quantile ?? 0) * deviation };
+}
+
+/** Standard deviations of the noise of both. Of an interval, the side that faces the other value counts where it is longer. */
+export function deviations(now: Shown, other: Reference): [number, number] {
+  const value = now.value - other.value;
+  return [facing(now, -value), facing(other, value)];
 }
 
 /** Standard deviation of the noise towards a value that lies in the direction of `to`. */
@@ -163,23 +174,29 @@ function facing({ value, low = value, high = value, deviation, quantile = NORMAL
   return Math.max(deviation, (to < 0 ? value - low : high - value) / quantile);
 }
 
-/** "8 % slower than usual" or, with the name of another day, "8 % slower than on Tue, 14 Mar 2017". */
-export function relative(now: Shown, other: Reference, day?: string): string {
-  const percent = Math.round((now.value / other.value - 1) * 100);
-  const key = !percent ? 'same' : percent < 0 ? 'slower' : 'faster';
-  const values = { percent: Math.abs(percent) };
-  return day ? say(`comparison.day.${key}`, { ...values, day }) : say(`comparison.${key}`, values);
+/** What a value is compared with, for texts: usual or scheduled speeds, or those of a day of that name. */
+export interface Versus {
+  prefix: 'comparison' | 'comparison.scheduled' | 'comparison.day';
+  day?: string;
 }
 
-/** "8 % slower than usual: −2.0 ± 0.9 km/h, the error being noise". */
-export function comparison(now: Shown, other: Reference, day?: string): string {
-  const { clear } = difference(now, other);
-  const within = day ? say('comparison.day.within', { day }) : say('comparison.within');
-  return say('comparison.of', {
-    comparison: clear ? relative(now, other, day) : within,
+/** "8 % slower than usual" or, of another day, "8 % slower than on Tue, 14 Mar 2017". */
+export function relative(now: Shown, other: Reference, { prefix, day = '' }: Versus): string {
+  const percent = Math.round((now.value / other.value - 1) * 100);
+  const key = !percent ? 'same' : percent < 0 ? 'slower' : 'faster';
+  return say(`${prefix}.${key}`, { percent: Math.abs(percent), day });
+}
+
+/** "8 % slower than usual: −2.0 ± 0.9 km/h, the error being noise"; not `clear`: of so many cells, noise explains this one. */
+export function comparison(now: Shown, other: Reference, clear: boolean, versus: Versus): string {
+  const within = say(`${versus.prefix}.within`, { day: versus.day ?? '' });
+  const said = say('comparison.of', {
+    comparison: clear ? relative(now, other, versus) : within,
     ...margin(now, other),
     unit: unit(),
   });
+  const { value, error } = difference(now, other);
+  return !clear && !now.outside && Math.abs(value) > error ? `${said}. ${say('comparison.many')}` : said;
 }
 
 /** "−2.0" and "0.9": the difference and its error in the chosen unit. */

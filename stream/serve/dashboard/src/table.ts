@@ -1,7 +1,7 @@
 /** The cells of the window as a table: what the map shows, for keyboard and screen reader. */
 
 import { byId, cellName, chip, make } from './dom';
-import { countOf, countText, difference, interval, isNoisy, margin, relative, speed, type Reference, type Shown } from './statistics';
+import { countOf, countText, interval, isNoisy, margin, relative, speed, type Reference, type Shown } from './statistics';
 import { say } from './texts';
 import { unit } from './units';
 import { referenceOf, type Reading, type View } from './view';
@@ -19,7 +19,7 @@ const ORDER: Record<Exclude<Column, 'cell'>, (reading: Reading) => number | stri
   then: ({ then }) => (then && typeof then !== 'string' ? then.value : -1),
   against: (reading) => {
     const [{ now }, reference] = [reading, referenceOf(reading)];
-    return now && reference ? (difference(now, reference).clear ? now.value / reference.value : 1) : Infinity;
+    return now && reference ? (reading.clear ? now.value / reference.value : 1) : Infinity;
   },
   events: ({ hexagon }) => number(countOf(hexagon)),
   users: ({ hexagon }) => number(hexagon.users),
@@ -112,7 +112,7 @@ export class Table {
       ['cell', say(this.view.names ? 'search.place' : 'table.cell')],
       ['value', `${say(`${this.view.statistic}.name`)}, ${unit()}`],
       ['interval', say('table.interval')],
-      ...(day ? ([['then', day], ['against', say('table.difference', { unit: unit() })]] as [Column, string][]) : ([['against', say('table.usual')]] as [Column, string][])),
+      ...(day ? ([['then', day], ['against', say('table.difference', { unit: unit() })]] as [Column, string][]) : ([['against', say(this.view.scheme === 'scheduled' ? 'table.scheduled' : 'table.usual')]] as [Column, string][])),
       ['events', say('table.events')],
       ['users', say('table.users')],
     ];
@@ -157,16 +157,15 @@ export class Table {
       this.view.dayName !== undefined && (then && typeof then !== 'string'
         ? make('td', { class: 'number' }, speed(then.value, then))
         : make('td', { class: 'none' }, then && then !== 'window' ? say(`table.day.${then}`) : '–')),
-      make('td', {}, now && reference ? this.against(now, reference) : '–'),
+      make('td', {}, now && reference ? this.against(now, reference, reading.clear) : '–'),
       make('td', { class: 'number' }, countText(hexagon.events)),
       make('td', { class: 'number' }, countText(hexagon.users)),
     );
   }
 
   /** "8 % slower than usual", or of another day "−2.0 ± 0.9"; where noise explains the difference, that. */
-  private against(now: Shown, reference: Reference): string {
-    const { clear } = difference(now, reference);
-    if (this.view.dayName === undefined) return clear ? relative(now, reference) : say('table.within');
+  private against(now: Shown, reference: Reference, clear: boolean): string {
+    if (this.view.dayName === undefined) return clear ? relative(now, reference, this.view.versus) : say('table.within');
     return say(clear ? 'table.margin' : 'table.margin-within', margin(now, reference));
   }
 

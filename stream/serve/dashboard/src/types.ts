@@ -168,6 +168,8 @@ export interface Settings {
   places: boolean;
   lines: boolean;
   areas: boolean;
+  /** Whether cells have scheduled speeds. */
+  scheduled: boolean;
   /** Whether the server can write Parquet. */
   parquet: boolean;
   limits: Limit[];
@@ -184,6 +186,11 @@ export interface PlaceList {
   /** Of all cells; null where there are no places. */
   resolution: number | null;
   cells: PlaceCell[];
+}
+
+/** Scheduled speeds in the hours of a window, in km/h. */
+export interface ScheduledSpeeds {
+  cells: { cell: string; value: number }[];
 }
 
 export interface AreaName {

@@ -5,6 +5,7 @@ import { cellAt, centre, overlapping, type Shape } from './hexagons';
 import type { Names } from './names';
 import { say, type Values } from './texts';
 import { clock, day, dayOfWeek, when, weekend } from './times';
+import { NONE, chance, levelOf } from './significance';
 import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
 import {
   RELATIVE_BREAKS,
@@ -15,6 +16,7 @@ import {
   opacity,
   shown,
   thenOf,
+  scheduledOf,
   usualOf,
   type Kind,
   type Missing,
@@ -22,6 +24,7 @@ import {
   type Scheme,
   type Shown,
   type Statistic,
+  type Versus,
 } from './statistics';
 import type { AlertList, Days, DerivedSpeeds, Hexagon, Limit, Marker, OtherDay, Settings, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
 import type { Look } from './map';
@@ -32,10 +35,16 @@ export interface Reading {
   usual: UsualValue | null;
   /** The value of the other day, where that is what the map compares with, or why there is none: also for want of a window. */
   then: Shown | Missing | 'window' | null;
+  /** The scheduled speed, where that is what the map compares with. */
+  scheduled: Reference | null;
+  scheme: Scheme;
+  /** Whether noise does not explain how it differs from what it is compared with, considering all cells of the window. */
+  clear: boolean;
 }
 
 /** What the chosen colours compare the value with; null where there is nothing. */
-export const referenceOf = ({ usual, then }: Reading): Reference | null => (then === null ? usual : typeof then === 'string' ? null : then);
+export const referenceOf = ({ scheme, scheduled, usual, then }: Omit<Reading, 'clear'>): Reference | null =>
+  scheme === 'scheduled' ? scheduled : then === null ? usual : typeof then === 'string' ? null : then;
 
 export class View {
   feed = '';
@@ -73,10 +82,15 @@ export class View {
   cells = new Map<string, Hexagon>();
   earlierWindows = 0;
   days: Days = 'any';
+  /** Whether the server knows scheduled speeds of the feed, and what they are in the window on display. */
+  scheduling = false;
+  scheduled = new Map<string, number>();
   private usual = new Map<string, UsualCell>();
   private others = new Map<string, Hexagon>();
   private overlaps = overlapping(this.others);
   private resolutions: number[] = [];
+  /** The largest chance of a clear difference, of the cells as they were last coloured. */
+  private level = NONE;
 
   /** Without a street map, lines and stops are drawn unless the address says otherwise. */
   setLines({ lines, basemap }: Settings, chosen: 'on' | 'off' | undefined): void {
@@ -117,6 +131,7 @@ export class View {
     this.alerts = null;
     this.cells.clear();
     this.usual.clear();
+    this.scheduled.clear();
     this.setOtherDay(null, []);
   }
 
@@ -171,8 +186,14 @@ export class View {
     return this.earlierWindows >= 3 && this.statistic !== 'spread';
   }
 
+  /** A timetable has means only. */
+  get schedulable(): boolean {
+    return this.scheduling && this.statistic === 'mean';
+  }
+
   get scheme(): Scheme {
     if (this.chosenScheme === 'day' && this.statistic !== 'spread' && this.otherDay) return 'day';
+    if (this.chosenScheme === 'scheduled' && this.schedulable) return 'scheduled';
     return this.comparable && this.chosenScheme !== 'absolute' ? 'usual' : 'absolute';
   }
 
@@ -185,10 +206,20 @@ export class View {
   }
 
   read(hexagon: Hexagon): Reading {
+    return this.judge(this.compare(hexagon));
+  }
+
+  private compare(hexagon: Hexagon): Omit<Reading, 'clear'> {
     const now = shown(hexagon, this.statistic, this.kind);
     const usual = now && usualOf(this.usual.get(hexagon.cell), this.statistic, now);
     const then = now && this.scheme === 'day' ? this.then(hexagon, now) : null;
-    return { hexagon, now, usual, then };
+    const scheduled = now && scheduledOf(this.scheduled.get(hexagon.cell), this.statistic, hexagon.clipping?.upper ?? this.upper);
+    return { hexagon, now, usual, then, scheduled, scheme: this.scheme };
+  }
+
+  private judge(compared: Omit<Reading, 'clear'>): Reading {
+    const [{ now }, reference] = [compared, referenceOf(compared)];
+    return { ...compared, clear: Boolean(now && reference && chance(now, reference) <= this.level) };
   }
 
   private then = (hexagon: Hexagon, now: Shown) =>
@@ -197,6 +228,11 @@ export class View {
   /** The cell as it was released on the other day. */
   other(cell: string): Hexagon | undefined {
     return this.others.get(cell);
+  }
+
+  get versus(): Versus {
+    if (this.scheme === 'scheduled') return { prefix: 'comparison.scheduled' };
+    return this.scheme === 'day' ? { prefix: 'comparison.day', day: this.dayName } : { prefix: 'comparison' };
   }
 
   /** "Tue, 14 Mar 2017", where another day is what the map compares with. */
@@ -238,15 +274,17 @@ export class View {
     return cellAt(this.cells, this.resolutions, lng, lat);
   }
 
+  /** How the cells look, and from now on which of their differences are clear. */
   looks(): Look[] {
     const { breaks, scheme } = this;
-    return [...this.cells.values()].map((hexagon): Look => {
-      const reading = this.read(hexagon);
-      const { now } = reading;
+    const compared = [...this.cells.values()].map((hexagon) => this.compare(hexagon));
+    this.level = levelOf(compared.flatMap((one) => (one.now ? [[one.now, referenceOf(one)]] : [])));
+    return compared.map((one): Look => {
+      const { hexagon, now } = one;
       if (!now) return { hexagon, index: -1, opacity: 0, hatched: true };
       if (scheme !== 'absolute') {
-        const reference = referenceOf(reading);
-        return { hexagon, hatched: false, ...(reference ? against(now, reference) : { index: -1, opacity: 0.3 }) };
+        const reference = referenceOf(one);
+        return { hexagon, hatched: false, ...(reference ? against(now, reference, this.judge(one).clear) : { index: -1, opacity: 0.3 }) };
       }
       const { index, spans } = classify(now, breaks, 1);
       return { hexagon, index, opacity: opacity(spans), hatched: false };
@@ -255,9 +293,9 @@ export class View {
 }
 
 /** Class and strength of a difference; a class of its own where noise explains it. */
-function against(now: Shown, reference: Reference): { index: number; opacity: number } {
-  const { error, clear } = difference(now, reference);
+function against(now: Shown, reference: Reference, clear: boolean): { index: number; opacity: number } {
   if (!clear) return { index: RELATIVE_BREAKS.length + 1, opacity: opacity(1) };
+  const { error } = difference(now, reference);
   const { index, spans } = classify({ ...now, low: now.value - error, high: now.value + error }, RELATIVE_BREAKS, reference.value);
   return { index, opacity: opacity(spans) };
 }

@@ -1,0 +1,88 @@
+/**
+ * Which differences of a view noise does not explain, although there are many of them. Pure.
+ *
+ * Each cell has a chance: a bound on the probability that noise alone makes a difference as large as its own, if the exact
+ * values are equal. Of the cells of a window, those are clear whose chances Benjamini and Hochberg (1995) choose: the share of
+ * the clear ones without a true difference, 0 where none is clear, is at most FALSE_SHARE on average over windows; where no
+ * cell differs, at most that share of windows has a clear cell. It needs independent noise, which released values have. Modelled values depend on each
+ * other, so theirs are divided by a harmonic number more (Benjamini and Yekutieli 2001, theorem 1.3), which needs nothing.
+ */
+
+import { LAPLACE, deviations, difference, type Reference, type Shown } from './statistics';
+
+export const FALSE_SHARE = 0.05;
+
+/** No chance is as small, so no difference is clear. */
+export const NONE = -1;
+
+/** λ times the widest scale in Chernoff's bound. */
+const TILTS = [0.5, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97];
+
+/**
+ * Bound on the chance of a difference as large, both sides together; 1 within its 95 % error, and where the value is lost.
+ * Laplace noise of two windows: exact. Of a usual value, only the deviation of its noise is known: {@link withRest}. Modelled
+ * values and Gaussian noise: normal; of modelled ones of two days with added deviations, since their errors may depend on each
+ * other. Values without noise that differ at all do so for certain.
+ */
+export function chance(now: Shown, other: Reference): number {
+  const { value, error } = difference(now, other);
+  const size = Math.abs(value);
+  if (now.outside || size <= error) return 1;
+  const [nearer, further] = deviations(now, other);
+  if (nearer + further === 0) return 0;
+  if (other.method) return normalTail(size / (nearer + further));
+  const [isLaplace, otherIsLaplace] = [now.quantile === LAPLACE, other.quantile === LAPLACE];
+  if (!isLaplace && !otherIsLaplace) return normalTail(size / Math.hypot(nearer, further));
+  const [scale, rest] = [nearer / Math.SQRT2, further / Math.SQRT2];
+  if (isLaplace && otherIsLaplace) return twoLaplace(size, scale, rest);
+  return isLaplace ? withRest(size, scale, rest) : withRest(size, rest, scale);
+}
+
+/** P(|X + Y| > x) of independent Laplace noise of two scales; of nearly equal ones, for the larger of them twice. */
+function twoLaplace(x: number, one: number, other: number): number {
+  const [s, t] = [Math.max(one, other), Math.min(one, other)];
+  if (s - t < 1e-3 * s) return Math.exp(-x / s) * (1 + x / (2 * s));
+  const ratio = t / s;
+  return (Math.exp(-x / s) - ratio * ratio * Math.exp(-x / t)) / (1 - ratio * ratio);
+}
+
+/**
+ * Bound on P(|X + Y| > x) of Laplace noise X and any independent sum Y of Laplace and Gaussian noise whose variance is that of
+ * Laplace noise of scale `rest`. Since the product of 1 − uᵢ is at least 1 − Σ uᵢ, and exp(u) at most 1/(1 − u), E exp(λY) is at
+ * most 1/(1 − λ²·rest²). So P(X + Y > x) ≤ ½ exp(−x/scale) E exp(Y/scale), and Chernoff's bound, as in the server's alerts
+ * (stream/serve/alerts/significance.py); the least of them.
+ */
+function withRest(x: number, scale: number, rest: number): number {
+  const widest = Math.max(scale, rest);
+  const of = (part: number, tilt: number) => 1 - ((tilt * part) / widest) ** 2;
+  const bounds = TILTS.map((tilt) => (2 * Math.exp((-tilt * x) / widest)) / (of(scale, tilt) * of(rest, tilt)));
+  if (rest < scale) bounds.push(Math.exp(-x / scale) / of(rest, 1));
+  return Math.min(1, ...bounds);
+}
+
+/** P(|Z| > z) of normal Z, to a relative 2 in 10 million (Numerical Recipes, section 6.2, erfcc). */
+export function normalTail(z: number): number {
+  const x = z / Math.SQRT2;
+  const t = 1 / (1 + 0.5 * x);
+  const series = [0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223];
+  return t * Math.exp(-x * x + series.reduce((sum, factor) => sum * t + factor, 0));
+}
+
+/** The largest chance of a clear difference among those of a window; {@link NONE} where none is clear. */
+export function clearLevel(chances: number[], cells: number, dependent: boolean): number {
+  let share = FALSE_SHARE / cells;
+  if (dependent) share /= Array.from({ length: cells }, (_, index) => 1 / (index + 1)).reduce((sum, part) => sum + part, 0);
+  const ascending = Float64Array.from(chances).sort();
+  let count = ascending.length;
+  while (count && ascending[count - 1]! > share * count) count -= 1;
+  return count ? ascending[count - 1]! : NONE;
+}
+
+/**
+ * The same of values with what each is compared with. A value without that counts as a cell, too: whether it has it may depend
+ * on noise, and a cell that counts and is not clear makes the others no more so.
+ */
+export function levelOf(compared: [Shown, Reference | null][]): number {
+  const chances = compared.flatMap(([now, other]) => (other ? [chance(now, other)] : []));
+  return clearLevel(chances, compared.length, compared.some(([now]) => now.method));
+}

@@ -1,0 +1,200 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { FALSE_SHARE, NONE, chance, clearLevel, levelOf, normalTail } from '../src/significance';
+import { LAPLACE, NORMAL, difference, type Reference, type Shown } from '../src/statistics';
+
+/** Views of a simulation, cells of each, and the seed of its noise. */
+const [VIEWS, CELLS, SEED] = [2000, 200, 19];
+/** Standard deviations of a simulated share above its bound that a right rule exceeds once in a million runs. */
+const FAR = 4.75;
+
+/** Uniform numbers in (0, 1) (mulberry32). */
+function generator(seed: number): () => number {
+  let state = seed;
+  return () => {
+    state = (state + 0x6d2b79f5) | 0;
+    let mixed = Math.imul(state ^ (state >>> 15), 1 | state);
+    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed;
+    return (((mixed ^ (mixed >>> 14)) >>> 0) + 0.5) / 2 ** 32;
+  };
+}
+
+type Uniform = () => number;
+const laplace = (uniform: Uniform) => Math.log(uniform() / uniform());
+const gaussian = (uniform: Uniform) => Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform());
+
+type Pair = [Shown, Reference];
+
+const value = (exact: number, noise: number, deviation: number, quantile: number, method?: string): Shown => ({
+  value: exact + noise * deviation, low: exact + noise * deviation - quantile * deviation, high: exact + noise * deviation + quantile * deviation, deviation, quantile,
+  ...(method ? { method } : {}),
+});
+
+/** A cell of a view: `shift` is the true difference in standard deviations of the noise of the value on display. */
+const KINDS: Record<string, (uniform: Uniform, shift: number, shared: number) => Pair> = {
+  'another day': (uniform, shift) => {
+    const [one, other] = [0.5 + uniform(), 0.5 + uniform()];
+    return [value(30 + shift * one, laplace(uniform) / Math.SQRT2, one, LAPLACE), value(30, laplace(uniform) / Math.SQRT2, other, LAPLACE)];
+  },
+  usual: (uniform, shift) => {
+    const windows = 3 + Math.floor(uniform() * 26);
+    const noise = Array.from({ length: windows }, () => laplace(uniform) / Math.SQRT2).reduce((sum, part) => sum + part, 0) / windows;
+    const deviation = 1 / Math.sqrt(windows);
+    return [value(30 + shift, laplace(uniform) / Math.SQRT2, 1, LAPLACE), { value: 30 + noise, deviation }];
+  },
+  'Gaussian noise': (uniform, shift) => [value(30 + shift, gaussian(uniform), 1, NORMAL), value(30, gaussian(uniform), 1, NORMAL)],
+  'Gaussian against Laplace noise': (uniform, shift) =>
+    [value(30 + shift, gaussian(uniform), 1, NORMAL), value(30, laplace(uniform) / Math.SQRT2, 0.5 + uniform(), LAPLACE)],
+  'modelled values whose errors depend on each other': (uniform, shift, shared) => {
+    const [one, other] = [0.8 * shared + 0.6 * gaussian(uniform), -0.8 * shared + 0.6 * gaussian(uniform)];
+    return [value(30 + shift, one, 1, NORMAL, 'smoothing'), value(30, other, 1, NORMAL, 'smoothing')];
+  },
+};
+
+/** Cells of one view, the first `differing` of which differ by `shift`. */
+function viewOf(kind: string, uniform: Uniform, differing: number, shift: number): Pair[] {
+  const shared = gaussian(uniform);
+  return Array.from({ length: CELLS }, (_, index) => KINDS[kind]!(uniform, index < differing ? shift : 0, shared));
+}
+
+/** Of each view, how many of the first `differing` cells and of the others are clear by a rule. */
+function counts(kind: string, differing: number, shift: number, views: number, rule: (pairs: Pair[]) => (pair: Pair) => boolean): [number, number][] {
+  const uniform = generator(SEED);
+  return Array.from({ length: views }, () => {
+    const pairs = viewOf(kind, uniform, differing, shift);
+    const clear = pairs.map(rule(pairs));
+    return [clear.slice(0, differing).filter(Boolean).length, clear.slice(differing).filter(Boolean).length];
+  });
+}
+
+const corrected = (pairs: Pair[]) => {
+  const level = levelOf(pairs);
+  return ([now, other]: Pair) => chance(now, other) <= level;
+};
+
+/** The planted error: every cell by its own 95 % error, as if it were the only one. */
+const uncorrected = () => ([now, other]: Pair) => {
+  const { value: size, error } = difference(now, other);
+  return Math.abs(size) > error;
+};
+
+const shareAbove = (views: number, share: number) => share + FAR * Math.sqrt((share * (1 - share)) / views);
+
+for (const kind of Object.keys(KINDS)) {
+  test(`of views in which no cell differs, at most one in twenty has a coloured cell: ${kind}`, () => {
+    const any = counts(kind, 0, 0, VIEWS, corrected).filter(([, wrong]) => wrong).length;
+    assert.ok(any / VIEWS <= shareAbove(VIEWS, FALSE_SHARE), `${any} of ${VIEWS}`);
+  });
+}
+
+test('without the correction nearly every view has a coloured cell though none differs, which the same test refuses', () => {
+  const any = counts('another day', 0, 0, 200, uncorrected).filter(([, wrong]) => wrong).length;
+  assert.ok(any / 200 > 0.95 && any / 200 > shareAbove(200, FALSE_SHARE), `${any} of 200`);
+});
+
+test('where some cells differ, the mean share of the coloured that do not stays at most one in twenty, and uncorrected does not', () => {
+  const share = (rule: typeof corrected, kind: string, shift = 8) =>
+    counts(kind, 20, shift, 500, rule).reduce((sum, [right, wrong]) => sum + wrong / Math.max(right + wrong, 1), 0) / 500;
+  for (const kind of Object.keys(KINDS)) {
+    for (const shift of [3, 5, 8]) {
+      const found = share(corrected, kind, shift);
+      assert.ok(found <= FALSE_SHARE + FAR * Math.sqrt(FALSE_SHARE / 500), `${kind}, ${shift}: ${found}`);
+    }
+  }
+  assert.ok(share(uncorrected, 'Gaussian noise') > 0.2);
+});
+
+/** Least share of the differing cells that is coloured where 20 of 200 cells differ by that many standard deviations of one value. */
+const POWER: [kind: string, shift: number, least: number][] = [['another day', 8, 0.75], ['usual', 8, 0.75], ['Gaussian noise', 8, 0.95]];
+
+test('true differences of eight standard deviations of the noise are mostly coloured', () => {
+  for (const [kind, shift, least] of POWER) {
+    const power = counts(kind, 20, shift, 200, corrected).reduce((sum, [right]) => sum + right, 0) / (20 * 200);
+    console.log(`power: ${kind}, ${shift} deviations: ${power.toFixed(3)}`);
+    assert.ok(power >= least, `${kind}: ${power}`);
+  }
+});
+
+test('the error beside a coloured cell holds the true difference less often than with 95 %, as the documents say', () => {
+  for (const [shift, low, high] of [[4, 0.3, 0.55], [5, 0.82, 0.91], [6, 0.9, 0.95], [8, 0.9, 0.95]] as const) {
+    const uniform = generator(SEED);
+    let [coloured, holds] = [0, 0];
+    for (let view = 0; view < 1000; view += 1) {
+      const pairs = viewOf('another day', uniform, 20, shift);
+      const level = levelOf(pairs);
+      pairs.forEach(([now, other], index) => {
+        if (chance(now, other) > level) return;
+        const { value: size, error } = difference(now, other);
+        coloured += 1;
+        holds += Number(Math.abs(size - (index < 20 ? shift * now.deviation : 0)) <= error);
+      });
+    }
+    console.log(`error of coloured cells at ${shift} deviations: holds ${(holds / coloured).toFixed(3)} of ${coloured}`);
+    assert.ok(holds / coloured > low && holds / coloured < high, `${shift}: ${holds} of ${coloured}`);
+  }
+});
+
+test('chances bound how often noise alone brings such a difference, far out as well', () => {
+  const uniform = generator(SEED);
+  for (const kind of Object.keys(KINDS)) {
+    const draws = 200_000;
+    const chances = Array.from({ length: draws }, () => chance(...KINDS[kind]!(uniform, 0, gaussian(uniform))));
+    for (const level of [0.02, 1e-3, 1e-4]) {
+      const share = chances.filter((one) => one <= level).length / draws;
+      assert.ok(share <= shareAbove(draws, level), `${kind}: ${share} at ${level}`);
+    }
+  }
+});
+
+test('the normal tail is that of the tables', () => {
+  for (const [z, tail] of [[1.959964, 0.05], [3.290527, 1e-3], [4.891638, 1e-6], [6.466951, 1e-10]] as const)
+    assert.ok(Math.abs(normalTail(z) / tail - 1) < 1e-5, `${z}: ${normalTail(z)}`);
+});
+
+test('chances are chosen as by Benjamini and Hochberg, and as by Benjamini and Yekutieli where they depend on each other', () => {
+  assert.equal(clearLevel([0.012, 0.03, 0.04, 0.9], 4, false), 0.012);
+  assert.equal(clearLevel([0.012, 0.03, 0.037, 0.9], 4, false), 0.037, 'the largest counts, though 0.03 alone would not');
+  assert.equal(clearLevel([0.012, 0.03, 0.037, 0.9], 4, true), NONE);
+  assert.equal(clearLevel([0.012], 5, false), NONE, 'cells with nothing to compare with count');
+  assert.equal(clearLevel([], 0, false), NONE);
+  assert.equal(clearLevel([0, 1], 2, false), 0, 'a chance too small for a number');
+});
+
+test('values without noise that differ are clear, and hide no other cell', () => {
+  const certain: Pair = [value(20, 0, 0, LAPLACE), value(30, 0, 0, LAPLACE)];
+  assert.equal(chance(...certain), 0);
+  assert.equal(chance(value(20, 0, 0, NORMAL), { value: 30, deviation: 0 }), 0);
+  assert.ok(chance(value(20, 0, 1, LAPLACE), value(30, 0, 1e-200, LAPLACE)) < 1e-5);
+  const large: Pair = [value(10, 0, 0.2, LAPLACE), value(40, 0, 0.2, LAPLACE)];
+  assert.ok(levelOf([certain, ...Array<Pair>(50).fill(large)]) >= chance(...large));
+});
+
+test('of modelled values the level is that of Benjamini and Yekutieli, and cells with nothing to compare with count', () => {
+  const of = (method?: string): Pair => [value(33, 0, 1, NORMAL, method), { ...value(30, 0, 0.1, NORMAL), ...(method ? { method } : {}) }];
+  const released = chance(...of());
+  assert.ok(released > 0.002 && released < 0.003, `${released}`);
+  assert.equal(levelOf(Array.from({ length: 20 }, () => of())), released);
+  assert.equal(levelOf([of(), ...Array<[Shown, null]>(9).fill([value(30, 0, 1, NORMAL), null])]), released, '0.05 / 10 is enough');
+  assert.equal(levelOf([of(), ...Array<[Shown, null]>(29).fill([value(30, 0, 1, NORMAL), null])]), NONE, '0.05 / 30 is not');
+  const modelled = chance(...of('smoothing'));
+  assert.ok(modelled > 0.006 && modelled < 0.007, `${modelled}`);
+  const among = (cells: number) => levelOf([of('smoothing'), ...Array<[Shown, null]>(cells - 1).fill([value(30, 0, 1, NORMAL, 'smoothing'), null])]);
+  assert.equal(among(3), modelled, '0.05 / 3 / 1.83 is enough');
+  assert.equal(among(5), NONE, '0.05 / 5 is, without 2.28');
+});
+
+test('the exponential rate of a chance is that of the Laplace noise, whichever side has it', () => {
+  for (const size of [20, 40]) {
+    const nowLaplace = chance(value(30 + size, 0, 1, LAPLACE), value(30, 0, 0.3, NORMAL));
+    const thenLaplace = chance(value(30 + size, 0, 0.3, NORMAL), value(30, 0, 1, LAPLACE));
+    for (const one of [nowLaplace, thenLaplace]) {
+      assert.ok(one >= Math.exp(-size * Math.SQRT2) && one < 2 * Math.exp(-size * Math.SQRT2), `${size}: ${nowLaplace}, ${thenLaplace}`);
+    }
+  }
+});
+
+test('a value that noise carried out of range is never clear, nor a difference within its own error', () => {
+  const other = value(30, 0, 0.1, LAPLACE);
+  assert.equal(chance({ ...value(5, 0, 0.1, LAPLACE), outside: true }, other), 1);
+  assert.equal(chance(value(30.2, 0, 0.1, LAPLACE), other), 1);
+});

@@ -1,0 +1,219 @@
+"""Scheduled speeds over the API and in the browser: "slower than scheduled", by the noise of the released mean alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import h3
+import numpy as np
+import pytest
+from playwright.async_api import Browser, expect
+
+from stream.config import Config, ConfigError
+from stream.serve.city.places import Scheduled, ScheduledCell, ScheduledDays, read_places
+from stream.serve.city.scheduled import ScheduledService, hours_of
+from tests.stream.serve.browser import (
+    DESKTOP,
+    PHONE,
+    fields,
+    needs_chromium,
+    no_violation,
+    paint_count,
+    painted,
+    pixels,
+)
+from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, UNCERTAIN, bodies, city_config, window
+from tests.stream.serve.pages import page_of
+from tests.stream.serve.serving import serving
+
+DAYS = {"workday": 1, "saturday": 1, "sunday": 1}
+SEVEN = ((0, 7),)
+"""Working days at 07:00."""
+
+
+def hours(speed: float, slots: tuple[tuple[int, int], ...] = SEVEN, seconds: int = 3600) -> list[list[int]]:
+    """Rows of cells with a service of ``speed`` km/h."""
+    return [[day, hour, round(speed * seconds / 3.6), seconds] for day, hour in slots]
+
+
+def service(cells: dict[str, list[list[int]]], resolution: int, days: dict[str, int] | None = None) -> ScheduledService:
+    rows = [ScheduledCell(cell, [tuple(row) for row in listed]) for cell, listed in cells.items()]  # type: ignore[misc]
+    return ScheduledService(Scheduled(ScheduledDays(**(days or DAYS)), rows), resolution)
+
+
+def at_seven() -> np.ndarray:
+    return hours_of("2017-03-21T12:00:00Z", "2017-03-21T13:00:00Z", "America/Chicago")
+
+
+def test_a_window_counts_each_local_hour_as_long_as_it_lies_in_it_also_where_the_clocks_change() -> None:
+    assert np.argwhere(at_seven()).tolist() == [[0, 7]]
+    quarter = hours_of("2017-03-18T04:50:00Z", "2017-03-18T05:20:00Z", "America/Chicago")
+    assert (quarter[0, 23], quarter[1, 0]) == pytest.approx((1 / 6, 1 / 3))
+    spring = hours_of("2017-03-12T06:00:00Z", "2017-03-12T10:00:00Z", "America/Chicago")
+    assert spring[2, :6].tolist() == [1, 1, 0, 1, 1, 0]
+    autumn = hours_of("2017-11-05T05:00:00Z", "2017-11-05T09:00:00Z", "America/Chicago")
+    assert autumn[2, :4].tolist() == [1, 2, 1, 0]
+    assert hours_of("2017-03-12T06:30:00Z", "2017-03-12T07:00:00Z", "Asia/Kolkata")[2, 12] == 0.5
+    assert hours_of("2000-01-01T00:00:00Z", "2099-01-01T00:00:00Z", "UTC").sum() == 0
+
+
+def test_a_merged_cell_has_all_distance_by_all_time_of_the_parts_that_were_not_released_apart() -> None:
+    parent = h3.cell_to_parent(BUSY, 6)
+    fast, slow, apart = h3.cell_to_children(parent, 7)[:3]
+    known = service({fast: hours(60, seconds=600), slow: hours(10, seconds=5400), apart: hours(90)}, 7)
+    merged = known.speeds(at_seven(), [(parent, [apart])])
+    assert merged == [{"cell": parent, "value": pytest.approx(15.0, abs=0.01), "unit": "km/h"}]
+    both = known.speeds(at_seven(), [(parent, [apart]), (apart, [])])
+    assert [row["cell"] for row in both] == [parent, apart]
+    assert both[1]["value"] == pytest.approx(90, abs=0.01)
+    whole = known.speeds(at_seven(), [(h3.cell_to_parent(parent, 4), [])])
+    assert whole[0]["value"] == pytest.approx((60 / 6 + 10 * 1.5 + 90) / (1 / 6 + 1.5 + 1), abs=0.01)
+
+
+def test_in_a_window_over_two_kinds_of_day_each_day_weighs_alike_however_many_of_its_kind_there_are() -> None:
+    """From Friday 23:00 to Saturday 01:00: 600 m in 2 minutes, then in 10, each day; five workdays to one Saturday in the file."""
+    known = service({BUSY: [[0, 23, 5 * 600, 5 * 120], [1, 0, 600, 600]]}, 7, DAYS | {"workday": 5})
+    window = hours_of("2017-03-18T04:00:00Z", "2017-03-18T06:00:00Z", "America/Chicago")
+    assert known.speeds(window, [(BUSY, [])])[0]["value"] == pytest.approx(3.6 * 1200 / 720)
+
+
+def test_a_speed_that_rounds_to_nothing_is_none() -> None:
+    known = service({BUSY: [[0, 7, 10, 10_800]]}, 7)
+    assert known.speeds(at_seven(), [(BUSY, [])]) == []
+    assert json.loads(known.table())["cells"][0]["workday"] == {}
+
+
+def test_a_cell_has_no_scheduled_speed_without_service_or_where_its_area_is_smaller_than_the_timetables_cells() -> None:
+    known = service({BUSY: hours(30)}, 7)
+    child = h3.cell_to_center_child(BUSY, 8)
+    parent = h3.cell_to_parent(BUSY, 6)
+    assert known.speeds(at_seven(), [(child, [])]) == []
+    assert known.speeds(at_seven(), [(parent, [child])]) == []
+    assert known.speeds(at_seven(), [(STEADY, [])]) == []
+    assert known.speeds(np.roll(at_seven(), 1), [(BUSY, [])]) == []
+    assert known.speeds(np.zeros((3, 24)), [(BUSY, [])]) == []
+    assert not service({}, 7)
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "said"),
+    [
+        ({"days": ["workday"], "cells": []}, "days"),
+        ({"days": {"workday": 5, "saturday": 1}, "cells": []}, "sunday"),
+        ({"days": DAYS | {"sunday": 0}, "cells": []}, ">= 1"),
+        ({"cells": [{"cell": BUSY, "hours": [[3, 7, 1, 1]]}]}, "<= 2"),
+        ({"cells": [{"cell": BUSY, "hours": [[0, 24, 1, 1]]}]}, "<= 23"),
+        ({"cells": [{"cell": BUSY, "hours": [[0, 7, 1, 0]]}]}, ">= 1"),
+        ({"cells": [{"cell": BUSY, "hours": [[0, 7, 1e300, 1]]}]}, "int"),
+        ({"cells": [{"cell": BUSY, "hours": [[0, 7, 1, 1], [0, 7, 2, 2]]}]}, "scheduled twice"),
+        ({"cells": [{"cell": BUSY, "hours": []}, {"cell": BUSY, "hours": []}]}, "listed twice"),
+        ({"cells": [{"cell": h3.cell_to_parent(BUSY, 6), "hours": []}]}, "not of resolution 7"),
+        ({"cells": [{"cell": "x", "hours": []}]}, "no H3 cell"),
+    ],
+)
+def test_a_wrong_table_of_scheduled_speeds_is_refused_with_its_reason(
+    tmp_path: Path, scheduled: dict[str, Any], said: str
+) -> None:
+    table = {"days": DAYS, **scheduled}
+    path = tmp_path / "places.json"
+    path.write_text(json.dumps({"resolution": 7, "cells": [], "scheduled": table}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_places(path)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """BUSY is scheduled at twice its speed, STEADY at 45 km/h as it drives, LONELY at 20; UNCERTAIN has no service at 07:00."""
+    return scheduled_config(tmp_path, 45.0)
+
+
+def scheduled_config(tmp_path: Path, steady: float) -> Config:
+    cells = {BUSY: hours(44), STEADY: hours(steady), LONELY: hours(20), UNCERTAIN: hours(30, ((0, 8), (2, 7)))}
+    table = {
+        "days": DAYS,
+        "cells": [{"cell": cell, "hours": listed} for cell, listed in cells.items()],
+    }
+    body = {"resolution": 7, "cells": [{"cell": cell, "name": f"Stop {cell}"} for cell in CELLS], "scheduled": table}
+    (tmp_path / "places.json").write_text(json.dumps(body), encoding="utf-8")
+    return city_config(tmp_path, **{"feed.name": "bus", "public.places": str(tmp_path / "places.json")})
+
+
+@pytest.fixture
+def on_kafka(config: Config, kafka: str, topic_name: str) -> Config:
+    return config.model_copy(
+        update={
+            "kafka": config.kafka.model_copy(update={"bootstrap": kafka}),
+            "feed": config.feed.model_copy(update={"name": topic_name}),
+        }
+    )
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_scheduled_speeds_are_answered_by_cell_and_hour_and_for_the_released_cells_of_a_window(
+    on_kafka: Config,
+) -> None:
+    async with serving(on_kafka, window(on_kafka, 0)) as client:
+        assert (await (await client.get("/dashboard/settings")).json())["scheduled"] is True
+        table = await (await client.get("/api/v1/scheduled")).json()
+        assert (table["resolution"], table["unit"]) == (7, "km/h")
+        rows = {row["cell"]: row for row in table["cells"]}
+        assert rows[UNCERTAIN]["workday"] == {"8": pytest.approx(30, abs=0.01)}
+        assert rows[UNCERTAIN]["sunday"] == {"7": pytest.approx(30, abs=0.01)}
+        path = "/api/v1/windows/2017-03-21T12:00:00Z/scheduled"
+        answer = await client.get(path)
+        speeds = {row["cell"]: row["value"] for row in (await answer.json())["cells"]}
+        expected = {BUSY: 44, STEADY: 45, LONELY: 20}
+        assert speeds == {cell: pytest.approx(speed, abs=0.01) for cell, speed in expected.items()}
+        again = await client.get(path, headers={"If-None-Match": answer.headers["ETag"]})
+        assert again.status == 304
+        assert (await client.get("/api/v1/windows/2001-01-01T00:00:00Z/scheduled")).status == 404
+
+
+@needs_chromium
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("size", "colours"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
+)
+async def test_only_cells_whose_difference_from_the_timetable_noise_does_not_explain_have_a_colour(
+    browser: Browser, config: Config, tmp_path: Path, size: dict[str, int], colours: str
+) -> None:
+    """STEADY is scheduled at what was released of it, so no draw can make the test fail."""
+    options: dict[str, Any] = {"size": size, "color_scheme": colours}
+    messages = window(config, 0)
+    scheduled_config(tmp_path, bodies(messages)[STEADY]["mean"]["value"])
+    async with page_of(browser, config, messages, "#at=10/30.27/-97.7", **options) as (page, _):
+        if size == PHONE:
+            await page.locator("#controls-fold summary").click()
+        before = await paint_count(page)
+        await page.get_by_role("radio", name="Against schedule").check()
+        await painted(page, before)
+        legend = page.locator("#legend")
+        await expect(legend.locator("h3")).to_have_text("Compared with the timetable in these hours")
+        await expect(legend).to_contain_text("no scheduled speed that can be compared with")
+        assert (await fields(page))["colours"] == "scheduled"
+        await no_violation(page)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        if size == PHONE:
+            await page.locator("#controls-fold summary").click()
+        else:
+            red = sorted(await pixels(page, BUSY), key=sum)[128]
+            assert red[0] > 150 > red[1]
+        await page.locator("#table-button").click()
+        await expect(page.locator("#table-scroll thead")).to_contain_text("Against schedule")
+        rows = page.locator("#table-scroll tbody tr")
+        await expect(rows.filter(has_text=BUSY)).to_contain_text(re.compile(r"(4[89]|5[012]) % slower than scheduled"))
+        await expect(rows.filter(has_text=STEADY)).to_contain_text("within the noise")
+        await expect(rows.filter(has_text=UNCERTAIN)).not_to_contain_text("scheduled")
+        await rows.filter(has_text=BUSY).locator("button").click()
+        details = page.locator("#details")
+        await expect(details).to_contain_text("Scheduled in these hours: 44.0 km/h")
+        await expect(details).to_contain_text(
+            re.compile(r"% slower than scheduled: −2[12]\.\d ± \d\.\d km/h, the error being noise")
+        )
+        await no_violation(page)
+        await page.reload()
+        await page.wait_for_selector("html[data-ready]")
+        await expect(legend.locator("h3")).to_have_text("Compared with the timetable in these hours")
