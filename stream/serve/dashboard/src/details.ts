@@ -8,21 +8,20 @@ import { decimals, say } from './texts';
 import { when } from './times';
 import { inUnit, unit } from './units';
 import type { Hexagon, UsualValue } from './types';
-import { referenceOf, type Reading, type View } from './view';
+import type { Reading, View } from './view';
 
 /** The main line of a reading with a mark of its kind; where there is no reading, why. */
 export function statement(view: View, cell: string): HTMLElement[] {
   const hexagon = view.cells.get(cell);
   if (!hexagon) return [make('p', { class: 'reading' }, say('reading.none')), make('p', { class: 'quiet' }, say(`reason.none.${view.relation}`))];
   const reading = view.read(hexagon);
-  const { now } = reading;
+  const { now, verdict } = reading;
   if (!now) {
     return [make('p', { class: 'reading' }, say('reading.not-published')), make('p', { class: 'quiet' }, suppressed(hexagon))];
   }
-  const reference = referenceOf(reading);
   return [
     make('p', { class: 'reading' }, sentence(now), chip(now.method ? 'modelled' : 'raw')),
-    make('p', { class: 'quiet' }, say(`${view.statistic}.name`), reference ? `, ${comparison(now, reference, reading.clear, view.versus)}` : ''),
+    make('p', { class: 'quiet' }, say(`${view.statistic}.name`), verdict ? `, ${comparison(now, verdict, view.versus)}` : ''),
     ...(reading.scheme === 'scheduled' ? [] : beside(view, reading)),
     ...timetabled(view, cell),
     ...alertsOf(view, cell),

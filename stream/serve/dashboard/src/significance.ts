@@ -6,14 +6,21 @@
  * the clear ones without a true difference, 0 where none is clear, is at most FALSE_SHARE on average over windows; where no
  * cell differs, at most that share of windows has a clear cell. It needs independent noise, which released values have. Modelled values depend on each
  * other, so theirs are divided by a harmonic number more (Benjamini and Yekutieli 2001, theorem 1.3), which needs nothing.
+ *
+ * A clear difference was chosen because it came out large, and noise was part of that. So its error is that of the level at
+ * which it was chosen (Benjamini and Yekutieli 2005, theorems 1 and 4): the share of the clear ones whose error does not hold the
+ * true difference, 0 where none is clear, is at most FALSE_SHARE on average over windows.
  */
 
-import { LAPLACE, deviations, difference, type Reference, type Shown } from './statistics';
+import { LAPLACE, deviations, difference, type Reference, type Shown, type Verdict } from './statistics';
 
 export const FALSE_SHARE = 0.05;
 
 /** No chance is as small, so no difference is clear. */
 export const NONE = -1;
+
+/** Halvings of the range in which the error of a clear difference is sought: to 2⁻²⁰ of that difference, rounded up. */
+const HALVINGS = 20;
 
 /** λ times the widest scale in Chernoff's bound. */
 const TILTS = [0.5, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97];
@@ -27,7 +34,11 @@ const TILTS = [0.5, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97];
 export function chance(now: Shown, other: Reference): number {
   const { value, error } = difference(now, other);
   const size = Math.abs(value);
-  if (now.outside || size <= error) return 1;
+  return now.outside || size <= error ? 1 : tail(size, now, other);
+}
+
+/** Bound on the chance that noise alone makes the two values differ by more than `size`. */
+function tail(size: number, now: Shown, other: Reference): number {
   const [nearer, further] = deviations(now, other);
   if (nearer + further === 0) return 0;
   if (other.method) return normalTail(size / (nearer + further));
@@ -68,14 +79,14 @@ export function normalTail(z: number): number {
   return t * Math.exp(-x * x + series.reduce((sum, factor) => sum * t + factor, 0));
 }
 
-/** The largest chance of a clear difference among those of a window; {@link NONE} where none is clear. */
+/** The chance up to which differences are clear, given those of a window; {@link NONE} where none is. */
 export function clearLevel(chances: number[], cells: number, dependent: boolean): number {
   let share = FALSE_SHARE / cells;
   if (dependent) share /= Array.from({ length: cells }, (_, index) => 1 / (index + 1)).reduce((sum, part) => sum + part, 0);
   const ascending = Float64Array.from(chances).sort();
   let count = ascending.length;
   while (count && ascending[count - 1]! > share * count) count -= 1;
-  return count ? ascending[count - 1]! : NONE;
+  return count ? share * count : NONE;
 }
 
 /**
@@ -85,4 +96,17 @@ export function clearLevel(chances: number[], cells: number, dependent: boolean)
 export function levelOf(compared: [Shown, Reference | null][]): number {
   const chances = compared.flatMap(([now, other]) => (other ? [chance(now, other)] : []));
   return clearLevel(chances, compared.length, compared.some(([now]) => now.method));
+}
+
+/** Whether a difference is clear at a level, and its error: that of the level if it is, else 95 % of its own noise. */
+export function judge(now: Shown, reference: Reference, level: number): Verdict {
+  const { value, error } = difference(now, reference);
+  if (chance(now, reference) > level) return { reference, clear: false, error };
+  let [within, beyond] = [error, Math.abs(value)];
+  for (let step = 0; step < HALVINGS; step += 1) {
+    const middle = (within + beyond) / 2;
+    if (tail(middle, now, reference) > level) within = middle;
+    else beyond = middle;
+  }
+  return { reference, clear: true, error: beyond };
 }

@@ -187,21 +187,30 @@ export function relative(now: Shown, other: Reference, { prefix, day = '' }: Ver
   return say(`${prefix}.${key}`, { percent: Math.abs(percent), day });
 }
 
-/** "8 % slower than usual: −2.0 ± 0.9 km/h, the error being noise"; not `clear`: of so many cells, noise explains this one. */
-export function comparison(now: Shown, other: Reference, clear: boolean, versus: Versus): string {
+/** How a value differs from another, considering all cells of the window. */
+export interface Verdict {
+  reference: Reference;
+  /** Whether noise does not explain the difference. */
+  clear: boolean;
+  /** Error of the difference by noise, km/h. */
+  error: number;
+}
+
+/** "8 % slower than usual: −2.0 ± 0.9 km/h, the error being noise"; not clear: of so many cells, noise explains this one. */
+export function comparison(now: Shown, verdict: Verdict, versus: Versus): string {
+  const { reference, clear, error } = verdict;
   const within = say(`${versus.prefix}.within`, { day: versus.day ?? '' });
   const said = say('comparison.of', {
-    comparison: clear ? relative(now, other, versus) : within,
-    ...margin(now, other),
+    comparison: clear ? relative(now, reference, versus) : within,
+    ...margin(now, verdict),
     unit: unit(),
   });
-  const { value, error } = difference(now, other);
-  return !clear && !now.outside && Math.abs(value) > error ? `${said}. ${say('comparison.many')}` : said;
+  return !clear && !now.outside && Math.abs(now.value - reference.value) > error ? `${said}. ${say('comparison.many')}` : said;
 }
 
 /** "−2.0" and "0.9": the difference and its error in the chosen unit. */
-export function margin(now: Shown, other: Reference): { difference: string; error: string } {
-  const { value, error } = difference(now, other);
+export function margin(now: Shown, { reference, error }: Verdict): { difference: string; error: string } {
+  const value = now.value - reference.value;
   return { difference: (value < 0 ? '−' : '+') + decimals(inUnit(Math.abs(value)), 1), error: decimals(inUnit(error), 1) };
 }
 

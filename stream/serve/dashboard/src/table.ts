@@ -1,10 +1,10 @@
 /** The cells of the window as a table: what the map shows, for keyboard and screen reader. */
 
 import { byId, cellName, chip, make } from './dom';
-import { countOf, countText, interval, isNoisy, margin, relative, speed, type Reference, type Shown } from './statistics';
+import { countOf, countText, interval, isNoisy, margin, relative, speed, type Shown, type Verdict } from './statistics';
 import { say } from './texts';
 import { unit } from './units';
-import { referenceOf, type Reading, type View } from './view';
+import type { Reading, View } from './view';
 import { hours } from './times';
 
 const PAGE = 100;
@@ -17,10 +17,7 @@ const ORDER: Record<Exclude<Column, 'cell'>, (reading: Reading) => number | stri
   value: ({ now }) => now?.value ?? -1,
   interval: ({ now }) => (now ? now.high - now.low : Infinity),
   then: ({ then }) => (then && typeof then !== 'string' ? then.value : -1),
-  against: (reading) => {
-    const [{ now }, reference] = [reading, referenceOf(reading)];
-    return now && reference ? (reading.clear ? now.value / reference.value : 1) : Infinity;
-  },
+  against: ({ now, verdict }) => (now && verdict ? (verdict.clear ? now.value / verdict.reference.value : 1) : Infinity),
   events: ({ hexagon }) => number(countOf(hexagon)),
   users: ({ hexagon }) => number(hexagon.users),
 };
@@ -140,8 +137,7 @@ export class Table {
   }
 
   private row(reading: Reading, selected: boolean, tabbed: boolean): HTMLElement {
-    const { hexagon, now, then } = reading;
-    const reference = referenceOf(reading);
+    const { hexagon, now, then, verdict } = reading;
     const button = make('button', { type: 'button', 'data-cell': hexagon.cell, tabindex: tabbed ? 0 : -1 },
       ...(this.view.names ? cellName(this.view, hexagon.cell) : [hexagon.cell]));
     button.addEventListener('click', () => this.choose(hexagon.cell));
@@ -157,16 +153,17 @@ export class Table {
       this.view.dayName !== undefined && (then && typeof then !== 'string'
         ? make('td', { class: 'number' }, speed(then.value, then))
         : make('td', { class: 'none' }, then && then !== 'window' ? say(`table.day.${then}`) : '–')),
-      make('td', {}, now && reference ? this.against(now, reference, reading.clear) : '–'),
+      make('td', {}, now && verdict ? this.against(now, verdict) : '–'),
       make('td', { class: 'number' }, countText(hexagon.events)),
       make('td', { class: 'number' }, countText(hexagon.users)),
     );
   }
 
   /** "8 % slower than usual", or of another day "−2.0 ± 0.9"; where noise explains the difference, that. */
-  private against(now: Shown, reference: Reference, clear: boolean): string {
+  private against(now: Shown, verdict: Verdict): string {
+    const { reference, clear } = verdict;
     if (this.view.dayName === undefined) return clear ? relative(now, reference, this.view.versus) : say('table.within');
-    return say(clear ? 'table.margin' : 'table.margin-within', margin(now, reference));
+    return say(clear ? 'table.margin' : 'table.margin-within', margin(now, verdict));
   }
 
   private pager(pages: number): HTMLElement[] {

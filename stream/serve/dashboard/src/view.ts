@@ -5,14 +5,13 @@ import { cellAt, centre, overlapping, type Shape } from './hexagons';
 import type { Names } from './names';
 import { say, type Values } from './texts';
 import { clock, day, dayOfWeek, when, weekend } from './times';
-import { NONE, chance, levelOf } from './significance';
+import { NONE, judge, levelOf } from './significance';
 import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
 import {
   RELATIVE_BREAKS,
   STATISTICS,
   absoluteBreaks,
   classify,
-  difference,
   opacity,
   shown,
   thenOf,
@@ -24,6 +23,7 @@ import {
   type Scheme,
   type Shown,
   type Statistic,
+  type Verdict,
   type Versus,
 } from './statistics';
 import type { AlertList, Days, DerivedSpeeds, Hexagon, Limit, Marker, OtherDay, Settings, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
@@ -38,12 +38,12 @@ export interface Reading {
   /** The scheduled speed, where that is what the map compares with. */
   scheduled: Reference | null;
   scheme: Scheme;
-  /** Whether noise does not explain how it differs from what it is compared with, considering all cells of the window. */
-  clear: boolean;
+  /** How it differs from what the chosen colours compare it with; null where there is no such thing. */
+  verdict: Verdict | null;
 }
 
 /** What the chosen colours compare the value with; null where there is nothing. */
-export const referenceOf = ({ scheme, scheduled, usual, then }: Omit<Reading, 'clear'>): Reference | null =>
+const referenceOf = ({ scheme, scheduled, usual, then }: Omit<Reading, 'verdict'>): Reference | null =>
   scheme === 'scheduled' ? scheduled : then === null ? usual : typeof then === 'string' ? null : then;
 
 export class View {
@@ -89,7 +89,7 @@ export class View {
   private others = new Map<string, Hexagon>();
   private overlaps = overlapping(this.others);
   private resolutions: number[] = [];
-  /** The largest chance of a clear difference, of the cells as they were last coloured. */
+  /** The chance up to which a difference is clear, of the cells as they were last coloured. */
   private level = NONE;
 
   /** Without a street map, lines and stops are drawn unless the address says otherwise. */
@@ -209,7 +209,7 @@ export class View {
     return this.judge(this.compare(hexagon));
   }
 
-  private compare(hexagon: Hexagon): Omit<Reading, 'clear'> {
+  private compare(hexagon: Hexagon): Omit<Reading, 'verdict'> {
     const now = shown(hexagon, this.statistic, this.kind);
     const usual = now && usualOf(this.usual.get(hexagon.cell), this.statistic, now);
     const then = now && this.scheme === 'day' ? this.then(hexagon, now) : null;
@@ -217,9 +217,9 @@ export class View {
     return { hexagon, now, usual, then, scheduled, scheme: this.scheme };
   }
 
-  private judge(compared: Omit<Reading, 'clear'>): Reading {
+  private judge(compared: Omit<Reading, 'verdict'>): Reading {
     const [{ now }, reference] = [compared, referenceOf(compared)];
-    return { ...compared, clear: Boolean(now && reference && chance(now, reference) <= this.level) };
+    return { ...compared, verdict: now && reference && judge(now, reference, this.level) };
   }
 
   private then = (hexagon: Hexagon, now: Shown) =>
@@ -283,8 +283,8 @@ export class View {
       const { hexagon, now } = one;
       if (!now) return { hexagon, index: -1, opacity: 0, hatched: true };
       if (scheme !== 'absolute') {
-        const reference = referenceOf(one);
-        return { hexagon, hatched: false, ...(reference ? against(now, reference, this.judge(one).clear) : { index: -1, opacity: 0.3 }) };
+        const { verdict } = this.judge(one);
+        return { hexagon, hatched: false, ...(verdict ? against(now, verdict) : { index: -1, opacity: 0.3 }) };
       }
       const { index, spans } = classify(now, breaks, 1);
       return { hexagon, index, opacity: opacity(spans), hatched: false };
@@ -293,9 +293,8 @@ export class View {
 }
 
 /** Class and strength of a difference; a class of its own where noise explains it. */
-function against(now: Shown, reference: Reference, clear: boolean): { index: number; opacity: number } {
+function against(now: Shown, { reference, clear, error }: Verdict): { index: number; opacity: number } {
   if (!clear) return { index: RELATIVE_BREAKS.length + 1, opacity: opacity(1) };
-  const { error } = difference(now, reference);
   const { index, spans } = classify({ ...now, low: now.value - error, high: now.value + error }, RELATIVE_BREAKS, reference.value);
   return { index, opacity: opacity(spans) };
 }

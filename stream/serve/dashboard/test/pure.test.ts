@@ -8,7 +8,7 @@ import { Names } from '../src/names';
 import { MAP_COLOURS, viridis } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
 import { search } from '../src/search';
-import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, difference, NORMAL, opacity, RELATIVE_BREAKS, sentence, shown, scheduledOf, thenOf, usualOf } from '../src/statistics';
+import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, difference, NORMAL, opacity, RELATIVE_BREAKS, sentence, shown, scheduledOf, thenOf, usualOf, type Reference, type Shown } from '../src/statistics';
 import { ago, hours, span, when } from '../src/times';
 import { choose } from '../src/units';
 import type { Estimate, Hexagon } from '../src/types';
@@ -23,6 +23,9 @@ const hexagon = (more: Partial<Hexagon> = {}): Hexagon => ({
   cell: '87489e342ffffff', resolution: 7, status: 'published', relation: 'values', epsilon: 2, window: WINDOW, events: 10, users: 3,
   mean: estimate(23, 19, 27), variance: { ...estimate(25, 16, 36), unit: '(km/h)^2' }, ...more,
 });
+
+/** A verdict on a difference with the error of its own noise. */
+const verdict = (now: Shown, reference: Reference, clear: boolean) => ({ reference, clear, error: difference(now, reference).error });
 
 test('a reading says value, interval and where the uncertainty comes from', () => {
   assert.equal(sentence(shown(hexagon(), 'mean', 'raw')!), '23 km/h, 95 % interval 19–27, noise from privacy');
@@ -58,10 +61,10 @@ test('usual is compared only where it is known to within itself over three windo
   const now = shown(hexagon(), 'mean', 'raw')!;
   const usual = (windows: number, low: number, high: number) =>
     usualOf({ cell: '', raw: { mean: { value: 25, interval: [low, high], deviation: 0.1, spread: 1, windows } }, post_processed: {} }, 'mean', now);
-  assert.equal(comparison(now, usual(14, 23, 27)!, false, { prefix: 'comparison' }), 'no difference from usual beyond the noise: −2.0 ± 4.0 km/h, the error being noise');
+  assert.equal(comparison(now, verdict(now, usual(14, 23, 27)!, false), { prefix: 'comparison' }), 'no difference from usual beyond the noise: −2.0 ± 4.0 km/h, the error being noise');
   const certain = shown(hexagon({ mean: estimate(23, 22, 24, 0.5) }), 'mean', 'raw')!;
-  assert.equal(comparison(certain, usual(14, 23, 27)!, false, { prefix: 'comparison' }), 'no difference from usual beyond the noise: −2.0 ± 1.5 km/h, the error being noise. Considering all cells of the window, that is not enough to tell it from noise.');
-  assert.equal(comparison(certain, usual(14, 23, 27)!, true, { prefix: 'comparison' }), '8 % slower than usual: −2.0 ± 1.5 km/h, the error being noise');
+  assert.equal(comparison(certain, verdict(certain, usual(14, 23, 27)!, false), { prefix: 'comparison' }), 'no difference from usual beyond the noise: −2.0 ± 1.5 km/h, the error being noise. Considering all cells of the window, that is not enough to tell it from noise.');
+  assert.equal(comparison(certain, verdict(certain, usual(14, 23, 27)!, true), { prefix: 'comparison' }), '8 % slower than usual: −2.0 ± 1.5 km/h, the error being noise');
   assert.equal(usual(2, 23, 27), null);
   assert.equal(usual(14, 5, 45), null);
 });
@@ -69,8 +72,8 @@ test('usual is compared only where it is known to within itself over three windo
 test('a mean is compared with the timetable by the noise of the mean alone, and not where speeds end below the scheduled one', () => {
   const now = shown(hexagon({ mean: estimate(23, 22, 24, 0.5) }), 'mean', 'raw')!;
   const scheduled = scheduledOf(25, 'mean', 100)!;
-  assert.equal(comparison(now, scheduled, true, { prefix: 'comparison.scheduled' }), '8 % slower than scheduled: −2.0 ± 1.5 km/h, the error being noise');
-  assert.equal(comparison(now, scheduledOf(24, 'mean', 100)!, false, { prefix: 'comparison.scheduled' }), 'no difference from the timetable beyond the noise: −1.0 ± 1.5 km/h, the error being noise');
+  assert.equal(comparison(now, verdict(now, scheduled, true), { prefix: 'comparison.scheduled' }), '8 % slower than scheduled: −2.0 ± 1.5 km/h, the error being noise');
+  assert.equal(comparison(now, verdict(now, scheduledOf(24, 'mean', 100)!, false), { prefix: 'comparison.scheduled' }), 'no difference from the timetable beyond the noise: −1.0 ± 1.5 km/h, the error being noise');
   assert.equal(scheduledOf(101, 'mean', 100), null);
   assert.equal(scheduledOf(undefined, 'mean', 100), null);
   assert.equal(scheduledOf(25, 'p50', 100), null);
@@ -108,7 +111,7 @@ test('against another day, errors of modelled values are added, and what can not
   const then = (more: Partial<Hexagon>) => thenOf(certain, hexagon(more), 'mean', now, alone);
   const other = then({ mean: estimate(26, 25, 27, 0.5) });
   assert.ok(typeof other !== 'string');
-  assert.equal(comparison(now, other, true, { prefix: 'comparison.day', day: 'Tue' }), '12 % slower than on Tue: −3.0 ± 2.1 km/h, the error being noise');
+  assert.equal(comparison(now, verdict(now, other, true), { prefix: 'comparison.day', day: 'Tue' }), '12 % slower than on Tue: −3.0 ± 2.1 km/h, the error being noise');
   assert.equal(then({ status: 'suppressed' }), 'suppressed');
   assert.equal(then({ excludes: ['88489e3421fffff'], mean: estimate(26, 25, 27, 0.5) }), 'area');
   assert.equal(then({ mean: estimate(26, 5, 47, 7) }), 'uncertain');
