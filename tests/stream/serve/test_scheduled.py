@@ -217,3 +217,19 @@ async def test_only_cells_whose_difference_from_the_timetable_noise_does_not_exp
         await page.reload()
         await page.wait_for_selector("html[data-ready]")
         await expect(legend.locator("h3")).to_have_text("Compared with the timetable in these hours")
+
+
+@needs_chromium
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_timetable_that_fails_is_said_and_does_not_keep_the_window_from_the_screen(
+    browser: Browser, config: Config, tmp_path: Path
+) -> None:
+    messages = [message for hour in (0, 1) for message in window(config, hour)]
+    scheduled_config(tmp_path, bodies(messages)[STEADY]["mean"]["value"])
+    async with page_of(browser, config, messages, "#colours=scheduled", errors=True) as (page, _):
+        await page.route("**/scheduled*", lambda route: route.abort())
+        await page.get_by_role("button", name="Earlier window").click()
+        await expect(page.locator("#notice")).to_have_text(
+            "The scheduled speeds are not available: the server does not answer."
+        )
+        await expect(page.locator("#window-text")).to_contain_text("07:00–08:00")

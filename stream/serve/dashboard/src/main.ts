@@ -8,6 +8,7 @@ import { setUpAbout } from './about';
 import { Areas } from './areas';
 import { setUpCity } from './city';
 import { showAlerts } from './alerts';
+import { otherDay, reasonOf, scheduledIn } from './beside';
 import { setUpControls, showControls } from './controls';
 import { cellCard, statement } from './details';
 import { byId, cellName, make } from './dom';
@@ -28,7 +29,7 @@ import { freshness, setUpTimeline, showBadge, showTimeline } from './timeline';
 import { choose as chooseUnit } from './units';
 import { clock, day, when } from './times';
 import type { Scheme } from './statistics';
-import type { AlertList, Hexagon, OtherDay, PlaceList, WindowCells, WindowSummary } from './types';
+import type { AlertList, PlaceList, WindowCells, WindowSummary } from './types';
 import { View } from './view';
 
 const REMEMBERED = 12;
@@ -187,24 +188,6 @@ function compareWith(scheme: Scheme): void {
   show(asked, true).catch(fail);
 }
 
-/** What stands beside a window, or why that could not be read. */
-interface Beside {
-  day: OtherDay | null;
-  hexagons: Hexagon[];
-  failed?: string;
-}
-
-/** The window of the other day and its cells, where that is what the reader wants to see. */
-async function beside(window: WindowSummary): Promise<Beside> {
-  if (view.chosenScheme !== 'day') return { day: null, hexagons: [] };
-  try {
-    const found = await api.otherDay(view.feed, window.window.start, view.day ?? undefined);
-    return { day: found, hexagons: found.other ? (await load(found.other)).hexagons : [] };
-  } catch (error) {
-    return { day: null, hexagons: [], failed: reasonOf(error) };
-  }
-}
-
 /** `again`: also where it is the one on display, because what it is compared with changed. */
 async function show(window: WindowSummary | undefined, again = false): Promise<void> {
   const mine = (turn += 1);
@@ -217,17 +200,20 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   byId('notice').hidden = true;
   if (window.window.start === view.window?.window.start && !again) return void tell(ready);
   performance.mark('asked');
-  const [cells, usual, alerts, other, scheduled] = await Promise.all([load(window), api.usual(view.feed, window.window.start), alertsOf(window), beside(window), scheduledIn(window)]);
+  const [cells, usual, alerts, other, scheduled] = await Promise.all([
+    load(window), api.usual(view.feed, window.window.start), alertsOf(window), otherDay(view, window, load), scheduledIn(view, window),
+  ]);
   if (mine !== turn) return;
   performance.measure('hexveil:fetch', 'asked');
   view.setWindow(cells, usual);
-  view.setOtherDay(other.day, other.hexagons);
+  view.setOtherDay(other.read.day, other.read.hexagons);
   view.alerts = alerts;
-  view.scheduled = new Map(scheduled.map(({ cell, value }) => [cell, value]));
+  view.scheduled = new Map(scheduled.read.map(({ cell, value }) => [cell, value]));
   if (cells.marker?.withheld) showCard('withheld');
   else byId('empty').hidden = true;
   if (!placed) fit();
-  if (other.failed) tellFailure(say('day.failed', { reason: other.failed }));
+  const failures = [other, scheduled].flatMap(({ failed }) => failed ?? []);
+  if (failures.length) tellFailure(failures.join(' '));
   await paint();
   performance.measure('hexveil:update', 'asked');
 }
@@ -240,10 +226,6 @@ async function alertsOf(window: WindowSummary): Promise<AlertList | null> {
     return null;
   });
 }
-
-/** Scheduled speeds in a window; none where the server does not tell. */
-const scheduledIn = async (window: WindowSummary) =>
-  view.scheduling ? api.scheduled(view.feed, window.window.start).catch(() => []) : [];
 
 /** The card in the middle of the map: why there is nothing on it. */
 function showCard(subject: 'empty' | 'gone' | 'withheld' | 'unknown', values: Values = {}): void {
@@ -437,8 +419,6 @@ function tellFailure(text: string): void {
   notice.hidden = false;
   notice.textContent = text;
 }
-
-const reasonOf = (error: unknown): string => (error instanceof api.ApiError ? error.message : say('failed.server'));
 
 start().catch((error: unknown) => {
   byId('empty').hidden = false;
