@@ -1,7 +1,8 @@
 """The usual value of a cell: the mean of its earlier releases at the same time of day, weighted by precision.
 
 A merged cell is what its finer neighbours leave of it (``excludes``), so one cell id is another area in another window. Only
-releases of the same area are compared. Pure; uses released values only.
+releases of the same area are compared. Values are as released: the errors of modelled ones depend on each other, so their mean
+over windows would have no honest error. Pure; uses released values only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stream.messages.message import LEAST_NOISE
 from stream.serve.close_marker import marker_of
 from stream.serve.local_time import local_start, zone_of
 from stream.serve.window_store import View, WindowView
@@ -43,11 +43,6 @@ class _Estimate(msgspec.Struct):
     scale: float
 
 
-class _Derived(msgspec.Struct):
-    value: float
-    interval: tuple[float, float] | None = None
-
-
 class _Cell(msgspec.Struct):
     cell: str
     excludes: tuple[str, ...] = ()
@@ -57,7 +52,6 @@ class _Cell(msgspec.Struct):
     p15: _Estimate | None = None
     p50: _Estimate | None = None
     p85: _Estimate | None = None
-    post_processed: dict[str, _Derived] = {}
 
 
 class Earlier(NamedTuple):
@@ -69,8 +63,8 @@ class Earlier(NamedTuple):
 
 _RELEASED = ("mean", "variance", "p15", "p50", "p85")
 
-Columns = dict[tuple[str, str], tuple[CellArray, FloatArray]]
-"""For each ("raw" or "post_processed", statistic): cells, and (2, C) values and standard deviations."""
+Columns = dict[str, tuple[CellArray, FloatArray]]
+"""For each statistic: cells, and (2, C) values as released and standard deviations."""
 Rests = dict[int, frozenset[str]]
 """The finer cells that each merged cell of a window excludes; cells without such are left out."""
 
@@ -119,10 +113,10 @@ class Usual:
         rests = _rests(_bodies(window))
         columns = [_of_same_areas(self._decoded(other), rests) for other in earlier]
         by_cell: dict[int, dict[str, Any]] = {}
-        for key in sorted({key for table in columns for key in table}):
-            for cell, usual in _weighted([table[key] for table in columns if key in table], _top(key[1], earlier)):
-                kinds = by_cell.setdefault(cell, {"cell": f"{cell:x}", "raw": {}, "post_processed": {}})
-                kinds[key[0]][key[1]] = usual
+        for statistic in sorted({statistic for table in columns for statistic in table}):
+            parts = [table[statistic] for table in columns if statistic in table]
+            for cell, usual in _weighted(parts, _top(statistic, earlier)):
+                by_cell.setdefault(cell, {"cell": f"{cell:x}", "raw": {}})["raw"][statistic] = usual
         return msgspec.json.encode(
             {
                 "feed": window.feed,
@@ -136,7 +130,7 @@ class Usual:
     def released(self, window: WindowView, statistic: str) -> tuple[CellArray, FloatArray]:
         """Cells of a complete window with noise in that statistic, and (2, C) values as released and standard deviations."""
         nothing = np.zeros(0, dtype=np.uint64), np.zeros((2, 0))
-        return self._decoded(window).columns.get(("raw", statistic), nothing)
+        return self._decoded(window).columns.get(statistic, nothing)
 
     def rests(self, window: WindowView) -> Rests:
         """The finer cells that each merged cell of a complete window excludes."""
@@ -204,7 +198,7 @@ def _rests(cells: Iterable[_Cell]) -> Rests:
 
 
 def _columns(cells: Iterable[_Cell]) -> Columns:
-    rows: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
+    rows: dict[str, list[tuple[int, float, float]]] = {}
     for body in cells:
         cell = int(body.cell, 16)
         to_deviation = 1.0 if body.accounting == "zcdp" else math.sqrt(2.0)
@@ -212,12 +206,7 @@ def _columns(cells: Iterable[_Cell]) -> Columns:
             estimate = getattr(body, name)
             # A scale of 0 means that there was nobody to measure, so the value says nothing about what is usual.
             if estimate is not None and estimate.scale > 0:
-                rows.setdefault(("raw", name), []).append((cell, estimate.raw, estimate.scale * to_deviation))
-        for name, derived in body.post_processed.items():
-            low, high = derived.interval or (0.0, 0.0)
-            deviation = (high - low) / (2 * _Z95)
-            if deviation >= LEAST_NOISE:
-                rows.setdefault(("post_processed", name), []).append((cell, derived.value, deviation))
+                rows.setdefault(name, []).append((cell, estimate.raw, estimate.scale * to_deviation))
     return {
         key: (np.array([row[0] for row in table], dtype=np.uint64), np.array([row[1:] for row in table]).T)
         for key, table in rows.items()

@@ -105,7 +105,7 @@ async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_do
         tip = page.locator("#tooltip")
         await expect(tip).to_contain_text(
             re.compile(
-                r"(3[89]|4[012]) % slower than on Tue, 14 Mar 2017: −8\.[0-9] ± 0\.[0-9] km/h, the error being noise"
+                r"(3[89]|4[012]) % slower than on Tue, 14 Mar 2017: −8\.[0-9] ± 0\.[0-9] km/h as released, the error being noise"
             )
         )
         await expect(tip).to_contain_text(re.compile(r"Tue, 14 Mar 2017, 07:00–08:00: 2[12]\.\d km/h, 95 % interval"))

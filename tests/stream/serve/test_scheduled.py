@@ -211,7 +211,7 @@ async def test_only_cells_whose_difference_from_the_timetable_noise_does_not_exp
         details = page.locator("#details")
         await expect(details).to_contain_text("Scheduled in these hours: 44.0 km/h")
         await expect(details).to_contain_text(
-            re.compile(r"% slower than scheduled: −2[12]\.\d ± \d\.\d km/h, the error being noise")
+            re.compile(r"% slower than scheduled: −2[12]\.\d ± \d\.\d km/h as released, the error being noise")
         )
         await no_violation(page)
         await page.reload()

@@ -101,7 +101,7 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
     make('h3', {}, title),
     make('ul', {}, ...rows, ...extra),
     make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say('legend.fainter')),
-    note(view.shownKind, say(`legend.${view.shownKind}`)),
+    against ? note('raw', say('legend.compared')) : note(view.shownKind, say(`legend.${view.shownKind}`)),
     ...(scheme === 'scheduled' ? [make('p', { class: 'note' }, say('legend.scheduled'))] : []),
     ...derived(view),
     ...(view.histograms.length ? [note('histogram', say('legend.histograms', { names: view.histograms.join(', ') }))] : []),

@@ -21,7 +21,7 @@ export function statement(view: View, cell: string): HTMLElement[] {
   }
   return [
     make('p', { class: 'reading' }, sentence(now), chip(now.method ? 'modelled' : 'raw')),
-    make('p', { class: 'quiet' }, say(`${view.statistic}.name`), verdict ? `, ${comparison(now, verdict, view.versus)}` : ''),
+    make('p', { class: 'quiet' }, say(`${view.statistic}.name`), verdict ? `, ${comparison(verdict, view.versus)}` : ''),
     ...(reading.scheme === 'scheduled' ? [] : beside(view, reading)),
     ...timetabled(view, cell),
     ...alertsOf(view, cell),
@@ -38,7 +38,7 @@ function beside(view: View, { hexagon, usual, then }: Reading): HTMLElement[] {
   const { other } = view.otherDay!;
   if (!other || then === 'window') return line(view.againstDay());
   const window = when(other.window, view.zone);
-  if (typeof then !== 'string') return line(say('day.value', { window, reading: sentence(then) }));
+  if (typeof then !== 'string') return [make('p', { class: 'quiet' }, say('day.value', { window, reading: sentence(then) }), chip('raw'))];
   const released = view.other(hexagon.cell);
   const reason = then === 'suppressed' && released ? ` ${suppressed(released)}` : then === 'none' && !released ? ` ${say(`reason.none.${other.marker?.relation ?? 'values'}`)}` : '';
   return line(say(`day.cell.${then}`, { window }) + reason);

@@ -4,11 +4,11 @@
  * Each cell has a chance: a bound on the probability that noise alone makes a difference as large as its own, if the exact
  * values are equal. Of the cells of a window, those are clear whose chances Benjamini and Hochberg (1995) choose: the share of
  * the clear ones without a true difference, 0 where none is clear, is at most FALSE_SHARE on average over windows; where no
- * cell differs, at most that share of windows has a clear cell. It needs independent noise, which released values have. Modelled values depend on each
- * other, so theirs are divided by a harmonic number more (Benjamini and Yekutieli 2001, theorem 1.3), which needs nothing.
+ * cell differs, at most that share of windows has a clear cell. It needs independent noise, which released values have, and modelled
+ * ones do not: their errors depend on each other and do not average out over windows.
  *
  * A clear difference was chosen because it came out large, and noise was part of that. So its error is that of the level at
- * which it was chosen (Benjamini and Yekutieli 2005, theorems 1 and 4): the share of the clear ones whose error does not hold the
+ * which it was chosen (Benjamini and Yekutieli 2005, theorem 1): the share of the clear ones whose error does not hold the
  * true difference, 0 where none is clear, is at most FALSE_SHARE on average over windows.
  */
 
@@ -27,9 +27,8 @@ const TILTS = [0.5, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97];
 
 /**
  * Bound on the chance of a difference as large, both sides together; 1 within its 95 % error, and where the value is lost.
- * Laplace noise of two windows: exact. Of a usual value, only the deviation of its noise is known: {@link withRest}. Modelled
- * values and Gaussian noise: normal; of modelled ones of two days with added deviations, since their errors may depend on each
- * other. Values without noise that differ at all do so for certain.
+ * Laplace noise of two windows: exact. Of a usual value, only the deviation of its noise is known: {@link withRest}. Gaussian
+ * noise: normal. Values without noise that differ at all do so for certain.
  */
 export function chance(now: Shown, other: Reference): number {
   const { value, error } = difference(now, other);
@@ -41,7 +40,6 @@ export function chance(now: Shown, other: Reference): number {
 function tail(size: number, now: Shown, other: Reference): number {
   const [nearer, further] = deviations(now, other);
   if (nearer + further === 0) return 0;
-  if (other.method) return normalTail(size / (nearer + further));
   const [isLaplace, otherIsLaplace] = [now.quantile === LAPLACE, other.quantile === LAPLACE];
   if (!isLaplace && !otherIsLaplace) return normalTail(size / Math.hypot(nearer, further));
   const [scale, rest] = [nearer / Math.SQRT2, further / Math.SQRT2];
@@ -80,9 +78,8 @@ export function normalTail(z: number): number {
 }
 
 /** The chance up to which differences are clear, given those of a window; {@link NONE} where none is. */
-export function clearLevel(chances: number[], cells: number, dependent: boolean): number {
-  let share = FALSE_SHARE / cells;
-  if (dependent) share /= Array.from({ length: cells }, (_, index) => 1 / (index + 1)).reduce((sum, part) => sum + part, 0);
+export function clearLevel(chances: number[], cells: number): number {
+  const share = FALSE_SHARE / cells;
   const ascending = Float64Array.from(chances).sort();
   let count = ascending.length;
   while (count && ascending[count - 1]! > share * count) count -= 1;
@@ -95,18 +92,18 @@ export function clearLevel(chances: number[], cells: number, dependent: boolean)
  */
 export function levelOf(compared: [Shown, Reference | null][]): number {
   const chances = compared.flatMap(([now, other]) => (other ? [chance(now, other)] : []));
-  return clearLevel(chances, compared.length, compared.some(([now]) => now.method));
+  return clearLevel(chances, compared.length);
 }
 
 /** Whether a difference is clear at a level, and its error: that of the level if it is, else 95 % of its own noise. */
 export function judge(now: Shown, reference: Reference, level: number): Verdict {
   const { value, error } = difference(now, reference);
-  if (chance(now, reference) > level) return { reference, clear: false, error };
+  if (chance(now, reference) > level) return { now, reference, clear: false, error };
   let [within, beyond] = [error, Math.abs(value)];
   for (let step = 0; step < HALVINGS; step += 1) {
     const middle = (within + beyond) / 2;
     if (tail(middle, now, reference) > level) within = middle;
     else beyond = middle;
   }
-  return { reference, clear: true, error: beyond };
+  return { now, reference, clear: true, error: beyond };
 }

@@ -50,16 +50,15 @@ export function shown(hexagon: Hexagon, statistic: Statistic, kind: Kind): Shown
   return { ...found, value: root(found.value), low: root(found.low), high: root(found.high) };
 }
 
-/** What a value is compared with: a usual value, or the value of another day. */
-export type Reference = Pick<Shown, 'value' | 'deviation'> & Partial<Pick<Shown, 'low' | 'high' | 'quantile' | 'method' | 'outside'>>;
+/** What a released value is compared with: a usual value, or the value as released on another day. */
+export type Reference = Pick<Shown, 'value' | 'deviation'> & Partial<Pick<Shown, 'low' | 'high' | 'quantile' | 'outside'>>;
 
 /** Whether something can be said relative to it: it is above 0, and known to within itself. */
 const isKnown = (value: number, low: number, high: number) => value > 0 && high - low <= value;
 
-/** The cell's usual value of that statistic, of the same kind as what is shown. */
-export function usualOf(cell: UsualCell | undefined, statistic: Statistic, now: Shown): UsualValue | null {
-  const table = now.method ? cell?.post_processed : cell?.raw;
-  const found = table?.[STATISTICS[statistic]];
+/** The cell's usual value of that statistic. */
+export function usualOf(cell: UsualCell | undefined, statistic: Statistic): UsualValue | null {
+  const found = cell?.raw[STATISTICS[statistic]];
   if (!found || statistic === 'spread') return null;
   const [low, high] = found.interval;
   return found.windows >= 3 && isKnown(found.value, low, high) ? found : null;
@@ -73,7 +72,7 @@ export const scheduledOf = (speed: number | undefined, statistic: Statistic, upp
   speed === undefined || statistic !== 'mean' || speed > upper ? null : { value: speed, deviation: 0 };
 
 /** Why a cell has no value of another day. */
-export type Missing = 'none' | 'suppressed' | 'area' | 'settings' | 'statistic' | 'kind' | 'uncertain';
+export type Missing = 'none' | 'suppressed' | 'area' | 'settings' | 'statistic' | 'uncertain';
 
 const areaOf = ({ excludes = [] }: Hexagon) => [...excludes].sort().join();
 
@@ -81,18 +80,16 @@ const areaOf = ({ excludes = [] }: Hexagon) => [...excludes].sort().join();
 const settingsOf = ({ relation, weight, clipping }: Hexagon) => [relation, weight, clipping?.lower, clipping?.upper].join();
 
 /**
- * What the same area said on another day, of the same kind as what is shown; or why it said nothing to compare with.
- * `overlaps`: whether cells of that day share ground with one that is not among them.
+ * What was released of the same area on another day, or why there is nothing to compare with. `overlaps`: whether cells of that day share ground with one that is not among them.
  */
 export function thenOf(
-  hexagon: Hexagon, other: Hexagon | undefined, statistic: Statistic, now: Shown, overlaps: (hexagon: Hexagon) => boolean,
+  hexagon: Hexagon, other: Hexagon | undefined, statistic: Statistic, overlaps: (hexagon: Hexagon) => boolean,
 ): Shown | Missing {
   if (!other) return overlaps(hexagon) ? 'area' : 'none';
   if (areaOf(hexagon) !== areaOf(other)) return 'area';
   if (other.status === 'published' && settingsOf(hexagon) !== settingsOf(other)) return 'settings';
-  const then = shown(other, statistic, now.method ? 'modelled' : 'raw');
+  const then = shown(other, statistic, 'raw');
   if (!then) return other.status === 'published' ? 'statistic' : 'suppressed';
-  if (then.method !== now.method) return 'kind';
   return then.outside || !isKnown(then.value, then.low, then.high) ? 'uncertain' : then;
 }
 
@@ -153,13 +150,9 @@ export const sentence = (now: Shown) =>
     ? say('reading.outside', { value: speed(now.value, now), unit: unit() })
     : say('reading', { value: speed(now.value, now), unit: unit(), low: speed(now.low, now), high: speed(now.high, now) });
 
-/**
- * How far the value is from another in km/h, and the 95 % error of that by noise. Modelled values of two days come from one
- * model that knew both, so their errors are added, which holds for jointly normal errors however they depend on each other.
- */
+/** How far the value is from another in km/h, and the 95 % error of that by noise. Both are as released. */
 export function difference(now: Shown, other: Reference): { value: number; error: number } {
-  const [nearer, further] = deviations(now, other);
-  const deviation = other.method ? nearer + further : Math.hypot(nearer, further);
+  const deviation = Math.hypot(...deviations(now, other));
   return { value: now.value - other.value, error: Math.max(now.quantile, other.quantile ?? 0) * deviation };
 }
 
@@ -181,14 +174,15 @@ export interface Versus {
 }
 
 /** "8 % slower than usual" or, of another day, "8 % slower than on Tue, 14 Mar 2017". */
-export function relative(now: Shown, other: Reference, { prefix, day = '' }: Versus): string {
-  const percent = Math.round((now.value / other.value - 1) * 100);
+export function relative({ now, reference }: Verdict, { prefix, day = '' }: Versus): string {
+  const percent = Math.round((now.value / reference.value - 1) * 100);
   const key = !percent ? 'same' : percent < 0 ? 'slower' : 'faster';
   return say(`${prefix}.${key}`, { percent: Math.abs(percent), day });
 }
 
-/** How a value differs from another, considering all cells of the window. */
+/** How a released value differs from another, considering all cells of the window. */
 export interface Verdict {
+  now: Shown;
   reference: Reference;
   /** Whether noise does not explain the difference. */
   clear: boolean;
@@ -196,20 +190,20 @@ export interface Verdict {
   error: number;
 }
 
-/** "8 % slower than usual: −2.0 ± 0.9 km/h, the error being noise"; not clear: of so many cells, noise explains this one. */
-export function comparison(now: Shown, verdict: Verdict, versus: Versus): string {
-  const { reference, clear, error } = verdict;
+/** "8 % slower than usual: −2.0 ± 0.9 km/h as released, the error being noise"; not clear: of so many cells, noise explains this one. */
+export function comparison(verdict: Verdict, versus: Versus): string {
+  const { now, reference, clear, error } = verdict;
   const within = say(`${versus.prefix}.within`, { day: versus.day ?? '' });
   const said = say('comparison.of', {
-    comparison: clear ? relative(now, reference, versus) : within,
-    ...margin(now, verdict),
+    comparison: clear ? relative(verdict, versus) : within,
+    ...margin(verdict),
     unit: unit(),
   });
   return !clear && !now.outside && Math.abs(now.value - reference.value) > error ? `${said}. ${say('comparison.many')}` : said;
 }
 
 /** "−2.0" and "0.9": the difference and its error in the chosen unit. */
-export function margin(now: Shown, { reference, error }: Verdict): { difference: string; error: string } {
+export function margin({ now, reference, error }: Verdict): { difference: string; error: string } {
   const value = now.value - reference.value;
   return { difference: (value < 0 ? '−' : '+') + decimals(inUnit(Math.abs(value)), 1), error: decimals(inUnit(error), 1) };
 }

@@ -1,7 +1,7 @@
 /** The cells of the window as a table: what the map shows, for keyboard and screen reader. */
 
 import { byId, cellName, chip, make } from './dom';
-import { countOf, countText, interval, isNoisy, margin, relative, speed, type Shown, type Verdict } from './statistics';
+import { countOf, countText, interval, isNoisy, margin, relative, speed, type Verdict } from './statistics';
 import { say } from './texts';
 import { unit } from './units';
 import type { Reading, View } from './view';
@@ -17,7 +17,7 @@ const ORDER: Record<Exclude<Column, 'cell'>, (reading: Reading) => number | stri
   value: ({ now }) => now?.value ?? -1,
   interval: ({ now }) => (now ? now.high - now.low : Infinity),
   then: ({ then }) => (then && typeof then !== 'string' ? then.value : -1),
-  against: ({ now, verdict }) => (now && verdict ? (verdict.clear ? now.value / verdict.reference.value : 1) : Infinity),
+  against: ({ verdict }) => (verdict ? (verdict.clear ? verdict.now.value / verdict.reference.value : 1) : Infinity),
   events: ({ hexagon }) => number(countOf(hexagon)),
   users: ({ hexagon }) => number(hexagon.users),
 };
@@ -151,19 +151,19 @@ export class Table {
       make('th', { scope: 'row' }, button),
       ...value,
       this.view.dayName !== undefined && (then && typeof then !== 'string'
-        ? make('td', { class: 'number' }, speed(then.value, then))
+        ? make('td', { class: 'number' }, speed(then.value, then), now?.method && chip('raw'))
         : make('td', { class: 'none' }, then && then !== 'window' ? say(`table.day.${then}`) : '–')),
-      make('td', {}, now && verdict ? this.against(now, verdict) : '–'),
+      make('td', {}, verdict ? this.against(verdict) : '–'),
       make('td', { class: 'number' }, countText(hexagon.events)),
       make('td', { class: 'number' }, countText(hexagon.users)),
     );
   }
 
   /** "8 % slower than usual", or of another day "−2.0 ± 0.9"; where noise explains the difference, that. */
-  private against(now: Shown, verdict: Verdict): string {
-    const { reference, clear } = verdict;
-    if (this.view.dayName === undefined) return clear ? relative(now, reference, this.view.versus) : say('table.within');
-    return say(clear ? 'table.margin' : 'table.margin-within', margin(now, verdict));
+  private against(verdict: Verdict): string {
+    const { clear } = verdict;
+    if (this.view.dayName === undefined) return clear ? relative(verdict, this.view.versus) : say('table.within');
+    return say(clear ? 'table.margin' : 'table.margin-within', margin(verdict));
   }
 
   private pager(pages: number): HTMLElement[] {

@@ -96,7 +96,6 @@ export type Days = 'weekday' | 'kind' | 'any';
 export interface UsualCell {
   cell: string;
   raw: Partial<Record<Measured, UsualValue>>;
-  post_processed: Partial<Record<Measured, UsualValue>>;
 }
 
 export interface Usual {

@@ -32,6 +32,8 @@ import type { Look } from './map';
 export interface Reading {
   hexagon: Hexagon;
   now: Shown | null;
+  /** The value as released, with which everything is compared. */
+  released: Shown | null;
   usual: UsualValue | null;
   /** The value of the other day, where that is what the map compares with, or why there is none: also for want of a window. */
   then: Shown | Missing | 'window' | null;
@@ -172,7 +174,7 @@ export class View {
     return this.window?.hexagons.some((hexagon) => hexagon.post_processed?.[name]) ?? false;
   }
 
-  /** What the map shows of the chosen kind. */
+  /** What numbers are shown of the chosen kind. */
   get shownKind(): Kind {
     return this.modelled ? this.kind : 'raw';
   }
@@ -211,19 +213,20 @@ export class View {
 
   private compare(hexagon: Hexagon): Omit<Reading, 'verdict'> {
     const now = shown(hexagon, this.statistic, this.kind);
-    const usual = now && usualOf(this.usual.get(hexagon.cell), this.statistic, now);
-    const then = now && this.scheme === 'day' ? this.then(hexagon, now) : null;
-    const scheduled = now && scheduledOf(this.scheduled.get(hexagon.cell), this.statistic, hexagon.clipping?.upper ?? this.upper);
-    return { hexagon, now, usual, then, scheduled, scheme: this.scheme };
+    const released = shown(hexagon, this.statistic, 'raw');
+    const usual = usualOf(this.usual.get(hexagon.cell), this.statistic);
+    const then = released && this.scheme === 'day' ? this.then(hexagon) : null;
+    const scheduled = scheduledOf(this.scheduled.get(hexagon.cell), this.statistic, hexagon.clipping?.upper ?? this.upper);
+    return { hexagon, now, released, usual, then, scheduled, scheme: this.scheme };
   }
 
   private judge(compared: Omit<Reading, 'verdict'>): Reading {
-    const [{ now }, reference] = [compared, referenceOf(compared)];
-    return { ...compared, verdict: now && reference && judge(now, reference, this.level) };
+    const [{ released }, reference] = [compared, referenceOf(compared)];
+    return { ...compared, verdict: released && reference && judge(released, reference, this.level) };
   }
 
-  private then = (hexagon: Hexagon, now: Shown) =>
-    this.otherDay?.other ? thenOf(hexagon, this.others.get(hexagon.cell), this.statistic, now, this.overlaps) : 'window';
+  private then = (hexagon: Hexagon) =>
+    this.otherDay?.other ? thenOf(hexagon, this.others.get(hexagon.cell), this.statistic, this.overlaps) : 'window';
 
   /** The cell as it was released on the other day. */
   other(cell: string): Hexagon | undefined {
@@ -278,13 +281,13 @@ export class View {
   looks(): Look[] {
     const { breaks, scheme } = this;
     const compared = [...this.cells.values()].map((hexagon) => this.compare(hexagon));
-    this.level = levelOf(compared.flatMap((one) => (one.now ? [[one.now, referenceOf(one)]] : [])));
+    this.level = levelOf(compared.flatMap((one) => (one.released ? [[one.released, referenceOf(one)]] : [])));
     return compared.map((one): Look => {
       const { hexagon, now } = one;
       if (!now) return { hexagon, index: -1, opacity: 0, hatched: true };
       if (scheme !== 'absolute') {
         const { verdict } = this.judge(one);
-        return { hexagon, hatched: false, ...(verdict ? against(now, verdict) : { index: -1, opacity: 0.3 }) };
+        return { hexagon, hatched: false, ...(verdict ? against(verdict) : { index: -1, opacity: 0.3 }) };
       }
       const { index, spans } = classify(now, breaks, 1);
       return { hexagon, index, opacity: opacity(spans), hatched: false };
@@ -293,7 +296,7 @@ export class View {
 }
 
 /** Class and strength of a difference; a class of its own where noise explains it. */
-function against(now: Shown, { reference, clear, error }: Verdict): { index: number; opacity: number } {
+function against({ now, reference, clear, error }: Verdict): { index: number; opacity: number } {
   if (!clear) return { index: RELATIVE_BREAKS.length + 1, opacity: opacity(1) };
   const { index, spans } = classify({ ...now, low: now.value - error, high: now.value + error }, RELATIVE_BREAKS, reference.value);
   return { index, opacity: opacity(spans) };

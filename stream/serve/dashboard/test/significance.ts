@@ -25,13 +25,12 @@ const gaussian = (uniform: Uniform) => Math.sqrt(-2 * Math.log(uniform())) * Mat
 
 type Pair = [Shown, Reference];
 
-const value = (exact: number, noise: number, deviation: number, quantile: number, method?: string): Shown => ({
+const value = (exact: number, noise: number, deviation: number, quantile: number): Shown => ({
   value: exact + noise * deviation, low: exact + noise * deviation - quantile * deviation, high: exact + noise * deviation + quantile * deviation, deviation, quantile,
-  ...(method ? { method } : {}),
 });
 
 /** A cell of a view: `shift` is the true difference in standard deviations of the noise of the value on display. */
-const KINDS: Record<string, (uniform: Uniform, shift: number, shared: number) => Pair> = {
+const KINDS: Record<string, (uniform: Uniform, shift: number) => Pair> = {
   'another day': (uniform, shift) => {
     const [one, other] = [0.5 + uniform(), 0.5 + uniform()];
     return [value(30 + shift * one, laplace(uniform) / Math.SQRT2, one, LAPLACE), value(30, laplace(uniform) / Math.SQRT2, other, LAPLACE)];
@@ -45,16 +44,11 @@ const KINDS: Record<string, (uniform: Uniform, shift: number, shared: number) =>
   'Gaussian noise': (uniform, shift) => [value(30 + shift, gaussian(uniform), 1, NORMAL), value(30, gaussian(uniform), 1, NORMAL)],
   'Gaussian against Laplace noise': (uniform, shift) =>
     [value(30 + shift, gaussian(uniform), 1, NORMAL), value(30, laplace(uniform) / Math.SQRT2, 0.5 + uniform(), LAPLACE)],
-  'modelled values whose errors depend on each other': (uniform, shift, shared) => {
-    const [one, other] = [0.8 * shared + 0.6 * gaussian(uniform), -0.8 * shared + 0.6 * gaussian(uniform)];
-    return [value(30 + shift, one, 1, NORMAL, 'smoothing'), value(30, other, 1, NORMAL, 'smoothing')];
-  },
 };
 
 /** Cells of one view, the first `differing` of which differ by `shift`. */
 function viewOf(kind: string, uniform: Uniform, differing: number, shift: number): Pair[] {
-  const shared = gaussian(uniform);
-  return Array.from({ length: CELLS }, (_, index) => KINDS[kind]!(uniform, index < differing ? shift : 0, shared));
+  return Array.from({ length: CELLS }, (_, index) => KINDS[kind]!(uniform, index < differing ? shift : 0));
 }
 
 /** Of each view, how many of the first `differing` cells and of the others are clear by a rule. */
@@ -156,7 +150,7 @@ test('the error of a clear difference is below it, at least that of its own nois
     assert.ok(level === 0.05 || Math.abs(chance(value(30 + error, 0, 1, LAPLACE), other) / level - 1) < 1e-3);
     before = error;
   }
-  assert.deepEqual(judge(now, other, NONE), { reference: other, clear: false, error: own });
+  assert.deepEqual(judge(now, other, NONE), { now, reference: other, clear: false, error: own });
   const certain = judge(value(20, 0, 0, LAPLACE), value(30, 0, 0, LAPLACE), 0.01);
   assert.ok(certain.clear && certain.error < 1e-4);
 });
@@ -165,7 +159,7 @@ test('chances bound how often noise alone brings such a difference, far out as w
   const uniform = generator(SEED);
   for (const kind of Object.keys(KINDS)) {
     const draws = 200_000;
-    const chances = Array.from({ length: draws }, () => chance(...KINDS[kind]!(uniform, 0, gaussian(uniform))));
+    const chances = Array.from({ length: draws }, () => chance(...KINDS[kind]!(uniform, 0)));
     for (const level of [0.02, 1e-3, 1e-4]) {
       const share = chances.filter((one) => one <= level).length / draws;
       assert.ok(share <= shareAbove(draws, level), `${kind}: ${share} at ${level}`);
@@ -178,13 +172,12 @@ test('the normal tail is that of the tables', () => {
     assert.ok(Math.abs(normalTail(z) / tail - 1) < 1e-5, `${z}: ${normalTail(z)}`);
 });
 
-test('chances are chosen as by Benjamini and Hochberg, and as by Benjamini and Yekutieli where they depend on each other', () => {
-  assert.equal(clearLevel([0.012, 0.03, 0.04, 0.9], 4, false), 0.05 / 4);
-  assert.equal(clearLevel([0.012, 0.03, 0.037, 0.9], 4, false), (0.05 / 4) * 3, 'the largest counts, though 0.03 alone would not');
-  assert.equal(clearLevel([0.012, 0.03, 0.037, 0.9], 4, true), NONE);
-  assert.equal(clearLevel([0.012], 5, false), NONE, 'cells with nothing to compare with count');
-  assert.equal(clearLevel([], 0, false), NONE);
-  assert.equal(clearLevel([0, 1], 2, false), 0.025, 'a chance too small for a number');
+test('chances are chosen as by Benjamini and Hochberg', () => {
+  assert.equal(clearLevel([0.012, 0.03, 0.04, 0.9], 4), 0.05 / 4);
+  assert.equal(clearLevel([0.012, 0.03, 0.037, 0.9], 4), (0.05 / 4) * 3, 'the largest counts, though 0.03 alone would not');
+  assert.equal(clearLevel([0.012], 5), NONE, 'cells with nothing to compare with count');
+  assert.equal(clearLevel([], 0), NONE);
+  assert.equal(clearLevel([0, 1], 2), 0.025, 'a chance too small for a number');
 });
 
 test('values without noise that differ are clear, and hide no other cell', () => {
@@ -196,18 +189,13 @@ test('values without noise that differ are clear, and hide no other cell', () =>
   assert.ok(levelOf([certain, ...Array<Pair>(50).fill(large)]) >= chance(...large));
 });
 
-test('of modelled values the level is that of Benjamini and Yekutieli, and cells with nothing to compare with count', () => {
-  const of = (method?: string): Pair => [value(33, 0, 1, NORMAL, method), { ...value(30, 0, 0.1, NORMAL), ...(method ? { method } : {}) }];
-  const released = chance(...of());
-  assert.ok(released > 0.002 && released < 0.003, `${released}`);
-  assert.equal(levelOf(Array.from({ length: 20 }, () => of())), 0.05);
-  assert.equal(levelOf([of(), ...Array<[Shown, null]>(9).fill([value(30, 0, 1, NORMAL), null])]), 0.05 / 10, '0.05 / 10 is enough');
-  assert.equal(levelOf([of(), ...Array<[Shown, null]>(29).fill([value(30, 0, 1, NORMAL), null])]), NONE, '0.05 / 30 is not');
-  const modelled = chance(...of('smoothing'));
-  assert.ok(modelled > 0.006 && modelled < 0.007, `${modelled}`);
-  const among = (cells: number) => levelOf([of('smoothing'), ...Array<[Shown, null]>(cells - 1).fill([value(30, 0, 1, NORMAL, 'smoothing'), null])]);
-  assert.ok(Math.abs(among(3) / (0.05 / 3 / (11 / 6)) - 1) < 1e-12 && modelled <= among(3), '0.05 / 3 / 1.83 is enough');
-  assert.equal(among(5), NONE, '0.05 / 5 is, without 2.28');
+test('cells with nothing to compare with count', () => {
+  const of: Pair = [value(33, 0, 1, NORMAL), value(30, 0, 0.1, NORMAL)];
+  const among = (cells: number) => levelOf([of, ...Array<[Shown, null]>(cells - 1).fill([value(30, 0, 1, NORMAL), null])]);
+  assert.ok(chance(...of) > 0.002 && chance(...of) < 0.003, `${chance(...of)}`);
+  assert.equal(levelOf(Array.from({ length: 20 }, () => of)), 0.05);
+  assert.equal(among(10), 0.05 / 10, 'that is enough');
+  assert.equal(among(30), NONE, '0.05 / 30 is not');
 });
 
 test('the exponential rate of a chance is that of the Laplace noise, whichever side has it', () => {
