@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ import typer
 from stream.cli.feeding import refusals, refuse
 from stream.cli.options import FAILED, ConfigFile, choose_config
 from stream.config import Config, ConfigError, load_config
+from stream.sources.modes import Mode
 from stream.sources.places import Places, as_area, as_features, as_table, places
 from stream.sources.schedule import Schedule, ScheduleError, read_schedule
 from stream.sources.scheduled_speed import scheduled_speeds
@@ -43,6 +45,10 @@ def gtfs(
     resolution: Annotated[
         int | None, typer.Option(min=0, max=12, help="H3 resolution. Default: hexagons.resolution.", show_default=False)
     ] = None,
+    mode: Annotated[
+        list[Mode] | None,
+        typer.Option(help="Count routes of this mode alone; may be repeated. Default: all modes.", show_default=False),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the files.")] = False,
     config: ConfigFile = None,
     as_json: Annotated[
@@ -55,7 +61,9 @@ def gtfs(
     _check_options(out, area, force=force, as_json=as_json)
     try:
         settings = load_config(choose_config(config, silent=as_json))
-        schedule = read_schedule(file)
+        schedule = read_schedule(file, mode or tuple(Mode))
+        if mode and not schedule.routes:
+            raise ScheduleError(f"{file} has no route of that mode; it has {_listed(schedule)}")
         level = settings.hexagons.resolution if resolution is None else resolution
         chart = places(schedule, settings.feed.domain, level)
     except (ConfigError, ScheduleError) as error:
@@ -69,11 +77,15 @@ def gtfs(
             f"{file}: no route crosses feed.domain, so there is no public list; correct the domain, or leave out --area"
         )
     features = out is not None and out.suffix == ".geojson"
-    speeds = _Speeds() if features else _scheduled(file, settings, level)
+    speeds = _Speeds() if features else _scheduled(file, settings, level, schedule.routes if mode else None)
     _write(out, as_features(chart) if features else as_table(chart, speeds.table))
     if area is not None:
         _write(area, as_area(chart))
     _tell(settings, schedule, chart, as_json, speeds)
+    if not (mode or as_json) and speeds.table is not None and len(schedule.modes) > 1:
+        typer.echo(
+            f"Note: scheduled speeds are of all modes ({_listed(schedule)}); choose yours with --mode.", err=True
+        )
 
 
 @dataclass(frozen=True)
@@ -87,10 +99,15 @@ class _Speeds:
     missing: str | None = None
 
 
-def _scheduled(file: Path, config: Config, resolution: int) -> _Speeds:
+def _listed(schedule: Schedule) -> str:
+    """Routes by mode: "81 bus, 2 rail"."""
+    return ", ".join(f"{count} {mode}" for mode, count in schedule.modes.most_common()) or "none"
+
+
+def _scheduled(file: Path, config: Config, resolution: int, routes: Collection[str] | None) -> _Speeds:
     """Scheduled speeds of cells. Without them the places are written all the same."""
     try:
-        timetable = read_timetable(file)
+        timetable = read_timetable(file, routes)
         _check_zones(timetable, config.feed.timezone)
         speeds = scheduled_speeds(timetable, config.feed.domain, resolution)
         table = speeds.table()
@@ -147,6 +164,7 @@ def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool, spee
     summary = {
         "stops": len(schedule.stops),
         "routes": len(schedule.routes),
+        "modes": dict(schedule.modes),
         "cells": len(chart.cells),
         "named": sum(place.name is not None for place in chart.cells),
         "crossed": crossed,

@@ -14,11 +14,13 @@ import unicodedata
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+
+from stream.sources.modes import Mode, mode_of
 
 LARGEST_ARCHIVE = 1 << 30
 _LARGEST_DIRECTORY = 1 << 20
@@ -81,18 +83,21 @@ class Stop:
 
 @dataclass
 class Schedule:
-    """Public facts of a timetable. ``lines``: by route id the distinct lines of its trips; ``refused``: rows by reason."""
+    """Public facts of a timetable. ``lines``: by route id the distinct lines of its trips; ``modes``: routes of the archive by
+    mode, chosen or not; ``refused``: rows by reason.
+    """
 
     stops: dict[str, Stop] = field(default_factory=dict)
     routes: dict[str, str] = field(default_factory=dict)
     lines: dict[str, list[list[Point]]] = field(default_factory=dict)
+    modes: Counter[Mode] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
 
 
-def read_schedule(path: Path) -> Schedule:
-    """Stops, routes and lines of the archive at ``path``. Raises :class:`ScheduleError`."""
+def read_schedule(path: Path, modes: Collection[Mode] = tuple(Mode)) -> Schedule:
+    """Stops of the archive at ``path``, and routes and lines of these modes. Raises :class:`ScheduleError`."""
     with opened(path) as archive:
-        return _Reading(archive).schedule()
+        return _Reading(archive, modes).schedule()
 
 
 @contextmanager
@@ -131,9 +136,10 @@ def _check_directory(path: Path) -> None:
 class _Reading:
     """One pass over the files of an archive."""
 
-    def __init__(self, archive: zipfile.ZipFile) -> None:
-        self._archive = archive
+    def __init__(self, archive: zipfile.ZipFile, modes: Collection[Mode]) -> None:
+        self._archive, self._modes = archive, modes
         self._schedule = Schedule()
+        self._other_modes: set[str] = set()
         self._kept = 0
 
     def schedule(self) -> Schedule:
@@ -172,8 +178,14 @@ class _Reading:
                 self._schedule.stops[stop] = Stop(_printable(name), *place)
 
     def _routes(self) -> None:
-        for route, short, long in self._rows("routes", ("route_id",), ("route_short_name", "route_long_name")):
-            self._schedule.routes[route] = _printable(short or long or route) or "?"
+        optional = ("route_short_name", "route_long_name", "route_type")
+        for route, short, long, kind in self._rows("routes", ("route_id",), optional):
+            mode = mode_of(kind)
+            self._schedule.modes[mode] += 1
+            if mode in self._modes:
+                self._schedule.routes[route] = _printable(short or long or route) or "?"
+            else:
+                self._other_modes.add(route)
 
     def _trips(self) -> tuple[dict[str, set[str]], dict[str, str]]:
         """Routes of each shape, and the route of each trip without a shape."""
@@ -181,7 +193,8 @@ class _Reading:
         of_trip: dict[str, str] = {}
         for route, trip, shape in self._rows("trips", ("route_id", "trip_id"), ("shape_id",)):
             if route not in self._schedule.routes:
-                self._schedule.refused["trip-of-no-route"] += 1
+                reason = "trip-of-other-mode" if route in self._other_modes else "trip-of-no-route"
+                self._schedule.refused[reason] += 1
             elif shape:
                 routes = of_shape.setdefault(shape, set())
                 self._keep(route not in routes)

@@ -10,7 +10,7 @@ import math
 import zipfile
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from functools import lru_cache
@@ -59,15 +59,16 @@ class Timetable:
     refused: Counter[str] = field(default_factory=Counter)
 
 
-def read_timetable(path: Path) -> Timetable:
-    """The service of the archive at ``path``. Raises :class:`ScheduleError`."""
+def read_timetable(path: Path, routes: Collection[str] | None = None) -> Timetable:
+    """The service of the archive at ``path``, on these routes alone where they are given. Raises :class:`ScheduleError`."""
     with opened(path) as archive:
-        return _Reading(archive).timetable()
+        return _Reading(archive, routes).timetable()
 
 
 class _Reading:
-    def __init__(self, archive: zipfile.ZipFile) -> None:
-        self._archive = archive
+    def __init__(self, archive: zipfile.ZipFile, routes: Collection[str] | None) -> None:
+        self._archive, self._routes = archive, routes
+        self._elsewhere: set[str] = set()
         self._refused: Counter[str] = Counter()
         self._numbers: dict[str, dict[str, int]] = {"stop": {}, "trip": {}, "shape": {}, "service": {}}
         self._span: tuple[date, date] | None = None
@@ -138,8 +139,10 @@ class _Reading:
     def _trips(self) -> tuple[IntArray, IntArray]:
         trips, shapes, services = (self._numbers[name] for name in ("trip", "shape", "service"))
         shape_of, service_of = array("q"), array("q")
-        for trip, service, shape in self._rows("trips", ("trip_id", "service_id"), ("shape_id",)):
-            if service not in services:
+        for trip, service, shape, route in self._rows("trips", ("trip_id", "service_id"), ("shape_id", "route_id")):
+            if self._routes is not None and route not in self._routes:
+                self._elsewhere.add(trip)
+            elif service not in services:
                 self._refused["trip-of-no-service"] += 1
             elif trip not in trips:
                 trips[trip] = len(trips)
@@ -154,6 +157,8 @@ class _Reading:
         for trip, stop, sequence, arrival, departure in self._rows(
             "stop_times", columns, ("arrival_time", "departure_time")
         ):
+            if trip in self._elsewhere:
+                continue
             if trip not in trips or stop not in stops or not sequence.isdecimal() or len(sequence) > 18:
                 self._refused["call-of-no-trip-or-stop"] += 1
                 continue
@@ -191,6 +196,8 @@ class _Reading:
         departures: dict[int, list[tuple[float, float, float]]] = {}
         columns = ("trip_id", "start_time", "end_time", "headway_secs")
         for trip, start, end, headway in self._rows("frequencies", columns):
+            if trip in self._elsewhere:
+                continue
             first, last = _seconds(start), _seconds(end)
             seconds = int(headway) if headway.isdecimal() and len(headway) <= 6 else 0
             if trip not in self._numbers["trip"] or not first < last or not seconds:

@@ -11,12 +11,14 @@ from pathlib import Path
 import h3
 import numpy as np
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.earth import great_circle_m
 from stream.serve.city.places import read_places
 from stream.sources.along_line import line_of, positions
+from stream.sources.modes import mode_of
 from stream.sources.schedule import ScheduleError
 from stream.sources.scheduled_speed import ScheduledSpeeds, scheduled_speeds
 from stream.sources.timetable import read_timetable
@@ -151,6 +153,51 @@ def test_a_trip_of_frequencies_runs_as_often_as_they_say_and_not_at_its_own_time
     assert made.seconds[:, 1, 8].sum() == pytest.approx(6 * 120)
     assert made.seconds[:, 1, 7].sum() == 0
     assert dict(made.refused) == {"frequency-no-headway": 2}
+
+
+def two_modes() -> dict[str, str | bytes]:
+    """A bus (t) with 120 s from stop to stop, and a metro (m) with 30 s."""
+    files = schedule(
+        "7:00:00,7:02:00",
+        routes="route_id,route_short_name,route_type\nr,1,3\nu,U,401\n",
+        trips="route_id,service_id,trip_id\nr,w,t\nu,w,m\n",
+        frequencies="trip_id,start_time,end_time,headway_secs\nm,8:00:00,9:00:00,1800\n",
+    )
+    calls = str(files["stop_times.txt"])
+    return files | {"stop_times.txt": calls + "\nm,7:00:00,7:00:00,0,0\nm,7:00:30,7:00:30,1,1\n"}
+
+
+def test_of_a_mode_alone_the_scheduled_speeds_lines_and_cells_are_those_of_a_timetable_without_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    archive(tmp_path / "both.zip", two_modes())
+    archive(tmp_path / "bus.zip", schedule("7:00:00,7:02:00"))
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["gtfs", *arguments, "--config", str(hourly.RIDERS), "--resolution", "8"])
+
+    mixed = run("both.zip", "--out", "mixed.json")
+    assert (mixed.exit_code, "of all modes (1 bus, 1 metro); choose yours with --mode" in mixed.stderr) == (0, True)
+    bus = run("both.zip", "--out", "of_bus.json", "--mode", "bus", "--json")
+    assert (bus.exit_code, json.loads(bus.stdout)["modes"]) == (0, {"bus": 1, "metro": 1})
+    assert json.loads(bus.stdout)["refused"] == {"trip-of-other-mode": 1}
+    assert json.loads(bus.stdout)["scheduled"]["refused"] == {}
+    assert run("bus.zip", "--out", "bus.json").exit_code == 0
+    read = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("mixed", "of_bus", "bus")}
+    assert read["of_bus"] == read["bus"] != read["mixed"]
+    ferry = run("both.zip", "--out", "none.json", "--mode", "ferry")
+    assert (ferry.exit_code, "no route of that mode; it has 1 bus, 1 metro" in ferry.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("route_type", "mode"),
+    [("0", "tram"), ("1", "metro"), ("3", "bus"), ("7", "lift"), ("11", "trolleybus"), ("12", "metro"), ("109", "rail"),
+     ("200", "coach"), ("405", "metro"), ("702", "bus"), ("800", "trolleybus"), ("906", "tram"), ("1000", "ferry"),
+     ("1702", "other"), ("8", "other"), ("", "other"), ("-1", "other"), ("٣", "other"), ("99999999999", "other")],
+)  # fmt: skip
+def test_a_route_has_the_mode_of_its_type_and_an_unknown_one_is_other(route_type: str, mode: str) -> None:
+    assert mode_of(route_type) == mode
 
 
 def test_frequencies_that_would_make_endless_trips_are_refused_before_they_cost_much(tmp_path: Path) -> None:
