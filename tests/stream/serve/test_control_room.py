@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 from playwright.async_api import Browser, Route, expect
 
 from stream.config import Config
-from tests.stream.serve.browser import DESKTOP, LAPTOP, PHONE, WALL, fields, needs_chromium, no_violation
+from tests.stream.serve.browser import DESKTOP, HIGH_WALL, LAPTOP, PHONE, WALL, fields, needs_chromium, no_violation
 from tests.stream.serve.city import BUSY, JAM, USUAL_DAY, city_config, window, windows
-from tests.stream.serve.pages import OUTSIDE, page_of
+from tests.stream.serve.made_places import city_files
+from tests.stream.serve.pages import CUT, OUTSIDE, page_of
 from tests.stream.serve.serving import origin_of
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
@@ -181,6 +183,41 @@ async def test_with_one_feed_there_is_no_picker_and_a_feed_without_windows_is_na
         await expect(page.locator("#feed")).to_be_visible()
         await page.goto(f"{origin_of(client)}/?feed=%3Cscript%3E")
         await page.wait_for_selector(f'html[data-window="{STARTS[0]}"]')
+
+
+JAM_RULE = {"name": "jam", "below_km_h": 18.0, "windows": 1, "false_alarms_per_day": 1.0}
+MONTHS_LATER = datetime(2017, 12, 25, 12, tzinfo=UTC)
+NARROW_DESKTOP = {"width": 1000, "height": 700}
+BAR = "document.querySelector('.bar').getBoundingClientRect().height"
+STALE = {
+    "en": "9 months ago",
+    "de": "vor 9 Monaten",
+    "es": "hace 9 meses",
+    "fr": "il y a 9 mois",
+    "pl": "9 miesięcy temu",
+}
+
+
+@pytest.mark.parametrize("language", STALE)
+async def test_with_alerts_search_and_feeds_the_badge_is_whole_and_a_laptop_has_one_row_of_buttons(
+    browser: Browser, tmp_path: Path, language: str
+) -> None:
+    config = city_config(tmp_path, **{"feed.name": "day-bus", "public.alerts": [JAM_RULE]} | city_files(tmp_path))
+    messages = [*windows(config, [USUAL_DAY, JAM]), *window(city_config(tmp_path, **{"feed.name": "night-bus"}), 0)]
+    options: dict[str, Any] = {"size": LAPTOP, "locale": language, "clock": MONTHS_LATER}
+    async with page_of(browser, config, messages, **options) as (page, _):
+        await expect(page.locator("html")).to_have_attribute("lang", language)
+        await expect(page.locator("#badge-text")).to_contain_text(STALE[language])
+        await expect(page.locator("#alerts-count")).to_have_text("1")
+        for name in ("#feed", "#search", "#alerts", "#badge"):
+            await expect(page.locator(name)).to_be_visible()
+        for size, highest in ((LAPTOP, 52), (NARROW_DESKTOP, 52), (PHONE, 180)):
+            await page.set_viewport_size(size)  # type: ignore[arg-type]
+            assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+            assert await page.evaluate(OUTSIDE) == []
+            assert await page.evaluate(CUT) == []
+            assert await page.evaluate(BAR) <= highest
+            await no_violation(page)
 
 
 SMALL_BUTTONS = """() => document.querySelector('#details-body').insertAdjacentHTML('beforeend',
