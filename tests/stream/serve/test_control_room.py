@@ -240,7 +240,7 @@ SMALLEST_LETTERS = """() => {
   while (walker.nextNode()) {
     const parent = walker.currentNode.parentElement;
     const shown = walker.currentNode.data.trim() && parent.checkVisibility() && parent.getClientRects().length;
-    if (shown && !parent.closest('.hidden, .skip, svg, .maplibregl-map, .segments legend')) least = Math.min(least, size(parent));
+    if (shown && !parent.closest('.hidden, .skip, svg, .segments legend')) least = Math.min(least, size(parent));
   }
   return least;
 }"""
@@ -250,7 +250,7 @@ SMALLEST_LETTERS = """() => {
     ("place", "letters", "screens"),
     [
         ("", 11, [(PHONE, "dark"), (DESKTOP, "light"), (LAPTOP, "light"), (LAPTOP, "dark")]),
-        ("&large=on", 17, [(WALL, "light")]),
+        ("&large=on", 17, [(WALL, "light"), (HIGH_WALL, "dark")]),
     ],
     ids=["390-1024-and-1280", "3840"],
 )
@@ -270,3 +270,43 @@ async def test_nothing_overflows_and_letters_can_be_read_on_every_screen(
             assert await page.evaluate(OUTSIDE) == []
             assert await page.evaluate(SMALLEST_LETTERS) >= letters
             await no_violation(page)
+
+
+LEGEND = "(({ scrollHeight, clientHeight }) => [scrollHeight, clientHeight])(document.querySelector('#controls'))"
+CHOOSERS = ("#statistics", "#schemes", "#kinds", "#units", "#day")
+
+
+async def test_a_wall_shows_the_legend_whole_without_choosers_nobody_can_reach(browser: Browser, config: Config) -> None:
+    """Against another day, whose legend is the longest, in the longest language."""
+    place = "#large=on&colours=day&day=2017-03-21&values=raw"
+    days = [message for hour in (0, 24) for message in window(config, hour)]
+    async with page_of(browser, config, days, place, size=WALL, locale="de") as (page, _):
+        await expect(page.locator("#legend li")).to_have_count(7)
+        for size in (WALL, HIGH_WALL):
+            await page.set_viewport_size(size)  # type: ignore[arg-type]
+            for name in CHOOSERS:
+                await expect(page.locator(name)).to_be_hidden()
+            whole, shown = await page.evaluate(LEGEND)
+            assert whole <= shown
+        await page.locator("#large-button").click()
+        await expect(page.locator("#schemes")).to_be_visible()
+
+
+async def test_the_names_of_streets_are_larger_on_a_wall(browser: Browser, config: Config, tmp_path: Path) -> None:
+    """One name where there is nothing else: its letters cover (20 / 12)² as many pixels."""
+    lat, lng = h3.cell_to_latlng(BUSY)
+    lat += 0.15
+    street = Feature("line", [(lat, lng - 0.2), (lat, lng + 0.2)], {"name": "Longest Street"})
+    archive = tmp_path / "city.pmtiles"
+    archive.write_bytes(archive_of({"roads": [street]}, range(9, 12), ""))
+    inked = []
+    async with serving(config, window(config, 0), check_basemap(archive)) as client:
+        for large in ("", "&large=on"):
+            place = f"#at=11/{lat:.4f}/{lng:.4f}{large}"
+            async with opened(browser, origin_of(client), place, color_scheme="light") as page:
+                await page.wait_for_timeout(500)
+                seen = await pixels(page, BUSY, 200)
+                inked.append(sum(sum(pixel) < 300 for pixel in seen))
+    small, large = inked
+    assert small > 20
+    assert large > 1.8 * small
