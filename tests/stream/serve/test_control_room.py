@@ -290,23 +290,3 @@ async def test_a_wall_shows_the_legend_whole_without_choosers_nobody_can_reach(b
             assert whole <= shown
         await page.locator("#large-button").click()
         await expect(page.locator("#schemes")).to_be_visible()
-
-
-async def test_the_names_of_streets_are_larger_on_a_wall(browser: Browser, config: Config, tmp_path: Path) -> None:
-    """One name where there is nothing else: its letters cover (20 / 12)² as many pixels."""
-    lat, lng = h3.cell_to_latlng(BUSY)
-    lat += 0.15
-    street = Feature("line", [(lat, lng - 0.2), (lat, lng + 0.2)], {"name": "Longest Street"})
-    archive = tmp_path / "city.pmtiles"
-    archive.write_bytes(archive_of({"roads": [street]}, range(9, 12), ""))
-    inked = []
-    async with serving(config, window(config, 0), check_basemap(archive)) as client:
-        for large in ("", "&large=on"):
-            place = f"#at=11/{lat:.4f}/{lng:.4f}{large}"
-            async with opened(browser, origin_of(client), place, color_scheme="light") as page:
-                await page.wait_for_timeout(500)
-                seen = await pixels(page, BUSY, 200)
-                inked.append(sum(sum(pixel) < 300 for pixel in seen))
-    small, large = inked
-    assert small > 20
-    assert large > 1.8 * small
