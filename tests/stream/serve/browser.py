@@ -40,6 +40,7 @@ DESKTOP = {"width": 1024, "height": 640}
 LAPTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
 WALL = {"width": 3840, "height": 1080}
+HIGH_WALL = {"width": 3840, "height": 2160}
 TILE = 512
 """Pixels of the world's side at zoom 0."""
 
@@ -130,15 +131,20 @@ async def fields(page: Page) -> dict[str, str]:
 
 
 async def place_of(page: Page, cell: str, offset: tuple[float, float] = (0, 0)) -> tuple[float, float]:
-    """The pixel at which the centre of a cell is drawn, computed from the map's position in the page's address."""
+    """The pixel at which the centre of a cell is drawn."""
+    x, y = await pixel_of(page, *h3.cell_to_latlng(cell))
+    return x + offset[0], y + offset[1]
+
+
+async def pixel_of(page: Page, place_lat: float, place_lng: float) -> tuple[float, float]:
+    """The pixel at which a place is drawn, computed from the map's position in the page's address."""
     zoom, lat, lng = (float(part) for part in (await fields(page))["at"].split("/"))
     frame = await page.locator("#map").bounding_box()
     assert frame is not None
-    cell_lat, cell_lng = h3.cell_to_latlng(cell)
     size = TILE * 2**zoom
-    x = (cell_lng - lng) / 360 * size + frame["x"] + frame["width"] / 2
-    y = (_mercator(lat) - _mercator(cell_lat)) / (2 * math.pi) * size + frame["y"] + frame["height"] / 2
-    return x + offset[0], y + offset[1]
+    x = (place_lng - lng) / 360 * size + frame["x"] + frame["width"] / 2
+    y = (_mercator(lat) - _mercator(place_lat)) / (2 * math.pi) * size + frame["y"] + frame["height"] / 2
+    return x, y
 
 
 def _mercator(lat: float) -> float:

@@ -13,6 +13,9 @@ from tests.stream.serve.city import BUSY, LONELY, STEADY, UNCERTAIN
 HOSTILE = '<img src=x onerror="document.title=1"> / 6th'
 ARABIC = "شارع العرب \u202eabc"
 WEST_SIDE = "West & Süd / #1"
+STOP = "Congress / 7th"
+STOP_NORTH = 0.005
+"""Degrees between the centre of BUSY and its stop."""
 
 
 def city_files(folder: Path) -> dict[str, str]:
@@ -27,7 +30,7 @@ def city_files(folder: Path) -> dict[str, str]:
     places = {
         "resolution": 7,
         "cells": [{"cell": cell} | place for cell, place in named.items()],
-        "stops": [{"name": "Congress / 7th", "lat": lat, "lng": lng}],
+        "stops": [{"name": STOP, "lat": lat + STOP_NORTH, "lng": lng}],
         "lines": [{"route": "10", "lines": [line]}],
     }
     south = h3.cell_to_latlng(BUSY)[0] - 0.02

@@ -26,6 +26,28 @@ OUTSIDE = """() => [...document.querySelectorAll('header *, footer *, .card, .ca
   })
   .map((element) => element.id || element.outerHTML.slice(0, 80))"""
 """Elements that reach out of the screen to the left or the right."""
+CUT = """() => [...document.querySelectorAll('header *, footer *')]
+  .filter((element) => element.checkVisibility() && !element.closest('.hidden, .skip, svg, .drop, option'))
+  .filter(({ scrollWidth, clientWidth, scrollHeight, clientHeight }) =>
+    (clientWidth && scrollWidth > clientWidth) || (clientHeight && scrollHeight > clientHeight + 1))
+  .map((element) => `${element.id || element.outerHTML.slice(0, 80)} ${element.scrollWidth}/${element.clientWidth} ${element.scrollHeight}/${element.clientHeight}`)"""
+"""Elements of header and footer that cut what is in them, with an ellipsis or without."""
+
+
+CARDS = """() => ['controls', 'details'].map((id) => document.getElementById(id))
+  .filter((card) => card.checkVisibility())
+  .map((card) => card.getBoundingClientRect())
+  .map(({ left, top, right, bottom }) => [left, top, right, bottom])"""
+
+
+async def is_in_sight(page: Page, pixel: tuple[float, float]) -> bool:
+    """Whether it is on the map and under no card."""
+    x, y = pixel
+    frame = await page.locator("#map").bounding_box()
+    assert frame is not None
+    on_map = 0 <= x - frame["x"] <= frame["width"] and 0 <= y - frame["y"] <= frame["height"]
+    cards = await page.evaluate(CARDS)
+    return on_map and not any(left < x < right and top < y < bottom for left, top, right, bottom in cards)
 
 
 @asynccontextmanager

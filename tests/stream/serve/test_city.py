@@ -19,11 +19,13 @@ from tests.stream.serve.browser import (
     needs_chromium,
     no_violation,
     opened,
+    pixel_of,
     pixels,
     place_of,
 )
 from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, UNCERTAIN, bodies, city_config, window
-from tests.stream.serve.made_places import ARABIC, HOSTILE, WEST_SIDE, city_files
+from tests.stream.serve.made_places import ARABIC, HOSTILE, STOP, STOP_NORTH, WEST_SIDE, city_files
+from tests.stream.serve.pages import is_in_sight
 from tests.stream.serve.serving import origin_of, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -182,6 +184,74 @@ async def find(page: Page, key: str, query: str) -> None:
     await page.keyboard.press("ArrowDown")
     await expect(page.locator("#search-results li[aria-selected=true]")).to_have_count(1)
     await page.keyboard.press("Enter")
+
+
+def corners_of(west: float, south: float, east: float, north: float) -> list[tuple[float, float]]:
+    return [(lat, lng) for lat in (south, north) for lng in (west, east)]
+
+
+SOUTH, NORTH = CENTRE[0] - 0.02, h3.cell_to_latlng(STEADY)[0] + 0.02
+ADDRESSES = {
+    f"?area={quote(WEST_SIDE, safe='')}": corners_of(-97.8, SOUTH, -97.6, NORTH),
+    "?area=route:10": [corner for cell in (BUSY, UNCERTAIN) for corner in h3.cell_to_boundary(cell)],
+    "#area=-97.9,30.1,-97.5,30.5": corners_of(-97.9, 30.1, -97.5, 30.5),
+    "#area=Mine&ring=-97.73,30.18,-97.67,30.18,-97.7,30.28": [(30.18, -97.73), (30.18, -97.67), (30.28, -97.7)],
+}
+"""Areas of addresses that name no place, with their corners."""
+
+
+@needs_chromium
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+async def test_an_address_with_an_area_and_no_place_shows_the_area_whole(
+    browser: Browser, config: Config, size: dict[str, int]
+) -> None:
+    async with serving(config, window(config, 0)) as client:
+        widths = []
+        for place, corners in ADDRESSES.items():
+            async with opened(browser, origin_of(client), place, size=size) as page:
+                await expect(page.locator("#area-mean")).to_contain_text("km/h")
+                seen = [await pixel_of(page, *corner) for corner in corners]
+                assert all([await is_in_sight(page, pixel) for pixel in seen]), (place, seen)
+                widths.append(max(x for x, _ in seen) - min(x for x, _ in seen))
+            at = "11.00/30.3000/-97.9000"
+            async with opened(browser, origin_of(client), f"{place.replace('?', '#')}&at={at}", size=size) as page:
+                await expect(page.locator("#area-mean")).to_contain_text("km/h")
+                assert (await fields(page))["at"] == at
+        assert min(widths) > size["width"] / 12, "no area is a speck"
+
+
+@needs_chromium
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+async def test_a_stop_that_is_searched_is_marked_with_its_name_where_it_is_until_something_else_is_chosen(
+    browser: Browser, config: Config, size: dict[str, int]
+) -> None:
+    async with serving(config, window(config, 0)) as client, opened(browser, origin_of(client), size=size) as page:
+        await find(page, "/", STOP)
+        await expect(page.locator("#details code").first).to_have_text(BUSY)
+        await expect(page.locator("#spot")).to_have_text(f"{STOP} lies in this cell.")
+        await expect(page.locator("#status")).to_have_text(f"{STOP} lies in this cell.")
+        mark = page.get_by_role("img", name=STOP)
+        await expect(mark).to_have_text(STOP)
+        box = await mark.bounding_box()
+        assert box is not None
+        pixel = await pixel_of(page, CENTRE[0] + STOP_NORTH, CENTRE[1])
+        assert (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) == pytest.approx(pixel, abs=2)
+        assert await is_in_sight(page, pixel)
+        north = h3.cell_to_children(BUSY, 9)
+        beside = max(north, key=lambda cell: h3.cell_to_latlng(cell)[0])
+        assert max(map(min, await pixels(page, beside, 4))) < 200, "the hexagon is drawn between the cards, not the land"
+        await no_violation(page)
+        await find(page, "/", LONELY)
+        await expect(page.locator("#details code").first).to_have_text(LONELY)
+        await expect(mark).to_have_count(0)
+        await find(page, "/", STOP)
+        await expect(mark).to_have_count(1)
+        await find(page, "/", "route 10")
+        await expect(page.locator("#details h2")).to_have_text("Route 10")
+        await expect(mark).to_have_count(0)
+        await find(page, "/", STOP)
+        await page.locator("#details-close").click()
+        await expect(mark).to_have_count(0)
 
 
 @needs_chromium

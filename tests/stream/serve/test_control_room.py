@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 from playwright.async_api import Browser, Route, expect
 
 from stream.config import Config
-from tests.stream.serve.browser import DESKTOP, LAPTOP, PHONE, WALL, fields, needs_chromium, no_violation
+from tests.stream.serve.browser import DESKTOP, HIGH_WALL, LAPTOP, PHONE, WALL, fields, needs_chromium, no_violation
 from tests.stream.serve.city import BUSY, JAM, USUAL_DAY, city_config, window, windows
-from tests.stream.serve.pages import OUTSIDE, page_of
+from tests.stream.serve.made_places import city_files
+from tests.stream.serve.pages import CUT, OUTSIDE, page_of
 from tests.stream.serve.serving import origin_of
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
@@ -183,6 +185,41 @@ async def test_with_one_feed_there_is_no_picker_and_a_feed_without_windows_is_na
         await page.wait_for_selector(f'html[data-window="{STARTS[0]}"]')
 
 
+JAM_RULE = {"name": "jam", "below_km_h": 18.0, "windows": 1, "false_alarms_per_day": 1.0}
+MONTHS_LATER = datetime(2017, 12, 25, 12, tzinfo=UTC)
+NARROW_DESKTOP = {"width": 1000, "height": 700}
+BAR = "document.querySelector('.bar').getBoundingClientRect().height"
+STALE = {
+    "en": "9 months ago",
+    "de": "vor 9 Monaten",
+    "es": "hace 9 meses",
+    "fr": "il y a 9 mois",
+    "pl": "9 miesięcy temu",
+}
+
+
+@pytest.mark.parametrize("language", STALE)
+async def test_with_alerts_search_and_feeds_the_badge_is_whole_and_a_laptop_has_one_row_of_buttons(
+    browser: Browser, tmp_path: Path, language: str
+) -> None:
+    config = city_config(tmp_path, **{"feed.name": "day-bus", "public.alerts": [JAM_RULE]} | city_files(tmp_path))
+    messages = [*windows(config, [USUAL_DAY, JAM]), *window(city_config(tmp_path, **{"feed.name": "night-bus"}), 0)]
+    options: dict[str, Any] = {"size": LAPTOP, "locale": language, "clock": MONTHS_LATER}
+    async with page_of(browser, config, messages, **options) as (page, _):
+        await expect(page.locator("html")).to_have_attribute("lang", language)
+        await expect(page.locator("#badge-text")).to_contain_text(STALE[language])
+        await expect(page.locator("#alerts-count")).to_have_text("1")
+        for name in ("#feed", "#search", "#alerts", "#badge"):
+            await expect(page.locator(name)).to_be_visible()
+        for size, highest in ((LAPTOP, 52), (NARROW_DESKTOP, 52), (PHONE, 180)):
+            await page.set_viewport_size(size)  # type: ignore[arg-type]
+            assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+            assert await page.evaluate(OUTSIDE) == []
+            assert await page.evaluate(CUT) == []
+            assert await page.evaluate(BAR) <= highest
+            await no_violation(page)
+
+
 SMALL_BUTTONS = """() => document.querySelector('#details-body').insertAdjacentHTML('beforeend',
   '<button type="button" aria-label="a" class="small"></button><button type="button" aria-label="b" class="small"></button>')"""
 
@@ -203,7 +240,7 @@ SMALLEST_LETTERS = """() => {
   while (walker.nextNode()) {
     const parent = walker.currentNode.parentElement;
     const shown = walker.currentNode.data.trim() && parent.checkVisibility() && parent.getClientRects().length;
-    if (shown && !parent.closest('.hidden, .skip, svg, .maplibregl-map, .segments legend')) least = Math.min(least, size(parent));
+    if (shown && !parent.closest('.hidden, .skip, svg, .segments legend')) least = Math.min(least, size(parent));
   }
   return least;
 }"""
@@ -213,7 +250,7 @@ SMALLEST_LETTERS = """() => {
     ("place", "letters", "screens"),
     [
         ("", 11, [(PHONE, "dark"), (DESKTOP, "light"), (LAPTOP, "light"), (LAPTOP, "dark")]),
-        ("&large=on", 17, [(WALL, "light")]),
+        ("&large=on", 17, [(WALL, "light"), (HIGH_WALL, "dark")]),
     ],
     ids=["390-1024-and-1280", "3840"],
 )
@@ -233,3 +270,23 @@ async def test_nothing_overflows_and_letters_can_be_read_on_every_screen(
             assert await page.evaluate(OUTSIDE) == []
             assert await page.evaluate(SMALLEST_LETTERS) >= letters
             await no_violation(page)
+
+
+LEGEND = "(({ scrollHeight, clientHeight }) => [scrollHeight, clientHeight])(document.querySelector('#controls'))"
+CHOOSERS = ("#statistics", "#schemes", "#kinds", "#units", "#day")
+
+
+async def test_a_wall_shows_the_legend_whole_without_choosers_nobody_can_reach(browser: Browser, config: Config) -> None:
+    """Against another day, whose legend is the longest, in the longest language."""
+    place = "#large=on&colours=day&day=2017-03-21&values=raw"
+    days = [message for hour in (0, 24) for message in window(config, hour)]
+    async with page_of(browser, config, days, place, size=WALL, locale="de") as (page, _):
+        await expect(page.locator("#legend li")).to_have_count(7)
+        for size in (WALL, HIGH_WALL):
+            await page.set_viewport_size(size)  # type: ignore[arg-type]
+            for name in CHOOSERS:
+                await expect(page.locator(name)).to_be_hidden()
+            whole, shown = await page.evaluate(LEGEND)
+            assert whole <= shown
+        await page.locator("#large-button").click()
+        await expect(page.locator("#schemes")).to_be_visible()

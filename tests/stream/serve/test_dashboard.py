@@ -692,6 +692,34 @@ async def test_the_names_of_streets_and_places_are_written_on_the_map_without_a_
         assert sum(abs(a - b) > 60 for a, b in zip(without, picture, strict=True)) > 200
 
 
+async def test_a_light_cell_on_light_land_has_an_outline_that_can_be_seen(browser: Browser, config: Config) -> None:
+    """Neither the cell of 45 km/h nor the land nor its grid is as dark in red, green and blue."""
+    place = "#at=11/30.25/-97.7&colours=absolute"
+    async with city(browser, config, window(config, 0), place, color_scheme="light") as (page, _):
+        seen = await pixels(page, STEADY, 400)
+        assert sum(max(pixel) < 190 for pixel in seen) > 100
+
+
+async def test_the_names_of_streets_are_larger_on_a_wall(browser: Browser, config: Config, tmp_path: Path) -> None:
+    """One name where there is nothing else: its letters cover (20 / 12)² as many pixels."""
+    empty = h3.latlng_to_cell(30.6, -97.7, 7)
+    lat, lng = h3.cell_to_latlng(empty)
+    street = Feature("line", [(lat, lng - 0.2), (lat, lng + 0.2)], {"name": "Longest Street"})
+    archive = tmp_path / "city.pmtiles"
+    archive.write_bytes(archive_of({"roads": [street]}, range(9, 12), ""))
+    inked = []
+    async with serving(config, window(config, 0), check_basemap(archive)) as client:
+        for large in ("", "&large=on"):
+            place = f"#at=11/{lat:.4f}/{lng:.4f}{large}"
+            async with opened(browser, origin_of(client), place, color_scheme="light") as page:
+                await page.wait_for_timeout(500)
+                seen = await pixels(page, empty, 200)
+                inked.append(sum(sum(pixel) < 300 for pixel in seen))
+    small, large = inked
+    assert small > 20
+    assert large > 1.8 * small
+
+
 async def test_hostile_words_in_messages_and_addresses_stay_words(browser: Browser, config: Config) -> None:
     hostile = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
     *cells, marker = window(config, 0)

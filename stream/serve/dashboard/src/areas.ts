@@ -8,6 +8,7 @@ import { boxOf } from './hexagons';
 import type { HexagonMap } from './map';
 import { boundsForm, cornersForm, counts, forms, heading } from './measure';
 import { together } from './named';
+import { covered } from './room';
 import { say } from './texts';
 import type { AreaStatistics, Box } from './types';
 import type { View } from './view';
@@ -25,12 +26,17 @@ export class Areas {
   private readonly drawing: Drawing;
   /** The area that was opened and not answered yet. */
   private asked: Area | null = null;
+  /** The area of an address that names no place: the map moves to it, of whatever kind it is. */
+  private readonly first: Area | null;
 
   constructor(
     private readonly view: View,
     private readonly map: HexagonMap,
     private readonly around: Around,
+    isPlaced: boolean,
   ) {
+    this.first = isPlaced ? null : view.area;
+    this.asked = this.first;
     this.drawing = new Drawing(map, {
       box: (box) => this.open(box ? { kind: 'box', box } : { kind: 'refused', refusal: { reason: 'ring', count: 0, line: '' } }),
       corners: (corners, last) => this.sketch(corners, last),
@@ -164,11 +170,13 @@ export class Areas {
 
   /** Only the first answer after an area was opened moves the map and is announced; later windows repaint in silence. */
   private answered(area: Area, answer: AreaStatistics | null, reading: string): void {
-    const outline = area.kind === 'named' ? answer?.geometry : undefined;
-    if (outline) void this.map.outline(outline);
+    const shape = answer?.geometry;
+    if (shape && area.kind === 'named') void this.map.outline(shape);
     if (this.asked !== area) return;
     this.asked = null;
-    if (outline?.coordinates.length) this.map.map.fitBounds(boxOf(outline), { padding: 60, animate: false, maxZoom: 14 });
+    if (shape?.coordinates.length && (area.kind === 'named' || area === this.first)) {
+      this.map.map.fitBounds(boxOf(shape), { padding: covered(), animate: false, maxZoom: 14 });
+    }
     if (!this.around.isPlaying()) byId('status').textContent = reading;
   }
 }

@@ -133,7 +133,7 @@ const NAMES: { name: RegExp; kind: 'LineString' | 'Point'; from: number; colour:
 ];
 
 /** Names along lines or at points, in the reader's own font: the style names none of the server's. */
-function names(ids: string[], colours: MapColours): LayerSpecification[] {
+function names(ids: string[], colours: MapColours, letters: number): LayerSpecification[] {
   return NAMES.flatMap(({ name, kind, from, colour }) =>
     ids.filter((id) => name.test(id)).map((id): LayerSpecification => ({
       id: `names-${id}`,
@@ -144,7 +144,7 @@ function names(ids: string[], colours: MapColours): LayerSpecification[] {
       filter: ['all', ['==', ['geometry-type'], kind], ['has', 'name']],
       layout: {
         'text-field': ['to-string', ['get', 'name']],
-        'text-size': 12,
+        'text-size': letters,
         'text-padding': 12,
         'symbol-placement': kind === 'Point' ? 'point' : 'line',
       },
@@ -153,8 +153,8 @@ function names(ids: string[], colours: MapColours): LayerSpecification[] {
   );
 }
 
-/** The served PMTiles archive as a source and layers; an archive of unknown layers is drawn as lines. */
-export async function streets(protocol: Protocol, address: string, colours: MapColours): Promise<Ground> {
+/** The served PMTiles archive as a source and layers, with names of that many pixels; an archive of unknown layers is drawn as lines. */
+export async function streets(protocol: Protocol, address: string, colours: MapColours, letters: number): Promise<Ground> {
   const archive = new PMTiles(address);
   protocol.add(archive);
   const [header, metadata] = [await archive.getHeader(), (await archive.getMetadata()) as Metadata];
@@ -174,7 +174,7 @@ export async function streets(protocol: Protocol, address: string, colours: MapC
       const common = { id: `streets-${id}`, source: 'streets', 'source-layer': id };
       if (kind === 'line') return { ...common, type: 'line', paint: { 'line-color': colours[colour], 'line-width': WIDTH, 'line-opacity': 0.5 } };
       return { ...common, type: 'fill', filter: ['==', ['geometry-type'], 'Polygon'], paint: { 'fill-color': colours[colour] } };
-    }), ...names(ids, colours)],
+    }), ...names(ids, colours, letters)],
   };
 }
 

@@ -11,7 +11,7 @@ import { showAlerts } from './alerts';
 import { otherDay, reasonOf, scheduledIn } from './beside';
 import { setUpControls, showControls } from './controls';
 import { cellCard, statement } from './details';
-import { byId, cellName, make } from './dom';
+import { byId, cellName, isolated, make } from './dom';
 import { setUpDownloads, showDownloads } from './downloads';
 import { setUpFeeds, showFeeds } from './feeds';
 import { boundsOf, centre } from './hexagons';
@@ -21,6 +21,8 @@ import { HexagonMap } from './map';
 import { Names } from './names';
 import { parsePlace, placeText } from './place';
 import { Player } from './play';
+import { covered } from './room';
+import type { Spot } from './search';
 import { setUpShortcuts } from './shortcuts';
 import { Table } from './table';
 import { fillPage, say, type Values } from './texts';
@@ -56,6 +58,7 @@ let arrived: number | null = null;
 let turn = 0;
 let asked: WindowSummary | null = null;
 let painted = 0;
+let spot: Spot | null = null;
 let placed = Boolean(place.at);
 const remembered = new Map<string, Promise<WindowCells>>();
 
@@ -65,7 +68,10 @@ const theme = setUpTheme((chosen) => {
 });
 view.theme = theme;
 setUpLanguage();
-setUpLarge(place.large === 'on', () => writePlace());
+setUpLarge(place.large === 'on', () => {
+  writePlace();
+  void map.setTheme(view.theme);
+});
 
 async function start(): Promise<void> {
   const settings = await api.settings();
@@ -79,7 +85,7 @@ async function start(): Promise<void> {
   view.setLines(settings, place.lines);
   const { at } = place;
   map = new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain }, view.lined);
-  areas = new Areas(view, map, { changed: areaChanged, cell: chooseAndShow, isPlaying: () => player.playing });
+  areas = new Areas(view, map, { changed: areaChanged, cell: chooseAndShow, isPlaying: () => player.playing }, placed);
   map.map.on('moveend', () => writePlace());
   map.map.on('mousemove', ({ point, lngLat }) => hover(point.x, point.y, view.at(lngLat.lng, lngLat.lat)?.cell));
   map.map.on('mouseout', () => hover(0, 0, undefined));
@@ -124,7 +130,7 @@ async function start(): Promise<void> {
   addEventListener('hashchange', () => location.reload());
   // What WebGL drew is gone unless it is drawn just before.
   addEventListener('beforeprint', () => map.map.redraw());
-  setUpCity(view, settings, () => change(() => void map.setLines(view.lined)), { cell: (cell) => chooseAndShow(view.covering(cell)), area: (name) => areas.open({ kind: 'named', name }) });
+  setUpCity(view, settings, () => change(() => void map.setLines(view.lined)), { cell: (cell) => chooseAndShow(view.covering(cell)), spot: showSpot, area: (name) => areas.open({ kind: 'named', name }) });
   if (settings.places) void api.places().then(name, () => undefined);
   await refresh();
   const known = Math.max(0, ...view.windows.map((window) => window.event_id ?? 0));
@@ -249,10 +255,7 @@ function fit(): void {
   const box = boundsOf([...view.cells.keys()]);
   if (!box) return;
   placed = true;
-  const narrow = innerWidth < 720;
-  const [left, right] = getComputedStyle(root).direction === 'rtl' ? [60, 310] : [310, 60];
-  const padding = narrow ? 20 : { left, right, top: 30, bottom: 30 };
-  map.map.fitBounds(box, { padding, animate: false, maxZoom: 13 });
+  map.map.fitBounds(box, { padding: covered(), animate: false, maxZoom: 13 });
 }
 
 /** Everything that depends on window or choices. */
@@ -319,14 +322,28 @@ function live(on: boolean): void {
 /** Choose a cell and move the map to it. */
 function chooseAndShow(cell: string): void {
   choose(cell);
-  const [lng, lat] = centre(cell);
-  map.map.easeTo({ center: [lng, lat], zoom: Math.max(map.map.getZoom(), 10.5), animate: !matchMedia('(prefers-reduced-motion: reduce)').matches });
+  moveTo(centre(cell), 10.5);
+}
+
+/** Mark a place that was searched, choose the cell in which it lies, and move the map to it. */
+function showSpot(wanted: Spot): void {
+  choose(view.at(...wanted.at)?.cell ?? view.covering(wanted.cell), wanted);
+  byId('status').textContent = say('search.found', { name: wanted.name });
+  moveTo(wanted.at, 12);
+}
+
+/** Move a place to the middle of what the cards leave of the map. */
+function moveTo(center: [number, number], zoom: number): void {
+  const { left, right, top, bottom } = covered();
+  const animate = !matchMedia('(prefers-reduced-motion: reduce)').matches;
+  map.map.easeTo({ center, zoom: Math.max(map.map.getZoom(), zoom), offset: [(left - right) / 2, (top - bottom) / 2], animate });
 }
 
 const table = new Table(view, chooseAndShow);
 
-function choose(cell: string | null): void {
+function choose(cell: string | null, at: Spot | null = null): void {
   view.selected = cell;
+  markSpot(at);
   byId('tooltip').hidden = true;
   if (cell) {
     areas.stop();
@@ -337,8 +354,14 @@ function choose(cell: string | null): void {
   writePlace();
 }
 
+function markSpot(at: Spot | null): void {
+  spot = at;
+  map.mark(at);
+}
+
 /** Another area is open, or none. */
 function areaChanged(): void {
+  markSpot(null);
   void map.select(null);
   byId('details').hidden = !view.area && !areas.isDrawing;
   table.render();
@@ -349,7 +372,8 @@ function showDetails(): void {
   const { selected } = view;
   void map.select(selected ? (view.cells.get(selected) ?? { cell: selected }) : null);
   byId('details').hidden = !selected && !view.area && !areas.isDrawing;
-  if (selected) byId('details-body').replaceChildren(...cellCard(view, selected));
+  const [title, ...rest] = selected ? cellCard(view, selected) : [];
+  if (title) byId('details-body').replaceChildren(title, ...(spot ? [make('p', { id: 'spot' }, ...isolated('search.found', { name: [spot.name] }))] : []), ...rest);
   else if (view.area || areas.isDrawing) areas.show();
 }
 

@@ -3,6 +3,7 @@
 import {
   AttributionControl,
   Map as MapLibre,
+  Marker,
   NavigationControl,
   ScaleControl,
   addProtocol,
@@ -16,8 +17,11 @@ import workerAddress from 'maplibre-gl/dist/maplibre-gl-worker.mjs?worker&url';
 import type { Feature, FeatureCollection, Geometry } from 'geojson';
 import { Protocol } from 'pmtiles';
 import { LINES, ground, lines, streets, type Ground } from './basemap';
+import { make } from './dom';
 import { shapeKey, shapeOf, type Shape } from './hexagons';
+import { isLarge } from './large';
 import { MAP_COLOURS, type MapColours, type Theme } from './palette';
+import type { Spot } from './search';
 import { unit } from './units';
 import type { Box, Hexagon, Settings } from './types';
 
@@ -36,6 +40,14 @@ interface State {
 }
 
 const SCALES = { 'km/h': 'metric', mph: 'imperial' } as const;
+/** Pixels of names on the map, and of those on a screen on the wall. */
+const LETTERS = 12;
+const LARGE_LETTERS = 20;
+/** Cells of fewer pixels have no outline: many of them would be a grid of lines that hides the colours. */
+const LEAST_OUTLINED = 16;
+/** Kilometres across an average cell of resolution 0 (H3), and along the equator on a pixel at zoom 0. */
+const ACROSS = 2219;
+const PIXEL = 40_075 / 512;
 const HIDDEN: State = { c: -1, o: 0, h: 0 };
 const EMPTY = { type: 'FeatureCollection' as const, features: [] };
 
@@ -55,6 +67,15 @@ function outlines(source: string, outline: Stroke, halo: Stroke): LayerSpecifica
   return [layer(`${source}-halo`, halo), layer(source, outline)];
 }
 
+/** Colour of the outlines of cells: from the zoom on at which those of their resolution are large enough. */
+function outlined({ edge, land }: MapColours): ExpressionSpecification {
+  const steps = Array.from({ length: 16 }, (_, resolution) => {
+    const zoom = Math.log2((LEAST_OUTLINED * PIXEL) / (ACROSS / Math.sqrt(7) ** resolution));
+    return [zoom, ['case', ['<=', ['get', 'resolution'], resolution], edge, land]];
+  });
+  return ['step', ['zoom'], land, ...steps.flat()] as ExpressionSpecification;
+}
+
 export class HexagonMap {
   readonly map: MapLibre;
   private readonly identifiers = new Map<string, number>();
@@ -65,6 +86,7 @@ export class HexagonMap {
   private selection: Shape | null = null;
   private area: Geometry | null = null;
   private lined = false;
+  private spot: Marker | null = null;
   private alerting: Shape[] = [];
   /** What was asked of the map so far is done: a style that is being replaced has no sources to change. */
   private done: Promise<void>;
@@ -119,7 +141,7 @@ export class HexagonMap {
 
   private streets(): Promise<Ground> {
     const address = new URL('dashboard/basemap.pmtiles', document.baseURI).href;
-    return streets(this.protocol, address, MAP_COLOURS[this.theme]);
+    return streets(this.protocol, address, MAP_COLOURS[this.theme], isLarge() ? LARGE_LETTERS : LETTERS);
   }
 
   private async restyle(asked?: Promise<Ground>): Promise<void> {
@@ -169,7 +191,7 @@ export class HexagonMap {
         paint: {
           'fill-color': this.colourExpression(),
           'fill-opacity': ['coalesce', ['feature-state', 'o'], 0],
-          'fill-outline-color': colours.land,
+          'fill-outline-color': outlined(colours),
         },
       },
       {
@@ -309,6 +331,14 @@ export class HexagonMap {
     await this.inTurn(() => void this.source('alerts').setData(this.alertData()));
   }
 
+  /** Mark a place with its name, or none. */
+  mark(spot: Spot | null): void {
+    this.spot?.remove();
+    if (!spot) return void (this.spot = null);
+    const element = make('div', { class: 'spot', role: 'img', 'aria-label': spot.name }, make('bdi', {}, spot.name));
+    this.spot = new Marker({ element }).setLngLat(spot.at).addTo(this.map);
+  }
+
   /** Show the lines of routes and the stops, or hide them. */
   async setLines(on: boolean): Promise<void> {
     this.lined = on;
@@ -321,7 +351,7 @@ export class HexagonMap {
     this.scale.setUnit(SCALES[unit()]);
   }
 
-  /** Redraw in another theme. */
+  /** Redraw in another theme, or with letters of another size. */
   async setTheme(theme: Theme): Promise<void> {
     this.theme = theme;
     await this.inTurn(() => this.restyle());

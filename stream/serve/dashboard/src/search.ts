@@ -7,8 +7,16 @@ import { areaText, areaTitle } from './named';
 import { say, type TextKey } from './texts';
 import type { View } from './view';
 
+/** A place on the map, and the cell of the places' resolution in which it lies. */
+export interface Spot {
+  name: string;
+  at: [number, number];
+  cell: string;
+}
+
 export interface Targets {
   cell(cell: string): void;
+  spot(spot: Spot): void;
   area(name: string): void;
 }
 
@@ -18,6 +26,8 @@ interface Entry {
   folded: string;
   /** The cell of a place, stop or index; the name of an area or route. */
   target: string;
+  /** Longitude and latitude of a stop, or of the one that a place is called by. */
+  at?: [number, number];
 }
 
 const KINDS: Record<Entry['kind'], TextKey> = {
@@ -31,7 +41,7 @@ const MOST = 30;
 
 /** Without accents and capitals, as it is compared. */
 const fold = (text: string) => text.normalize('NFD').replaceAll(/\p{M}/gu, '').toLowerCase();
-const entry = (kind: Entry['kind'], text: string, target: string): Entry => ({ kind, text, target, folded: fold(text) });
+const entry = (kind: Entry['kind'], text: string, target: string, at?: [number, number]): Entry => ({ kind, text, target, folded: fold(text), at });
 
 /** Entries that hold every word: those that begin with the query first, shorter ones before longer ones. */
 export function search(entries: Entry[], query: string): Entry[] {
@@ -46,19 +56,21 @@ export function search(entries: Entry[], query: string): Entry[] {
 /** What can be found. Fails if the server does not tell all of it, so that nothing is said to be missing that is not. */
 async function collect(view: View): Promise<Entry[]> {
   const [areas, stops, listed] = await Promise.all([api.areas(), api.stops(), view.names?.list ?? api.places()]);
-  const places = listed.cells.filter((place) => place.name);
-  const resolution = listed.resolution;
-  const found = [
-    ...areas.map(({ name, kind }) => entry(kind === 'route' ? 'route' : 'area', areaText(name), name)),
-    ...places.map((place) => entry('place', place.name!, place.cell)),
-  ];
-  const known = new Set(places.map((place) => place.name + place.cell));
-  for (const { geometry, properties } of resolution == null ? [] : stops) {
-    const cell = latLngToCell(geometry.coordinates[1]!, geometry.coordinates[0]!, resolution!);
-    if (!known.has(properties.name + cell)) found.push(entry('stop', properties.name, cell));
-    known.add(properties.name + cell);
+  const { cells, resolution } = listed;
+  const places = cells.filter((place) => place.name);
+  const spots = new Map<string, Spot>();
+  for (const { geometry, properties } of resolution === null ? [] : stops) {
+    const [lng, lat] = geometry.coordinates as [number, number];
+    const cell = latLngToCell(lat, lng, resolution!);
+    const key = properties.name + cell;
+    if (!spots.has(key)) spots.set(key, { name: properties.name, at: [lng, lat], cell });
   }
-  return found;
+  const known = new Set(places.map((place) => place.name + place.cell));
+  return [
+    ...areas.map(({ name, kind }) => entry(kind === 'route' ? 'route' : 'area', areaText(name), name)),
+    ...places.map((place) => entry('place', place.name!, place.cell, spots.get(place.name + place.cell)?.at)),
+    ...[...spots].filter(([key]) => !known.has(key)).map(([, { name, cell, at }]) => entry('stop', name, cell, at)),
+  ];
 }
 
 export async function setUpSearch(view: View, targets: Targets): Promise<void> {
@@ -75,9 +87,10 @@ export async function setUpSearch(view: View, targets: Targets): Promise<void> {
   let shown: Entry[] = [];
   let active = -1;
 
-  const go = ({ kind, target }: Entry) => {
+  const go = ({ kind, text, target, at }: Entry) => {
     menu.open = false;
     if (kind === 'area' || kind === 'route') targets.area(target);
+    else if (at) targets.spot({ name: text, at, cell: target });
     else targets.cell(target);
   };
 

@@ -286,18 +286,28 @@ test('an address shows the same place again, and nothing hostile comes out of on
   for (const day of ['2017-02-29', '2017-2-1', '0000-01-01', '+12017-01-01', 'today', '<b>']) assert.deepEqual(parsePlace(`#day=${day}`), {});
 });
 
+const channels = (colour: string) => [1, 3, 5].map((at) => Number.parseInt(colour.slice(at, at + 2), 16) / 255);
+const luminance = (rgb: number[]) => {
+  const [red, green, blue] = rgb.map((value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * red! + 0.7152 * green! + 0.0722 * blue!;
+};
+
 test('every class of speed is visible on the land of both themes, and a faster class is lighter', () => {
-  const channels = (colour: string) => [1, 3, 5].map((at) => Number.parseInt(colour.slice(at, at + 2), 16) / 255);
-  const luminance = (rgb: number[]) => {
-    const [red, green, blue] = rgb.map((value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * red! + 0.7152 * green! + 0.0722 * blue!;
-  };
   const land = channels(MAP_COLOURS.dark.land);
   const drawn = viridis(10, 'dark').map((colour) => luminance(channels(colour).map((value, at) => 0.92 * value + 0.08 * land[at]!)));
   for (const light of drawn) assert.ok((light + 0.05) / (luminance(land) + 0.05) >= 3);
   for (const theme of ['light', 'dark'] as const) {
     const lights = viridis(10, theme).map((colour) => luminance(channels(colour)));
     assert.deepEqual(lights, lights.toSorted((a, b) => a - b));
+  }
+});
+
+test('the outline of a cell with a sure value has a contrast of 3 with the land of both themes (WCAG 1.4.11)', () => {
+  for (const { edge, land } of Object.values(MAP_COLOURS)) {
+    const below = channels(land);
+    const drawn = channels(edge).map((value, at) => opacity(1) * value + (1 - opacity(1)) * below[at]!);
+    const [low, high] = [luminance(drawn), luminance(below)].toSorted((one, other) => one - other);
+    assert.ok((high! + 0.05) / (low! + 0.05) >= 3);
   }
 });
 
