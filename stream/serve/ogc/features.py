@@ -201,7 +201,7 @@ def _features(chosen: Sequence[tuple[WindowView, str]]) -> list[Body]:
 
 
 def _bound(windows: Sequence[WindowView]) -> None:
-    """Store the box of each window, which takes some seconds for a million cells."""
+    """Store the box of each window. For all windows of a full store this takes a second or more."""
     for window in windows:
         window.bounds = bounds_of(window.cells)
 
