@@ -36,6 +36,7 @@ LONG = (
     "test_faults.py",
     "test_lateness.py",
     "test_local.py",
+    "test_prometheus.py",
     "test_publication.py",
     "test_worker.py",
     "test_worker_histograms.py",

@@ -62,7 +62,7 @@ class Service:
             self.broadcast,
             self.alerts,
             self.city,
-            Features(config.feed.name, self.view, self.answers, openapi.DESCRIBED),
+            Features(config.feed.name, config.feed.domain, self.view, self.answers, openapi.DESCRIBED),
         )
         document = openapi.document(self.operations)
         self._document, self._page = msgspec.json.encode(document), api_page.page(document)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, digest
+from stream.serve.ogc.selection import Bounds
 from stream.serve.received import Received
 
 MAX_WINDOWS = 24 * 35
@@ -43,6 +44,8 @@ class WindowView:
     size: int = 0
     seen: set[str] = field(default_factory=set)
     """The ``ce_id`` of each accepted message; emptied once the window is complete, to save memory."""
+    bounds: Bounds | None = None
+    """Box around the hexagons of a complete window, computed when it is first needed; None if there are no hexagons."""
     frame: bytes | None = None
     """Its server-sent event, encoded when it is first needed."""
     _final: list[bytes] | None = None

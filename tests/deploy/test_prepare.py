@@ -50,8 +50,8 @@ def test_all_that_the_tests_need_is_named_for_debian_and_homebrew_and_nothing_be
     assert done.returncode == 1
     named = lines(done)
     both = {"maven", "curl", "prometheus", "kcat"}
-    assert both | {"default-jre-headless", "redis-server", "chromium-headless-shell"} <= named["Debian"]
-    assert both | {"openjdk", "redis", "chromium"} <= named["Homebrew"]
+    assert both | {"default-jre-headless", "redis-server", "chromium-headless-shell", "gdal-bin"} <= named["Debian"]
+    assert both | {"openjdk", "redis", "chromium", "gdal"} <= named["Homebrew"]
 
 
 def test_a_demo_names_java_and_maven_and_runs_without_them(bare: dict[str, str]) -> None:
@@ -78,7 +78,8 @@ def test_a_python_that_is_too_old_is_told_with_the_way_to_name_another(bare: dic
 
 
 def test_a_machine_that_has_everything_hears_nothing(bare: dict[str, str]) -> None:
-    missing = [name for name in ("java", "mvn", "curl", "redis-server", "promtool", "kcat") if not shutil.which(name)]
+    commands = ("java", "mvn", "curl", "redis-server", "promtool", "kcat", "ogr2ogr")
+    missing = [name for name in commands if not shutil.which(name)]
     if not shutil.which("chromium-headless-shell") and not shutil.which("chromium"):
         missing.append("chromium")
     if not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin"):

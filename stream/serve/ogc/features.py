@@ -6,6 +6,7 @@ complete windows, newest first. Features have the flat rows of the downloads as 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from stream.config.section import BoundingBox
 from stream.messages.tables import feature, ring_of, rows_of
+from stream.serve.ogc.extent import bounds_of, extent_of
 from stream.serve.ogc.selection import Bounds, Interval, is_during, item_id, meets
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import Turns
@@ -43,9 +46,15 @@ Body = dict[str, Any]
 class Features:
     """Handlers for the complete windows in the store. ``feed`` has collections even before it has windows."""
 
-    def __init__(self, feed: str, view: View, answers: Answers, described: Mapping[str, str]) -> None:
-        """``described``: paths at which the API is described, by their relation ``service-desc`` or ``service-doc``."""
+    def __init__(
+        self, feed: str, domain: BoundingBox, view: View, answers: Answers, described: Mapping[str, str]
+    ) -> None:
+        """``domain``: of that feed. ``described``: paths at which the API is described, by their relation ``service-desc`` or
+        ``service-doc``.
+        """
         self._feed, self._view, self._answers, self._described = feed, view, answers, described
+        self._domain = Bounds(domain.west, domain.south, domain.east, domain.north)
+        self._bounding = asyncio.Lock()
         self._turns = Turns("pages", MOST_WAITING, 5)
 
     async def landing(self, request: web.Request, form: str) -> web.Response:
@@ -69,14 +78,14 @@ class Features:
         """Both collections of every feed."""
         here = _base(request)
         feeds = sorted({self._feed} | self._view.feeds())
-        listed = [_described(here, feed, kind, self._windows(feed, kind)) for feed in feeds for kind in (NEWEST, ALL)]
+        listed = [await self._listed(here, feed, kind) for feed in feeds for kind in (NEWEST, ALL)]
         links = [_link(f"{here}{ROOT}/collections", "self", JSON, "This list")]
         return await self._told(request, {"links": links, "collections": listed})
 
     async def collection(self, request: web.Request, collection: str, form: str) -> web.Response:
         """One collection."""
         feed, kind = self._known(collection)
-        return await self._told(request, _described(_base(request), feed, kind, self._windows(feed, kind)))
+        return await self._told(request, await self._listed(_base(request), feed, kind))
 
     async def items(
         self,
@@ -145,6 +154,14 @@ class Features:
             return [] if newest is None else [newest]
         return [window for window in self._view.ordered(feed) if window.complete]
 
+    async def _listed(self, here: str, feed: str, kind: str) -> Body:
+        """A collection with its extent."""
+        windows = self._windows(feed, kind)
+        async with self._bounding:
+            await asyncio.to_thread(_bound, [window for window in windows if window.bounds is None])
+        domain = self._domain if feed == self._feed else None
+        return _described(here, feed, kind, windows, extent_of((window.bounds for window in windows), domain))
+
     async def _told(self, request: web.Request, body: Body) -> web.Response:
         encoded = msgspec.json.encode(body)
         return await self._answers.answer(request, key_of(encoded), lambda: encoded, JSON, "revalidate")
@@ -183,8 +200,14 @@ def _features(chosen: Sequence[tuple[WindowView, str]]) -> list[Body]:
     return [feature(cell, row) | {"id": item_id(window.start, cell)} for (window, cell), row in made]
 
 
-def _described(here: str, feed: str, kind: str, windows: Sequence[WindowView]) -> Body:
-    """A collection, with its extent in time."""
+def _bound(windows: Sequence[WindowView]) -> None:
+    """Store the box of each window. For all windows of a full store this takes a second or more."""
+    for window in windows:
+        window.bounds = bounds_of(window.cells)
+
+
+def _described(here: str, feed: str, kind: str, windows: Sequence[WindowView], extent: Bounds) -> Body:
+    """A collection, with its extent in space and time."""
     name = f"{feed}.{kind}"
     path = f"{here}{ROOT}/collections/{name}"
     which = "the newest complete window" if kind == NEWEST else "all complete windows that are kept, newest first"
@@ -195,7 +218,7 @@ def _described(here: str, feed: str, kind: str, windows: Sequence[WindowView]) -
         "description": f"Speed statistics of H3 hexagons with their 95 % intervals, as released: {which}.",
         "itemType": "feature",
         "crs": [_CRS],
-        "extent": {"spatial": {"bbox": [[-180, -90, 180, 90]], "crs": _CRS}, "temporal": {"interval": [span]}},
+        "extent": {"spatial": {"bbox": [extent], "crs": _CRS}, "temporal": {"interval": [span]}},
         "links": [
             _link(path, "self", JSON, "This collection"),
             _link(f"{path}/items", "items", GEOJSON, "Its features"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -12,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import h3
+import pyogrio
 import pytest
 import shapely
 from aiohttp.test_utils import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stream.local import REPO_ROOT
 from stream.messages.lines import line_of
 from stream.messages.tables import ring_of
 from stream.serve.ogc import features as ogc
+from stream.serve.ogc.extent import bounds_of, extent_of
 from stream.serve.ogc.selection import (
     Bounds,
     Interval,
@@ -30,6 +35,7 @@ from stream.serve.ogc.selection import (
     read_interval,
     read_item_id,
 )
+from tests.docs.pages import blocks
 from tests.stream.serve.made_windows import windows_of
 from tests.stream.serve.serving import serving_file
 from tests.support.builders import bus_config
@@ -63,7 +69,9 @@ meta, _, shapes, columns = pyogrio.raw.read(address, layer=layer, bbox=box and t
 rows = [dict(zip(meta["fields"], row)) for row in zip(*(column.tolist() for column in columns))]
 outlines = [shapely.to_wkt(shape, rounding_precision=-1) for shape in shapely.from_wkb(shapes)]
 layers = [name for name, _ in pyogrio.list_layers(address)]
-print(json.dumps({"layers": layers, "crs": meta["crs"], "rows": rows, "outlines": outlines}, default=str))
+extent = pyogrio.read_info(address, layer=layer, force_total_bounds=True)["total_bounds"]
+told = {"layers": layers, "crs": meta["crs"], "rows": rows, "outlines": outlines, "extent": extent}
+print(json.dumps(told, default=str))
 """
 
 
@@ -98,6 +106,79 @@ async def test_gdal_gets_the_cells_that_meet_a_box_and_no_other(client: TestClie
     expected = [cell for cell in cells if outline(cell).intersects(shapely.box(*box))]
     assert 0 < len(expected) < len(cells)
     assert [row["cell"] for row in (await gdal(client, "bus.newest", box))["rows"]] == expected
+
+
+@pytest.mark.skipif(shutil.which("ogr2ogr") is None, reason="no ogr2ogr here (Debian: apt-get install gdal-bin)")
+async def test_the_documented_commands_of_ogr2ogr_write_the_newest_window_and_a_box_of_all_windows(
+    client: TestClient, tmp_path: Path
+) -> None:
+    (documented,) = (block for block in blocks(REPO_ROOT / "docs" / "gis.md") if "ogr2ogr" in block.text)
+    for command in documented.text.splitlines():
+        words = shlex.split(command.replace("http://127.0.0.1:8080/ogc", str(client.make_url("/ogc"))))
+        process = await asyncio.create_subprocess_exec(*words, cwd=tmp_path, stderr=subprocess.PIPE)
+        _, said = await process.communicate()
+        assert (process.returncode, said) == (0, b"")
+    newest = (await get(client, "/ogc/collections/bus.newest/items"))["features"]
+    written = table_of(tmp_path / "newest.gpkg")
+    assert [(row["cell"], row["mean"], row["mean_low"]) for row in written] == [
+        (each["properties"]["cell"], each["properties"]["mean"], each["properties"]["mean_low"]) for each in newest
+    ]
+    cells = [each["properties"]["cell"] for each in newest]
+    inside = [cell for cell in cells if outline(cell).intersects(shapely.box(-97.8, 30.2, -97.7, 30.3))]
+    assert 0 < len(inside) < len(cells)
+    assert [row["cell"] for row in table_of(tmp_path / "box.gpkg")] == inside * WINDOWS
+
+
+def table_of(file: Path) -> list[dict[str, Any]]:
+    """The rows of a GeoPackage, in order."""
+    meta, _, _, columns = pyogrio.raw.read(file)
+    return [dict(zip(meta["fields"], row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def around(outlines: list[shapely.Polygon]) -> tuple[float, ...]:
+    return tuple(shapely.union_all(outlines).bounds)
+
+
+DOMAIN = {"south": 30.21, "west": -97.72, "north": 30.5, "east": -97.5}
+"""A box from which hexagons of the windows reach out at its south and west."""
+
+
+@pytest.mark.parametrize(
+    ("domain", "joined"),
+    [
+        (DOMAIN, True),
+        ({"south": -10.0, "west": 20.0, "north": -9.0, "east": 21.0}, False),
+    ],
+    ids=["of the releases", "of another place"],
+)
+async def test_gdal_is_told_a_box_around_every_hexagon_and_the_domain_if_the_releases_are_there(
+    tmp_path: Path, domain: dict[str, float], joined: bool
+) -> None:
+    config, releases = bus_config(tmp_path, **FEED, **{"feed.domain": domain}), tmp_path / "releases.ndjson"
+    releases.write_text("".join(line_of(message) for window in windows_of(tmp_path, FEED, 2) for message in window))
+    async with serving_file(config, releases) as client:
+        for layer in ("bus.newest", "bus.all"):
+            read = await gdal(client, layer)
+            shapes = [shapely.from_wkt(shape) for shape in read["outlines"]]
+            box = shapely.box(domain["west"], domain["south"], domain["east"], domain["north"])
+            assert not box.contains(shapely.union_all(shapes))
+            assert tuple(read["extent"]) == around([*shapes, box] if joined else shapes)
+        one = await get(client, "/ogc/collections/bus.all")
+        (listed,) = (each for each in (await get(client, "/ogc/collections"))["collections"] if each["id"] == "bus.all")
+        assert one["extent"] == listed["extent"]
+        assert listed["extent"]["temporal"]["interval"] == [["2017-03-21T12:00:00Z", "2017-03-21T14:00:00Z"]]
+
+
+async def test_the_extent_of_a_feed_that_is_not_configured_is_that_of_its_hexagons(tmp_path: Path) -> None:
+    (tmp_path / "releases").mkdir()
+    for feed in ("bus", "tram"):
+        (window,) = windows_of(tmp_path, {"feed.name": feed}, 1)
+        (tmp_path / "releases" / f"{feed}.ndjson").write_text("".join(map(line_of, window)))
+    config = bus_config(tmp_path, **FEED, **{"feed.domain": DOMAIN})
+    async with serving_file(config, tmp_path / "releases") as client:
+        features = (await get(client, "/ogc/collections/tram.newest/items"))["features"]
+        (box,) = (await get(client, "/ogc/collections/tram.newest"))["extent"]["spatial"]["bbox"]
+        assert tuple(box) == around([outline(feature["properties"]["cell"]) for feature in features])
 
 
 async def test_pages_joined_are_the_collection_whatever_their_size(client: TestClient) -> None:
@@ -275,6 +356,8 @@ async def test_a_service_without_windows_has_empty_collections(tmp_path: Path) -
     async with serving_file(bus_config(tmp_path, **FEED), tmp_path / "releases") as client:
         (collections, _) = (await get(client, "/ogc/collections"))["collections"]
         assert collections["extent"]["temporal"]["interval"] == [[None, None]]
+        domain = bus_config(tmp_path).feed.domain
+        assert collections["extent"]["spatial"]["bbox"] == [[domain.west, domain.south, domain.east, domain.north]]
         assert (await get(client, "/ogc/collections/bus.newest/items"))["features"] == []
 
 
@@ -305,6 +388,15 @@ def test_boxes_and_cells_across_180_degrees_meet() -> None:
         assert meets(ring_of(cell), bounds), bounds
     for bounds in (Bounds(-179, -18, 179, -16), Bounds(179.9, -10, -179.9, -9)):
         assert not meets(ring_of(cell), bounds), bounds
+
+
+def test_the_extent_of_hexagons_across_180_degrees_goes_around_the_globe_and_of_nothing_is_the_globe() -> None:
+    bounds = bounds_of([h3.latlng_to_cell(-17.0, 179.999, 5)])
+    assert bounds is not None
+    assert (bounds.west, bounds.east) == (-180, 180)
+    assert -18 < bounds.south < bounds.north < -16
+    assert bounds_of([]) is None
+    assert extent_of([None], None) == (-180, -90, 180, 90)
 
 
 @given(st.datetimes(datetime(2000, 1, 1), datetime(2099, 1, 1)).map(lambda t: t.replace(microsecond=0, tzinfo=UTC)))
