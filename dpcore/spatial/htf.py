@@ -375,18 +375,18 @@ def _entries(
     lowest = start[box] + np.clip(row, 0, np.diff(candidates.offsets)[box]) * width[box]
     # Cells outside every box belong to an owner of width 0, before all others; their lines lie behind those of the boxes.
     owner = _owners((rows, columns), boxes)
-    line = np.append(len(box), ends - high)[owner]
+    line = np.append(len(box), ends - high).astype(np.int32)[owner]
     along_rows = np.append(axis[0], axis)[owner] == 0 if np.ptp(axis) else axis[0] == 0
-    line += np.where(along_rows, np.arange(rows)[:, None], np.arange(columns))
+    line += np.where(along_rows, np.arange(rows, dtype=np.int32)[:, None], np.arange(columns, dtype=np.int32))
     entry = np.append(lowest, np.zeros(max(rows, columns), dtype=np.int64))[line] + ranked.rank
     return np.asarray(entry[ranked.rank < np.append(0, width)[owner]], dtype=np.int64)
 
 
-def _owners(shape: tuple[int, int], boxes: IntArray) -> IntArray:
+def _owners(shape: tuple[int, int], boxes: IntArray) -> npt.NDArray[np.int32]:
     """Box of every cell, from 1, and 0 for cells outside every box; boxes are disjoint."""
     x0, x1, y0, y1 = boxes.T
-    change = np.zeros((shape[0] + 1, shape[1] + 1), dtype=np.int64)
-    number = np.arange(1, len(boxes) + 1)
+    change = np.zeros((shape[0] + 1, shape[1] + 1), dtype=np.int32)
+    number = np.arange(1, len(boxes) + 1, dtype=np.int32)
     # No two disjoint boxes have the same corner of one kind, so each of these sums takes every entry once at most.
     for x, y, sign in ((x0, y0, 1), (x1, y1, 1), (x0, y1, -1), (x1, y0, -1)):
         change[x, y] += sign * number
