@@ -19,7 +19,8 @@ from dpcore.spatial.partition import IntArray
 BoolArray = npt.NDArray[np.bool_]
 
 SCALES = 2.0 ** np.arange(-3, 6)
-"""Means of the exponential parts of the prior, in units of the count that the parent's density suggests."""
+"""Means of the S exponential parts of the prior, in units of the count that the parent's density suggests. Arrays of parts have
+the nodes along their last axis, so that sums over the few parts go by whole columns."""
 PARENT_BINS = np.array([-3, -2, -1, -0.3, 0.4, 1.1, 2, 3, 4.5])
 SURROUNDINGS_BINS = np.array([-4, -3, -2, -1, 0, 1, 2])
 """Edges of the groups of like places: logarithms of counts suggested, in standard deviations of the node's noise."""
@@ -84,8 +85,8 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Posterior of n counts: 0 or one of S exponential parts. ``weight``: (n, 1 + S), rows add up to 1; ``first`` and
-    ``second`` moments of the parts, (n, S), in standard deviations of the noise.
+    """Posterior of n counts: 0 or one of S exponential parts. ``weight``: (1 + S, n), columns add up to 1; ``first``
+    and ``second`` moments of the parts, (S, n), in standard deviations of the noise.
     """
 
     weight: FloatArray
@@ -95,26 +96,25 @@ class Mixture:
     @cached_property
     def mean(self) -> FloatArray:
         """Mean over all parts, (n,)."""
-        return np.asarray((self.weight[:, 1:] * self.first).sum(axis=1))
+        return np.asarray((self.weight[1:] * self.first).sum(axis=0))
 
     @property
     def variance(self) -> FloatArray:
         """Variance over all parts, (n,), above 0."""
         return np.asarray(
-            np.maximum((self.weight[:, 1:] * self.second).sum(axis=1) - self.mean**2, 1e-9), dtype=np.float64
+            np.maximum((self.weight[1:] * self.second).sum(axis=0) - self.mean**2, 1e-9), dtype=np.float64
         )
 
     def better_empty(self, deviation: FloatArray, sanity: float) -> BoolArray:
         """Which counts are better taken for 0, (n,): the error relative to max(count, ``sanity``) that 0 promises is not much
         above that of the estimate given that there is something. ``deviation``: (n,), of the noise in points.
         """
-        unit, rest = deviation[:, None], self.weight[:, 1:]
-        zero = self.weight[:, 0]
-        kept = unit[:, 0] * self.mean / np.maximum(1 - zero, 1e-9)
-        centre, width = self.first * unit, np.sqrt(np.maximum(self.second - self.first**2, 0.0)) * unit
-        error = np.hypot(centre - kept[:, None], 0.8 * width) / np.maximum(centre, sanity)
-        keeping = zero * kept / sanity + (rest * error).sum(axis=1)
-        dropping = (rest * np.minimum(centre / sanity, 1.0)).sum(axis=1)
+        zero, rest = self.weight[0], self.weight[1:]
+        kept = deviation * self.mean / np.maximum(1 - zero, 1e-9)
+        centre, spread = self.first * deviation, np.maximum(self.second - self.first**2, 0.0) * deviation**2
+        error = np.sqrt((centre - kept) ** 2 + 0.64 * spread) / np.maximum(centre, sanity)
+        keeping = zero * kept / sanity + (rest * error).sum(axis=0)
+        dropping = (rest * np.minimum(centre / sanity, 1.0)).sum(axis=0)
         return np.asarray(keeping > ZERO_ADVANTAGE * dropping)
 
 
@@ -125,11 +125,12 @@ def estimates_of(nodes: Nodes, sanity: float | None) -> Estimates:
     for group in nodes.groups():
         parts = gaussian_parts if nodes.inner[group[0]] else laplace_parts
         sample = group[:: max(1, len(group) // LEARNT_FROM)]
-        share = _shares(parts(nodes.drawn[sample, None], _scales(nodes.expected[sample]))[0])
+        share = _shares(parts(nodes.drawn[sample], _scales(nodes.expected[sample]))[0])
         for start in range(0, len(group), CHUNK):
             at = group[start : start + CHUNK]
-            evidence, first, second = parts(nodes.drawn[at, None], _scales(nodes.expected[at]))
-            posterior = Mixture(_normalised(evidence * share), first, second)
+            evidence, first, second = parts(nodes.drawn[at], _scales(nodes.expected[at]))
+            weight = evidence * share[:, None]
+            posterior = Mixture(weight / weight.sum(axis=0), first, second)
             mean[at] = posterior.mean * deviation[at]
             variance[at] = posterior.variance * nodes.variance[at]
             if sanity is not None:
@@ -140,29 +141,25 @@ def estimates_of(nodes: Nodes, sanity: float | None) -> Estimates:
 
 
 def _scales(expected: FloatArray) -> FloatArray:
-    """Means of the exponential parts where ``expected`` is suggested, in standard deviations, shape (n, S)."""
-    return np.asarray(np.maximum(np.maximum(expected, 0.02)[:, None] * SCALES, 0.05), dtype=np.float64)
+    """Means of the exponential parts where ``expected`` is suggested, in standard deviations, shape (S, n)."""
+    return np.asarray(np.maximum(np.maximum(expected, 0.02) * SCALES[:, None], 0.05), dtype=np.float64)
 
 
 def _shares(evidence: FloatArray) -> FloatArray:
     """Shares of the parts of the prior, learnt from the nodes whose ``evidence`` this is, shape (1+S,)."""
-    share = np.full(evidence.shape[1], 1 / evidence.shape[1])
-    pseudo = np.full(evidence.shape[1], PART_PSEUDO_COUNT)
+    share = np.full(len(evidence), 1 / len(evidence))
+    pseudo = np.full(len(evidence), PART_PSEUDO_COUNT)
     pseudo[0] = ZERO_PSEUDO_COUNT
     for _ in range(ITERATIONS):
-        share = _normalised(evidence * share).sum(axis=0) + pseudo
+        # Σ over the nodes of their posterior weights share·evidence / Σ share·evidence.
+        share = share * (evidence @ (1 / (share @ evidence))) + pseudo
         share /= share.sum()
     return share
 
 
-def _normalised(weight: FloatArray) -> FloatArray:
-    """Rows that add up to 1."""
-    return np.asarray(weight / weight.sum(axis=1, keepdims=True), dtype=np.float64)
-
-
 def laplace_parts(y: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Evidence of 0 and of each exponential ``scale`` (n, 1+S), and first and second moments (n, S), for a draw ``y``
-    with Laplace noise of standard deviation 1.
+    """Evidence of 0 and of each exponential ``scale`` (1+S, n), and first and second moments (S, n), for draws ``y`` (n,)
+    with Laplace noise of standard deviation 1. ``scale``: (S, n).
     """
     e = math.sqrt(2)
     gap = e - 1 / scale
@@ -183,7 +180,7 @@ def laplace_parts(y: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatAr
     total = below + above + 1e-290
     first = (below_first + above * centre) / total
     second = (below_second + above * (centre**2 + step**2)) / total
-    return np.column_stack([e / 2 * np.exp(-e * np.abs(y)) + 1e-290, total]), first, second
+    return np.vstack([e / 2 * np.exp(-e * np.abs(y)) + 1e-290, total]), first, second
 
 
 def gaussian_parts(y: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -195,4 +192,4 @@ def gaussian_parts(y: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatA
     ratio = np.exp(-(shifted**2) / 2 - math.log(2 * math.pi) / 2 - log_mass)
     first = np.maximum(shifted + ratio, 0.0)
     second = np.maximum(1 + shifted * (shifted + ratio), 0.0)
-    return np.column_stack([np.exp(-(y**2) / 2) / math.sqrt(2 * math.pi) + 1e-290, evidence]), first, second
+    return np.vstack([np.exp(-(y**2) / 2) / math.sqrt(2 * math.pi) + 1e-290, evidence]), first, second

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from dpcore.spatial.domain import FloatArray
-from dpcore.spatial.partition import IntArray
+from dpcore.spatial.histogram import paint
+from dpcore.spatial.partition import IntArray, areas
 from dpcore.spatial.queries import integral_image
 
 
-def density_image(shape: tuple[int, int], boxes: IntArray, density: FloatArray) -> FloatArray:
-    """Integral image of the grid whose cells hold the ``density`` (P,) of the one of the disjoint ``boxes`` they lie in."""
-    x0, x1, y0, y1 = boxes.T
-    change = np.zeros((shape[0] + 1, shape[1] + 1))
-    for x, y, sign in ((x0, y0, 1), (x1, y1, 1), (x0, y1, -1), (x1, y0, -1)):
-        np.add.at(change, (x, y), sign * density)
-    return np.asarray(integral_image(change.cumsum(axis=0).cumsum(axis=1)[:-1, :-1]), dtype=np.float64)
+@dataclass(frozen=True)
+class Surroundings:
+    """The rings around some of the boxes that tile a grid: one box height and width on every side, within the grid.
 
-
-def at_ring_density(image: FloatArray, boxes: IntArray, own: FloatArray) -> FloatArray:
-    """Count of each box at the density of the ring around it, (P,): one box height and width on every side, within the grid.
-    ``own``: (P,), what the box itself adds to the integral ``image``.
+    ``owner`` (rows, columns): index of the box of each cell; ``corners`` (4, P): entries of an integral image that bound each
+    ring and its box; ``area``, ``ring`` (P,): cells of the box, and of the ring alone.
     """
-    x0, x1, y0, y1 = boxes.T
-    height, width = x1 - x0, y1 - y0
-    area = height * width
-    x0, x1 = np.maximum(x0 - height, 0), np.minimum(x1 + height, image.shape[0] - 1)
-    y0, y1 = np.maximum(y0 - width, 0), np.minimum(y1 + width, image.shape[1] - 1)
-    points = image[x1, y1] - image[x0, y1] - image[x1, y0] + image[x0, y0] - own
-    ring = np.maximum((x1 - x0) * (y1 - y0) - area, 1)
-    return np.asarray(np.maximum(points, 0.0) / ring * area, dtype=np.float64)
+
+    owner: IntArray
+    corners: IntArray
+    area: IntArray
+    ring: IntArray
+
+    @classmethod
+    def of(cls, shape: tuple[int, int], tiles: IntArray, boxes: IntArray) -> Surroundings:
+        """The rings of ``boxes`` (P, 4) in a grid of ``shape`` that the ``tiles`` (N, 4) cut up."""
+        x0, x1, y0, y1 = boxes.T
+        height, width, area = x1 - x0, y1 - y0, areas(boxes)
+        x0, x1 = np.maximum(x0 - height, 0), np.minimum(x1 + height, shape[0])
+        y0, y1 = np.maximum(y0 - width, 0), np.minimum(y1 + width, shape[1])
+        low, high = x0 * (shape[1] + 1), x1 * (shape[1] + 1)
+        ring = np.maximum((x1 - x0) * (y1 - y0) - area, 1)
+        return cls(paint(shape, tiles), np.stack([high + y1, low + y1, high + y0, low + y0]), area, ring)
+
+    def at_density(self, density: FloatArray, own: FloatArray) -> FloatArray:
+        """Count of each box at the density of the ring around it, (P,). ``density``: (N,), of the tiles; ``own``: (P,), what
+        the box itself adds to the points of ring and box together.
+        """
+        image = integral_image(density[self.owner]).ravel()
+        last, above, before, first = (image[corner] for corner in self.corners)
+        return np.asarray(np.maximum(last - above - before + first - own, 0.0) / self.ring * self.area)

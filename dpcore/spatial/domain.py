@@ -21,6 +21,8 @@ FloatArray = npt.NDArray[np.float64]
 
 MAX_CELLS = 2**26
 """Cells of the largest count grid: 64 Mi int64 counts are 512 MiB."""
+_AT_ONCE = 2**14
+"""Points of which the cells are computed at once, so that their arrays fit into a processor's cache."""
 
 
 class DomainError(ParameterError):
@@ -108,21 +110,26 @@ class Domain:
             return PointCounts(np.zeros(self.shape, np.int64), 0)
         if points.ndim != 2 or points.shape[1] != 2:
             raise DomainError(f"points of shape {points.shape}; give (N, 2)")
+        starts = range(0, len(points), _AT_ONCE)
+        flat = np.concatenate([self._cells_of(points[start : start + _AT_ONCE]) for start in starts])
+        counts = np.bincount(flat, minlength=self.cells).astype(np.int64)
+        return PointCounts(counts.reshape(self.shape), len(points) - len(flat))
+
+    def _cells_of(self, points: FloatArray) -> IntGrid:
+        """Flat cell of each of ``points`` (N, 2) in the box, in their order; raises :class:`DomainError` for NaN or infinity."""
         latitude, longitude = points[:, 0], points[:, 1]
         # One pass: the sum of finite float64 coordinates is finite unless they are absurdly large.
         if not (np.isfinite(latitude.sum()) and np.isfinite(longitude.sum())) and not np.isfinite(points).all():
             first = points[~np.isfinite(points).all(axis=1)][0].tolist()
             raise DomainError(f"points hold NaN or infinite coordinates, {first} first; drop them before counting")
         inside = self.contains(latitude, longitude)
-        kept = int(np.count_nonzero(inside))
-        if kept < len(points):
+        if not inside.all():
             latitude, longitude = latitude[inside], longitude[inside]
         x, y = self.cell_coordinates(latitude, longitude)
         # Rounding may carry a point just below the north or east edge onto it.
         flat = np.minimum(x.astype(np.int64), self.rows - 1) * self.columns
         flat += np.minimum(y.astype(np.int64), self.columns - 1)
-        counts = np.bincount(flat, minlength=self.cells).astype(np.int64)
-        return PointCounts(counts.reshape(self.shape), len(points) - kept)
+        return flat
 
     def counts_of(self, points_or_counts: npt.NDArray[Any]) -> IntGrid:
         """Counts of shape (rows, columns) from an integer array of that shape or from float points of shape (N, 2).

@@ -201,7 +201,7 @@ class PartitionHistogram:
             raise HistogramError(f"{len(boxes)} parts and {len(self.sparse.counts)} sparse counts; give one per part")
         if isinstance(self.noise, TreeNoise) and self.noise.leaves != len(boxes):
             raise HistogramError(f"{len(boxes)} parts and {self.noise.leaves} leaves of their noise; give one per part")
-        object.__setattr__(self, "parts", paint(self.domain, boxes))
+        object.__setattr__(self, "parts", paint(self.domain.shape, boxes))
 
     @cached_property
     def _images(self) -> dict[str, FloatArray]:
@@ -269,27 +269,29 @@ class PartitionHistogram:
         return {"domain": self.domain.to_release(), "structure": structure}
 
 
-def paint(domain: Domain, boxes: IntGrid) -> IntGrid:
-    """Index of the box that holds each cell, shape (rows, columns).
+def paint(shape: tuple[int, int], boxes: IntGrid) -> IntGrid:
+    """Index of the box that holds each cell of a grid of ``shape``.
 
-    Raises :class:`HistogramError` unless the boxes tile the grid exactly.
+    Raises :class:`HistogramError` unless the boxes tile the grid exactly: their lines of cells, in the order in which they
+    begin, then each begin where the one before ends.
     """
-    x0, x1, y0, y1 = boxes.T
-    if not len(boxes) or min(x0.min(), y0.min()) < 0 or x1.max() > domain.rows or y1.max() > domain.columns:
+    (rows, columns), (x0, x1, y0, y1) = shape, boxes.T
+    if not len(boxes) or min(x0.min(), y0.min()) < 0 or x1.max() > rows or y1.max() > columns:
         raise HistogramError("parts are missing or reach outside the grid; give boxes of cells inside it")
     if np.any(x0 >= x1) or np.any(y0 >= y1):
         raise HistogramError("a part has no cells; give x0 < x1 and y0 < y1")
-    # Second differences: each box adds its index (and, beside it, 1) at its corners; summed twice they fill the boxes.
-    change = np.zeros((2, domain.rows + 1, domain.columns + 1), dtype=np.int64)
-    for layer, weight in enumerate((np.arange(len(boxes), dtype=np.int64), np.ones(len(boxes), dtype=np.int64))):
-        np.add.at(change[layer], (x0, y0), weight)
-        np.add.at(change[layer], (x1, y1), weight)
-        np.add.at(change[layer], (x0, y1), -weight)
-        np.add.at(change[layer], (x1, y0), -weight)
-    owner, cover = np.asarray(change.cumsum(axis=1).cumsum(axis=2)[:, :-1, :-1], dtype=np.int64)
-    if np.any(cover != 1):
+    height = x1 - x0
+    if int(height.sum()) > rows * columns:
+        raise HistogramError("parts overlap; give boxes that tile the grid")
+    owner = np.repeat(np.arange(len(boxes)), height)
+    row = np.arange(len(owner)) - np.repeat(np.cumsum(height) - height - x0, height)
+    at = np.full(rows * columns, -1, dtype=np.int64)
+    at[row * columns + y0[owner]] = owner
+    begin = np.flatnonzero(at >= 0)
+    part, width = at[begin], (y1 - y0)[at[begin]]
+    if len(begin) < len(owner) or np.any(np.cumsum(width) - width != begin) or int(width.sum()) != rows * columns:
         raise HistogramError("parts overlap or leave a gap; give boxes that tile the grid")
-    return np.asarray(owner, dtype=np.int64)
+    return np.repeat(part, width).reshape(shape)
 
 
 def _numbers(values: FloatArray) -> Any:

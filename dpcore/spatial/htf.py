@@ -365,32 +365,36 @@ def _entries(
     """Entry of the flat table in which each cell is counted; cells outside every box, or of a rank beyond the ``width`` of
     their box's table, are left out.
     """
-    # Cells outside every box belong to an owner of width 0, before all others.
-    owner = _owners(ranked.rank.shape, boxes)
-    counted = np.flatnonzero(ranked.rank.ravel() < np.append(0, width)[owner])
-    owner, rank = owner[counted] - 1, ranked.rank.ravel()[counted]
-    row, column = np.divmod(counted.astype(np.int32), np.int32(ranked.rank.shape[1]))
-    along_rows = candidates.axis == 0
-    line = row if along_rows.all() else np.where(along_rows[owner], row, column) if along_rows.any() else column
-    # Lines before the first candidate share its row, lines behind the last candidate the last row.
-    before = (np.where(along_rows, boxes[:, 0], boxes[:, 2]) + candidates.first - 1).astype(np.int32)
-    last = np.diff(candidates.offsets).astype(np.int32)
-    line = np.clip(line - before[owner], 0, last[owner])
-    return np.asarray(start[owner] + line * width[owner] + rank, dtype=np.int64)
+    (rows, columns), axis = ranked.rank.shape, candidates.axis
+    low, high = np.where(axis == 0, boxes[:, :2].T, boxes[:, 2:].T)
+    # The entry of the lowest rank of every line of every box. Lines before the first candidate share its row, lines
+    # behind the last candidate the last row.
+    ends = np.cumsum(high - low)
+    box = np.repeat(np.arange(len(boxes)), high - low)
+    row = np.arange(len(box)) - (ends - high + low + candidates.first - 1)[box]
+    lowest = start[box] + np.clip(row, 0, np.diff(candidates.offsets)[box]) * width[box]
+    # Cells outside every box belong to an owner of width 0, before all others; their lines lie behind those of the boxes.
+    owner = _owners((rows, columns), boxes)
+    line = np.append(len(box), ends - high).astype(np.int32)[owner]
+    along_rows = np.append(axis[0], axis)[owner] == 0 if np.ptp(axis) else axis[0] == 0
+    line += np.where(along_rows, np.arange(rows, dtype=np.int32)[:, None], np.arange(columns, dtype=np.int32))
+    entry = np.append(lowest, np.zeros(max(rows, columns), dtype=np.int64))[line] + ranked.rank
+    return np.asarray(entry[ranked.rank < np.append(0, width)[owner]], dtype=np.int64)
 
 
-def _owners(shape: tuple[int, ...], boxes: IntArray) -> IntArray:
-    """Box of every cell, from 1, and 0 for cells outside every box, flat; boxes are disjoint."""
+def _owners(shape: tuple[int, int], boxes: IntArray) -> npt.NDArray[np.int32]:
+    """Box of every cell, from 1, and 0 for cells outside every box; boxes are disjoint."""
     x0, x1, y0, y1 = boxes.T
-    change = np.zeros((shape[0] + 1, shape[1] + 1), dtype=np.int64)
-    number = np.arange(1, len(boxes) + 1)
+    change = np.zeros((shape[0] + 1, shape[1] + 1), dtype=np.int32)
+    number = np.arange(1, len(boxes) + 1, dtype=np.int32)
+    # No two disjoint boxes have the same corner of one kind, so each of these sums takes every entry once at most.
     for x, y, sign in ((x0, y0, 1), (x1, y1, 1), (x0, y1, -1), (x1, y0, -1)):
-        np.add.at(change, (x, y), sign * number)
+        change[x, y] += sign * number
     np.cumsum(change, axis=1, out=change)
     # Row by row this is four times as fast as a sum along axis 0.
     for row in range(1, shape[0]):
         change[row] += change[row - 1]
-    return change[:-1, :-1].ravel()
+    return change[:-1, :-1]
 
 
 def _summed(matrix: IntArray, top: IntArray, lines: IntArray) -> IntArray:

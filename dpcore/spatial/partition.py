@@ -34,8 +34,9 @@ def whole(domain: Domain) -> IntArray:
 
 def box_sums(image: npt.NDArray[Any], boxes: IntArray) -> IntArray:
     """Sums inside boxes from an integral image, shape (P,)."""
-    x0, x1, y0, y1 = boxes.T
-    return np.asarray(image[x1, y1] - image[x0, y1] - image[x1, y0] + image[x0, y0], dtype=np.int64)
+    flat, (x0, x1, y0, y1) = image.ravel(), boxes.T
+    low, high = x0 * image.shape[1], x1 * image.shape[1]
+    return np.asarray(flat[high + y1] - flat[low + y1] - flat[high + y0] + flat[low + y0], dtype=np.int64)
 
 
 def areas(boxes: IntArray) -> IntArray:
@@ -73,9 +74,9 @@ def draw_counts(
         drawn[used] = counts[used] + np.asarray(
             noise.discrete_laplace(sensitivity * MICRO, shares[used]), dtype=np.int64
         )
-        levels, index = np.unique(shares[used], return_inverse=True)
+        levels = np.unique(shares[used])
         variances = np.array([max(laplace_variance(int(level), sensitivity), TINY) for level in levels])
-        variance[used] = variances[index]
+        variance[used] = variances[np.searchsorted(levels, shares[used])]
     return drawn, variance
 
 

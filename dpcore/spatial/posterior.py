@@ -11,6 +11,7 @@ max(count, ``sanity``).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,10 +19,10 @@ import numpy as np
 from dpcore.budget import MICRO
 from dpcore.errors import ParameterError
 from dpcore.spatial._mixture import BoolArray, Estimates, Nodes, estimates_of
-from dpcore.spatial._surroundings import at_ring_density, density_image
+from dpcore.spatial._surroundings import Surroundings
 from dpcore.spatial.domain import Domain, FloatArray
 from dpcore.spatial.histogram import PartitionHistogram, SparseReading
-from dpcore.spatial.partition import IntArray, Tree
+from dpcore.spatial.partition import IntArray, Tree, areas
 
 Goal = Literal["absolute", "relative"]
 """What post-processing aims at: squared error, or error relative to max(count, sanity)."""
@@ -58,77 +59,130 @@ def histogram_for(
     sparse = None
     if goal == "relative":
         below = TRUSTED * points_per_user * MICRO / epsilon_micro
-        sparse = SparseReading(sparse_counts(tree)[leaves], expected_counts(tree)[leaves], below)
+        kept, expected = both_readings(tree)
+        sparse = SparseReading(kept[leaves], expected[leaves], below)
     return PartitionHistogram(
         domain, tree.boxes[leaves], unbiased.counts[leaves], unbiased.variances[leaves], sparse, unbiased.noise
     )
+
+
+def both_readings(tree: Tree, sanity: float = 20.0) -> tuple[FloatArray, FloatArray]:
+    """(:func:`sparse_counts`, :func:`expected_counts`), which share what does not depend on estimates."""
+    sparse, expected = _descend(tree, (sanity, None))
+    return sparse.kept_alone(), expected.counts
 
 
 def expected_counts(tree: Tree) -> FloatArray:
     """Posterior means ≥ 0 of all nodes, shape (M,); children add up to their parent, except that the root keeps its count
     where everything below it is 0. ``tree``: unbiased draws with their variances, before least squares.
     """
-    counts, _ = _descend(tree, None)
-    return counts
+    return _descend(tree, (None,))[0].counts
 
 
 def sparse_counts(tree: Tree, sanity: float = 20.0) -> FloatArray:
     """Counts ≥ 0 of all nodes, shape (M,), that are 0 in space that looks empty; children add up to their parent's count or
     less. ``sanity``: the count below which errors are measured in points, not relatively.
     """
-    counts, estimates = _descend(tree, sanity)
-    # A parent whose children are all empty is empty itself: its count goes to its siblings.
-    parents = tree.parents
-    for level in tree.levels[:0:-1]:
-        inner = level[parents[level]]
-        kept_children = np.bincount(tree.parent[1:], weights=~estimates.empty[1:], minlength=len(counts))[inner]
-        estimates.empty[inner] |= kept_children == 0
-    counts[1:] = 0.0
-    for level in tree.levels[1:]:
-        kept = level[~estimates.empty[level]]
-        _conform(tree, kept, estimates, counts)
-        counts[kept] = np.minimum(counts[kept], estimates.mean[kept] + MOST * np.sqrt(estimates.variance[kept]))
-    return counts
+    return _descend(tree, (sanity,))[0].kept_alone()
 
 
-def _descend(tree: Tree, sanity: float | None) -> tuple[FloatArray, Estimates]:
-    """Counts from the root down, every level given the one above; none is dropped without a ``sanity``."""
-    z, variance = tree.upward()
-    parents, uneven = tree.parents, _uneven(tree, z, variance)
-    sanity = sanity if uneven[0] else None
-    estimates = Estimates(np.zeros(len(z)), np.zeros(len(z)), np.ones(len(z), dtype=bool))
-    counts = np.zeros(len(z))
-    counts[0] = max(z[0], 0.0)
+def _descend(tree: Tree, sanities: tuple[float | None, ...]) -> list[_Reading]:
+    """One reading for each of ``sanities``, from the root down, every level given the one above."""
+    evidence = _Evidence.of(tree)
+    readings = [_Reading.of(evidence, sanity) for sanity in sanities]
     stopped = np.zeros(0, dtype=np.int64)
     for level in tree.levels[1:]:
-        around = _suggested(tree, z, counts, stopped, level)
-        alive = level[counts[tree.parent[level]] > 0]
-        if len(alive):
-            above, area, deviation = tree.parent[alive], tree.areas_of(alive), np.sqrt(variance[alive])
-            nodes = Nodes(
-                drawn=z[alive] / deviation,
-                expected=counts[above] * area / tree.areas_of(above) / deviation,
-                around=around[alive - level[0]] / deviation,
-                variance=variance[alive],
-                area=area,
-                inner=parents[alive],
-                uneven=uneven[above],
-            )
-            estimates.put(alive, estimates_of(nodes, sanity))
-            _conform(tree, alive, estimates, counts)
-        stopped = np.concatenate([stopped, level[~parents[level]]])
-    return counts, estimates
+        known = np.concatenate([stopped, level])
+        shape = int(tree.boxes[0, 1]), int(tree.boxes[0, 3])
+        rings = Surroundings.of(shape, tree.boxes[known], tree.boxes[level])
+        for reading in readings:
+            reading.read(level, stopped, rings)
+        stopped = known[~evidence.parents[known]]
+    return readings
 
 
-def _suggested(tree: Tree, z: FloatArray, counts: FloatArray, stopped: IntArray, level: IntArray) -> FloatArray:
-    """Count of each node of ``level`` at the density of the ring of its own size around it, from draws of this level; where
-    the tree stopped above this level, from the estimates of the ``stopped`` nodes.
+@dataclass(frozen=True)
+class _Evidence:
+    """What the draws of a ``tree`` say before any prior, (M,) each: best unbiased counts ``z`` from a node's own subtree and
+    their ``variance``, ``area`` in cells, which nodes are ``parents``, and whose children are ``uneven``.
     """
-    shape = int(tree.boxes[0, 1]), int(tree.boxes[0, 3])
-    drawn = np.where(counts[tree.parent[level]] > 0, z[level], 0.0)
-    known = np.concatenate([stopped, level])
-    density = np.concatenate([counts[stopped], drawn]) / tree.areas_of(known)
-    return at_ring_density(density_image(shape, tree.boxes[known], density), tree.boxes[level], drawn)
+
+    tree: Tree
+    z: FloatArray
+    variance: FloatArray
+    area: IntArray
+    parents: BoolArray
+    uneven: BoolArray
+
+    @classmethod
+    def of(cls, tree: Tree) -> _Evidence:
+        z, variance = tree.upward()
+        return cls(tree, z, variance, areas(tree.boxes), tree.parents, _uneven(tree, z, variance))
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """``counts`` (M,) and ``estimates`` of the nodes down to the level that was read last; none is dropped without a
+    ``sanity``.
+    """
+
+    evidence: _Evidence
+    sanity: float | None
+    counts: FloatArray
+    estimates: Estimates
+
+    @classmethod
+    def of(cls, evidence: _Evidence, sanity: float | None) -> _Reading:
+        """The root alone."""
+        nodes = len(evidence.z)
+        counts = np.zeros(nodes)
+        counts[0] = max(evidence.z[0], 0.0)
+        estimates = Estimates(np.zeros(nodes), np.zeros(nodes), np.ones(nodes, dtype=bool))
+        return cls(evidence, sanity if evidence.uneven[0] else None, counts, estimates)
+
+    def read(self, level: IntArray, stopped: IntArray, rings: Surroundings) -> None:
+        """Estimate the nodes of ``level``. ``rings``: theirs, among the ``stopped`` nodes above them and themselves."""
+        given, counts = self.evidence, self.counts
+        around = self._suggested(level, stopped, rings)
+        alive = level[counts[given.tree.parent[level]] > 0]
+        if len(alive):
+            above, area, deviation = given.tree.parent[alive], given.area[alive], np.sqrt(given.variance[alive])
+            nodes = Nodes(
+                drawn=given.z[alive] / deviation,
+                expected=counts[above] * area / given.area[above] / deviation,
+                around=around[alive - level[0]] / deviation,
+                variance=given.variance[alive],
+                area=area,
+                inner=given.parents[alive],
+                uneven=given.uneven[above],
+            )
+            self.estimates.put(alive, estimates_of(nodes, self.sanity))
+            _conform(given.tree, alive, self.estimates, counts)
+
+    def _suggested(self, level: IntArray, stopped: IntArray, rings: Surroundings) -> FloatArray:
+        """Count of each node of ``level`` at the density of the ring of its own size around it, from draws of this level; where
+        the tree stopped above this level, from the estimates of the ``stopped`` nodes.
+        """
+        counts, area = self.counts, self.evidence.area
+        drawn = np.where(counts[self.evidence.tree.parent[level]] > 0, self.evidence.z[level], 0.0)
+        density = np.concatenate([counts[stopped] / area[stopped], drawn / area[level]])
+        return rings.at_density(density, drawn)
+
+    def kept_alone(self) -> FloatArray:
+        """Counts (M,) without the nodes that are better taken for empty."""
+        tree, empty, estimates = self.evidence.tree, self.estimates.empty.copy(), self.estimates
+        # A parent whose children are all empty is empty itself: its count goes to its siblings.
+        for level in tree.levels[:0:-1]:
+            inner = level[self.evidence.parents[level]]
+            kept_children = np.bincount(tree.parent[1:], weights=~empty[1:], minlength=len(empty))[inner]
+            empty[inner] |= kept_children == 0
+        counts = np.zeros(len(empty))
+        counts[0] = self.counts[0]
+        for level in tree.levels[1:]:
+            kept = level[~empty[level]]
+            _conform(tree, kept, estimates, counts)
+            counts[kept] = np.minimum(counts[kept], estimates.mean[kept] + MOST * np.sqrt(estimates.variance[kept]))
+        return counts
 
 
 def _uneven(tree: Tree, z: FloatArray, variance: FloatArray) -> BoolArray:
@@ -152,10 +206,15 @@ def _uneven(tree: Tree, z: FloatArray, variance: FloatArray) -> BoolArray:
 def _conform(tree: Tree, nodes: IntArray, estimates: Estimates, counts: FloatArray) -> None:
     """Set ``counts`` of ``nodes`` to their means, moved in proportion to their variances to add up to their parents'."""
     parent = tree.parent[nodes]
+    if not len(nodes):
+        return
+    # The parents stand on one level: sums are made over that part of the tree alone.
+    first = int(parent[0])
+    own, above = counts[first : int(parent[-1]) + 1], parent - first
     value, spread = estimates.mean[nodes], estimates.variance[nodes]
     for _ in range(CONFORMING_ROUNDS):
-        gap = counts - np.bincount(parent, weights=value, minlength=len(counts))
-        free = np.where((value <= 0) & (gap[parent] < 0), 0.0, spread)
-        total = np.bincount(parent, weights=free, minlength=len(counts))
-        value = np.maximum(value + free / np.maximum(total[parent], 1e-12) * gap[parent], 0.0)
-    counts[nodes] = np.where(counts[parent] > 0, value, 0.0)
+        gap = own - np.bincount(above, weights=value)
+        free = np.where((value <= 0) & (gap[above] < 0), 0.0, spread)
+        total = np.bincount(above, weights=free)
+        value = np.maximum(value + free * (gap / np.maximum(total, 1e-12))[above], 0.0)
+    counts[nodes] = np.where(own[above] > 0, value, 0.0)

@@ -7,7 +7,8 @@ import pytest
 
 from dpcore.spatial import Domain, GridHistogram, PartitionHistogram, Rectangles, histogram_from_release
 from dpcore.spatial.domain import DomainError, block_sums, cuts
-from dpcore.spatial.histogram import HistogramError
+from dpcore.spatial.histogram import HistogramError, paint
+from dpcore.spatial.partition import split_boxes, whole
 from dpcore.spatial.queries import QueryError, answer, integral_image, overlap_norms
 
 
@@ -109,3 +110,36 @@ def test_block_sums_keep_the_total_and_follow_the_cuts() -> None:
     assert sums.shape == (3, 2)
     assert sums.sum() == counts.sum()
     assert sums[0, 0] == counts[:2, :2].sum()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_cell_is_in_the_part_that_covers_it(seed: int) -> None:
+    """Random divisions of a random grid, cell by cell; parts that are moved, repeated or left out are refused."""
+    rng = np.random.default_rng(seed)
+    shape = int(rng.integers(2, 30)), int(rng.integers(2, 30))
+    boxes = whole(Domain.unit_cells(*shape))
+    for _ in range(4):
+        boxes = np.concatenate([split_boxes(boxes[: len(boxes) // 2 + 1], 2)[0], boxes[len(boxes) // 2 + 1 :]])
+    boxes = rng.permutation(boxes)
+    owner = paint(shape, boxes)
+    for part, (x0, x1, y0, y1) in enumerate(boxes):
+        assert (owner[x0:x1, y0:y1] == part).all()
+        assert np.count_nonzero(owner == part) == (x1 - x0) * (y1 - y0)
+    twice = np.concatenate([boxes[:-1], boxes[:1]])
+    for wrong in (boxes[1:], np.concatenate([boxes, boxes[:1]]), twice):
+        with pytest.raises(HistogramError):
+            paint(shape, wrong)
+
+
+def test_many_points_are_counted_as_cell_by_cell_with_those_outside_left_out() -> None:
+    """100 000 points, some on edges and a fifth outside; one that is not finite among the last is refused."""
+    rng = np.random.default_rng(8)
+    domain, points = Domain(0.0, 0.0, 1.0, 2.0, 7, 5), rng.integers(-3, 33, (100_000, 2)) / (28.0, 15.0)
+    counted = domain.count(points)
+    inside = points[(points >= 0).all(axis=1) & (points[:, 0] < 1) & (points[:, 1] < 2)]
+    cells = np.floor(inside * (7, 2.5)).astype(int)
+    assert counted.outside == len(points) - len(inside) > 10_000
+    assert [int((cells == cell).all(axis=1).sum()) for cell in np.ndindex(7, 5)] == counted.counts.ravel().tolist()
+    points[-1, 1] = np.nan
+    with pytest.raises(DomainError, match=r"nan\] first"):
+        domain.count(points)

@@ -204,6 +204,26 @@ def test_split_costs_of_several_boxes_are_those_of_each_alone() -> None:
         assert together[candidates.offsets[i] : candidates.offsets[i + 1]].tolist() == alone.tolist()
 
 
+@pytest.mark.parametrize("parity", [0, 1])
+@pytest.mark.parametrize("margin", [0.0, 0.45])
+@pytest.mark.parametrize("seed", range(5))
+def test_split_costs_of_boxes_with_other_cells_between_them_are_those_of_each_alone(
+    seed: int, margin: float, parity: int
+) -> None:
+    """Two of three boxes that reach from edge to edge at random lines, at any axis and margin."""
+    rng = np.random.default_rng(seed)
+    counts = some_counts(rng, (31, 23))
+    x, y = np.sort(rng.choice(np.arange(2, 30, 2), 2, False)), np.sort(rng.choice(np.arange(2, 22, 2), 2, False))
+    boxes = np.array([[0, x[0], 0, y[0]], [0, x[0], y[1], 23], [x[1], 31, 0, 23]])[rng.permutation(3)[:2]]
+    candidates, ranked = Candidates.of(boxes, parity, margin), RankedCells.of(counts)
+    together = split_costs(ranked, image_of(counts), boxes, candidates)
+    for i, (x0, x1, y0, y1) in enumerate(boxes):
+        own = counts[x0:x1, y0:y1] if candidates.axis[i] == 0 else counts[x0:x1, y0:y1].T
+        part = slice(candidates.offsets[i], candidates.offsets[i + 1])
+        brute = [sum(math.floor(QUANTUM * o) for o in exact_split_cost(own, k)) for k in candidates.k[part].tolist()]
+        assert together[part].tolist() == brute
+
+
 def test_the_split_sensitivity_is_2_times_q_minus_1_over_q_and_attained() -> None:
     worst: dict[int, Fraction] = {}
     for flat in np.ndindex(3, 3, 3, 3):

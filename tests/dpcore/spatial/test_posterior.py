@@ -13,11 +13,12 @@ from scipy import integrate, stats
 from dpcore.noise import Noise
 from dpcore.spatial import HTF, Domain, Rectangles, SparseHierarchy, histogram_from_release
 from dpcore.spatial._mixture import Mixture, Nodes, gaussian_parts, laplace_parts
-from dpcore.spatial._surroundings import at_ring_density, density_image
+from dpcore.spatial._surroundings import Surroundings
 from dpcore.spatial.histogram import HistogramError, PartitionHistogram, SparseReading
 from dpcore.spatial.partition import FloatArray, LevelDraws, Tree, image_of, split_boxes
 from dpcore.spatial.posterior import (
     TRUSTED,
+    both_readings,
     expected_counts,
     sparse_counts,
 )
@@ -48,7 +49,7 @@ def tape(seed: int) -> Noise:
     [(laplace_parts, stats.laplace(scale=1 / np.sqrt(2)).pdf), (gaussian_parts, stats.norm.pdf)],
 )
 def test_evidence_and_moments_equal_numerical_integration(parts: Any, density: Any, y: float, scale: float) -> None:
-    evidence, first, second = parts(np.array([[y]]), np.array([[scale]]))
+    evidence, first, second = parts(np.array([y]), np.array([[scale]]))
     pieces = [
         [
             integrate.quad(lambda x, p=p: x**p * np.exp(-x / scale) / scale * density(y - x), a, b, epsabs=1e-13)[0]
@@ -57,7 +58,7 @@ def test_evidence_and_moments_equal_numerical_integration(parts: Any, density: A
         for p in range(3)
     ]
     total, one, two = (sum(piece) for piece in pieces)
-    assert evidence[0] == pytest.approx([density(y), total], rel=1e-2)
+    assert evidence[:, 0] == pytest.approx([density(y), total], rel=1e-2)
     assert first[0, 0] == pytest.approx(one / total, rel=1e-2)
     assert second[0, 0] == pytest.approx(two / total, rel=1e-2)
 
@@ -79,6 +80,15 @@ def test_both_readings_are_not_negative_and_children_add_up_to_their_parent_or_l
         assert np.allclose(sums[something], counts[something], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("mechanism", [SparseHierarchy(), HTF()], ids=["sparse", "htf"])
+def test_readings_that_descend_together_are_those_of_each_alone(mechanism: Any) -> None:
+    tree = mechanism.tree(town(4), DOMAIN, 200_000, tape(5), 1)
+    sparse, expected = both_readings(tree)
+    assert np.array_equal(sparse, sparse_counts(tree))
+    assert np.array_equal(expected, expected_counts(tree))
+    assert not np.array_equal(sparse, expected)
+
+
 def test_a_ring_holds_the_density_of_one_box_size_on_every_side_within_the_grid() -> None:
     """Every box of a 3 × 4 division of a 6 × 8 grid, cell by cell."""
     rng = np.random.default_rng(5)
@@ -88,7 +98,7 @@ def test_a_ring_holds_the_density_of_one_box_size_on_every_side_within_the_grid(
     for (x0, x1, y0, y1), each in zip(boxes, density, strict=True):
         cells[x0:x1, y0:y1] = each
     areas = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
-    rings = at_ring_density(density_image((6, 8), boxes, density), boxes, density * areas)
+    rings = Surroundings.of((6, 8), boxes, boxes).at_density(density, density * areas)
     for (x0, x1, y0, y1), area, ring in zip(boxes, areas, rings, strict=True):
         around = np.zeros((6, 8), dtype=bool)
         around[max(2 * x0 - x1, 0) : 2 * x1 - x0, max(2 * y0 - y1, 0) : 2 * y1 - y0] = True
@@ -110,7 +120,7 @@ def test_every_node_learns_in_exactly_one_group_of_like_places() -> None:
 @pytest.mark.parametrize(("zero", "empty"), [(0.999, True), (0.1, False), (0.0, False)])
 def test_a_node_is_dropped_where_it_is_surely_empty_and_kept_where_it_surely_is_not(zero: float, empty: bool) -> None:
     """A count of 0 with weight ``zero``, else of 30 ± 1 standard deviations of noise, one point each."""
-    posterior = Mixture(np.array([[zero, 1 - zero]]), np.array([[30.0]]), np.array([[901.0]]))
+    posterior = Mixture(np.array([[zero], [1 - zero]]), np.array([[30.0]]), np.array([[901.0]]))
     assert posterior.mean == pytest.approx([30 * (1 - zero)])
     assert posterior.variance == pytest.approx([901 * (1 - zero) - (30 * (1 - zero)) ** 2])
     assert posterior.better_empty(np.ones(1), 20.0).tolist() == [empty]
