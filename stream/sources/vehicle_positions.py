@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from google.transit import gtfs_realtime_pb2
 
-from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, SnapshotRows
+from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Snapshot, SnapshotError, SnapshotRows
 
 _LARGEST_SINGLE = 3.4e38
 _UINT64_DIGITS = 20
@@ -29,15 +29,15 @@ _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """An escape that may be half of a surrogate pair."""
 
 
-def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
+def decode_snapshot(body: bytes, received_us: int | None = None, max_future_us: int = MAX_FUTURE_US) -> Snapshot:
     """The vehicles of one FeedMessage. An entity without a timestamp gets that of the header, else ``received_us``.
 
-    The user is its :func:`vehicle_name`. An entity's own ``id`` is not used, because it may change between snapshots.
+    ``max_future_us``: how far ahead of arrival or header a timestamp may be. The user is its :func:`vehicle_name`. An entity's own ``id`` is not used, because it may change between snapshots.
     Raises :class:`SnapshotError` for bytes that are not such a feed.
     """
     message = parse_feed(body)
     arrived_us = None if received_us is None else received_us // 1_000_000 * 1_000_000
-    rows = SnapshotRows(message.header.timestamp * 1_000_000, arrived_us)
+    rows = SnapshotRows(message.header.timestamp * 1_000_000, arrived_us, max_future_us)
     for entity in message.entity:
         if entity.is_deleted or not entity.HasField("vehicle"):
             rows.refused["deleted" if entity.is_deleted else "no-vehicle"] += 1
