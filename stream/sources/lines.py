@@ -176,9 +176,8 @@ class Lines:
             yield block or b""
 
     def _blocks(self) -> Iterator[bytes]:
-        if self.peek(2)[:2] != _GZIP or not _is_gzip(
-            self.peek(4)[:4]
-        ):  # more than two bytes may not have been written yet
+        # Of text in a pipe, more than two bytes may not have been written yet.
+        if self.peek(2)[:2] != _GZIP or not _is_gzip(self.peek(4)[:4]):
             yield from self._reads()
             return
         stream = zlib.decompressobj(31)

@@ -56,9 +56,9 @@ class Memory(Protocol):
 class Tally:
     """Counts of the vehicles of all snapshots and what was done with them. Inside the trust boundary only.
 
-    ``earlier``: those of ``repeated`` whose timestamp is earlier than one that was sent. ``set_back``: those of ``events`` and
-    ``without_speed`` with such a timestamp, where the later one turned out to be wrong. ``stale``: answers that came while the feed stood still. ``unkept``: vehicles whose last fixes could not be kept, each time
-    that one had new ones. ``damaged``: records of kept fixes that were damaged.
+    ``earlier``: those of ``repeated`` whose timestamp is earlier than one that was sent. ``set_back``: vehicles of which a
+    later timestamp turned out to be wrong. ``stale``: answers that came while the feed stood still. ``unkept``: vehicles whose
+    last fixes could not be kept, each time that one had new ones. ``damaged``: records of kept fixes that were damaged.
     """
 
     snapshots: int = 0
@@ -85,9 +85,9 @@ class Tally:
 class SnapshotEvents:
     """Turns snapshots, in order of arrival, into messages for ``feed``.
 
-    A vehicle whose timestamp did not advance gives no new event, unless its newest timestamp turns out to be wrong because it is
-    still ahead of a later document. ``max_future``: how far ahead of arrival a timestamp may be. ``speeds`` is chosen by the operator and never depends on
-    the data: what one vehicle reports must not decide how the speed of another one is found.
+    A vehicle whose timestamp did not advance gives no new event, unless its newest timestamp turns out to be wrong because it
+    is still ahead of a later document. ``max_future``: how far ahead of its arrival a timestamp may be. ``speeds`` is chosen by
+    the operator and never depends on the data: what one vehicle reports must not decide how the speed of another one is found.
     """
 
     declares_unit = False

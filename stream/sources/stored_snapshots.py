@@ -10,7 +10,7 @@ from stream.sources.snapshots import Snapshot
 Name = TypeVar("Name")
 
 AHEAD_US = 60_000_000
-"""A header that is later than those of both neighbours by more than this is wrong. Old documents that come late differ by less."""
+"""A header that is later by more than this than those of both neighbours is wrong. Old documents that come late differ by less."""
 
 
 def without_clocks_ahead(snapshots: Iterable[tuple[Name, Snapshot]]) -> Iterator[tuple[Name, Snapshot]]:
@@ -20,14 +20,14 @@ def without_clocks_ahead(snapshots: Iterable[tuple[Name, Snapshot]]) -> Iterator
     count as refused. One snapshot is held back, to see the next.
     """
     before: Snapshot | None = None
-    held: tuple[Name, Snapshot] | None = None
-    for name, snapshot in snapshots:
-        if held is not None:
-            yield held[0], _judged(before, held[1], snapshot)
-            before = held[1]
-        held = name, snapshot
-    if held is not None:
-        yield held
+    waiting: tuple[Name, Snapshot] | None = None
+    for name, after in snapshots:
+        if waiting is not None:
+            yield waiting[0], _judged(before, waiting[1], after)
+            before = waiting[1]
+        waiting = name, after
+    if waiting is not None:
+        yield waiting
 
 
 def _judged(before: Snapshot | None, snapshot: Snapshot, after: Snapshot) -> Snapshot:

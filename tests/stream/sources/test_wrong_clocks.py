@@ -16,9 +16,10 @@ from stream.sources.snapshots import Snapshot
 from stream.sources.stored_snapshots import without_clocks_ahead
 from stream.sources.timestamps import Judged, TimestampWatch
 from stream.sources.vehicle_positions import decode_snapshot
+from stream.windows import Slotting
 from tests.stream.sources.agency import FEED, reader, run
 from tests.stream.sources.gtfs import START, Vehicle, snapshot_bytes
-from tests.stream.sources.test_fix_memory import started
+from tests.stream.sources.processes import started
 from tests.support.builders import bus_fleet_file
 
 EVERY_S, NORTH = 15, 0.0005
@@ -73,9 +74,10 @@ def test_after_one_snapshot_ahead_each_vehicle_gives_an_event_with_the_right_spe
 
 
 def test_a_timestamp_that_is_as_far_ahead_as_window_max_future_allows_is_sent_and_one_further_is_not() -> None:
+    hours = Slotting(timedelta(hours=1), timedelta(days=1), FEED.timezone)
     for allowed in (timedelta(0), timedelta(minutes=1), timedelta(hours=1)):
         seconds = int(allowed.total_seconds())
-        source = GtfsRealtime(FEED, reader()._slotting, max_future=allowed)
+        source = GtfsRealtime(FEED, hours, max_future=allowed)
         reported: list[Vehicle] = [(f"{s}", START + s, 28.6, 77.2, 5.0) for s in (seconds, seconds + 1)]
         (value,) = source.events(snapshot_bytes(reported, START), START * 1_000_000).values
         assert json.loads(value)["user"] == f"{seconds}"
