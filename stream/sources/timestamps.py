@@ -8,8 +8,8 @@ from stream.sources.staleness import STALE_S
 
 _STALE_US = round(STALE_S * 1_000_000)
 _EARLIER = (
-    "most vehicles have an earlier timestamp than one that was sent, so they are left out: the agency's clock was ahead, or its "
-    "servers answer with old documents; ask the agency"
+    "most vehicles have an earlier timestamp than one that was sent, so they are left out: the agency's clock was ahead, its "
+    "servers answer with old documents, or stored files are not in order of time"
 )
 _AHEAD = (
     "most vehicles have a timestamp that is more than window.max_future ahead, so they are refused: correct the clock of this "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from stream.sources.gtfs_rt import GtfsRealtime
+from stream.sources.hfp import HighFrequencyPositions, Publication
+from stream.sources.siri import SiriVehicleMonitoring
 from stream.sources.snapshots import Snapshot
 from stream.sources.stored_snapshots import without_clocks_ahead
 from stream.sources.timestamps import Judged, TimestampWatch
@@ -115,6 +117,36 @@ def test_a_clock_that_was_ahead_is_forgotten_in_redis_too(redis: Redis, redis_ur
         source = started(redis_url) if restarts else source
         assert live(source, body, range(step, step + 1)) == live(alone, body, range(step, step + 1))
     assert alone.tally.set_back == 3
+
+
+def siri(seconds: int) -> bytes:
+    moment = datetime.fromtimestamp(seconds, UTC).isoformat()
+    return (
+        f"<Siri><ServiceDelivery><ResponseTimestamp>{moment}</ResponseTimestamp><VehicleMonitoringDelivery><VehicleActivity>"
+        f"<RecordedAtTime>{moment}</RecordedAtTime><MonitoredVehicleJourney><VehicleRef>7</VehicleRef><Velocity>20</Velocity>"
+        "<VehicleLocation><Longitude>77.2</Longitude><Latitude>28.6</Latitude></VehicleLocation></MonitoredVehicleJourney>"
+        "</VehicleActivity></VehicleMonitoringDelivery></ServiceDelivery></Siri>"
+    ).encode()
+
+
+def hfp(seconds: int) -> Publication:
+    fix = {"VP": {"tsi": seconds, "lat": 28.6, "long": 77.2, "spd": 5.0}}
+    return Publication("/hfp/v2/journey/ongoing/vp/bus/0018/00007/1/2/x", json.dumps(fix).encode())
+
+
+@pytest.mark.parametrize(("ahead", "refused"), [(240, 0), (3000, 1)])
+def test_a_clock_that_was_ahead_silences_no_vehicle_of_siri_vm_or_hfp(ahead: int, refused: int) -> None:
+    hours = Slotting(timedelta(hours=1), timedelta(days=1), FEED.timezone)
+    documents, messages = SiriVehicleMonitoring(FEED, hours), HighFrequencyPositions(FEED, hours)
+    for step in range(10):
+        arrival = START + EVERY_S * step
+        seconds = arrival + (ahead if step == 4 else 0)
+        wanted = 1 - refused if step == 4 else 1
+        assert len(documents.events(siri(seconds), arrival * 1_000_000).values) == wanted
+        assert len(messages.of([hfp(seconds)], arrival * 1_000_000).values) == wanted
+    for source in (documents, messages):
+        assert source.tally.refused.get("time-in-future", 0) == refused
+        assert source.tally.set_back == 1 - refused
 
 
 # --- stored snapshots ---
