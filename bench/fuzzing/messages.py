@@ -21,11 +21,18 @@ from stream.local import REPO_ROOT
 
 NOW_US = 1_700_000_000_000_000
 """Arrival of every message."""
-FORMATS = ("canonical", "capmetro", "capmetro-2015", "itms", "declared", "declared-s", "declared-text")
+FORMATS = ("canonical", "capmetro", "capmetro-2015", "itms", "declared", "declared-s", "declared-text", "ngsi-ld")
 _DECLARED = {
     "declared": {"time_format": "epoch-ms"},
     "declared-s": {"time_format": "epoch-s"},
     "declared-text": {"time_format": "rfc3339"},
+    "ngsi-ld": {
+        "user": "id",
+        "time": "location.observedAt",
+        "lat": "location.value.coordinates.1",
+        "lng": "location.value.coordinates.0",
+        "speed": "speed.value",
+    },
 }
 _PATHS = {"user": "vehicle.id", "time": "vehicle.at", "lat": "places.0.lat", "lng": "places.0.lng", "speed": "kmh"}
 _SOUND, _CROSSED, _MUTATED = 32, 960, 64
@@ -58,8 +65,10 @@ def sound_event(name: str, rng: random.Random) -> dict[str, Any]:
     if name.startswith("declared"):
         time = {"declared": time, "declared-s": moment / 1000, "declared-text": text}[name]
         return {"vehicle": {"id": user, "at": time}, "places": [{"lat": lat, "lng": lng}], "kmh": speed}
+    place = {"type": "Point", "coordinates": [lng, lat]}
+    if name == "ngsi-ld":
+        return {"id": user, "location": {"value": place, "observedAt": text}, "speed": {"value": speed}}
     if name == "itms":
-        place = {"type": "Point", "coordinates": [lng, lat]}
         return {"license_plate": user, "observationDateTime": time, "location": place, "speed": speed}
     keys = ("user", "time", "lat", "lng", "speed")
     if name != "canonical":
@@ -162,9 +171,12 @@ class Messages(Target):
         return decoded
 
     def _check_array(self, batch: list[Labelled]) -> Batch:
-        """The same messages as the elements of one."""
+        """The same messages as the elements of one, those of NGSI-LD as a notification."""
         values = [value for value, _ in batch if value is not None and len(value) < 200]
-        decoded = self._decoder.decode([b"[" + b",".join(values) + b"]"], NOW_US)
+        array = b"[" + b",".join(values) + b"]"
+        if self._format == "ngsi-ld":
+            array = b'{"type":"Notification","data":' + array + b"}"
+        decoded = self._decoder.decode([array], NOW_US)
         assert decoded.messages == 1
         assert REASONS.index(Reason.UNDECODABLE) not in decoded.reason, "an unexpected error in an element"
         self._within_bounds(decoded)

@@ -117,7 +117,7 @@ class Mutator:
             )
         if isinstance(node, str) and node and rng.random() < 0.3:
             at = rng.randrange(len(node))
-            return node[:at] + rng.choice(("", "\0", "0", "9", "z", "-", node)) + node[at + 1 :]
+            return node[:at] + rng.choice(("", "\0", "0", "9", "z", "-", "\ud800", "\udc00", node)) + node[at + 1 :]
         return self.scalar()
 
     def _object(self, node: dict[str, Any]) -> dict[str, Any]:
@@ -128,10 +128,16 @@ class Mutator:
         elif change < 0.85:
             del items[key]
         elif change < 0.92:
-            items[rng.choice(self._names)] = items.pop(key)
+            items[self._name(key)] = items.pop(key)
         else:
             items[rng.choice(self._names)] = rng.choice((self.scalar(), items[key]))
         return items
+
+    def _name(self, name: str) -> str:
+        """Another name, or ``name`` with half a surrogate pair in it."""
+        rng, at = self.rng, self.rng.randrange(len(name) + 1)
+        half = chr(rng.randrange(0xD800, 0xE000))
+        return name[:at] + half + name[at:] if rng.random() < 0.2 else rng.choice(self._names)
 
     def _array(self, node: list[Any]) -> list[Any]:
         rng, at = self.rng, self.rng.randrange(len(node))

@@ -47,7 +47,7 @@ class SiriDocuments(Target):
                 return sound
             return rng.choice(NUMBERS).decode() if rng.random() < 0.6 else escape(rng.choice(TEXTS))
 
-        moment = datetime.fromtimestamp(NOW_US // 1_000_000 + number * 15, UTC).isoformat()
+        moment = datetime.fromtimestamp(NOW_US // 1_000_000 + (number - 59) * 15, UTC).isoformat()
         activities = "".join(
             f"<VehicleActivity><RecordedAtTime>{value(moment)}</RecordedAtTime><MonitoredVehicleJourney>"
             f"<OperatorRef>{value('op')}</OperatorRef><VehicleRef>{value(f'bus-{vehicle}')}</VehicleRef>"

@@ -19,8 +19,22 @@ from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import SnapshotError
 
 _NOW_S = NOW_US // 1_000_000
+_SNAPSHOTS = 60
 _FLOATS = (0.0, -0.0, math.nan, math.inf, -math.inf, 1e-30, 3e38, 90.0, 180.0, -91.0, 30.27, -97.74)
-_TIMES = (0, 1, _NOW_S, _NOW_S + 7200, 2**31, 2**32, 2**63, 2**64 - 1, 946_684_799, 4_102_444_800)
+_TIMES = (
+    0,
+    1,
+    _NOW_S,
+    _NOW_S + 240,
+    _NOW_S + 3000,
+    _NOW_S + 7200,
+    2**31,
+    2**32,
+    2**63,
+    2**64 - 1,
+    946_684_799,
+    4_102_444_800,
+)
 _NAMES = tuple(text for text in TEXTS if text.isprintable() and len(text) < 1000)
 _MAKES_NO_SENSE = {
     Reason.NOT_JSON,
@@ -36,7 +50,7 @@ class Snapshots(Target):
     """Snapshots with odd values in their fields, and with mutated bytes, one after the other into one source."""
 
     name = "gtfs-rt"
-    contract = "a SnapshotError, or events of which the service can read every one"
+    contract = "a SnapshotError, or events of which the service can read every one; no wrong clock silences a vehicle"
 
     def __init__(self) -> None:
         self._config = feed_config("canonical")
@@ -46,7 +60,7 @@ class Snapshots(Target):
         """Sixty snapshots into a source of their own."""
         source = GtfsRealtime(self._config.feed, self._config.slotting)
         mutator = Mutator(rng, ("entity", "header", "vehicle", "timestamp", "position", "latitude", "isDeleted"))
-        for number in range(60):
+        for number in range(_SNAPSHOTS):
             message = self._message(rng, number)
             form = rng.random()
             if form < 0.5:
@@ -57,13 +71,16 @@ class Snapshots(Target):
             else:
                 data = mutator.octets(text_format.MessageToString(message).encode())
             hunt.attempt(data, lambda body: check_snapshot(source, body, self._decoder))
+        hunt.attempt(b"", lambda _: _check_heard(source), mutated=())
 
     @staticmethod
     def _message(rng: random.Random, number: int) -> Any:
+        """The last is of the time of arrival. Now and then a clock is ahead, or one field is odd."""
+        moment = _NOW_S + (number + 1 - _SNAPSHOTS) * 15 + (rng.choice((240, 1500, 3000)) if rng.random() < 0.05 else 0)
         message = gtfs_realtime_pb2.FeedMessage()
         message.header.gtfs_realtime_version = "2.0"
         if rng.random() < 0.9:
-            message.header.timestamp = _NOW_S + number * 15 if rng.random() < 0.9 else rng.choice(_TIMES)
+            message.header.timestamp = moment if rng.random() < 0.9 else rng.choice(_TIMES)
         for vehicle in range(rng.randrange(6)):
             entity = message.entity.add(id=str(vehicle))
             odd = rng.random() < 0.3
@@ -74,9 +91,26 @@ class Snapshots(Target):
             if rng.random() < 0.5:
                 place.speed = rng.choice(_FLOATS) if odd else rng.random() * 20
             if rng.random() < 0.9:
-                entity.vehicle.timestamp = rng.choice(_TIMES) if odd else _NOW_S + number * 15
+                entity.vehicle.timestamp = rng.choice(_TIMES) if odd else moment
             entity.is_deleted = rng.random() < 0.05
         return message
+
+
+def _check_heard(source: SnapshotEvents) -> None:
+    """Raise :class:`AssertionError` unless a vehicle that reports twice gives an event, whatever was read before.
+
+    Twice, because its newest timestamp may lie between its first report and what clocks may differ by.
+    """
+    events = 0
+    for seconds in (_NOW_S + 20, _NOW_S + 40):
+        message = gtfs_realtime_pb2.FeedMessage()
+        message.header.gtfs_realtime_version, message.header.timestamp = "2.0", seconds
+        entity = message.entity.add(id="0")
+        entity.vehicle.vehicle.id, entity.vehicle.timestamp = "bus-0", seconds
+        place = entity.vehicle.position
+        place.latitude, place.longitude, place.speed = 30.25, -97.7, 5.0
+        events += len(source.events(message.SerializeToString(), seconds * 1_000_000).values)
+    assert events, "a wrong clock silences a vehicle"
 
 
 def check_snapshot(source: SnapshotEvents, body: bytes, decoder: Decoder) -> None:

@@ -10,6 +10,7 @@ from bench.fuzzing.hfp import HfpPublications
 from bench.fuzzing.hunting import Target
 from bench.fuzzing.messages import FORMATS, Messages
 from bench.fuzzing.parquet import ParquetFiles
+from bench.fuzzing.pushed import PushedBodies
 from bench.fuzzing.recordings import Recordings
 from bench.fuzzing.releases import Files, IntakeOfMessages, Query, Readers
 from bench.fuzzing.requests import OperatorPort, PublicApi
@@ -27,6 +28,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
             Snapshots,
             SiriDocuments,
             HfpPublications,
+            PushedBodies,
             Batches,
             IntakeOfMessages,
             Readers,

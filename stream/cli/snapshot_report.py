@@ -46,9 +46,12 @@ class SnapshotReport:
             return
         unkept = f"; {tally.unkept} times a vehicle's last fixes were not kept for a restart" if tally.unkept else ""
         unkept += f"; {tally.damaged} damaged records of last fixes" if tally.damaged else ""
+        earlier = f" ({tally.earlier} of them with an earlier timestamp)" if tally.earlier else ""
         typer.echo(
             f"{tally.snapshots} {self._unit}: {tally.events} events, {tally.derived} with a derived speed; "
-            f"{tally.repeated} repeated, {tally.without_speed} without any speed" + refusals(tally.refused) + unkept,
+            f"{tally.repeated} repeated{earlier}, {tally.without_speed} without any speed"
+            + refusals(tally.refused)
+            + unkept,
             err=True,
         )
         wrong = self._wrong_speeds()

@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -38,11 +39,12 @@ from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import LARGEST_SNAPSHOT, SnapshotError
+from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError
+from stream.sources.stored_snapshots import without_clocks_ahead
 from stream.windows import Slotting, SpanError, Window
 
-MakeReader = Callable[[FeedConfig, Slotting, SpeedSource, NeighbouringRelation], SnapshotEvents]
-"""Makes the reader of one format, for a feed with these periods, source of speeds and relation."""
+MakeReader = Callable[[FeedConfig, Slotting, SpeedSource, NeighbouringRelation, timedelta], SnapshotEvents]
+"""Makes the reader of one format, for a feed with these periods, source of speeds, relation and ``window.max_future``."""
 
 
 # long: it holds the command, which is long
@@ -94,7 +96,9 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
         try:
             settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
             source_of_speeds = speed_source(speeds, settings.feed)
-            reader = make_reader(settings.feed, settings.slotting, source_of_speeds, settings.relation)
+            reader = make_reader(
+                settings.feed, settings.slotting, source_of_speeds, settings.relation, settings.window.max_future
+            )
             polling = PollSettings(
                 interval_s=parse_duration(interval).total_seconds(),
                 largest=LARGEST_SNAPSHOT,
@@ -198,16 +202,24 @@ def _files(paths: list[Path]) -> list[Path]:
 
 def _snapshots(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> Iterator[Messages]:
     """The new events of each file. A file that is not a snapshot is skipped and added to ``problems``."""
-    for path in files:
+    for path, snapshot in without_clocks_ahead(_decoded(files, reader, problems)):
         try:
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                body = file.read(LARGEST_SNAPSHOT + 1)
-            messages = reader.events(body)
-        except (OSError, EOFError, zlib.error, SnapshotError) as error:
+            messages = reader.of_document(snapshot)
+        except SnapshotError as error:
             problems.append(f"{path}: {error}")
             continue
         if messages.values:
             yield messages
+
+
+def _decoded(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> Iterator[tuple[Path, Snapshot]]:
+    for path in files:
+        try:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                body = file.read(LARGEST_SNAPSHOT + 1)
+            yield path, reader.decoded(body)
+        except (OSError, EOFError, zlib.error, SnapshotError) as error:
+            problems.append(f"{path}: {error}")
 
 
 def _release(

@@ -15,6 +15,8 @@ from stream.config.section import BoundingBox, Section
 
 _LEAST_MARGIN = timedelta(seconds=1)
 _LIVE_MAX_AGE, _ANY_AGE = timedelta(days=1), timedelta(days=36500)
+MAX_FUTURE = timedelta(minutes=5)
+"""How far ahead of its arrival an event may be, unless ``window.max_future`` says otherwise."""
 SPEED_TO_KMH = {"km/h": 1.0, "m/s": 3.6, "mph": 1.609344, "kn": 1.852}
 TIME_UNIT_US = {"epoch-s": 1_000_000, "epoch-ms": 1_000, "epoch-us": 1}
 """Microseconds of one unit of each ``time_format`` that is a number."""
@@ -170,7 +172,7 @@ class WindowConfig(Section):
     lateness: Literal["append-time", "event-time"] = "append-time"
     allowed_delay: Duration = timedelta(minutes=5)
     idle_timeout: PositiveDuration = timedelta(minutes=5)
-    max_future: Duration = timedelta(minutes=5)
+    max_future: Duration = MAX_FUTURE
     max_cells_per_user: int = Field(default=1_000, ge=1, le=100_000)
     max_events_per_user: int = Field(default=100_000, ge=1, le=100_000_000)
     publication_margin: Annotated[PositiveDuration, AfterValidator(_a_second_or_more)] | None = None

@@ -7,7 +7,7 @@ public as well and is not protected.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,6 +148,16 @@ class SpeedDerivation:
             for name, begin, end in zip(names, begins, ends, strict=True)
             if end > begin
         }
+
+    def forget_after(self, times: Mapping[str, int]) -> None:
+        """Forget the fixes of some vehicles that are later than a time of each (µs UTC)."""
+        latest = {self._number[name]: time for name, time in times.items() if name in self._number}
+        fixes = self._kept
+        sound = [
+            time <= latest.get(vehicle, time)
+            for vehicle, time in zip(fixes.vehicle.tolist(), fixes.time.tolist(), strict=True)
+        ]
+        self._kept = fixes.part(np.array(sound, dtype=bool))
 
     def _numbers(self, vehicles: Sequence[str]) -> IntArray:
         return np.fromiter((self._numbered(name) for name in vehicles), np.int64, len(vehicles))

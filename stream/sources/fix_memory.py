@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -82,8 +82,11 @@ class FixMemory:
             )
         return {vehicle: kept[user] for vehicle, user in users.items() if user in kept}
 
-    def keep(self, fixes: Mapping[str, bytes]) -> int | None:
-        """Keep fixes. Returns of how many vehicles nothing could be kept; None after an error, so that they are kept later."""
+    def keep(self, fixes: Mapping[str, bytes], anew: Collection[str] = ()) -> int | None:
+        """Keep fixes, those of the vehicles in ``anew`` in place of what was kept of them.
+
+        Returns of how many vehicles nothing could be kept; None after an error, so that they are kept later.
+        """
         if self._opened is None:
             self._open()
         if self._opened is None:
@@ -93,6 +96,7 @@ class FixMemory:
             return len(fixes)
         with self._patience():
             if self._clock() >= self._again_at:
+                self._opened.fixes.forget([users[vehicle] for vehicle in anew if vehicle in users])
                 refused = self._opened.fixes.keep({user: fixes[vehicle] for vehicle, user in users.items()})
                 if self._trouble is not None:
                     self._trouble = None

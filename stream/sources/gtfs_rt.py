@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from stream.config.feed import FeedConfig
 from stream.sources.apart import Decode
 from stream.sources.snapshot_events import SnapshotEvents
@@ -13,4 +15,4 @@ class GtfsRealtime(SnapshotEvents):
 
     def decoder(self, feed: FeedConfig) -> Decode:
         """Of a FeedMessage."""
-        return decode_snapshot
+        return partial(decode_snapshot, max_future_us=self.max_future_us)

@@ -54,7 +54,7 @@ class HighFrequencyPositions(SnapshotEvents):
 
         A message that cannot be read is refused alone. Raises :class:`SnapshotError` for too many vehicles.
         """
-        rows = SnapshotRows(None, received_us)
+        rows = SnapshotRows(None, received_us, self.max_future_us)
         for publication in publications:
             _add(rows, publication)
         return self.take(rows.snapshot(), len(publications))

@@ -22,6 +22,7 @@ _LOOKED_AT = 1_000
 Stored = BufferedReader | StandardInput
 """Bytes of a recording as stored; ``peek`` shows the first ones."""
 
+_GZIP = b"\x1f\x8b"
 _READ = 1 << 18
 _INFLATE = 1 << 20
 
@@ -36,6 +37,14 @@ def open_stored(path: Path) -> Stored:
         return StandardInput() if path == STDIN else path.open("rb")
     except OSError as error:
         raise RecordingError(f"{path}: {error.strerror or error}; name a readable file") from None
+
+
+def _is_gzip(begin: bytes) -> bool:
+    """Whether the first four bytes are those of a gzip stream (RFC 1952, 2.3.1): method 8, and no flag that is reserved.
+
+    A damaged first line of text may begin with the first three of them; after these, letters and brackets set reserved flags.
+    """
+    return len(begin) == 4 and begin[:3] == _GZIP + b"\x08" and not begin[3] & 0xE0
 
 
 class _Lines:
@@ -167,7 +176,8 @@ class Lines:
             yield block or b""
 
     def _blocks(self) -> Iterator[bytes]:
-        if self.peek(2)[:2] != b"\x1f\x8b":
+        # Of text in a pipe, more than two bytes may not have been written yet.
+        if self.peek(2)[:2] != _GZIP or not _is_gzip(self.peek(4)[:4]):
             yield from self._reads()
             return
         stream = zlib.decompressobj(31)

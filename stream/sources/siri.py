@@ -17,7 +17,7 @@ from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.ingestion.formats import read_instant, time_us
 from stream.sources.apart import Decode
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, SnapshotRows
+from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Snapshot, SnapshotError, SnapshotRows
 
 _DEEPEST = 40
 MOST_ELEMENTS = 2_000_000
@@ -45,18 +45,22 @@ class SiriVehicleMonitoring(SnapshotEvents):
 
     def decoder(self, feed: FeedConfig) -> Decode:
         """Of SIRI-VM documents."""
-        return partial(decode_siri, zone=ZoneInfo(feed.timezone), kmh=SPEED_TO_KMH[feed.speed_unit])
+        zone, kmh = ZoneInfo(feed.timezone), SPEED_TO_KMH[feed.speed_unit]
+        return partial(decode_siri, zone=zone, kmh=kmh, max_future_us=self.max_future_us)
 
 
-def decode_siri(body: bytes, received_us: int | None, zone: ZoneInfo, kmh: float) -> Snapshot:
-    """The vehicles of one document. ``zone``: that of times without one; ``kmh``: one unit of ``Velocity`` in km/h.
+def decode_siri(
+    body: bytes, received_us: int | None, zone: ZoneInfo, kmh: float, max_future_us: int = MAX_FUTURE_US
+) -> Snapshot:
+    """The vehicles of one document. ``zone``: that of times without one; ``kmh``: one unit of ``Velocity`` in km/h;
+    ``max_future_us``: how far ahead of arrival or response a timestamp may be.
 
     The user is ``OperatorRef:VehicleRef``, because a vehicle's reference is unique within its operator; without an operator,
     it is ``VehicleRef``. Raises :class:`SnapshotError` for bytes that are not such a document.
     """
     document = _Document(body)
     response_us = _instant_us(document.response_time, zone)
-    rows = SnapshotRows(response_us, received_us)
+    rows = SnapshotRows(response_us, received_us, max_future_us)
     for activity in document.activities:
         if activity.get("axes", "").lower() not in _DEGREES:
             rows.refused["other-coordinates"] += 1

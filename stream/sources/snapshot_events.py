@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Protocol, get_args
 
 import msgspec
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from dpcore.relation import NeighbouringRelation
-from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource
+from stream.config.feed import MAX_FUTURE, SPEED_TO_KMH, FeedConfig, SpeedSource
 from stream.sources.apart import Decode, DecodedApart
 from stream.sources.derived_speed import SpeedDerivation
 from stream.sources.messages import Messages
-from stream.sources.snapshots import LEAST_SPEED_MS, MOST_SPEED_MS, Snapshot, SnapshotError
+from stream.sources.snapshots import IN_FUTURE, LEAST_SPEED_MS, MOST_SPEED_MS, Snapshot, SnapshotError
+from stream.sources.timestamps import Judged, TimestampWatch
 from stream.storage.last_fixes import FIX
-from stream.windows import Slotting
+from stream.windows import LATEST_S, Slotting
+
+log = structlog.get_logger()
 
 SPEED_SOURCES: tuple[str, ...] = get_args(SpeedSource)
 
 _FORGET_US = 6 * 3_600_000_000
 MOST_REMEMBERED = 2**20
 """Vehicles whose newest timestamp is remembered; of more, the half that was seen last."""
+_CLOCKS_DIFFER_US = 10_000_000
+"""By so much two clocks may differ, so that a timestamp a little after its arrival is no reason to doubt it."""
 _MOVING_KMH, _STANDS_KMH = 12.0, 1.0
 _ENOUGH = 200
 
@@ -41,16 +48,17 @@ class Memory(Protocol):
     def damaged(self) -> int:
         """Number of vehicles whose kept fixes were damaged, and are not recalled."""
 
-    def keep(self, fixes: Mapping[str, bytes]) -> int | None:
-        """Keep fixes. Returns of how many vehicles nothing could be kept; None if they have to be given again."""
+    def keep(self, fixes: Mapping[str, bytes], anew: Collection[str] = ()) -> int | None:
+        """Keep fixes, those of the vehicles in ``anew`` in place of what was kept of them. Returns of how many vehicles nothing could be kept; None if they have to be given again."""
 
 
 @dataclass
 class Tally:
     """Counts of the vehicles of all snapshots and what was done with them. Inside the trust boundary only.
 
-    ``stale``: answers that came while the feed stood still. ``unkept``: vehicles whose last fixes could not be kept, each time
-    that one had new ones. ``damaged``: records of kept fixes that were damaged.
+    ``earlier``: those of ``repeated`` whose timestamp is earlier than one that was sent. ``set_back``: vehicles of which a
+    later timestamp turned out to be wrong. ``stale``: answers that came while the feed stood still. ``unkept``: vehicles whose
+    last fixes could not be kept, each time that one had new ones. ``damaged``: records of kept fixes that were damaged.
     """
 
     snapshots: int = 0
@@ -58,6 +66,8 @@ class Tally:
     events: int = 0
     derived: int = 0
     repeated: int = 0
+    earlier: int = 0
+    set_back: int = 0
     without_speed: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     stale: int = 0
@@ -75,8 +85,9 @@ class Tally:
 class SnapshotEvents:
     """Turns snapshots, in order of arrival, into messages for ``feed``.
 
-    A vehicle whose timestamp did not advance gives no new event. ``speeds`` is chosen by the operator and never depends on
-    the data: what one vehicle reports must not decide how the speed of another one is found.
+    A vehicle whose timestamp did not advance gives no new event, unless its newest timestamp turns out to be wrong because it
+    is still ahead of a later document. ``max_future``: how far ahead of its arrival a timestamp may be. ``speeds`` is chosen by
+    the operator and never depends on the data: what one vehicle reports must not decide how the speed of another one is found.
     """
 
     declares_unit = False
@@ -88,12 +99,14 @@ class SnapshotEvents:
         slotting: Slotting,
         speeds: SpeedSource = "missing",
         relation: NeighbouringRelation = NeighbouringRelation.VALUES,
+        max_future: timedelta = MAX_FUTURE,
     ) -> None:
         if feed.format != "canonical":
             raise ValueError(
                 f"feed.format is {feed.format!r}; events from snapshots are canonical: set feed.format to 'canonical'"
             )
         self.tally = Tally()
+        self.max_future_us = max_future // timedelta(microseconds=1)
         self._decode = DecodedApart(self.decoder(feed))
         self.header_us: int | None = None
         """Timestamp in the header of the newest snapshot, µs UTC; None if it had none."""
@@ -104,8 +117,11 @@ class SnapshotEvents:
         self._memory: Memory | None = None
         self._unkept: set[str] = set()
         """Vehicles of which fixes are to be kept."""
+        self._set_back: set[str] = set()
+        """Those of them whose kept fixes are to be replaced, because their clock was ahead."""
         self._newest: dict[str, int] = {}
         self._clock = 0
+        self._watch = TimestampWatch()
 
     def decoder(self, feed: FeedConfig) -> Decode:
         """Reads a document of the format, from bytes and time of arrival (µs UTC). It can be pickled, because large documents are
@@ -125,18 +141,37 @@ class SnapshotEvents:
         if self._memory is None or not self._unkept:
             return
         fixes = self._derivation.kept(self._unkept)
-        refused = self._memory.keep(fixes)
+        refused = self._memory.keep(fixes, self._set_back)
         self.tally.unkept += len(fixes) if refused is None else refused
+        if refused is not None:
+            self._set_back.clear()
         self._unkept = set(fixes) if refused is None else set()
 
     def events(self, body: bytes, received_us: int | None = None) -> Messages:
         """The new events of one snapshot in order of time. Raises :class:`SnapshotError` for other bytes and too many vehicles."""
+        return self.of_document(self.decoded(body, received_us))
+
+    def decoded(self, body: bytes, received_us: int | None = None) -> Snapshot:
+        """One snapshot, of which nothing is taken yet. Raises :class:`SnapshotError` for other bytes."""
         try:
-            snapshot = self._decode(body, received_us)
+            return self._decode(body, received_us)
         except ValueError:
             self.tally.unreadable += 1
             raise
-        return self.take(snapshot)
+
+    def of_document(self, snapshot: Snapshot) -> Messages:
+        """:meth:`take`, with a warning if hardly any vehicle gives an event because of its timestamp."""
+        tally = self.tally
+        repeated, earlier = tally.repeated, tally.earlier
+        messages = self.take(snapshot)
+        ahead, vehicles = snapshot.refused[IN_FUTURE], len(snapshot.vehicles)
+        fresh = vehicles - (tally.repeated - repeated)
+        document = Judged(fresh, tally.earlier - earlier, ahead, vehicles + ahead)
+        moment = snapshot.clock if snapshot.arrival is None else snapshot.arrival
+        trouble = self._watch.judged(document, self._clock if moment is None else moment)
+        if trouble is not None:
+            log.warning(trouble[0], vehicles=document.entries, documents=trouble[1])
+        return messages
 
     def take(self, snapshot: Snapshot, documents: int = 1) -> Messages:
         """The new events of a snapshot that was decoded from so many documents, in order of time.
@@ -146,7 +181,8 @@ class SnapshotEvents:
         self.tally.snapshots += documents
         self.tally.refused += snapshot.refused
         if snapshot.clock is not None:
-            self._clock = max(self._clock, snapshot.clock)
+            was_ahead = self._clock > snapshot.clock + self.max_future_us
+            self._clock = snapshot.clock if was_ahead else max(self._clock, snapshot.clock)
         self.header_us = snapshot.header
         self._recall(snapshot.vehicles)
         return self._messages(snapshot, self._fresh(snapshot))
@@ -167,17 +203,42 @@ class SnapshotEvents:
             self._newest[vehicle] = max(self._newest.get(vehicle, -1), moment)
 
     def _fresh(self, snapshot: Snapshot) -> NDArray[np.int64]:
-        """Indexes of the vehicles whose timestamp is newer than any before, in order of time."""
-        fresh, newest = [], self._newest
+        """Indexes of the vehicles whose timestamp is newer than any before that is not disproved, in order of time."""
+        fresh, newest, latest = [], self._newest, self._latest(snapshot)
+        set_back: dict[str, int] = {}
         for index in np.argsort(snapshot.time, kind="stable").tolist():
             vehicle, moment = snapshot.vehicles[index], int(snapshot.time[index])
-            if newest.get(vehicle, -1) < moment:
-                newest[vehicle] = moment
-                fresh.append(index)
+            before = newest.get(vehicle, -1)
+            if before > moment and before > latest:
+                set_back[vehicle] = moment
+            elif before >= moment:
+                self.tally.earlier += before > moment
+                continue
+            newest[vehicle] = moment
+            fresh.append(index)
         self.tally.repeated += len(snapshot.vehicles) - len(fresh)
+        if set_back:
+            self._forget_after(set_back)
         if len(newest) > 2 * len(snapshot.vehicles) + 4096:
             self._newest = self._remembered(newest)
         return np.array(fresh, dtype=np.int64)
+
+    def _latest(self, snapshot: Snapshot) -> int:
+        """A timestamp of an earlier document that is after this (µs UTC) came from a clock that was ahead.
+
+        Where arrivals are known, a clock that is right is never ahead of a later arrival. Else a document may be an old one that
+        came late, so only a timestamp that the service would refuse beside this header is disproved by it.
+        """
+        if snapshot.arrival is not None:
+            return snapshot.arrival + _CLOCKS_DIFFER_US
+        return LATEST_S * 1_000_000 if snapshot.clock is None else snapshot.clock + self.max_future_us
+
+    def _forget_after(self, set_back: Mapping[str, int]) -> None:
+        """Forget the fixes of vehicles that are later than a time (µs UTC), so that no speed is derived from them."""
+        self.tally.set_back += len(set_back)
+        self._derivation.forget_after(set_back)
+        if self._memory is not None:
+            self._set_back.update(set_back)
 
     def _remembered(self, newest: dict[str, int]) -> dict[str, int]:
         """What stays in memory of the newest timestamps."""

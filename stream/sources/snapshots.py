@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stream.config.feed import MAX_FUTURE
 from stream.windows import EARLIEST_S, LATEST_S
 
 LARGEST_SNAPSHOT = 32 << 20
 """Largest snapshot in bytes after decompression; a city of 10 000 vehicles publishes about 1 MB of protobuf."""
 LONGEST_ID = 256
 """Largest number of characters of an identifier; the service refuses longer ones as well."""
-FUTURE_US = 3_600_000_000
-"""A timestamp that is further after the snapshot's own time comes from a wrong clock."""
+MAX_FUTURE_US = MAX_FUTURE // timedelta(microseconds=1)
+IN_FUTURE = "time-in-future"
+"""Why a vehicle is refused whose timestamp can only come from a wrong clock."""
 LEAST_SPEED_MS = 0.01
 """A speed above 0 and below this is a rounding error and no measurement."""
 MOST_SPEED_MS = 1e6
@@ -42,12 +45,13 @@ class SnapshotError(ValueError):
 class Snapshot:
     """Columns (n,) of the vehicles with a position. ``time``: µs UTC; ``lat``/``lng``: degrees; ``speed``: m/s, NaN = none.
 
-    ``clock``: the snapshot's own time (µs UTC): that of its header (``header``, None if it has none) unless it is far in the
-    future, else of its arrival, else None. ``refused``: number of other entries by reason.
+    ``header``, ``arrival``: its own time and that of its arrival (µs UTC), None if unknown; ``clock``: the earlier of them.
+    ``refused``: number of other entries by reason.
     """
 
     clock: int | None
     header: int | None
+    arrival: int | None
     vehicles: list[str]
     time: NDArray[np.int64]
     lat: NDArray[np.float64]
@@ -55,17 +59,33 @@ class Snapshot:
     speed: NDArray[np.float64]
     refused: Counter[str]
 
+    def until(self, latest_us: int) -> Snapshot:
+        """Without the vehicles that are later; they count as refused. The header is no time of anything then."""
+        sound = self.time <= latest_us
+        ahead = len(sound) - int(sound.sum())
+        return replace(
+            self,
+            clock=None,
+            vehicles=[vehicle for vehicle, is_sound in zip(self.vehicles, sound.tolist(), strict=True) if is_sound],
+            time=self.time[sound],
+            lat=self.lat[sound],
+            lng=self.lng[sound],
+            speed=self.speed[sound],
+            refused=self.refused + Counter({IN_FUTURE: ahead}),
+        )
+
 
 @dataclass
 class SnapshotRows:
     """Collects the entries of one snapshot. An entry without a time gets that of the header, else ``received_us``.
 
-    A header that is further after the arrival than an event may be after its snapshot comes from a wrong clock, and is no
-    time of anything: vehicles with times of the same clock would seem to stand still until that time has come.
+    Times that are more than ``max_future_us`` after the arrival, if that is unknown after the header, come from a wrong clock:
+    such a header is no time of anything, and such an entry is refused, as the service would.
     """
 
     header_us: int | None
     received_us: int | None
+    max_future_us: int = MAX_FUTURE_US
     refused: Counter[str] = field(default_factory=Counter)
     _vehicles: list[str] = field(default_factory=list)
     _numbers: list[tuple[int, float, float, float]] = field(default_factory=list)
@@ -73,13 +93,10 @@ class SnapshotRows:
     def __post_init__(self) -> None:
         if self.header_us is not None and not _is_a_time(self.header_us):
             self.header_us = None
-        self._clock_us = self.received_us if self.header_us is None else self.header_us
-        if (
-            self._clock_us is not None
-            and self.received_us is not None
-            and self._clock_us > self.received_us + FUTURE_US
-        ):
-            self._clock_us = self.received_us
+        known = self.header_us if self.received_us is None else self.received_us
+        self._latest_us = LATEST_S * 1_000_000 if known is None else known + self.max_future_us
+        trusted = self.header_us is not None and self.header_us <= self._latest_us
+        self._clock_us = self.header_us if trusted else self.received_us
 
     def add(self, name: str | None, time_us: int | None, lat: float, lng: float, speed_ms: float) -> None:
         """Add one vehicle, or count why it is refused. ``time_us``: None if it has none; ``speed_ms``: NaN if it has none."""
@@ -103,16 +120,16 @@ class SnapshotRows:
             return "no-time"
         if not _is_a_time(time_us):
             return "time-no-epoch-seconds"
-        if self._clock_us is not None and time_us > self._clock_us + FUTURE_US:
-            return "time-in-future"
-        return None
+        return IN_FUTURE if time_us > self._latest_us else None
 
     def snapshot(self, clock: int | None = None) -> Snapshot:
         """What was collected; positions are rounded to 1e-6 degree, a tenth of a metre. ``clock`` replaces that of the snapshot."""
         columns = np.array([row[1:] for row in self._numbers], dtype=np.float64).reshape(-1, 3)
+        known = [moment for moment in (self.header_us, self.received_us) if moment is not None]
         return Snapshot(
-            self._clock_us if clock is None else clock,
+            min(known, default=None) if clock is None else clock,
             self.header_us,
+            self.received_us,
             self._vehicles,
             np.array([row[0] for row in self._numbers], dtype=np.int64),
             columns[:, 0].round(6),

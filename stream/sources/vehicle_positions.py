@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from google.protobuf import json_format, text_format
@@ -18,23 +19,25 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from google.transit import gtfs_realtime_pb2
 
-from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, SnapshotRows
+from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Snapshot, SnapshotError, SnapshotRows
 
 _LARGEST_SINGLE = 3.4e38
 _UINT64_DIGITS = 20
 _INCREMENTALITY = gtfs_realtime_pb2.FeedHeader.INCREMENTALITY_FIELD_NUMBER
-_UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
+_UNREADABLE = (json.JSONDecodeError, UnicodeError, RecursionError)
+_HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+"""An escape that may be half of a surrogate pair."""
 
 
-def decode_snapshot(body: bytes, received_us: int | None = None) -> Snapshot:
+def decode_snapshot(body: bytes, received_us: int | None = None, max_future_us: int = MAX_FUTURE_US) -> Snapshot:
     """The vehicles of one FeedMessage. An entity without a timestamp gets that of the header, else ``received_us``.
 
-    The user is its :func:`vehicle_name`. An entity's own ``id`` is not used, because it may change between snapshots.
+    ``max_future_us``: how far ahead of arrival or header a timestamp may be. The user is its :func:`vehicle_name`. An entity's own ``id`` is not used, because it may change between snapshots.
     Raises :class:`SnapshotError` for bytes that are not such a feed.
     """
     message = parse_feed(body)
     arrived_us = None if received_us is None else received_us // 1_000_000 * 1_000_000
-    rows = SnapshotRows(message.header.timestamp * 1_000_000, arrived_us)
+    rows = SnapshotRows(message.header.timestamp * 1_000_000, arrived_us, max_future_us)
     for entity in message.entity:
         if entity.is_deleted or not entity.HasField("vehicle"):
             rows.refused["deleted" if entity.is_deleted else "no-vehicle"] += 1
@@ -117,10 +120,14 @@ def _tree(text: str) -> Any:
     """The JSON of a feed, with every number within single precision.
 
     The parser of protobuf refuses a feed as a whole for a number beyond, and one vehicle's speed may not decide that.
+    Raises :class:`UnicodeEncodeError` for half a surrogate pair, which is no text and ends that parser in a name.
     """
-    return json.loads(
+    tree = json.loads(
         text, object_pairs_hook=_unique, parse_float=_single, parse_int=_integer_or_single, parse_constant=str
     )
+    if _HALF_A_PAIR.search(text):
+        json.dumps(tree, ensure_ascii=False).encode()
+    return tree
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

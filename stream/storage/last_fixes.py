@@ -71,10 +71,15 @@ class LastFixes:
             damaged = [user for user, sound in zip(kept, _sound(list(kept.values())), strict=True) if not sound]
             if damaged:
                 self.damaged += len(damaged)
-                for key in self._keys[:2]:
-                    self._redis.hdel(key, *map(_field, damaged))
+                self.forget(damaged)
             fixes |= {user: kept[user] for user in kept.keys() - set(damaged)}
         return fixes
+
+    def forget(self, users: Sequence[int]) -> None:
+        """Delete what is kept of those users (pseudonyms)."""
+        if users:
+            for key in self._keys[:2]:
+                self._redis.hdel(key, *map(_field, users))
 
     def keep(self, fixes: Mapping[int, bytes]) -> int:
         """Add the fixes of users (pseudonyms) to what is kept of them. Returns for how many users there was no room."""

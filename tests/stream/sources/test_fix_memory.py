@@ -18,38 +18,18 @@ import redis as blocking
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
-from stream.config.servers import RedisConfig
 from stream.earth import great_circle_m
-from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms, key_fingerprint, load_user_key
+from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.local import LOOPBACK, RedisServer
 from stream.sources import fix_memory as module
-from stream.sources.derived_speed import DerivationLimits
-from stream.sources.fix_memory import FixMemory, Opened
 from stream.sources.gtfs_rt import GtfsRealtime
 from stream.storage import last_fixes
-from stream.storage.client import blocking_client
-from stream.storage.last_fixes import FIX, LastFixes
+from stream.storage.last_fixes import FIX
 from stream.storage.row_store import RowStore
 from tests.stream.sources.agency import fleet, reader
 from tests.stream.sources.gtfs import START, Vehicle, snapshot_bytes
+from tests.stream.sources.processes import KEY, LIMITS, memory, started
 from tests.support.builders import bus_config, riders_config
-
-LIMITS = DerivationLimits()
-KEY, KEY_FILE = bytes(KEY_BYTES), Path("user.key")
-
-
-def memory(url: str) -> FixMemory:
-    """The memory of a process that has just started."""
-    client = blocking_client(RedisConfig(url=url), module.TIMEOUT_S)
-    fixes = LastFixes(client, "bus", key_fingerprint(KEY), LIMITS.most_s, LIMITS.least_s)
-    return FixMemory(lambda: Opened(fixes, Pseudonyms(KEY)), KEY_FILE)
-
-
-def started(url: str | None) -> GtfsRealtime:
-    """A process that has just started; without an address one that remembers nothing."""
-    source = reader()
-    source.remember_by(None if url is None else memory(url))
-    return source
 
 
 def day(seed: int) -> list[bytes]:

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from structlog.testing import capture_logs
 
 from stream.local import REPO_ROOT
 from stream.sources import snapshot_events
-from stream.sources.polling import FetchError, backed_off
+from stream.sources.live import FileSink, poll
+from stream.sources.polling import FetchError, Poller, PollSettings, backed_off
 from stream.sources.snapshots import SnapshotError
 from tests.stream.sources.agency import FEED, Agency, answer, fetch, fleet, reader, run
 from tests.stream.sources.gtfs import START, snapshot_bytes
@@ -256,6 +258,36 @@ def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code(config:
     assert len(out.splitlines()) == 9
     assert "002.pb: an HTML or XML page" in stderr
     assert "damaged.pb.gz: Error -3 while decompressing" in stderr
+
+
+NO_TEXT = rb'{"header":{"gtfs_realtime_version":"2.0","\ud800":1},"entity":[]}'
+
+
+def test_a_file_with_a_name_that_is_no_text_is_refused_and_named_alone_and_beside_others(
+    config: Path, folder: Path
+) -> None:
+    (folder / "002.json").write_bytes(NO_TEXT)
+    code, _, stderr = run(str(folder / "002.json"), "--config", str(config), "--out", "-")
+    assert code == 2
+    assert "002.json: not a GTFS-realtime feed" in stderr
+    code, out, stderr = run(str(folder), "--config", str(config), "--out", "-")
+    assert (code, len(out.splitlines())) == (1, 12)
+    assert "002.json: not a GTFS-realtime feed" in stderr
+
+
+async def test_an_answer_with_a_name_that_is_no_text_is_skipped_and_the_next_one_is_read(tmp_path: Path) -> None:
+    loop, stopping, out = asyncio.get_running_loop(), asyncio.Event(), tmp_path / "out.ndjson"
+
+    def last(handler: BaseHTTPRequestHandler) -> None:
+        answer(200, fleet(0, speed=5.0))(handler)
+        loop.call_soon_threadsafe(loop.call_later, 0.5, stopping.set)
+
+    settings, source = PollSettings(interval_s=1.0), reader("reported")
+    with capture_logs() as logs, Agency([answer(200, NO_TEXT), last]) as agency:
+        await poll(source, Poller(agency.url, settings), settings, FileSink(out), stopping, once=False)
+    assert len(out.read_bytes().splitlines()) == 3
+    assert source.tally.unreadable == 1
+    assert [log["event"] for log in logs] == ["an answer is not a snapshot and is skipped"]
 
 
 def test_one_snapshot_without_speeds_says_what_a_derived_speed_needs(config: Path, folder: Path) -> None:

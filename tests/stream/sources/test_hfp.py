@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -252,7 +252,7 @@ class Remembered:
     def recall(self, vehicles: Sequence[str]) -> dict[str, bytes]:
         return {}
 
-    def keep(self, fixes: Mapping[str, bytes]) -> int:
+    def keep(self, fixes: Mapping[str, bytes], anew: Collection[str] = ()) -> int:
         self.kept = {vehicle: list(self._sink.users) for vehicle in fixes} | self.kept
         return 0
 

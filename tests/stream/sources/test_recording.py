@@ -144,6 +144,14 @@ def test_a_cut_gzip_yields_what_it_holds_and_then_says_so(tmp_path: Path) -> Non
     assert 1000 < len(gathered(got).values) < 5000
 
 
+def test_a_damaged_first_line_that_begins_like_gzip_costs_no_other_line(tmp_path: Path) -> None:
+    path = tmp_path / "day.ndjson"
+    path.write_bytes(b"\x1f\x8b\x08" + ITMS + b"\n" + ITMS + b"\n")
+    messages = read(path, "itms", feed(format="itms"))
+    assert messages.values[1] == ITMS
+    assert messages.unread == 1
+
+
 def test_a_damaged_gzip_is_an_error_in_words(tmp_path: Path) -> None:
     whole = bytearray(gzip.compress(bytes(np.random.default_rng(0).integers(65, 90, 400_000, dtype=np.uint8))))
     whole[len(whole) // 2] ^= 0xFF

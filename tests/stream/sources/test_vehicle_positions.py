@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from google.transit import gtfs_realtime_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.fuzzing.mutation import Mutator
 from stream.sources.snapshots import LARGEST_SNAPSHOT, MOST_SPEED_MS, SnapshotError
 from stream.sources.vehicle_positions import decode_snapshot
 from tests.stream.sources.gtfs import START, feed_message, snapshot_bytes
@@ -152,18 +155,59 @@ def test_bytes_that_are_no_snapshot_are_refused_with_what_they_look_like(body: b
         decode_snapshot(body)
 
 
+HALF = "\\ud800"
+ENTITY = json_format.MessageToJson(feed_message([BUS]).entity[0])
+NO_TEXT = {
+    "a name": f'{{"header":{{"gtfs_realtime_version":"2.0","{HALF}":1}},"entity":[]}}',
+    "a name beside others": f'{{"header":{{"gtfsRealtimeVersion":"2.0","x{HALF}y":1}},"entity":[{ENTITY}]}}',
+    "a name of the lower half": '{"header":{"\\uDC00":1},"entity":[]}',
+    "a name in a deep object": f'{{"header":{{}},"entity":[{{"id":"1","vehicle":{{"trip":{{"{HALF}":{{}}}}}}}}]}}',
+    "a text instead of an object": f'{{"header":"{HALF}","entity":[]}}',
+    "a value": f'{{"header":{{"gtfs_realtime_version":"{HALF}"}},"entity":[]}}',
+}
+
+
+@pytest.mark.parametrize("where", NO_TEXT)
+def test_json_with_half_a_surrogate_pair_is_refused_wherever_it_is(where: str) -> None:
+    with pytest.raises(SnapshotError, match="not a GTFS-realtime feed"):
+        decode_snapshot(NO_TEXT[where].encode())
+
+
+def test_json_with_whole_surrogate_pairs_is_text() -> None:
+    body = json_format.MessageToJson(feed_message([("\U0001f68c", START, 28.6, 77.2, 1.0)]))
+    assert "\\ud83d\\ude8c" in body
+    assert decode_snapshot(body.encode()).vehicles == ["\U0001f68c"]
+
+
+def mutations(seed: int, times: int) -> Iterator[bytes]:
+    """Snapshots in every form with mutated fields and bytes; now and then half a surrogate pair in a name or a text."""
+    rng = random.Random(seed)
+    mutator, message = Mutator(rng, ("timestamp", "isDeleted")), feed_message([BUS, ("b", None, 28.7, 77.3, None)])
+    for _ in range(times):
+        yield mutator.octets(bytes(message.SerializeToString()))
+        yield mutator.octets(text_format.MessageToString(message).encode())
+        yield mutator.json(json_format.MessageToDict(message))
+
+
 @given(st.binary(max_size=400), st.integers(0, 2**32))
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 def test_no_bytes_make_the_decoder_raise_anything_else(noise: bytes, seed: int) -> None:
-    rng, valid = random.Random(seed), bytearray(snapshot_bytes([BUS, ("b", None, 28.7, 77.3, None)]))
-    for _ in range(rng.randrange(1, 8)):
-        valid[rng.randrange(len(valid))] = rng.randrange(256)
-    for body in (noise, bytes(valid)):
+    for body in (noise, *mutations(seed, 4)):
         try:
             snapshot = decode_snapshot(body, START * 10**6)
         except SnapshotError:
             continue
         assert len(snapshot.vehicles) == len(snapshot.time) == len(snapshot.speed)
+
+
+def test_the_mutations_reach_half_a_surrogate_pair_in_a_name_and_in_a_text() -> None:
+    """Else the test above would not see a parser that such a name ends."""
+    in_name = in_text = 0
+    for body in mutations(1, 2_000):
+        in_name += re.search(rb'[{,]"[^":,]*\\ud[89a-f][^":,]*":', body) is not None
+        in_text += re.search(rb':"[^":,]*\\ud[89a-f][^":,]*"', body) is not None
+    assert in_name > 10
+    assert in_text > 10
 
 
 def test_what_agencies_publish_is_read(shared_data: Path) -> None:

@@ -1,0 +1,69 @@
+"""Bodies that vehicles push by HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from types import TracebackType
+from typing import Self
+
+from bench.fuzzing.hunting import Hunt, Target
+from bench.fuzzing.messages import feed_config, sound_event
+from bench.fuzzing.mutation import Mutator
+from stream.ingestion.decoding import Decoder
+from stream.ingestion.pseudonyms import KEY_BYTES
+from stream.sources.messages import Messages
+from stream.sources.pushed import Intake, PushError, read_body
+
+
+class _Judging(Intake):
+    """Keeps the events of a request instead of sending them."""
+
+    passed: Messages
+
+    async def _delivered(self, messages: Messages) -> None:
+        self.passed = messages
+
+
+class PushedBodies(Target):
+    """Bodies of sound and mutated events, as an array or as lines, and bodies whose bytes are mutated as a whole."""
+
+    name = "push"
+    contract = "a PushError, or events of which the service counts every one"
+
+    def __init__(self) -> None:
+        self._config = feed_config("canonical", lateness="event-time")
+        self._decoder = Decoder(self._config, bytes(KEY_BYTES), arrays=False)
+        self._intake = _Judging(self._config)
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        self._loop.close()
+
+    def round(self, hunt: Hunt, rng: random.Random) -> None:
+        """Sixty bodies."""
+        mutator = Mutator(rng)
+        for _ in range(60):
+            events = [json.dumps(sound_event("canonical", rng)).encode() for _ in range(rng.randrange(1, 8))]
+            if rng.random() < 0.7:
+                at = rng.randrange(len(events))
+                events[at] = mutator.json(json.loads(events[at]))
+            body = b"[" + b",".join(events) + b"]" if rng.random() < 0.5 else b"\n".join(events)
+            hunt.attempt(mutator.octets(body) if rng.random() < 0.4 else body, self._check)
+
+    def _check(self, body: bytes) -> None:
+        try:
+            values = read_body(body)
+            answer = self._loop.run_until_complete(self._intake.take(values))
+        except PushError:
+            return
+        passed = self._intake.passed
+        assert answer["accepted"] == len(passed.values) == len(passed.keys) == len(passed.due) == len(values)
+        assert not len(self._decoder.decode(passed.values, time.time_ns() // 1000).rejected), (
+            "an accepted event is refused"
+        )

@@ -1,0 +1,254 @@
+"""A clock that was ahead, of an agency or of one vehicle, silences nobody once it is right, and changes no later speed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from structlog.testing import capture_logs
+
+from stream.sources.gtfs_rt import GtfsRealtime
+from stream.sources.hfp import HighFrequencyPositions, Publication
+from stream.sources.siri import SiriVehicleMonitoring
+from stream.sources.snapshots import Snapshot
+from stream.sources.stored_snapshots import without_clocks_ahead
+from stream.sources.timestamps import Judged, TimestampWatch
+from stream.sources.vehicle_positions import decode_snapshot
+from stream.windows import Slotting
+from tests.stream.sources.agency import FEED, reader, run
+from tests.stream.sources.gtfs import START, Vehicle, snapshot_bytes
+from tests.stream.sources.processes import started
+from tests.support.builders import bus_fleet_file
+
+EVERY_S, NORTH = 15, 0.0005
+"""Seconds and degrees between two snapshots: 55.6 m, 13.3 km/h."""
+KMH = pytest.approx(13.34, abs=0.1)
+
+
+def fixes(step: int, ahead: dict[str, int]) -> list[Vehicle]:
+    """Three buses; ``ahead``: by how many seconds the timestamp of a bus is too late."""
+    clock = START + EVERY_S * step
+    return [
+        (name, clock + ahead.get(name, 0), 28.6 + NORTH * step, 77.2 + k / 100, None) for k, name in enumerate("abc")
+    ]
+
+
+def body_at(step: int, ahead: dict[str, int], header_ahead: int = 0) -> bytes:
+    return snapshot_bytes(fixes(step, ahead), START + EVERY_S * step + header_ahead)
+
+
+def skewed_at(wrong: Sequence[int], ahead: int, names: str = "abc") -> Callable[[int], bytes]:
+    """Snapshots of which some are ahead: header and all vehicles, or if only some vehicles are named, these alone."""
+
+    def body(step: int) -> bytes:
+        if step not in wrong:
+            return body_at(step, {})
+        return body_at(step, dict.fromkeys(names, ahead), ahead if names == "abc" else 0)
+
+    return body
+
+
+def live(source: GtfsRealtime, body: Callable[[int], bytes], steps: range) -> list[list[dict[str, object]]]:
+    """The events of each answer, which arrives on time."""
+    answers = []
+    for step in steps:
+        values = source.events(body(step), (START + EVERY_S * step) * 1_000_000).values
+        source.keep()
+        answers.append([json.loads(value) for value in values])
+    return answers
+
+
+@pytest.mark.parametrize("ahead", [12, 60, 240, 299, 1500, 3000, 3590, 86_400])
+@pytest.mark.parametrize("names", ["abc", "b"])
+def test_after_one_snapshot_ahead_each_vehicle_gives_an_event_with_the_right_speed_in_every_later_one(
+    ahead: int, names: str
+) -> None:
+    source = reader()
+    answers = live(source, skewed_at([4], ahead, names), range(60))
+    right, late = answers[5:], 1 if ahead == 12 else 0
+    assert [len(events) for events in right[late:]] == [3] * (55 - late)
+    assert all(event["speed"] == KMH for events in right for event in events)
+    assert source.tally.refused.get("time-in-future", 0) == (len(names) if ahead > 300 else 0)
+
+
+def test_a_timestamp_that_is_as_far_ahead_as_window_max_future_allows_is_sent_and_one_further_is_not() -> None:
+    hours = Slotting(timedelta(hours=1), timedelta(days=1), FEED.timezone)
+    for allowed in (timedelta(0), timedelta(minutes=1), timedelta(hours=1)):
+        seconds = int(allowed.total_seconds())
+        source = GtfsRealtime(FEED, hours, max_future=allowed)
+        reported: list[Vehicle] = [(f"{s}", START + s, 28.6, 77.2, 5.0) for s in (seconds, seconds + 1)]
+        (value,) = source.events(snapshot_bytes(reported, START), START * 1_000_000).values
+        assert json.loads(value)["user"] == f"{seconds}"
+        assert source.tally.refused == {"time-in-future": 1}
+
+
+def test_a_vehicle_without_a_timestamp_has_the_arrival_if_the_header_is_too_far_ahead() -> None:
+    nameless = [("a", None, 28.6, 77.2, 5.0)]
+    for ahead, seconds in ((299, 299), (301, 0)):
+        (value,) = reader().events(snapshot_bytes(nameless, START + ahead), START * 1_000_000).values
+        assert json.loads(value)["time"] == (START + seconds) * 1000
+
+
+def test_an_agency_whose_clock_is_ahead_by_a_constant_is_read_as_one_whose_clock_is_right() -> None:
+    ahead = dict.fromkeys("abc", 200)
+    answers = live(reader(), lambda step: body_at(step, ahead, 200), range(30))
+    assert [len(events) for events in answers] == [0] + [3] * 29
+    assert all(event["speed"] == KMH for events in answers for event in events)
+
+
+def test_an_old_document_that_comes_late_gives_no_event_and_changes_no_later_one() -> None:
+    """Each third answer is that of two before, as a second server with an old document gives it."""
+    source = reader()
+    mixed = live(source, lambda step: body_at(step - 2 if step % 3 == 2 else step, {}), range(30))
+    assert [len(events) for events in mixed[3:]] == [3, 3, 0] * 9
+    assert all(event["speed"] == KMH for events in mixed for event in events)
+    assert (source.tally.set_back, source.tally.earlier) == (0, 30)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_clock_that_was_ahead_is_forgotten_in_redis_too(redis: Redis, redis_url: str, restarts: bool) -> None:
+    """Else it would be recalled, and once its time has come, a speed would be derived from it."""
+    source, alone, body = started(redis_url), reader(), skewed_at([4], 240)
+    for step in range(40):
+        source = started(redis_url) if restarts else source
+        assert live(source, body, range(step, step + 1)) == live(alone, body, range(step, step + 1))
+    assert alone.tally.set_back == 3
+
+
+def siri(seconds: int) -> bytes:
+    moment = datetime.fromtimestamp(seconds, UTC).isoformat()
+    return (
+        f"<Siri><ServiceDelivery><ResponseTimestamp>{moment}</ResponseTimestamp><VehicleMonitoringDelivery><VehicleActivity>"
+        f"<RecordedAtTime>{moment}</RecordedAtTime><MonitoredVehicleJourney><VehicleRef>7</VehicleRef><Velocity>20</Velocity>"
+        "<VehicleLocation><Longitude>77.2</Longitude><Latitude>28.6</Latitude></VehicleLocation></MonitoredVehicleJourney>"
+        "</VehicleActivity></VehicleMonitoringDelivery></ServiceDelivery></Siri>"
+    ).encode()
+
+
+def hfp(seconds: int) -> Publication:
+    fix = {"VP": {"tsi": seconds, "lat": 28.6, "long": 77.2, "spd": 5.0}}
+    return Publication("/hfp/v2/journey/ongoing/vp/bus/0018/00007/1/2/x", json.dumps(fix).encode())
+
+
+@pytest.mark.parametrize(("ahead", "refused"), [(240, 0), (3000, 1)])
+def test_a_clock_that_was_ahead_silences_no_vehicle_of_siri_vm_or_hfp(ahead: int, refused: int) -> None:
+    hours = Slotting(timedelta(hours=1), timedelta(days=1), FEED.timezone)
+    documents, messages = SiriVehicleMonitoring(FEED, hours), HighFrequencyPositions(FEED, hours)
+    for step in range(10):
+        arrival = START + EVERY_S * step
+        seconds = arrival + (ahead if step == 4 else 0)
+        wanted = 1 - refused if step == 4 else 1
+        assert len(documents.events(siri(seconds), arrival * 1_000_000).values) == wanted
+        assert len(messages.of([hfp(seconds)], arrival * 1_000_000).values) == wanted
+    for source in (documents, messages):
+        assert source.tally.refused.get("time-in-future", 0) == refused
+        assert source.tally.set_back == 1 - refused
+
+
+# --- stored snapshots ---
+
+
+def stored(bodies: Sequence[bytes]) -> list[Snapshot]:
+    return [snapshot for _, snapshot in without_clocks_ahead((None, decode_snapshot(body)) for body in bodies)]
+
+
+def write(folder: Path, bodies: Sequence[bytes]) -> None:
+    folder.mkdir()
+    for step, body in enumerate(bodies):
+        (folder / f"{step:03}.pb").write_bytes(body)
+
+
+@pytest.mark.parametrize("ahead", [240, 3000])
+def test_a_stored_snapshot_whose_header_is_beyond_both_neighbours_is_left_out_and_silences_nobody(
+    ahead: int, tmp_path: Path
+) -> None:
+    body = skewed_at([4], ahead)
+    write(tmp_path / "day", [body(step) for step in range(40)])
+    config, out = bus_fleet_file(tmp_path, {"south": 28.0, "west": 76.5, "north": 29.0, "east": 78.0}), tmp_path / "e"
+    code, _, stderr = run(str(tmp_path / "day"), "--config", str(config), "--out", str(out))
+    events = [json.loads(line) for line in out.read_text().splitlines()]
+    assert code == 0
+    assert len(events) == 3 * 38, "all but the first snapshot and the one that is ahead"
+    assert all(event["speed"] == KMH for event in events)
+    assert "3 time-in-future" in stderr
+
+
+def test_a_gap_between_stored_snapshots_is_no_clock_that_is_ahead() -> None:
+    day = [*range(5), *range(500, 505), 1_000]
+    assert all(len(snapshot.vehicles) == 3 for snapshot in stored([body_at(step, {}) for step in day]))
+
+
+def test_stored_snapshots_that_were_swapped_or_come_late_stay() -> None:
+    steps = [0, 1, 3, 2, 4, 5, 3, 6]
+    assert all(len(snapshot.vehicles) == 3 for snapshot in stored([body_at(step, {}) for step in steps]))
+
+
+def test_of_a_stored_snapshot_whose_header_alone_is_ahead_the_vehicles_stay() -> None:
+    bodies = [body_at(step, {}, 3000 if step == 2 else 0) for step in range(5)]
+    snapshots = stored(bodies)
+    assert [len(snapshot.vehicles) for snapshot in snapshots] == [3] * 5
+    assert snapshots[2].refused == {}
+
+
+def test_after_several_stored_snapshots_far_ahead_the_next_ones_give_events_with_the_right_speeds() -> None:
+    source, body = reader(), skewed_at(range(4, 8), 3000)
+    answers = [source.of_document(snapshot) for snapshot in stored([body(step) for step in range(40)])]
+    assert [len(messages.values) for messages in answers[9:]] == [3] * 31
+    assert all(json.loads(value)["speed"] == KMH for messages in answers[9:] for value in messages.values)
+
+
+# --- what is said ---
+
+
+def test_most_vehicles_with_an_earlier_timestamp_are_said_once_in_five_minutes_and_counted() -> None:
+    source = reader("reported")
+    source.events(body_at(100, {}), (START + 1500) * 1_000_000)
+    with capture_logs() as logs:
+        for step in range(41):
+            source.events(body_at(step, {}), (START + 1500 + EVERY_S * step) * 1_000_000)
+    assert [(log["log_level"], log["documents"], log["vehicles"]) for log in logs] == [
+        ("warning", 1, 3),
+        ("warning", 20, 3),
+        ("warning", 20, 3),
+    ]
+    assert all("earlier timestamp" in log["event"] for log in logs)
+    assert (source.tally.earlier, source.tally.repeated) == (123, 123)
+
+
+def test_a_clock_of_this_machine_that_is_behind_is_said_with_the_remedy() -> None:
+    source = reader("reported")
+    with capture_logs() as logs:
+        for step in range(3):
+            source.events(body_at(step, {}), (START - 3600 + EVERY_S * step) * 1_000_000)
+    assert [log["event"].split(":")[1].split(",")[0] for log in logs] == [" correct the clock of this machine"]
+    assert source.tally.refused == {"time-in-future": 9}
+
+
+def test_vehicles_that_report_less_often_than_the_document_changes_are_no_trouble() -> None:
+    source = reader("reported")
+    with capture_logs() as logs:
+        for step in range(100):
+            source.events(
+                snapshot_bytes(fixes(step // 8 * 8, {}), START + EVERY_S * step), (START + EVERY_S * step) * 1_000_000
+            )
+    assert logs == []
+
+
+def test_documents_that_change_while_no_timestamp_advances_are_said_after_five_minutes() -> None:
+    source = reader("reported")
+    with capture_logs() as logs:
+        for step in range(30):
+            source.events(snapshot_bytes(fixes(0, {}), START + EVERY_S * step), (START + EVERY_S * step) * 1_000_000)
+    assert ["no vehicle's timestamp has advanced" in log["event"] for log in logs] == [True]
+
+
+def test_documents_without_vehicles_or_with_news_are_no_trouble() -> None:
+    watch = TimestampWatch()
+    for second in range(0, 4000, 15):
+        at_us = (START + second) * 1_000_000
+        assert watch.judged(Judged(fresh=0, earlier=0, ahead=0, entries=0), at_us) is None
+        assert watch.judged(Judged(fresh=1, earlier=4, ahead=0, entries=9), at_us) is None
