@@ -49,6 +49,7 @@ class FeedDoubts:
         self._format = feed_format(feed)
         self._paths = dict(zip(("user", "time", "lat", "lng", "speed"), self._format.fields.paths, strict=False))
         self._unit = next(unit for unit, kmh in SPEED_TO_KMH.items() if kmh == self._format.kmh)
+        self._sets_unit = feed.format in ("canonical", "declared")
         self._by_arrival = config.window.lateness == "append-time"
         self._time_format = feed.fields.time_format if feed.format == "declared" and feed.fields else "epoch-ms"
         zone = feed.fields.timezone if feed.format == "declared" and feed.fields else None
@@ -177,7 +178,14 @@ class FeedDoubts:
         check = self._speeds.judged()
         if check is None:
             return None
-        likely = "no known unit fits" if check.unit is None else f"they would fit {check.unit}: set feed.speed_unit"
+        remedy = (
+            "set feed.speed_unit"
+            if self._sets_unit
+            else "set feed.format = 'declared', and declare the fields and the unit in [feed]"
+        )
+        likely = f"they would fit {' or '.join(check.units)}: {remedy}" if check.units else "no known unit fits"
+        if check.is_doubtful:
+            return f"the reported speeds, read as {self._unit}, agree badly with the positions; {likely}, if whoever runs the feed says so"
         return f"the reported speeds, read as {self._unit}, contradict the positions; {likely}"
 
 

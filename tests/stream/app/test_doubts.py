@@ -51,6 +51,11 @@ def without(fix: dict[str, Any], name: str) -> dict[str, Any]:
 
 FAULTS: dict[str, tuple[Callable[[dict[str, Any], float], dict[str, Any]], str, str]] = {
     "speed": (lambda fix, moment: fix | {"speed": 10.0}, "speed", "they would fit m/s: set feed.speed_unit"),
+    "mph": (
+        lambda fix, moment: fix | {"speed": 36 / 1.609344},
+        "speed",
+        "agree badly with the positions; they would fit mph or kn",
+    ),
     "epoch": (lambda fix, moment: fix | {"time": round(moment)}, "epoch", "time_format = 'epoch-s'"),
     "no speeds": (lambda fix, moment: without(fix, "speed"), "fields", "have no 'speed' (speed), so they are refused"),
     "null speeds": (lambda fix, moment: fix | {"speed": None}, "fields", "derive speeds before the worker's topic"),
