@@ -209,8 +209,10 @@ def _parquet(path: Path, limit: int) -> Observations:
     seen = _observations("Parquet", names, roles, kept, Counter())
     if not stamped:
         return seen
-    fields = seen.fields and seen.fields.model_copy(update={"time_format": "rfc3339"})
-    return replace(seen, fields=fields, local=naive)
+    fields, own_fields = (
+        named and named.model_copy(update={"time_format": "rfc3339"}) for named in (seen.fields, seen.own_fields)
+    )
+    return replace(seen, fields=fields, own_fields=own_fields, local=naive)
 
 
 def observe_snapshot(body: bytes) -> Observations:

@@ -20,8 +20,11 @@ from google.transit import gtfs_realtime_pb2
 from typer.testing import CliRunner
 
 from stream.cli import app
+from stream.config.feed import FeedConfig
+from stream.config.section import BoundingBox
 from stream.config.servers import KafkaConfig
 from stream.inspection.columns import guess_fields, paths_of
+from stream.inspection.comparison import contradictions
 from stream.inspection.measures import measure
 from stream.inspection.observations import Observations
 from stream.inspection.reading import InspectionError, observe_file, observe_messages, observe_snapshot
@@ -82,6 +85,27 @@ FAULTS: dict[str, tuple[Observations, dict[str, Any], str]] = {
     "none": (fleet(speed=np.full(960, np.nan)), {}, "100% of the fixes have no speed"),
     "tiny": (fleet(speed=np.full(960, 1e-6)), {}, "100% above 0 but below 0.01"),
     "absurd": (fleet(speed=np.full(960, 7000.0)), {}, "fit in no unit"),
+    "fixed unit": (
+        fleet(format="itms", speed_unit="km/h", speed=np.full(960, 10.0)),
+        {},
+        "agree with positions in m/s and not in km/h, which format 'itms' fixes; the suggested configuration declares the unit",
+    ),
+    "fixed unit of a snapshot": (
+        fleet(kind="GTFS-realtime", speed_unit="m/s"),
+        {},
+        "agree with positions in km/h and not in m/s, which GTFS-realtime prescribes; let speeds be derived",
+    ),
+    "impossible": (
+        fleet(speed_unit="m/s", speed=changed(np.full(960, 10.0), [5, 99, 400], 112.0)),
+        {},
+        "3 speeds are above 400 km/h, read in m/s",
+    ),
+    "all swapped": (
+        fleet(lat=SEEN.lat + 46.9, lng=np.full(960, 28.6)),
+        {"swapped": 0},
+        "around latitude 77.3, longitude 28.6. If the feed is not of that place, latitude and longitude are exchanged",
+    ),
+    "no zone": (fleet(local=True), {}, "The times have no zone. They were taken as UTC"),
     "negative": (fleet(speed=changed(SEEN.speed, slice(0, 5), -1.0)), {}, "0.52% of the speeds are negative"),
     "origin": (
         fleet(lat=changed(SEEN.lat, [3, 9], 0.0), lng=changed(SEEN.lng, [3, 9], 0.0)),
@@ -155,6 +179,28 @@ def test_a_feed_of_hostile_numbers_is_measured_all_the_same() -> None:
         assert measures.rows == n
         assert problems(seen, measures) is not None
         suggestions(seen, measures)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({}, []),
+        (
+            {"lat": np.full(960, 77.2), "lng": SEEN.lat - 1.6, "speed": np.full(960, 8.0)},
+            ["Latitude and longitude are exchanged"],
+        ),
+        ({"lat": SEEN.lat - 10}, ["outside of feed.domain, so they are refused"]),
+        ({"speed": np.full(960, 10.0)}, ["agree with positions in m/s, and the configuration reads them in km/h"]),
+    ],
+)
+def test_what_contradicts_a_given_configuration_is_said(columns: dict[str, Any], says: list[str]) -> None:
+    """The feed is of Delhi, latitude 28.6 and longitude 77.2."""
+    seen = fleet(**({"lat": SEEN.lat - 1.6, "lng": np.full(960, 77.2)} | columns))
+    box = BoundingBox(south=28, west=76.5, north=30, east=78)
+    feed = FeedConfig(name="bus", topic="bus", timezone="UTC", domain=box)
+    sentences = contradictions(seen, measure(seen), feed)
+    assert len(sentences) == len(says)
+    assert all(words in sentence for words, sentence in zip(says, sentences, strict=True))
 
 
 def test_the_time_grows_near_linearly() -> None:
@@ -246,6 +292,37 @@ def test_what_is_written_is_a_sound_configuration_by_which_the_file_is_read(
     assert config.feed.speed_unit == "km/h"
     rows, _ = read_recording(config, day, "declared")
     assert len(rows) == 960
+
+
+def itms(minute: int, bus: int, time: str) -> dict[str, Any]:
+    place = {"type": "Point", "coordinates": [-97.7, 30 + minute * 600 / 111_195]}
+    return {"license_plate": f"b{bus}", "observationDateTime": time, "location": place, "speed": 10.0}
+
+
+def capmetro(minute: int, bus: int, time: str) -> dict[str, Any]:
+    lat = 30 + minute * 600 / 111_195
+    return {"vehicle_id": f"b{bus}", "timestamp": time, "latitude": lat, "longitude": -97.7, "speed": 36.0}
+
+
+@pytest.mark.parametrize(("event", "unit"), [(itms, "m/s"), (capmetro, "km/h")])
+@pytest.mark.parametrize("offset", ["+00:00", ""])
+def test_where_a_formats_own_unit_or_zone_does_not_fit_what_is_written_declares_it_and_releases(
+    event: Callable[[int, int, str], dict[str, Any]], unit: str, offset: str, tmp_path: Path
+) -> None:
+    day, path, runner = tmp_path / "day.ndjson", tmp_path / "mine.toml", CliRunner()
+    times = [f"2017-03-21T12:{minute:02}:00{offset}" for minute in range(50)]
+    rows = [event(minute, bus, time) for minute, time in enumerate(times) for bus in range(6)]
+    day.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = runner.invoke(app, ["inspect", str(day), "--write", str(path), "--relation", "values"])
+    assert done.exit_code == 0, done.stderr
+    assert f"agree with positions in {unit} and not in" in done.stdout
+    assert ("The times have no zone" in done.stdout) == (offset == "")
+    out = ["--out", str(tmp_path / "r.ndjson"), "--json"]
+    released = runner.invoke(app, ["replay", str(day), "--offline", "--config", str(path), *out])
+    assert released.exit_code == 0, released.stderr
+    summary = json.loads(released.stdout)
+    assert (summary["rejected"], summary["implausible"]) == ({}, None)
+    assert summary["windows"]
 
 
 @pytest.mark.parametrize(("speed", "wanted"), [("absent", "missing"), ("some", "missing"), ("zero", "derived")])
