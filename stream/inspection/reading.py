@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -19,9 +20,10 @@ from stream.ingestion.arrays import elements, may_hold_several
 from stream.ingestion.formats import field_path, walk
 from stream.inspection.columns import ROLES, format_of, guess_fields, paths_of
 from stream.inspection.observations import Observations, as_numbers, as_times, numbered
-from stream.sources.file_kinds import PARQUET, SEPARATORS, is_gtfs_realtime, seems_to_be
-from stream.sources.lines import Lines, RecordingError, open_stored
+from stream.sources.file_kinds import HEAD_BYTES, PARQUET, SEPARATORS, is_gtfs_realtime, seems_to_be, unpacked
+from stream.sources.lines import Lines, RecordingError, Stored, open_stored
 from stream.sources.snapshots import LARGEST_SNAPSHOT, SnapshotError
+from stream.sources.standard_input import StandardInput
 
 _decode = msgspec.json.Decoder().decode
 _SAMPLE = 50
@@ -39,18 +41,31 @@ def observe_file(path: Path, limit: int) -> Observations:
     """
     try:
         if path.is_dir():
-            return _snapshots(sorted(entry for entry in path.iterdir() if entry.is_file()), "a folder of snapshots")
+            files = sorted(entry for entry in path.iterdir() if entry.is_file())
+            return _of_snapshots(((str(file), _body(open_stored(file))) for file in files), "a folder of snapshots")
         stored = open_stored(path)
-        if stored.peek(len(PARQUET)).startswith(PARQUET):
-            stored.close()
-            return _parquet(path, limit)
-        if is_gtfs_realtime(stored.peek(16)):
-            stored.close()
-            return _snapshots([path], "GTFS-realtime")
+        head = stored.peek(HEAD_BYTES)
+        if head.startswith(PARQUET):
+            return _parquet(path, _whole(stored), limit)
+        if is_gtfs_realtime(unpacked(head)):
+            return _of_snapshots([(str(path), _body(stored))], "GTFS-realtime")
         lines = chain.from_iterable(Lines(path, stored))
         return observe_lines(islice(filter(None, (line.rstrip(b"\r") for line in lines)), limit + 1), limit, path)
-    except (RecordingError, OSError, EOFError) as error:
+    except (RecordingError, OSError, EOFError, zlib.error) as error:
         raise InspectionError(str(error)) from None
+
+
+def _whole(stored: Stored) -> IO[bytes]:
+    """All of a file or of standard input, to be read from any place."""
+    return stored.spool() if isinstance(stored, StandardInput) else stored
+
+
+def _body(stored: Stored) -> bytes:
+    """One snapshot, decompressed; at most as much as a snapshot may have, and one byte."""
+    with _whole(stored) as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        return (gzip.GzipFile(fileobj=file) if is_packed else file).read(LARGEST_SNAPSHOT + 1)
 
 
 def observe_lines(lines: Iterable[bytes], limit: int, path: Path | None = None) -> Observations:
@@ -177,7 +192,7 @@ def _observations(
     )
 
 
-def _parquet(path: Path, limit: int) -> Observations:
+def _parquet(path: Path, stored: IO[bytes], limit: int) -> Observations:
     try:
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -188,7 +203,7 @@ def _parquet(path: Path, limit: int) -> Observations:
     stamped = naive = False
     rows = 0
     try:
-        with ParquetFile(path) as file:
+        with stored, ParquetFile(stored) as file:
             names = set(file.schema_arrow.names)
             roles = _roles(names, None)
             for batch in file.iter_batches(columns=list(roles.values())):
@@ -218,16 +233,6 @@ def _parquet(path: Path, limit: int) -> Observations:
 def observe_snapshot(body: bytes) -> Observations:
     """Observations of one GTFS-realtime answer. Raises :class:`InspectionError`."""
     return _of_snapshots([("the answer", body)], "GTFS-realtime")
-
-
-def _snapshots(files: list[Path], kind: str) -> Observations:
-    return _of_snapshots(((str(path), _body(path)) for path in files), kind)
-
-
-def _body(path: Path) -> bytes:
-    """One snapshot, decompressed; at most as much as a snapshot may have, and one byte."""
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        return file.read(LARGEST_SNAPSHOT + 1)
 
 
 def _of_snapshots(bodies: Iterable[tuple[str, bytes]], kind: str) -> Observations:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import zlib
 from pathlib import Path
 
@@ -13,7 +14,8 @@ SEPARATORS = (",", ";", "\t", "|")
 """Separators of columns that are recognised by the header."""
 PARQUET = b"PAR1"
 """The first bytes of a Parquet file."""
-_HEAD = 4096
+HEAD_BYTES = 4096
+"""So many first bytes tell what a file is."""
 _GZIP = b"\x1f\x8b"
 _BEGINNINGS = (
     (PARQUET, "a Parquet file that ends too early or is damaged"),
@@ -27,6 +29,11 @@ _BEGINNINGS = (
     (b"<", "XML, as SIRI is: send its vehicle positions with 'hexveil siri-vm'"),
 )
 _GTFS_RT_VERSION = b"\x0a"  # field 1 (header), length-delimited; within it field 1, the version
+_GTFS_RT_OTHER_FORMS = re.compile(
+    rb'\s*(header\s*:?\s*\{[^{}]*gtfs_realtime_version|\{\s*"header"\s*:\s*\{[^{}]*"gtfs_?realtime_?version"|'
+    rb'\{\s*"entity"\s*:\s*\[\s*\{[^\[]*"(vehicle|trip_?update|alert)"\s*:\s*\{)',
+    re.IGNORECASE,
+)
 
 
 def seems_to_be(path: Path) -> str | None:
@@ -42,16 +49,24 @@ def seems_to_be(path: Path) -> str | None:
 
 
 def is_gtfs_realtime(head: bytes) -> bool:
-    """Whether the first bytes are those of a GTFS-realtime message: its header with the version, 1.0 or 2.0."""
-    return head.startswith(_GTFS_RT_VERSION) and head[2:3] == _GTFS_RT_VERSION and head[4:5] in (b"1", b"2")
+    """Whether the first bytes are those of a GTFS-realtime message in protobuf, JSON or text form: its header with the version."""
+    is_binary = head.startswith(_GTFS_RT_VERSION) and head[2:3] == _GTFS_RT_VERSION and head[4:5] in (b"1", b"2")
+    return is_binary or _GTFS_RT_OTHER_FORMS.match(head) is not None
+
+
+def unpacked(head: bytes) -> bytes:
+    """The first bytes of a file, decompressed if they are of gzip; none if they are damaged."""
+    try:
+        return zlib.decompressobj(31).decompress(head, HEAD_BYTES) if head.startswith(_GZIP) else head
+    except zlib.error:
+        return b""
 
 
 def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            head = file.read(_HEAD)
-        return zlib.decompressobj(31).decompress(head, _HEAD) if head.startswith(_GZIP) else head
-    except (OSError, zlib.error):
+            return unpacked(file.read(HEAD_BYTES))
+    except OSError:
         return b""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import time
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from aiokafka import AIOKafkaProducer
+from google.protobuf import json_format, text_format
 from google.transit import gtfs_realtime_pb2
 from typer.testing import CliRunner
 
@@ -231,6 +233,25 @@ NAMES: dict[str, tuple[Any, dict[str, str]]] = {
         {"VP": {"veh": 1, "tst": "x", "lat": 1.0, "long": 2.0, "spd": 3.0, "oper": 6}},
         {"user": "VP.veh", "time": "VP.tst", "lat": "VP.lat", "lng": "VP.long", "speed": "VP.spd"},
     ),
+    "normalised NGSI-LD": (
+        {
+            "id": "urn:ngsi-ld:Vehicle:9",
+            "type": "Vehicle",
+            "location": {
+                "type": "GeoProperty",
+                "value": {"type": "Point", "coordinates": [1.5, 2.5]},
+                "observedAt": "x",
+            },
+            "speed": {"type": "Property", "value": 3.0, "unitCode": "KMH"},
+        },
+        {
+            "user": "id",
+            "time": "location.observedAt",
+            "lat": "location.value.coordinates.1",
+            "lng": "location.value.coordinates.0",
+            "speed": "speed.value",
+        },
+    ),
     "nested id": (
         {"id": 9, "vehicle": {"id": "a"}, "t": 1, "y": 1.0, "x": 2.0},
         {"user": "vehicle.id", "time": "t", "lat": "y", "lng": "x"},
@@ -375,22 +396,65 @@ def test_under_participation_nothing_of_where_users_were_is_written(tmp_path: Pa
     assert "feed.domain" in checked.stderr
 
 
-def test_snapshots_of_gtfs_realtime_are_read_with_the_speeds_that_they_report(tmp_path: Path) -> None:
+def snapshot(vehicles: int = 20) -> Any:
     message = gtfs_realtime_pb2.FeedMessage()
     message.header.gtfs_realtime_version = "2.0"
     message.header.timestamp = SLOT
-    for n in range(20):
+    for n in range(vehicles):
         entity = message.entity.add(id=str(n))
         entity.vehicle.vehicle.id = f"v{n}"
         entity.vehicle.position.latitude, entity.vehicle.position.longitude = 30.2 + n / 100, -97.7
         entity.vehicle.position.speed = 1e-6
-    body = message.SerializeToString()
+    return message
+
+
+def test_snapshots_of_gtfs_realtime_are_read_with_the_speeds_that_they_report(tmp_path: Path) -> None:
+    body = snapshot().SerializeToString()
     seen = observe_snapshot(body)
     assert "below 0.01" in problems(seen, measure(seen))[0]
     (tmp_path / "a.pb").write_bytes(body)
     (tmp_path / "b.pb.gz").write_bytes(gzip.compress(body))
     assert len(observe_file(tmp_path, 10**6)) == 40
     assert len(observe_file(tmp_path / "a.pb", 10**6)) == 20
+
+
+def forms() -> dict[str, bytes]:
+    """Snapshots of 20 vehicles and a Parquet file of 960 fixes."""
+    message, table = snapshot(), io.BytesIO()
+    tree = json_format.MessageToDict(message)
+    pq.write_table(
+        pa.table({"id": SEEN.user, "ts": SEEN.time_us // 1000, "lat": SEEN.lat, "lon": SEEN.lng, "speed": SEEN.speed}),
+        table,
+    )
+    return {
+        "protobuf": message.SerializeToString(),
+        "JSON": json.dumps(tree).encode(),
+        "indented JSON": json.dumps(tree, indent=2).encode(),
+        "JSON with its entities first": json.dumps(dict(sorted(tree.items()))).encode(),
+        "JSON in snake case": json_format.MessageToJson(message, preserving_proto_field_name=True).encode(),
+        "text": text_format.MessageToString(message).encode(),
+        "Parquet": table.getvalue(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("form", "is_packed"), [(form, packed) for form in forms() for packed in sorted({False, form != "Parquet"})]
+)
+def test_every_form_is_recognised_by_its_content_from_a_file_and_from_standard_input(
+    form: str, is_packed: bool, tmp_path: Path
+) -> None:
+    body = gzip.compress(forms()[form]) if is_packed else forms()[form]
+    (tmp_path / "of no name").write_bytes(body)
+    assert len(observe_file(tmp_path / "of no name", 10**6)) == (960 if form == "Parquet" else 20)
+    done = CliRunner().invoke(app, ["inspect", "-", "--json"], input=body)
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["usable"] == (960 if form == "Parquet" else 20)
+
+
+def test_lines_whose_first_field_is_a_header_are_no_snapshot(tmp_path: Path) -> None:
+    rows = [{"header": {"v": 1}, "entity": [], "id": n, "ts": SLOT, "lat": 30.2, "lon": -97.7} for n in range(5)]
+    (tmp_path / "day").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(observe_file(tmp_path / "day", 10**6)) == 5
 
 
 @pytest.mark.parametrize(
