@@ -20,7 +20,15 @@ from stream.ingestion.arrays import elements, may_hold_several
 from stream.ingestion.formats import field_path, walk
 from stream.inspection.columns import ROLES, format_of, guess_fields, paths_of
 from stream.inspection.observations import Observations, as_numbers, as_times, numbered
-from stream.sources.file_kinds import HEAD_BYTES, PARQUET, SEPARATORS, is_gtfs_realtime, seems_to_be, unpacked
+from stream.sources.file_kinds import (
+    HEAD_BYTES,
+    PARQUET,
+    SEPARATORS,
+    header_readings,
+    is_gtfs_realtime,
+    seems_to_be,
+    unpacked,
+)
 from stream.sources.lines import Lines, RecordingError, Stored, open_stored
 from stream.sources.snapshots import LARGEST_SNAPSHOT, SnapshotError
 from stream.sources.standard_input import StandardInput
@@ -28,6 +36,7 @@ from stream.sources.standard_input import StandardInput
 _decode = msgspec.json.Decoder().decode
 _SAMPLE = 50
 """Number of objects whose fields are looked at."""
+_CALLED = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 
 
 class InspectionError(ValueError):
@@ -74,12 +83,7 @@ def observe_lines(lines: Iterable[bytes], limit: int, path: Path | None = None) 
     first = next(source, b"").removeprefix(b"\xef\xbb\xbf")
     if first.lstrip()[:1] in (b"{", b"["):
         return observe_messages(islice(chain([first], source), limit), None)
-    try:
-        header = first.decode()
-    except UnicodeDecodeError:
-        header = ""
-    separator = max(SEPARATORS, key=header.count)
-    names = next(csv.reader([header], delimiter=separator), [])
+    separator, names = max(header_readings(first), key=_sense)
     roles = _roles(set(names), path)
     index = {role: names.index(name) for role, name in roles.items()}
     columns: dict[str, list[Any]] = {role: [] for role in ROLES}
@@ -90,8 +94,14 @@ def observe_lines(lines: Iterable[bytes], limit: int, path: Path | None = None) 
             continue
         for role in ROLES:
             columns[role].append(row[index[role]] if role in index else None)
-    called = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}[separator]
+    called = _CALLED.get(separator, repr(separator))
     return _observations(f"CSV, separated by {called}", set(names), roles, columns, unread)
+
+
+def _sense(reading: tuple[str, list[str]]) -> tuple[int, bool, int]:
+    """How much sense a reading of a header makes: fields that are recognised, then a usual separator, then columns."""
+    separator, names = reading
+    return len(guess_fields(names)), separator in SEPARATORS and len(names) > 1, len(names)
 
 
 def observe_messages(messages: Iterable[bytes], arrived_us: NDArray[np.int64] | None) -> Observations:
@@ -154,9 +164,15 @@ def _roles(paths: set[str], path: Path | None) -> dict[str, str]:
     missing = [role for role in ROLES if role not in roles and role != "speed"]
     if missing:
         kind = (path and seems_to_be(path)) or ""
+        if not paths or not all(name.isprintable() for name in paths):
+            nothing = "no JSON objects, no header of a table, no Parquet and no GTFS-realtime in it"
+            raise InspectionError(
+                f"{nothing}. {kind or 'If it is empty, or of another format, name another file or topic.'}"
+            )
         shown = ", ".join(sorted(paths))[:200]
         raise InspectionError(
-            f"no field looks like {', '.join(missing)} among {shown!r}; rename fields, or declare them in [feed.fields]. {kind}".strip()
+            f"no field looks like {', '.join(missing)} among {shown!r}; rename fields, or declare them in [feed.fields]. "
+            f"A table needs a header, whose names any one character separates. {kind}".strip()
         )
     return roles
 

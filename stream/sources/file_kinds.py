@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import string
 import zlib
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from stream.config.feed import FeedFields
 from stream.ingestion.formats import known_fields
 
 SEPARATORS = (",", ";", "\t", "|")
-"""Separators of columns that are recognised by the header."""
+"""Usual separators of columns. Another character separates them if the header then has the fields that are looked for."""
+_LONGEST_HEADER = 1 << 16
+_NEVER_SEPARATE = frozenset(string.ascii_letters + string.digits + "_-.\"'\r\n\0")
 PARQUET = b"PAR1"
 """The first bytes of a Parquet file."""
 HEAD_BYTES = 4096
@@ -72,17 +75,30 @@ def _head(path: Path) -> bytes:
 
 def columns_of(header: bytes, fields: FeedFields) -> tuple[str, list[str]]:
     """Separator and column names of a CSV's header: those with most of ``fields``, else those with most columns."""
-    readings = [(separator, _split(header, separator)) for separator in SEPARATORS]
-    return max(readings, key=lambda reading: (len(set(fields.paths) & set(reading[1])), len(reading[1])))
+    return max(
+        header_readings(header),
+        key=lambda reading: (
+            len(set(fields.paths) & set(reading[1])),
+            reading[0] in SEPARATORS and len(reading[1]) > 1,
+            len(reading[1]),
+        ),
+    )
+
+
+def header_readings(header: bytes) -> list[tuple[str, list[str]]]:
+    """Each character of a header that may separate columns, the usual ones first, and the names between."""
+    others = sorted({chr(byte) for byte in header if byte < 128} - set(SEPARATORS) - _NEVER_SEPARATE)
+    candidates = SEPARATORS if len(header) > _LONGEST_HEADER else (*SEPARATORS, *others)
+    return [(separator, _split(header, separator)) for separator in candidates]
 
 
 def is_header(line: bytes, fields: FeedFields) -> bool:
     """Whether the first line of a file is the header of a CSV: it names the ``fields``, or has five columns and is not JSON."""
     if line.lstrip(b"\xef\xbb\xbf \t")[:1] in (b"", b"{", b"[", b"<") or b"\0" in line or b'":' in line:
         return False
-    _, names = columns_of(line, fields)
+    separator, names = columns_of(line, fields)
     return set(fields.paths) - {fields.speed} <= set(names) or (
-        len(names) >= 5 and all(name.isprintable() for name in names)
+        separator in SEPARATORS and len(names) >= 5 and all(name.isprintable() for name in names)
     )
 
 

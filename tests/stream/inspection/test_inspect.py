@@ -315,6 +315,22 @@ def test_what_is_written_is_a_sound_configuration_by_which_the_file_is_read(
     assert len(rows) == 960
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|", " ", "^", "~", ":", "\x01", "/"])
+@pytest.mark.parametrize("names", [("vehicle", "ts", "lat", "lon", "speed"), ("bus-id", "when", "y", "x", "v")])
+def test_any_one_character_may_separate_columns(separator: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    day, path, runner = tmp_path / "day.txt", tmp_path / "mine.toml", CliRunner()
+    rows = zip(SEEN.user.tolist(), (SEEN.time_us // 1000).tolist(), SEEN.lat.tolist(), strict=True)
+    table = [names, *((f"b{user}", ms, lat, -97.7, 36.0) for user, ms, lat in rows)]
+    day.write_text("\n".join(separator.join(map(str, row)) for row in table))
+    done = runner.invoke(app, ["inspect", str(day), "--write", str(path), "--relation", "values"])
+    assert done.exit_code == 0, done.stderr
+    assert "960 usable" in done.stdout
+    out = ["--out", str(tmp_path / "r.ndjson"), "--json"]
+    released = runner.invoke(app, ["replay", str(day), "--offline", "--config", str(path), *out])
+    assert released.exit_code == 0, released.stderr
+    assert json.loads(released.stdout)["events"] == 960
+
+
 def itms(minute: int, bus: int, time: str) -> dict[str, Any]:
     place = {"type": "Point", "coordinates": [-97.7, 30 + minute * 600 / 111_195]}
     return {"license_plate": f"b{bus}", "observationDateTime": time, "location": place, "speed": 10.0}
@@ -463,7 +479,11 @@ def test_lines_whose_first_field_is_a_header_are_no_snapshot(tmp_path: Path) -> 
         ("a.csv", b"a,b,c\n1,2,3\n", "no field looks like"),
         ("a.parquet", b"PAR1 nothing", "not a readable Parquet file"),
         ("a.ndjson", b"nonsense", "no field looks like"),
+        ("a.csv", b"id,x\n1,2\n", "A table needs a header, whose names any one character separates"),
         ("a.pb", b"\x0a\x0d\x0a\x032.0\x10\x00\x18\x80\xff\xff", "no vehicle positions"),
+        ("empty.csv", b"", "no JSON objects, no header of a table.*If it is empty"),
+        ("noise.bin", bytes(range(128, 256)) * 9, "no JSON objects, no header of a table"),
+        ("a.zip", b"PK\x03\x04" + bytes(99), "no header of a table.* a zip archive: unpack it first"),
     ],
 )
 def test_what_cannot_be_inspected_is_refused_with_the_reason(
