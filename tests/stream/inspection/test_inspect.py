@@ -307,6 +307,7 @@ def test_what_is_written_is_a_sound_configuration_by_which_the_file_is_read(
     from stream.config import find_config, load_config
     from stream.offline import read_recording
 
+    assert "Austin" not in (tmp_path / "mine.toml").read_text()
     config = load_config(find_config(tmp_path / "mine.toml", "values"))
     assert config.feed.fields is not None
     assert config.feed.fields.time_format == "epoch-s"
