@@ -39,7 +39,7 @@ def problems(seen: Observations, measures: Measures) -> list[str]:
     """Faults of the feed, the gravest first, each with what to do about it."""
     if not measures.usable:
         return [f"None of its {measures.rows} fixes can be used: see the counts above."]
-    sentences = [*_speed_problems(seen, measures), *_place_and_time_problems(seen, measures)]
+    sentences = [*_place_and_time_problems(seen, measures), *_speed_problems(seen, measures)]
     shares = (
         (measures.origin, "lie at 0, 0: units without reception. They are refused as at-origin"),
         (measures.swapped, "have latitude and longitude exchanged. They are refused as swapped-axes"),
@@ -121,7 +121,7 @@ def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
     unit, _ = speed_unit(seen, measures)
     if seen.speed_unit is not None and unit != seen.speed_unit:
         fixed = "GTFS-realtime prescribes" if seen.is_live else f"format {seen.format!r} fixes"
-        advice = remedy if seen.is_live else "the suggested configuration declares the unit"
+        advice = remedy if seen.is_live else f"the suggested configuration reads them in {unit}"
         sentences.append(
             f"The speeds agree with positions in {' or '.join(speeds.fits)} and not in {seen.speed_unit}, which {fixed}; {advice}."
         )

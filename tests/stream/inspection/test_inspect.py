@@ -90,7 +90,7 @@ FAULTS: dict[str, tuple[Observations, dict[str, Any], str]] = {
     "fixed unit": (
         fleet(format="itms", speed_unit="km/h", speed=np.full(960, 10.0)),
         {},
-        "agree with positions in m/s and not in km/h, which format 'itms' fixes; the suggested configuration declares the unit",
+        "agree with positions in m/s and not in km/h, which format 'itms' fixes; the suggested configuration reads them in m/s",
     ),
     "fixed unit of a snapshot": (
         fleet(kind="GTFS-realtime", speed_unit="m/s"),
