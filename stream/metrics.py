@@ -25,7 +25,7 @@ class OperatorMetrics:
         )
         self.feed_misread = Gauge(
             "hexveil_feed_misread",
-            "1 while times (epoch, zone) or speeds (speed) seem to be read in another unit or zone, or most events lack a field.",
+            "1 while times (epoch, zone) or speeds (speed) seem to be misread, or most events lack a field (fields) or are refused (refused).",
             ["kind"],
             registry=r,
         )

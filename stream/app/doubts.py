@@ -1,4 +1,4 @@
-"""Recognises a feed whose times or speeds are read in another unit or zone than they are sent, or that lacks fields.
+"""Recognises a feed whose times or speeds are read in another unit or zone than they are sent, or most events of which are refused.
 
 It looks at a sample of what arrives and tells operators. It decides nothing: what is released must not depend on it, because
 speeds are protected. Its sentences contain no value of any event. No event can make it raise, and its memory is bounded.
@@ -7,6 +7,7 @@ speeds are protected. Its sentences contain no value of any event. No event can 
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import structlog
 
+from stream.app.refusal_doubts import RefusalDoubts
 from stream.app.speed_doubts import SpeedDoubts
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH
@@ -27,7 +29,8 @@ from stream.windows import EARLIEST_S, LATEST_S
 
 log = structlog.get_logger()
 
-KINDS = ("epoch", "zone", "speed", "fields")
+KINDS = ("epoch", "zone", "speed", "fields", "refused")
+"""What may be wrong. ``refused``: most events are, for a reason that none of the others is about."""
 _UNITS = {"epoch-s": 1.0, "epoch-ms": 1e3, "epoch-us": 1e6, "epoch-ns": 1e9}
 """Number of each unit of time per second."""
 _PER_BATCH, _PER_JUDGEMENT, _SAMPLED, _ENOUGH = 10, 100, 400, 10
@@ -35,6 +38,7 @@ _PER_BATCH, _PER_JUDGEMENT, _SAMPLED, _ENOUGH = 10, 100, 400, 10
 _LONGEST_TEXT = 64
 """Characters of the longest text that may be a time."""
 _MOST = 0.8
+_NUMBER = re.compile(r"\d{1,20}(\.\d{1,9})?")
 _QUARTER_S, _LEAST_SHIFT_S, _MOST_SHIFT_S, _TOLERANCE_S = 900, 1_500, 14.25 * 3600, 300
 _FAR_S = 1e12
 
@@ -45,10 +49,11 @@ class FeedDoubts:
     """A sample of the fields, times and speeds of a feed."""
 
     def __init__(self, config: Config) -> None:
-        feed = config.feed
+        self._feed = feed = config.feed
         self._format = feed_format(feed)
         self._paths = dict(zip(("user", "time", "lat", "lng", "speed"), self._format.fields.paths, strict=False))
         self._unit = next(unit for unit, kmh in SPEED_TO_KMH.items() if kmh == self._format.kmh)
+        self._sets_unit = feed.format in ("canonical", "declared")
         self._by_arrival = config.window.lateness == "append-time"
         self._time_format = feed.fields.time_format if feed.format == "declared" and feed.fields else "epoch-ms"
         zone = feed.fields.timezone if feed.format == "declared" and feed.fields else None
@@ -61,20 +66,24 @@ class FeedDoubts:
         self._times: deque[Timed] = deque(maxlen=_SAMPLED)
         self._lacking: deque[frozenset[str]] = deque(maxlen=_SAMPLED)
         self._looks = _PER_JUDGEMENT
-        self._speeds = SpeedDoubts(self._unit)
+        self._speeds, self._refusals = SpeedDoubts(self._unit), RefusalDoubts(self._feed)
 
     def observe(self, values: Sequence[bytes | None], batch: Batch, arrived_us: Arrived) -> None:
         """Take a sample of decoded messages. ``arrived_us``: when they arrived, µs UTC. Never raises."""
         with self._unharmed():
             self._sample_times(values[: batch.messages], arrived_us)
             self._speeds.take(batch.rows)
+            self._refusals.take(batch)
 
     def found(self) -> dict[str, str]:
         """What seems to be wrong now: for each kind a sentence with the remedy. Never raises."""
         sentences: dict[str, str | None] = {}
         with self._unharmed():
             self._looks = _PER_JUDGEMENT
+            refused = self._refusals.judged()
             sentences = {"epoch": self._epoch(), "zone": self._zone(), "speed": self._speed(), "fields": self._fields()}
+            if not any(sentences[kind] for kind in ("epoch", "zone", "fields")):
+                sentences["refused"] = refused
         return {kind: sentence for kind, sentence in sentences.items() if sentence is not None}
 
     @contextmanager
@@ -99,6 +108,7 @@ class FeedDoubts:
                 self._looks -= 1
                 arrived = arrived_us if isinstance(arrived_us, int) else int(arrived_us[at])
                 is_readable, present = self._present(value)
+                self._refusals.look(present)
                 self._times.append((_raw_time(present.get("time")), arrived / 1e6))
                 self._lacking.append(frozenset(self._paths.keys() - present.keys() if is_readable else ()))
 
@@ -127,18 +137,22 @@ class FeedDoubts:
         return f"most events have no {named}, so they are refused as missing-field: {remedy}"
 
     def _epoch(self) -> str | None:
-        numbers = [time for time, _ in self._times if isinstance(time, float)]
+        texts = [float(time) for time, _ in self._times if isinstance(time, str) and _NUMBER.fullmatch(time)]
+        numbers = [time for time, _ in self._times if isinstance(time, float)] + texts
         if len(numbers) < _ENOUGH or len(numbers) < _MOST * len(self._times):
             return None
+        are_texts = 2 * len(texts) > len(numbers)
         for unit, per_second in _UNITS.items():
             fitting = sum(EARLIEST_S <= number / per_second < LATEST_S for number in numbers)
-            if fitting >= _MOST * len(numbers) and unit != self._time_format:
-                remedy = (
-                    "divide them so that they are microseconds"
-                    if unit == "epoch-ns"
-                    else f"set feed.format = 'declared' and time_format = '{unit}' in [feed.fields]"
-                )
-                return f"times are read as {self._time_format}, but as {unit} they would be of this century: {remedy}"
+            if fitting < _MOST * len(numbers) or (unit == self._time_format and not are_texts):
+                continue
+            remedies = ["send them as numbers, without quotes"] if are_texts else []
+            if unit == "epoch-ns":
+                remedies.append("divide them so that they are microseconds")
+            elif unit != self._time_format:
+                remedies.append(f"set feed.format = 'declared' and time_format = '{unit}' in [feed.fields]")
+            sent = "times are texts of digits" if are_texts else f"times are read as {self._time_format}"
+            return f"{sent}, but as {unit} they would be of this century: {', and '.join(remedies)}"
         return None
 
     def _zone(self) -> str | None:
@@ -177,7 +191,14 @@ class FeedDoubts:
         check = self._speeds.judged()
         if check is None:
             return None
-        likely = "no known unit fits" if check.unit is None else f"they would fit {check.unit}: set feed.speed_unit"
+        remedy = (
+            "set feed.speed_unit"
+            if self._sets_unit
+            else "set feed.format = 'declared', and declare the fields and the unit in [feed]"
+        )
+        likely = f"they would fit {' or '.join(check.units)}: {remedy}" if check.units else "no known unit fits"
+        if check.is_doubtful:
+            return f"the reported speeds, read as {self._unit}, agree badly with the positions; {likely}, if whoever runs the feed says so"
         return f"the reported speeds, read as {self._unit}, contradict the positions; {likely}"
 
 

@@ -34,7 +34,7 @@ class SpeedDoubts:
         """Seconds, metres, and reported km/h at the end; shape (at most MOST_STEPS, 3)."""
         self._wrong: SpeedCheck | None = None
         self._newer = 0
-        """Number of steps after those that contradicted."""
+        """Number of steps after those that contradicted or were doubtful."""
 
     def take(self, rows: NDArray[np.void]) -> None:
         """Take rows of the feed, as many as there is room for until the next judgement."""
@@ -43,12 +43,12 @@ class SpeedDoubts:
         self._filled += len(taken)
 
     def judged(self) -> SpeedCheck | None:
-        """The comparison, if speeds contradict positions. It is withdrawn once 200 newer steps no longer contradict."""
+        """The comparison, if speeds contradict positions or are doubtful. It is withdrawn once 200 newer steps are neither."""
         if self._filled:
             self._move()
         seconds, metres, reported = self._steps.T
         check = check_speeds(Steps(np.arange(len(seconds)), seconds, metres), reported, self._unit)
-        if check.contradicts:
+        if check.contradicts or check.is_doubtful:
             self._wrong, self._newer = check, 0
         elif check.is_compared and self._newer >= LEAST_PAIRS:
             self._wrong = None

@@ -14,6 +14,7 @@ from stream.cli.feeding import iso
 from stream.cli.options import UNREACHABLE, USAGE, AsJson, ConfigFile, choose_config, stop
 
 if TYPE_CHECKING:
+    from stream.config.feed import FeedConfig
     from stream.inspection.measures import Measures
     from stream.inspection.observations import Observations
     from stream.inspection.suggestion import Suggestion
@@ -56,19 +57,33 @@ def inspect_feed(
         )
     if write is not None and write.exists() and not force:
         stop(f"{write} exists; choose another name or pass --force", USAGE)
+    feed = None if config is None else _feed(config)
     seen = _observe(source, limit, config)
-    lines = _report(seen, plot, as_json)
+    lines = _report(seen, feed, plot, as_json)
     if write is not None and relation is not None:
         _write(write, relation, lines)
 
 
-def _report(seen: Observations, plot: Path | None, as_json: bool) -> list[Suggestion]:
-    """Print and draw what was measured; returns the suggested configuration."""
+def _feed(config: Path) -> FeedConfig:
+    """The feed of a configuration; exit 2 if it is not sound."""
+    from stream.config import ConfigError, load_config
+
+    try:
+        return load_config(choose_config(config)).feed
+    except ConfigError as error:
+        stop(str(error), USAGE)
+
+
+def _report(seen: Observations, feed: FeedConfig | None, plot: Path | None, as_json: bool) -> list[Suggestion]:
+    """Print and draw what was measured, and what ``feed`` says otherwise; returns the suggested configuration."""
+    from stream.inspection.comparison import contradictions
     from stream.inspection.measures import measure
     from stream.inspection.suggestion import problems, suggestions
 
     measures = measure(seen)
     sentences, lines = problems(seen, measures), suggestions(seen, measures)
+    if feed is not None:
+        sentences = contradictions(seen, measures, feed) + sentences
     typer.echo(NOT_PRIVATE, err=True)
     if as_json:
         facts = {"kind": seen.kind, **measures.as_dict()}
@@ -142,6 +157,10 @@ def _facts(seen: Observations, measures: Measures) -> list[tuple[str, str]]:
     ]
     if measures.first_us is not None and measures.last_us is not None:
         facts.append(("span", f"{iso(measures.first_us)} to {iso(measures.last_us)}"))
+    if measures.middle is not None:
+        facts.append(
+            ("place", "latitude {:.2f}, longitude {:.2f} in the median: look it up on a map".format(*measures.middle))
+        )
     if measures.interval_s is not None:
         low, middle, high = measures.interval_s
         facts.append(("interval", f"{middle:g} s between fixes of a vehicle (10 % below {low:g}, 10 % above {high:g})"))

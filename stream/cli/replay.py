@@ -103,12 +103,12 @@ def replay(
             as_json=as_json,
         )
         if not settings.feed.derives_speeds:
-            return send(recognised(source, settings, file, file_format, any_speed=any_speed))
+            return send(recognised(source, settings, file, file_format, any_speed=any_speed, note=_note))
         events = DerivedEvents(settings.feed, settings.slotting)
         report = SnapshotReport(events, note, as_json, on_stderr=False, unit="blocks")
         blocks = with_speeds(source, events)
         try:
-            blocks = recognised(blocks, settings, file, "canonical", any_speed=any_speed)
+            blocks = recognised(blocks, settings, file, "canonical", any_speed=any_speed, note=_note)
         except RecordingError as error:
             raise refuse(error if events.tally.events else f"{file}: {why_no_event(events)}") from None
         send(blocks, reading=report.facts)
@@ -116,6 +116,10 @@ def replay(
             report.summary()
     except (ConfigError, RecordingError, SpanError) as error:
         raise refuse(error) from None
+
+
+def _note(sentence: str) -> None:
+    typer.echo(f"Note: {sentence}", err=True)
 
 
 def _check_options(

@@ -17,7 +17,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "deviceid", "device", "trackerid", "tracker", "unitid", "unit", "vehiclelabel", "label", "veh", "name", "id",
     ),
     "time": (
-        "time", "timestamp", "observationdatetime", "recordedattime", "recordedat", "datetime", "eventtime", "gpstime", "ts",
+        "time", "timestamp", "observationdatetime", "recordedattime", "recordedat", "datetime", "eventtime", "gpstime", "observedat", "ts",
         "tst", "date", "seen", "at", "when", "t",
     ),
     "lat": ("lat", "latitude", "y", "gpslat", "locationlat", "coordinates1", "1"),
@@ -25,7 +25,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "speed": ("speed", "velocity", "kmh", "speedkmh", "mph", "spd", "gpsspeed", "v"),
 }  # fmt: skip
 """Names of each role without punctuation, in lower case, the surest first."""
-_DEEPEST = 4
+_DEEPEST = 6
 
 
 def paths_of(tree: Any, prefix: str = "", depth: int = 0) -> list[str]:
@@ -61,10 +61,10 @@ def guess_fields(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _plain(path: str) -> tuple[str, str, str]:
-    """The name, the name with that of its parent, and the parent's, without punctuation and in lower case."""
+    """The name, the name with that of its parent, and, of an id or an NGSI-LD value, the parent's: in lower case, only letters and digits."""
     parts = [re.sub(r"[^a-z0-9]", "", part.lower()) for part in path.split(".")]
     parent = parts[-2] if len(parts) > 1 else ""
-    return parts[-1], parent + parts[-1], f"{parent}id" if parts[-1] == "id" else ""
+    return parts[-1], parent + parts[-1], {"id": f"{parent}id", "value": parent}.get(parts[-1], "")
 
 
 def format_of(paths: set[str], roles: dict[str, str]) -> tuple[str, FeedFields | None]:

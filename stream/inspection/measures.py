@@ -22,6 +22,8 @@ _ORIGIN_DEG = 0.01
 _NEAR_DEG = 2.0
 _HOUR_US = 3_600_000_000
 RESOLUTIONS = (6, 7, 8, 9)
+IMPOSSIBLE_KMH = 400.0
+"""No vehicle on a road or on rails is as fast."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Speeds:
     """Reported speeds in the feed's own unit: shares of all fixes, and how they compare with positions.
 
     ``fits``: units in which they agree with positions. ``pairs``: steps that were compared; ``derived_kmh``: their mean speed.
+    ``impossible``: number of speeds above :data:`IMPOSSIBLE_KMH`, by the unit in which they are read.
     """
 
     known: float
@@ -41,6 +44,7 @@ class Speeds:
     derived_kmh: float | None
     quotients: dict[str, float]
     fits: list[str]
+    impossible: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,10 @@ class Density:
 
 @dataclass(frozen=True)
 class Measures:
-    """What an inspection found. Counts are of fixes if nothing else is said; times are µs UTC."""
+    """What an inspection found. Counts are of fixes if nothing else is said; times are µs UTC.
+
+    ``middle``: median latitude and longitude of usable fixes.
+    """
 
     rows: int
     unread: dict[str, int]
@@ -77,6 +84,7 @@ class Measures:
     teleporting_vehicles: int
     teleports: int
     speeds: Speeds
+    middle: tuple[float, float] | None
     box: tuple[float, float, float, float] | None
     densities: list[Density]
 
@@ -133,6 +141,7 @@ def measure(seen: Observations) -> Measures:
         teleporting_vehicles=len(np.unique(fixes.user[moves.at[teleports]])),
         teleports=int(teleports.sum()),
         speeds=_speeds(fixes, moves),
+        middle=(float(np.median(fixes.lat)), float(np.median(fixes.lng))) if len(order) else None,
         box=_box(fixes),
         densities=[_density(fixes, resolution) for resolution in RESOLUTIONS] if len(order) else [],
     )
@@ -223,6 +232,7 @@ def _speeds(fixes: _Sorted, moves: Steps) -> Speeds:
         derived_kmh=derived,
         quotients=quotients,
         fits=fits,
+        impossible={unit: int((values * kmh > IMPOSSIBLE_KMH).sum()) for unit, kmh in SPEED_TO_KMH.items()},
     )
 
 

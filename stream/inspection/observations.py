@@ -42,6 +42,11 @@ class Observations:
     def __len__(self) -> int:
         return len(self.user)
 
+    @property
+    def is_live(self) -> bool:
+        """Whether a command of its own reads the feed, and sends canonical events."""
+        return self.kind.startswith(("GTFS", "a folder"))
+
 
 def numbered(users: list[Any]) -> NDArray[np.int64]:
     """Each identifier as a number, in order of first appearance; -1 if there is none."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -19,13 +20,23 @@ from stream.ingestion.arrays import elements, may_hold_several
 from stream.ingestion.formats import field_path, walk
 from stream.inspection.columns import ROLES, format_of, guess_fields, paths_of
 from stream.inspection.observations import Observations, as_numbers, as_times, numbered
-from stream.sources.file_kinds import PARQUET, SEPARATORS, is_gtfs_realtime, seems_to_be
-from stream.sources.lines import Lines, RecordingError, open_stored
+from stream.sources.file_kinds import (
+    HEAD_BYTES,
+    PARQUET,
+    SEPARATORS,
+    header_readings,
+    is_gtfs_realtime,
+    seems_to_be,
+    unpacked,
+)
+from stream.sources.lines import Lines, RecordingError, Stored, open_stored
 from stream.sources.snapshots import LARGEST_SNAPSHOT, SnapshotError
+from stream.sources.standard_input import StandardInput
 
 _decode = msgspec.json.Decoder().decode
 _SAMPLE = 50
 """Number of objects whose fields are looked at."""
+_CALLED = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 
 
 class InspectionError(ValueError):
@@ -39,18 +50,31 @@ def observe_file(path: Path, limit: int) -> Observations:
     """
     try:
         if path.is_dir():
-            return _snapshots(sorted(entry for entry in path.iterdir() if entry.is_file()), "a folder of snapshots")
+            files = sorted(entry for entry in path.iterdir() if entry.is_file())
+            return _of_snapshots(((str(file), _body(open_stored(file))) for file in files), "a folder of snapshots")
         stored = open_stored(path)
-        if stored.peek(len(PARQUET)).startswith(PARQUET):
-            stored.close()
-            return _parquet(path, limit)
-        if is_gtfs_realtime(stored.peek(16)):
-            stored.close()
-            return _snapshots([path], "GTFS-realtime")
+        head = stored.peek(HEAD_BYTES)
+        if head.startswith(PARQUET):
+            return _parquet(path, _whole(stored), limit)
+        if is_gtfs_realtime(unpacked(head)):
+            return _of_snapshots([(str(path), _body(stored))], "GTFS-realtime")
         lines = chain.from_iterable(Lines(path, stored))
         return observe_lines(islice(filter(None, (line.rstrip(b"\r") for line in lines)), limit + 1), limit, path)
-    except (RecordingError, OSError, EOFError) as error:
+    except (RecordingError, OSError, EOFError, zlib.error) as error:
         raise InspectionError(str(error)) from None
+
+
+def _whole(stored: Stored) -> IO[bytes]:
+    """All of a file or of standard input, to be read from any place."""
+    return stored.spool() if isinstance(stored, StandardInput) else stored
+
+
+def _body(stored: Stored) -> bytes:
+    """One snapshot, decompressed; at most as much as a snapshot may have, and one byte."""
+    with _whole(stored) as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        return (gzip.GzipFile(fileobj=file) if is_packed else file).read(LARGEST_SNAPSHOT + 1)
 
 
 def observe_lines(lines: Iterable[bytes], limit: int, path: Path | None = None) -> Observations:
@@ -59,12 +83,7 @@ def observe_lines(lines: Iterable[bytes], limit: int, path: Path | None = None) 
     first = next(source, b"").removeprefix(b"\xef\xbb\xbf")
     if first.lstrip()[:1] in (b"{", b"["):
         return observe_messages(islice(chain([first], source), limit), None)
-    try:
-        header = first.decode()
-    except UnicodeDecodeError:
-        header = ""
-    separator = max(SEPARATORS, key=header.count)
-    names = next(csv.reader([header], delimiter=separator), [])
+    separator, names = max(header_readings(first), key=_sense)
     roles = _roles(set(names), path)
     index = {role: names.index(name) for role, name in roles.items()}
     columns: dict[str, list[Any]] = {role: [] for role in ROLES}
@@ -75,8 +94,14 @@ def observe_lines(lines: Iterable[bytes], limit: int, path: Path | None = None) 
             continue
         for role in ROLES:
             columns[role].append(row[index[role]] if role in index else None)
-    called = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}[separator]
+    called = _CALLED.get(separator, repr(separator))
     return _observations(f"CSV, separated by {called}", set(names), roles, columns, unread)
+
+
+def _sense(reading: tuple[str, list[str]]) -> tuple[int, bool, int]:
+    """How much sense a reading of a header makes: fields that are recognised, then a usual separator, then columns."""
+    separator, names = reading
+    return len(guess_fields(names)), separator in SEPARATORS and len(names) > 1, len(names)
 
 
 def observe_messages(messages: Iterable[bytes], arrived_us: NDArray[np.int64] | None) -> Observations:
@@ -139,9 +164,15 @@ def _roles(paths: set[str], path: Path | None) -> dict[str, str]:
     missing = [role for role in ROLES if role not in roles and role != "speed"]
     if missing:
         kind = (path and seems_to_be(path)) or ""
+        if not paths or not all(name.isprintable() for name in paths):
+            nothing = "no JSON objects, no header of a table, no Parquet and no GTFS-realtime in it"
+            raise InspectionError(
+                f"{nothing}. {kind or 'If it is empty, or of another format, name another file or topic.'}"
+            )
         shown = ", ".join(sorted(paths))[:200]
         raise InspectionError(
-            f"no field looks like {', '.join(missing)} among {shown!r}; rename fields, or declare them in [feed.fields]. {kind}".strip()
+            f"no field looks like {', '.join(missing)} among {shown!r}; rename fields, or declare them in [feed.fields]. "
+            f"A table needs a header, whose names any one character separates. {kind}".strip()
         )
     return roles
 
@@ -177,7 +208,7 @@ def _observations(
     )
 
 
-def _parquet(path: Path, limit: int) -> Observations:
+def _parquet(path: Path, stored: IO[bytes], limit: int) -> Observations:
     try:
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -188,7 +219,7 @@ def _parquet(path: Path, limit: int) -> Observations:
     stamped = naive = False
     rows = 0
     try:
-        with ParquetFile(path) as file:
+        with stored, ParquetFile(stored) as file:
             names = set(file.schema_arrow.names)
             roles = _roles(names, None)
             for batch in file.iter_batches(columns=list(roles.values())):
@@ -209,23 +240,15 @@ def _parquet(path: Path, limit: int) -> Observations:
     seen = _observations("Parquet", names, roles, kept, Counter())
     if not stamped:
         return seen
-    fields = seen.fields and seen.fields.model_copy(update={"time_format": "rfc3339"})
-    return replace(seen, fields=fields, local=naive)
+    fields, own_fields = (
+        named and named.model_copy(update={"time_format": "rfc3339"}) for named in (seen.fields, seen.own_fields)
+    )
+    return replace(seen, fields=fields, own_fields=own_fields, local=naive)
 
 
 def observe_snapshot(body: bytes) -> Observations:
     """Observations of one GTFS-realtime answer. Raises :class:`InspectionError`."""
     return _of_snapshots([("the answer", body)], "GTFS-realtime")
-
-
-def _snapshots(files: list[Path], kind: str) -> Observations:
-    return _of_snapshots(((str(path), _body(path)) for path in files), kind)
-
-
-def _body(path: Path) -> bytes:
-    """One snapshot, decompressed; at most as much as a snapshot may have, and one byte."""
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        return file.read(LARGEST_SNAPSHOT + 1)
 
 
 def _of_snapshots(bodies: Iterable[tuple[str, bytes]], kind: str) -> Observations:

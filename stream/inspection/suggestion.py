@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 from dpcore.relation import NeighbouringRelation
 from stream.config.feed import FeedFields, SpeedSource
-from stream.inspection.measures import Measures
+from stream.inspection.measures import IMPOSSIBLE_KMH, Measures
 from stream.inspection.observations import Observations
 
 ENOUGH_VEHICLES = 3.0
 """Mean number of vehicles in a visited hexagon and hour for which a mean of speeds is worth releasing."""
 _SPREAD = 0.1
+_FAR_NORTH = 66.0
+"""Fleets beyond the polar circle are rare, and cities whose longitude is between 66 and 90 degrees are not."""
 _NO_SPEED, _MOST_KNOWN, _MOST_ZERO, _TINY = 0.5, 0.99, 0.95, 0.2
 
 
@@ -37,7 +39,7 @@ def problems(seen: Observations, measures: Measures) -> list[str]:
     """Faults of the feed, the gravest first, each with what to do about it."""
     if not measures.usable:
         return [f"None of its {measures.rows} fixes can be used: see the counts above."]
-    sentences = [*_speed_problems(seen, measures)]
+    sentences = [*_place_and_time_problems(seen, measures), *_speed_problems(seen, measures)]
     shares = (
         (measures.origin, "lie at 0, 0: units without reception. They are refused as at-origin"),
         (measures.swapped, "have latitude and longitude exchanged. They are refused as swapped-axes"),
@@ -77,11 +79,27 @@ def problems(seen: Observations, measures: Measures) -> list[str]:
     return sentences
 
 
+def _place_and_time_problems(seen: Observations, measures: Measures) -> list[str]:
+    sentences = []
+    lat, lng = measures.middle or (0.0, 0.0)
+    if abs(lat) > _FAR_NORTH:
+        sentences.append(
+            f"Most fixes are around latitude {lat:.1f}, longitude {lng:.1f}. If the feed is not of that place, latitude and longitude "
+            "are exchanged: exchange them in [feed.fields], and in the domain below."
+        )
+    if seen.local:
+        sentences.append(
+            "The times have no zone. They were taken as UTC, and as timezone = 'UTC' is suggested for them: unless that is the zone of "
+            "the recording, set feed.fields.timezone, or windows are released hours off."
+        )
+    return sentences
+
+
 def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
     speeds, (chosen, _) = measures.speeds, speed_source(measures)
     remedy = (
         f"let speeds be derived from positions: --speeds {chosen} of hexveil gtfs-rt, siri-vm and hfp"
-        if _is_live(seen)
+        if seen.is_live
         else f"let speeds be derived from positions: feed.speeds = {chosen!r}"
     )
     if speeds.known < _NO_SPEED:
@@ -95,10 +113,22 @@ def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
         return [f"{speeds.tiny:.0%} of the speeds are above 0 but below 0.01: rounding, no measurements; {remedy}."]
     sentences = [f"{1 - speeds.known:.0%} of the fixes have no speed; {remedy}."] if speeds.known < _MOST_KNOWN else []
     if speeds.negative:
-        otherwise = "count as missing" if chosen == "missing" and _is_live(seen) else "are refused"
+        otherwise = "count as missing" if chosen == "missing" and seen.is_live else "are refused"
         fate = f"count as 0 under relation 'values' and {otherwise} under 'participation'"
         sentences.append(
             f"{speeds.negative:.2%} of the speeds are negative. They {'are not read' if chosen == 'derived' else fate}."
+        )
+    unit, _ = speed_unit(seen, measures)
+    if seen.speed_unit is not None and unit != seen.speed_unit:
+        fixed = "GTFS-realtime prescribes" if seen.is_live else f"format {seen.format!r} fixes"
+        advice = remedy if seen.is_live else f"the suggested configuration reads them in {unit}"
+        sentences.append(
+            f"The speeds agree with positions in {' or '.join(speeds.fits)} and not in {seen.speed_unit}, which {fixed}; {advice}."
+        )
+    if impossible := speeds.impossible[unit]:
+        sentences.append(
+            f"{impossible} speeds are above {IMPOSSIBLE_KMH:g} km/h, read in {unit}: errors. Under relation 'values' they count as "
+            "speed.upper_bound; under 'participation' feed.quality.fastest_km_h refuses them."
         )
     if _fit_in_no_unit(measures):
         sentences.append(
@@ -124,11 +154,6 @@ def _fit_in_no_unit(measures: Measures) -> bool:
     return bool(speeds.pairs and not speeds.fits and speeds.derived_kmh is not None and speeds.derived_kmh >= 3)
 
 
-def _is_live(seen: Observations) -> bool:
-    """Whether a command of its own reads the feed, and sends canonical events."""
-    return seen.kind.startswith(("GTFS", "a folder"))
-
-
 def speed_unit(seen: Observations, measures: Measures) -> tuple[str, str]:
     """The unit of speed and why: that of the format if positions agree, else one that fits them."""
     speeds, fixed = measures.speeds, seen.speed_unit
@@ -152,17 +177,19 @@ def suggestions(seen: Observations, measures: Measures) -> list[Suggestion]:
     unit, why = speed_unit(seen, measures)
     name, fields = seen.format, seen.fields
     source, because = speed_source(measures)
-    if source != "reported" and not _is_live(seen):
-        name, fields = "canonical", None if name == "canonical" else seen.own_fields
-    if name == "capmetro" and unit == "mph":
-        name, why = "capmetro-2015", f"the columns of capmetro, with speeds in mph: {why}"
+    if seen.is_live:
+        unit, why = "km/h", "hexveil gtfs-rt converts speeds"
+    elif source != "reported":
+        name, fields = "canonical", None if name == "canonical" and not seen.local else seen.own_fields
+    elif name == "capmetro" and unit == "mph" and not seen.local:
+        name = "capmetro-2015"
+    elif seen.local or seen.speed_unit not in (None, unit):
+        name, fields = "declared", seen.own_fields
     lines = [
         Suggestion("feed", "format", _toml(name), _why_format(seen, name)),
         Suggestion("feed", "timezone", '"UTC"', "set it to the city's zone: timeslots and periods are aligned in it"),
     ]
     if name in ("canonical", "declared"):
-        unit = "km/h" if _is_live(seen) else unit
-        why = "hexveil gtfs-rt converts speeds" if _is_live(seen) else why
         lines.append(Suggestion("feed", "speed_unit", _toml(unit), why))
     lines.append(Suggestion("feed", "speeds", _toml(source), because))
     lines.append(
@@ -185,8 +212,10 @@ def suggestions(seen: Observations, measures: Measures) -> list[Suggestion]:
 
 
 def _why_format(seen: Observations, name: str) -> str:
-    if _is_live(seen):
+    if seen.is_live:
         return "hexveil gtfs-rt sends canonical events"
+    if name == "capmetro-2015":
+        return f"{seen.kind}; the columns of capmetro, with speeds in mph"
     if name == "canonical" != seen.format:
         return f"{seen.kind}; events with derived speeds are canonical, and what they are made of has the fields named below"
     return f"{seen.kind}; " + (

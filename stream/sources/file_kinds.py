@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+import string
 import zlib
 from pathlib import Path
 
@@ -10,10 +12,13 @@ from stream.config.feed import FeedFields
 from stream.ingestion.formats import known_fields
 
 SEPARATORS = (",", ";", "\t", "|")
-"""Separators of columns that are recognised by the header."""
+"""Usual separators of columns. Another character separates them if the header then has the fields that are looked for."""
+_LONGEST_HEADER = 1 << 16
+_NEVER_SEPARATE = frozenset(string.ascii_letters + string.digits + "_-.\"'\r\n\0")
 PARQUET = b"PAR1"
 """The first bytes of a Parquet file."""
-_HEAD = 4096
+HEAD_BYTES = 4096
+"""So many first bytes tell what a file is."""
 _GZIP = b"\x1f\x8b"
 _BEGINNINGS = (
     (PARQUET, "a Parquet file that ends too early or is damaged"),
@@ -27,6 +32,11 @@ _BEGINNINGS = (
     (b"<", "XML, as SIRI is: send its vehicle positions with 'hexveil siri-vm'"),
 )
 _GTFS_RT_VERSION = b"\x0a"  # field 1 (header), length-delimited; within it field 1, the version
+_GTFS_RT_OTHER_FORMS = re.compile(
+    rb'\s*(header\s*:?\s*\{[^{}]*gtfs_realtime_version|\{\s*"header"\s*:\s*\{[^{}]*"gtfs_?realtime_?version"|'
+    rb'\{\s*"entity"\s*:\s*\[\s*\{[^\[]*"(vehicle|trip_?update|alert)"\s*:\s*\{)',
+    re.IGNORECASE,
+)
 
 
 def seems_to_be(path: Path) -> str | None:
@@ -42,32 +52,53 @@ def seems_to_be(path: Path) -> str | None:
 
 
 def is_gtfs_realtime(head: bytes) -> bool:
-    """Whether the first bytes are those of a GTFS-realtime message: its header with the version, 1.0 or 2.0."""
-    return head.startswith(_GTFS_RT_VERSION) and head[2:3] == _GTFS_RT_VERSION and head[4:5] in (b"1", b"2")
+    """Whether the first bytes are those of a GTFS-realtime message in protobuf, JSON or text form: its header with the version."""
+    is_binary = head.startswith(_GTFS_RT_VERSION) and head[2:3] == _GTFS_RT_VERSION and head[4:5] in (b"1", b"2")
+    return is_binary or _GTFS_RT_OTHER_FORMS.match(head) is not None
+
+
+def unpacked(head: bytes) -> bytes:
+    """The first bytes of a file, decompressed if they are of gzip; none if they are damaged."""
+    try:
+        return zlib.decompressobj(31).decompress(head, HEAD_BYTES) if head.startswith(_GZIP) else head
+    except zlib.error:
+        return b""
 
 
 def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            head = file.read(_HEAD)
-        return zlib.decompressobj(31).decompress(head, _HEAD) if head.startswith(_GZIP) else head
-    except (OSError, zlib.error):
+            return unpacked(file.read(HEAD_BYTES))
+    except OSError:
         return b""
 
 
 def columns_of(header: bytes, fields: FeedFields) -> tuple[str, list[str]]:
     """Separator and column names of a CSV's header: those with most of ``fields``, else those with most columns."""
-    readings = [(separator, _split(header, separator)) for separator in SEPARATORS]
-    return max(readings, key=lambda reading: (len(set(fields.paths) & set(reading[1])), len(reading[1])))
+    return max(
+        header_readings(header),
+        key=lambda reading: (
+            len(set(fields.paths) & set(reading[1])),
+            reading[0] in SEPARATORS and len(reading[1]) > 1,
+            len(reading[1]),
+        ),
+    )
+
+
+def header_readings(header: bytes) -> list[tuple[str, list[str]]]:
+    """Each character of a header that may separate columns, the usual ones first, and the names between."""
+    others = sorted({chr(byte) for byte in header if byte < 128} - set(SEPARATORS) - _NEVER_SEPARATE)
+    candidates = SEPARATORS if len(header) > _LONGEST_HEADER else (*SEPARATORS, *others)
+    return [(separator, _split(header, separator)) for separator in candidates]
 
 
 def is_header(line: bytes, fields: FeedFields) -> bool:
     """Whether the first line of a file is the header of a CSV: it names the ``fields``, or has five columns and is not JSON."""
     if line.lstrip(b"\xef\xbb\xbf \t")[:1] in (b"", b"{", b"[", b"<") or b"\0" in line or b'":' in line:
         return False
-    _, names = columns_of(line, fields)
+    separator, names = columns_of(line, fields)
     return set(fields.paths) - {fields.speed} <= set(names) or (
-        len(names) >= 5 and all(name.isprintable() for name in names)
+        separator in SEPARATORS and len(names) >= 5 and all(name.isprintable() for name in names)
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -41,11 +41,14 @@ def require_events(path: Path, events: int, refusals: Refusals) -> None:
 
 
 def speed_problem(rows: NDArray[np.void], feed: FeedConfig, file_format: str) -> tuple[str, bool] | None:
-    """Why the speeds of a recording cannot be right, with the remedy, and whether another unit would fit; None if they can."""
+    """Why the speeds of a recording cannot be right, or are doubtful, with the remedy; None if they agree with the positions.
+
+    And whether it is to be refused: if they cannot be right, and another unit would fit.
+    """
     kmh = feed_format(feed.model_copy(update={"format": file_format})).kmh
     declared = next(unit for unit, factor in SPEED_TO_KMH.items() if factor == kmh)
     check = check_rows(rows, declared)
-    if not check.contradicts:
+    if not (check.contradicts or check.is_doubtful):
         return None
     if check.unit is None:
         remedy = "hexveil inspect says more"
@@ -53,7 +56,9 @@ def speed_problem(rows: NDArray[np.void], feed: FeedConfig, file_format: str) ->
         remedy = f"set feed.speed_unit = {check.unit!r}"
     else:
         remedy = "give another --format, or declare the fields and the unit in [feed]"
-    return f"{check.sentence(declared)}: {remedy}.", check.unit is not None
+    if len(check.units) > 1 or check.is_doubtful:
+        remedy = f"ask whoever runs the feed, and {remedy}"
+    return f"{check.sentence(declared)}: {remedy}.", check.contradicts and check.unit is not None
 
 
 def require_speeds(path: Path, problem: tuple[str, bool] | None) -> None:
@@ -63,12 +68,19 @@ def require_speeds(path: Path, problem: tuple[str, bool] | None) -> None:
 
 
 def recognised(
-    blocks: Iterable[Messages], config: Config, path: Path, file_format: str, *, any_speed: bool = False
+    blocks: Iterable[Messages],
+    config: Config,
+    path: Path,
+    file_format: str,
+    *,
+    any_speed: bool = False,
+    note: Callable[[str], None] = lambda sentence: None,
 ) -> Iterator[Messages]:
     """All of ``blocks``. The first ones are read immediately, until twenty thousand events are accepted or the source is silent.
 
     Raises :class:`RecordingError` with the reasons if none of the first hundred thousand events is accepted, and, without
-    ``any_speed``, if the speeds of the accepted ones are in another unit.
+    ``any_speed``, if the speeds of the accepted ones are in another unit. ``note`` is called with what is wrong with their
+    speeds if they are not refused for it.
     """
     # Any key will do, because these pseudonyms are discarded.
     decoder, refusals = Decoder(config, secrets.token_bytes(KEY_BYTES)), Refusals(config.feed, file_format)
@@ -91,6 +103,9 @@ def recognised(
         if refusals.taken >= _COMPARED or refusals.taken + refusals.refused >= _HELD:
             break
     require_events(path, refusals.taken, refusals)
+    problem = speed_problem(np.concatenate(rows), config.feed, file_format)
     if not any_speed:
-        require_speeds(path, speed_problem(np.concatenate(rows), config.feed, file_format))
+        require_speeds(path, problem)
+    if problem is not None:
+        note(problem[0])
     return chain(looked_at, source)

@@ -51,7 +51,53 @@ def without(fix: dict[str, Any], name: str) -> dict[str, Any]:
 
 FAULTS: dict[str, tuple[Callable[[dict[str, Any], float], dict[str, Any]], str, str]] = {
     "speed": (lambda fix, moment: fix | {"speed": 10.0}, "speed", "they would fit m/s: set feed.speed_unit"),
+    "mph": (
+        lambda fix, moment: fix | {"speed": 36 / 1.609344},
+        "speed",
+        "agree badly with the positions; they would fit mph or kn",
+    ),
     "epoch": (lambda fix, moment: fix | {"time": round(moment)}, "epoch", "time_format = 'epoch-s'"),
+    "text epoch": (
+        lambda fix, moment: fix | {"time": str(round(moment))},
+        "epoch",
+        "without quotes, and set feed.format = 'declared' and time_format = 'epoch-s'",
+    ),
+    "text epoch of the right unit": (
+        lambda fix, moment: fix | {"time": str(round(moment * 1000))},
+        "epoch",
+        "texts of digits, but as epoch-ms they would be of this century: send them as numbers, without quotes",
+    ),
+    "compact times": (
+        lambda fix, moment: fix | {"time": datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M%SZ")},
+        "refused",
+        "as wrong-type: times are texts like '99999999T999999Z'",
+    ),
+    "German times": (
+        lambda fix, moment: fix | {"time": datetime.fromtimestamp(moment, UTC).strftime("%d.%m.%Y %H:%M:%S")},
+        "refused",
+        "as wrong-type: times are texts like '99.99.9999 99:99:99'",
+    ),
+    "text speeds": (
+        lambda fix, moment: fix | {"speed": "36.0"},
+        "refused",
+        "as wrong-type: speed is sent as text: send numbers without quotes",
+    ),
+    "swapped axes": (
+        lambda fix, moment: fix | {"lat": fix["lng"], "lng": fix["lat"]},
+        "refused",
+        "as swapped-axes: latitude and longitude are exchanged",
+    ),
+    "another city": (
+        lambda fix, moment: fix | {"lat": fix["lat"] - 10},
+        "refused",
+        "as out-of-domain: they are of another place than feed.domain",
+    ),
+    "microdegrees": (
+        lambda fix, moment: fix | {"lat": round(fix["lat"] * 1e6), "lng": round(fix["lng"] * 1e6)},
+        "refused",
+        "latitude and longitude are in degrees x 10^6",
+    ),
+    "a recording": (lambda fix, moment: fix | {"time": fix["time"] - 10**10}, "refused", "older than window.max_age"),
     "no speeds": (lambda fix, moment: without(fix, "speed"), "fields", "have no 'speed' (speed), so they are refused"),
     "null speeds": (lambda fix, moment: fix | {"speed": None}, "fields", "derive speeds before the worker's topic"),
     "other names": (lambda fix, moment: without(fix, "lat"), "fields", "name their fields in [feed.fields]"),
@@ -248,10 +294,24 @@ def test_a_flood_of_invented_vehicles_is_bounded_and_forgotten_and_a_fault_that_
     assert not said[-1]
 
 
+def test_what_is_refused_is_said_of_the_newest_events_and_withdrawn_once_they_are_accepted(tmp_path: Path) -> None:
+    config, now = bus_config(tmp_path), time.time()
+    doubts, decoder = FeedDoubts(config), Decoder(config, bytes(32))
+    wrong = fleet(now, FAULTS["another city"][0])
+    sound = fleet(now, SOUND["as declared"])
+    assert observed(doubts, decoder, wrong[:99], now) == {}
+    assert list(observed(doubts, decoder, wrong[:1], now)) == ["refused"]
+    assert list(observed(doubts, decoder, sound[:99], now)) == ["refused"]
+    assert observed(doubts, decoder, sound[:1], now) == {}
+    assert observed(doubts, decoder, wrong[:50] + sound[:50], now) == {}
+    assert list(observed(doubts, decoder, wrong[:51] + sound[:50], now)) == ["refused"]
+
+
+@pytest.mark.parametrize("fault", ["zone", "text epoch", "another city"])
 def test_a_worker_says_it_in_its_log_and_no_message_ends_it(
-    hexveil: Sequence[str], kafka: str, redis_url: str, topic_name: str, tmp_path: Path
+    fault: str, hexveil: Sequence[str], kafka: str, redis_url: str, topic_name: str, tmp_path: Path
 ) -> None:
-    changed, _, words = FAULTS["zone"]
+    changed, _, words = FAULTS[fault]
     asyncio.run(create_topics(bus_config(tmp_path, **{"feed.topic": topic_name, "kafka.bootstrap": kafka})))
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name)
     command = [*hexveil, "worker", "--config", str(hourly.BUS)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import time
@@ -16,12 +17,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from aiokafka import AIOKafkaProducer
+from google.protobuf import json_format, text_format
 from google.transit import gtfs_realtime_pb2
 from typer.testing import CliRunner
 
 from stream.cli import app
+from stream.config.feed import FeedConfig
+from stream.config.section import BoundingBox
 from stream.config.servers import KafkaConfig
 from stream.inspection.columns import guess_fields, paths_of
+from stream.inspection.comparison import contradictions
 from stream.inspection.measures import measure
 from stream.inspection.observations import Observations
 from stream.inspection.reading import InspectionError, observe_file, observe_messages, observe_snapshot
@@ -82,6 +87,27 @@ FAULTS: dict[str, tuple[Observations, dict[str, Any], str]] = {
     "none": (fleet(speed=np.full(960, np.nan)), {}, "100% of the fixes have no speed"),
     "tiny": (fleet(speed=np.full(960, 1e-6)), {}, "100% above 0 but below 0.01"),
     "absurd": (fleet(speed=np.full(960, 7000.0)), {}, "fit in no unit"),
+    "fixed unit": (
+        fleet(format="itms", speed_unit="km/h", speed=np.full(960, 10.0)),
+        {},
+        "agree with positions in m/s and not in km/h, which format 'itms' fixes; the suggested configuration reads them in m/s",
+    ),
+    "fixed unit of a snapshot": (
+        fleet(kind="GTFS-realtime", speed_unit="m/s"),
+        {},
+        "agree with positions in km/h and not in m/s, which GTFS-realtime prescribes; let speeds be derived",
+    ),
+    "impossible": (
+        fleet(speed_unit="m/s", speed=changed(np.full(960, 10.0), [5, 99, 400], 112.0)),
+        {},
+        "3 speeds are above 400 km/h, read in m/s",
+    ),
+    "all swapped": (
+        fleet(lat=SEEN.lat + 46.9, lng=np.full(960, 28.6)),
+        {"swapped": 0},
+        "around latitude 77.3, longitude 28.6. If the feed is not of that place, latitude and longitude are exchanged",
+    ),
+    "no zone": (fleet(local=True), {}, "The times have no zone. They were taken as UTC"),
     "negative": (fleet(speed=changed(SEEN.speed, slice(0, 5), -1.0)), {}, "0.52% of the speeds are negative"),
     "origin": (
         fleet(lat=changed(SEEN.lat, [3, 9], 0.0), lng=changed(SEEN.lng, [3, 9], 0.0)),
@@ -157,6 +183,28 @@ def test_a_feed_of_hostile_numbers_is_measured_all_the_same() -> None:
         suggestions(seen, measures)
 
 
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({}, []),
+        (
+            {"lat": np.full(960, 77.2), "lng": SEEN.lat - 1.6, "speed": np.full(960, 8.0)},
+            ["Latitude and longitude are exchanged"],
+        ),
+        ({"lat": SEEN.lat - 10}, ["outside of feed.domain, so they are refused"]),
+        ({"speed": np.full(960, 10.0)}, ["agree with positions in m/s, and the configuration reads them in km/h"]),
+    ],
+)
+def test_what_contradicts_a_given_configuration_is_said(columns: dict[str, Any], says: list[str]) -> None:
+    """The feed is of Delhi, latitude 28.6 and longitude 77.2."""
+    seen = fleet(**({"lat": SEEN.lat - 1.6, "lng": np.full(960, 77.2)} | columns))
+    box = BoundingBox(south=28, west=76.5, north=30, east=78)
+    feed = FeedConfig(name="bus", topic="bus", timezone="UTC", domain=box)
+    sentences = contradictions(seen, measure(seen), feed)
+    assert len(sentences) == len(says)
+    assert all(words in sentence for words, sentence in zip(says, sentences, strict=True))
+
+
 def test_the_time_grows_near_linearly() -> None:
     def seconds(copies: int) -> float:
         one = fleet()
@@ -184,6 +232,25 @@ NAMES: dict[str, tuple[Any, dict[str, str]]] = {
     "HFP": (
         {"VP": {"veh": 1, "tst": "x", "lat": 1.0, "long": 2.0, "spd": 3.0, "oper": 6}},
         {"user": "VP.veh", "time": "VP.tst", "lat": "VP.lat", "lng": "VP.long", "speed": "VP.spd"},
+    ),
+    "normalised NGSI-LD": (
+        {
+            "id": "urn:ngsi-ld:Vehicle:9",
+            "type": "Vehicle",
+            "location": {
+                "type": "GeoProperty",
+                "value": {"type": "Point", "coordinates": [1.5, 2.5]},
+                "observedAt": "x",
+            },
+            "speed": {"type": "Property", "value": 3.0, "unitCode": "KMH"},
+        },
+        {
+            "user": "id",
+            "time": "location.observedAt",
+            "lat": "location.value.coordinates.1",
+            "lng": "location.value.coordinates.0",
+            "speed": "speed.value",
+        },
     ),
     "nested id": (
         {"id": 9, "vehicle": {"id": "a"}, "t": 1, "y": 1.0, "x": 2.0},
@@ -240,12 +307,60 @@ def test_what_is_written_is_a_sound_configuration_by_which_the_file_is_read(
     from stream.config import find_config, load_config
     from stream.offline import read_recording
 
+    assert "Austin" not in (tmp_path / "mine.toml").read_text()
     config = load_config(find_config(tmp_path / "mine.toml", "values"))
     assert config.feed.fields is not None
     assert config.feed.fields.time_format == "epoch-s"
     assert config.feed.speed_unit == "km/h"
     rows, _ = read_recording(config, day, "declared")
     assert len(rows) == 960
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|", " ", "^", "~", ":", "\x01", "/"])
+@pytest.mark.parametrize("names", [("vehicle", "ts", "lat", "lon", "speed"), ("bus-id", "when", "y", "x", "v")])
+def test_any_one_character_may_separate_columns(separator: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    day, path, runner = tmp_path / "day.txt", tmp_path / "mine.toml", CliRunner()
+    rows = zip(SEEN.user.tolist(), (SEEN.time_us // 1000).tolist(), SEEN.lat.tolist(), strict=True)
+    table = [names, *((f"b{user}", ms, lat, -97.7, 36.0) for user, ms, lat in rows)]
+    day.write_text("\n".join(separator.join(map(str, row)) for row in table))
+    done = runner.invoke(app, ["inspect", str(day), "--write", str(path), "--relation", "values"])
+    assert done.exit_code == 0, done.stderr
+    assert "960 usable" in done.stdout
+    out = ["--out", str(tmp_path / "r.ndjson"), "--json"]
+    released = runner.invoke(app, ["replay", str(day), "--offline", "--config", str(path), *out])
+    assert released.exit_code == 0, released.stderr
+    assert json.loads(released.stdout)["events"] == 960
+
+
+def itms(minute: int, bus: int, time: str) -> dict[str, Any]:
+    place = {"type": "Point", "coordinates": [-97.7, 30 + minute * 600 / 111_195]}
+    return {"license_plate": f"b{bus}", "observationDateTime": time, "location": place, "speed": 10.0}
+
+
+def capmetro(minute: int, bus: int, time: str) -> dict[str, Any]:
+    lat = 30 + minute * 600 / 111_195
+    return {"vehicle_id": f"b{bus}", "timestamp": time, "latitude": lat, "longitude": -97.7, "speed": 36.0}
+
+
+@pytest.mark.parametrize(("event", "unit"), [(itms, "m/s"), (capmetro, "km/h")])
+@pytest.mark.parametrize("offset", ["+00:00", ""])
+def test_where_a_formats_own_unit_or_zone_does_not_fit_what_is_written_declares_it_and_releases(
+    event: Callable[[int, int, str], dict[str, Any]], unit: str, offset: str, tmp_path: Path
+) -> None:
+    day, path, runner = tmp_path / "day.ndjson", tmp_path / "mine.toml", CliRunner()
+    times = [f"2017-03-21T12:{minute:02}:00{offset}" for minute in range(50)]
+    rows = [event(minute, bus, time) for minute, time in enumerate(times) for bus in range(6)]
+    day.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = runner.invoke(app, ["inspect", str(day), "--write", str(path), "--relation", "values"])
+    assert done.exit_code == 0, done.stderr
+    assert f"agree with positions in {unit} and not in" in done.stdout
+    assert ("The times have no zone" in done.stdout) == (offset == "")
+    out = ["--out", str(tmp_path / "r.ndjson"), "--json"]
+    released = runner.invoke(app, ["replay", str(day), "--offline", "--config", str(path), *out])
+    assert released.exit_code == 0, released.stderr
+    summary = json.loads(released.stdout)
+    assert (summary["rejected"], summary["implausible"]) == ({}, None)
+    assert summary["windows"]
 
 
 @pytest.mark.parametrize(("speed", "wanted"), [("absent", "missing"), ("some", "missing"), ("zero", "derived")])
@@ -298,16 +413,20 @@ def test_under_participation_nothing_of_where_users_were_is_written(tmp_path: Pa
     assert "feed.domain" in checked.stderr
 
 
-def test_snapshots_of_gtfs_realtime_are_read_with_the_speeds_that_they_report(tmp_path: Path) -> None:
+def snapshot(vehicles: int = 20) -> Any:
     message = gtfs_realtime_pb2.FeedMessage()
     message.header.gtfs_realtime_version = "2.0"
     message.header.timestamp = SLOT
-    for n in range(20):
+    for n in range(vehicles):
         entity = message.entity.add(id=str(n))
         entity.vehicle.vehicle.id = f"v{n}"
         entity.vehicle.position.latitude, entity.vehicle.position.longitude = 30.2 + n / 100, -97.7
         entity.vehicle.position.speed = 1e-6
-    body = message.SerializeToString()
+    return message
+
+
+def test_snapshots_of_gtfs_realtime_are_read_with_the_speeds_that_they_report(tmp_path: Path) -> None:
+    body = snapshot().SerializeToString()
     seen = observe_snapshot(body)
     assert "below 0.01" in problems(seen, measure(seen))[0]
     (tmp_path / "a.pb").write_bytes(body)
@@ -316,13 +435,56 @@ def test_snapshots_of_gtfs_realtime_are_read_with_the_speeds_that_they_report(tm
     assert len(observe_file(tmp_path / "a.pb", 10**6)) == 20
 
 
+def forms() -> dict[str, bytes]:
+    """Snapshots of 20 vehicles and a Parquet file of 960 fixes."""
+    message, table = snapshot(), io.BytesIO()
+    tree = json_format.MessageToDict(message)
+    pq.write_table(
+        pa.table({"id": SEEN.user, "ts": SEEN.time_us // 1000, "lat": SEEN.lat, "lon": SEEN.lng, "speed": SEEN.speed}),
+        table,
+    )
+    return {
+        "protobuf": message.SerializeToString(),
+        "JSON": json.dumps(tree).encode(),
+        "indented JSON": json.dumps(tree, indent=2).encode(),
+        "JSON with its entities first": json.dumps(dict(sorted(tree.items()))).encode(),
+        "JSON in snake case": json_format.MessageToJson(message, preserving_proto_field_name=True).encode(),
+        "text": text_format.MessageToString(message).encode(),
+        "Parquet": table.getvalue(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("form", "is_packed"), [(form, packed) for form in forms() for packed in sorted({False, form != "Parquet"})]
+)
+def test_every_form_is_recognised_by_its_content_from_a_file_and_from_standard_input(
+    form: str, is_packed: bool, tmp_path: Path
+) -> None:
+    body = gzip.compress(forms()[form]) if is_packed else forms()[form]
+    (tmp_path / "of no name").write_bytes(body)
+    assert len(observe_file(tmp_path / "of no name", 10**6)) == (960 if form == "Parquet" else 20)
+    done = CliRunner().invoke(app, ["inspect", "-", "--json"], input=body)
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["usable"] == (960 if form == "Parquet" else 20)
+
+
+def test_lines_whose_first_field_is_a_header_are_no_snapshot(tmp_path: Path) -> None:
+    rows = [{"header": {"v": 1}, "entity": [], "id": n, "ts": SLOT, "lat": 30.2, "lon": -97.7} for n in range(5)]
+    (tmp_path / "day").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(observe_file(tmp_path / "day", 10**6)) == 5
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
         ("a.csv", b"a,b,c\n1,2,3\n", "no field looks like"),
         ("a.parquet", b"PAR1 nothing", "not a readable Parquet file"),
         ("a.ndjson", b"nonsense", "no field looks like"),
+        ("a.csv", b"id,x\n1,2\n", "A table needs a header, whose names any one character separates"),
         ("a.pb", b"\x0a\x0d\x0a\x032.0\x10\x00\x18\x80\xff\xff", "no vehicle positions"),
+        ("empty.csv", b"", "no JSON objects, no header of a table.*If it is empty"),
+        ("noise.bin", bytes(range(128, 256)) * 9, "no JSON objects, no header of a table"),
+        ("a.zip", b"PK\x03\x04" + bytes(99), "no header of a table.* a zip archive: unpack it first"),
     ],
 )
 def test_what_cannot_be_inspected_is_refused_with_the_reason(

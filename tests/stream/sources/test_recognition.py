@@ -150,6 +150,24 @@ def test_some_refused_events_are_counted_with_an_example_and_end_well(desk: Path
     assert "Likely" not in stderr
 
 
+@pytest.mark.parametrize(("arguments", "ends"), [(["--offline"], 0), ([], 3)])
+def test_speeds_that_would_agree_better_in_another_unit_are_noted_and_not_refused(
+    desk: Path, arguments: list[str], ends: int
+) -> None:
+    """Speeds in mph that are read as km/h. Without --offline nothing answers, which is exit 3."""
+    drive = [(bus, step) for step in range(60) for bus in range(5)]
+    fixes = [
+        EVENT | {"user": f"b{bus}", "time": (SLOT + 30 * step) * 1000, "lat": 30 + step / 371, "speed": 36 / 1.609344}
+        for bus, step in drive
+    ]
+    (desk / "day.ndjson").write_bytes(lines(*fixes))
+    code, _, stderr = run("replay", "day.ndjson", "--config", BUS, *arguments)
+    assert code == ends, stderr
+    said = " ".join(stderr.split())
+    assert "Note: if the reported speeds are in km/h, they are 22.4 km/h in the mean" in said
+    assert "Perhaps the speeds are in mph or kn: ask whoever runs the feed, and set feed.speed_unit = 'mph'" in said
+
+
 def test_no_bytes_end_in_a_traceback(desk: Path) -> None:
     rng = np.random.default_rng(1)
     nasty = [b'{"user":1,"time":1e999,"lat":1e400,"lng":' + b"9" * 5_000 + b',"speed":1}\n', b"[" * 9_000 + b"\n"]

@@ -199,19 +199,24 @@ def test_a_zone_for_numbers_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared_unit", "per_kmh", "likely"),
+    ("declared_unit", "per_kmh", "likely", "is_refused"),
     [
-        ("km/h", 1 / 3.6, "m/s"),
-        ("m/s", 1.0, "km/h"),
-        ("m/s", 1 / 1.609344, "mph"),
-        ("mph", 1 / 3.6, "m/s"),
-        ("km/h", 1.0, None),
-        ("km/h", 1 / 1.4, None),
-        ("km/h", 0.0, "no real speeds"),
+        ("km/h", 1 / 3.6, "Likely the speeds are in m/s", True),
+        ("m/s", 1.0, "Likely the speeds are in km/h", True),
+        ("m/s", 1 / 1.609344, "Likely the speeds are in mph or kn", True),
+        ("mph", 1 / 3.6, "Likely the speeds are in m/s", True),
+        ("km/h", 1 / 1.852, "Likely the speeds are in mph or kn", True),
+        ("km/h", 1 / 1.609344, "Perhaps the speeds are in mph or kn", False),
+        ("mph", 1.0, "Perhaps the speeds are in km/h", False),
+        ("km/h", 1.0, None, False),
+        ("kn", 1 / 1.609344, None, False),
+        ("mph", 1 / 1.852, None, False),
+        ("km/h", 1.5, None, False),
+        ("km/h", 0.0, "Likely the feed reports no real speeds", False),
     ],
 )
 def test_a_wrong_unit_of_speed_is_recognised_by_the_positions(
-    declared_unit: str, per_kmh: float, likely: str | None, tmp_path: Path
+    declared_unit: str, per_kmh: float, likely: str | None, is_refused: bool, tmp_path: Path
 ) -> None:
     feed = declared(declared_unit)
     path = write(tmp_path / "day.parquet", **columns(v=[36.0 * per_kmh] * N))
@@ -221,12 +226,14 @@ def test_a_wrong_unit_of_speed_is_recognised_by_the_positions(
     if problem is not None:
         assert likely is not None
         assert likely in problem[0]
-        assert problem[1] == (per_kmh > 0)
-    if problem is not None and problem[1]:
-        with pytest.raises(RecordingError, match=f"Likely the speeds are in {likely}.*--any-speed"):
+        assert problem[1] == is_refused
+    notes: list[str] = []
+    if is_refused:
+        with pytest.raises(RecordingError, match=f"{likely}.*--any-speed"):
             recognised(Replay(path, "declared", feed), config, path, "declared")
     else:
-        recognised(Replay(path, "declared", feed), config, path, "declared")
+        recognised(Replay(path, "declared", feed), config, path, "declared", note=notes.append)
+        assert notes == ([] if problem is None else [problem[0]])
     recognised(Replay(path, "declared", feed), config, path, "declared", any_speed=True)
 
 
