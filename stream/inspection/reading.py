@@ -210,27 +210,20 @@ def _observations(
 
 def _parquet(path: Path, stored: IO[bytes], limit: int) -> Observations:
     try:
-        import pyarrow as pa
-        import pyarrow.compute as pc
         from pyarrow.parquet import ParquetFile
     except ModuleNotFoundError:
         raise InspectionError(f"{path}: Parquet needs pyarrow; pip install 'hexveil[parquet]'") from None
     columns: dict[str, list[Any]] = {role: [] for role in ROLES}
-    stamped = naive = False
-    rows = 0
+    zones: list[str | None] = []
     try:
         with stored, ParquetFile(stored) as file:
             names = set(file.schema_arrow.names)
             roles = _roles(names, None)
             for batch in file.iter_batches(columns=list(roles.values())):
-                rows += batch.num_rows
                 for role in ROLES:
-                    array = batch.column(roles[role]) if role in roles else pa.nulls(batch.num_rows)
-                    if pa.types.is_timestamp(array.type):
-                        stamped, naive = True, array.type.tz is None
-                        array = pc.cast(array, pa.timestamp("us", array.type.tz), safe=False).cast(pa.int64())
-                    columns[role] += array.to_pylist()
-                if rows >= limit:
+                    column = batch.column(roles[role]) if role in roles else None
+                    columns[role] += [None] * len(batch) if column is None else _column_values(column, zones)
+                if len(columns[ROLES[0]]) >= limit:
                     break
     except InspectionError:
         raise
@@ -238,12 +231,27 @@ def _parquet(path: Path, stored: IO[bytes], limit: int) -> Observations:
         raise InspectionError(f"{path}: not a readable Parquet file ({str(error)[:160]})") from None
     kept = {role: values[:limit] for role, values in columns.items()}
     seen = _observations("Parquet", names, roles, kept, Counter())
-    if not stamped:
-        return seen
+    return _stamped(seen, zones[-1]) if zones else seen
+
+
+def _column_values(array: Any, zones: list[str | None]) -> list[Any]:
+    """The values of an Arrow column; timestamps as microseconds, and their zone is added to ``zones``."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_timestamp(array.type):
+        zones.append(array.type.tz)
+        array = pc.cast(array, pa.timestamp("us", array.type.tz), safe=False).cast(pa.int64())
+    values: list[Any] = array.to_pylist()
+    return values
+
+
+def _stamped(seen: Observations, zone: str | None) -> Observations:
+    """The observations of a file whose times are timestamps, local ones if they have no zone."""
     fields, own_fields = (
         named and named.model_copy(update={"time_format": "rfc3339"}) for named in (seen.fields, seen.own_fields)
     )
-    return replace(seen, fields=fields, own_fields=own_fields, local=naive)
+    return replace(seen, fields=fields, own_fields=own_fields, local=zone is None)
 
 
 def observe_snapshot(body: bytes) -> Observations:

@@ -239,7 +239,9 @@ async def test_a_stop_that_is_searched_is_marked_with_its_name_where_it_is_until
         assert await is_in_sight(page, pixel)
         north = h3.cell_to_children(BUSY, 9)
         beside = max(north, key=lambda cell: h3.cell_to_latlng(cell)[0])
-        assert max(map(min, await pixels(page, beside, 4))) < 200, "the hexagon is drawn between the cards, not the land"
+        assert max(map(min, await pixels(page, beside, 4))) < 200, (
+            "the hexagon is drawn between the cards, not the land"
+        )
         await no_violation(page)
         await find(page, "/", LONELY)
         await expect(page.locator("#details code").first).to_have_text(LONELY)

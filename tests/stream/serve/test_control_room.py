@@ -276,7 +276,9 @@ LEGEND = "(({ scrollHeight, clientHeight }) => [scrollHeight, clientHeight])(doc
 CHOOSERS = ("#statistics", "#schemes", "#kinds", "#units", "#day")
 
 
-async def test_a_wall_shows_the_legend_whole_without_choosers_nobody_can_reach(browser: Browser, config: Config) -> None:
+async def test_a_wall_shows_the_legend_whole_without_choosers_nobody_can_reach(
+    browser: Browser, config: Config
+) -> None:
     """Against another day, whose legend is the longest, in the longest language."""
     place = "#large=on&colours=day&day=2017-03-21&values=raw"
     days = [message for hour in (0, 24) for message in window(config, hour)]
