@@ -149,19 +149,6 @@ def test_any_prices_bound_the_optimum_from_below_and_their_scales_reach_it_from_
             price = program.ascend_binding(price, point.loss, 3)
 
 
-def test_steps_over_the_few_who_can_bind_end_where_steps_over_all_users_do():
-    """60 rows, 900 users of whom few bind: the restricted program forgets nobody who matters."""
-    rng = np.random.default_rng(13)
-    matrix = rng.uniform(0.1, 3, (60, 900)) * (rng.random((60, 900)) < 0.2)
-    program = Program.of(sparse.csr_matrix(matrix), rng.uniform(0.5, 20, 60))
-    price = program.ascend(program.first_prices(), 30)
-    few = program.ascend_binding(price, program.at(price).loss, 400)
-    assert 0 < np.count_nonzero(few) < 450
-    ours, all_users = program.at(few), program.at(program.ascend(price, 400))
-    assert ours.objective == pytest.approx(all_users.objective, rel=1e-6)
-    assert ours.bound == pytest.approx(all_users.bound, rel=1e-6)
-
-
 def test_reaches_the_optimum_of_an_independent_solver():
     rng = np.random.default_rng(6)
     for _ in range(25):
