@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 import resource
@@ -152,6 +153,17 @@ class Target(ABC):
     @abstractmethod
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """Try a few dozen to a few hundred inputs."""
+
+
+class LoopTarget(Target):
+    """A target with an event loop of its own."""
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        self._loop.close()
 
 
 def resident_mb() -> float:

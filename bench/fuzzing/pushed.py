@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import time
-from types import TracebackType
-from typing import Self
 
-from bench.fuzzing.hunting import Hunt, Target
+from bench.fuzzing.hunting import Hunt, LoopTarget
 from bench.fuzzing.messages import feed_config, sound_event
 from bench.fuzzing.mutation import Mutator
 from stream.ingestion.decoding import Decoder
@@ -27,7 +24,7 @@ class _Judging(Intake):
         self.passed = messages
 
 
-class PushedBodies(Target):
+class PushedBodies(LoopTarget):
     """Bodies of sound and mutated events, as an array or as lines, and bodies whose bytes are mutated as a whole."""
 
     name = "push"
@@ -37,13 +34,6 @@ class PushedBodies(Target):
         self._config = feed_config("canonical", lateness="event-time")
         self._decoder = Decoder(self._config, bytes(KEY_BYTES), arrays=False)
         self._intake = _Judging(self._config)
-
-    def __enter__(self) -> Self:
-        self._loop = asyncio.new_event_loop()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        self._loop.close()
 
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """Sixty bodies."""

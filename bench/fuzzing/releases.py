@@ -22,7 +22,7 @@ import msgspec
 from aiohttp import ClientSession, web
 from typer.testing import CliRunner
 
-from bench.fuzzing.hunting import Hunt, Target
+from bench.fuzzing.hunting import Hunt, LoopTarget, Target
 from bench.fuzzing.messages import feed_config
 from bench.fuzzing.mutation import Mutator
 from stream.cli import app as commands
@@ -103,7 +103,7 @@ def mutated(mutator: Mutator, window: list[Release], count: int) -> list[Release
     return changed
 
 
-class IntakeOfMessages(Target):
+class IntakeOfMessages(LoopTarget):
     """Mutated messages, one after the other, into the intake of a store."""
 
     name = "intake"
@@ -113,13 +113,6 @@ class IntakeOfMessages(Target):
         self._windows = sound_windows()
         topics = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
         self._schemas = {topic: jsonschema.Draft202012Validator(schema(topic)) for topic in topics}
-
-    def __enter__(self) -> Self:
-        self._loop = asyncio.new_event_loop()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        self._loop.close()
 
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """Three hundred messages of one window into a store of their own."""

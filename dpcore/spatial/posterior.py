@@ -122,9 +122,7 @@ class _Evidence:
 
 @dataclass(frozen=True)
 class _Reading:
-    """``counts`` (M,) and ``estimates`` of the nodes down to the level that was read last; none is dropped without a
-    ``sanity``.
-    """
+    """``counts`` (M,) and ``estimates`` of the nodes, which are filled level by level; none is dropped without a ``sanity``."""
 
     evidence: _Evidence
     sanity: float | None
@@ -208,7 +206,7 @@ def _conform(tree: Tree, nodes: IntArray, estimates: Estimates, counts: FloatArr
     parent = tree.parent[nodes]
     if not len(nodes):
         return
-    # The parents stand on one level: sums are made over that part of the tree alone.
+    # The parents stand on one level, in order: sums are made over that part of the tree alone.
     first = int(parent[0])
     own, above = counts[first : int(parent[-1]) + 1], parent - first
     value, spread = estimates.mean[nodes], estimates.variance[nodes]

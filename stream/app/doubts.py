@@ -1,4 +1,4 @@
-"""Recognises a feed whose times or speeds are read in another unit or zone than they are sent, or most events of which are refused.
+"""Recognises a feed whose times or speeds are read in another unit or zone than they are sent, or whose events are mostly refused.
 
 It looks at a sample of what arrives and tells operators. It decides nothing: what is released must not depend on it, because
 speeds are protected. Its sentences contain no value of any event. No event can make it raise, and its memory is bounded.
@@ -21,7 +21,6 @@ import structlog
 from stream.app.refusal_doubts import RefusalDoubts
 from stream.app.speed_doubts import SpeedDoubts
 from stream.config import Config
-from stream.config.feed import SPEED_TO_KMH
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, elements, may_hold_several
 from stream.ingestion.decoding import MAX_MESSAGE_BYTES, Arrived, Batch
 from stream.ingestion.formats import feed_format, looks_like
@@ -52,7 +51,7 @@ class FeedDoubts:
         self._feed = feed = config.feed
         self._format = feed_format(feed)
         self._paths = dict(zip(("user", "time", "lat", "lng", "speed"), self._format.fields.paths, strict=False))
-        self._unit = next(unit for unit, kmh in SPEED_TO_KMH.items() if kmh == self._format.kmh)
+        self._unit = self._format.unit
         self._sets_unit = feed.format in ("canonical", "declared")
         self._by_arrival = config.window.lateness == "append-time"
         self._time_format = feed.fields.time_format if feed.format == "declared" and feed.fields else "epoch-ms"

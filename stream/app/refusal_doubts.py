@@ -103,13 +103,8 @@ class RefusalDoubts:
     def _elsewhere(self) -> str | None:
         places = [(fix.get("lat"), fix.get("lng")) for fix in self._looked]
         numbers = [(lat, lng) for lat, lng in places if isinstance(lat, float) and isinstance(lng, float)]
-        domain = self._domain
         for factor, unit in _DEGREES.items():
-            inside = (
-                domain.south <= lat / factor <= domain.north and domain.west <= lng / factor <= domain.east
-                for lat, lng in numbers
-            )
-            if self._mostly(inside):
+            if self._mostly(self._domain.contains(lat / factor, lng / factor) for lat, lng in numbers):
                 return f"latitude and longitude are in {unit}: send degrees"
         if self._mostly(abs(lat) > 90 or abs(lng) > 180 for lat, lng in numbers):
             return "they are outside the globe: send latitude and longitude in degrees of WGS 84"

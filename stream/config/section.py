@@ -36,6 +36,10 @@ class BoundingBox(Section):
             raise ValueError("the box has no area; make south smaller than north and west smaller than east")
         return self
 
+    def contains(self, lat: float, lng: float) -> bool:
+        """Whether the point lies in this box, edges included."""
+        return self.south <= lat <= self.north and self.west <= lng <= self.east
+
     def meets(self, other: BoundingBox) -> bool:
         """Whether the boxes have a point in common."""
         return (

@@ -95,6 +95,11 @@ class FeedFormat:
     kmh: float
 
     @property
+    def unit(self) -> str:
+        """The unit of the format's speed."""
+        return next(unit for unit, kmh in SPEED_TO_KMH.items() if kmh == self.kmh)
+
+    @property
     def positional(self) -> bool:
         """Whether an event is itself a list, so that an array is no list of events."""
         return any(path.split(".")[0].isdecimal() for path in self.fields.paths)

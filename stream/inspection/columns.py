@@ -61,7 +61,10 @@ def guess_fields(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _plain(path: str) -> tuple[str, str, str]:
-    """The name, the name with that of its parent, and, of an id or an NGSI-LD value, the parent's: in lower case, only letters and digits."""
+    """The name, the name with that of its parent, and, of an id or an NGSI-LD value, the parent's.
+
+    All are in lower case and have only letters and digits.
+    """
     parts = [re.sub(r"[^a-z0-9]", "", part.lower()) for part in path.split(".")]
     parent = parts[-2] if len(parts) > 1 else ""
     return parts[-1], parent + parts[-1], {"id": f"{parent}id", "value": parent}.get(parts[-1], "")

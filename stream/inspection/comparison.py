@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stream.config.feed import SPEED_TO_KMH, FeedConfig
+from stream.config.feed import FeedConfig
 from stream.ingestion.formats import feed_format
 from stream.inspection.measures import Measures
 from stream.inspection.observations import Observations
@@ -17,9 +17,9 @@ def _of_the_place(measures: Measures, feed: FeedConfig) -> list[str]:
     if measures.middle is None:
         return []
     (lat, lng), domain = measures.middle, feed.domain
-    if domain.south <= lat <= domain.north and domain.west <= lng <= domain.east:
+    if domain.contains(lat, lng):
         return []
-    if domain.south <= lng <= domain.north and domain.west <= lat <= domain.east:
+    if domain.contains(lng, lat):
         return [
             f"Latitude and longitude are exchanged: most fixes are around latitude {lat:g}, longitude {lng:g}, which is in feed.domain "
             "the other way round. Exchange them in [feed.fields]."
@@ -31,9 +31,7 @@ def _of_the_place(measures: Measures, feed: FeedConfig) -> list[str]:
 
 
 def _of_the_unit(seen: Observations, measures: Measures, feed: FeedConfig) -> list[str]:
-    kmh = feed_format(feed).kmh
-    declared = next(unit for unit, factor in SPEED_TO_KMH.items() if factor == kmh)
-    fits = measures.speeds.fits
+    declared, fits = feed_format(feed).unit, measures.speeds.fits
     if not fits or declared in fits or seen.is_live:
         return []
     return [f"The speeds agree with positions in {' or '.join(fits)}, and the configuration reads them in {declared}."]

@@ -21,6 +21,7 @@ from stream.ingestion.formats import field_path, walk
 from stream.inspection.columns import ROLES, format_of, guess_fields, paths_of
 from stream.inspection.observations import Observations, as_numbers, as_times, numbered
 from stream.sources.file_kinds import (
+    GZIP,
     HEAD_BYTES,
     PARQUET,
     SEPARATORS,
@@ -72,7 +73,7 @@ def _whole(stored: Stored) -> IO[bytes]:
 def _body(stored: Stored) -> bytes:
     """One snapshot, decompressed; at most as much as a snapshot may have, and one byte."""
     with _whole(stored) as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
+        is_packed = file.read(len(GZIP)) == GZIP
         file.seek(0)
         return (gzip.GzipFile(fileobj=file) if is_packed else file).read(LARGEST_SNAPSHOT + 1)
 

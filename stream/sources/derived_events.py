@@ -74,8 +74,7 @@ class DerivedEvents(SnapshotEvents):
             speed_ms = math.nan if speed is None else speed * self._format.kmh / 3.6
             rows.add(name, moment, lat, lng, speed_ms)
         elif speed is None:
-            domain = self._domain
-            swapped = domain.south <= lng <= domain.north and domain.west <= lat <= domain.east
+            swapped = self._domain.contains(lng, lat)
             rows.refused[Reason.SWAPPED_AXES.value if why == NO_PLACE and swapped else why] += 1
         return speed is not None
 

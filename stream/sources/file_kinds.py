@@ -19,7 +19,7 @@ PARQUET = b"PAR1"
 """The first bytes of a Parquet file."""
 HEAD_BYTES = 4096
 """So many first bytes tell what a file is."""
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
 _BEGINNINGS = (
     (PARQUET, "a Parquet file that ends too early or is damaged"),
     (b"PK\x03\x04", "a zip archive: unpack it first"),
@@ -60,7 +60,7 @@ def is_gtfs_realtime(head: bytes) -> bool:
 def unpacked(head: bytes) -> bytes:
     """The first bytes of a file, decompressed if they are of gzip; none if they are damaged."""
     try:
-        return zlib.decompressobj(31).decompress(head, HEAD_BYTES) if head.startswith(_GZIP) else head
+        return zlib.decompressobj(31).decompress(head, HEAD_BYTES) if head.startswith(GZIP) else head
     except zlib.error:
         return b""
 

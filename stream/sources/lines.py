@@ -11,6 +11,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from stream.ingestion.arrays import Cutter, may_hold_several
+from stream.sources.file_kinds import GZIP
 from stream.sources.standard_input import STDIN, StandardInput
 
 LONGEST_LINE = 16 << 20
@@ -22,7 +23,6 @@ _LOOKED_AT = 1_000
 Stored = BufferedReader | StandardInput
 """Bytes of a recording as stored; ``peek`` shows the first ones."""
 
-_GZIP = b"\x1f\x8b"
 _READ = 1 << 18
 _INFLATE = 1 << 20
 
@@ -44,7 +44,7 @@ def _is_gzip(begin: bytes) -> bool:
 
     A damaged first line of text may begin with the first three of them; after these, letters and brackets set reserved flags.
     """
-    return len(begin) == 4 and begin[:3] == _GZIP + b"\x08" and not begin[3] & 0xE0
+    return len(begin) == 4 and begin[:3] == GZIP + b"\x08" and not begin[3] & 0xE0
 
 
 class _Lines:
@@ -177,7 +177,7 @@ class Lines:
 
     def _blocks(self) -> Iterator[bytes]:
         # Of text in a pipe, more than two bytes may not have been written yet.
-        if self.peek(2)[:2] != _GZIP or not _is_gzip(self.peek(4)[:4]):
+        if self.peek(2)[:2] != GZIP or not _is_gzip(self.peek(4)[:4]):
             yield from self._reads()
             return
         stream = zlib.decompressobj(31)

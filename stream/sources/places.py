@@ -80,8 +80,7 @@ def _named_stops(schedule: Schedule, domain: BoundingBox) -> tuple[Stop, ...]:
     """Stops with a name in ``domain``, in order of name; of platforms with the same name within some 100 m the first."""
     chosen: dict[tuple[str, float, float], Stop] = {}
     for stop in sorted(schedule.stops.values(), key=lambda stop: (stop.name, stop.lat, stop.lng)):
-        inside = domain.south <= stop.lat <= domain.north and domain.west <= stop.lng <= domain.east
-        if inside and stop.name:
+        if stop.name and domain.contains(stop.lat, stop.lng):
             chosen.setdefault((stop.name, round(stop.lat, 3), round(stop.lng, 3)), stop)
     return tuple(islice(chosen.values(), MOST_STOPS))
 
@@ -137,10 +136,7 @@ def _name(schedule: Schedule, cell: str, stops: list[str]) -> str | None:
 
 def is_inside(cell: str, domain: BoundingBox) -> bool:
     """Whether the whole cell lies in the domain."""
-    return all(
-        domain.south <= lat <= domain.north and domain.west <= lng <= domain.east
-        for lat, lng in h3.cell_to_boundary(cell)
-    )
+    return all(domain.contains(lat, lng) for lat, lng in h3.cell_to_boundary(cell))
 
 
 def as_table(chart: Places, scheduled: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream.config import Config
-from stream.config.feed import SPEED_TO_KMH, FeedConfig
+from stream.config.feed import FeedConfig
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.formats import feed_format
 from stream.ingestion.pseudonyms import KEY_BYTES
@@ -45,8 +45,7 @@ def speed_problem(rows: NDArray[np.void], feed: FeedConfig, file_format: str) ->
 
     And whether it is to be refused: if they cannot be right, and another unit would fit.
     """
-    kmh = feed_format(feed.model_copy(update={"format": file_format})).kmh
-    declared = next(unit for unit, factor in SPEED_TO_KMH.items() if factor == kmh)
+    declared = feed_format(feed.model_copy(update={"format": file_format})).unit
     check = check_rows(rows, declared)
     if not (check.contradicts or check.is_doubtful):
         return None

@@ -51,7 +51,7 @@ def _inside(line: list[Point], domain: BoundingBox) -> Iterator[list[Point]]:
     run: list[Point] = []
     for lat, lng in line:
         point = (round(lat, 6), round(lng, 6))
-        inside = domain.south <= lat <= domain.north and domain.west <= lng <= domain.east
+        inside = domain.contains(lat, lng)
         if run and (not inside or abs(point[1] - run[-1][1]) > 180):
             if len(run) > 1:
                 yield run

@@ -49,7 +49,10 @@ class Memory(Protocol):
         """Number of vehicles whose kept fixes were damaged, and are not recalled."""
 
     def keep(self, fixes: Mapping[str, bytes], anew: Collection[str] = ()) -> int | None:
-        """Keep fixes, those of the vehicles in ``anew`` in place of what was kept of them. Returns of how many vehicles nothing could be kept; None if they have to be given again."""
+        """Keep fixes, those of the vehicles in ``anew`` in place of what was kept of them.
+
+        Returns of how many vehicles nothing could be kept; None if they have to be given again.
+        """
 
 
 @dataclass

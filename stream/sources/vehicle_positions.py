@@ -32,7 +32,8 @@ _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 def decode_snapshot(body: bytes, received_us: int | None = None, max_future_us: int = MAX_FUTURE_US) -> Snapshot:
     """The vehicles of one FeedMessage. An entity without a timestamp gets that of the header, else ``received_us``.
 
-    ``max_future_us``: how far ahead of arrival or header a timestamp may be. The user is its :func:`vehicle_name`. An entity's own ``id`` is not used, because it may change between snapshots.
+    ``max_future_us``: how far ahead of arrival or header a timestamp may be. The user is its :func:`vehicle_name`. An entity's
+    own ``id`` is not used, because it may change between snapshots.
     Raises :class:`SnapshotError` for bytes that are not such a feed.
     """
     message = parse_feed(body)

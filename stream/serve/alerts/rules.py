@@ -127,9 +127,7 @@ def judged_cells(rule: AlertRule, window: WindowView) -> list[str]:
         return [cell for cell in rule.cells if cell in window.cells]
     if rule.area is None:
         return list(window.cells)
-    box = rule.area
-    centres = ((cell, *h3.cell_to_latlng(cell)) for cell in window.cells)
-    return [cell for cell, lat, lng in centres if box.south <= lat <= box.north and box.west <= lng <= box.east]
+    return [cell for cell in window.cells if rule.area.contains(*h3.cell_to_latlng(cell))]
 
 
 def level_of(rule: AlertRule, window: WindowView, cells: int) -> float:

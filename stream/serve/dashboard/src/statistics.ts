@@ -80,7 +80,8 @@ const areaOf = ({ excludes = [] }: Hexagon) => [...excludes].sort().join();
 const settingsOf = ({ relation, weight, clipping }: Hexagon) => [relation, weight, clipping?.lower, clipping?.upper].join();
 
 /**
- * What was released of the same area on another day, or why there is nothing to compare with. `overlaps`: whether cells of that day share ground with one that is not among them.
+ * What was released of the same area on another day, or why there is nothing to compare with. `overlaps`: whether cells of
+ * that day share ground with one that is not among them.
  */
 export function thenOf(
   hexagon: Hexagon, other: Hexagon | undefined, statistic: Statistic, overlaps: (hexagon: Hexagon) => boolean,
