@@ -223,7 +223,10 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
                 self._ends[partition] = (end, now_us)
 
     async def _note_ends(self, consumer: AIOKafkaConsumer) -> None:
-        """Store which partitions were read to the end that was looked up. Everything read so far is already in Redis."""
+        """Store which partitions were read to the end that was looked up. Everything read so far is already in Redis.
+
+        One of which Redis lost rows is read again from where Redis is, because it may never get a message that would show it.
+        """
         reached, mine = [], consumer.assignment()
         for partition, (end, time_us) in list(self._ends.items()):
             if partition not in mine:
@@ -242,7 +245,9 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             topic, _, number = entry.partition.rpartition("/")
             partition = TopicPartition(topic, int(number))
             self._ends.pop(partition, None)
-            if entry.partition not in behind:
+            if entry.partition in behind:
+                self._read_again(partition, behind[entry.partition])
+            else:
                 self._stored[partition] = self._position[partition] = entry.position
 
     def _deadline_of(self, slot: int) -> int:
@@ -255,6 +260,11 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         except IllegalStateError:
             return  # revoked meanwhile; its next owner asks state as well
         self._position[partition] = offset
+
+    def _read_again(self, partition: TopicPartition, offset: int) -> None:
+        log.warning("redis was set back, reading again", partition=partition.partition, offset=offset)
+        self._stored[partition] = offset
+        self._go_to(partition, offset)
 
     def _advance(self, partition: TopicPartition, records: Sequence[FeedRecord]) -> int:
         """The offset from which ``records`` were read without a gap. Moves the position past them."""
@@ -314,15 +324,20 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
 
         async def append() -> Appended:
             return await self._rows.append(
-                _name(partition), begin, following, batch.rows, offsets[batch.index], batch.slots, arrivals
+                _name(partition),
+                begin,
+                following,
+                batch.rows,
+                offsets[batch.index],
+                batch.slots,
+                arrivals,
+                begun=partition in self._stored,
             )
 
         try:
             result = await self._retry(append)
         except Behind as behind:
-            log.warning("redis was set back, reading again", partition=partition.partition, offset=behind.stored)
-            self._stored[partition] = behind.stored
-            self._go_to(partition, behind.stored)
+            self._read_again(partition, behind.stored)
             return False
         self._stored[partition] = following
         self._metrics.events_ingested.inc(result.appended)

@@ -37,7 +37,8 @@ _BLOBS_PER_READ = 512
 """Most blobs of one read, because after a quiet night they may be a thousand times as long as those before."""
 
 _MOVE = """
-if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
+-- Of a partition that Redis lost, it stored no offset: the reader begins with it at 0.
+if (redis.call('HGET', KEYS[1], ARGV[1]) or '0') == ARGV[2] then redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
 """
 
 
@@ -55,13 +56,14 @@ class Behind(Exception):  # noqa: N818 - an answer of the state, not a fault
 
 _READ_THROUGH = """
 -- KEYS: offsets, read; ARGV per partition: name, offset that the reader stored up to ('' = none), its position, time (µs)
--- A position may lie beyond what was stored: marks of transactions take offsets. Returns the partitions of which the store
--- knows less than the reader stored, with nothing written for them.
+-- A position may lie beyond what was stored: marks of transactions take offsets. Returns each partition of which the store
+-- knows less than the reader stored, and the offset up to which it does, with nothing written for it.
 local behind = {}
 for i = 1, #ARGV, 4 do
   local known = redis.call('HGET', KEYS[1], ARGV[i])
   if ARGV[i + 1] ~= '' and (not known or tonumber(known) < tonumber(ARGV[i + 1])) then
     behind[#behind + 1] = ARGV[i]
+    behind[#behind + 1] = known or '0'
   else
     if not known or tonumber(known) < tonumber(ARGV[i + 2]) then redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 2]) end
     local read = redis.call('HGET', KEYS[2], ARGV[i])
@@ -151,6 +153,8 @@ class RowStore:
         offsets: NDArray[np.int64],
         slots: NDArray[np.int64],
         arrivals: Arrivals | None = None,
+        *,
+        begun: bool = False,
     ) -> Appended:
         """Append ``rows`` with their message ``offsets`` and timeslot starts ``slots``, all of shape (n,).
 
@@ -158,13 +162,14 @@ class RowStore:
 
         The batch covers offsets first_offset..next_offset-1 of ``partition`` ("topic/number"), including rejected
         messages and offsets without a message. Rows that were appended after the deadline of their slot are late; without
-        ``arrivals``, only rows of sealed slots are. Raises :class:`Behind` if earlier offsets are missing in Redis.
+        ``arrivals``, only rows of sealed slots are. ``begun``: the reader has stored this partition before, so Redis must know
+        it. Raises :class:`Behind` if earlier offsets are missing in Redis.
         """
         named = self._keys
         largest = str(int(rows["time"].max())) if len(rows) else ""
         keys = [named.offsets, named.watermarks, named.seen, named.read, named.slots, named.sealed, named.retired]
         args: list[str | int | bytes] = [partition, first_offset, next_offset, largest]
-        args.append("" if arrivals is None else arrivals.last)
+        args += ["" if arrivals is None else arrivals.last, int(begun)]
         for slot, part in _by_slot(slots):
             keys.append(named.rows(slot))
             in_time, deadline = rows[part], ""
@@ -177,13 +182,16 @@ class RowStore:
             raise Behind(partition, answer[0])
         return Appended(*answer)
 
-    async def read_through(self, partitions: Sequence[ReadThrough]) -> list[str]:
-        """Record partitions that were read to their end. Returns those of which Redis lost rows that had been stored."""
+    async def read_through(self, partitions: Sequence[ReadThrough]) -> dict[str, int]:
+        """Record partitions that were read to their end.
+
+        Returns those of which Redis lost rows that had been stored, each with the offset from which it must be read again.
+        """
         if not partitions:
-            return []
+            return {}
         arguments = [("" if part is None else part) for entry in partitions for part in entry]
         behind = await self._redis.eval(_READ_THROUGH, 2, self._keys.offsets, self._keys.read, *arguments)
-        return [name.decode() for name in behind]
+        return {name.decode(): int(offset) for name, offset in zip(behind[::2], behind[1::2], strict=True)}
 
     async def list_partitions(self, partitions: Iterable[str], time_us: int) -> None:
         """Record which partitions the topic had at ``time_us`` (µs UTC). Windows wait for each of them."""

@@ -666,6 +666,14 @@ STATE = (
         "tests/stream/ingestion/test_reader_and_state.py",
         "overlapping_redeliveries",
     ),
+    Bug(
+        "append: rows that Redis lost are not read again",
+        "stream/storage/lua/append.lua",
+        "(ARGV[6] == '1' and 0) or first",
+        "first",
+        "tests/stream/storage/test_row_store.py",
+        "redis_lost",
+    ),
 )
 HISTOGRAMS = (
     Bug(

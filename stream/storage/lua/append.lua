@@ -1,15 +1,15 @@
 -- Stores one batch of one partition, exactly once.
 -- KEYS: offsets, watermarks, seen, read, slots, sealed, end of the periods that are retired, then one rows key per slot
 -- ARGV: partition field, first offset, next offset, largest event time (µs, '' = none), append time of its last message (µs,
---       '' = lateness is not decided by it), then per slot: slot, deadline (µs, '' = none), blob of the rows appended by then,
+--       '' = lateness is not decided by it), whether its reader stored the partition before (1 or 0), then per slot: slot, deadline (µs, '' = none), blob of the rows appended by then,
 --       blob of the offsets of all rows (int64 LE, not descending; the late ones come last; the rows of one message share its
 --       offset, and are in one call)
 -- Returns {appended rows, duplicate rows, late rows, late rows that were in time by the broker's timestamp}. If the batch begins
 -- beyond the stored offset, nothing is written and {stored offset} is returned: Redis was set back, and the messages between
--- must be read again. The first batch of a partition may begin anywhere.
+-- must be read again. The first batch of a partition may begin anywhere, unless its reader stored one before.
 local ROW, OFFSET = 36, 8
 local first, next_offset = tonumber(ARGV[2]), tonumber(ARGV[3])
-local stored = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or first)
+local stored = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or (ARGV[6] == '1' and 0) or first)
 if first > stored then return {stored} end
 local read = tonumber(redis.call('HGET', KEYS[4], ARGV[1]) or '0')
 local retired = tonumber(redis.call('GET', KEYS[7]) or '0')
@@ -24,9 +24,9 @@ local function below(offsets, limit)
   return low
 end
 
-local n = (#ARGV - 5) / 4
+local n = (#ARGV - 6) / 4
 for i = 1, n do
-  local slot, deadline, blob, offsets = ARGV[4 * i + 2], ARGV[4 * i + 3], ARGV[4 * i + 4], ARGV[4 * i + 5]
+  local slot, deadline, blob, offsets = ARGV[4 * i + 3], ARGV[4 * i + 4], ARGV[4 * i + 5], ARGV[4 * i + 6]
   local known = 0
   if first < stored then known = below(offsets, stored) end
   local fresh = #offsets / OFFSET - known

@@ -176,13 +176,19 @@ async def test_stopping_while_redis_is_away_ends_at_once_and_loses_nothing(kafka
             assert await rows_in(after) == expected_rows(ingesting.config, values)
 
 
-async def test_a_redis_that_was_set_back_under_a_running_worker_is_filled_again(kafka, redis, redis_url, topic):
-    values = messages(3_000)
-    await produce(kafka, topic, values[:1_000], PARTITIONS)
-    async with Ingesting(topic, kafka, redis_url):
-        await until(all_read(redis, 1_000))
-        older = {key: await redis.dump(key) for key in await redis.keys("*")}
-        await produce(kafka, topic, values[1_000:2_000], PARTITIONS, first=1_000)
+@pytest.mark.parametrize("following", [1_000, 1, 0])
+@pytest.mark.parametrize("copied", [1_000, 0])
+async def test_a_redis_that_was_set_back_under_a_running_worker_is_filled_again_whatever_follows(
+    kafka, redis, redis_url, topic, copied, following
+):
+    """``copied``: messages in the copy. ``following``: messages that come after it was restored, one or none to a partition."""
+    values = messages(2_000 + following)
+    await produce(kafka, topic, values[:copied], PARTITIONS)
+    async with Ingesting(topic, kafka, redis_url) as ingesting:
+        await asyncio.wait_for(ingesting.ingestor.assigned.wait(), 60)
+        await until(all_read(redis, copied))
+        older = {key: await redis.dump(key) for key in await redis.keys("*")} if copied else {}
+        await produce(kafka, topic, values[copied:2_000], PARTITIONS, first=copied)
         await until(all_read(redis, 2_000))
         async with redis.pipeline(transaction=True) as pipe:
             pipe.flushall()
@@ -190,8 +196,24 @@ async def test_a_redis_that_was_set_back_under_a_running_worker_is_filled_again(
                 pipe.restore(key, 0, value)
             await pipe.execute()
         await produce(kafka, topic, values[2_000:], PARTITIONS, first=2_000)
-        await until(all_read(redis, 3_000))
+        await until(all_read(redis, len(values)))
     assert await rows_in(redis) == expected_rows(make_config(topic), values)
+
+
+async def test_a_partition_that_redis_lost_and_whose_log_was_cut_is_read_from_where_the_log_begins(
+    kafka, redis, redis_url, topic
+):
+    values = messages(900)
+    await produce(kafka, topic, values, PARTITIONS)
+    async with Ingesting(topic, kafka, redis_url) as ingesting:
+        await until(all_read(redis, 900))
+        async with administering(kafka) as admin:
+            await admin.delete_records({TopicPartition(topic, 1): RecordsToDelete(before_offset=100)})
+        await redis.flushall()
+        await until(all_read(redis, 900))
+        assert ingesting.count("events_lost_total") == 100
+    kept = [value for i, value in enumerate(values) if i % PARTITIONS != 1 or i // PARTITIONS >= 100]
+    assert await rows_in(redis) == expected_rows(make_config(topic), kept)
 
 
 async def test_messages_that_retention_removed_are_counted_and_reading_goes_on(kafka, redis, redis_url, topic):

@@ -109,7 +109,7 @@ async def test_only_what_follows_from_public_counts_is_told_and_the_next_windows
         monkeypatch.setattr(RowStore, "now_us", read_clock)
         now = await worker.rows.now_us()
         await worker.rows.list_partitions(["t/0"], now)
-        assert await worker.rows.read_through([ReadThrough("t/0", 120, 120, now)]) == []
+        assert await worker.rows.read_through([ReadThrough("t/0", 120, 120, now)]) == {}
         assert SLOT not in await worker.due_slots(), "a restart meets it again"
     finally:
         await worker.redis.aclose()

@@ -45,7 +45,7 @@ async def released(redis: Redis, config: Config) -> list[tuple[str, dict[str, An
     worker, windows = Worker(config), []
     now = await worker.rows.now_us()
     await worker.rows.list_partitions(["bus/0"], now)
-    assert await worker.rows.read_through([ReadThrough("bus/0", 300, 300, now)]) == []
+    assert await worker.rows.read_through([ReadThrough("bus/0", 300, 300, now)]) == {}
     try:
         for slot in await worker.due_slots():
             out = Collected()

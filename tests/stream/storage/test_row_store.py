@@ -195,7 +195,7 @@ async def test_rows_are_late_by_their_append_time_whoever_delivers_them_and_howe
 async def test_a_partition_that_was_read_past_a_deadline_takes_no_row_of_it_and_says_so(redis):
     state = RowStore(redis, "bus")
     await state.list_partitions(["t/0"], 10**15)
-    assert await state.read_through([ReadThrough("t/0", None, 0, 20_000_000)]) == []
+    assert await state.read_through([ReadThrough("t/0", None, 0, 20_000_000)]) == {}
     assert (await state.partition_times())["t/0"].read_us == 20_000_000
     result = await deliver(state, 0, 10, arrivals=stamped(0, deadline_us=15_000_000))
     assert (result.appended, result.late, result.skewed) == (0, 8, 8), (
@@ -208,14 +208,27 @@ async def test_reading_to_the_end_counts_only_where_the_store_has_all_that_was_r
     state = RowStore(redis, "bus")
     await state.list_partitions(["t/0", "t/1"], 10**15)
     await deliver(state, 0, 10)
-    assert await state.read_through([ReadThrough("t/0", 20, 20, 77)]) == ["t/0"], "Redis was set back"
+    lost = [ReadThrough("t/0", 20, 20, 77), ReadThrough("t/9", 5, 5, 77)]
+    assert await state.read_through(lost) == {"t/0": 10, "t/9": 0}, "Redis was set back"
     assert (await state.partition_times())["t/0"].read_us == 0
-    assert await state.read_through([ReadThrough("t/0", 10, 12, 77), ReadThrough("t/1", None, 5, 78)]) == []
+    assert await state.read_through([ReadThrough("t/0", 10, 12, 77), ReadThrough("t/1", None, 5, 78)]) == {}
     assert await state.next_offsets() == {"t/0": 12, "t/1": 5}, "marks of transactions take offsets as well"
-    assert await state.read_through([ReadThrough("t/0", 12, 12, 70)]) == []
+    assert await state.read_through([ReadThrough("t/0", 12, 12, 70)]) == {}
     assert [partition.read_us for partition in (await state.partition_times()).values()] == [77, 78], (
         "time never goes back"
     )
+
+
+async def test_a_partition_that_redis_lost_is_read_again_from_its_beginning(redis):
+    state = RowStore(redis, "bus")
+    rows, offsets = rows_of(np.arange(10, 20))
+    slots = rows["time"] // 3_600_000_000 * 3600
+    with pytest.raises(Behind) as behind:
+        await state.append("t/0", 10, 20, rows, offsets, slots, begun=True)
+    assert behind.value.stored == 0
+    assert await state.open_slots() == []
+    await state.move("t/0", 0, 10)  # where its log begins now
+    assert (await state.append("t/0", 10, 20, rows, offsets, slots, begun=True)).appended == len(rows)
 
 
 async def test_offsets_move_only_from_where_the_mover_saw_them(redis):
