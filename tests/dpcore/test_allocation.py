@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -149,6 +150,19 @@ def test_any_prices_bound_the_optimum_from_below_and_their_scales_reach_it_from_
             price = program.ascend_binding(price, point.loss, 3)
 
 
+def test_steps_over_the_few_who_can_bind_end_where_steps_over_all_users_do():
+    """60 rows, 900 users of whom few bind: the restricted program forgets nobody who matters."""
+    rng = np.random.default_rng(13)
+    matrix = rng.uniform(0.1, 3, (60, 900)) * (rng.random((60, 900)) < 0.2)
+    program = Program.of(sparse.csr_matrix(matrix), rng.uniform(0.5, 20, 60))
+    price = program.ascend(program.first_prices(), 30)
+    few = program.ascend_binding(price, program.at(price).loss, 400)
+    assert 0 < np.count_nonzero(few) < 450
+    ours, all_users = program.at(few), program.at(program.ascend(price, 400))
+    assert ours.objective == pytest.approx(all_users.objective, rel=1e-6)
+    assert ours.bound == pytest.approx(all_users.bound, rel=1e-6)
+
+
 def test_reaches_the_optimum_of_an_independent_solver():
     rng = np.random.default_rng(6)
     for _ in range(25):
@@ -163,6 +177,31 @@ def test_reaches_the_optimum_of_an_independent_solver():
         assert allocation.objective == pytest.approx(expected, rel=1e-3)
         assert allocation.bound <= expected * (1 + 1e-6)
         assert 0 <= allocation.gap + 1e-9 < 1e-3
+
+
+def with_lone_users(rng: np.random.Generator) -> Sensitivities:
+    """20 to 200 cells that a tenth of the users visit each, and five that weigh 10⁻⁶ of these, of one user each. Those five
+    users visit the others, too, and move little there.
+    """
+    cells, users, lone = rng.integers(20, 200), rng.integers(20, 200), 5
+    matrix = np.zeros((cells + lone, users + lone), dtype=np.int64)
+    matrix[:cells, :users] = rng.integers(1, 40, (cells, users))
+    matrix[:cells, users:] = rng.integers(1, 3, (cells, lone))
+    matrix *= rng.random(matrix.shape) < 0.1
+    matrix[np.arange(cells), rng.integers(0, users, cells)] = 1
+    matrix[cells:, users:] = np.eye(lone)
+    return from_dense(matrix, np.append(rng.uniform(0.5, 2, cells), np.full(lone, 1e-6)))
+
+
+def test_a_row_whose_users_have_next_to_no_price_keeps_a_finite_scale_and_its_plan_the_promised_gap():
+    """Without those users in the restricted program their row would have no price, and every such point would be lost."""
+    rng = np.random.default_rng(14)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(60):
+            sensitivities = with_lone_users(rng)
+            allocation = allocate(sensitivities, np.full(sensitivities.n_users, 2_000_000))
+            assert allocation.gap < 1.2e-4, "the tolerance of 10⁻⁴, and rounding"
 
 
 def test_a_bigger_allowance_never_hurts():

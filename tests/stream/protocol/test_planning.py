@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from redis.asyncio import Redis
 
+from stream.messages.message import HEXAGON_SPEED
 from stream.protocol.planning import NOBODY, Planning
 from stream.protocol.release_protocol import PLAN_ATTEMPTS
-from stream.statistics.plan import Plan
+from stream.statistics.plan import Plan, encode_plan, pack_integers
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import LedgerError
 from tests.support.builders import SLOT, bus_config, random_rows
-from tests.support.closing import Collected, protocol_of
+from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.stored_rows import store
 
 LEDGER = FeedKeys("bus").ledger("2017-03-21")
@@ -67,6 +69,41 @@ async def test_the_first_stored_plan_stands_and_only_the_plan_that_was_seen_is_r
     assert await planning.charge(replaced.plan) is None
     await redis.hset(LEDGER, str(int(refused[0])), config.privacy.budget_micro)
     assert np.array_equal(await planning.charge(first.plan), refused)
+
+
+def scales_of(publisher: Collected) -> np.ndarray:
+    """Scales of mean and variance of every published cell, in the order of the cells."""
+    bodies = [msgspec.json.decode(message.value) for message in publisher.messages if message.topic == HEXAGON_SPEED]
+    by_cell = {body["cell"]: [body[name]["scale"] for name in ("mean", "variance")] for body in bodies}
+    return np.array([by_cell[cell] for cell in sorted(by_cell)])
+
+
+@pytest.mark.parametrize("last", ["plan", "charge", "draw"])
+async def test_a_window_that_another_version_planned_with_other_scales_is_charged_and_released_as_it_was_planned(
+    redis: Redis, tmp_path: Path, last: str
+) -> None:
+    """The other version's worker dies after step ``last``; its scales are three times ours, its charges a third, and 1 µε."""
+    config, rows = bus_config(tmp_path), random_rows(6, 120)
+    state, publisher, ours = await store(redis, config, rows), Collected(), Collected()
+    protocol = protocol_of(redis, config, publisher)
+    window = config.slotting.window(SLOT)
+    contributions = protocol.statistics.arrange(await state.read_rows(SLOT), window)
+    plan = await protocol.planning.make(window, contributions, NOBODY)
+    charges = np.where(plan.charges > 0, plan.charges // 3 + 1, 0)
+    theirs = msgspec.structs.replace(
+        plan, numerators_bytes=pack_integers(3 * plan.scales.numerator), charges_bytes=pack_integers(charges)
+    )
+    await protocol.store.store_plan(SLOT, encode_plan(theirs))
+    await close_until(protocol_of(redis, config, publisher), SLOT, last)
+    assert publisher.messages == []
+    await protocol.close(SLOT)
+    spent = await protocol.ledger.spent("2017-03-21", plan.users, besides=0)
+    assert np.array_equal(spent, charges)
+
+    await redis.flushall()
+    await store(redis, config, rows)
+    await protocol_of(redis, config, ours).close(SLOT)
+    assert scales_of(publisher) == pytest.approx(3 * scales_of(ours), rel=1e-4)
 
 
 @pytest.mark.parametrize(("admission", "taking_part"), [("first-come", [30, 30, 0, 0, 0, 0]), ("paced", None)])
