@@ -69,17 +69,12 @@ class Nodes:
     inner: BoolArray
     uneven: BoolArray
 
-    @property
-    def deviation(self) -> FloatArray:
-        """Standard deviation of the noise, in points."""
-        return np.asarray(np.sqrt(self.variance), dtype=np.float64)
-
     def groups(self) -> list[IntArray]:
         """Positions of the nodes in like places: these learn one prior together."""
         place = np.digitize(np.log(np.maximum(self.expected, 1e-3)), PARENT_BINS) * (len(SURROUNDINGS_BINS) + 1)
         place += np.digitize(np.log(np.maximum(self.around, 1e-4)), SURROUNDINGS_BINS)
         place = 2 * place + self.inner
-        order = np.argsort(place, kind="stable")
+        order = np.argsort(place.astype(np.int16), kind="stable")
         return np.split(order, np.flatnonzero(np.diff(place[order])) + 1)
 
 
@@ -120,7 +115,7 @@ class Mixture:
 
 def estimates_of(nodes: Nodes, sanity: float | None) -> Estimates:
     """Posterior of ``nodes``; without a ``sanity`` none is taken for empty."""
-    size, deviation = len(nodes.drawn), nodes.deviation
+    size = len(nodes.drawn)
     mean, variance, empty = np.zeros(size), np.zeros(size), np.zeros(size, dtype=bool)
     for group in nodes.groups():
         parts = gaussian_parts if nodes.inner[group[0]] else laplace_parts
@@ -131,13 +126,15 @@ def estimates_of(nodes: Nodes, sanity: float | None) -> Estimates:
             evidence, first, second = parts(nodes.drawn[at], _scales(nodes.expected[at]))
             weight = evidence * share[:, None]
             posterior = Mixture(weight / weight.sum(axis=0), first, second)
-            mean[at] = posterior.mean * deviation[at]
+            deviation = np.sqrt(nodes.variance[at])
+            mean[at] = posterior.mean * deviation
             variance[at] = posterior.variance * nodes.variance[at]
             if sanity is not None:
-                empty[at] = posterior.better_empty(deviation[at], sanity)
+                empty[at] = posterior.better_empty(deviation, sanity)
     if sanity is not None:
         empty |= (mean < THIN * nodes.area) & (mean > 2 * sanity) & ~nodes.inner & nodes.uneven
-    return Estimates(np.where(empty, 0.0, mean), np.where(empty, 0.0, variance), empty)
+    mean[empty] = variance[empty] = 0.0
+    return Estimates(mean, variance, empty)
 
 
 def _scales(expected: FloatArray) -> FloatArray:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpcore.spatial.domain import FloatArray
-from dpcore.spatial.histogram import paint
-from dpcore.spatial.partition import IntArray, areas
+from dpcore.spatial.domain import FloatArray, IndexGrid
+from dpcore.spatial.partition import IntArray
 from dpcore.spatial.queries import integral_image
 
 
@@ -20,21 +19,23 @@ class Surroundings:
     ring and its box; ``area``, ``ring`` (P,): cells of the box, and of the ring alone.
     """
 
-    owner: IntArray
-    corners: IntArray
-    area: IntArray
-    ring: IntArray
+    owner: IndexGrid
+    corners: IndexGrid
+    area: IndexGrid
+    ring: IndexGrid
 
     @classmethod
-    def of(cls, shape: tuple[int, int], tiles: IntArray, boxes: IntArray) -> Surroundings:
-        """The rings of ``boxes`` (P, 4) in a grid of ``shape`` that the ``tiles`` (N, 4) cut up."""
-        x0, x1, y0, y1 = boxes.T
-        height, width, area = x1 - x0, y1 - y0, areas(boxes)
+    def of(cls, owner: IndexGrid, boxes: IntArray) -> Surroundings:
+        """The rings of ``boxes`` (P, 4) in a grid whose cells belong to the boxes that ``owner`` (rows, columns) says."""
+        shape = owner.shape
+        x0, x1, y0, y1 = boxes.T.astype(np.int32)
+        height, width = x1 - x0, y1 - y0
+        area = height * width
         x0, x1 = np.maximum(x0 - height, 0), np.minimum(x1 + height, shape[0])
         y0, y1 = np.maximum(y0 - width, 0), np.minimum(y1 + width, shape[1])
         low, high = x0 * (shape[1] + 1), x1 * (shape[1] + 1)
         ring = np.maximum((x1 - x0) * (y1 - y0) - area, 1)
-        return cls(paint(shape, tiles), np.stack([high + y1, low + y1, high + y0, low + y0]), area, ring)
+        return cls(owner, np.stack([high + y1, low + y1, high + y0, low + y0]), area, ring)
 
     def at_density(self, density: FloatArray, own: FloatArray) -> FloatArray:
         """Count of each box at the density of the ring around it, (P,). ``density``: (N,), of the tiles; ``own``: (P,), what

@@ -17,6 +17,8 @@ from dpcore.earth import EARTH_M
 from dpcore.errors import ParameterError
 
 IntGrid = npt.NDArray[np.int64]
+IndexGrid = npt.NDArray[np.int32]
+"""Indices of cells and of parts, of which there are at most :data:`MAX_CELLS`: 32 bits hold them in half of the memory."""
 FloatArray = npt.NDArray[np.float64]
 
 MAX_CELLS = 2**26

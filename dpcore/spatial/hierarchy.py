@@ -33,7 +33,7 @@ from dpcore.spatial.partition import (
     image_of,
     split_boxes,
 )
-from dpcore.spatial.posterior import Goal, histogram_for, require_goal
+from dpcore.spatial.posterior import Goal, require_goal, sparse_reading
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class SparseHierarchy(SpatialMechanism):
     ) -> PartitionHistogram:
         """Histogram at ``epsilon_micro`` µε."""
         tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
-        return histogram_for(self.goal, tree, tree.least_squares(), domain, epsilon_micro, points_per_user)
+        sparse = sparse_reading(self.goal, tree, epsilon_micro, points_per_user)
+        return tree.least_squares().histogram(domain, sparse)
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
         """All draws before post-processing; every path costs exactly ``epsilon_micro``."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.errors import ParameterError
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid
+from dpcore.spatial.domain import Domain, FloatArray, IndexGrid, IntGrid
 from dpcore.spatial.intervals import Intervals, NoisySums, between
 from dpcore.spatial.queries import Rectangles, answer, integral_image
 from dpcore.spatial.range_noise import PartNoise, TreeNoise, haar_share, independent_tails, spread_tails
@@ -187,7 +187,7 @@ class PartitionHistogram:
     variances: FloatArray
     sparse: SparseReading | None = None
     noise: PartNoise = "independent"
-    parts: IntGrid = field(init=False, repr=False)
+    parts: IndexGrid = field(init=False, repr=False)
     """Part of each cell, shape (rows, columns)."""
 
     def __post_init__(self) -> None:
@@ -269,7 +269,7 @@ class PartitionHistogram:
         return {"domain": self.domain.to_release(), "structure": structure}
 
 
-def paint(shape: tuple[int, int], boxes: IntGrid) -> IntGrid:
+def paint(shape: tuple[int, int], boxes: IntGrid) -> IndexGrid:
     """Index of the box that holds each cell of a grid of ``shape``.
 
     Raises :class:`HistogramError` unless the boxes tile the grid exactly: their lines of cells, in the order in which they
@@ -285,7 +285,7 @@ def paint(shape: tuple[int, int], boxes: IntGrid) -> IntGrid:
         raise HistogramError("parts overlap; give boxes that tile the grid")
     owner = np.repeat(np.arange(len(boxes)), height)
     row = np.arange(len(owner)) - np.repeat(np.cumsum(height) - height - x0, height)
-    at = np.full(rows * columns, -1, dtype=np.int64)
+    at = np.full(rows * columns, -1, dtype=np.int32)
     at[row * columns + y0[owner]] = owner
     begin = np.flatnonzero(at >= 0)
     part, width = at[begin], (y1 - y0)[at[begin]]

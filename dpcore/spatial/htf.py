@@ -37,7 +37,7 @@ from dpcore.spatial.partition import (
     grow,
     image_of,
 )
-from dpcore.spatial.posterior import Goal, histogram_for, require_goal
+from dpcore.spatial.posterior import Goal, require_goal, sparse_reading
 from dpcore.spatial.trees import MAX_HEIGHT, Candidates, height_of
 
 QUANTUM = 256
@@ -154,9 +154,10 @@ class HTF(SpatialMechanism):
     ) -> PartitionHistogram:
         """Histogram at ``epsilon_micro`` µε. Source: [H]."""
         tree = self.tree(counts, domain, epsilon_micro, noise, points_per_user)
+        sparse = sparse_reading(self.goal, tree, epsilon_micro, points_per_user)
         unbiased = tree.least_squares() if self.consistency else tree
         unbiased = unbiased.non_negative() if self.non_negative else unbiased
-        return histogram_for(self.goal, tree, unbiased, domain, epsilon_micro, points_per_user)
+        return unbiased.histogram(domain, sparse)
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
         """The tree with its draws before consistency; the root carries the cost of |D|."""

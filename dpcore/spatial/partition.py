@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid
-from dpcore.spatial.histogram import PartitionHistogram
+from dpcore.spatial.histogram import PartitionHistogram, SparseReading
 from dpcore.spatial.mechanism import laplace_variance
 from dpcore.spatial.queries import integral_image
 from dpcore.spatial.range_noise import PartNoise, TreeNoise
@@ -199,11 +199,11 @@ class Tree:
             counts[here] = simplex(counts[here], self.parent[here], counts)
         return Tree(self.boxes, self.parent, self.starts, counts, self.variances, self.spent, noise=None)
 
-    def histogram(self, domain: Domain) -> PartitionHistogram:
-        """The leaves as a histogram."""
+    def histogram(self, domain: Domain, sparse: SparseReading | None = None) -> PartitionHistogram:
+        """The leaves as a histogram, with a ``sparse`` reading of them if there is one."""
         leaves = self.leaves
         return PartitionHistogram(
-            domain, self.boxes[leaves], self.counts[leaves], self.variances[leaves], noise=self.noise
+            domain, self.boxes[leaves], self.counts[leaves], self.variances[leaves], sparse, self.noise
         )
 
 

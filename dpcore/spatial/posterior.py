@@ -20,8 +20,8 @@ from dpcore.budget import MICRO
 from dpcore.errors import ParameterError
 from dpcore.spatial._mixture import BoolArray, Estimates, Nodes, estimates_of
 from dpcore.spatial._surroundings import Surroundings
-from dpcore.spatial.domain import Domain, FloatArray
-from dpcore.spatial.histogram import PartitionHistogram, SparseReading
+from dpcore.spatial.domain import FloatArray
+from dpcore.spatial.histogram import SparseReading, paint
 from dpcore.spatial.partition import IntArray, Tree, areas
 
 Goal = Literal["absolute", "relative"]
@@ -51,19 +51,13 @@ def require_goal(goal: str) -> None:
         raise ParameterError(f"goal {goal!r}; give absolute or relative")
 
 
-def histogram_for(
-    goal: Goal, tree: Tree, unbiased: Tree, domain: Domain, epsilon_micro: int, points_per_user: int
-) -> PartitionHistogram:
-    """Leaves of ``unbiased`` as a histogram; under "relative" with the sparse reading of the draws in ``tree``."""
-    leaves = tree.leaves
-    sparse = None
-    if goal == "relative":
-        below = TRUSTED * points_per_user * MICRO / epsilon_micro
-        kept, expected = both_readings(tree)
-        sparse = SparseReading(kept[leaves], expected[leaves], below)
-    return PartitionHistogram(
-        domain, tree.boxes[leaves], unbiased.counts[leaves], unbiased.variances[leaves], sparse, unbiased.noise
-    )
+def sparse_reading(goal: Goal, tree: Tree, epsilon_micro: int, points_per_user: int) -> SparseReading | None:
+    """The sparse reading of the leaves of ``tree`` under "relative", from its draws before least squares; else None."""
+    if goal != "relative":
+        return None
+    kept, expected = both_readings(tree)
+    below = TRUSTED * points_per_user * MICRO / epsilon_micro
+    return SparseReading(kept[tree.leaves], expected[tree.leaves], below)
 
 
 def both_readings(tree: Tree, sanity: float = 20.0) -> tuple[FloatArray, FloatArray]:
@@ -94,7 +88,7 @@ def _descend(tree: Tree, sanities: tuple[float | None, ...]) -> list[_Reading]:
     for level in tree.levels[1:]:
         known = np.concatenate([stopped, level])
         shape = int(tree.boxes[0, 1]), int(tree.boxes[0, 3])
-        rings = Surroundings.of(shape, tree.boxes[known], tree.boxes[level])
+        rings = Surroundings.of(paint(shape, tree.boxes[known]), tree.boxes[level[0] : level[-1] + 1])
         for reading in readings:
             reading.read(level, stopped, rings)
         stopped = known[~evidence.parents[known]]
