@@ -2,27 +2,30 @@
 
 [E], Theorem 7.11, and the sensitivities that its Figs. 5, 10 and 11 vary. The probabilities of the sizes are exact; the errors
 of queries are drawn. n̂ is public here, so that the choice alone differs.
+
+The choice by relative error is also compared with the one by weighted error on recorded and generated grids, among all powers of
+two that a grid allows, which are the service's default sizes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bench.papers.e2epriv import AREAS, sets
+from bench.papers.e2epriv import AREAS, THINNED, sets
 from bench.papers.e2epriv import FULL as FULL_SETS
 from bench.papers.e2epriv import QUICK as QUICK_SETS
-from bench.papers.questions import Questions, squares
-from bench.papers.sets import Grid
+from bench.papers.questions import Questions, mixed, squares
+from bench.papers.sets import Grid, gaussian
 from bench.progress import shown
 from bench.recordings import absent
-from bench.spatial import tuning_queries
+from bench.spatial import path_of, recorded, tuning_queries
 from dpcore.budget import MICRO, to_micro
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, E2EPriv, Rectangles
@@ -37,15 +40,35 @@ FAILURE = 0.05
 """exp(−t): most that the bound of the theorem may fail."""
 
 
+SHARE = 0.2
+"""ε₁ as a share of ε."""
+NEGLIGIBLE = 1e-5
+"""Sizes that both objectives choose more rarely are not drawn where the two are compared."""
+RECORDED = ("BeijingTaxiE", "cabspottingE", "checkin", "Stroke")
+"""Recorded grids on which the two objectives are compared."""
+
+
 @dataclass(frozen=True)
 class Sizes:
+    """``draws`` of each size, at ``compared`` ε and on grids of ``sides`` cells a side, where the two objectives are compared."""
+
     repeats: int
     places: int
     epsilons: tuple[str, ...]
+    draws: int
+    compared: tuple[str, ...]
+    sides: tuple[int, ...]
 
 
-FULL = Sizes(repeats=100, places=100, epsilons=("0.2", "0.6", "1.0"))
-QUICK = Sizes(repeats=3, places=10, epsilons=("1.0",))
+FULL = Sizes(
+    repeats=100,
+    places=100,
+    epsilons=("0.2", "0.6", "1.0"),
+    draws=5,
+    compared=("0.05", "0.1", "0.5", "1", "4"),
+    sides=(256, 64),
+)
+QUICK = Sizes(repeats=3, places=10, epsilons=("1.0",), draws=1, compared=("1",), sides=(64,))
 
 
 @dataclass(frozen=True)
@@ -131,9 +154,56 @@ def median_errors(questions: Questions, choice: Choice, candidates: Sequence[int
     return [round(100 * float(np.median(np.concatenate(errors))), 2) for errors in zip(*draws, strict=True)]
 
 
+def compared_sets(quick: bool) -> dict[str, Grid]:
+    """The recorded and generated grids of 256 × 256 cells on which the objectives are compared; of 64 × 64, if ``quick``."""
+    made = sets(QUICK_SETS if quick else replace(FULL_SETS, side=256))
+    generated = {name: counts for name, (counts, _) in made.items() if name != THINNED}
+    side, points = (64, 20_000) if quick else (256, 1_000_000)
+    generated["Gaussian, 8 centres"] = gaussian(points, side, side / 20, 8, 7)
+    return recorded([name for name in RECORDED if not absent(path_of(name))]) | generated
+
+
+def objectives(sizes: Sizes, grids: dict[str, Grid]) -> dict[str, Any]:
+    """Set → cells a side → ε → mean relative error (divided by max(count, 20)) of the choice by relative error over that of the
+    weighted one, for squares of 2 and of 10 % of the area and ranges of any shape; None where the weighted one takes its place.
+    """
+    figures: dict[str, Any] = {}
+    for name, counts in shown(grids.items(), "objectives"):
+        for side in sizes.sides:
+            width = len(counts) // side
+            coarse = counts.reshape(side, width, side, width).sum(axis=(1, 3))
+            by_epsilon = {epsilon: compared(coarse, epsilon, sizes.draws) for epsilon in sizes.compared}
+            figures.setdefault(name, {})[str(side)] = by_epsilon
+    return figures
+
+
+def compared(counts: Grid, epsilon: str, draws: int) -> list[float] | None:
+    """The ratios of :func:`objectives` on one grid: probabilities of sizes are exact, and both choices have the same draws."""
+    side, total, micro = len(counts), int(counts.sum()), to_micro(epsilon, round_up=True)
+    candidates = [2**k for k in range(side.bit_length())]
+    mechanism = E2EPriv(tuple(candidates), tuning_queries(side), objective="relative")
+    if mechanism.effective_objective(total, round(micro * SHARE), 1) == "weighted":
+        return None
+    questions = Questions.of(counts, [squares(side, 0.02, 600, 2), squares(side, 0.1, 600, 3), mixed(side, 600, 4)])
+
+    def errors(size: int) -> list[float]:
+        def fit(counts: Grid, domain: Domain, epsilon_micro: int) -> Any:
+            return noisy_grid(counts, domain, round(epsilon_micro * (1 - SHARE)), Noise(), 1, size).answers
+
+        return np.mean([questions.mean_errors(fit, epsilon) for _ in range(draws)], axis=0).tolist()  # type: ignore[no-any-return]
+
+    both = choices(counts, candidates, float(epsilon), SHARE)
+    chances = np.array([both[name].probability for name in ("relative", "weighted")])
+    likely = np.flatnonzero(chances.max(axis=0) > NEGLIGIBLE)
+    relative, weighted = chances[:, likely] @ np.array([errors(candidates[k]) for k in likely])
+    return (relative / weighted).round(2).tolist()  # type: ignore[no-any-return]
+
+
 def run(quick: bool) -> dict[str, Any]:
-    """``sets``: set → ε → sensitivity → probability of the best size, excess, bound and median errors per share of the area."""
-    sizes, share = QUICK if quick else FULL, 0.2
+    """``sets``: set → ε → sensitivity → probability of the best size, excess, bound and median errors per share of the area;
+    ``objectives`` as :func:`objectives`.
+    """
+    sizes = QUICK if quick else FULL
     figures: dict[str, Any] = {}
     for name, (counts, candidates) in sets(QUICK_SETS if quick else FULL_SETS).items():
         queries: list[Rectangles] = [squares(len(counts), area, sizes.places, 10 + k) for k, area in enumerate(AREAS)]
@@ -141,17 +211,18 @@ def run(quick: bool) -> dict[str, Any]:
         for text in shown(sizes.epsilons, f"choice, {name}"):
             epsilon = float(text)
             micro = to_micro(text, round_up=True)
-            for label, choice in choices(counts, offered, epsilon, share).items():
+            for label, choice in choices(counts, offered, epsilon, SHARE).items():
                 figures.setdefault(name, {}).setdefault(text, {})[label] = {
                     "best": round(100 * float(choice.probability[np.argmin(choice.errors)]), 1),
                     "excess": round(100 * float(choice.probability @ choice.excess()), 1),
                     "usual_excess": round(100 * choice.usual_excess(), 1),
                     "worst": round(100 * float(choice.excess().max()), 1),
-                    "bound": round(100 * choice.bound(epsilon * share), 1),
-                    "errors": median_errors(questions, choice, offered, round(micro * (1 - share)), sizes.repeats),
+                    "bound": round(100 * choice.bound(epsilon * SHARE), 1),
+                    "errors": median_errors(questions, choice, offered, round(micro * (1 - SHARE)), sizes.repeats),
                 }
-    without = absent("grids/Stroke.npz")
-    return {"sets": figures} | ({"without": without} if without else {})
+    without = absent(*map(path_of, RECORDED))
+    compared_objectives = objectives(sizes, compared_sets(quick))
+    return {"sets": figures, "objectives": compared_objectives} | ({"without": without} if without else {})
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +15,17 @@ import numpy as np
 from bench.papers.questions import Questions, squares
 from bench.papers.sets import Grid, population, thinned
 from bench.progress import shown
-from bench.recordings import absent, recordings
-from bench.spatial import (
-    WORKLOADS,
-    WORKLOADS_FILE,
-    Fit,
-    path_of,
-    private,
-    recorded,
-    summary,
-    trial,
-    tuning_queries,
-)
-from dpcore.budget import to_micro
+from bench.recordings import absent
+from bench.spatial import Fit, path_of, private, recorded, tuning_queries
 from dpcore.noise import Noise
-from dpcore.spatial import Auto, Domain, E2EPriv, Rectangles, SparseHierarchy, UniformGrid
-from dpcore.spatial.e2epriv import Objective
+from dpcore.spatial import Auto, E2EPriv, SparseHierarchy, UniformGrid
 from dpcore.spatial.not_private import best_non_private, leaky
-from dpcore.spatial.partition import image_of
-from dpcore.spatial.queries import answer
 
 STROKE = path_of("Stroke")
 THINNED = "Stroke, 8938 points"
 """The set that is recorded, and thinned to the number of points of the source's."""
 AREAS = (0.01, 0.04, 0.09, 0.16, 0.25, 0.64)
 """Shares of the whole area that [E] queries."""
-TUNED_GRIDS = ("BeijingTaxiE", "cabspottingE", "checkin", "Stroke")
-TUNED_SIZES = (8, 16, 32, 64, 128, 256)
-TUNED_EPSILONS = ("0.05", "0.1", "0.5", "1", "4")
-OBJECTIVES: tuple[Objective, ...] = ("relative", "weighted")
-"""Recorded grids, sizes to choose from and ε by which the two objectives are compared."""
 OURS = ("auto", "sparse")
 """Mechanisms that the source does not have."""
 FLOORS = (0.002, 0.01, 0.03, 0.1)
@@ -154,51 +133,16 @@ def measured(sizes: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
     return figures, by_floor
 
 
-def objectives(trials: int, grids: Sequence[str], epsilons: Sequence[str]) -> dict[str, Any]:
-    """Grid → ε → workload → mean relative error of the choice by relative error over that of the weighted choice, and its
-    standard error; errors divide by max(count, 20).
-    """
-    with np.load(recordings() / WORKLOADS_FILE) as archive:
-        workloads = {name: Rectangles.of_cells(archive[name]) for name in WORKLOADS}
-    figures: dict[str, Any] = {}
-    for grid, counts in recorded(grids).items():
-        domain = Domain.unit_cells(*counts.shape)
-        truth = {name: answer(image_of(counts), queries) for name, queries in workloads.items()}
-        for epsilon in shown(epsilons, f"objectives, {grid}"):
-            means = []
-            for objective in OBJECTIVES:
-                fit = private(E2EPriv(TUNED_SIZES, tuning_queries(len(counts)), objective=objective))
-                release = partial(fit, counts, domain, to_micro(epsilon, round_up=True))
-                means.append(summary([trial(release, workloads, truth, counts) for _ in range(trials)]))
-            figures.setdefault(grid, {})[epsilon] = {
-                name: _ratio(*(each[f"{name}_mre_percent{part}"] for each in means for part in ("", "_error")))
-                for name in workloads
-            }
-    return figures
-
-
-def _ratio(above: float, above_error: float, below: float, below_error: float) -> list[float]:
-    """The ratio of two means, and its standard error."""
-    ratio = above / below
-    return [round(ratio, 3), round(ratio * math.hypot(above_error / above, below_error / below), 3)]
-
-
 def _between(side: int, low: int, high: int) -> list[int]:
     """Five grid sizes from ``low`` to ``high`` on 1024 cells a side, fewer on smaller grids."""
     return sorted({max(1, round(size * side / 1024)) for size in np.linspace(low, high, 5)})
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """``sets``: set → ε → mechanism → errors; ``floors``: set → δ → errors; ``objectives``: grid → ε → workload → ratio; and
-    which recordings are absent.
-    """
+    """``sets``: set → ε → mechanism → errors; ``floors``: set → δ → errors; and which recordings are absent."""
     by_set, by_floor = measured(QUICK if quick else FULL)
-    figures = {"sets": by_set, "floors": by_floor}
-    missing = absent(WORKLOADS_FILE, *map(path_of, TUNED_GRIDS))
-    if not missing:
-        trials, epsilons = (2, TUNED_EPSILONS[-1:]) if quick else (100, TUNED_EPSILONS)
-        figures["objectives"] = objectives(trials, TUNED_GRIDS, epsilons)
-    return figures | ({"without": missing} if missing else {})
+    without = absent(STROKE)
+    return {"sets": by_set, "floors": by_floor} | ({"without": without} if without else {})
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:

@@ -37,7 +37,7 @@ class Sizes:
     """Draws of a cell's values; trials are divided among them."""
 
 
-FULL = Sizes(factors=(1, 16), epsilons=("0.1", "0.5", "1.0"), trials=60, values=2)
+FULL = Sizes(factors=(1, 4, 16, 64), epsilons=("0.1", "0.5", "1.0"), trials=60, values=2)
 QUICK = Sizes(factors=(1, 10), epsilons=("1.0",), trials=4, values=2)
 
 

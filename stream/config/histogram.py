@@ -100,10 +100,12 @@ class EulerConfig(Section):
 class E2EPrivConfig(Section):
     """How "e2epriv" chooses its size: ``size_share`` of ε; errors divide by ρ at least, ``rho`` or ``rho_share`` of all points.
 
-    ``total_share`` of ε pays for the number of all points, and relative errors are cut at ``cap``. ``tuning_areas``: shares of
+    ``total_share`` of ε pays for the number of all points. ``objective`` "relative" is the source's: errors are relative to the
+    true counts and cut at ``cap``; "weighted": relative to what the areas of the ranges let expect. ``tuning_areas``: shares of
     the box that the tuning queries cover as squares; without any they are random ranges.
     """
 
+    objective: Literal["weighted", "relative"] = "weighted"
     size_share: float = Field(default=0.2, ge=0.05, le=0.9)
     total_share: float = Field(default=0.02, ge=0.01, le=0.5)
     cap: float = Field(default=4.0, ge=0.1, le=1000)
@@ -111,10 +113,20 @@ class E2EPrivConfig(Section):
     rho_share: float = Field(default=0.01, ge=0, le=1)
     tuning_areas: tuple[Annotated[float, Field(gt=0, le=1)], ...] = ()
 
+    @model_validator(mode="after")
+    def _cap_is_used(self) -> Self:
+        if self.cap != type(self).model_fields["cap"].default and self.objective == "weighted":
+            raise ValueError(
+                f'cap {self.cap} is for objective "relative", but that is "weighted"; leave cap out, or write objective = "relative"'
+            )
+        return self
+
     @property
     def parameters(self) -> Parameters:
         """Arguments of :class:`~dpcore.spatial.e2epriv.E2EPriv`."""
-        return self.model_dump(exclude={"tuning_areas"})
+        # Left out where it is the default: earlier workers refuse it.
+        by_default = {"objective"} if self.objective == "weighted" else set()
+        return self.model_dump(exclude={"tuning_areas"} | by_default)
 
 
 class HTFConfig(Section):

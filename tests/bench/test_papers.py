@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bench.papers.bounds import FAILURE, of_components, of_sum
-from bench.papers.choice import choices
+from bench.papers.choice import choices, compared
+from bench.papers.sets import population
 from dpcore.spatial import Domain, E2EPriv, Rectangles
 from dpcore.spatial.e2epriv import Objective
 
@@ -107,3 +108,11 @@ def test_the_choice_exceeds_the_bound_of_the_theorem_no_more_often_than_stated()
                 continue  # the theorem needs one Δ for all sizes
             assert choice.usual_excess() <= choice.bound(0.2)
             assert choice.probability[choice.excess() > choice.bound(0.2)].sum() <= FAILURE
+
+
+def test_by_relative_error_a_grid_of_towns_everywhere_is_chosen_worse_and_with_few_points_by_weighted_error() -> None:
+    """Why the service's goal does not choose by it: the ratio is about 5, and both choices have the same draws."""
+    ratios = compared(population(400_000, 64, 1), "0.2", 1)
+    assert ratios is not None
+    assert min(ratios) > 1.5
+    assert compared(population(20_000, 64, 1), "0.2", 1) is None

@@ -35,7 +35,6 @@ from dpcore.spatial import (
     UniformGrid,
 )
 from dpcore.spatial.domain import IntGrid
-from dpcore.spatial.e2epriv import Objective
 from dpcore.spatial.euler import Euler
 from dpcore.spatial.regions import Regions, extract_regions
 from dpcore.spatial.release import Released, rounded
@@ -192,8 +191,7 @@ def mechanism_of(name: str, plan: HistogramPlan) -> SpatialMechanism:
     """The mechanism of that name with the plan's parameters."""
     given = plan.parameters.get(name, {})
     if name == "e2epriv":
-        objective: Objective = "relative" if plan.goal == "relative" else "weighted"
-        return E2EPriv(plan.sizes, _tuning_queries(plan), objective=objective, **given)
+        return E2EPriv(plan.sizes, _tuning_queries(plan), **given)
     mechanisms: dict[str, Callable[[], SpatialMechanism]] = {
         "auto": lambda: Auto(plan.goal),
         "uniform": Uniform,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from dpcore.noise import Noise
 from dpcore.spatial import HTF, Domain, Rectangles, SparseHierarchy, histogram_from_release
 from dpcore.spatial._mixture import Mixture, Nodes, gaussian_parts, laplace_parts
 from dpcore.spatial._surroundings import Surroundings
-from dpcore.spatial.histogram import HistogramError, PartitionHistogram, SparseReading
+from dpcore.spatial.histogram import HistogramError, PartitionHistogram, SparseReading, paint
 from dpcore.spatial.partition import FloatArray, LevelDraws, Tree, image_of, split_boxes
 from dpcore.spatial.posterior import (
     TRUSTED,
@@ -89,6 +90,16 @@ def test_readings_that_descend_together_are_those_of_each_alone(mechanism: Any) 
     assert not np.array_equal(sparse, expected)
 
 
+def test_a_histogram_with_both_readings_takes_less_than_300_bytes_a_cell_while_it_is_made() -> None:
+    """512 × 512 cells of about six points, so that nearly every cell is a node of its own."""
+    counts = np.random.default_rng(1).poisson(6, (512, 512))
+    tracemalloc.start()
+    SparseHierarchy(goal="relative").fit(counts, Domain.unit_cells(512, 512), 1_000_000, tape(6))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 300 * counts.size
+
+
 def test_a_ring_holds_the_density_of_one_box_size_on_every_side_within_the_grid() -> None:
     """Every box of a 3 × 4 division of a 6 × 8 grid, cell by cell."""
     rng = np.random.default_rng(5)
@@ -98,7 +109,7 @@ def test_a_ring_holds_the_density_of_one_box_size_on_every_side_within_the_grid(
     for (x0, x1, y0, y1), each in zip(boxes, density, strict=True):
         cells[x0:x1, y0:y1] = each
     areas = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
-    rings = Surroundings.of((6, 8), boxes, boxes).at_density(density, density * areas)
+    rings = Surroundings.of(paint((6, 8), boxes), boxes).at_density(density, density * areas)
     for (x0, x1, y0, y1), area, ring in zip(boxes, areas, rings, strict=True):
         around = np.zeros((6, 8), dtype=bool)
         around[max(2 * x0 - x1, 0) : 2 * x1 - x0, max(2 * y0 - y1, 0) : 2 * y1 - y0] = True
