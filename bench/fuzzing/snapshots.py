@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import random
 from typing import Any
@@ -47,7 +48,7 @@ _MAKES_NO_SENSE = {
 
 
 class Snapshots(Target):
-    """Snapshots with odd values in their fields, and with mutated bytes, one after the other into one source."""
+    """Snapshots with odd values in their fields, and with mutated bytes, plain and gzipped, one after the other into one source."""
 
     name = "gtfs-rt"
     contract = "a SnapshotError, or events of which the service can read every one; no wrong clock silences a vehicle"
@@ -70,6 +71,9 @@ class Snapshots(Target):
                 data = mutator.json(json_format.MessageToDict(message))
             else:
                 data = mutator.octets(text_format.MessageToString(message).encode())
+            if rng.random() < 0.1:
+                packed = gzip.compress(data, 1)
+                data = mutator.octets(packed) if rng.random() < 0.5 else packed
             hunt.attempt(data, lambda body: check_snapshot(source, body, self._decoder))
         hunt.attempt(b"", lambda _: _check_heard(source), mutated=())
 

@@ -34,7 +34,7 @@ def inspect_feed(
         str,
         typer.Argument(
             metavar="FILE|TOPIC|URL",
-            help="Parquet, CSV, NDJSON or GTFS-realtime, or a folder of its snapshots; '-' is standard input.",
+            help="Parquet, CSV, NDJSON, GTFS-realtime or SIRI-VM, or a folder of snapshots; '-' is standard input.",
         ),
     ],
     write: Annotated[Path | None, typer.Option(help="Write the suggested configuration to this file.")] = None,
@@ -100,14 +100,14 @@ def _report(seen: Observations, feed: FeedConfig | None, plot: Path | None, as_j
 def _observe(source: str, limit: int, config: Path | None) -> Observations:
     """The fixes of ``source``; exit 2 if it cannot be read, 3 if a server does not answer."""
     from stream.config import ConfigError, load_config
-    from stream.inspection.reading import InspectionError, observe_file, observe_snapshot
+    from stream.inspection.reading import InspectionError, observe_answer, observe_file
     from stream.inspection.topic import TopicUnreachableError, observe_topic
     from stream.sources.polling import FetchError
 
     path = Path(source)
     try:
-        if source.startswith(("http://", "https://")):
-            return observe_snapshot(asyncio.run(_fetched(source)))
+        if source.lower().startswith(("http://", "https://")):
+            return observe_answer(asyncio.run(_fetched(source)), limit)
         if source == "-" or path.exists():
             return observe_file(path, limit)
         if "/" in source or path.suffix in (".csv", ".ndjson", ".json", ".parquet", ".pb", ".gz"):

@@ -60,11 +60,11 @@ class SnapshotReport:
 
     def _wrong_speeds(self) -> str | None:
         tally = self._reader.tally
-        if not tally.reported_speeds_are_wrong:
+        if not tally.reported_speeds_are_wrong or self._reader.reads_no_speeds:
             return None
         return (
             f"Of {tally.driving} vehicles that moved, {tally.driving_but_reported_still} reported a speed of 0, so the feed's "
-            "speeds cannot be right. Use --speeds derived."
+            "speeds cannot be right. Set feed.speeds = 'derived', or give --speeds derived."
         )
 
     def end(self, files: int) -> None:
@@ -93,9 +93,7 @@ def why_no_event(reader: SnapshotEvents) -> str:
             "8 s to 5 min apart, in one ledger period"
         )
     if tally.refused:
-        from stream.ingestion.refusals import cause_of_left_out  # slow to import, and seldom needed
-
         reasons = ", ".join(f"{count} {reason}" for reason, count in tally.refused.most_common(5))
-        cause = cause_of_left_out(tally.refused)
+        cause = reader.cause_of_refusals
         return f"vehicles refused: {reasons}" + ("" if cause is None else f". {cause}")
     return "are these vehicle positions, and not stop times or alerts?"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import timedelta
@@ -31,6 +29,7 @@ from stream.cli.options import FAILED, ConfigFile, choose_config, load_to_releas
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
 from stream.cli.snapshot_report import SnapshotReport, why_no_event
 from stream.config import Config, ConfigError, load_config
+from stream.config.addresses import redacted
 from stream.config.durations import parse_duration
 from stream.config.feed import FeedConfig, SpeedSource
 from stream.sources.background import in_background
@@ -40,6 +39,7 @@ from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError
+from stream.sources.standard_input import STDIN
 from stream.sources.stored_snapshots import without_clocks_ahead
 from stream.windows import Slotting, SpanError, Window
 
@@ -55,7 +55,10 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
     def feed_snapshots(
         sources: Annotated[
             list[str],
-            typer.Argument(metavar="URL|FILE|FOLDER...", help="One address, or files and folders of stored snapshots."),
+            typer.Argument(
+                metavar="URL|FILE|FOLDER...",
+                help="One address, or files and folders of stored snapshots; '-' is one snapshot on standard input.",
+            ),
         ],
         speeds: Speeds = None,
         interval: Annotated[str, typer.Option(help="Time between two requests, 1s to 1h.")] = "15s",
@@ -114,7 +117,7 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
             if len(sources) > 1:
                 raise refuse("give one address, or any number of files and folders; run one command for each feed")
             feed = _polling(reader, sources[0], polling, once=once)
-            run_live(settings, reader, feed, sources[0], out, offline=offline, force=force)
+            run_live(settings, reader, feed, redacted(sources[0]), out, offline=offline, force=force)
             report.summary()
             return
         files = _files([Path(source) for source in sources])
@@ -143,7 +146,7 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
 
 
 def _is_address(source: str) -> bool:
-    return source.startswith(("http://", "https://"))
+    return source.lower().startswith(("http://", "https://"))
 
 
 def _check_options(
@@ -191,10 +194,10 @@ def _files(paths: list[Path]) -> list[Path]:
     for path in paths:
         if path.is_dir():
             files += sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
-        elif path.is_file():
+        elif path.is_file() or path == STDIN:
             files.append(path)
         else:
-            raise refuse(f"{path} is neither a file, nor a folder, nor an http or https address")
+            raise refuse(f"{redacted(str(path))} is neither a file, nor a folder, nor an http or https address")
     if not files:
         raise refuse(f"{paths[0]} is a folder without files; name one that contains snapshots")
     return files
@@ -215,11 +218,17 @@ def _snapshots(files: list[Path], reader: SnapshotEvents, problems: list[str]) -
 def _decoded(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> Iterator[tuple[Path, Snapshot]]:
     for path in files:
         try:
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                body = file.read(LARGEST_SNAPSHOT + 1)
-            yield path, reader.decoded(body)
-        except (OSError, EOFError, zlib.error, SnapshotError) as error:
+            yield path, reader.decoded(_stored(path))
+        except (OSError, SnapshotError) as error:
             problems.append(f"{path}: {error}")
+
+
+def _stored(path: Path) -> bytes:
+    """At most one byte more than a snapshot may have, of a file or of standard input."""
+    if path == STDIN:
+        return sys.stdin.buffer.read(LARGEST_SNAPSHOT + 1)
+    with path.open("rb") as file:
+        return file.read(LARGEST_SNAPSHOT + 1)
 
 
 def _release(

@@ -50,7 +50,7 @@ def redacted(url: str) -> str:
     """``url``, or a text that quotes one, without user, password and the values of its query; fit to be shown."""
     without_user = re.sub(r"(?<=://).*@", "***@", url)
     address, mark, query = without_user.partition("?")
-    return address + mark + re.sub(r"(?<==)[^&#\s]*", "***", query)
+    return address + mark + re.sub(r"(?<==)[^&#\s]*|^[^=&#\s]+(?=&|#|\s|$)", "***", query)
 
 
 Host = Annotated[str, AfterValidator(known_host)]

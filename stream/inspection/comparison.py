@@ -32,6 +32,6 @@ def _of_the_place(measures: Measures, feed: FeedConfig) -> list[str]:
 
 def _of_the_unit(seen: Observations, measures: Measures, feed: FeedConfig) -> list[str]:
     declared, fits = feed_format(feed).unit, measures.speeds.fits
-    if not fits or declared in fits or seen.is_live:
+    if not fits or declared in fits or (seen.is_live and seen.speed_unit is not None):
         return []
     return [f"The speeds agree with positions in {' or '.join(fits)}, and the configuration reads them in {declared}."]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from stream.config.feed import SPEED_TO_KMH
 from stream.inspection.observations import Observations
-from stream.sources.plausibility import Steps, check_speeds, steps
+from stream.sources.plausibility import LEAST_PAIRS, Steps, check_speeds, steps
 from stream.windows import EARLIEST_US, LATEST_S
 
 FROZEN_S = 1_200.0
@@ -20,6 +21,8 @@ TELEPORT_KMH, TELEPORT_M = 200.0, 1_000.0
 """A step that is faster and farther is an error of position, or two vehicles share one identifier."""
 _ORIGIN_DEG = 0.01
 _NEAR_DEG = 2.0
+_MOVES_KMH, _MOSTLY = 3.0, 1.5
+"""Steps whose direction is judged: the slowest, and how much longer they are along one axis than along the other."""
 _HOUR_US = 3_600_000_000
 RESOLUTIONS = (6, 7, 8, 9)
 IMPOSSIBLE_KMH = 400.0
@@ -61,7 +64,8 @@ class Density:
 class Measures:
     """What an inspection found. Counts are of fixes if nothing else is said; times are µs UTC.
 
-    ``middle``: median latitude and longitude of usable fixes.
+    ``middle``: median latitude and longitude of usable fixes. ``direction_quotient``: reported over derived speed along meridians,
+    divided by the same along parallels; None if there are too few steps.
     """
 
     rows: int
@@ -85,6 +89,7 @@ class Measures:
     teleports: int
     speeds: Speeds
     middle: tuple[float, float] | None
+    direction_quotient: float | None
     box: tuple[float, float, float, float] | None
     densities: list[Density]
 
@@ -142,6 +147,7 @@ def measure(seen: Observations) -> Measures:
         teleports=int(teleports.sum()),
         speeds=_speeds(fixes, moves),
         middle=(float(np.median(fixes.lat)), float(np.median(fixes.lng))) if len(order) else None,
+        direction_quotient=_direction_quotient(fixes, moves),
         box=_box(fixes),
         densities=[_density(fixes, resolution) for resolution in RESOLUTIONS] if len(order) else [],
     )
@@ -234,6 +240,21 @@ def _speeds(fixes: _Sorted, moves: Steps) -> Speeds:
         fits=fits,
         impossible={unit: int((values * kmh > IMPOSSIBLE_KMH).sum()) for unit, kmh in SPEED_TO_KMH.items()},
     )
+
+
+def _direction_quotient(fixes: _Sorted, moves: Steps) -> float | None:
+    """About 1 in any unit of speed; where axes are exchanged, about the cosine of the latitude times that of the longitude."""
+    reported = fixes.speed[moves.at]
+    chosen = moves.comparable & np.isfinite(reported) & (reported >= 0) & (moves.kmh >= _MOVES_KMH)
+    at, reported, derived = moves.at[chosen], reported[chosen], moves.kmh[chosen]
+    north = np.abs(fixes.lat[at] - fixes.lat[at - 1])
+    east = np.abs(fixes.lng[at] - fixes.lng[at - 1]) * np.cos(np.radians(fixes.lat[at]))
+    ratios = []
+    for along in (north > _MOSTLY * east, east > _MOSTLY * north):
+        if along.sum() < LEAST_PAIRS or not reported[along].any():
+            return None
+        ratios.append(float(reported[along].sum() / derived[along].sum()))
+    return ratios[0] / ratios[1] if math.isfinite(ratios[0] / ratios[1]) else None
 
 
 def _box(fixes: _Sorted) -> tuple[float, float, float, float] | None:

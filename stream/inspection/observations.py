@@ -22,7 +22,8 @@ class Observations:
     feed's own unit, NaN if none; ``arrived_us``: µs UTC, below 0 if unknown. ``kind``: what the source is, in words. ``format``:
     that of ``feed.format``, "declared" with ``fields``. ``speed_unit``: the unit that the format fixes, or None.
     ``own_fields``: paths of the fields, whatever the format is; None for snapshots. ``unread``: what is no fix, by reason.
-    ``local``: times have no zone and are taken as UTC.
+    ``local``: times have no zone and are taken as UTC. ``time_format``: in which the times of snapshots would be of this century,
+    whatever the format fixes.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Observations:
     own_fields: FeedFields | None = None
     speed_unit: str | None = None
     local: bool = False
+    time_format: str | None = None
     unread: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
@@ -45,7 +47,12 @@ class Observations:
     @property
     def is_live(self) -> bool:
         """Whether a command of its own reads the feed, and sends canonical events."""
-        return self.kind.startswith(("GTFS", "a folder"))
+        return self.kind.startswith(("GTFS", "SIRI", "a folder"))
+
+    @property
+    def command(self) -> str:
+        """The command that reads a live feed."""
+        return "hexveil siri-vm" if "SIRI" in self.kind else "hexveil gtfs-rt"
 
 
 def numbered(users: list[Any]) -> NDArray[np.int64]:

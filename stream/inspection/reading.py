@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
-import gzip
+import re
+import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
@@ -21,7 +24,6 @@ from stream.ingestion.formats import field_path, walk
 from stream.inspection.columns import ROLES, format_of, guess_fields, paths_of
 from stream.inspection.observations import Observations, as_numbers, as_times, numbered
 from stream.sources.file_kinds import (
-    GZIP,
     HEAD_BYTES,
     PARQUET,
     SEPARATORS,
@@ -31,12 +33,20 @@ from stream.sources.file_kinds import (
     unpacked,
 )
 from stream.sources.lines import Lines, RecordingError, Stored, open_stored
-from stream.sources.snapshots import LARGEST_SNAPSHOT, SnapshotError
+from stream.sources.siri import decode_siri
+from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, decompressed
 from stream.sources.standard_input import StandardInput
+from stream.windows import EARLIEST_S, LATEST_S
 
 _decode = msgspec.json.Decoder().decode
 _SAMPLE = 50
 """Number of objects whose fields are looked at."""
+_NO_TIME_S = 1 << 42
+"""Seconds since 1970 that are no time, and as microseconds an integer of 64 bits; larger ones of a feed count as this."""
+_AS_SENT = 3.6
+"""As km/h of a unit, it leaves the numbers of SIRI as they are, because snapshots have m/s."""
+_LOCAL_TIME = re.compile(rb"RecordedAtTime>\s*[0-9-]{10}T\d\d:\d\d(:\d\d(\.\d+)?)?\s*<")
+"""A time without a zone."""
 _CALLED = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 
 
@@ -45,24 +55,55 @@ class InspectionError(ValueError):
 
 
 def observe_file(path: Path, limit: int) -> Observations:
-    """At most ``limit`` rows of a Parquet, CSV or NDJSON file or standard input, or all of a GTFS-realtime snapshot or a folder of them.
+    """Rows of a Parquet, CSV or NDJSON file or standard input, or of a GTFS-realtime snapshot or a folder of them.
+
+    At most ``limit``, and of snapshots at most those of one more than it takes.
 
     Raises :class:`InspectionError`.
     """
     try:
         if path.is_dir():
-            files = sorted(entry for entry in path.iterdir() if entry.is_file())
-            return _of_snapshots(((str(file), _body(open_stored(file))) for file in files), "a folder of snapshots")
+            files = sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
+            bodies = ((str(file), partial(_body_of_file, file)) for file in files)
+            if files and _is_xml(_head_of_file(files[0])):
+                return _of_siri(bodies, "a folder of SIRI-VM", limit)
+            return _of_snapshots(bodies, "a folder of snapshots", limit)
         stored = open_stored(path)
         head = stored.peek(HEAD_BYTES)
+        if _is_xml(unpacked(head)):
+            return _of_siri([(str(path), partial(_body, stored))], "SIRI-VM", limit)
         if head.startswith(PARQUET):
             return _parquet(path, _whole(stored), limit)
         if is_gtfs_realtime(unpacked(head)):
-            return _of_snapshots([(str(path), _body(stored))], "GTFS-realtime")
+            return _of_snapshots([(str(path), partial(_body, stored))], "GTFS-realtime", limit)
         lines = chain.from_iterable(Lines(path, stored))
         return observe_lines(islice(filter(None, (line.rstrip(b"\r") for line in lines)), limit + 1), limit, path)
     except (RecordingError, OSError, EOFError, zlib.error) as error:
         raise InspectionError(str(error)) from None
+
+
+def observe_answer(body: bytes, limit: int) -> Observations:
+    """Observations of the answer of a server, whatever its format. Raises :class:`InspectionError`."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(body)
+        file.flush()
+        try:
+            return observe_file(Path(file.name), limit)
+        except InspectionError as error:
+            raise InspectionError(str(error).replace(file.name, "the answer")) from None
+
+
+def _is_xml(head: bytes) -> bool:
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"<"
+
+
+def _head_of_file(path: Path) -> bytes:
+    """The first bytes, decompressed; none if the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return unpacked(file.read(HEAD_BYTES))
+    except OSError:
+        return b""
 
 
 def _whole(stored: Stored) -> IO[bytes]:
@@ -71,11 +112,13 @@ def _whole(stored: Stored) -> IO[bytes]:
 
 
 def _body(stored: Stored) -> bytes:
-    """One snapshot, decompressed; at most as much as a snapshot may have, and one byte."""
+    """One snapshot as it is stored; at most as much as a snapshot may have, and one byte."""
     with _whole(stored) as file:
-        is_packed = file.read(len(GZIP)) == GZIP
-        file.seek(0)
-        return (gzip.GzipFile(fileobj=file) if is_packed else file).read(LARGEST_SNAPSHOT + 1)
+        return file.read(LARGEST_SNAPSHOT + 1)
+
+
+def _body_of_file(path: Path) -> bytes:
+    return _body(open_stored(path))
 
 
 def observe_lines(lines: Iterable[bytes], limit: int, path: Path | None = None) -> Observations:
@@ -255,12 +298,8 @@ def _stamped(seen: Observations, zone: str | None) -> Observations:
     return replace(seen, fields=fields, own_fields=own_fields, local=zone is None)
 
 
-def observe_snapshot(body: bytes) -> Observations:
-    """Observations of one GTFS-realtime answer. Raises :class:`InspectionError`."""
-    return _of_snapshots([("the answer", body)], "GTFS-realtime")
-
-
-def _of_snapshots(bodies: Iterable[tuple[str, bytes]], kind: str) -> Observations:
+def _of_snapshots(bodies: Iterable[tuple[str, Callable[[], bytes]]], kind: str, limit: int) -> Observations:
+    """Observations of snapshots, each with its name, until there are ``limit`` fixes. One that cannot be read is counted."""
     try:
         from stream.sources.vehicle_positions import parse_feed, vehicle_name
     except ModuleNotFoundError:
@@ -269,13 +308,16 @@ def _of_snapshots(bodies: Iterable[tuple[str, bytes]], kind: str) -> Observation
     arrived: list[int] = []
     unread: Counter[str] = Counter()
     for name, body in bodies:
+        if len(arrived) >= limit:
+            break
         try:
-            message = parse_feed(body)
-        except SnapshotError as error:
+            message = parse_feed(decompressed(body()))
+        except (SnapshotError, RecordingError, OSError) as error:
             unread["no snapshot"] += 1
             if not arrived:
                 unread[f"{name}: {error}"] += 1
             continue
+        header = message.header.timestamp
         for entity in message.entity:
             vehicle = entity.vehicle
             if not entity.HasField("vehicle") or not vehicle.HasField("position"):
@@ -283,23 +325,65 @@ def _of_snapshots(bodies: Iterable[tuple[str, bytes]], kind: str) -> Observation
                 continue
             where = vehicle.position
             columns["user"].append(vehicle_name(vehicle.vehicle))
-            columns["time"].append(vehicle.timestamp or message.header.timestamp)
+            columns["time"].append(vehicle.timestamp or header)
             columns["lat"].append(where.latitude)
             columns["lng"].append(where.longitude)
             columns["speed"].append(where.speed if where.HasField("speed") else None)
-            arrived.append(message.header.timestamp * 1_000_000 or -1)
+            arrived.append(header * 1_000_000 if EARLIEST_S <= header < LATEST_S else -1)
     if not arrived:
         raise InspectionError(f"no vehicle positions in it: {', '.join(unread) or 'it is empty'}")
+    _, time_unit, _ = as_times(columns["time"])
     return Observations(
         kind=kind,
         format="canonical",
         fields=None,
         user=numbered(columns["user"]),
-        time_us=np.array(columns["time"], dtype=np.float64).astype(np.int64) * 1_000_000,
+        time_us=np.array([min(seconds, _NO_TIME_S) for seconds in columns["time"]], dtype=np.int64) * 1_000_000,
         lat=as_numbers(columns["lat"]).round(6),
         lng=as_numbers(columns["lng"]).round(6),
         speed=as_numbers(columns["speed"]),
         arrived_us=np.array(arrived, dtype=np.int64),
         speed_unit="m/s",
+        time_format=time_unit,
+        unread=unread,
+    )
+
+
+def _of_siri(bodies: Iterable[tuple[str, Callable[[], bytes]]], kind: str, limit: int) -> Observations:
+    """Observations of SIRI-VM documents, until there are ``limit`` fixes, with speeds as they are sent. Times without a zone are
+    taken as UTC.
+    """
+    snapshots: list[Snapshot] = []
+    unread: Counter[str] = Counter()
+    fixes, local = 0, False
+    for name, body in bodies:
+        if fixes >= limit:
+            break
+        try:
+            document = decompressed(body())
+            snapshot = decode_siri(document, None, ZoneInfo("UTC"), _AS_SENT, LATEST_S * 1_000_000)
+        except (SnapshotError, RecordingError, OSError) as error:
+            unread["no document"] += 1
+            if not fixes:
+                unread[f"{name}: {error}"] += 1
+            continue
+        snapshots.append(snapshot)
+        unread += snapshot.refused
+        fixes += len(snapshot.vehicles)
+        local = local or _LOCAL_TIME.search(document) is not None
+    if not fixes:
+        raise InspectionError(f"no vehicle positions in it: {', '.join(unread) or 'it is empty'}")
+    headers = [(-1 if each.header is None else each.header, len(each.vehicles)) for each in snapshots]
+    return Observations(
+        kind=kind,
+        format="canonical",
+        fields=None,
+        user=numbered([name for each in snapshots for name in each.vehicles]),
+        time_us=np.concatenate([each.time for each in snapshots]),
+        lat=np.concatenate([each.lat for each in snapshots]),
+        lng=np.concatenate([each.lng for each in snapshots]),
+        speed=np.concatenate([each.speed for each in snapshots]),
+        arrived_us=np.repeat(*np.array(headers, dtype=np.int64).T),
+        local=local,
         unread=unread,
     )

@@ -19,9 +19,16 @@ from stream.inspection.observations import Observations
 
 ENOUGH_VEHICLES = 3.0
 """Mean number of vehicles in a visited hexagon and hour for which a mean of speeds is worth releasing."""
+_SMALL_FLEET = 100
+"""With fewer vehicles and the shipped epsilon, the intervals of most means are wider than +-8 km/h."""
 _SPREAD = 0.1
 _FAR_NORTH = 66.0
 """Fleets beyond the polar circle are rare, and cities whose longitude is between 66 and 90 degrees are not."""
+_TELLING = 0.7
+"""Above this product of cosines, speeds by direction differ too little between right and exchanged axes."""
+_NEARER = 0.6
+"""A quotient below the product to this power is nearer to what exchanged axes give. On recordings of buses it is 0.89 to 1.01."""
+_LONG = {"epoch-ms": "milliseconds", "epoch-us": "microseconds"}
 _NO_SPEED, _MOST_KNOWN, _MOST_ZERO, _TINY = 0.5, 0.99, 0.95, 0.2
 
 
@@ -37,9 +44,15 @@ class Suggestion:
 
 def problems(seen: Observations, measures: Measures) -> list[str]:
     """Faults of the feed, the gravest first, each with what to do about it."""
-    if not measures.usable:
-        return [f"None of its {measures.rows} fixes can be used: see the counts above."]
-    sentences = [*_place_and_time_problems(seen, measures), *_speed_problems(seen, measures)]
+    if measures.usable:
+        sentences = [*_place_and_time_problems(seen, measures), *_speed_problems(seen, measures)]
+    else:
+        sentences = [f"None of its {measures.rows} fixes can be used."]
+    if seen.time_format in ("epoch-ms", "epoch-us"):
+        sentences.append(
+            f"The times are {_LONG[seen.time_format]} since 1970, and GTFS-realtime prescribes seconds. hexveil gtfs-rt refuses such "
+            "vehicles as time-no-epoch-seconds: ask the agency."
+        )
     shares = (
         (measures.origin, "lie at 0, 0: units without reception. They are refused as at-origin"),
         (measures.swapped, "have latitude and longitude exchanged. They are refused as swapped-axes"),
@@ -87,7 +100,14 @@ def _place_and_time_problems(seen: Observations, measures: Measures) -> list[str
             f"Most fixes are around latitude {lat:.1f}, longitude {lng:.1f}. If the feed is not of that place, latitude and longitude "
             "are exchanged: exchange them in [feed.fields], and in the domain below."
         )
-    if seen.local:
+    elif (perhaps := _perhaps_exchanged(measures.direction_quotient, lat, lng)) is not None:
+        sentences.append(perhaps)
+    if seen.local and seen.is_live:
+        sentences.append(
+            "The times have no zone. They were taken as UTC: set feed.timezone to the zone of the agency's clocks, in which hexveil "
+            "siri-vm reads them, or windows are released hours off."
+        )
+    elif seen.local:
         sentences.append(
             "The times have no zone. They were taken as UTC, and as timezone = 'UTC' is suggested for them: unless that is the zone of "
             "the recording, set feed.fields.timezone, or windows are released hours off."
@@ -95,13 +115,27 @@ def _place_and_time_problems(seen: Observations, measures: Measures) -> list[str
     return sentences
 
 
-def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
-    speeds, (chosen, _) = measures.speeds, speed_source(measures)
-    remedy = (
-        f"let speeds be derived from positions: --speeds {chosen} of hexveil gtfs-rt, siri-vm and hfp"
-        if seen.is_live
-        else f"let speeds be derived from positions: feed.speeds = {chosen!r}"
+def _perhaps_exchanged(quotient: float | None, lat: float, lng: float) -> str | None:
+    """What speeds by direction say about the axes; None if nothing.
+
+    If latitude and longitude are exchanged, distances along one are too long by the cosine of the true latitude, and along the
+    other one too short by that of the longitude. The speeds that vehicles report are not.
+    """
+    if quotient is None or abs(lng) >= 90:
+        return None
+    exchanged = math.cos(math.radians(lat)) * math.cos(math.radians(lng))
+    if exchanged > _TELLING or quotient > exchanged**_NEARER:
+        return None
+    return (
+        f"Latitude and longitude are perhaps exchanged: along meridians, reported over derived speed is {quotient:.2f} of that along "
+        f"parallels. Usual is 0.85 to 1.2, and {exchanged:.2f} if they are exchanged here. Most fixes are around latitude {lat:.1f}, "
+        f"longitude {lng:.1f}: look that place up on a map."
     )
+
+
+def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
+    speeds, (chosen, _) = measures.speeds, speed_source(seen, measures)
+    remedy = f"let speeds be derived from positions: feed.speeds = {chosen!r}"
     if speeds.known < _NO_SPEED:
         return [f"{1 - speeds.known:.0%} of the fixes have no speed; {remedy}."]
     if speeds.zero + speeds.tiny > _MOST_ZERO:
@@ -139,9 +173,14 @@ def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
     return sentences
 
 
-def speed_source(measures: Measures) -> tuple[SpeedSource, str]:
+def speed_source(seen: Observations, measures: Measures) -> tuple[SpeedSource, str]:
     """Where speeds should come from, and why."""
     speeds = measures.speeds
+    if seen.is_live and seen.speed_unit is not None and speeds.fits and seen.speed_unit not in speeds.fits:
+        return (
+            "derived",
+            f"{seen.command} reads {seen.speed_unit}, in which the reported speeds do not agree with positions",
+        )
     if speeds.known and (speeds.zero + speeds.tiny > _MOST_ZERO or speeds.tiny > _TINY or _fit_in_no_unit(measures)):
         return "derived", "the reported speeds cannot be right, so all are derived from positions"
     if speeds.known < _MOST_KNOWN:
@@ -176,9 +215,9 @@ def suggestions(seen: Observations, measures: Measures) -> list[Suggestion]:
         return []
     unit, why = speed_unit(seen, measures)
     name, fields = seen.format, seen.fields
-    source, because = speed_source(measures)
+    source, because = speed_source(seen, measures)
     if seen.is_live:
-        unit, why = "km/h", "hexveil gtfs-rt converts speeds"
+        unit, why = (unit, why) if seen.speed_unit is None else ("km/h", f"{seen.command} converts speeds")
     elif source != "reported":
         name, fields = "canonical", None if name == "canonical" and not seen.local else seen.own_fields
     elif name == "capmetro" and unit == "mph" and not seen.local:
@@ -192,9 +231,12 @@ def suggestions(seen: Observations, measures: Measures) -> list[Suggestion]:
     if name in ("canonical", "declared"):
         lines.append(Suggestion("feed", "speed_unit", _toml(unit), why))
     lines.append(Suggestion("feed", "speeds", _toml(source), because))
-    lines.append(
-        Suggestion("feed", "domain", _domain(measures.box), "where the fixes are, with a margin; check it on a map")
+    where = (
+        "where the fixes of this one moment are, with a margin; vehicles go farther in a day: take it from a map"
+        if measures.interval_s is None
+        else "where the fixes are, with a margin; check it on a map"
     )
+    lines.append(Suggestion("feed", "domain", _domain(measures.box), where))
     if fields is not None:
         lines += _fields(fields, seen.local)
     dense = [item for item in measures.densities if item.vehicles_per_cell_hour >= ENOUGH_VEHICLES]
@@ -205,15 +247,23 @@ def suggestions(seen: Observations, measures: Measures) -> list[Suggestion]:
             "resolution",
             str(chosen.resolution),
             f"{chosen.vehicles_per_cell_hour:.1f} vehicles in a visited hexagon and hour, {chosen.cells_per_vehicle_hour:.1f} "
-            "hexagons of a vehicle in an hour",
+            "hexagons of a vehicle in an hour" + _few(measures.vehicles),
         )
     )
     return lines
 
 
+def _few(vehicles: int) -> str:
+    return (
+        f"; {vehicles} vehicles are few, so intervals are wide: hexveil tune searches for other settings"
+        if vehicles < _SMALL_FLEET
+        else ""
+    )
+
+
 def _why_format(seen: Observations, name: str) -> str:
     if seen.is_live:
-        return "hexveil gtfs-rt sends canonical events"
+        return f"{seen.command} sends canonical events"
     if name == "capmetro-2015":
         return f"{seen.kind}; the columns of capmetro, with speeds in mph"
     if name == "canonical" != seen.format:

@@ -22,6 +22,7 @@ from stream.config import Config
 from stream.config.feed import FeedConfig
 from stream.ingestion.decoding import MAX_MESSAGE_BYTES, Reason
 from stream.ingestion.formats import recording_format, time_us
+from stream.ingestion.refusals import cause_of_left_out
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
@@ -41,6 +42,11 @@ class DerivedEvents(SnapshotEvents):
         super().__init__(feed, slotting, feed.speeds)
         self._domain = feed.domain
         self._format = recording_format(feed, "canonical")
+
+    @property
+    def cause_of_refusals(self) -> str | None:
+        """The same of events, whose fields and units are declared here."""
+        return cause_of_left_out(self.tally.refused)
 
     def of(self, values: Iterable[bytes], clock: int) -> tuple[Messages, list[int]]:
         """The events of ``values`` that get a derived speed, and the indexes of all other values that go on as they are: of events

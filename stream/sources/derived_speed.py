@@ -7,7 +7,7 @@ public as well and is not protected.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,11 +118,16 @@ class SpeedDerivation:
         self._remember(fixes, earlier, now_us)
         return np.where(in_period, speed, np.nan)
 
-    def recall(self, vehicles: Sequence[str], fixes: NDArray[np.void], period: IntArray) -> None:
+    def recall(
+        self, vehicles: Sequence[str], fixes: NDArray[np.void], period: IntArray, anew: Collection[str] = ()
+    ) -> None:
         """Add fixes (``FIX``, shape (n,)) that this or another process kept. ``vehicles`` and ``period`` as for :meth:`derive`.
 
-        A fix whose vehicle and time are in memory already changes nothing.
+        A fix whose vehicle and time are in memory already changes nothing. ``anew``: vehicles whose fixes in memory are replaced.
         """
+        if anew:
+            replaced = [self._number[name] for name in anew if name in self._number]
+            self._kept = self._kept.part(~np.isin(self._kept.vehicle, replaced))
         lat, lng = fixes["lat"].astype(np.float64), fixes["lng"].astype(np.float64)
         time, since = fixes["time"].astype(np.int64), fixes["since"].astype(np.int64)
         self._kept = self._with_kept(_Fixes(self._numbers(vehicles), time, lat, lng, since, period))

@@ -100,24 +100,31 @@ class Poller:
                         if url.scheme not in ("http", "https"):
                             raise FetchError(f"redirected to a {url.scheme} address", final=True)
                         continue
-                    return await self._read(answer)
+                    return await self._read(answer, own or not self._has_secrets)
             except TimeoutError:
                 raise FetchError(f"no complete answer within {self._settings.timeout_s:.0f} s") from None
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 raise FetchError(f"{type(error).__name__}: {self._without_secrets(str(error))[:160]}") from None
         raise FetchError(f"more than {_MOST_REDIRECTS} redirects")
 
+    @property
+    def _has_secrets(self) -> bool:
+        return bool(self._settings.headers or self._settings.query or self._url.user)
+
     def _without_secrets(self, text: str) -> str:
         for secret in self._settings.query.values():
             text = text.replace(quote(secret, safe=""), "***").replace(secret, "***")
         return redacted(text)
 
-    async def _read(self, answer: aiohttp.ClientResponse) -> bytes | None:
+    async def _read(self, answer: aiohttp.ClientResponse, had_secrets: bool) -> bytes | None:
+        """The document. ``had_secrets``: whether the host was sent all that there are."""
         if answer.status == 304:
             return None
         if answer.status != 200:
             final = answer.status in (400, 401, 403, 404, 405, 410)
             remedy = "; check the address and the key" if final else ""
+            if answer.status in (401, 403) and not had_secrets:
+                remedy = f" after a redirect to {answer.url.origin()}, which was not sent the key: if you trust it, name its address"
             raise FetchError(f"status {answer.status}{remedy}", retry_after_s=_retry_after(answer), final=final)
         body = bytearray()
         async for chunk in answer.content.iter_chunked(_CHUNK):

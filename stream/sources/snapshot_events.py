@@ -18,9 +18,18 @@ from stream.config.feed import MAX_FUTURE, SPEED_TO_KMH, FeedConfig, SpeedSource
 from stream.sources.apart import Decode, DecodedApart
 from stream.sources.derived_speed import SpeedDerivation
 from stream.sources.messages import Messages
-from stream.sources.snapshots import IN_FUTURE, LEAST_SPEED_MS, MOST_SPEED_MS, Snapshot, SnapshotError
+from stream.sources.refused_vehicles import REMEDIES, RefusalWatch
+from stream.sources.snapshots import (
+    AHEAD_US,
+    IN_FUTURE,
+    LEAST_SPEED_MS,
+    MOST_SPEED_MS,
+    Snapshot,
+    SnapshotError,
+    decompressed,
+)
 from stream.sources.timestamps import Judged, TimestampWatch
-from stream.storage.last_fixes import FIX
+from stream.storage.last_fixes import FIX, MOST_FIXES
 from stream.windows import LATEST_S, Slotting
 
 log = structlog.get_logger()
@@ -124,7 +133,17 @@ class SnapshotEvents:
         """Those of them whose kept fixes are to be replaced, because their clock was ahead."""
         self._newest: dict[str, int] = {}
         self._clock = 0
-        self._watch = TimestampWatch()
+        self._watch, self._refusals = TimestampWatch(), RefusalWatch()
+
+    @property
+    def cause_of_refusals(self) -> str | None:
+        """What is wrong where vehicles are refused for the most frequent reason, and what to do; None if that is not known."""
+        return next((REMEDIES.get(reason) for reason, _ in self.tally.refused.most_common(1)), None)
+
+    @property
+    def reads_no_speeds(self) -> bool:
+        """Whether every speed is derived, whatever is reported."""
+        return self._speeds == "derived"
 
     def decoder(self, feed: FeedConfig) -> Decode:
         """Reads a document of the format, from bytes and time of arrival (µs UTC). It can be pickled, because large documents are
@@ -155,9 +174,9 @@ class SnapshotEvents:
         return self.of_document(self.decoded(body, received_us))
 
     def decoded(self, body: bytes, received_us: int | None = None) -> Snapshot:
-        """One snapshot, of which nothing is taken yet. Raises :class:`SnapshotError` for other bytes."""
+        """One snapshot, compressed or not, of which nothing is taken yet. Raises :class:`SnapshotError` for other bytes."""
         try:
-            return self._decode(body, received_us)
+            return self._decode(decompressed(body), received_us)
         except ValueError:
             self.tally.unreadable += 1
             raise
@@ -183,15 +202,23 @@ class SnapshotEvents:
         """
         self.tally.snapshots += documents
         self.tally.refused += snapshot.refused
+        if snapshot.arrival is not None:
+            trouble = self._refusals.judged(len(snapshot.vehicles), snapshot.refused, snapshot.arrival)
+            if trouble is not None:
+                log.warning(trouble)
         if snapshot.clock is not None:
-            was_ahead = self._clock > snapshot.clock + self.max_future_us
+            was_ahead = snapshot.was_set_back or self._clock > snapshot.clock + self.max_future_us
             self._clock = snapshot.clock if was_ahead else max(self._clock, snapshot.clock)
         self.header_us = snapshot.header
         self._recall(snapshot.vehicles)
         return self._messages(snapshot, self._fresh(snapshot))
 
     def _recall(self, vehicles: list[str]) -> None:
-        """Add what another process, or this one before a restart, kept of the vehicles."""
+        """Add what another process, or this one before a restart, kept of the vehicles.
+
+        It replaces the fixes of vehicles of which all were kept: what is missing there was taken back by another process, because
+        its timestamp was wrong. Of as many fixes as are kept at most, others may be missing for want of room.
+        """
         if self._memory is None or not vehicles:
             return
         kept = self._memory.recall(list(dict.fromkeys(vehicles)))
@@ -200,7 +227,8 @@ class SnapshotEvents:
         counts = [len(octets) // FIX.itemsize for octets in kept.values()]
         time = fixes["time"].astype(np.int64)
         owners = [name for name, count in zip(kept, counts, strict=True) for _ in range(count)]
-        self._derivation.recall(owners, fixes, self._periods(time))
+        whole = {name for name, count in zip(kept, counts, strict=True) if count < MOST_FIXES} - self._unkept
+        self._derivation.recall(owners, fixes, self._periods(time), whole)
         newest = time[np.cumsum(counts, dtype=np.int64) - 1].tolist() if kept else []
         for vehicle, moment in zip(kept, newest, strict=True):
             self._newest[vehicle] = max(self._newest.get(vehicle, -1), moment)
@@ -230,11 +258,14 @@ class SnapshotEvents:
         """A timestamp of an earlier document that is after this (µs UTC) came from a clock that was ahead.
 
         Where arrivals are known, a clock that is right is never ahead of a later arrival. Else a document may be an old one that
-        came late, so only a timestamp that the service would refuse beside this header is disproved by it.
+        came late, so only a timestamp that the service would refuse beside this header is disproved by it, unless the headers
+        around it show that the clock was set back.
         """
         if snapshot.arrival is not None:
             return snapshot.arrival + _CLOCKS_DIFFER_US
-        return LATEST_S * 1_000_000 if snapshot.clock is None else snapshot.clock + self.max_future_us
+        if snapshot.clock is None:
+            return LATEST_S * 1_000_000
+        return snapshot.clock + (AHEAD_US if snapshot.was_set_back else self.max_future_us)
 
     def _forget_after(self, set_back: Mapping[str, int]) -> None:
         """Forget the fixes of vehicles that are later than a time (µs UTC), so that no speed is derived from them."""

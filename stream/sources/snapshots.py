@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import math
+import zlib
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -11,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream.config.feed import MAX_FUTURE
+from stream.sources.file_kinds import GZIP
 from stream.windows import EARLIEST_S, LATEST_S
 
 LARGEST_SNAPSHOT = 32 << 20
@@ -18,6 +22,9 @@ LARGEST_SNAPSHOT = 32 << 20
 LONGEST_ID = 256
 """Largest number of characters of an identifier; the service refuses longer ones as well."""
 MAX_FUTURE_US = MAX_FUTURE // timedelta(microseconds=1)
+AHEAD_US = 60_000_000
+"""A stored header that is later by more than this than those of its neighbours is wrong. Old documents that come late differ by
+less."""
 IN_FUTURE = "time-in-future"
 """Why a vehicle is refused whose timestamp can only come from a wrong clock."""
 LEAST_SPEED_MS = 0.01
@@ -41,12 +48,27 @@ class SnapshotError(ValueError):
     """Bytes that are not a snapshot of the format; the message says what they look like."""
 
 
+def decompressed(body: bytes) -> bytes:
+    """``body``, decompressed if its first bytes are those of gzip, whatever it is called: at most one byte more than a snapshot may have.
+
+    No format of snapshots begins with these bytes. Raises :class:`SnapshotError` for a gzip stream that is damaged or cut short.
+    """
+    if not body.startswith(GZIP) or len(body) > LARGEST_SNAPSHOT:
+        return body
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
+            return file.read(LARGEST_SNAPSHOT + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SnapshotError(f"{len(body)} bytes of gzip that are damaged or cut short ({error})") from None
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """Columns (n,) of the vehicles with a position. ``time``: µs UTC; ``lat``/``lng``: degrees; ``speed``: m/s, NaN = none.
 
     ``header``, ``arrival``: its own time and that of its arrival (µs UTC), None if unknown; ``clock``: the earlier of them.
-    ``refused``: number of other entries by reason.
+    ``refused``: number of other entries by reason. ``was_set_back``: the clock of earlier stored snapshots was ahead, and this
+    header is earlier than theirs.
     """
 
     clock: int | None
@@ -58,6 +80,7 @@ class Snapshot:
     lng: NDArray[np.float64]
     speed: NDArray[np.float64]
     refused: Counter[str]
+    was_set_back: bool = False
 
     def until(self, latest_us: int) -> Snapshot:
         """Without the vehicles that are later; they count as refused. The header is no time of anything then."""

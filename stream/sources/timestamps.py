@@ -13,7 +13,7 @@ _EARLIER = (
 )
 _AHEAD = (
     "most vehicles have a timestamp that is more than window.max_future ahead, so they are refused: correct the clock of this "
-    "machine, or ask the agency"
+    "machine, or feed.timezone if times have no zone, or ask the agency"
 )
 _UNMOVED = f"for {STALE_S:.0f} s no vehicle's timestamp has advanced, although the document changes: no event is sent; ask the agency"
 

@@ -15,6 +15,8 @@ from stream.config.addresses import redacted
         ("redis://:s3/cr?et@host/0", "redis://***@host/0"),
         ("unix:///run/redis.sock?db=0&password=s3cret", "unix:///run/redis.sock?db=***&password=***"),
         ("https://me:s3cret@example.org/feed?key=s3cret&agency=7", "https://***@example.org/feed?key=***&agency=***"),
+        ("https://example.org/feed?s3cret", "https://example.org/feed?***"),
+        ("https://example.org/feed?s3cret&agency=7", "https://example.org/feed?***&agency=***"),
         ("rediss://me:s3cret@host:port/0", "rediss://***@host:port/0"),
         ("cannot read http://me:s3cret@host/x?key=s3cret now", "cannot read http://***@host/x?key=*** now"),
     ],

@@ -29,7 +29,7 @@ from stream.inspection.columns import guess_fields, paths_of
 from stream.inspection.comparison import contradictions
 from stream.inspection.measures import measure
 from stream.inspection.observations import Observations
-from stream.inspection.reading import InspectionError, observe_file, observe_messages, observe_snapshot
+from stream.inspection.reading import InspectionError, observe_answer, observe_file, observe_messages
 from stream.inspection.suggestion import problems, suggestions
 from stream.inspection.topic import TopicUnreachableError, observe_topic
 from tests.support.builders import SLOT
@@ -427,7 +427,7 @@ def snapshot(vehicles: int = 20) -> Any:
 
 def test_snapshots_of_gtfs_realtime_are_read_with_the_speeds_that_they_report(tmp_path: Path) -> None:
     body = snapshot().SerializeToString()
-    seen = observe_snapshot(body)
+    seen = observe_answer(body, 100)
     assert "below 0.01" in problems(seen, measure(seen))[0]
     (tmp_path / "a.pb").write_bytes(body)
     (tmp_path / "b.pb.gz").write_bytes(gzip.compress(body))

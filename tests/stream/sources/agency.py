@@ -24,6 +24,9 @@ DELHI = {"south": 28.0, "west": 76.5, "north": 29.0, "east": 78.0}
 FEED = FeedConfig(name="bus", topic="bus", timezone="Asia/Kolkata", domain=DELHI)  # type: ignore[arg-type]
 
 
+HOURS = Slotting(timedelta(hours=1), timedelta(days=1), FEED.timezone)
+
+
 def fleet(step: int, speed: float | None = None, names: str = "abc") -> bytes:
     """Three buses 30 s apart, about 220 m northwards in each step: 26.7 km/h."""
     clock = START + 30 * step
@@ -32,7 +35,7 @@ def fleet(step: int, speed: float | None = None, names: str = "abc") -> bytes:
 
 
 def reader(speeds: SpeedSource = "missing", feed: FeedConfig = FEED) -> GtfsRealtime:
-    return GtfsRealtime(feed, Slotting(timedelta(hours=1), timedelta(days=1), feed.timezone), speeds)
+    return GtfsRealtime(feed, HOURS, speeds)
 
 
 class Agency:

@@ -257,7 +257,7 @@ def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code(config:
     assert code == 1
     assert len(out.splitlines()) == 9
     assert "002.pb: an HTML or XML page" in stderr
-    assert "damaged.pb.gz: Error -3 while decompressing" in stderr
+    assert "damaged or cut short (Error -3 while decompressing" in stderr
 
 
 NO_TEXT = rb'{"header":{"gtfs_realtime_version":"2.0","\ud800":1},"entity":[]}'

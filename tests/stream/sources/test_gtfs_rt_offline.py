@@ -141,6 +141,18 @@ def test_a_key_in_the_query_reaches_the_agency_but_no_other_host_and_no_error() 
 MINUTE = 60_000_000
 
 
+def test_a_host_that_was_redirected_to_and_asks_for_the_key_is_named_without_it() -> None:
+    with Agency([answer(401)]) as other, Agency([answer(302, Location=f"{other.url}/x?agency=7")]) as agency:
+        with pytest.raises(
+            FetchError, match=f"status 401 after a redirect to {other.url}, which was not sent the key"
+        ) as caught:
+            fetch(agency.url, headers={"X-Api-Key": "s3cret"})
+        assert caught.value.final
+        assert "s3cret" not in str(caught.value)
+        with pytest.raises(FetchError, match="status 401; check the address and the key"):
+            fetch(other.url, headers={"X-Api-Key": "s3cret"})
+
+
 def test_a_header_that_stands_still_is_said_once_and_its_end_too() -> None:
     follow, clock = Staleness(300.0), START * 1_000_000
     said = [

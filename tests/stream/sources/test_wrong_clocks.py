@@ -20,36 +20,10 @@ from stream.sources.timestamps import Judged, TimestampWatch
 from stream.sources.vehicle_positions import decode_snapshot
 from stream.windows import Slotting
 from tests.stream.sources.agency import FEED, reader, run
+from tests.stream.sources.clocks import EVERY_S, KMH, body_at, fixes, skewed_at
 from tests.stream.sources.gtfs import START, Vehicle, snapshot_bytes
 from tests.stream.sources.processes import started
 from tests.support.builders import bus_fleet_file
-
-EVERY_S, NORTH = 15, 0.0005
-"""Seconds and degrees between two snapshots: 55.6 m, 13.3 km/h."""
-KMH = pytest.approx(13.34, abs=0.1)
-
-
-def fixes(step: int, ahead: dict[str, int]) -> list[Vehicle]:
-    """Three buses; ``ahead``: by how many seconds the timestamp of a bus is too late."""
-    clock = START + EVERY_S * step
-    return [
-        (name, clock + ahead.get(name, 0), 28.6 + NORTH * step, 77.2 + k / 100, None) for k, name in enumerate("abc")
-    ]
-
-
-def body_at(step: int, ahead: dict[str, int], header_ahead: int = 0) -> bytes:
-    return snapshot_bytes(fixes(step, ahead), START + EVERY_S * step + header_ahead)
-
-
-def skewed_at(wrong: Sequence[int], ahead: int, names: str = "abc") -> Callable[[int], bytes]:
-    """Snapshots of which some are ahead: header and all vehicles, or if only some vehicles are named, these alone."""
-
-    def body(step: int) -> bytes:
-        if step not in wrong:
-            return body_at(step, {})
-        return body_at(step, dict.fromkeys(names, ahead), ahead if names == "abc" else 0)
-
-    return body
 
 
 def live(source: GtfsRealtime, body: Callable[[int], bytes], steps: range) -> list[list[dict[str, object]]]:
@@ -199,6 +173,34 @@ def test_after_several_stored_snapshots_far_ahead_the_next_ones_give_events_with
     answers = [source.of_document(snapshot) for snapshot in stored([body(step) for step in range(40)])]
     assert [len(messages.values) for messages in answers[9:]] == [3] * 31
     assert all(json.loads(value)["speed"] == KMH for messages in answers[9:] for value in messages.values)
+
+
+@pytest.mark.parametrize("ahead", [90, 240, 299])
+@pytest.mark.parametrize(
+    "wrong", [range(4, 6), range(4, 30), range(2), range(1)], ids=["two", "many", "first two", "first"]
+)
+def test_a_stretch_of_stored_snapshots_a_little_ahead_silences_nobody_once_the_clock_is_right(
+    wrong: range, ahead: int
+) -> None:
+    source, body = reader(), skewed_at(wrong, ahead)
+    answers = [source.of_document(snapshot) for snapshot in stored([body(step) for step in range(60)])]
+    events = [[json.loads(value) for value in messages.values] for messages in answers]
+    right = wrong.stop + 2  # the first ones have no earlier fix of a right clock, or one from before the stretch
+    assert [len(three) for three in events[right:]] == [3] * (60 - right)
+    assert all(event["speed"] == KMH for three in events[right:] for event in three)
+    assert source.tally.set_back == 3
+
+
+def test_two_old_stored_documents_in_a_row_change_no_speed_of_later_ones() -> None:
+    """They look like a clock that was set back; what is sent again has the same user and time, and counts once."""
+    steps = [*range(20), 12, 13, *range(20, 40)]
+    source, alone = reader(), reader()
+    answers = [source.of_document(snapshot) for snapshot in stored([body_at(step, {}) for step in steps])]
+    whole = [alone.of_document(snapshot) for snapshot in stored([body_at(step, {}) for step in range(40)])]
+    sent = {(json.loads(value)["user"], json.loads(value)["time"]) for messages in answers for value in messages.values}
+    wanted = {(json.loads(value)["user"], json.loads(value)["time"]) for messages in whole for value in messages.values}
+    assert sent == wanted
+    assert all(json.loads(value)["speed"] == KMH for messages in answers for value in messages.values)
 
 
 # --- what is said ---
