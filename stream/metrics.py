@@ -25,7 +25,8 @@ class OperatorMetrics:
         )
         self.feed_misread = Gauge(
             "hexveil_feed_misread",
-            "1 while times (epoch, zone) or speeds (speed) seem to be misread, or most events lack a field (fields) or are refused (refused).",
+            "1 while times (epoch, zone) or speeds (speed; doubtful-speed if they may be right) seem to be misread, or most events lack a "
+            "field (fields) or are refused (refused).",
             ["kind"],
             registry=r,
         )

@@ -28,7 +28,9 @@ from stream.windows import EARLIEST_S, LATEST_S
 
 log = structlog.get_logger()
 
-KINDS = ("epoch", "zone", "speed", "fields", "refused")
+DOUBTFUL_SPEED = "doubtful-speed"
+"""Speeds that may be right, and would agree with the positions only in another unit. Every other kind is clear."""
+KINDS = ("epoch", "zone", "speed", DOUBTFUL_SPEED, "fields", "refused")
 """What may be wrong. ``refused``: most events are, for a reason that none of the others is about."""
 _UNITS = {"epoch-s": 1.0, "epoch-ms": 1e3, "epoch-us": 1e6, "epoch-ns": 1e9}
 """Number of each unit of time per second."""
@@ -38,6 +40,7 @@ _LONGEST_TEXT = 64
 """Characters of the longest text that may be a time."""
 _MOST = 0.8
 _NUMBER = re.compile(r"\d{1,20}(\.\d{1,9})?")
+_NO_UNIT = "no known unit fits: where hexveil gtfs-rt or hfp sends the feed, whose unit is fixed, set feed.speeds = 'derived' there"
 _QUARTER_S, _LEAST_SHIFT_S, _MOST_SHIFT_S, _TOLERANCE_S = 900, 1_500, 14.25 * 3600, 300
 _FAR_S = 1e12
 
@@ -80,7 +83,7 @@ class FeedDoubts:
         with self._unharmed():
             self._looks = _PER_JUDGEMENT
             refused = self._refusals.judged()
-            sentences = {"epoch": self._epoch(), "zone": self._zone(), "speed": self._speed(), "fields": self._fields()}
+            sentences = {"epoch": self._epoch(), "zone": self._zone(), "fields": self._fields(), **self._speed()}
             if not any(sentences[kind] for kind in ("epoch", "zone", "fields")):
                 sentences["refused"] = refused
         return {kind: sentence for kind, sentence in sentences.items() if sentence is not None}
@@ -186,19 +189,21 @@ class FeedDoubts:
             return time / _UNITS[self._time_format]
         return None
 
-    def _speed(self) -> str | None:
+    def _speed(self) -> dict[str, str]:
+        """What seems to be wrong with speeds, by its kind."""
         check = self._speeds.judged()
         if check is None:
-            return None
+            return {}
         remedy = (
             "set feed.speed_unit"
             if self._sets_unit
             else "set feed.format = 'declared', and declare the fields and the unit in [feed]"
         )
-        likely = f"they would fit {' or '.join(check.units)}: {remedy}" if check.units else "no known unit fits"
+        likely = f"they would fit {' or '.join(check.units)}: {remedy}" if check.units else _NO_UNIT
         if check.is_doubtful:
-            return f"the reported speeds, read as {self._unit}, agree badly with the positions; {likely}, if whoever runs the feed says so"
-        return f"the reported speeds, read as {self._unit}, contradict the positions; {likely}"
+            sentence = f"the reported speeds, read as {self._unit}, agree badly with the positions; {likely}, if whoever runs the feed says so"
+            return {DOUBTFUL_SPEED: sentence}
+        return {"speed": f"the reported speeds, read as {self._unit}, contradict the positions; {likely}"}
 
 
 def _raw_time(time: Any) -> float | str | None:

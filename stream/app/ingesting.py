@@ -7,7 +7,7 @@ from aiokafka import AIOKafkaProducer
 from mode import Service
 
 from dpcore.relation import NeighbouringRelation
-from stream.app.doubts import KINDS, FeedDoubts
+from stream.app.doubts import DOUBTFUL_SPEED, KINDS, FeedDoubts
 from stream.app.worker import Worker
 from stream.config.addresses import redacted
 from stream.connection import connect
@@ -85,7 +85,8 @@ class Ingesting(Service):
             for kind in KINDS:
                 self._worker.metrics.feed_misread.labels(kind).set(kind in reasons)
                 if kind in reasons and kind not in said:
-                    log.error("the feed seems to be misread", kind=kind, reason=reasons[kind])
+                    say = log.warning if kind == DOUBTFUL_SPEED else log.error
+                    say("the feed seems to be misread", kind=kind, reason=reasons[kind])
             said = reasons
 
     async def on_stop(self) -> None:

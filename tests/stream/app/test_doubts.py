@@ -53,7 +53,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any], float], dict[str, Any]], str, 
     "speed": (lambda fix, moment: fix | {"speed": 10.0}, "speed", "they would fit m/s: set feed.speed_unit"),
     "mph": (
         lambda fix, moment: fix | {"speed": 36 / 1.609344},
-        "speed",
+        "doubtful-speed",
         "agree badly with the positions; they would fit mph or kn",
     ),
     "epoch": (lambda fix, moment: fix | {"time": round(moment)}, "epoch", "time_format = 'epoch-s'"),
@@ -307,9 +307,11 @@ def test_what_is_refused_is_said_of_the_newest_events_and_withdrawn_once_they_ar
     assert list(observed(doubts, decoder, wrong[:51] + sound[:50], now)) == ["refused"]
 
 
-@pytest.mark.parametrize("fault", ["zone", "text epoch", "another city"])
+@pytest.mark.parametrize(
+    ("fault", "level"), [("zone", "error"), ("text epoch", "error"), ("another city", "error"), ("mph", "warning")]
+)
 def test_a_worker_says_it_in_its_log_and_no_message_ends_it(
-    fault: str, hexveil: Sequence[str], kafka: str, redis_url: str, topic_name: str, tmp_path: Path
+    fault: str, level: str, hexveil: Sequence[str], kafka: str, redis_url: str, topic_name: str, tmp_path: Path
 ) -> None:
     changed, _, words = FAULTS[fault]
     asyncio.run(create_topics(bus_config(tmp_path, **{"feed.topic": topic_name, "kafka.bootstrap": kafka})))
@@ -328,7 +330,9 @@ def test_a_worker_says_it_in_its_log_and_no_message_ends_it(
             assert worker.poll() is None
         finally:
             worker.kill()
-    assert words in text
+    (line,) = (json.loads(line) for line in text.splitlines() if "misread" in line)
+    assert words in line["reason"]
+    assert line["level"] == level
     assert "secret-" not in text
 
 
