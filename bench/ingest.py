@@ -31,6 +31,7 @@ from redis.asyncio import Redis
 
 from bench.configuration import bench_config
 from bench.peers import PEERS, cpu_seconds, installed, report
+from bench.processor_time import ProcessorTime
 from bench.progress import shown
 from stream.config import Config
 from stream.ingestion.decoding import Decoder
@@ -42,6 +43,15 @@ from stream.metrics import OperatorMetrics
 AGENT_SECONDS = 15.0
 TOPIC = "bench.positions"
 _KEY = bytes(32)
+PARTS = {
+    "message to checked batch": r"stream/ingestion/(?!bounded|reader)",
+    "records of a fetched batch": r"ingestion/bounded\.py|FetchResult|PartitionRecords",
+    "reader": r"stream/ingestion/reader\.py",
+    "append": r"stream/storage/|/redis/",
+    "Kafka's protocol": "/aiokafka/",
+    "event loop and sockets": "/asyncio/",
+}
+"""Parts of the ingestor's process whose processor time is told, each with the pattern of its code."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +127,10 @@ async def batches(bootstrap: str, redis_url: str, events: int) -> None:
         task = asyncio.create_task(ingestor.run())
         await ingestor.assigned.wait()
         cpu, wall = cpu_seconds(), time.perf_counter()
-        while (metrics.registry.get_sample_value("hexveil_events_ingested_total") or 0) < events:
-            await asyncio.sleep(0.01)
-        report(events, cpu_seconds() - cpu, time.perf_counter() - wall)
+        with ProcessorTime(PARTS) as spent:
+            while (metrics.registry.get_sample_value("hexveil_events_ingested_total") or 0) < events:
+                await asyncio.sleep(0.01)
+        report(events, cpu_seconds() - cpu, time.perf_counter() - wall, spent.seconds)
         await ingestor.stop()
         await task
 
@@ -159,7 +170,7 @@ def agent(bootstrap: str, redis_url: str, events: int) -> None:
     ).execute_from_commandline()
 
 
-def measure(way: str, bootstrap: str, events: int) -> dict[str, float]:
+def measure(way: str, bootstrap: str, events: int) -> dict[str, Any]:
     """Run one way in its own process with its own Redis. Returns events/s per core and by wall time."""
     with RedisServer(appendfsync="always") as redis:
         figures = _run(["bench.ingest", way, bootstrap, redis.url, str(events)])
@@ -175,7 +186,7 @@ def measure_peer(peer: str, bootstrap: str, events: int) -> dict[str, Any]:
     return {"version": peer_version} | _run(["bench.peers", peer, bootstrap, TOPIC, str(events)])
 
 
-def _run(command: list[str]) -> dict[str, float]:
+def _run(command: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-m", *command],
@@ -191,7 +202,12 @@ def _run(command: list[str]) -> dict[str, float]:
         "events": counted["events"],
         "per_second_per_core": counted["events"] / counted["cpu_seconds"],
         "per_second_wall": counted["events"] / counted["wall_seconds"],
+        **({"ns_per_event": _each(counted["parts"], counted["events"])} if "parts" in counted else {}),
     }
+
+
+def _each(parts: dict[str, float], events: int) -> dict[str, int]:
+    return {part: round(seconds / events * 1e9) for part, seconds in sorted(parts.items(), key=lambda item: -item[1])}
 
 
 def _cpu_of(pid: int) -> float:

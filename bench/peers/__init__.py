@@ -64,6 +64,7 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def report(count: int, cpu: float, wall: float) -> None:
-    """Send the result to the parent process."""
-    print(json.dumps({"events": count, "cpu_seconds": cpu, "wall_seconds": wall}), flush=True)
+def report(count: int, cpu: float, wall: float, parts: dict[str, float] | None = None) -> None:
+    """Send the result to the parent process. ``parts``: processor seconds by part, where they were counted."""
+    counted = {"events": count, "cpu_seconds": cpu, "wall_seconds": wall}
+    print(json.dumps(counted | ({} if parts is None else {"parts": parts})), flush=True)
