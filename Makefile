@@ -9,7 +9,8 @@
 # lowest  the core tests against the lowest versions that pyproject.toml names
 # clean  what these targets made
 # dashboard  build stream/serve/static from stream/serve/dashboard (Node 20.19 or newer with npm)
-.PHONY: demo test planted-bugs lint bench bench-quick docs dashboard release clean lock lowest system-python system-demo system-test jars classes packages ready bytecode
+# pictures  the dashboard's pictures in docs/images, of a simulated city
+.PHONY: demo test planted-bugs lint bench bench-quick docs dashboard pictures release clean lock lowest system-python system-demo system-test jars classes packages ready bytecode
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
@@ -124,6 +125,9 @@ release: $(READY)
 	$(BIN)/python -m hatchling build -d dist
 	cd dpcore && $(abspath $(BIN))/python -m hatchling build -d ../dist
 	HEXVEIL_DIST=dist $(BIN)/python -m pytest -q tests/packaging
+
+pictures: $(READY)
+	$(BIN)/python -m tests.stream.serve.screenshots .local/pictures
 
 dashboard:
 	cd stream/serve/dashboard && npm ci && npm test && npm run build

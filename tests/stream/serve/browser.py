@@ -4,17 +4,20 @@ servers.
 
 from __future__ import annotations
 
-import base64
+import io
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from typing import Any
 
 import h3
+import numpy as np
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, Page, Request, async_playwright, expect
+from PIL import Image
+from playwright.async_api import Browser, Page, Request, Route, async_playwright, expect
 
 from bench.dashboard import NO_CHROMIUM, find_chromium
 
@@ -74,6 +77,17 @@ async def chromium() -> AsyncIterator[Browser]:
             await browser.close()
 
 
+async def stands_at(page: Page, moment: datetime) -> None:
+    """The server's clock says ``moment``, as far as the page can see."""
+
+    async def answer(route: Route) -> None:
+        response = await route.fetch()
+        date = format_datetime(moment.astimezone(UTC), usegmt=True)
+        await route.fulfill(response=response, headers=response.headers | {"date": date})
+
+    await page.route("**/dashboard/settings", answer)
+
+
 @asynccontextmanager
 async def opened(
     browser: Browser,
@@ -94,6 +108,7 @@ async def opened(
         watched = Watched(page)
         if clock is not None:
             await page.clock.set_fixed_time(clock)
+            await stands_at(page, clock)
         await page.goto(f"{origin}/{place}")
         await page.wait_for_selector("html[data-ready]")
         yield page
@@ -151,22 +166,9 @@ def _mercator(lat: float) -> float:
     return math.asinh(math.tan(math.radians(lat)))
 
 
-_PIXEL = """async ({ data, x, y, side }) => {
-  const image = await createImageBitmap(await (await fetch(data)).blob());
-  const pen = new OffscreenCanvas(image.width, image.height).getContext('2d');
-  pen.drawImage(image, 0, 0);
-  return [...pen.getImageData(x - side / 2, y - side / 2, side, side).data];
-}"""
-
-
 async def pixels(page: Page, cell: str, side: int = 16) -> list[tuple[int, int, int]]:
     """Colours of a square of pixels around the centre of a cell, as they are on the screen."""
     x, y = await place_of(page, cell)
-    picture = base64.b64encode(await page.screenshot()).decode()
-    blank = await page.context.new_page()
-    try:
-        data = f"data:image/png;base64,{picture}"
-        flat = await blank.evaluate(_PIXEL, {"data": data, "x": round(x), "y": round(y), "side": side})
-    finally:
-        await blank.close()
-    return [tuple(flat[at : at + 3]) for at in range(0, len(flat), 4)]
+    square = {"x": round(x) - side // 2, "y": round(y) - side // 2, "width": side, "height": side}
+    picture = Image.open(io.BytesIO(await page.screenshot(clip=square))).convert("RGB")  # type: ignore[arg-type]
+    return [tuple(colour) for colour in np.asarray(picture).reshape(-1, 3).tolist()]

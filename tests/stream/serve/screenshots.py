@@ -1,8 +1,8 @@
-"""The pictures of the documents: ``python -m tests.stream.serve.screenshots RELEASES CONFIG FOLDER [BASEMAP]``.
+"""The pictures of the documents: ``python -m tests.stream.serve.screenshots WORK [FOLDER]`` or ``make pictures``.
 
-RELEASES is what ``hexveil replay --offline`` wrote with CONFIG. The messages go through a broker of this machine to the
-service, and Chromium's clock stands at five minutes after the end of the newest window. Pictures keep 256 colours, which
-makes them a third as large. The newest window is beside the day before it.
+WORK keeps what :mod:`tests.stream.serve.pictured_city` makes, so that a second run only takes the pictures. FOLDER: where
+they are written, by default docs/images. To the page it is five minutes after the end of the newest window. Pictures keep
+256 colours, which makes them a third as large. The newest window is beside the day before it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from PIL import Image
 from playwright.async_api import Page
 
-from stream.config import load_config
-from stream.local import KafkaServer
-from stream.messages.message import WINDOW, Message
-from stream.messages.topics import create_topics
 from stream.serve.api import make_app
+from stream.serve.reading.files import FileSource
 from stream.serve.static_files import check_basemap
 from tests.stream.serve.browser import LAPTOP, PHONE, WALL, chromium, opened, place_of
-from tests.stream.serve.serving import publish, ready
+from tests.stream.serve.pictured_city import City, city
+from tests.stream.serve.serving import origin_of, ready
 
 SETTLED_MS = 2_000
 
@@ -39,51 +37,38 @@ class Picture(NamedTuple):
     theme: Literal["light", "dark"]
     place: str
     gesture: Literal["point", "select", "none"] = "none"
+    releases: Literal["shipped", "compared"] = "compared"
 
 
+DAY = "colours=day&values=raw&day={day}"
 PICTURES = [
-    Picture("light", LAPTOP, "light", "colours=absolute", "point"),
+    Picture("light", LAPTOP, "light", "colours=absolute", "point", "shipped"),
     Picture("dark", LAPTOP, "dark", "colours=usual&values=raw", "select"),
-    Picture("day", LAPTOP, "light", "colours=day&values=raw&day={day}", "point"),
-    Picture("phone", PHONE, "light", "colours=absolute"),
+    Picture("day", LAPTOP, "light", DAY, "point"),
+    Picture("schedule", LAPTOP, "light", "colours=scheduled&values=raw", "point"),
+    Picture("phone", PHONE, "light", "colours=absolute", "none", "shipped"),
     Picture("phone-usual", PHONE, "dark", "colours=usual&values=raw"),
-    Picture("phone-day", PHONE, "light", "colours=day&values=raw&day={day}"),
-    Picture("wall", WALL, "dark", "colours=day&values=raw&day={day}&large=on"),
+    Picture("phone-day", PHONE, "light", DAY),
+    Picture("phone-schedule", PHONE, "dark", "colours=scheduled&values=raw"),
+    Picture("wall", WALL, "dark", f"{DAY}&large=on"),
 ]
 
 
-def messages_of(path: Path) -> list[Message]:
-    """Lines of an offline replay, each value as the bytes that were written."""
-    messages = []
-    for line in path.read_text().splitlines():
-        body = json.loads(line)
-        value = line[line.index(',"value":') + len(',"value":') : -1].encode()
-        headers = tuple((name, text.encode()) for name, text in body["headers"].items())
-        moment = datetime.fromisoformat(body["headers"]["ce_time"])
-        messages.append(Message(body["topic"], body["key"].encode(), value, headers, int(moment.timestamp() * 1000)))
-    return messages
-
-
-async def take(releases: Path, config_file: Path, folder: Path, basemap: Path | None) -> None:
-    messages = messages_of(releases)
-    newest = max(json.loads(m.value)["window"]["end"] for m in messages if m.topic == WINDOW)
-    clock = datetime.fromisoformat(newest) + timedelta(minutes=5)
-    busiest = max(
-        (json.loads(m.value) for m in messages if newest in m.value.decode() and m.topic != WINDOW),
-        key=lambda body: body["users"],
-    )["cell"]
-    with KafkaServer() as kafka:
-        config = load_config(config_file, **{"kafka.bootstrap": kafka.bootstrap})
-        await create_topics(config)
-        await publish(kafka.bootstrap, messages)
-        app = make_app(config, None if basemap is None else check_basemap(basemap))
+async def take(made: City, folder: Path) -> None:
+    for kind, releases in (("shipped", made.shipped), ("compared", made.compared)):
+        bodies = [json.loads(line)["value"] for line in releases.read_text(encoding="utf-8").splitlines()]
+        newest = max(body["window"]["end"] for body in bodies)
+        clock = datetime.fromisoformat(newest) + timedelta(minutes=5)
+        day = (datetime.fromisoformat(newest) - timedelta(days=1)).date().isoformat()
+        last = [body for body in bodies if "cell" in body and body["window"]["end"] == newest]
+        busiest = max(last, key=lambda body: body["users"])["cell"]
+        app = make_app(made.config, check_basemap(made.streets), FileSource(releases))
         async with TestClient(TestServer(app)) as client, chromium() as browser:
             await ready(client)
-            origin = str(client.make_url("/")).rstrip("/")
-            day = (datetime.fromisoformat(newest) - timedelta(days=1)).date().isoformat()
-            for picture in PICTURES:
+            for picture in (picture for picture in PICTURES if picture.releases == kind):
+                place = "#" + picture.place.format(day=day)
                 options: dict[str, Any] = {"size": picture.size, "color_scheme": picture.theme, "clock": clock}
-                async with opened(browser, origin, "#" + picture.place.format(day=day), **options) as page:
+                async with opened(browser, origin_of(client), place, **options) as page:
                     await compose(page, picture, busiest)
                     save(await page.screenshot(), folder / f"dashboard-{picture.name}.png")
 
@@ -106,5 +91,6 @@ def save(picture: bytes, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    given = [Path(argument) for argument in sys.argv[1:]]
-    asyncio.run(take(given[0], given[1], given[2], given[3] if len(given) > 3 else None))
+    work, *folder = [Path(argument) for argument in sys.argv[1:]]
+    work.mkdir(parents=True, exist_ok=True)
+    asyncio.run(take(city(work), folder[0] if folder else Path("docs/images")))

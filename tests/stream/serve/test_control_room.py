@@ -15,7 +15,7 @@ from playwright.async_api import Browser, Route, expect
 
 from stream.config import Config
 from tests.stream.serve.browser import DESKTOP, HIGH_WALL, LAPTOP, PHONE, WALL, fields, needs_chromium, no_violation
-from tests.stream.serve.city import BUSY, JAM, USUAL_DAY, city_config, window, windows
+from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config, window, windows
 from tests.stream.serve.made_places import city_files
 from tests.stream.serve.pages import CUT, OUTSIDE, page_of
 from tests.stream.serve.serving import origin_of
@@ -185,7 +185,6 @@ async def test_with_one_feed_there_is_no_picker_and_a_feed_without_windows_is_na
         await page.wait_for_selector(f'html[data-window="{STARTS[0]}"]')
 
 
-JAM_RULE = {"name": "jam", "below_km_h": 18.0, "windows": 1, "false_alarms_per_day": 1.0}
 MONTHS_LATER = datetime(2017, 12, 25, 12, tzinfo=UTC)
 NARROW_DESKTOP = {"width": 1000, "height": 700}
 BAR = "document.querySelector('.bar').getBoundingClientRect().height"
@@ -218,6 +217,36 @@ async def test_with_alerts_search_and_feeds_the_badge_is_whole_and_a_laptop_has_
             assert await page.evaluate(CUT) == []
             assert await page.evaluate(BAR) <= highest
             await no_violation(page)
+
+
+OFF_SCREEN = """(name) => [...document.querySelectorAll(`${name}, ${name} *`)]
+  .filter((element) => element.checkVisibility() && !element.closest('option'))
+  .filter((element) => {
+    const { left, right, top } = element.getBoundingClientRect();
+    const isCut = element.scrollWidth > element.clientWidth && getComputedStyle(element).overflowX === 'hidden';
+    return left < 0 || right > innerWidth || top < 0 || isCut;
+  })
+  .map((element) => element.outerHTML.slice(0, 80))"""
+"""Parts of an element that reach out of the screen to a side or above, or are cut."""
+TABLET = {"width": 720, "height": 900}
+MENUS = {"#search": "#search-body", "#alerts": "#alerts-list", "#downloads": "#download-list", "#range": "#range-body"}
+
+
+@pytest.mark.parametrize("language", STALE)
+async def test_every_menu_can_be_read_on_a_phone_and_a_tablet(browser: Browser, tmp_path: Path, language: str) -> None:
+    config = city_config(tmp_path, **{"feed.name": "day-bus", "public.alerts": [JAM_RULE]} | city_files(tmp_path))
+    messages = [*windows(config, [USUAL_DAY, JAM]), *window(city_config(tmp_path, **{"feed.name": "night-bus"}), 0)]
+    async with page_of(browser, config, messages, size=PHONE, locale=language) as (page, _):
+        for size in (TABLET, PHONE):
+            await page.set_viewport_size(size)  # type: ignore[arg-type]
+            for menu, body in MENUS.items():
+                await page.locator(f"{menu} > summary").click()
+                await expect(page.locator(f"{body} > *").first).to_be_visible()
+                assert await page.evaluate(OFF_SCREEN, body) == [], menu
+                await no_violation(page)
+                await page.locator(f"{menu} > summary").click()
+        await page.locator("#about-button").click()
+        assert await page.evaluate(OFF_SCREEN, "#about-body") == []
 
 
 SMALL_BUTTONS = """() => document.querySelector('#details-body').insertAdjacentHTML('beforeend',

@@ -24,7 +24,11 @@ export function showAlerts(view: View, choose: Choose): void {
   const { alerts } = view;
   byId('alerts').hidden = !view.alerting;
   byId('alerts-count').textContent = alerts?.alerts.length ? String(alerts.alerts.length) : '';
-  byId('alerts-list').replaceChildren(...(alerts ? alerts.rules.flatMap((rule) => section(view, rule, alerts.alerts, choose)) : [failure(view)]));
+  const list = byId('alerts-list');
+  const focused = document.activeElement;
+  const cell = focused instanceof HTMLElement && list.contains(focused) ? focused.dataset.cell : undefined;
+  list.replaceChildren(...(alerts ? alerts.rules.flatMap((rule) => section(view, rule, alerts.alerts, choose)) : [failure(view)]));
+  if (cell) (list.querySelector<HTMLElement>(`[data-cell="${cell}"]`) ?? byId('alerts-button')).focus();
 }
 
 const failure = (view: View) => make('p', { class: 'quiet' }, say('alerts.failed', { reason: view.alertsFailed }));

@@ -15,9 +15,10 @@ export class ApiError extends Error {
   }
 }
 
-async function get<T>(path: string, query: Record<string, string> = {}): Promise<T> {
+async function get<T>(path: string, query: Record<string, string> = {}, seen: (response: Response) => void = () => undefined): Promise<T> {
   const text = new URLSearchParams(query).toString();
   const response = await fetch(text ? `${path}?${text}` : path);
+  seen(response);
   const body: unknown = await response.json().catch(() => null);
   if (!response.ok) {
     const problem = body as { title?: string; detail?: string } | null;
@@ -27,7 +28,18 @@ async function get<T>(path: string, query: Record<string, string> = {}): Promise
   return body as T;
 }
 
-export const settings = () => get<Settings>('dashboard/settings');
+/** Milliseconds by which the server's clock was ahead of this computer's when the settings were last read. */
+let ahead = 0;
+
+function compareClocks(response: Response): void {
+  const date = Date.parse(response.headers.get('Date') ?? '');
+  if (!Number.isNaN(date)) ahead = date - Date.now();
+}
+
+/** The time by the server's clock: that of a screen on a wall may be hours off. */
+export const now = () => Date.now() + ahead;
+
+export const settings = () => get<Settings>('dashboard/settings', {}, compareClocks);
 
 export const windows = async (feed: string) =>
   (await get<{ windows: WindowSummary[] }>('api/v1/windows', { feed, limit: '1000' })).windows;

@@ -1,7 +1,7 @@
 /** What lies under the hexagons: land of the world, a graticule, the feed's box, and streets if a basemap is served. */
 
-import type { Feature, FeatureCollection, MultiLineString } from 'geojson';
-import type { ExpressionSpecification, LayerSpecification, SourceSpecification } from 'maplibre-gl';
+import type { Feature, FeatureCollection, LineString, MultiLineString } from 'geojson';
+import type { ExpressionSpecification, LayerSpecification, SourceSpecification, StyleSpecification } from 'maplibre-gl';
 import { PMTiles, Protocol, TileType } from 'pmtiles';
 import { feature } from 'topojson-client';
 import type { GeometryCollection, Topology } from 'topojson-specification';
@@ -22,20 +22,23 @@ const GRATICULES = [
   { step: 0.01, from: 12, to: 24, around: 0.3 },
 ];
 
+/** Below everything. The coast is known to some ten kilometres: close up it would mislead, so it is left out there. */
+const sea = (colours: MapColours): LayerSpecification => ({
+  id: 'sea',
+  type: 'background',
+  paint: { 'background-color': ['interpolate', ['linear'], ['zoom'], 6, colours.sea, 7.5, colours.land] },
+});
+
+/** The style before anything is drawn: every frame of a ground on which nothing stands yet would cost as much as one that is seen. */
+export const bare = (colours: MapColours): StyleSpecification => ({ version: 8, sources: {}, layers: [sea(colours)] });
+
+/** One source holds all lines, because every source costs the graphics processor a stencil of the whole map in each frame. */
 export function ground(domain: Box, colours: MapColours): Ground {
   const topology = world as unknown as Topology<{ land: GeometryCollection }>;
   const land = feature(topology, topology.objects.land) as FeatureCollection;
-  const sources: Record<string, SourceSpecification> = {
-    land: { type: 'geojson', data: land },
-    domain: { type: 'geojson', data: outline(domain) },
-  };
+  const drawn: Feature<LineString | MultiLineString>[] = [outline(domain)];
   const layers: LayerSpecification[] = [
-    {
-      id: 'sea',
-      type: 'background',
-      // The coast is known to some ten kilometres: close up it would mislead, so it is left out there.
-      paint: { 'background-color': ['interpolate', ['linear'], ['zoom'], 6, colours.sea, 7.5, colours.land] },
-    },
+    sea(colours),
     { id: 'land', type: 'fill', source: 'land', maxzoom: 7.5, paint: { 'fill-color': colours.land } },
     {
       id: 'coast',
@@ -46,12 +49,12 @@ export function ground(domain: Box, colours: MapColours): Ground {
     },
   ];
   for (const { step, from, to, around } of GRATICULES) {
-    const id = `graticule-${step}`;
-    sources[id] = { type: 'geojson', data: graticule(step, around ? widen(domain, around) : [-180, -80, 180, 80]) };
+    drawn.push(graticule(step, around ? widen(domain, around) : [-180, -80, 180, 80]));
     layers.push({
-      id,
+      id: `graticule-${step}`,
       type: 'line',
-      source: id,
+      source: 'lines',
+      filter: ['==', ['get', 'step'], step],
       minzoom: from,
       maxzoom: to,
       paint: { 'line-color': colours.grid, 'line-width': 0.7 },
@@ -60,17 +63,19 @@ export function ground(domain: Box, colours: MapColours): Ground {
   layers.push({
     id: 'domain',
     type: 'line',
-    source: 'domain',
+    source: 'lines',
+    filter: ['!', ['has', 'step']],
     paint: { 'line-color': colours.domain, 'line-width': 1, 'line-dasharray': [3, 3] },
   });
-  return { sources, layers };
+  const data: FeatureCollection = { type: 'FeatureCollection', features: drawn };
+  return { sources: { land: { type: 'geojson', data: land }, lines: { type: 'geojson', data } }, layers };
 }
 
 function widen([west, south, east, north]: Box, by: number): Box {
   return [Math.max(west - by, -180), Math.max(south - by, -85), Math.min(east + by, 180), Math.min(north + by, 85)];
 }
 
-function outline([west, south, east, north]: Box): Feature {
+function outline([west, south, east, north]: Box): Feature<LineString> {
   const ring = [[west, south], [east, south], [east, north], [west, north], [west, south]];
   return { type: 'Feature', properties: {}, geometry: { type: 'LineString', coordinates: ring } };
 }
@@ -84,7 +89,7 @@ function graticule(step: number, [west, south, east, north]: Box): Feature<Multi
   const parallels = steps(south, north).map((lat) => [[west, lat], [east, lat]]);
   return {
     type: 'Feature',
-    properties: {},
+    properties: { step },
     geometry: { type: 'MultiLineString', coordinates: [...meridians, ...parallels] },
   };
 }
@@ -127,7 +132,7 @@ const STREETS: { name: RegExp; kind: 'fill' | 'line'; colour: keyof MapColours }
 
 /** Layers that hold names in the same schemas, the least important first. */
 const NAMES: { name: RegExp; kind: 'LineString' | 'Point'; from: number; colour: keyof MapColours }[] = [
-  { name: /^(roads?|transportation_name|street_labels)$/, kind: 'LineString', from: 10, colour: 'name' },
+  { name: /^(roads?|transportation_name|street_labels)$/, kind: 'LineString', from: 9.5, colour: 'name' },
   { name: /^(water|waterway|water_lines_labels)$/, kind: 'LineString', from: 9, colour: 'waterName' },
   { name: /^(places?|place_labels)$/, kind: 'Point', from: 0, colour: 'name' },
 ];

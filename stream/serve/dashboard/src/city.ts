@@ -11,8 +11,18 @@ export function setUpCity(view: View, settings: Settings, redraw: () => void, ta
   menu.hidden = !settings.places && !settings.areas;
   closing(menu);
   let ready: Promise<void> | null = null;
+  let opener: EventTarget | null = null;
+  addEventListener('focusin', ({ target }) => {
+    if (target instanceof Node && !byId('search-body').contains(target)) opener = target;
+  });
   menu.addEventListener('toggle', () => {
-    if (!menu.open) return;
+    if (!menu.open) {
+      const focused = document.activeElement;
+      // What was chosen in the list hides it: the focus goes back to the map, or to the button.
+      const isLost = focused === document.body || byId('search-body').contains(focused);
+      if (isLost && opener instanceof HTMLElement) opener.focus();
+      return;
+    }
     ready ??= import('./search').then(({ setUpSearch }) => setUpSearch(view, targets));
     ready.then(
       () => byId('search-input').focus(),

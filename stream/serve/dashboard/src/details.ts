@@ -98,7 +98,7 @@ function allStatistics(view: View, cell: string): HTMLElement {
     const modelled = shown(hexagon, statistic, 'modelled');
     const estimate = hexagon[STATISTICS[statistic]]!;
     const clamped = estimate.clamped && statistic !== 'spread' ? say('cell.clamped', { raw: decimals(inUnit(estimate.raw), 0) }) : '';
-    const lines = [line([say(`${statistic}.short`), chip('raw')], speed(released.value, released), interval(released), clamped)];
+    const lines = [line([make('span', {}, say(`${statistic}.short`)), chip('raw')], speed(released.value, released), interval(released), clamped)];
     if (modelled?.method) lines.push(line([chip('modelled')], speed(modelled.value, modelled), interval(modelled), modelled.method));
     return lines;
   });

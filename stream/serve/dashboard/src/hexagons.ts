@@ -75,17 +75,14 @@ export function overlapping(others: Map<string, Hexagon>): (hexagon: Hexagon) =>
     inside(hexagon).some((cell) => !hexagon.excludes?.some((apart) => isIn(cell, apart)));
 }
 
-/** Smallest box around the centres, with some air. */
-export function boundsOf(cells: string[]): Box | null {
-  if (!cells.length) return null;
-  const box: Box = [180, 90, -180, -90];
-  for (const cell of cells) {
-    const [lng, lat] = centre(cell);
-    box[0] = Math.min(box[0], lng);
-    box[1] = Math.min(box[1], lat);
-    box[2] = Math.max(box[2], lng);
-    box[3] = Math.max(box[3], lat);
+/** Smallest box around the outlines of cells; null where there are none. */
+export function boundsOf(shapes: Iterable<Shape>): Box | null {
+  let around: Box | null = null;
+  for (const shape of shapes) {
+    const [west, south, east, north]: Box = boxOf(shapeOf(shape));
+    around = around
+      ? [Math.min(around[0], west), Math.min(around[1], south), Math.max(around[2], east), Math.max(around[3], north)]
+      : [west, south, east, north];
   }
-  const air = 0.02 + 0.05 * Math.max(box[2] - box[0], box[3] - box[1]);
-  return [box[0] - air, box[1] - air, box[2] + air, box[3] + air];
+  return around;
 }

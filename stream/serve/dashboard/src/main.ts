@@ -27,7 +27,8 @@ import { setUpShortcuts } from './shortcuts';
 import { Table } from './table';
 import { fillPage, say, type Values } from './texts';
 import { setUpTheme } from './theme';
-import { freshness, setUpTimeline, showBadge, showTimeline } from './timeline';
+import { begin, took } from './timing';
+import { freshness, joined, setUpTimeline, showBadge, showTimeline } from './timeline';
 import { choose as chooseUnit } from './units';
 import { clock, day, when } from './times';
 import type { Scheme } from './statistics';
@@ -35,6 +36,8 @@ import type { AlertList, PlaceList, WindowCells, WindowSummary } from './types';
 import { View } from './view';
 
 const REMEMBERED = 12;
+/** Milliseconds after which lists and clock are read anew: the server forgets its oldest windows, and clocks are set. */
+const REREAD = 3_600_000;
 
 fillPage();
 const root = document.documentElement;
@@ -132,10 +135,15 @@ async function start(): Promise<void> {
   addEventListener('beforeprint', () => map.map.redraw());
   setUpCity(view, settings, () => change(() => void map.setLines(view.lined)), { cell: (cell) => chooseAndShow(view.covering(cell)), spot: showSpot, area: (name) => areas.open({ kind: 'named', name }) });
   if (settings.places) void api.places().then(name, () => undefined);
-  await refresh();
+  try {
+    await refresh();
+  } finally {
+    map.begin();
+  }
   const known = Math.max(0, ...view.windows.map((window) => window.event_id ?? 0));
   api.follow(view.feed, known, onWindow, onLink);
   setInterval(tell, 5_000);
+  setInterval(() => void reread().then(() => tell(), () => undefined), REREAD);
 }
 
 /** Call cells by their places from now on. Without the list they keep their indexes. */
@@ -146,11 +154,11 @@ function name(list: PlaceList): void {
 
 /** Ask for the feeds and windows there are, and show the window asked for or the newest. */
 async function refresh(): Promise<void> {
-  await api.caughtUp(() => showBadge({ state: 'waiting', text: say('badge.reading') }));
-  const [windows, settings] = await Promise.all([api.windows(view.feed), api.settings()]);
-  isKnown = settings.feeds.includes(view.feed);
-  showFeeds(view, settings.feeds);
-  view.windows = windows.filter((window) => window.complete).reverse();
+  await api.caughtUp(() => {
+    showBadge({ state: 'waiting', text: say('badge.reading') });
+    map.begin();
+  });
+  await reread();
   const asked = view.window?.window.start ?? place.window;
   const wanted = view.live ? undefined : view.windows.find((window) => window.window.start === asked);
   if (!view.live && !wanted && asked && view.windows.length) return showGone(asked);
@@ -158,11 +166,18 @@ async function refresh(): Promise<void> {
   await show(wanted ?? view.windows.at(-1), view.lacksOtherDay);
 }
 
+/** Ask for the feeds and windows that there are now. Windows that arrive meanwhile stay. */
+async function reread(): Promise<void> {
+  const before = new Set(view.windows);
+  const [windows, settings] = await Promise.all([api.windows(view.feed), api.settings()]);
+  isKnown = settings.feeds.includes(view.feed);
+  showFeeds(view, settings.feeds);
+  view.windows = joined(windows.filter((window) => window.complete), view.windows.filter((window) => !before.has(window)));
+}
+
 function onWindow(window: WindowSummary): void {
-  arrived = Date.now();
-  view.windows = [...view.windows.filter((other) => other.window.start !== window.window.start), window].sort((a, b) =>
-    a.window.start < b.window.start ? -1 : 1,
-  );
+  arrived = api.now();
+  view.windows = joined(view.windows, [window]);
   const again = view.lacksOtherDay && view.mayStandBeside(window);
   if (view.live) show(view.windows.at(-1), again).catch(fail);
   else if (again && asked) show(asked, true).catch(fail);
@@ -205,12 +220,12 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   }
   byId('notice').hidden = true;
   if (window.window.start === view.window?.window.start && !again) return void tell(ready);
-  performance.mark('asked');
+  begin('asked');
   const [cells, usual, alerts, other, scheduled] = await Promise.all([
     load(window), api.usual(view.feed, window.window.start), alertsOf(window), otherDay(view, window, load), scheduledIn(view, window),
   ]);
   if (mine !== turn) return;
-  performance.measure('hexveil:fetch', 'asked');
+  took('fetch', 'asked');
   view.setWindow(cells, usual);
   view.setOtherDay(other.read.day, other.read.hexagons);
   view.alerts = alerts;
@@ -221,7 +236,7 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   const failures = [other, scheduled].flatMap(({ failed }) => failed ?? []);
   if (failures.length) tellFailure(failures.join(' '));
   await paint();
-  performance.measure('hexveil:update', 'asked');
+  took('update', 'asked');
 }
 
 /** What the rules say of a window; null where there are none, or where the server does not tell. */
@@ -252,7 +267,7 @@ async function showGone(start: string): Promise<void> {
 }
 
 function fit(): void {
-  const box = boundsOf([...view.cells.keys()]);
+  const box = boundsOf(view.cells.values());
   if (!box) return;
   placed = true;
   map.map.fitBounds(box, { padding: covered(), animate: false, maxZoom: 13 });
@@ -285,9 +300,9 @@ function ready(): void {
 }
 
 function change(apply: () => void): void {
-  performance.mark('changed');
+  begin('changed');
   apply();
-  void paint().then(() => performance.measure('hexveil:change', 'changed'));
+  void paint().then(() => took('change', 'changed'));
 }
 
 function to(index: number): void {
@@ -405,7 +420,7 @@ function announce(): void {
 }
 
 function tell(then?: () => void): void {
-  showBadge(freshness(view, linked, arrived, Date.now()));
+  showBadge(freshness(view, linked, arrived, api.now()));
   showTimeline(view);
   player.show();
   then?.();
@@ -432,8 +447,14 @@ function writePlace(): void {
   history.replaceState(null, '', location.pathname + text);
 }
 
-/** A window that cannot be shown: say so, and keep what is on the screen. */
+/** A window that cannot be shown: say so, and keep what is on the screen. One that is not kept any more is gone. */
 function fail(error: unknown): void {
+  const gone = error instanceof api.ApiError && error.status === 404 && asked?.window.start;
+  if (gone) void reread().then(() => (view.windows.length ? showGone(gone) : tellFailed(error))).catch(tellFailed);
+  else tellFailed(error);
+}
+
+function tellFailed(error: unknown): void {
   tellFailure(say('failed.window', { reason: reasonOf(error) }));
   showTimeline(view);
 }

@@ -16,7 +16,7 @@ import {
 import workerAddress from 'maplibre-gl/dist/maplibre-gl-worker.mjs?worker&url';
 import type { Feature, FeatureCollection, Geometry } from 'geojson';
 import { Protocol } from 'pmtiles';
-import { LINES, ground, lines, streets, type Ground } from './basemap';
+import { LINES, bare, ground, lines, streets, type Ground } from './basemap';
 import { make } from './dom';
 import { shapeKey, shapeOf, type Shape } from './hexagons';
 import { isLarge } from './large';
@@ -49,22 +49,30 @@ const LEAST_OUTLINED = 16;
 const ACROSS = 2219;
 const PIXEL = 40_075 / 512;
 const HIDDEN: State = { c: -1, o: 0, h: 0 };
-const EMPTY = { type: 'FeatureCollection' as const, features: [] };
-
+/** Shapes of other windows that are kept beside twice as many as the one on display has. */
+const MOST_HIDDEN = 2_000;
 const NOTHING: Ground = { sources: {}, layers: [] };
 
 type Stroke = { colour: string; width: number };
 
-/** The outlines of a source, on a halo that sets them off from what lies below. */
-function outlines(source: string, outline: Stroke, halo: Stroke): LayerSpecification[] {
+/** What is drawn over the hexagons. One source holds all of it: each costs a stencil of the whole map in every frame. */
+type Mark = 'area' | 'alert' | 'selection';
+
+const marked = (mark: Mark): ExpressionSpecification => ['==', ['get', 'mark'], mark];
+
+const feature = (mark: Mark, geometry: Geometry): Feature => ({ type: 'Feature', properties: { mark }, geometry });
+
+/** Outlines on a halo that sets them off from what lies below. */
+function outlines(mark: Mark, outline: Stroke, halo: Stroke): LayerSpecification[] {
   const layer = (id: string, { colour, width }: Stroke): LayerSpecification => ({
     id,
     type: 'line',
-    source,
+    source: 'marks',
+    filter: marked(mark),
     layout: { 'line-join': 'round' },
     paint: { 'line-color': colour, 'line-width': width },
   });
-  return [layer(`${source}-halo`, halo), layer(source, outline)];
+  return [layer(`${mark}-halo`, halo), layer(mark, outline)];
 }
 
 /** Colour of the outlines of cells: from the zoom on at which those of their resolution are large enough. */
@@ -79,8 +87,9 @@ function outlined({ edge, land }: MapColours): ExpressionSpecification {
 export class HexagonMap {
   readonly map: MapLibre;
   private readonly identifiers = new Map<string, number>();
-  private readonly states: State[] = [];
-  private readonly features: Feature[] = [];
+  private readonly states = new Map<number, State>();
+  private features: Feature[] = [];
+  private made = 0;
   private colours: string[] = [];
   private theme: Theme;
   private selection: Shape | null = null;
@@ -90,7 +99,11 @@ export class HexagonMap {
   private alerting: Shape[] = [];
   /** What was asked of the map so far is done: a style that is being replaced has no sources to change. */
   private done: Promise<void>;
+  private isDrawn = false;
+  /** The graphics processor is there. While it is not, the map has no style. */
+  private restored: Promise<unknown> = Promise.resolve();
   private below: Ground | null = null;
+  private readonly asked: Promise<Ground> | null = null;
   private readonly protocol = new Protocol();
   private readonly scale = new ScaleControl({ unit: SCALES[unit()] });
 
@@ -108,7 +121,7 @@ export class HexagonMap {
     const place = 'bounds' in start ? { bounds: start.bounds } : start;
     this.map = new MapLibre({
       container,
-      style: this.style(),
+      style: bare(MAP_COLOURS[theme]),
       ...place,
       attributionControl: false,
       dragRotate: false,
@@ -124,19 +137,25 @@ export class HexagonMap {
     this.map.addControl(this.scale, 'bottom-left');
     this.map.setMissingStyleImageResolver((id) => this.addHatch(id));
     this.done = new Promise((resolve) => this.map.once('load', () => resolve()));
+    this.map.on('webglcontextlost', () => this.comeBack());
     if (settings.basemap) {
       this.map.addControl(new AttributionControl({ compact: true }), 'bottom-left');
-      const asked = this.streets();
-      asked.catch(() => undefined);
-      this.inTurn(() => this.restyle(asked)).catch((error: unknown) => console.warn('The basemap cannot be drawn.', error));
+      this.asked = this.streets();
+      this.asked.catch((error: unknown) => console.warn('The basemap cannot be drawn.', error));
     }
   }
 
   /** Do it once everything asked before is done. */
   private inTurn(work: () => void | Promise<void>): Promise<void> {
-    const mine = this.done.then(work);
+    const mine = this.done.then(() => this.restored).then(work);
     this.done = mine.catch(() => undefined);
     return mine;
+  }
+
+  /** A graphics processor that was reset, or that slept, has lost everything. MapLibre builds the style anew, without states. */
+  private comeBack(): void {
+    const isThere = new Promise((resolve) => this.map.once('webglcontextrestored', resolve));
+    this.restored = isThere.then(() => this.replaced(this.style()));
   }
 
   private streets(): Promise<Ground> {
@@ -144,9 +163,27 @@ export class HexagonMap {
     return streets(this.protocol, address, MAP_COLOURS[this.theme], isLarge() ? LARGE_LETTERS : LETTERS);
   }
 
-  private async restyle(asked?: Promise<Ground>): Promise<void> {
-    if (this.settings.basemap) this.below = await (asked ?? this.streets());
-    this.map.setStyle(this.style(), { diff: false });
+  /** Draw the ground, unless it is drawn: at once where there is no window yet, else with the first one. */
+  begin(): void {
+    void this.inTurn(() => this.draw());
+  }
+
+  /** Draw everything for the first time. */
+  private async draw(): Promise<void> {
+    if (this.isDrawn) return;
+    this.below = await (this.asked ?? Promise.resolve(null)).catch(() => null);
+    await this.replaced(this.style());
+  }
+
+  private async restyle(): Promise<void> {
+    if (this.settings.basemap) this.below = await this.streets();
+    await this.replaced(this.style());
+  }
+
+  /** Draw in another style. */
+  private async replaced(style: StyleSpecification): Promise<void> {
+    this.isDrawn = true;
+    this.map.setStyle(style, { diff: false });
     await new Promise((resolve) => this.map.once('style.load', resolve));
     this.restoreStates();
   }
@@ -164,9 +201,7 @@ export class HexagonMap {
         ...this.below?.sources,
         ...network.sources,
         hexagons: { type: 'geojson', data: { type: 'FeatureCollection', features: this.features }, tolerance: 0.2 },
-        selection: { type: 'geojson', data: this.selectionData() },
-        area: { type: 'geojson', data: this.areaData() },
-        alerts: { type: 'geojson', data: this.alertData() },
+        marks: { type: 'geojson', data: this.marks() },
       },
       // Lines lie on the hexagons, thin and half transparent, and names on everything; areas under them.
       layers: [
@@ -203,24 +238,25 @@ export class HexagonMap {
       {
         id: 'area-fill',
         type: 'fill',
-        source: 'area',
-        filter: ['==', ['geometry-type'], 'Polygon'],
+        source: 'marks',
+        filter: ['all', marked('area'), ['==', ['geometry-type'], 'Polygon']],
         paint: { 'fill-color': colours.selected, 'fill-opacity': 0.08 },
       },
       {
         id: 'area',
         type: 'line',
-        source: 'area',
+        source: 'marks',
+        filter: marked('area'),
         paint: { 'line-color': colours.selected, 'line-width': 2, 'line-dasharray': [3, 2] },
       },
       {
         id: 'area-corners',
         type: 'circle',
-        source: 'area',
-        filter: ['==', ['geometry-type'], 'Point'],
+        source: 'marks',
+        filter: ['all', marked('area'), ['==', ['geometry-type'], 'Point']],
         paint: { 'circle-color': colours.selected, 'circle-radius': 4, 'circle-stroke-color': colours.land, 'circle-stroke-width': 2 },
       },
-      ...outlines('alerts', { colour: colours.alert, width: 4 }, { colour: colours.land, width: 7 }),
+      ...outlines('alert', { colour: colours.alert, width: 4 }, { colour: colours.land, width: 7 }),
       ...outlines('selection', { colour: colours.selected, width: 2.5 }, { colour: colours.land, width: 6 }),
     ];
   }
@@ -232,30 +268,33 @@ export class HexagonMap {
     return ['match', ['coalesce', ['feature-state', 'c'], -1], ...cases, unknown] as unknown as ExpressionSpecification;
   }
 
-  private selectionData(): Feature | typeof EMPTY {
-    if (!this.selection) return EMPTY;
-    return { type: 'Feature', properties: {}, geometry: shapeOf(this.selection) };
-  }
-
-  private areaData(): Feature | typeof EMPTY {
-    return this.area ? { type: 'Feature', properties: {}, geometry: this.area } : EMPTY;
-  }
-
-  private alertData(): FeatureCollection {
-    const features = this.alerting.map((shape): Feature => ({ type: 'Feature', properties: {}, geometry: shapeOf(shape) }));
+  private marks(): FeatureCollection {
+    const features = [
+      ...(this.area ? [feature('area', this.area)] : []),
+      ...this.alerting.map((shape) => feature('alert', shapeOf(shape))),
+      ...(this.selection ? [feature('selection', shapeOf(this.selection))] : []),
+    ];
     return { type: 'FeatureCollection', features };
+  }
+
+  private async remark(): Promise<void> {
+    await this.inTurn(() => void this.source('marks')?.setData(this.marks()));
   }
 
   /** Draw a window; resolves once it is on the screen. */
   async show(looks: Look[], colours: string[]): Promise<void> {
-    await this.inTurn(() => {
+    await this.inTurn(async () => {
       if (colours.join() !== this.colours.join()) {
         this.colours = colours;
-        this.map.setPaintProperty('hexagons', 'fill-color', this.colourExpression());
+        if (this.isDrawn) this.map.setPaintProperty('hexagons', 'fill-color', this.colourExpression());
       }
-      if (this.addShapes(looks)) this.source('hexagons').setData({ type: 'FeatureCollection', features: this.features });
+      const isNew = this.addShapes(looks);
       const wanted = new Map(looks.map((look) => [this.identifiers.get(shapeKey(look.hexagon))!, look]));
-      for (let id = 0; id < this.states.length; id += 1) {
+      const isLess = this.features.length > MOST_HIDDEN + 2 * wanted.size;
+      if (isLess) this.forgetShapes(wanted);
+      if (!this.isDrawn) await this.draw();
+      else if (isNew || isLess) this.source('hexagons')?.setData({ type: 'FeatureCollection', features: this.features });
+      for (const id of this.states.keys()) {
         const look = wanted.get(id);
         this.setState(id, look ? { c: look.index, o: look.opacity, h: look.hatched ? 0.8 : 0 } : HIDDEN);
       }
@@ -268,9 +307,9 @@ export class HexagonMap {
     for (const { hexagon } of looks) {
       const key = shapeKey(hexagon);
       if (this.identifiers.has(key)) continue;
-      const id = this.features.length;
+      const id = (this.made += 1);
       this.identifiers.set(key, id);
-      this.states.push(HIDDEN);
+      this.states.set(id, HIDDEN);
       this.features.push({
         type: 'Feature',
         id,
@@ -281,10 +320,21 @@ export class HexagonMap {
     return this.features.length > before;
   }
 
+  /** Keep shapes of this window alone: merged cells have other shapes in every window, and a page may stay open for weeks. */
+  private forgetShapes(wanted: Map<number, Look>): void {
+    this.features = this.features.filter(({ id }) => wanted.has(Number(id)));
+    for (const [key, id] of this.identifiers) {
+      if (wanted.has(id)) continue;
+      this.identifiers.delete(key);
+      this.states.delete(id);
+      this.map.removeFeatureState({ source: 'hexagons', id });
+    }
+  }
+
   private setState(id: number, state: State): void {
-    const old = this.states[id]!;
+    const old = this.states.get(id)!;
     if (old.c === state.c && old.o === state.o && old.h === state.h) return;
-    this.states[id] = state;
+    this.states.set(id, state);
     this.map.setFeatureState({ source: 'hexagons', id }, { ...state });
   }
 
@@ -308,27 +358,29 @@ export class HexagonMap {
     this.map.addImage(name, pen.getImageData(0, 0, size, size), { pixelRatio: 2 });
   }
 
-  private source(name: string): GeoJSONSource {
-    return this.map.getSource(name) as GeoJSONSource;
+  /** There is none before the first drawing, which begins with all that was asked for until then. */
+  private source(name: string): GeoJSONSource | undefined {
+    return this.map.getSource(name) as GeoJSONSource | undefined;
   }
 
   /** Outline a cell, or none. */
   async select(hexagon: Shape | null): Promise<void> {
+    if (hexagon === this.selection) return;
     this.selection = hexagon;
-    await this.inTurn(() => void this.source('selection').setData(this.selectionData()));
+    await this.remark();
   }
 
   /** Outline an area, with its corners where there are points, or none. */
   async outline(area: Geometry | null): Promise<void> {
     this.area = area;
-    await this.inTurn(() => void this.source('area').setData(this.areaData()));
+    await this.remark();
   }
 
   /** Outline the cells that rules name. */
   async alert(cells: Shape[]): Promise<void> {
     if (!cells.length && !this.alerting.length) return;
     this.alerting = cells;
-    await this.inTurn(() => void this.source('alerts').setData(this.alertData()));
+    await this.remark();
   }
 
   /** Mark a place with its name, or none. */
@@ -343,7 +395,9 @@ export class HexagonMap {
   async setLines(on: boolean): Promise<void> {
     this.lined = on;
     if (!this.settings.lines) return;
-    await this.inTurn(() => LINES.forEach((id) => void this.map.setLayoutProperty(id, 'visibility', on ? 'visible' : 'none')));
+    await this.inTurn(() => {
+      if (this.isDrawn) LINES.forEach((id) => void this.map.setLayoutProperty(id, 'visibility', on ? 'visible' : 'none'));
+    });
   }
 
   /** Show distances in the unit of speeds. */

@@ -10,6 +10,9 @@ import type { Hexagon } from './types';
 
 const KEPT = 7 * 24;
 
+/** The plot that is drawn: uPlot listens to the screen until it is told to end. */
+let drawn: uPlot | null = null;
+
 export function sparkline(
   releases: Hexagon[],
   statistic: Statistic,
@@ -54,7 +57,8 @@ export function sparkline(
   };
   // Drawn once the figure has a width.
   requestAnimationFrame(() => {
-    new uPlot(
+    drawn?.destroy();
+    drawn = new uPlot(
       {
         width: Math.max(plot.clientWidth, 200),
         height: 120,

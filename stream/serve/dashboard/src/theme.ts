@@ -6,12 +6,15 @@ import type { Theme } from './palette';
 const KEY = 'hexveil-theme';
 const dark = matchMedia('(prefers-color-scheme: dark)');
 
+/** The reader's choice where nothing can be stored, as in a frame of another site. */
+let chosen: Theme | null = null;
+
 const stored = (): Theme | null => {
   try {
     const found = localStorage.getItem(KEY);
-    return found === 'light' || found === 'dark' ? found : null;
+    return found === 'light' || found === 'dark' ? found : chosen;
   } catch {
-    return null;
+    return chosen;
   }
 };
 
@@ -27,10 +30,11 @@ function apply(): Theme {
 /** Sets the page's theme now and calls `then` on every later change. */
 export function setUpTheme(then: (theme: Theme) => void): Theme {
   byId('theme-button').addEventListener('click', () => {
+    chosen = theme() === 'dark' ? 'light' : 'dark';
     try {
-      localStorage.setItem(KEY, theme() === 'dark' ? 'light' : 'dark');
+      localStorage.setItem(KEY, chosen);
     } catch {
-      return;
+      // The choice holds until the page is closed.
     }
     then(apply());
   });

@@ -1,8 +1,9 @@
 /** Window slider, live or paused, and how fresh the newest window is. */
 
-import { byId } from './dom';
+import { byId, make } from './dom';
 import { say } from './texts';
 import { ago, clock, day, hours, length, when } from './times';
+import type { WindowSummary } from './types';
 import type { View } from './view';
 
 export interface Moves {
@@ -17,6 +18,12 @@ export function setUpTimeline(view: View, moves: Moves): void {
   byId('earlier').addEventListener('click', () => moves.to(view.index - 1));
   byId('later').addEventListener('click', () => moves.to(view.index + 1));
   byId('live-button').addEventListener('click', () => moves.live(!view.live));
+}
+
+/** Windows with others that were released later or anew, oldest first. */
+export function joined(windows: WindowSummary[], others: WindowSummary[]): WindowSummary[] {
+  const all = new Map([...windows, ...others].map((window) => [window.window.start, window]));
+  return [...all.values()].sort((a, b) => (a.window.start < b.window.start ? -1 : 1));
 }
 
 export function showTimeline(view: View): void {
@@ -34,14 +41,8 @@ export function showTimeline(view: View): void {
   const bounds = view.window?.window;
   slider.setAttribute('aria-valuetext', bounds ? when(bounds, zone) : say('timeline.none'));
   const output = byId('window-text');
-  output.replaceChildren();
-  if (!bounds) return;
-  const strong = document.createElement('strong');
-  strong.textContent = hours(bounds, zone);
-  const place = document.createElement('span');
-  place.className = 'zone';
-  place.textContent = zone;
-  output.append(strong, ` ${day(bounds.start, zone)} `, place);
+  if (!bounds) return output.replaceChildren();
+  output.replaceChildren(make('strong', {}, hours(bounds, zone)), ` ${day(bounds.start, zone)} `, make('span', { class: 'zone' }, zone));
   const label = (time: string) => `${day(time, zone).replace(/ \d{4}$/, '')} ${clock(time, zone)}`;
   byId('slider-first').textContent = windows.length > 1 ? label(windows[0]!.window.start) : '';
   byId('slider-last').textContent = windows.length > 1 ? label(windows.at(-1)!.window.end) : '';
@@ -66,9 +67,14 @@ export function freshness(view: View, linked: boolean, arrived: number | null, n
   return { state: 'stale', text: say('badge.stale', { ago: ago(age) }) };
 }
 
+const ENDED: Freshness['state'][] = ['stale', 'offline'];
+
 export function showBadge({ state, text }: Freshness): void {
   const badge = byId('badge');
-  if (badge.dataset.state !== state) badge.dataset.state = state;
+  const before = badge.dataset.state as Freshness['state'];
+  badge.dataset.state = state;
+  // A reader who does not see the colour is told when windows stop and when they come again, not of every minute.
+  if (before !== state && (ENDED.includes(before) || ENDED.includes(state))) byId('status').textContent = text;
   const label = byId('badge-text');
   if (label.textContent !== text) label.textContent = text;
 }

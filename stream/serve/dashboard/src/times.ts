@@ -14,9 +14,10 @@ export function known(zone: string): string {
   }
 }
 
-function format(zone: string, options: Intl.DateTimeFormatOptions): Intl.DateTimeFormat {
-  const key = zone + JSON.stringify(options);
-  const kept = formats.get(key) ?? new Intl.DateTimeFormat(locale, { timeZone: known(zone), ...options });
+/** Made once of each kind: it takes longer to make one than to write a hundred times with it. */
+function format(zone: string, options: Intl.DateTimeFormatOptions, language = locale): Intl.DateTimeFormat {
+  const key = zone + language + JSON.stringify(options);
+  const kept = formats.get(key) ?? new Intl.DateTimeFormat(language, { timeZone: known(zone), ...options });
   formats.set(key, kept);
   return kept;
 }
@@ -24,20 +25,40 @@ function format(zone: string, options: Intl.DateTimeFormatOptions): Intl.DateTim
 const CLOCK: Intl.DateTimeFormatOptions = { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' };
 const DAY: Intl.DateTimeFormatOptions = { weekday: 'short', day: 'numeric', month: 'short', year: 'numeric' };
 
-export const clock = (time: string, zone: string) => format(zone, CLOCK).format(new Date(time));
+/** What the clocks of the zone show, "02:00". */
+export const localClock = (time: string, zone: string) => format(zone, CLOCK).format(new Date(time));
+
+const MINUTE = 60_000;
+/** Minutes by which clocks are set back anywhere. */
+const SET_BACK = [30, 60];
+
+/** Whether the clocks of the zone show this time twice that day. */
+function isTwice(time: string, zone: string): boolean {
+  const shown = (moment: number) => format(zone, { ...DAY, ...CLOCK }).format(moment);
+  const moment = Date.parse(time);
+  return SET_BACK.some((minutes) => [moment - minutes * MINUTE, moment + minutes * MINUTE].some((other) => shown(other) === shown(moment)));
+}
+
+/** "02:00"; with what sets it apart, "02:00 GMT+1", where the clocks show it twice. */
+export function clock(time: string, zone: string): string {
+  if (!isTwice(time, zone)) return localClock(time, zone);
+  const parts = format(zone, { ...CLOCK, timeZoneName: 'short' }).formatToParts(new Date(time));
+  return `${localClock(time, zone)} ${parts.find(({ type }) => type === 'timeZoneName')!.value}`;
+}
+
 export const day = (time: string, zone: string) => format(zone, DAY).format(new Date(time));
 export const weekday = (time: string, zone: string) => format(zone, { weekday: 'short', day: 'numeric' }).format(new Date(time));
 
 /** "2017-03-14". */
 export const localDate = (time: string, zone: string) =>
-  new Intl.DateTimeFormat('en-CA', { timeZone: known(zone), year: 'numeric', month: '2-digit', day: '2-digit' }).format(new Date(time));
+  format(zone, { year: 'numeric', month: '2-digit', day: '2-digit' }, 'en-CA').format(new Date(time));
 
 /** "Tuesday". */
 export const dayOfWeek = (time: string, zone: string) => format(zone, { weekday: 'long' }).format(new Date(time));
 
 /** Whether it is Saturday or Sunday there. */
 export const weekend = (time: string, zone: string) =>
-  ['Sat', 'Sun'].includes(new Intl.DateTimeFormat('en', { timeZone: known(zone), weekday: 'short' }).format(new Date(time)));
+  ['Sat', 'Sun'].includes(format(zone, { weekday: 'short' }, 'en').format(new Date(time)));
 
 /** "14:00–15:00". */
 export const hours = (window: Bounds, zone: string) => `${clock(window.start, zone)}–${clock(window.end, zone)}`;

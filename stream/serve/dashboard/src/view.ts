@@ -4,7 +4,7 @@ import type { Area } from './area';
 import { cellAt, centre, overlapping, type Shape } from './hexagons';
 import type { Names } from './names';
 import { say, type Values } from './texts';
-import { clock, day, dayOfWeek, when, weekend } from './times';
+import { clock, day, dayOfWeek, localClock, when, weekend } from './times';
 import { NONE, judge, levelOf } from './significance';
 import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
 import {
@@ -124,7 +124,7 @@ export class View {
 
   /** Whether a window begins at the same local time as the one on display, so that it may be what stands beside it. */
   mayStandBeside({ window }: WindowSummary): boolean {
-    return this.window !== null && clock(window.start, this.zone) === clock(this.window.window.start, this.zone);
+    return this.window !== null && localClock(window.start, this.zone) === localClock(this.window.window.start, this.zone);
   }
 
   /** Show no window: the one that was asked for is not kept. */
@@ -250,7 +250,7 @@ export class View {
     const { other, reason, oldest, newest } = this.otherDay!;
     if (other) return say('day.against', { window: when(other.window, this.zone) });
     const at = (time: string | null) => (time ? `${day(time, this.zone)}, ${clock(time, this.zone)}` : '–');
-    const values = { day: this.nameOf(this.otherDay!), time: clock(this.window!.window.start, this.zone), first: at(oldest), last: at(newest) };
+    const values = { day: this.nameOf(this.otherDay!), time: localClock(this.window!.window.start, this.zone), first: at(oldest), last: at(newest) };
     return reason ? say(`day.no.${reason}`, values) : '';
   }
 
@@ -259,7 +259,7 @@ export class View {
     const { start } = this.window!.window;
     const kind = weekend(start, this.zone) ? 'kind.weekend' : 'kind.workday';
     const days = this.days === 'kind' ? (kind as 'kind.weekend' | 'kind.workday') : this.days;
-    return say(`${prefix}.${days}`, { weekday: dayOfWeek(start, this.zone), time: clock(start, this.zone), ...values });
+    return say(`${prefix}.${days}`, { weekday: dayOfWeek(start, this.zone), time: localClock(start, this.zone), ...values });
   }
 
   /** Cells that rules name, for their outlines. */

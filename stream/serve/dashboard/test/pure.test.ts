@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { cellToChildren, cellToParent, gridDisk } from 'h3-js';
 import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, linesWith, parseCorners, parseRing, ringText, type Area } from '../src/area';
-import { cellAt, overlapping, shapeOf } from '../src/hexagons';
+import { boundsOf, cellAt, overlapping, shapeOf } from '../src/hexagons';
 import { Names } from '../src/names';
 import { MAP_COLOURS, viridis } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
@@ -319,6 +319,15 @@ test('times are said in the feed’s zone, or in UTC where no such zone is known
   assert.deepEqual(said(ago), ['less than a minute ago', '2 hours ago', '3 days ago', '4 weeks ago', '9 months ago', '9 years ago']);
 });
 
+test('an hour that the clocks show twice is told apart, and no other is', () => {
+  const hour = (start: string, end: string, zone: string) => hours({ start, end }, zone);
+  const [first, second] = [hour('2017-11-05T06:00:00Z', '2017-11-05T07:00:00Z', 'America/Chicago'), hour('2017-11-05T07:00:00Z', '2017-11-05T08:00:00Z', 'America/Chicago')];
+  assert.deepEqual([first, second], ['01:00 GMT-5–01:00 GMT-6', '01:00 GMT-6–02:00']);
+  assert.equal(hour('2017-11-05T05:00:00Z', '2017-11-05T06:00:00Z', 'America/Chicago'), '00:00–01:00 GMT-5');
+  assert.equal(hour('2017-03-12T07:00:00Z', '2017-03-12T08:00:00Z', 'America/Chicago'), '01:00–03:00');
+  assert.match(hour('2025-04-05T14:30:00Z', '2025-04-05T15:30:00Z', 'Australia/Lord_Howe'), /^01:30 GMT\+11–02:00$/);
+});
+
 test('a cell is found at its centre, the finer before the coarser', () => {
   const cells = new Map([['87489e342ffffff', 'coarse'], ['88489e3421fffff', 'fine']]);
   const [ring] = shapeOf({ cell: '88489e3421fffff' }).coordinates as number[][][];
@@ -332,6 +341,15 @@ test('a cell without the finer cells that are published apart keeps a hole', () 
   const rest = shapeOf({ cell: '87489e342ffffff', excludes: ['88489e3421fffff'] });
   assert.equal(whole.type, 'Polygon');
   assert.equal(rest.type, 'MultiPolygon');
+});
+
+test('the first view holds cells with their outlines, also what is left of a merged one', () => {
+  const cells = [{ cell: '87489e342ffffff' }, { cell: '86489e347ffffff', excludes: ['87489e345ffffff'] }];
+  const [west, south, east, north] = boundsOf(cells)!;
+  const points = cells.flatMap((cell) => shapeOf(cell).coordinates.flat(cell.excludes ? 2 : 1) as number[][]);
+  assert.deepEqual([west, south], [0, 1].map((axis) => Math.min(...points.map((point) => point[axis]!))));
+  assert.deepEqual([east, north], [0, 1].map((axis) => Math.max(...points.map((point) => point[axis]!))));
+  assert.equal(boundsOf([]), null);
 });
 
 test('a range count says what was counted and holds its number, or says that it has no interval', () => {

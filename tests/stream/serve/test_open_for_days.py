@@ -1,0 +1,286 @@
+"""A page that is left open: what it must not collect, what it must find again, and whose clock it goes by."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import h3
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from bench.dashboard import window_of
+from stream.config import Config
+from stream.messages.lines import line_of
+from stream.messages.message import Message, digest
+from tests.stream.serve.browser import (
+    LAPTOP,
+    PHONE,
+    WALL,
+    needs_chromium,
+    opened,
+    paint_count,
+    painted,
+    pixel_of,
+    pixels,
+    place_of,
+    stands_at,
+)
+from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config, window, windows
+from tests.stream.serve.made_places import city_files
+from tests.stream.serve.pages import is_in_sight, page_of
+from tests.stream.serve.serving import origin_of, serving_file
+
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return city_config(tmp_path)
+
+
+async def step(page: Page, name: str) -> None:
+    """Press the button and wait until another window is on the screen."""
+    before = await paint_count(page)
+    await page.get_by_role("button", name=name).click()
+    await painted(page, before)
+
+
+LARGE = 5
+"""Resolution of hexagons that reach 10 km beyond their centres."""
+
+
+@pytest.mark.parametrize("size", [PHONE, LAPTOP, WALL], ids=["390", "1280", "3840"])
+async def test_the_first_view_holds_the_whole_outline_of_every_cell(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: dict[str, int]
+) -> None:
+    monkeypatch.setattr("bench.dashboard.RESOLUTION", LARGE)
+    messages = window_of(0, 12)
+    cells = [json.loads(message.value)["cell"] for message in messages[:-1]]
+    async with page_of(browser, city_config(tmp_path, **{"feed.name": "bench"}), messages, size=size) as (page, _):
+        seen = [await pixel_of(page, *corner) for cell in cells for corner in h3.cell_to_boundary(cell)]
+        assert all([await is_in_sight(page, pixel) for pixel in seen]), seen
+
+
+LOSE = """() => new Promise((resolve) => {
+  const canvas = document.querySelector('#map canvas');
+  const processor = canvas.getContext('webgl2').getExtension('WEBGL_lose_context');
+  canvas.addEventListener('webglcontextlost', () => setTimeout(resolve));
+  processor.loseContext();
+  window.giveBack = () => processor.restoreContext();
+})"""
+
+
+async def test_a_graphics_processor_that_was_reset_shows_the_cells_again_and_what_changed_meanwhile(
+    browser: Browser, config: Config
+) -> None:
+    async with page_of(browser, config, windows(config, [USUAL_DAY] * 2), "#colours=absolute", errors=True) as (
+        page,
+        _,
+    ):
+        before = await pixels(page, BUSY, 4)
+        await page.evaluate(LOSE)
+        await page.evaluate("window.giveBack()")
+        await page.wait_for_function(
+            "() => !document.querySelector('#map canvas').getContext('webgl2').isContextLost()"
+        )
+        await step(page, "Earlier window")
+        assert await pixels(page, BUSY, 4) == before
+        await page.evaluate(LOSE)
+        painted_before = await paint_count(page)
+        await page.get_by_role("button", name="Dark colours").click()
+        await page.get_by_role("button", name="Later window").click()
+        await page.evaluate("window.giveBack()")
+        await painted(page, painted_before)
+        assert max(map(max, await pixels(page, BUSY, 4))) > 60
+        assert await pixels(page, BUSY, 4) != before
+
+
+COUNT_LISTENERS = """window.listening = 0;
+for (const [name, by] of [['addEventListener', 1], ['removeEventListener', -1]]) {
+  const real = window[name];
+  window[name] = function (type, ...rest) {
+    if (type === 'dppxchange') window.listening += by;
+    return real.call(window, type, ...rest);
+  };
+}"""
+
+
+async def test_one_plot_of_a_cells_past_is_alive_however_many_windows_were_shown(
+    browser: Browser, config: Config
+) -> None:
+    """uPlot keeps a listener on the window, and with it the plot and its canvas, until it is destroyed."""
+    async with page_of(browser, config, windows(config, [USUAL_DAY] * 6)) as (page, client):
+        context = page.context
+        await context.add_init_script(COUNT_LISTENERS)
+        await page.goto(f"{origin_of(client)}/?again#cell={BUSY}")
+        counts = []
+        for _ in range(4):
+            await expect(page.locator("#details .uplot")).to_have_count(1)
+            counts.append(await page.evaluate("window.listening"))
+            await step(page, "Earlier window")
+        assert counts[1:] == [counts[1]] * 3, counts
+
+
+COUNT_SHAPES = """window.shapes = [];
+const real = Worker.prototype.postMessage;
+const count = (value, depth) => {
+  if (!value || typeof value !== 'object' || depth > 5) return;
+  if (value.type === 'FeatureCollection') {
+    if (value.features.length && 'resolution' in (value.features[0].properties ?? {})) window.shapes.push(value.features.length);
+  } else Object.values(value).forEach((inner) => count(inner, depth + 1));
+};
+Worker.prototype.postMessage = function (message, ...rest) {
+  count(message, 0);
+  return real.call(this, message, ...rest);
+};"""
+
+
+APART, EACH = 6, 1_000
+"""Windows that share no cell, and their cells."""
+
+
+def apart(week: int) -> list[Message]:
+    """The window of that week with cells that no other week has."""
+    *cells, marker = window_of(week, APART * EACH)
+    own = cells[week * EACH : (week + 1) * EACH]
+    body = json.loads(marker.value) | {"messages": EACH, "digest": digest(message.value for message in own)}
+    return [*own, marker._replace(value=json.dumps(body).encode())]
+
+
+async def test_shapes_of_windows_that_were_left_are_dropped(browser: Browser, tmp_path: Path) -> None:
+    config = city_config(tmp_path, **{"feed.name": "bench"})
+    messages = [message for week in range(APART) for message in apart(week)]
+    async with page_of(browser, config, messages) as (page, client):
+        await page.context.add_init_script(COUNT_SHAPES)
+        await page.goto(f"{origin_of(client)}/?again#at=8.50/30.2700/-97.7400")
+        await page.wait_for_selector("html[data-ready]")
+        for _ in range(APART - 1):
+            await step(page, "Earlier window")
+        shapes = await page.evaluate("window.shapes")
+        assert max(shapes) == 4 * EACH, shapes
+        assert shapes[-1] < 4 * EACH, shapes
+        cells = [json.loads(message.value)["cell"] for message in apart(0)[:-1]]
+        seen = [cell for cell in cells if await is_in_sight(page, await place_of(page, cell))]
+        colours = {(await pixels(page, cell, 1))[0] for cell in seen[:: len(seen) // 6]}
+        assert len(colours) > 2, "the cells of the window on display are drawn"
+
+
+def of_two_windows(tmp_path: Path) -> tuple[Config, Path]:
+    """A server that keeps two windows, and the file that it follows, with two in it."""
+    config, releases = city_config(tmp_path, **{"public.max_windows": 2}), tmp_path / "releases.ndjson"
+    releases.write_text("".join(map(line_of, windows(config, [USUAL_DAY] * 2))), encoding="utf-8")
+    return config, releases
+
+
+def add_third(config: Config, releases: Path) -> None:
+    with releases.open("a", encoding="utf-8") as file:
+        file.writelines(map(line_of, window(config, 2)))
+
+
+async def test_a_window_that_the_server_forgot_is_gone_and_no_longer_offered(browser: Browser, tmp_path: Path) -> None:
+    config, releases = of_two_windows(tmp_path)
+    async with (
+        serving_file(config, releases) as client,
+        opened(browser, origin_of(client), errors=True) as page,
+    ):
+        slider = page.locator("#slider")
+        await expect(slider).to_have_attribute("max", "1")
+        add_third(config, releases)
+        await expect(slider).to_have_attribute("max", "2")
+        await slider.focus()
+        await page.keyboard.press("Home")
+        await expect(page.locator("#empty")).to_contain_text("07:00")
+        await expect(page.locator("#empty-title")).to_have_text("This window is not kept here")
+        await expect(slider).to_have_attribute("max", "1")
+        await page.locator("#newest").click()
+        await expect(page.locator("#empty")).to_be_hidden()
+
+
+async def test_the_focus_is_not_lost_where_a_search_ends_or_another_window_lists_its_alerts(
+    browser: Browser, tmp_path: Path
+) -> None:
+    config = city_config(tmp_path, **{"public.alerts": [JAM_RULE]} | city_files(tmp_path))
+    async with page_of(browser, config, windows(config, [JAM, USUAL_DAY, JAM, JAM])) as (page, _):
+        canvas, search = page.locator("#map canvas"), page.locator("#search-button")
+        for opener, key in ((canvas, "/"), (search, "Enter")):
+            await opener.focus()
+            await page.keyboard.press(key)
+            await page.locator("#search-input").fill(BUSY)
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#details")).to_be_visible()
+            await expect(opener).to_be_focused()
+        alert = page.locator(f"#alerts-list button[data-cell='{BUSY}']")
+        await page.locator("#alerts-button").click()
+        await alert.focus()
+        for hour, focused in ((2, alert), (1, page.locator("#alerts-button"))):
+            await page.evaluate("document.querySelector('#earlier').click()")
+            await page.wait_for_selector(f'html[data-window="2017-03-21T{12 + hour}:00:00Z"]')
+            await expect(focused).to_be_focused()
+
+
+HOURS_MS = 3_600_000
+
+
+async def test_windows_that_the_server_forgot_leave_an_open_page_within_the_hour(
+    browser: Browser, tmp_path: Path
+) -> None:
+    config, releases = of_two_windows(tmp_path)
+    async with serving_file(config, releases) as client:
+        context = await browser.new_context(reduced_motion="reduce")
+        try:
+            page = await context.new_page()
+            await page.clock.install()
+            await page.goto(origin_of(client))
+            await page.wait_for_selector("html[data-ready]")
+            slider = page.locator("#slider")
+            await expect(slider).to_have_attribute("max", "1")
+            add_third(config, releases)
+            await expect(slider).to_have_attribute("max", "2")
+            await page.clock.fast_forward(HOURS_MS)
+            await expect(slider).to_have_attribute("max", "1")
+            await expect(page.locator("#slider-first")).to_contain_text("08:00")
+        finally:
+            await context.close()
+
+
+async def test_ages_are_those_of_the_servers_clock_however_wrong_that_of_the_screen_is(
+    browser: Browser, config: Config
+) -> None:
+    async with page_of(browser, config, window(config, 0)) as (page, _):
+        await expect(page.locator("#badge")).to_have_attribute("data-state", "stale")
+        await stands_at(page, datetime(2017, 3, 21, 13, 5, tzinfo=UTC))
+        await page.reload()
+        await expect(page.locator("#badge-text")).to_have_text("Up to date: the last window ended 5 minutes ago")
+
+
+async def test_a_reader_is_told_that_windows_stopped_and_not_every_few_seconds_which_one_is_shown(
+    browser: Browser, config: Config
+) -> None:
+    async with page_of(browser, config, window(config, 0), errors=True) as (page, client):
+        shown = page.locator("#window-text")
+        await expect(shown).to_have_attribute("aria-live", "off")
+        await expect(page.locator("#status")).to_contain_text("Tue, 21 Mar 2017, 07:00–08:00")
+        await client.close()
+        await expect(page.locator("#badge")).to_have_attribute("data-state", "offline")
+        await expect(page.locator("#status")).to_have_text(await page.locator("#badge-text").inner_text())
+
+
+NO_STORAGE = """Object.defineProperty(window, 'localStorage', {
+  get() { throw new DOMException('denied', 'SecurityError'); },
+});"""
+
+
+async def test_where_nothing_can_be_stored_the_theme_can_be_chosen_all_the_same(
+    browser: Browser, config: Config
+) -> None:
+    """Browsers deny storage to a frame of another site."""
+    async with page_of(browser, config, window(config, 0)) as (page, client):
+        await page.context.add_init_script(NO_STORAGE)
+        await page.goto(f"{origin_of(client)}/?again")
+        await page.wait_for_selector("html[data-ready]")
+        button = page.get_by_role("button", name="Dark colours")
+        for theme in ("dark", "light", "dark"):
+            await button.click()
+            await expect(page.locator("html")).to_have_attribute("data-theme", theme)
