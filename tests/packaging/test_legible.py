@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -32,8 +34,19 @@ FILES = sorted(path for room in ROOMS for path in (REPO_ROOT / room).rglob("*.py
 TESTS = sorted((REPO_ROOT / "tests").rglob("*.py"))
 
 
-def functions_in(tree: ast.AST) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def nodes_of(source: str) -> list[ast.AST]:
+    """All nodes of the tree, which several tests look through."""
+    return list(ast.walk(ast.parse(source)))
+
+
+def functions_in(nodes: Iterable[ast.AST]) -> Iterator[Function]:
+    return (node for node in nodes if isinstance(node, Function))
 
 
 def locals_of(function: Function) -> set[str]:
@@ -69,7 +82,7 @@ def locals_of(function: Function) -> set[str]:
 def problems_of(source: str) -> list[str]:
     """Functions that are too long without a stated reason, and reasons at functions that are short."""
     lines, problems = source.splitlines(), []
-    for function in functions_in(ast.parse(source)):
+    for function in functions_in(nodes_of(source)):
         length, names = function.end_lineno - function.lineno + 1, len(locals_of(function))
         first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
         above = lines[first - 2].strip() if first > 1 else ""
@@ -85,16 +98,12 @@ def problems_of(source: str) -> list[str]:
 
 
 def test_every_function_is_short_or_says_why_not() -> None:
-    problems = [
-        f"{path.relative_to(REPO_ROOT)} {problem}"
-        for path in FILES
-        for problem in problems_of(path.read_text(encoding="utf-8"))
-    ]
+    problems = [f"{path.relative_to(REPO_ROOT)} {problem}" for path in FILES for problem in problems_of(text_of(path))]
     assert not problems, "\n".join(problems)
 
 
 def test_every_file_has_one_subject() -> None:
-    sizes = {path.relative_to(REPO_ROOT): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    sizes = {path.relative_to(REPO_ROOT): len(text_of(path).splitlines()) for path in FILES}
     assert not {path: size for path, size in sizes.items() if size > MOST_LINES_OF_A_FILE}
 
 
@@ -103,7 +112,7 @@ def empty_names_of(source: str) -> set[str]:
     if not re.search(rf"\b(?:{'|'.join(EMPTY_NAMES)})\b", source):  # most files need no parsing
         return set()
     problems = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 problems |= {f"{name} names a local {local!r}" for local in locals_of(node) & EMPTY_NAMES}
@@ -124,7 +133,7 @@ def test_no_local_has_a_name_that_says_nothing() -> None:
     problems = [
         f"{path.relative_to(REPO_ROOT)}: {problem}"
         for path in FILES + TESTS
-        for problem in empty_names_of(path.read_text(encoding="utf-8"))
+        for problem in empty_names_of(text_of(path))
     ]
     assert not problems, "\n".join(sorted(problems))
 
@@ -158,7 +167,7 @@ def is_private(name: str) -> bool:
 def private_names_of(source: str) -> set[str]:
     """Names with a leading underscore that a file defines: functions, classes, globals, and attributes of ``self``."""
     names = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 names.add(name)
@@ -172,7 +181,7 @@ def reaches_inside(source: str, private: set[str]) -> list[str]:
     test's own classes define, they may use.
     """
     problems, own = [], private_names_of(source)
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         match node:
             case ast.ImportFrom(module=str(module), names=aliases) if module.partition(".")[0] in ROOMS:
                 # A module that is private as a whole defines public names for the tests of its functions.
@@ -204,29 +213,25 @@ def is_module(package: str, name: str) -> bool:
 
 
 def test_tests_reach_our_code_through_public_names_alone() -> None:
-    private = set().union(*(private_names_of(path.read_text(encoding="utf-8")) for path in FILES))
+    private = set().union(*(private_names_of(text_of(path)) for path in FILES))
     problems = [
         f"{path.relative_to(REPO_ROOT)}:{problem}"
         for path in TESTS
-        for problem in reaches_inside(path.read_text(encoding="utf-8"), private)
+        for problem in reaches_inside(text_of(path), private)
     ]
     assert not problems, "\n".join(problems)
 
 
 def imported_tests(source: str) -> list[str]:
     """Modules of tests that a file imports from."""
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    nodes = [node for node in nodes_of(source) if isinstance(node, ast.ImportFrom)]
     names = [(node.module or "").split(".") for node in nodes]
     return [".".join(name) for name in names if name[0] == "tests" and name[-1].startswith("test_")]
 
 
 def test_no_test_imports_from_another_test() -> None:
     """What several tests use is in ``tests/support``, or beside them in a module without tests."""
-    problems = [
-        f"{path.relative_to(REPO_ROOT)}: {name}"
-        for path in TESTS
-        for name in imported_tests(path.read_text(encoding="utf-8"))
-    ]
+    problems = [f"{path.relative_to(REPO_ROOT)}: {name}" for path in TESTS for name in imported_tests(text_of(path))]
     assert not problems, "\n".join(problems)
     assert imported_tests("from tests.stream.app.test_worker import charges"), "a planted import is noticed"
 

@@ -191,9 +191,11 @@ def small_riders(tmp_path: Path, feed: str, kafka: str, redis_url: str) -> Confi
     )
 
 
-def at_the_instant(offset: float) -> bool:
-    """Whether a message that arrived so long after the end of its window was published at its first instant."""
-    return MARGIN <= offset + 0.01 < MARGIN + TOLERANCE
+def at_an_instant(offset: float) -> bool:
+    """Whether a message that arrived so long after the end of its window was published at an instant: the first one, or a later
+    one, where the machine does so much beside that closing takes longer than until the first.
+    """
+    return offset + 0.01 >= MARGIN and (offset + 0.01) % MARGIN < TOLERANCE
 
 
 async def test_windows_of_very_different_cost_are_published_at_the_same_offset_from_their_end(
@@ -201,7 +203,7 @@ async def test_windows_of_very_different_cost_are_published_at_the_same_offset_f
 ) -> None:
     config = small_riders(tmp_path, topic_name, kafka, redis_url)
     offsets = await offsets_after_the_end(config, redis, kafka, monkeypatch)
-    assert all(map(at_the_instant, itertools.chain(*offsets))), offsets
+    assert all(map(at_an_instant, itertools.chain(*offsets))), offsets
 
 
 async def test_published_as_soon_as_it_is_committed_a_window_tells_its_cost(
@@ -212,8 +214,8 @@ async def test_published_as_soon_as_it_is_committed_a_window_tells_its_cost(
     monkeypatch.setattr(Config, "publication", None)
     (costly, _), (cheap, _) = await offsets_after_the_end(config, redis, kafka, monkeypatch)
     assert costly - cheap > COST / 2
-    assert not at_the_instant(costly)
-    assert not at_the_instant(cheap)
+    assert not at_an_instant(costly)
+    assert not at_an_instant(cheap)
 
 
 async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_publishes_it_at_an_instant(
