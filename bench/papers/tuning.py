@@ -25,7 +25,6 @@ from bench.papers.sets import Grid
 from bench.progress import shown
 from bench.recordings import absent
 from bench.spatial import tuning_queries
-from dpcore.budget import to_micro
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, E2EPriv, Rectangles
 from dpcore.spatial.e2epriv import Objective

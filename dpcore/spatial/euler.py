@@ -183,7 +183,9 @@ class EulerHistogram:
                 return cls(domain, truncated(components), variance, "truncated", components)
             if "ordered" in structure:
                 if grade != "noisy":
-                    raise HistogramError(f"ordered counts beside counts of grade {grade!r}; they stand beside noisy ones")
+                    raise HistogramError(
+                        f"ordered counts beside counts of grade {grade!r}; they stand beside noisy ones"
+                    )
                 ordered = np.asarray(structure["ordered"], dtype=np.int64)
                 return cls(domain, ordered, variance, "ordered", components, total)
             return cls(domain, components, variance, grade, drawn, total)

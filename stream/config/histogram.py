@@ -90,7 +90,11 @@ class EulerConfig(Section):
 
     @model_validator(mode="after")
     def _total_is_used(self) -> Self:
-        if self.inference not in ("none", "ordered") and self.total_share > 0 and "total_share" in self.model_fields_set:
+        if (
+            self.inference not in ("none", "ordered")
+            and self.total_share > 0
+            and "total_share" in self.model_fields_set
+        ):
             raise ValueError(
                 f"total_share {self.total_share} pays for a number that inference {self.inference!r} does not use; leave "
                 'total_share out, or write inference = "none" or "ordered"'

@@ -157,8 +157,10 @@ def test_ordered_counts_stand_beside_the_draws_whose_intervals_and_unbiased_answ
         EulerHistogram(ordered.domain, ordered.components, 1.0, "ordered")
 
 
-def test_ordered_counts_have_less_error_than_draws_and_with_the_total_never_the_excess_of_counts_without_negative_ones() -> None:
-    """Mean errors of 10 tapes; the ratios are about 0.8 for squares of 3 × 3 cells, and 0.1 and 3 for the whole."""
+def test_ordered_counts_have_less_error_than_draws_and_with_a_total_not_the_excess_of_counts_without_negative_ones() -> (
+    None
+):
+    """Mean errors of 10 tapes; the ratio is about 0.6 for squares of 3 × 3 cells, and 0.04 for the whole."""
     corners = np.array([(x, x + 2, y, y + 2) for x in range(0, 8, 2) for y in range(0, 8, 2)])
     squares, whole = Rectangles.of_cells(corners), Rectangles.of_cells(np.array([[0, 9, 0, 9]]))
     true = EulerHistogram(BOX, Footprints.of(few_regions(), BOX, 1.0).total(), 0.0, "covert")
@@ -167,5 +169,5 @@ def test_ordered_counts_have_less_error_than_draws_and_with_the_total_never_the_
         releases = [of_few_regions(inference, seed, share) for seed in range(10)]
         return float(np.mean([np.abs(each.answers(ranges) - true.answers(ranges)) for each in releases]))
 
-    assert error("ordered", squares) < 0.9 * error("none", squares)
-    assert error("ordered", whole) < 0.5 * error("none", whole, 0.0) < error("consistent", whole)
+    assert error("ordered", squares) < 0.8 * error("none", squares)
+    assert error("ordered", whole) < 0.2 * min(error("none", whole, 0.0), error("consistent", whole))
